@@ -11,7 +11,7 @@ on every rank and with one reason. A group that is broken stays so: form another
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar
@@ -27,6 +27,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.wire.collective.calls import Call, describe
+from nbdist.wire.collective.lookout import Lookout
 from nbdist.wire.frames import Array
 from nbdist.wire.keys import ClusterKeys
 
@@ -41,7 +42,8 @@ class Member:
     is the same for all ranks of this group and for no other group. Where there are several hosts, `keys` are
     the cluster's and `bind` is the address of this host that the others reach. `timeout` is how many seconds
     a call may take, None for as long as all ranks live. `numbers` are what people call the ranks, where the
-    group is part of another.
+    group is part of another. `check` is called from time to time while this rank waits in a call, every
+    0.2 s at least; what it raises breaks the group, on all ranks, and is raised here.
     """
 
     rank: int
@@ -53,6 +55,7 @@ class Member:
     bind: str = "127.0.0.1"
     timeout: float | None = None
     numbers: tuple[int, ...] = ()
+    check: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         if len(self.hosts) != len(self.names) or not 0 <= self.rank < len(self.hosts):
@@ -114,7 +117,9 @@ class Collective(ABC):
     kind: ClassVar[str]
     """How values travel: "local", "shm", "ring" or "hierarchical"."""
 
-    def __init__(self, rank: int, called: Sequence[str]) -> None:
+    def __init__(self, rank: int, called: Sequence[str], check: Callable[[], None] | None = None) -> None:
+        self.lookout = Lookout.of(check)
+        """What is looked at beside the group while this rank waits."""
         self.rank, self.size, self.called = rank, len(called), tuple(called)
         self.sequence = 0
         """How many collective calls this rank has begun."""
@@ -233,6 +238,7 @@ class Collective(ABC):
         try:
             self.sequence += 1
             self._current = call
+            self.lookout()
             self._perform(call, x, out)
         except BaseException as error:
             try:
@@ -242,7 +248,7 @@ class Collective(ABC):
                 raise
             if isinstance(error, Broken):
                 assert self._trouble is not None
-                raise self._trouble.error() from None
+                raise self.lookout.raised or self._trouble.error() from None
             raise
         finally:
             self._inside = False

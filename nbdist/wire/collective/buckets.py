@@ -54,12 +54,15 @@ class Bucket:
 
 
 def plan_buckets(
-    tensors: Iterable[tuple[str, Sequence[int], Any]], limit: int = BUCKET_BYTES, first: int = FIRST_BYTES
+    tensors: Iterable[tuple[str, Sequence[int], Any]],
+    limit: int = BUCKET_BYTES,
+    first: int = FIRST_BYTES,
+    align: int = 1,
 ) -> tuple[Bucket, ...]:
     """Return which tensors (name, shape, dtype) are reduced together, in the order given.
 
     A bucket holds one dtype and at most `limit` bytes (the first one `first`), but for a single tensor that
-    is larger. It depends on nothing but the arguments, so that all ranks plan alike.
+    is larger; each tensor begins at a multiple of ``align`` bytes. It depends on nothing but the arguments, so that all ranks plan alike.
 
     >>> [[place.name for place in bucket.places] for bucket in plan_buckets(
     ...     [("a", (3,), "f4"), ("b", (2, 2), "f4"), ("c", (9,), "f4"), ("d", (), "i8")], limit=40, first=40)]
@@ -82,7 +85,8 @@ def plan_buckets(
             places, at = [], 0
         dtype = kind
         places.append(Place(name, tuple(shape), at, at + count))
-        at += count
+        step = max(1, align // kind.itemsize)
+        at += -(-count // step) * step
     if places:
         assert dtype is not None
         buckets.append(Bucket(dtype, tuple(places)))
@@ -92,17 +96,24 @@ def plan_buckets(
 class Buckets:
     """Reduces the buckets of a plan, step after step, in a thread of its own; runs on a task.
 
-    Every rank makes them at once. While a step's gradients come, nobody else may use the group.
+    Every rank makes them at once. While a step's gradients come, nobody else may use the group. A tensor may
+    also be written straight to its place in ``views`` and then marked. With ``overlap`` False there is no
+    thread: ``finish`` reduces, which is less work where no core is idle meanwhile.
     """
 
-    def __init__(self, group: Collective, plan: Sequence[Bucket], op: str = "mean") -> None:
-        self._group, self._plan, self._op = group, plan, op
-        self._rows: list[Array] = [group.lend((bucket.count,), bucket.dtype) for bucket in plan]
+    def __init__(
+        self, group: Collective, plan: Sequence[Bucket], op: str = "mean", overlap: bool = True
+    ) -> None:
+        self._group, self._plan, self._op, self._overlap = group, plan, op, overlap
+        self.rows: list[Array] = [group.lend((bucket.count,), bucket.dtype) for bucket in plan]
+        """The buckets themselves, flat."""
         self._places: dict[str, tuple[int, Array]] = {
             place.name: (number, row[place.start : place.stop].reshape(place.shape))
-            for number, (bucket, row) in enumerate(zip(plan, self._rows))
+            for number, (bucket, row) in enumerate(zip(plan, self.rows))
             for place in bucket.places
         }
+        self.views: Mapping[str, Array] = {name: place for name, (_, place) in self._places.items()}
+        """Where each tensor stands in its bucket."""
         self._put: set[str] = set()
         self._missing = [len(bucket.places) for bucket in plan]
         self._full = [threading.Event() for _ in plan]
@@ -124,9 +135,18 @@ class Buckets:
         if not self._put:
             self._begin()
         np.copyto(place, gradient, casting="same_kind")
+        self._note(name, number)
+
+    def mark(self, name: str) -> None:
+        """Say that this step's tensor of a name is in its place in ``views``."""
+        if not self._put:
+            self._begin()
+        self._note(name, self._places[name][0])
+
+    def _note(self, name: str, number: int) -> None:
         self._put.add(name)
         self._missing[number] -= 1
-        if not self._missing[number]:
+        if not self._missing[number] and self._overlap:
             self._full[number].set()
 
     def finish(self) -> Mapping[str, Array]:
@@ -138,11 +158,14 @@ class Buckets:
         if missing:
             raise FailedPreconditionError(f"these gradients were not given: {', '.join(missing)}")
         if self._places:
-            error = self._done.get()
+            error = self._done.get() if self._overlap else None
             self._put.clear()
             if error is not None:
                 raise error
-        return {name: place for name, (_, place) in self._places.items()}
+            if not self._overlap:
+                for row in self.rows:
+                    self._group.all_reduce(row, self._op, out=row)
+        return self.views
 
     def close(self) -> None:
         """End the thread; the group stays. A step that was begun and cannot end breaks the group."""
@@ -160,6 +183,8 @@ class Buckets:
         if self._stopped:
             raise FailedPreconditionError("these buckets are closed; make others")
         self._missing = [len(bucket.places) for bucket in self._plan]
+        if not self._overlap:
+            return
         for event in self._full:
             event.clear()
         if self._thread is None:
@@ -171,7 +196,7 @@ class Buckets:
         while self._work.get():
             error: BaseException | None = None
             try:
-                for row, full in zip(self._rows, self._full):
+                for row, full in zip(self.rows, self._full):
                     full.wait()
                     if self._stopped:
                         return

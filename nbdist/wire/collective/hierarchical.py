@@ -17,6 +17,7 @@ from nbdist.errors import NbdistError
 from nbdist.wire.collective.base import Broken, Collective, Member, Seat, Trouble, same_group
 from nbdist.wire.collective.calls import Call, compare, flat
 from nbdist.wire.collective.local import LocalSeat
+from nbdist.wire.collective.lookout import Lookout
 from nbdist.wire.collective.ring import RingCollective, RingSeat
 from nbdist.wire.collective.shm import ShmCollective, ShmSeat
 from nbdist.wire.frames import Array
@@ -42,7 +43,7 @@ class HierarchicalCollective(Collective):
     kind = "hierarchical"
 
     def __init__(self, member: Member, inner: Collective, ring: RingCollective | None) -> None:
-        super().__init__(member.rank, member.called)
+        super().__init__(member.rank, member.called, member.check)
         self._inner, self._ring = inner, ring
         inner.within = self
         if ring is not None:
@@ -141,7 +142,8 @@ class HierarchicalSeat(Seat):
     """A rank's seat on its host, and a leader's seat in the ring."""
 
     def __init__(self, member: Member) -> None:
-        self._member = member
+        # The host's group and the ring look out for the whole: one of them is what a rank waits in.
+        self._member = member = replace(member, check=Lookout.of(member.check))
         ranks = next(ranks for ranks in layout(member.hosts) if member.rank in ranks)
         inner = _part(member, ranks)
         self._ranks = ranks

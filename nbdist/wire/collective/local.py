@@ -7,6 +7,7 @@ replicas[0].all_reduce(x)                                # in the first thread, 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from nbdist.wire.collective.base import Broken, Collective, Member, Seat, Trouble, call_ranks
 from nbdist.wire.collective.calls import REDUCING, Call, combine, compare
+from nbdist.wire.collective.lookout import Lookout
 from nbdist.wire.frames import Array
 
 
@@ -22,13 +24,20 @@ class LocalCollective(Collective):
 
     kind = "local"
 
-    def __init__(self, rank: int, called: Sequence[str], table: Table, timeout: float | None = None) -> None:
-        super().__init__(rank, called)
+    def __init__(
+        self,
+        rank: int,
+        called: Sequence[str],
+        table: Table,
+        timeout: float | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(rank, called, check)
         self._table = table
         self._timeout = timeout
 
     def _perform(self, call: Call, x: Array, out: Array) -> None:
-        self._table.meet(self.rank, self.sequence, call, x, out, self._timeout)
+        self._table.meet(self.rank, self.sequence, call, x, out, self._timeout, self.lookout)
 
     def _spread(self, trouble: Trouble) -> None:
         self._table.fail(trouble)
@@ -54,14 +63,16 @@ class LocalSeat(Seat):
     def join(self, cards: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
         """Return the group of this rank alone."""
         alone = self._member.called
-        return LocalCollective(0, alone, Table(alone))
+        return LocalCollective(0, alone, Table(alone), check=self._member.check)
 
     def close(self) -> None:
         """Give up nothing."""
 
 
-def thread_group(names: Sequence[str], timeout: float | None = None) -> list[Collective]:
-    """Return the ranks of a group, one for each thread that takes part.
+def thread_group(
+    names: Sequence[str], timeout: float | None = None, check: Callable[[], None] | None = None
+) -> list[Collective]:
+    """Return the ranks of a group, one for each thread that takes part; `check` as a Member has it, for all.
 
     >>> alone = thread_group(["worker 0"])[0]
     >>> alone.all_reduce(np.arange(3), "sum")
@@ -69,7 +80,7 @@ def thread_group(names: Sequence[str], timeout: float | None = None) -> list[Col
     """
     called = call_ranks(names)
     table = Table(called)
-    return [LocalCollective(rank, called, table, timeout) for rank in range(len(called))]
+    return [LocalCollective(rank, called, table, timeout, check) for rank in range(len(called))]
 
 
 class Table:
@@ -83,7 +94,16 @@ class Table:
         self._left: set[int] = set()
         self._trouble: Trouble | None = None
 
-    def meet(self, rank: int, sequence: int, call: Call, x: Array, out: Array, timeout: float | None) -> None:
+    def meet(
+        self,
+        rank: int,
+        sequence: int,
+        call: Call,
+        x: Array,
+        out: Array,
+        timeout: float | None,
+        lookout: Lookout,
+    ) -> None:
         """Do a call together with the other threads."""
         with self._changed:
             self._check()
@@ -92,21 +112,35 @@ class Table:
             if len(self._here) == len(self._called):
                 self._finish(sequence)
                 return
-            done: Callable[[], bool] = lambda: bool(
-                self._rounds != number or self._trouble or self._left - self._here.keys()
-            )
-            came = self._changed.wait_for(done, timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._done(number, deadline, lookout.nap):
+            lookout()
+        with self._changed:
             if self._rounds != number:
                 return
             self._check()
             missing = sorted(set(range(len(self._called))) - self._here.keys())
             who = " and ".join(self._called[other] for other in missing)
-            what = "has left the group" if came else f"did not come within {timeout} s"
+            what = "has left the group" if self._is_left() else f"did not come within {timeout} s"
             raise Broken(
                 Trouble(
                     "UnavailableError", f"{who} {what}: {call.text}, collective #{sequence}, waits for it"
                 )
             )
+
+    def _done(self, number: int, deadline: float | None, nap: float | None) -> bool:
+        """Wait; return whether the round is over, for good or ill, rather than the nap."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with self._changed:
+            over: Callable[[], bool] = lambda: bool(
+                self._rounds != number or self._trouble or self._is_left()
+            )
+            came = self._changed.wait_for(over, min((t for t in (left, nap) if t is not None), default=None))
+        return came or (deadline is not None and time.monotonic() >= deadline)
+
+    def _is_left(self) -> bool:
+        """Whether someone has left who is waited for."""
+        return bool(self._left - self._here.keys())
 
     def fail(self, trouble: Trouble) -> None:
         """Break the group for all threads."""

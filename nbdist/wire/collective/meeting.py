@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from nbdist.wire.collective.base import Broken, Trouble
 from nbdist.wire.collective.desk import ASLEEP, BROKEN, IN_ORDER, LEFT, Desk, fence
+from nbdist.wire.collective.lookout import LOOK_EVERY, Lookout
 from nbdist.wire.collective.watch import Watch
 from nbdist.wire.shm import Doorbell, shared_folder
 
@@ -22,8 +23,8 @@ SPINS = 400  # some 20 microseconds; to yield earlier would keep two ranks on on
 YIELDS = 64  # between two looks at the clock
 PATIENCE_SECONDS = 500e-6  # then it sleeps: a core may be what the others wait for
 NAP_SECONDS = 0.01  # a ring may be missed when both sides look at the same moment; this bounds it
-LONGEST_NAP = 0.2
-LOOK_SECONDS = 0.5  # between two looks at frozen processes
+LONGEST_NAP = LOOK_EVERY
+LOOK_SECONDS = 0.2  # between two looks at frozen processes and at what else is watched
 
 
 class Meeting:
@@ -50,6 +51,7 @@ class Meeting:
         self._poll.register(bell.fileno(), select.POLLIN)
         watch.register(self._poll)
         self.deadline: float | None = None
+        self.lookout = Lookout()
         self.also: Callable[[], None] = lambda: None
         """What else is looked at from time to time, and raises if there is no point in waiting."""
         self.doing: Callable[[], str] = lambda: "forming the group"
@@ -116,6 +118,7 @@ class Meeting:
                 os.sched_yield()
             if self._own[BROKEN]:
                 break
+            self.lookout()
             if time.perf_counter() >= tired:
                 break
         self._sleep(other, word, value)
@@ -130,6 +133,7 @@ class Meeting:
                 if line[word] >= value:
                     return
                 self._check(word, value)
+                self.lookout()
                 now = time.monotonic()
                 if now - looked > LOOK_SECONDS:
                     looked = now

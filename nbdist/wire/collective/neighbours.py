@@ -17,11 +17,12 @@ import numpy as np
 from nbdist.errors import UnavailableError
 from nbdist.wire.collective.base import Broken, Member, Trouble
 from nbdist.wire.collective.calls import compare
+from nbdist.wire.collective.lookout import LOOK_EVERY, Lookout
 from nbdist.wire.frames import Array
 from nbdist.wire.post import Address, Inbox, Letter, Outbox
 
 DATA, TROUBLE, LEFT = 1, 2, 3  # kinds of letters
-LOOK_SECONDS = 0.2  # between two looks at the neighbours' connections
+LOOK_SECONDS = LOOK_EVERY  # between two looks at the neighbours' connections
 GRACE_SECONDS = 0.5  # in which a neighbour whose connection ended can still be heard to have left in peace
 
 
@@ -35,6 +36,7 @@ class Neighbours:
         for rank in (self._after, self._before):
             if rank != member.rank and rank not in self._outboxes:
                 self._outboxes[rank] = self._open(rank)
+        self.lookout = Lookout()
         self.also: Callable[[], None] = lambda: None
         """What else is looked at from time to time, and raises if there is no point in waiting."""
         self.doing: Callable[[], str] = lambda: "forming the group"
@@ -79,6 +81,7 @@ class Neighbours:
         while not self._pieces:
             if self._heard is not None:
                 raise Broken(self._heard)
+            self.lookout()
             letter = self._inbox.next(LOOK_SECONDS)
             if letter is None:
                 self._look()

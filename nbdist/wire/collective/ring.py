@@ -34,7 +34,8 @@ class RingCollective(Collective):
     kind = "ring"
 
     def __init__(self, member: Member, neighbours: Neighbours) -> None:
-        super().__init__(member.rank, member.called)
+        super().__init__(member.rank, member.called, member.check)
+        neighbours.lookout = self.lookout
         self._neighbours = neighbours
         neighbours.doing = lambda: self.doing
         self._timeout = member.timeout

@@ -39,8 +39,9 @@ class ShmCollective(Collective):
     kind = "shm"
 
     def __init__(self, member: Member, desks: Sequence[Desk], meeting: Meeting) -> None:
-        super().__init__(member.rank, member.called)
+        super().__init__(member.rank, member.called, member.check)
         self._desks, self._meeting = desks, meeting
+        meeting.lookout = self.lookout
         self._timeout = member.timeout
         self._own = desks[self.rank].words
         self._others = [desks[rank].words for rank in range(self.size) if rank != self.rank]
@@ -59,6 +60,9 @@ class ShmCollective(Collective):
             self._put(self._current)
         except Broken as broken:
             raise broken.trouble.error() from None
+        except BaseException as error:
+            self._failed(error)
+            raise
         self._meeting.doing = lambda: self.doing
         for desk in self._desks:
             desk.remove_name()

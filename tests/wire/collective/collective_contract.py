@@ -114,13 +114,16 @@ def ranks_values(draw: st.DrawFn, size: int) -> list[np.ndarray[Any, Any]]:
 
 
 class CollectiveContract:
-    """Inherit, and give `make_world`: a function of the number of ranks that returns their collectives."""
+    """Inherit, and give `make_world`: a function of the number of ranks that returns their collectives.
+
+    Its options are what a Member can have besides, such as `check`.
+    """
 
     sizes = (1, 2, 3)
     ordered = True
     """Whether ranks are combined in the order 0, 1, 2, ..., as NumPy does over a stack of them."""
 
-    def make_world(self, size: int) -> Sequence[Collective]:
+    def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
@@ -140,12 +143,12 @@ class CollectiveContract:
             world.close()
 
     @pytest.fixture
-    def fresh(self) -> Iterator[Callable[[int], World]]:
+    def fresh(self) -> Iterator[Callable[..., World]]:
         """A world of a test's own, to break."""
         with ExitStack() as stack:
 
-            def get(size: int) -> World:
-                world = World(self.make_world(size))
+            def get(size: int, **options: Any) -> World:
+                world = World(self.make_world(size, **options))
                 stack.callback(world.close)
                 return world
 
@@ -330,7 +333,7 @@ class CollectiveContract:
     )
     @pytest.mark.parametrize("odd", [0, 1, 2])
     def test_a_mismatch_is_raised_by_all_and_names_both(
-        self, fresh: Callable[[int], World], works: tuple[Work, Work], words: list[str], odd: int
+        self, fresh: Callable[..., World], works: tuple[Work, Work], words: list[str], odd: int
     ) -> None:
         world = fresh(3)
         for one in world.all(lambda group: group.all_reduce(1, "sum")):
@@ -363,7 +366,7 @@ class CollectiveContract:
             assert text in str(error)
         assert world.all(lambda group: group.all_reduce(1.0)) == [1.0], "the group is as good as before"
 
-    def test_an_abort_wakes_all_with_the_first_reason(self, fresh: Callable[[int], World]) -> None:
+    def test_an_abort_wakes_all_with_the_first_reason(self, fresh: Callable[..., World]) -> None:
         world = fresh(3)
         world.all(lambda group: group.barrier())
         begun = time.monotonic()
@@ -377,7 +380,62 @@ class CollectiveContract:
             assert "rank 2 (" in str(result)
             assert "the body raised ValueError" in str(result)
 
-    def test_an_error_inside_wakes_the_others(self, fresh: Callable[[int], World]) -> None:
+    @pytest.mark.parametrize("kind", [AbortedError, UnavailableError, OSError])
+    def test_what_the_outside_check_raises_ends_the_wait_of_all(
+        self, fresh: Callable[..., World], kind: type[Exception]
+    ) -> None:
+        flag, raised, ended = threading.Event(), [], kind("the run was ended")
+
+        def check() -> None:
+            if flag.is_set() and not raised:
+                raised.append(threading.get_ident())
+                raise ended
+
+        def wait(group: Collective) -> int:
+            try:
+                group.barrier()
+            finally:
+                who[group.rank] = threading.get_ident()
+            return 0
+
+        world = fresh(3, check=check)
+        assert world.all(lambda group: group.all_reduce(1, "sum")) == [3] * 3
+        who: dict[int, int] = {}
+        begun = time.monotonic()
+        timer = threading.Timer(0.1, flag.set)
+        timer.start()
+        results = world.each([wait, wait, lambda group: 0])
+        timer.join()
+        assert time.monotonic() - begun < 2.1
+        for rank, result in enumerate(results[:2]):
+            if who[rank] in raised:
+                assert result is ended
+            else:
+                assert isinstance(result, kind if kind is not OSError else AbortedError), result
+                assert "the run was ended" in str(result)
+        for result in world.all(lambda group: group.barrier()):
+            assert "the run was ended" in str(result)
+
+    def test_an_outside_check_is_looked_at_between_short_waits(self, fresh: Callable[..., World]) -> None:
+        flag = threading.Event()
+
+        def check() -> None:
+            if flag.is_set():
+                raise AbortedError("the run was ended")
+
+        def again_and_again(group: Collective) -> int:
+            for number in range(10**9):
+                group.all_reduce(1, "sum")
+                if number == 10:
+                    flag.set()
+            return 0
+
+        begun = time.monotonic()
+        for result in fresh(2, check=check).all(again_and_again):
+            assert isinstance(result, AbortedError), result
+        assert time.monotonic() - begun < 2.0
+
+    def test_an_error_inside_wakes_the_others(self, fresh: Callable[..., World]) -> None:
         world = fresh(3)
 
         def strict(group: Collective) -> Any:
@@ -389,7 +447,7 @@ class CollectiveContract:
         results = world.all(lambda group: group.barrier())
         assert all(isinstance(one, AbortedError) and "overflow" in str(one) for one in results), results
 
-    def test_a_rank_that_leaves_is_not_waited_for(self, fresh: Callable[[int], World]) -> None:
+    def test_a_rank_that_leaves_is_not_waited_for(self, fresh: Callable[..., World]) -> None:
         world = fresh(3)
         world.all(lambda group: group.barrier())
         results = world.each(
@@ -401,7 +459,7 @@ class CollectiveContract:
             assert "has left" in str(result)
         assert isinstance(world.all(lambda group: group.barrier())[1], FailedPreconditionError)
 
-    def test_ranks_leave_after_the_last_call_without_hurting_it(self, fresh: Callable[[int], World]) -> None:
+    def test_ranks_leave_after_the_last_call_without_hurting_it(self, fresh: Callable[..., World]) -> None:
         for _ in range(5):
             world = fresh(3)
 
@@ -412,7 +470,7 @@ class CollectiveContract:
 
             assert world.all(last) == [6.0] * 3
 
-    def test_a_body_that_raises_aborts(self, fresh: Callable[[int], World]) -> None:
+    def test_a_body_that_raises_aborts(self, fresh: Callable[..., World]) -> None:
         world = fresh(2)
 
         def body(group: Collective) -> None:
@@ -426,7 +484,7 @@ class CollectiveContract:
         assert "bad data" in str(one)
         assert isinstance(other, ValueError)
 
-    def test_one_thread_at_a_time(self, fresh: Callable[[int], World]) -> None:
+    def test_one_thread_at_a_time(self, fresh: Callable[..., World]) -> None:
         world = fresh(2)
         group = world.ranks[0]
         begun = threading.Thread(target=group.barrier)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from collective_contract import CollectiveContract
 from collective_worlds import formed
@@ -14,5 +15,5 @@ class TestHierarchical(CollectiveContract):
     sizes = (1, 3, 5)
     ordered = False
 
-    def make_world(self, size: int) -> Sequence[Collective]:
-        return formed(["left", "right", "left", "left", "right"][:size], "hierarchical")
+    def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
+        return formed(["left", "right", "left", "left", "right"][:size], "hierarchical", **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from collective_contract import CollectiveContract
@@ -13,8 +14,8 @@ from nbdist.wire.collective.local import thread_group
 
 
 class TestLocal(CollectiveContract):
-    def make_world(self, size: int) -> Sequence[Collective]:
-        return thread_group([f"replica {rank}" for rank in range(size)])
+    def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
+        return thread_group([f"replica {rank}" for rank in range(size)], **options)
 
 
 def test_who_does_not_come_in_time_is_named() -> None:

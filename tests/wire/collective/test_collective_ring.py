@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from collective_contract import CollectiveContract
 from collective_worlds import formed
@@ -13,5 +14,5 @@ from nbdist.wire.collective.base import Collective
 class TestRing(CollectiveContract):
     ordered = False
 
-    def make_world(self, size: int) -> Sequence[Collective]:
-        return formed([f"host {rank}" for rank in range(size)], "ring")
+    def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
+        return formed([f"host {rank}" for rank in range(size)], "ring", **options)

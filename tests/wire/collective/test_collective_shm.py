@@ -18,8 +18,8 @@ from nbdist.wire.shm import Segment
 
 
 class TestShm(CollectiveContract):
-    def make_world(self, size: int) -> Sequence[Collective]:
-        return formed(["here"] * size, "shm")
+    def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
+        return formed(["here"] * size, "shm", **options)
 
 
 def test_lent_arrays_need_all_ranks_to_ask_alike() -> None:
