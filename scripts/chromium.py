@@ -1,21 +1,29 @@
-"""Makes sure that there is a Chromium for the browser tests: installs it when root, else says how."""
+"""Makes sure of the programs that `make test` drives: installs Chromium and iproute2 when root.
+
+Who is not root is told of a missing Chromium; without `ip` the tests on two hosts are skipped, and say so.
+"""
 
 import os
 import shutil
 import subprocess
 import sys
 
+PACKAGES = {"chromium": "chromium", "ip": "iproute2"}  # by program
+
 
 def main() -> None:
-    if shutil.which("chromium"):
+    missing = [package for program, package in PACKAGES.items() if not shutil.which(program)]
+    if not missing:
         return
     if not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get")):
+        if "chromium" not in missing:
+            return
         sys.exit(
             "the browser tests need a `chromium` on the PATH; on Debian or Ubuntu: apt-get install chromium"
         )
-    print("installing chromium for the browser tests", flush=True)
+    print(f"installing {', '.join(missing)} for the tests", flush=True)
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-qq", "-y", "chromium"]):
+    for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-qq", "-y", *missing]):
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 

@@ -1,0 +1,70 @@
+"""The hosts themselves: what they share, what they do not, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from two_hosts import ADDRESSES, HERE, TwoHosts, processes_in, why_not
+
+pytestmark = pytest.mark.netns
+
+KILLED = """
+import json, os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from two_hosts import TwoHosts
+hosts = TwoHosts()
+hosts.run("a", "network_actor.py").do(do="where")
+print(json.dumps(sorted(n for name in hosts._holders for n in hosts._namespaces(name))), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_hosts_have_names_and_shared_memory_of_their_own(two_hosts: TwoHosts) -> None:
+    a, b = two_hosts.run("a", "network_actor.py"), two_hosts.run("b", "network_actor.py")
+    again = two_hosts.run("a", "network_actor.py")
+    a.do(do="leave", name="nbdist-left")
+    here, there, beside = a.do(do="where"), b.do(do="where"), again.do(do="where")
+    assert here == beside
+    assert here["shared"] == ["nbdist-left"]
+    assert there["shared"] == []
+    assert here["name"].startswith("nbdist-a-")
+    assert there["name"].startswith("nbdist-b-")
+    assert here["identity"] != there["identity"]
+    assert two_hosts.shared_files("a") == ["nbdist-left"]
+    assert not Path("/dev/shm/nbdist-left").exists()
+    a.do(do="remove", name="nbdist-left")
+
+
+def test_a_cable_that_is_cut_and_mended(two_hosts: TwoHosts) -> None:
+    a, b = two_hosts.run("a", "network_actor.py"), two_hosts.run("b", "network_actor.py")
+    port = a.do(do="listen", address=ADDRESSES["a"])
+    a.ask(do="accept")
+    two_hosts.cut("b")
+    assert b.do(do="reach", address=ADDRESSES["a"], port=port, seconds=1.0) is False
+    two_hosts.heal("b")
+    assert b.do(do="reach", address=ADDRESSES["a"], port=port, seconds=20.0) is True
+    assert a.answer() == "here"
+
+
+def test_this_machine_has_no_part_in_their_network(two_hosts: TwoHosts) -> None:
+    links = subprocess.run(["ip", "-oneline", "address"], capture_output=True, text=True, check=True).stdout
+    assert not any(address in links for address in ADDRESSES.values())
+    assert "bridge" not in links
+
+
+def test_nothing_stays_when_the_test_is_killed() -> None:
+    if why := why_not():
+        pytest.skip(why)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(HERE)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -9, done.stderr
+    namespaces = set(json.loads(done.stdout))
+    assert len(namespaces) == 9
+    assert os.readlink("/proc/self/ns/net") not in namespaces
+    assert processes_in(namespaces) == []

@@ -1,0 +1,198 @@
+"""Two hosts on this machine: namespaces on a bridge, each with a name and a /dev/shm of its own.
+
+    hosts = TwoHosts()
+    task = hosts.run("a", "echo_actor.py")       # a process on host a, which does what it is told
+    task.ask(do="add", one=1, other=2)
+    task.answer()
+    hosts.cut("b")                               # its cable is out; heal("b") puts it back
+    hosts.close()
+
+The bridge stands in a third network namespace, so that nothing touches this machine's own network. No
+namespace has a name: it lives as long as a process in it, and each of these dies with the test's process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ADDRESSES = {"a": "10.91.7.1", "b": "10.91.7.2"}
+DIES_WITH_TEST = ["setpriv", "--pdeathsig", "KILL"]
+HOLD = "ip link set lo up && mount -t tmpfs -o mode=1777,size=256m tmpfs /dev/shm && echo up && exec cat"
+ANSWER_SECONDS = 30.0  # after which a process counts as one that hangs
+
+
+@lru_cache(maxsize=1)
+def why_not() -> str:
+    """Return why this process cannot make hosts; empty if it can."""
+    missing = [name for name in ("ip", "tc", "unshare", "nsenter", "setpriv") if not shutil.which(name)]
+    if missing:
+        return f"no {', '.join(missing)} here: apt-get install iproute2 util-linux"
+    tried = subprocess.run(
+        ["unshare", "--net", "--uts", "--mount", "ip", "link", "add", "bridge", "type", "bridge"],
+        capture_output=True,
+        text=True,
+    )
+    return f"this process may make no namespaces (root may): {tried.stderr.strip()}" if tried.stderr else ""
+
+
+class NotHere(Exception):
+    """This kernel lacks what a test needs; the test is skipped with this reason."""
+
+
+class TwoHosts:
+    """Hosts "a" and "b"."""
+
+    def __init__(self) -> None:
+        self._holders: dict[str, subprocess.Popen[str]] = {}
+        self._actors: list[Actor] = []
+        try:
+            self._hold("bridge", "ip link add bridge type bridge && ip link set bridge up && " + HOLD)
+            for host, address in ADDRESSES.items():
+                self._hold(host, HOLD)
+                there = str(self._holders[host].pid)
+                plug = f"link add port_{host} type veth peer name eth0 netns {there}"
+                self._ip("bridge", plug, f"link set port_{host} up master bridge")
+                self._ip(host, f"address add {address}/24 dev eth0", "link set eth0 up")
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, host: str, script: str, *arguments: str) -> Actor:
+        """Start a Python script of this folder on a host."""
+        command = [*self._inside(host), *DIES_WITH_TEST, sys.executable, str(HERE / script), *arguments]
+        self._actors.append(Actor(command, f"{script} on host {host}"))
+        return self._actors[-1]
+
+    def cut(self, host: str) -> None:
+        """Take a host off the bridge; what it sends and what is sent to it is lost, silently."""
+        self._ip("bridge", f"link set port_{host} nomaster")
+
+    def heal(self, host: str) -> None:
+        """Put a host on the bridge again."""
+        self._ip("bridge", f"link set port_{host} master bridge")
+
+    def slow(self, host: str, *, rate: str = "", delay: str = "") -> None:
+        """Limit what a host sends to a rate, such as "8mbit", or delay it, such as "40ms"."""
+        limit = f"tbf rate {rate} burst 64kb latency 400ms" if rate else f"netem delay {delay}"
+        command = f"tc qdisc replace dev eth0 root {limit}"
+        done = subprocess.run(
+            [*self._inside(host), *command.split()], capture_output=True, text=True, check=False
+        )
+        if "unknown" in done.stderr:
+            raise NotHere(f"this kernel has no {limit.split()[0]}: {done.stderr.strip()}")
+        assert not done.returncode, done.stderr
+
+    def shared_files(self, host: str) -> list[str]:
+        """Return the names of nbdist's files in a host's shared memory."""
+        folder = Path(f"/proc/{self._holders[host].pid}/root/dev/shm")
+        return sorted(path.name for path in folder.glob("nbdist-*"))
+
+    def close(self) -> None:
+        """End all processes in the namespaces, which go with them."""
+        for actor in self._actors:
+            actor.kill()
+        inside = {number for name in self._holders for number in self._namespaces(name)}
+        for holder in self._holders.values():
+            holder.kill()
+            holder.communicate()
+        self._holders.clear()
+        assert not (left := processes_in(inside)), f"processes left in the namespaces: {left}"
+
+    def _hold(self, name: str, script: str) -> None:
+        called = f"nbdist-{name}-{secrets.token_hex(3)}"
+        spaces = ["unshare", "--net", "--uts", "--mount", "sh", "-c", f"hostname {called} && {script}"]
+        holder = subprocess.Popen(
+            [*DIES_WITH_TEST, *spaces], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._holders[name] = holder
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "up\n", f"host {name} cannot be made"
+
+    def _inside(self, name: str) -> list[str]:
+        return ["nsenter", "--target", str(self._holders[name].pid), "--net", "--uts", "--mount"]
+
+    def _ip(self, name: str, *commands: str) -> None:
+        for command in commands:
+            subprocess.run([*self._inside(name), "ip", *command.split()], check=True)
+
+    def _namespaces(self, name: str) -> set[str]:
+        found = set()
+        for kind in ("net", "uts", "mnt"):
+            with suppress(OSError):
+                found.add(os.readlink(f"/proc/{self._holders[name].pid}/ns/{kind}"))
+        return found
+
+
+class Actor:
+    """A process that does what it is told, one order a line; what it says beside goes to a file."""
+
+    def __init__(self, command: list[str], name: str) -> None:
+        self.name = name
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed by kill)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, bufsize=1
+        )
+
+    def ask(self, **order: Any) -> None:
+        """Give an order."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, seconds: float = ANSWER_SECONDS) -> Any:
+        """Return what it answers; an assertion if it does not in time."""
+        assert self.process.stdout is not None
+        # Lines are answers, one for each: there is never a second one in the buffer that select cannot see.
+        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
+        assert ready, f"{self.name} did not answer within {seconds:.0f} s\n{self.said()}"
+        line = self.process.stdout.readline()
+        assert line, f"{self.name} has ended\n{self.said()}"
+        return json.loads(line)
+
+    def do(self, **order: Any) -> Any:
+        """Give an order and return the answer."""
+        self.ask(**order)
+        return self.answer()
+
+    def said(self) -> str:
+        """Return what it has written to stderr, after asking it for its stacks if it still runs."""
+        if self.process.poll() is None:
+            self.process.send_signal(12)  # SIGUSR2: actor.py dumps all stacks
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.5)
+        self._said.seek(0)
+        return self._said.read()
+
+    def kill(self) -> None:
+        """End it with SIGKILL; safe to repeat."""
+        if not self._said.closed:
+            self.process.kill()
+            self.process.communicate()
+            self._said.close()
+
+
+def processes_in(namespaces: set[str], seconds: float = 5.0) -> list[str]:
+    """Return the processes that are still in one of these namespaces after a while."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if {os.readlink(path / "ns" / kind) for kind in ("net", "uts", "mnt")} & namespaces:
+                    left.append(f"{path.name} {(path / 'cmdline').read_text()}")
+        if not left or time.monotonic() > deadline:
+            return left
+        select.select([], [], [], 0.05)
