@@ -19,22 +19,9 @@ from nbdist.wire.collective.calls import Call, compare, flat
 from nbdist.wire.collective.local import LocalSeat
 from nbdist.wire.collective.lookout import Lookout
 from nbdist.wire.collective.ring import RingCollective, RingSeat
+from nbdist.wire.collective.schedule import AGREEMENT, TEXT_BYTES, Phase, layout, phases
 from nbdist.wire.collective.shm import ShmCollective, ShmSeat
 from nbdist.wire.frames import Array
-
-TEXT_BYTES = 512
-
-
-def layout(hosts: Sequence[str]) -> list[list[int]]:
-    """Return the ranks of each host, in order; the first of each is the leader.
-
-    >>> layout(["a", "b", "a"])
-    [[0, 2], [1]]
-    """
-    places: dict[str, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        places.setdefault(host, []).append(rank)
-    return list(places.values())
 
 
 class HierarchicalCollective(Collective):
@@ -69,15 +56,30 @@ class HierarchicalCollective(Collective):
         except NbdistError as error:
             raise Broken(Trouble(type(error).__name__, str(error))) from None
 
+    def _do(self, phase: Phase, x: Array, op: str = "", out: Array | None = None) -> Array:
+        """Do one phase of a call; a rank that does not lead leaves the leaders' to its leader."""
+        group = self._inner if phase.among == "host" else self._ring
+        if group is None:
+            return x
+        if phase.what == "all_reduce":
+            return group.all_reduce(x, op, out)
+        if phase.what == "all_gather":
+            return group.all_gather(x, out)
+        if phase.what == "broadcast":
+            return group.broadcast(x, phase.root, out)
+        group.barrier()
+        return x
+
     def _agree(self, call: Call) -> None:
         """Compare the calls of all ranks, by their texts, before any value moves."""
         text = np.zeros(TEXT_BYTES, np.uint8)
         raw = call.text.encode()[:TEXT_BYTES]
         text[: len(raw)] = np.frombuffer(raw, np.uint8)
-        self._compare(self._hosts[self._host], self._inner.all_gather(text))
+        here, between, meet = AGREEMENT
+        self._compare(self._hosts[self._host], self._do(here, text))
         if self._ring is not None:
-            self._compare([ranks[0] for ranks in self._hosts], self._ring.all_gather(text))
-        self._inner.barrier()
+            self._compare([ranks[0] for ranks in self._hosts], self._do(between, text))
+        self._do(meet, text)
 
     def _compare(self, ranks: Sequence[int], texts: Array) -> None:
         calls = {rank: text.tobytes().rstrip(b"\0").decode() for rank, text in zip(ranks, texts)}
@@ -87,33 +89,28 @@ class HierarchicalCollective(Collective):
 
     def _reduced(self, call: Call, x: Array) -> Array:
         op = "sum" if call.op == "mean" else call.op
-        value = self._inner.all_reduce(flat(call, x), op)
-        if self._ring is not None:
-            self._ring.all_reduce(value, op, out=value)
-        self._inner.broadcast(value, 0, out=value)
+        first, *others = phases(call, self._hosts, self._host)
+        value = self._do(first, flat(call, x), op)
+        for phase in others:
+            self._do(phase, value, op, out=value)
         if call.op == "mean":
             np.true_divide(value, call.divisor, out=value)
         return value.reshape(call.shape)
 
     def _broadcast(self, call: Call, x: Array) -> Array:
-        where = next(number for number, ranks in enumerate(self._hosts) if call.root in ranks)
         value = np.array(x, call.work, order="C")
-        if where == self._host:
-            self._inner.broadcast(value, self._hosts[where].index(call.root), out=value)
-        if self._ring is not None:
-            self._ring.broadcast(value, where, out=value)
-        if where != self._host:
-            self._inner.broadcast(value, 0, out=value)
+        for phase in phases(call, self._hosts, self._host):
+            self._do(phase, value, out=value)
         return value
 
     def _all_gather(self, call: Call, x: Array, out: Array) -> None:
+        gather, between, hand_out = phases(call, self._hosts, self._host)
         most = max(map(len, self._hosts))
-        here = np.zeros((most, call.count), call.work)  # as many rows as the host with most ranks has
-        self._inner.all_gather(flat(call, x), out=here[: len(self._hosts[self._host])])
+        here = np.zeros((most, call.count), call.work)
+        self._do(gather, flat(call, x), out=here[: len(self._hosts[self._host])])
         everything = np.empty((len(self._hosts), *here.shape), call.work)
-        if self._ring is not None:
-            self._ring.all_gather(here, out=everything)
-        self._inner.broadcast(everything, 0, out=everything)
+        self._do(between, here, out=everything)
+        self._do(hand_out, everything, out=everything)
         for ranks, values in zip(self._hosts, everything):
             for rank, value in zip(ranks, values):
                 out[rank, ...] = value.reshape(call.shape)

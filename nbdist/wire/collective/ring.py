@@ -11,21 +11,52 @@ agree.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.wire.collective.base import Broken, Collective, Member, Seat, Trouble, same_group
-from nbdist.wire.collective.calls import REDUCING, Call, flat
+from nbdist.wire.collective.calls import Call, flat
+from nbdist.wire.collective.lookout import Lookout
 from nbdist.wire.collective.neighbours import Neighbours
 from nbdist.wire.collective.rows import Row
+from nbdist.wire.collective.schedule import BEGIN, RingSchedule, places
 from nbdist.wire.frames import Array
 from nbdist.wire.post import Address, Inbox
 from nbdist.wire.shm import shared_folder
 
-PIECE_BYTES = 1 << 18
-UNDER_WAY = 4  # rounds
+
+class Transport(Protocol):
+    """How a rank of a ring reaches the next one: `Neighbours`, or a stand-in."""
+
+    doing: Callable[[], str]
+    also: Callable[[], None]
+    lookout: Lookout
+
+    def begin(self, text: str, sequence: int, timeout: float | None) -> None:
+        """Begin a call that all ranks describe by `text`."""
+
+    def send(self, edge: int, value: Array) -> None:
+        """Send letter `edge` of the call to the rank after."""
+
+    def receive(self) -> tuple[int, Array]:
+        """Return the next letter from the rank before, as its edge and bytes; raise Broken if none comes."""
+
+    def finish(self) -> None:
+        """Note that the call is done."""
+
+    def check(self) -> None:
+        """Raise Broken if another rank has told of trouble; never wait."""
+
+    def tell(self, trouble: Trouble) -> None:
+        """Tell all ranks, once; from any thread."""
+
+    def leave(self) -> None:
+        """Tell the neighbours that this rank makes no more calls."""
+
+    def close(self) -> None:
+        """Let go of everything."""
 
 
 class RingCollective(Collective):
@@ -33,7 +64,7 @@ class RingCollective(Collective):
 
     kind = "ring"
 
-    def __init__(self, member: Member, neighbours: Neighbours) -> None:
+    def __init__(self, member: Member, neighbours: Transport) -> None:
         super().__init__(member.rank, member.called, member.check)
         neighbours.lookout = self.lookout
         self._neighbours = neighbours
@@ -76,15 +107,14 @@ class RingCollective(Collective):
 
     def _pass_on(self, call: Call, x: Array, out: Array) -> None:
         """Send the root's pieces round, up to the rank before it."""
-        length = max(1, PIECE_BYTES // max(1, call.work.itemsize))
-        place = (self.rank - call.root) % self.size
+        place, pieces = places(call, self.rank)
         value = np.ascontiguousarray(x, call.work) if place == 0 else np.empty(call.shape, call.work)
         row = value.reshape(-1)
-        for number, at in enumerate(range(0, call.count, length)):
+        for number, piece in enumerate(pieces):
             if place > 0:
-                row[at : at + length] = self._neighbours.receive()[1].view(call.work)
+                row[piece] = self._neighbours.receive()[1].view(call.work)
             if place < self.size - 1:
-                self._neighbours.send(number, row[at : at + length])
+                self._neighbours.send(number, row[piece])
         np.copyto(out, value)
 
     def _spread(self, trouble: Trouble) -> None:
@@ -98,75 +128,52 @@ class RingCollective(Collective):
 
 
 class _Passage:
-    """One reduce-scatter, all-gather or both on their way round the ring.
-
-    Piece p starts where it is not needed next: in step s a rank receives piece (rank - 1 - s) modulo n.
-    """
+    """One reduce-scatter, all-gather or both on their way round the ring, as their schedule says."""
 
     def __init__(self, group: RingCollective, call: Call, given: Array, taken: Array) -> None:
         self._call, self._given, self._taken = call, given, taken
-        self._neighbours, self._rank, self._size = group._neighbours, group.rank, group.size
-        self._reduces, self._hands_out = call.what in REDUCING, call.what != "reduce_scatter"
-        if call.what in ("all_gather", "barrier"):
-            self._shares = [(rank * call.count, (rank + 1) * call.count) for rank in range(self._size)]
-        else:
-            self._shares = call.shares(8)
-        self._length = max(1, PIECE_BYTES // max(1, call.work.itemsize))
-        self._last = (self._size - 1) * (self._reduces + self._hands_out) - 1
-        # A reduced piece ends its way on the rank that it belongs to, or just before it is handed out.
-        self._shift = 1 if call.what == "reduce_scatter" else 0
+        self._neighbours, self._rank = group._neighbours, group.rank
+        self._way = RingSchedule.of(call)
 
     def run(self) -> None:
-        longest = max(high - low for low, high in self._shares)
-        rounds = max(1, -(-longest // self._length))
-        begun = 0
-        missing = [self._last + 1] * rounds
-        while begun < min(UNDER_WAY, rounds):
-            self._begin(begun)
-            begun += 1
-        left = rounds * (self._last + 1)
-        while left:
+        letters = self._way.letters
+        for number, step in self._way.moves():
+            if step == BEGIN:
+                self._begin(number)
+                continue
             edge, raw = self._neighbours.receive()
-            number, step = divmod(edge, self._last + 1)
+            if edge != number * letters + step:
+                text = f"piece {edge} of a call came instead of {number * letters + step}"
+                raise Broken(Trouble("DataLossError", text))
             self._take(number, step, raw.view(self._call.work))
-            left -= 1
-            missing[number] -= 1
-            if not missing[number] and begun < rounds:
-                self._begin(begun)
-                begun += 1
 
     def _begin(self, number: int) -> None:
-        own = self._piece(number, (self._rank - self._shift) % self._size)
-        if not self._reduces:
+        own = self._way.piece(number, self._way.sent(self._rank, 0))
+        if not self._way.reduces:
             at = self._rank * self._call.count
             own = slice(own.start - at, own.stop - at)
             self._taken[own.start + at : own.stop + at] = self._given[own]
         self._send(number, 0, self._given[own])
 
     def _take(self, number: int, step: int, value: Array) -> None:
-        call, size = self._call, self._size
-        where = self._piece(number, (self._rank - 1 - step - self._shift) % size)
-        if self._reduces and step < size - 1:
+        call, way = self._call, self._way
+        where = way.piece(number, way.received(self._rank, step))
+        if way.reduces and step < way.size - 1:
             value = call.ufunc(value, self._given[where])
-            if step == size - 2:
+            if step == way.size - 2:
                 if call.op == "mean":
                     np.true_divide(value, call.divisor, out=value)
                 value = value.astype(call.result, copy=False)
-                low = self._shares[self._rank][0] if self._shift else 0
+                low = way.shares[self._rank][0] if way.shift else 0
                 self._taken[where.start - low : where.stop - low] = value
                 value = value.astype(call.work, copy=False)
         else:
             np.copyto(self._taken[where], value, casting="same_kind")
-        if step < self._last:
+        if step < way.letters - 1:
             self._send(number, step + 1, value)
 
     def _send(self, number: int, step: int, value: Array) -> None:
-        self._neighbours.send(number * (self._last + 1) + step, value)
-
-    def _piece(self, number: int, share: int) -> slice:
-        low, high = self._shares[share]
-        at = min(high, low + number * self._length)
-        return slice(at, min(high, at + self._length))
+        self._neighbours.send(number * self._way.letters + step, value)
 
 
 class RingSeat(Seat):
