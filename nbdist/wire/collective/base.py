@@ -12,106 +12,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
 
-from nbdist import errors
-from nbdist.errors import (
-    AbortedError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-    NbdistError,
-    UnavailableError,
-)
+from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.wire.collective.calls import Call, describe
+from nbdist.wire.collective.device import check_out, is_on_device, like, to_host
 from nbdist.wire.collective.lookout import Lookout
+from nbdist.wire.collective.member import Member, call_ranks, same_group
+from nbdist.wire.collective.trouble import Broken, Trouble
 from nbdist.wire.frames import Array
-from nbdist.wire.keys import ClusterKeys
+
+__all__ = ["Broken", "Collective", "Member", "Seat", "Trouble", "call_ranks", "same_group"]
 
 KNOWN_CALLS = 256
-
-
-@dataclass(frozen=True)
-class Member:
-    """One rank of a group to be: who it is, and what it needs to meet the others.
-
-    `hosts` and `names` are all ranks', in their order; ranks of equal host can share memory. `incarnation`
-    is the same for all ranks of this group and for no other group. Where there are several hosts, `keys` are
-    the cluster's and `bind` is the address of this host that the others reach. `timeout` is how many seconds
-    a call may take, None for as long as all ranks live. `numbers` are what people call the ranks, where the
-    group is part of another. `check` is called from time to time while this rank waits in a call, every
-    0.2 s at least; what it raises breaks the group, on all ranks, and is raised here.
-    """
-
-    rank: int
-    hosts: tuple[str, ...]
-    names: tuple[str, ...]
-    incarnation: int
-    prefix: str
-    keys: ClusterKeys | None = None
-    bind: str = "127.0.0.1"
-    timeout: float | None = None
-    numbers: tuple[int, ...] = ()
-    check: Callable[[], None] | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.hosts) != len(self.names) or not 0 <= self.rank < len(self.hosts):
-            raise InvalidArgumentError(
-                f"rank {self.rank} of {len(self.hosts)} hosts and {len(self.names)} names; give one of each"
-            )
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return len(self.hosts)
-
-    @property
-    def called(self) -> tuple[str, ...]:
-        """How errors call the ranks, such as `rank 1 (/job:worker/task:1)`."""
-        return call_ranks(self.names, self.numbers)
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """Why a group is broken: the name of the error that everyone raises, and its text."""
-
-    kind: str
-    text: str
-
-    def error(self, before: str = "") -> NbdistError:
-        """Return the error to raise."""
-        kind = getattr(errors, self.kind, None)
-        if not (isinstance(kind, type) and issubclass(kind, NbdistError)) or kind is errors.MissingExtra:
-            kind = AbortedError
-        return kind(before + self.text)
-
-    def pack(self, room: int) -> bytes:
-        """Return it as at most `room` bytes."""
-        return f"{self.kind}\n{self.text}".encode()[:room]
-
-    @classmethod
-    def unpack(cls, raw: bytes) -> Trouble:
-        """Return what `pack` packed."""
-        kind, _, text = raw.decode(errors="ignore").partition("\n")
-        return cls(kind, text)
-
-
-class Broken(Exception):
-    """A group broke while this rank waited; becomes the error that the trouble names."""
-
-    def __init__(self, trouble: Trouble) -> None:
-        super().__init__(trouble.text)
-        self.trouble = trouble
 
 
 class Collective(ABC):
     """What all ranks of a group do together. One thread of a rank at a time; runs on tasks.
 
-    Arrays are NumPy's, of any shape, strides and dtype of a fixed size. `out` takes the result, and may be
-    the input itself; without it the result is a new array. Results are the same to the last bit on all ranks.
+    Arrays are NumPy's, of any shape, strides and dtype of a fixed size, or CuPy's: then so is the result, and
+    `out` has to be. `out` takes the result, and may be the input itself; without it the result is a new
+    array. Results are the same to the last bit on all ranks.
     """
 
     kind: ClassVar[str]
@@ -125,6 +49,8 @@ class Collective(ABC):
         """How many collective calls this rank has begun."""
         self.notes: list[str] = []
         """What people should know, such as that shared memory is full."""
+        self.waited = 0.0
+        """Seconds so far that went by in calls until all ranks had come."""
         self.within: Collective | None = None
         """The group that this one is a part of."""
         self._trouble: Trouble | None = None
@@ -138,23 +64,19 @@ class Collective(ABC):
         It is combined as NumPy combines two arrays, so that the dtype stays, except that the mean of integers
         is float64. The algorithm is reduce-scatter and all-gather (Thakur, Rabenseifner, Gropp 2005).
         """
-        x = np.asarray(x)
-        return self._run(self._call("all_reduce", x, op), x, out)
+        return self._enter("all_reduce", x, out, op)
 
     def reduce_scatter(self, x: Any, op: str = "mean", out: Array | None = None) -> Array:
         """Return this rank's rows of what `all_reduce` returns; rows are cut as `np.array_split` does."""
-        x = np.asarray(x)
-        return self._run(self._call("reduce_scatter", x, op), x, out)
+        return self._enter("reduce_scatter", x, out, op)
 
     def all_gather(self, x: Any, out: Array | None = None) -> Array:
         """Return all ranks' x, stacked along a new first axis."""
-        x = np.asarray(x)
-        return self._run(self._call("all_gather", x), x, out)
+        return self._enter("all_gather", x, out)
 
     def broadcast(self, x: Any, root: int = 0, out: Array | None = None) -> Array:
         """Return the root's x, on every rank; the others' x says only shape and dtype."""
-        x = np.asarray(x)
-        return self._run(self._call("broadcast", x, "", root), x, out)
+        return self._enter("broadcast", x, out, "", root)
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
@@ -209,6 +131,18 @@ class Collective(ABC):
     def _release(self) -> None:
         """Let go of everything; safe to repeat."""
 
+    def _enter(self, what: str, x: Any, out: Any, op: str = "", root: int = -1) -> Array:
+        if not isinstance(x, np.ndarray):
+            if is_on_device(x):
+                return self._on_device(self._call(what, x, op, root), x, out)
+            x = np.asarray(x)
+        return self._run(self._call(what, x, op, root), x, out)
+
+    def _on_device(self, call: Call, x: Any, out: Any) -> Array:
+        """Do a call on a CuPy array; its values go through the host, where a kind knows no other way."""
+        check_out(call, out, self.rank)
+        return like(x, self._run(call, to_host(x), None), out)
+
     @property
     def doing(self) -> str:
         """The last call that the user made, for people."""
@@ -220,7 +154,7 @@ class Collective(ABC):
     def _me(self) -> str:
         return self.called[self.rank]
 
-    def _call(self, what: str, x: Array, op: str = "", root: int = -1) -> Call:
+    def _call(self, what: str, x: Any, op: str = "", root: int = -1) -> Call:
         key = (what, x.dtype, x.shape, op, root)
         call = self._calls.get(key)
         if call is None:
@@ -316,27 +250,6 @@ class Seat(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give up what was brought, if `join` was not called."""
-
-
-def call_ranks(names: Sequence[str], numbers: Sequence[int] = ()) -> tuple[str, ...]:
-    """Return how errors call ranks of these names.
-
-    >>> call_ranks(["ps", "worker"])
-    ('rank 0 (ps)', 'rank 1 (worker)')
-    """
-    return tuple(f"rank {number} ({name})" for number, name in zip(numbers or range(len(names)), names))
-
-
-def same_group(member: Member, cards: Sequence[dict[str, Any]]) -> None:
-    """Refuse cards that are not those of this very group."""
-    if len(cards) != member.size:
-        raise UnavailableError(f"{len(cards)} cards for {member.size} ranks")
-    for rank, card in enumerate(cards):
-        if card.get("incarnation") != member.incarnation:
-            raise UnavailableError(
-                f"{member.called[rank]} is of incarnation {card.get('incarnation')!r} of the "
-                f"group, this is {member.incarnation}"
-            )
 
 
 _NOTHING = np.empty(0, np.uint8)

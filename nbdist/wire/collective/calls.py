@@ -125,7 +125,11 @@ class Call:
         if out is None:
             return np.empty(shape, self.result)
         if not isinstance(out, np.ndarray) or out.shape != shape or out.dtype != self.result:
-            found = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
+            found = (
+                f"{out.dtype} {out.shape}"
+                if isinstance(out, np.ndarray)
+                else f"a {type(out).__module__}.{type(out).__name__}"
+            )
             raise InvalidArgumentError(f"out of {self.text} is {found}; it has to be {self.result} {shape}")
         if not out.flags.writeable:
             raise InvalidArgumentError(f"out of {self.text} is read-only")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_cupy import DeviceArray, FakeCupy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -259,6 +261,43 @@ class CollectiveContract:
             results = worlds(size).all(lend)
             for result in results:
                 assert same(result, results[0]), results
+
+    def test_arrays_on_a_device_come_back_as_such(
+        self, worlds: Callable[[int], World], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "cupy", FakeCupy())
+        monkeypatch.setattr(DeviceArray, "__module__", "cupy")
+        values = [np.random.default_rng(rank).integers(0, 99, (5, 7)).astype("f4") for rank in range(3)]
+        total = np.sum(values, axis=0)
+
+        def on_device(group: Collective) -> list[Any]:
+            x, out = DeviceArray(values[group.rank].copy()), DeviceArray(np.empty((5, 7), "f4"))
+            assert group.all_reduce(x, "sum", out) is out
+            results = [
+                out,
+                group.all_reduce(x.T, "sum"),
+                group.reduce_scatter(x, "sum"),
+                group.all_gather(x),
+                group.broadcast(x, group.size - 1),
+                group.all_reduce(DeviceArray(np.arange(3)), "mean"),
+                group.all_reduce(x, "sum", x),
+            ]
+            assert results[-1] is x
+            with pytest.raises(
+                InvalidArgumentError, match=r"numpy.ndarray; it has to be float32 \(5, 7\) on"
+            ):
+                group.all_reduce(x, "sum", np.empty((5, 7), "f4"))
+            with pytest.raises(InvalidArgumentError, match=r"cupy\.DeviceArray"):
+                group.all_reduce(values[0], "sum", x)
+            with pytest.raises(InvalidArgumentError, match=r"is float32 \(7, 5\); it has to be"):
+                group.all_reduce(x, "sum", x.T)
+            assert all(isinstance(result, DeviceArray) for result in results)
+            return [result.get() for result in results]
+
+        for rank, results in enumerate(worlds(3).all(on_device)):
+            part = np.array_split(total, 3)[rank]
+            wanted = [total, total.T, part, np.stack(values), values[-1], np.arange(3.0), total]
+            assert [same(one, other) for one, other in zip(results, wanted)] == [True] * len(wanted), results
 
     def test_many_calls_of_all_sizes_in_a_row(self, worlds: Callable[[int], World]) -> None:
         for size in self.sizes:
