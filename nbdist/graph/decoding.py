@@ -19,6 +19,7 @@ from nbdist.graph.attributes import MAX_NDIM, MAX_TEXT, Beside, from_plain, read
 from nbdist.graph.backend import Array
 from nbdist.graph.device import DeviceSpec
 from nbdist.graph.op import OPS, Op, Spec, show
+from nbdist.graph.replicated import VariableAggregation, VariableSynchronization
 from nbdist.graph.scopes import Graph, Line, Scope
 from nbdist.graph.tensor import Constant, Placeholder, Tensor, Variable
 
@@ -184,6 +185,7 @@ def _leaf(kind: type[Tensor], spec: Spec, attrs: dict[str, Any], name: str) -> T
         good = isinstance(made.value, np.ndarray) and Spec(made.value.shape, made.value.dtype) == spec
     elif isinstance(made, Variable):
         made.trainable, made.initial_value, made._initializer = attrs.get("trainable") is True, None, None
+        made.aggregation, made.synchronization = VariableAggregation.NONE, VariableSynchronization.AUTO
         expected = {"trainable"}
         good = type(attrs.get("trainable")) is bool and None not in spec.shape
     else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.graph.device import DeviceScope, checked_scope, device_of
+from nbdist.graph.replicated import Rules
 
 if TYPE_CHECKING:
     from nbdist.graph.tensor import Tensor, Variable
@@ -63,6 +64,12 @@ class Graph:
         """What random initial values follow from, beside the names of variables; see ``set_random_seed``."""
         self.once_before: dict[Tensor, Tensor] = {}
         """By tensor: an op that a session runs once, before the first run that needs the tensor."""
+        self.rules: Rules | None = None
+        """What reading and changing variables means while a strategy's step is traced."""
+        self.values: Callable[[Tensor, Any], Any] | None = None
+        """Returns the value of a tensor, given feeds, where a strategy keeps the variables."""
+        self.hint = ""
+        """What to do about a tensor of another graph."""
         self._names: dict[str, int] = {}
 
     @contextlib.contextmanager

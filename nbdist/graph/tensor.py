@@ -21,6 +21,7 @@ from nbdist.graph.backend import Array
 from nbdist.graph.composite import Composite
 from nbdist.graph.methods import ArrayMethods, symbolic
 from nbdist.graph.op import OPS, Op, Shape, Spec, show
+from nbdist.graph.replicated import VariableAggregation, VariableSynchronization, checked
 from nbdist.graph.scopes import Graph, Line, Scope, default_graph, name_scope, sessions, users_line
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 NUMBERS = "biufc"  # the kinds of dtypes that tensors hold
+BUILD_TOGETHER = "build both inside one `with Graph().as_default()`"
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 """What each NumPy function (and ``operator.getitem``) does when it meets a Tensor; ``ops`` fill it."""
@@ -72,7 +74,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
             if other.graph is not self.graph:
                 raise InvalidArgumentError(
                     f"{name}: {other.name!r} belongs to another graph than {inputs[0].name!r}; "
-                    "build both inside one `with Graph().as_default()`"
+                    f"{self.graph.hint or other.graph.hint or BUILD_TOGETHER}"
                 )
         self.op, self.inputs, self.attrs = op, inputs, dict(attrs)
         self.shape, self.dtype = spec.shape, spec.dtype
@@ -101,7 +103,12 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
         return len(self.shape)
 
     def eval(self, session: Any = None, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
-        """Return the value, run in ``session`` or in the session of the ``with`` block around."""
+        """Return the value, run in ``session`` or in the session of the ``with`` block around.
+
+        What belongs to a strategy has a value without a session.
+        """
+        if session is None and self.graph.values is not None:
+            return self.graph.values(self, feed_dict)
         if session is None and not sessions():
             raise FailedPreconditionError(
                 f"{self.name}.eval() needs a session: write `with Session():` around it, or eval(session=...)"
@@ -131,6 +138,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
             made.value = self.value
         if isinstance(made, Variable) and isinstance(self, Variable):
             made.trainable, made.initial_value, made._initializer = self.trainable, None, None
+            made.aggregation, made.synchronization = self.aggregation, self.synchronization
         graph.tensors.append(made)
         return made
 
@@ -234,13 +242,16 @@ class Variable(Tensor):
     ``initializer`` (``global_variables_initializer()`` runs all). A step that assigns a variable and reads
     it reads the value from before, unless the reading is made under ``control_dependencies``.
 
+    ``aggregation`` ("none", "sum", "mean", "only_first_replica") and ``synchronization`` ("auto", "on_write",
+    "on_read", "none") matter where replicas of a strategy run a function that assigns the variable.
+
     >>> with Graph().as_default():
     ...     w = Variable(np.zeros((2, 3), np.float32), name="w")
     ...     w, w.assign_add(np.ones((2, 3), np.float32))
     (<Variable 'w' (2, 3) float32>, <Tensor 'w/assign_add' (2, 3) float32>)
     """
 
-    __slots__ = ("_initializer", "_part", "initial_value", "trainable")
+    __slots__ = ("_initializer", "_part", "aggregation", "initial_value", "synchronization", "trainable")
 
     def __init__(
         self,
@@ -248,6 +259,8 @@ class Variable(Tensor):
         dtype: Any = None,
         trainable: bool = True,
         name: str | None = None,
+        aggregation: str | VariableAggregation | None = None,
+        synchronization: str | VariableSynchronization | None = None,
     ) -> None:
         value = initial_value() if callable(initial_value) else initial_value
         if isinstance(value, Tensor) and (None in value.shape or dtype not in (None, value.dtype)):
@@ -260,7 +273,10 @@ class Variable(Tensor):
             raise InvalidArgumentError(f"a variable holds numbers, not {initial_value!r}")
         super().__init__(None, (), {}, Spec(value.shape, value.dtype), name or "Variable")
         self.initial_value = value
-        self.trainable = trainable
+        self.aggregation = checked("aggregation", VariableAggregation, aggregation)
+        self.synchronization = checked("synchronization", VariableSynchronization, synchronization)
+        # What each replica has for itself is not trained, for training changes all copies alike.
+        self.trainable = trainable and self.synchronization is not VariableSynchronization.ON_READ
         self._initializer: Tensor | None = None
 
     @property
@@ -299,6 +315,12 @@ class Variable(Tensor):
         return self._change("read")
 
     def _change(self, op_name: str, *values: Any) -> Tensor:
+        if self.graph.rules is not None and values:
+            return self.graph.rules.change(self, op_name, values[0])
+        return self.recorded(op_name, *values)
+
+    def recorded(self, op_name: str, *values: Any) -> Tensor:
+        """Return an op on the variable, made where it lives."""
         scope = replace(self.graph.scope, name="", colocated=self)
         with self.graph.within(scope):
             return record(op_name, self, *values, name=f"{self.name}/{op_name}")
@@ -340,6 +362,8 @@ def record(op_name: str, *inputs: Any, name: str | None = None, **attrs: Any) ->
                 t.read_value() if isinstance(t, Variable) and i not in op.writes else t
                 for i, t in enumerate(tensors)
             )
+        elif graph.rules is not None and not op.writes:
+            tensors = tuple(graph.rules.read(t) if isinstance(t, Variable) else t for t in tensors)
         return Tensor(op, tensors, attrs, op.spec(*(t.spec for t in tensors), **attrs), name or op_name)
 
 

@@ -35,6 +35,8 @@ def get_variable(
     initializer: Any = None,
     trainable: bool = True,
     partitioner: None = None,
+    aggregation: str | None = None,
+    synchronization: str | None = None,
 ) -> Variable: ...
 @overload
 def get_variable(
@@ -45,6 +47,8 @@ def get_variable(
     trainable: bool = True,
     *,
     partitioner: Partitioner,
+    aggregation: str | None = None,
+    synchronization: str | None = None,
 ) -> PartitionedVariable: ...
 def get_variable(
     name: str,
@@ -53,6 +57,8 @@ def get_variable(
     initializer: Any = None,
     trainable: bool = True,
     partitioner: Partitioner | None = None,
+    aggregation: str | None = None,
+    synchronization: str | None = None,
 ) -> Variable | PartitionedVariable:
     """Return a new variable of exactly this name (in the name scope around), with drawn initial values.
 
@@ -61,6 +67,7 @@ def get_variable(
     of (shape, rng) that returns an array, which the client calls. What a name means is drawn where the
     variable lives, from the graph's seed and the variable's name: the same on every worker, and shards hold
     what the whole would hold there. ``partitioner`` cuts it along one axis, into ``name/part_0``, ...
+    ``aggregation`` and ``synchronization`` are those of :class:`~nbdist.graph.tensor.Variable`.
 
     >>> with Graph().as_default():
     ...     get_variable("w", (784, 100), initializer="he_normal")
@@ -76,13 +83,14 @@ def get_variable(
         )
     full = graph.scope.name + name
     start = _start(graph, full, shape, dtype, initializer)
+    rules = {"aggregation": aggregation, "synchronization": synchronization}
     if partitioner is None:
-        return _made(name, start, (0,) * len(start.shape), start.shape, trainable)
+        return _made(name, start, (0,) * len(start.shape), start.shape, trainable, **rules)
     pieces = parts_of(full, start.shape, partitioner(shape=start.shape, dtype=start.dtype))
     graph.unique(name)
     shards = []
     for number, (part, size) in enumerate(pieces):
-        shards.append(_made(f"{name}/part_{number}", start, part.start, size, trainable))
+        shards.append(_made(f"{name}/part_{number}", start, part.start, size, trainable, **rules))
         shards[-1].part = part
     return PartitionedVariable(full, start.shape, shards)
 
@@ -158,11 +166,13 @@ class _Start:
     values: Callable[[Sizes, Sizes], Any]
 
 
-def _made(name: str, whole: _Start, start: Sizes, shape: Sizes, trainable: bool) -> Variable:
+def _made(
+    name: str, whole: _Start, start: Sizes, shape: Sizes, trainable: bool, **rules: str | None
+) -> Variable:
     graph = default_graph()
     with graph.within(Scope(name=f"{graph.scope.name}{name}/")):
         value = whole.values(start, shape)
-    variable = Variable(value, trainable=trainable, name=name)
+    variable = Variable(value, trainable=trainable, name=name, **rules)
     if isinstance(value, Tensor) and value.type == "initial_value":
         value.device = variable.device  # drawn where it is kept; the variable alone chooses where
     return variable

@@ -1,0 +1,63 @@
+"""What several replicas make of one variable: rules that a variable carries, and who applies them.
+
+A graph that replicas of a strategy run has :class:`Rules` while a step is traced: they say what reading and
+changing a variable means there. Any other graph has none.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from nbdist.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from nbdist.graph.tensor import Tensor, Variable
+
+
+class VariableAggregation(StrEnum):
+    """What becomes of the values that replicas assign to one variable, or hold when it is read outside."""
+
+    NONE = "none"
+    SUM = "sum"
+    MEAN = "mean"
+    ONLY_FIRST_REPLICA = "only_first_replica"
+
+
+class VariableSynchronization(StrEnum):
+    """When the values of replicas are brought together: as they are assigned, or when they are read outside.
+
+    AUTO and ON_WRITE keep one value, alike on all replicas; ON_READ and NONE one for each replica.
+    """
+
+    AUTO = "auto"
+    NONE = "none"
+    ON_WRITE = "on_write"
+    ON_READ = "on_read"
+
+
+class Rules(Protocol):
+    """What is done instead where a variable is read or changed."""
+
+    def read(self, variable: Variable) -> Tensor:
+        """Return the variable's value as it is now."""
+
+    def change(self, variable: Variable, op_name: str, value: Any) -> Tensor:
+        """Return the variable's value after an op that changes it."""
+
+
+Kind = TypeVar("Kind", bound=StrEnum)
+
+
+def checked(what: str, kind: type[Kind], value: Any) -> Kind:
+    """Return a member of an enumeration, given by name or as it is; None is its first one.
+
+    >>> checked("aggregation", VariableAggregation, "sum")
+    <VariableAggregation.SUM: 'sum'>
+    """
+    if value is None:
+        return next(iter(kind))
+    try:
+        return kind(value.lower() if isinstance(value, str) else value)
+    except ValueError:
+        raise InvalidArgumentError(f"no {what} {value!r}; choose from {', '.join(kind)}") from None
