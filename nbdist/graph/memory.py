@@ -96,18 +96,18 @@ def lay_out(steps: Sequence[Sequence[Tensor]], values: Values, chains: Mapping[T
                 layout.slots[layout.homes[node]].last = last[node]
         if chain is not None:
             registers = layout.registers[step[-1]] = assign(chain, values, dying.free)
-            scratch = registers.count * chain.block_bytes
+            scratch = registers.count * chain.block_bytes or None
         else:
             scratch = _scratch_bytes(step[-1], values)
-        if scratch:
+        if scratch is not None:  # a kernel takes scratch memory for no elements, too
             layout.scratch[step[-1]] = len(layout.slots)
             layout.slots.append(Slot(scratch, now, now))
     return layout
 
 
-def _scratch_bytes(node: Tensor, values: Values) -> int:
+def _scratch_bytes(node: Tensor, values: Values) -> int | None:
     dtype = scratch_dtype(node, values)
-    return 0 if dtype is None else size_of(Spec(values.specs[node].shape, dtype))
+    return None if dtype is None else size_of(Spec(values.specs[node].shape, dtype))
 
 
 class _Dying:

@@ -16,7 +16,7 @@ from nbdist.graph.buffers import ALIGNMENT
 from nbdist.graph.gradients import gradients
 from nbdist.graph.program import compile_program
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder
-from nbdist.nn.functional import sigmoid, softmax, sparse_softmax_cross_entropy
+from nbdist.nn.functional import relu, sigmoid, softmax, sparse_softmax_cross_entropy
 
 Array = np.ndarray[Any, Any]
 
@@ -263,3 +263,11 @@ def test_inf_and_nan_are_values_not_warnings() -> None:
         (value,) = compile_program([y], feeds=[x], shapes=[(2,)])(np.array([0.0, -1.0]))
     assert value[0] == -np.inf
     assert np.isnan(value[1])
+
+
+def test_a_kernel_with_scratch_memory_runs_on_no_elements() -> None:
+    with Graph().as_default():
+        x = placeholder(np.float32, (None, 3), name="x")
+        slope = gradients(relu(x), [x])[0]
+    program = compile_program([slope], feeds=[x], shapes=[(0, 3)])
+    assert program(np.zeros((0, 3), np.float32))[0].shape == (0, 3)
