@@ -53,21 +53,27 @@ class Accumulator:
 
         They are added in the order of the replicas, so that a result does not depend on who came first.
         """
+        collected = self.close(needed)
+        total = collected[0]
+        for gradient in collected[1:]:
+            for sum_of, part in zip(total, gradient, strict=True):
+                np.add(sum_of, part, out=sum_of)
+        if mean:
+            for sum_of in total:
+                np.divide(sum_of, len(collected), out=sum_of)
+        return total
+
+    def close(self, needed: int) -> list[list[Array]]:
+        """Return all collected gradients, in the order of the replicas, and go on to the next step."""
         if needed < 1:
             raise InvalidArgumentError(f"take at least 1 gradient, got {needed}")
         if self.count < needed:
             raise FailedPreconditionError(f"{self.count} of {needed} gradients have arrived")
         self._collected.sort(key=lambda entry: entry[0])
-        total = self._collected[0][1]
-        for _, gradient in self._collected[1:]:
-            for sum_of, part in zip(total, gradient, strict=True):
-                np.add(sum_of, part, out=sum_of)
-        if mean:
-            for sum_of in total:
-                np.divide(sum_of, self.count, out=sum_of)
+        collected = [gradient for _, gradient in self._collected]
         self._collected.clear()
         self.step += 1
-        return total
+        return collected
 
     def forget(self) -> int:
         """Drop what is collected, counted as dropped; return how many that were."""
