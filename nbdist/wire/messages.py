@@ -16,6 +16,7 @@ CALL, SEND, REPLY, FAILURE, PUSH = range(1, 6)
 
 HEARTBEAT_MS = 2_000
 SILENCE_MS = 6_000  # after which a far end counts as frozen or cut off
+CONNECT_MS = 3_000  # else the kernel tries ever more rarely, and misses a host that is back
 COPY_BELOW = 1 << 16  # smaller buffers cost less to copy than to track
 PIECE = 1 << 20  # nothing larger crosses a socket at once
 
@@ -27,6 +28,9 @@ def set_limits(socket: zmq.Socket[bytes]) -> None:
     socket.handshake_ivl = 5_000
     socket.heartbeat_ivl = HEARTBEAT_MS
     socket.heartbeat_timeout = SILENCE_MS
+    # Heartbeats queue behind a large message that is under way, so that TCP itself has to give up as well.
+    socket.tcp_maxrt = SILENCE_MS
+    socket.connect_timeout = CONNECT_MS
     socket.reconnect_ivl = 20
     socket.reconnect_ivl_max = 1_000
 

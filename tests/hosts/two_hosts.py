@@ -148,8 +148,12 @@ class Actor:
 
     def ask(self, **order: Any) -> None:
         """Give an order."""
+        self.tell(order)
+
+    def tell(self, value: Any) -> None:
+        """Send a line."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.write(json.dumps(value) + "\n")
         self.process.stdin.flush()
 
     def answer(self, seconds: float = ANSWER_SECONDS) -> Any:
@@ -161,6 +165,11 @@ class Actor:
         line = self.process.stdout.readline()
         assert line, f"{self.name} has ended\n{self.said()}"
         return json.loads(line)
+
+    def silent(self, seconds: float) -> bool:
+        """Return whether it answers nothing for so long."""
+        assert self.process.stdout is not None
+        return not select.select([self.process.stdout], [], [], seconds)[0]
 
     def do(self, **order: Any) -> Any:
         """Give an order and return the answer."""

@@ -76,8 +76,11 @@ class Neighbours:
             self._listen_once_more(self._after)
             raise Broken(self._is_gone(self._after, error)) from None
 
-    def receive(self) -> tuple[int, Array]:
-        """Return the next piece from the rank before, as bytes; raise Broken when it will not come."""
+    def receive(self, edge: int) -> Array:
+        """Return the next piece from the rank before, as bytes; raise Broken when it will not come.
+
+        It has to be the one of number `edge`: another means that the connection was lost in between.
+        """
         while not self._pieces:
             if self._heard is not None:
                 raise Broken(self._heard)
@@ -96,7 +99,9 @@ class Neighbours:
         if self._first_received:
             self._compare(letter.step, str(letter.meta.get("call")))
             self._first_received = False
-        return letter.edge, letter.arrays[0]
+        if (letter.step, letter.edge) != (self._sequence, edge):
+            raise Broken(self._lacks(edge, letter))
+        return letter.arrays[0]
 
     def check(self) -> None:
         """Raise Broken if another rank has told of trouble; never waits."""
@@ -119,16 +124,20 @@ class Neighbours:
                 if rank not in self._outboxes and passed_on:
                     continue
                 with suppress(UnavailableError):
-                    if rank not in self._outboxes:
-                        self._outboxes[rank] = self._open(rank)
-                    self._outboxes[rank].send(
-                        TROUBLE,
-                        self._member.incarnation,
-                        self._sequence,
-                        self._member.rank,
-                        meta={"kind": trouble.kind, "text": trouble.text},
-                    )
+                    self._tell_one(rank, trouble)
             self._told = True  # now, for an interrupt may have cut off an earlier attempt
+
+    def _tell_one(self, rank: int, trouble: Trouble) -> None:
+        meta = {"kind": trouble.kind, "text": trouble.text}
+        order = (TROUBLE, self._member.incarnation, self._sequence, self._member.rank)
+        if rank in self._outboxes:
+            with suppress(UnavailableError):
+                self._outboxes[rank].send(*order, meta=meta)
+                return
+            # The connection was lost, but the rank may live, and wait for what was on its way to it.
+            self._outboxes[rank].close()
+        self._outboxes[rank] = self._open(rank)
+        self._outboxes[rank].send(*order, meta=meta)
 
     def leave(self) -> None:
         """Tell both neighbours that this rank makes no more calls."""
@@ -210,6 +219,14 @@ class Neighbours:
                 raise Broken(self._heard)
             if rank in self._left:
                 raise Broken(self._has_left(rank))
+
+    def _lacks(self, edge: int, letter: Letter) -> Trouble:
+        self.check()  # a rank that broke off is a better reason
+        return Trouble(
+            "DataLossError",
+            f"piece {edge} of {self.doing()} is missing, piece {letter.edge} came instead: the "
+            f"connection from {self._member.called[self._before]} was lost in between; form another group",
+        )
 
     def _has_left(self, rank: int) -> Trouble:
         return Trouble(

@@ -40,8 +40,8 @@ class Transport(Protocol):
     def send(self, edge: int, value: Array) -> None:
         """Send letter `edge` of the call to the rank after."""
 
-    def receive(self) -> tuple[int, Array]:
-        """Return the next letter from the rank before, as its edge and bytes; raise Broken if none comes."""
+    def receive(self, edge: int) -> Array:
+        """Return letter `edge` from the rank before, as bytes; raise Broken if it does not come."""
 
     def finish(self) -> None:
         """Note that the call is done."""
@@ -101,7 +101,7 @@ class RingCollective(Collective):
         nothing = np.empty(0, np.uint8)
         self._neighbours.send(0, nothing)
         for step in range(1, self.size):
-            self._neighbours.receive()
+            self._neighbours.receive(step - 1)
             if step < self.size - 1:
                 self._neighbours.send(step, nothing)
 
@@ -112,7 +112,7 @@ class RingCollective(Collective):
         row = value.reshape(-1)
         for number, piece in enumerate(pieces):
             if place > 0:
-                row[piece] = self._neighbours.receive()[1].view(call.work)
+                row[piece] = self._neighbours.receive(number).view(call.work)
             if place < self.size - 1:
                 self._neighbours.send(number, row[piece])
         np.copyto(out, value)
@@ -141,10 +141,7 @@ class _Passage:
             if step == BEGIN:
                 self._begin(number)
                 continue
-            edge, raw = self._neighbours.receive()
-            if edge != number * letters + step:
-                text = f"piece {edge} of a call came instead of {number * letters + step}"
-                raise Broken(Trouble("DataLossError", text))
+            raw = self._neighbours.receive(number * letters + step)
             self._take(number, step, raw.view(self._call.work))
 
     def _begin(self, number: int) -> None:

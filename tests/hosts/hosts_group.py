@@ -1,0 +1,53 @@
+"""Groups of ranks on two hosts, each rank in a process of its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from two_hosts import ADDRESSES, Actor, TwoHosts
+
+from nbdist.wire.keys import ClusterKeys
+
+Cards = list[dict[str, Any]]
+
+
+class Group:
+    """Ranks by their hosts, such as "aabb"."""
+
+    def __init__(self, hosts: TwoHosts, places: str) -> None:
+        self.places = places
+        self.ranks = [hosts.run(place, "ring_actor.py") for place in places]
+        self.identities = [rank.do(do="where")["identity"] for rank in self.ranks]
+        self.keys = ClusterKeys.create()
+
+    def form(self, kind: str = "auto", change: Callable[[Cards], Cards] = lambda cards: cards) -> set[str]:
+        """Form a group of all, forgetting one that they have; return its kinds."""
+        shared = {
+            "hosts": self.identities,
+            "names": [f"/job:worker/task:{rank}" for rank in range(len(self.places))],
+            "incarnation": secrets.randbits(60),
+            "prefix": f"nbdist-test{secrets.token_hex(4)}",
+            "keys": self.keys.to_dict(),
+        }
+        for number, (rank, place) in enumerate(zip(self.ranks, self.places)):
+            rank.ask(do="meet", kind=kind, member={**shared, "rank": number, "bind": ADDRESSES[place]})
+        cards = change([rank.answer()["card"] for rank in self.ranks])
+        for rank in self.ranks:
+            rank.tell(cards)
+        return set(self.answers())
+
+    def ask(self, **order: Any) -> None:
+        """Give all the same order."""
+        for rank in self.ranks:
+            rank.ask(**order)
+
+    def answers(self, ranks: Sequence[Actor] = ()) -> list[Any]:
+        """Return what all answer, or some."""
+        return [rank.answer() for rank in ranks or self.ranks]
+
+    def all(self, **order: Any) -> list[Any]:
+        """Give all the same order; return their answers."""
+        self.ask(**order)
+        return self.answers()

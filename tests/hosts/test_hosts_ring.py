@@ -1,0 +1,133 @@
+"""Collectives between two hosts: right, and ended in time by a death, a cut cable or a reset."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hosts_group import Cards, Group
+from two_hosts import ADDRESSES, Actor, TwoHosts
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
+
+NOTICED_SECONDS = 2.0  # that a process is gone
+CUT_OFF_SECONDS = 10.0  # that a host is cut off
+BUSY_SECONDS = 2.0  # which a busy machine may add
+LARGE = 2_000_000  # items: eight megabytes, more than what the kernel keeps for a connection
+
+
+def errors(ranks: list[Actor], since: float, within: float, *kinds: str) -> list[str]:
+    """Return the texts of the errors that these ranks answer with, all of them within so many seconds."""
+    texts = []
+    for rank in ranks:
+        answer = rank.answer()
+        took = time.monotonic() - since
+        assert isinstance(answer, list), f"{rank.name} answers {answer!r}"
+        assert answer[0] in (kinds or ("UnavailableError", "TaskDiedError")), answer
+        assert took < within + BUSY_SECONDS, f"{took:.1f} s: {answer}"
+        print(f"{rank.name}: {took:.2f} s: {answer}")
+        texts.append(answer[1])
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("places", "asked", "kind"),
+    [("ab", "auto", "ring"), ("aabb", "auto", "hierarchical"), ("abab", "ring", "ring")],
+)
+def test_all_calls_are_numpys(two_hosts: TwoHosts, places: str, asked: str, kind: str) -> None:
+    group = Group(two_hosts, places)
+    assert len(set(group.identities)) == 2
+    assert group.form(asked) == {kind}
+    assert group.all(do="calls") == [[]] * len(places)
+    assert group.all(do="close") == [None] * len(places)
+
+
+def test_no_address_that_others_reach_is_bound_without_keys(two_hosts: TwoHosts) -> None:
+    alone = two_hosts.run("a", "ring_actor.py")
+    name, text = alone.do(do="sits_without_keys", bind=ADDRESSES["a"])
+    assert name == "InvalidArgumentError"
+    assert "keys" in text
+
+
+@pytest.mark.parametrize("doing", ["waiting", "sending"])
+@pytest.mark.parametrize("places", ["ab", "aabb"])
+def test_a_death_on_the_other_host(two_hosts: TwoHosts, places: str, doing: str) -> None:
+    group = Group(two_hosts, places)
+    group.form()
+    number = len(places) // 2  # the one of its host that is connected to the other host
+    victim, others = group.ranks[number], [*group.ranks[:number], *group.ranks[number + 1 :]]
+    if doing == "waiting":
+        for rank in others:
+            rank.ask(do="wait")
+        assert set(group.answers(others)) == {"begun"}
+    else:
+        assert set(group.all(do="for_ever", count=LARGE)) == {"begun"}
+    begun = time.monotonic()
+    victim.kill()
+    dead = f"rank {number} (/job:worker/task:{number})"
+    assert all(dead in text for text in errors(others, begun, NOTICED_SECONDS))
+
+
+@pytest.mark.parametrize("doing", ["waiting", "sending"])
+@pytest.mark.parametrize("places", ["ab", "aabb"])
+def test_a_silent_cut_is_noticed_by_both_sides(two_hosts: TwoHosts, places: str, doing: str) -> None:
+    group = Group(two_hosts, places)
+    group.form()
+    if doing == "waiting":
+        two_hosts.cut("b")
+        assert set(group.all(do="wait")) == {"begun"}
+    else:
+        assert set(group.all(do="for_ever", count=LARGE)) == {"begun"}
+        two_hosts.cut("b")
+    errors(group.ranks, time.monotonic(), CUT_OFF_SECONDS)
+    two_hosts.heal("b")
+    group.all(do="close")
+    assert group.form() == {"ring" if places == "ab" else "hierarchical"}
+    assert group.all(do="calls") == [[]] * len(places)
+    group.all(do="close")
+
+
+def test_a_cut_that_is_mended_soon_only_takes_time(two_hosts: TwoHosts) -> None:
+    group = Group(two_hosts, "ab")
+    group.form()
+    assert set(group.all(do="add_up", count=LARGE // 4, times=200)) == {"begun"}
+    two_hosts.cut("b")
+    assert group.ranks[0].silent(2.0)
+    two_hosts.heal("b")
+    assert group.answers() == [[1.5, 1.5]] * 2
+    assert group.all(do="calls") == [[]] * 2
+    group.all(do="close")
+
+
+def test_a_slow_link_is_no_lost_one(two_hosts: TwoHosts) -> None:
+    """Eight megabits, so that a piece is under way longer than heartbeats are apart."""
+    group = Group(two_hosts, "ab")
+    group.form()
+    two_hosts.slow("a", rate="8mbit")
+    two_hosts.slow("b", rate="8mbit")
+    assert set(group.all(do="add_up", count=1_000_000, times=1)) == {"begun"}
+    assert group.ranks[0].silent(5.0)
+    assert group.answers() == [[1.5, 1.5]] * 2
+    group.all(do="close")
+
+
+def test_a_connection_that_is_reset_in_the_middle_of_a_piece(two_hosts: TwoHosts) -> None:
+    group = Group(two_hosts, "ab")
+    proxy = two_hosts.run("b", "proxy_actor.py")
+
+    def through_proxy(cards: Cards) -> Cards:
+        address: dict[str, Any] = cards[1]["address"]
+        host, _, port = address["socket"].partition(":")
+        address["socket"] = proxy.do(do="stand", bind=host, address=host, port=int(port))
+        return cards
+
+    group.form("ring", through_proxy)
+    assert set(group.all(do="for_ever", count=LARGE)) == {"begun"}
+    begun = time.monotonic()
+    proxy.do(do="reset")
+    errors(group.ranks, begun, NOTICED_SECONDS, "UnavailableError", "DataLossError")
+    group.all(do="close")
+    assert group.form() == {"ring"}
+    assert group.all(do="calls") == [[]] * 2
+    group.all(do="close")
