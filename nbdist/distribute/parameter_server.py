@@ -20,7 +20,8 @@ from nbdist.graph.placement import round_robin
 from nbdist.optim import Optimizer
 from nbdist.runtime.applied import gradient_of, parameters_for
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.links import Link, ShardRequest, Stopped, open_link
+from nbdist.runtime.linkopening import ShardRequest, open_link
+from nbdist.runtime.links import Link, Stopped
 from nbdist.runtime.mailbox import SLOTS
 from nbdist.runtime.task import Task
 from nbdist.train.strategy import Replica, Strategy

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,43 +27,21 @@ import numpy as np
 from nbdist.errors import (
     AbortedError,
     InvalidArgumentError,
-    NotFoundError,
-    ResourceExhaustedError,
 )
-from nbdist.optim import from_config
-from nbdist.runtime.applied import ServiceLog, ServiceLogs
+from nbdist.runtime.applied import ServiceLogs
+from nbdist.runtime.holding import Holding, push
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.mailbox import ANSWER, APPLIED, COUNT, COUNTED, RING, STOPPED, Mailbox
+from nbdist.runtime.mailbox import COUNT, COUNTED, RING, Mailbox
 from nbdist.runtime.server import Server
-from nbdist.runtime.shard import Applied, ParameterShard
+from nbdist.runtime.shard import ParameterShard
 from nbdist.wire.frames import Frame
 from nbdist.wire.messages import error_frame
 from nbdist.wire.peers import Sender
-from nbdist.wire.shm import Doorbell, Ringer, Segment
+from nbdist.wire.shm import Doorbell
 
 Array = np.ndarray[Any, Any]
 OneWay = Callable[[Frame, Sender], None]
 clock = time.perf_counter
-
-
-@dataclass
-class Holding:
-    """A shard with who uses it and how each is answered."""
-
-    name: str
-    number: int
-    replicas: int
-    layout: Layout
-    first: str
-    log: ServiceLog
-    shard: ParameterShard | None = None
-    mailbox: Mailbox | None = None
-    note: str = ""
-    opening: dict[int, tuple[Sender, dict[str, Any]]] = field(default_factory=dict)
-    senders: dict[int, Sender] = field(default_factory=dict)
-    ringers: dict[int, Ringer] = field(default_factory=dict)
-    leaving: dict[int, Sender] = field(default_factory=dict)
-    gradients: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
 
 
 class ParameterService:
@@ -109,7 +86,7 @@ class ParameterService:
             try:
                 handler(frame, sender)
             except Exception as error:
-                _push(sender, error_frame(error, self._server.name))
+                push(sender, error_frame(error, self._server.name))
 
         return answered
 
@@ -124,52 +101,15 @@ class ParameterService:
             number = next(n for n in self._free_numbers if n not in self._numbers)
             replicas = int(meta["replicas"])
             log = self.logs.of(_run_of(meta["shard"]), replicas)
-            holding = Holding(meta["shard"], number, replicas, layout, who, log)
+            holding = Holding(meta["shard"], number, replicas, layout, who, log, self._server.post)
             self._holdings[holding.name] = self._numbers[number] = holding
-        elif layout != holding.layout:
-            raise InvalidArgumentError(_different(holding, layout, who))
+        holding.require(layout, who)
         holding.opening[int(meta["replica"])] = (sender, meta)
         if meta["chief"]:
-            self._make(holding, meta, frame.arrays)
+            holding.make(meta, frame.arrays, self._prefix)
         if holding.shard is not None:
             for replica in list(holding.opening):
-                self._admit(holding, replica)
-
-    def _make(self, holding: Holding, meta: dict[str, Any], initial: tuple[Array, ...]) -> None:
-        memory, counters = holding.layout.buffer(), np.zeros(2, np.int64)
-        if meta["shared"]:
-            try:
-                size = Mailbox.size(holding.layout, holding.replicas)
-                holding.mailbox = Mailbox(
-                    Segment.create(self._prefix, size), holding.layout, holding.replicas
-                )
-                memory, counters = holding.mailbox.parameters, holding.mailbox.counters
-            except ResourceExhaustedError as error:
-                holding.note = f"parameters travel over sockets: {error}"
-        for view, value in zip(holding.layout.views(memory), initial, strict=True):
-            np.copyto(view, value)
-        holding.shard = ParameterShard(
-            holding.layout,
-            memory,
-            counters,
-            from_config(meta["optimizer"]),
-            replicas=holding.replicas,
-            synchronous=bool(meta["synchronous"]),
-            counts=bool(meta["counts"]),
-        )
-
-    def _admit(self, holding: Holding, replica: int) -> None:
-        sender, meta = holding.opening.pop(replica)
-        reply: dict[str, Any] = {"number": holding.number, "segment": None, "note": holding.note}
-        if holding.mailbox is not None and meta["bell"]:
-            try:
-                holding.ringers[replica] = Ringer(meta["bell"])
-            except NotFoundError:
-                reply["note"] = "parameters travel over sockets: the server sees other shared memory"
-            else:
-                reply |= {"segment": holding.mailbox.segment.name, "bell": self._listen()}
-        holding.senders[replica] = sender
-        _push(sender, Frame("ps.opened", reply))
+                holding.admit(replica, self._listen)
 
     def _listen(self) -> str:
         if self._bell is None:
@@ -193,7 +133,7 @@ class ParameterService:
                     self._heed(holding, holding.shard, holding.mailbox, replica, slot)
                 except Exception as error:  # no memory, say; this thread serves the others too
                     frame = error_frame(error, self._server.name)
-                    self._server.post(partial(_push, holding.senders[replica], frame))
+                    self._server.post(partial(push, holding.senders[replica], frame))
 
     def _heed(
         self, holding: Holding, shard: ParameterShard, mailbox: Mailbox, replica: int, slot: int
@@ -201,12 +141,9 @@ class ParameterService:
         """Do what a replica rang for."""
         if slot == COUNT:
             shard.count()
-            self._ring(holding, replica, COUNTED, 0)
+            holding.ring(replica, COUNTED, 0)
             return
-        gradient = holding.gradients.get((replica, slot))
-        if gradient is None:
-            gradient = holding.layout.flats(mailbox.gradients[replica][slot])
-            holding.gradients[replica, slot] = gradient
+        gradient = holding.gradient(mailbox, replica, slot)
         version = int(mailbox.headers[replica][slot][0])
         self._take(holding, shard, "mailbox", replica, slot, gradient, version)
 
@@ -225,28 +162,7 @@ class ParameterService:
         done = shard.offer(replica, token, gradient, version)
         holding.log.gradient(lane, replica, begun, clock(), done)
         for applied in done:
-            self._answer(holding, applied)
-
-    def _ring(self, holding: Holding, replica: int, what: int, slot: int) -> None:
-        ringer = holding.ringers.get(replica)
-        if ringer is not None:
-            try:
-                ringer.ring(ANSWER.pack(what, slot))
-            except ConnectionError:
-                holding.ringers.pop(replica, None)  # it has died; the client is told by the cluster
-
-    def _answer(self, holding: Holding, applied: Applied) -> None:
-        """Tell a replica, over the way it came, what became of its gradient."""
-        what = STOPPED if applied.stopped else APPLIED
-        if applied.replica in holding.ringers and holding.mailbox is not None:
-            holding.mailbox.headers[applied.replica][applied.token][1] = applied.staleness
-            self._ring(holding, applied.replica, what, applied.token)
-            return
-        shard, sender = holding.shard, holding.senders.get(applied.replica)
-        assert shard is not None
-        meta = {"what": what, "token": applied.token, "staleness": applied.staleness}
-        if sender is not None:
-            self._server.post(lambda: _push(sender, Frame("ps.applied", meta)))
+            holding.answer(applied)
 
     # The same through sockets. Runs on the server's thread.
 
@@ -281,7 +197,7 @@ class ParameterService:
         holding, shard = self._find(frame)
         replica = int(frame.meta["replica"])
         for applied in shard.leave(replica):
-            self._answer(holding, applied)
+            holding.answer(applied)
         holding.leaving[replica] = sender
         if len(holding.leaving) < holding.replicas:
             return
@@ -292,7 +208,7 @@ class ParameterService:
         }
         for number, who in holding.leaving.items():
             arrays = () if number in holding.ringers else (shard.memory,)
-            _push(who, Frame("ps.left", meta, arrays))
+            push(who, Frame("ps.left", meta, arrays))
         self._remove(holding)
 
     def drop_run(self, run: str) -> int:
@@ -307,11 +223,8 @@ class ParameterService:
         self._numbers.pop(holding.number, None)
         ended = error_frame(AbortedError(f"the run of {holding.name} has ended"))
         for sender, _ in holding.opening.values():
-            self._server.post(partial(_push, sender, ended))
-        for ringer in holding.ringers.values():
-            ringer.close()
-        if holding.mailbox is not None:
-            holding.mailbox.segment.close()
+            self._server.post(partial(push, sender, ended))
+        holding.close()
 
     def _find(self, frame: Frame) -> tuple[Holding, ParameterShard]:
         holding = self._holdings.get(frame.meta["shard"])
@@ -334,24 +247,3 @@ def _be_patient() -> None:
 def _run_of(shard: str) -> str:
     """Return the run that a shard is of: its name is that and the number of the training."""
     return shard.rpartition("/")[0]
-
-
-def _push(sender: Sender, frame: Frame) -> None:
-    with suppress(ConnectionError):  # it has died or been cut off; the client is told by the cluster
-        sender.push(frame)
-
-
-def _different(holding: Holding, layout: Layout, who: str) -> str:
-    def text(entry: Any) -> str:
-        return f"{entry.name} {entry.shape} {entry.dtype}" if entry else "nothing"
-
-    ours, theirs = holding.layout.entries, layout.entries
-    for i in range(max(len(ours), len(theirs))):
-        a = ours[i] if i < len(ours) else None
-        b = theirs[i] if i < len(theirs) else None
-        if a != b:
-            return (
-                f"the replicas built different models: variable {i} is {text(a)} on {holding.first} "
-                f"and {text(b)} on {who}; build the same model on every worker"
-            )
-    return "the replicas built different models"

@@ -19,7 +19,8 @@ from nbdist.errors import (
 )
 from nbdist.optim import SGD, Optimizer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.links import Link, ShardRequest, Stopped, open_link
+from nbdist.runtime.linkopening import ShardRequest, open_link
+from nbdist.runtime.links import Link, Stopped
 from nbdist.runtime.mailbox import SLOTS
 from nbdist.runtime.parameters import ParameterService
 from nbdist.runtime.server import Server
@@ -562,7 +563,7 @@ class TestSharedMemory(LinkContract):
     ) -> None:
         """Another container of the same host: its doorbell is not where the server looks."""
         chief = farm.open(0, 2)
-        monkeypatch.setattr("nbdist.runtime.parameters.Ringer", _nobody)
+        monkeypatch.setattr("nbdist.runtime.holding.Ringer", _nobody)
         other = farm.open(1, 2)
         assert [chief.kind, other.kind] == ["shared memory", "socket"]
         assert "parameters travel over sockets" in other.note

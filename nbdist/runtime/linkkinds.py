@@ -1,0 +1,134 @@
+"""The two ways from a replica to a parameter shard: memory that both tasks see, and a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nbdist.runtime.layout import Layout
+from nbdist.runtime.links import LOOK_SECONDS, Link
+from nbdist.runtime.mailbox import ANSWER, COUNT, RING, SLOTS, Mailbox
+from nbdist.wire.messages import error_from
+from nbdist.wire.peers import Peer
+from nbdist.wire.shm import Doorbell, Ringer, Segment
+
+Array = np.ndarray[Any, Any]
+
+
+class SharedLink(Link):
+    """Through shared memory: a pull is one copy, a push is eight bytes through a pipe."""
+
+    kind = "shared memory"
+
+    def __init__(
+        self,
+        layout: Layout,
+        check: Callable[[], None],
+        *,
+        control: Peer,
+        shard: str,
+        opened: dict[str, Any],
+        bell: Doorbell,
+        replica: int,
+        replicas: int,
+    ) -> None:
+        super().__init__(layout, check)
+        self._mailbox = Mailbox(Segment.open(opened["segment"]), layout, replicas)
+        self._ringer, self._bell = Ringer(opened["bell"]), bell
+        self._control, self._shard, self._replica = control, shard, replica
+        number = opened["number"]
+        self._push_rings = [RING.pack(number, replica, slot) for slot in range(SLOTS)]
+        self._count_ring = RING.pack(number, replica, COUNT)
+        self._headers = self._mailbox.headers[replica]
+
+    def pull(self) -> None:
+        """Read the newest parameters, their version and the global step."""
+        counters = self._mailbox.counters
+        self.version = int(counters[1])  # before the copy: what comes in between counts as missed
+        self.global_step = int(counters[0])
+        np.copyto(self.parameters, self._mailbox.parameters)
+
+    def gradient(self, slot: int) -> Array:
+        """Return the slot's bytes in the shared segment."""
+        return self._mailbox.gradients[self._replica][slot]
+
+    def push(self, slot: int) -> None:
+        """Ring for the slot."""
+        self._headers[slot][0] = self.version
+        self._ringer.ring(self._push_rings[slot])
+
+    def count(self) -> None:
+        """Count one update of all shards in the global step."""
+        self._counts += 1
+        self._ringer.ring(self._count_ring)
+
+    def _receive(self) -> None:
+        message = self._bell.wait(LOOK_SECONDS)
+        if not message:
+            self._check()
+            trouble = self._control.receive(0)  # a server that is gone is noticed here too
+            if trouble is not None and trouble.kind == "error":
+                raise error_from(trouble)
+        for what, slot in ANSWER.iter_unpack(message):
+            self._note(what, slot, int(self._headers[slot][1]))
+
+    @property
+    def _peer_of_shard(self) -> tuple[Peer, str, int]:
+        return self._control, self._shard, self._replica
+
+    def close(self) -> None:
+        """Let go of the shared files and the connection."""
+        self._ringer.close()
+        self._bell.close()
+        self._control.close()
+
+
+class SocketLink(Link):
+    """Through an authenticated socket, for replicas on other hosts."""
+
+    kind = "socket"
+
+    def __init__(
+        self, layout: Layout, check: Callable[[], None], *, peer: Peer, shard: str, replica: int
+    ) -> None:
+        super().__init__(layout, check)
+        self._peer, self._shard, self._replica = peer, shard, replica
+        self._slots = [layout.buffer() for _ in range(SLOTS)]
+
+    def pull(self) -> None:
+        """Ask for the newest parameters, their version and the global step."""
+        reply = self._peer.call("ps.pull", {"shard": self._shard, "replica": self._replica})
+        np.copyto(self.parameters, reply.arrays[0])
+        self.version, self.global_step = reply.meta["version"], reply.meta["global_step"]
+
+    def gradient(self, slot: int) -> Array:
+        """Return the slot's bytes, in this process."""
+        return self._slots[slot]
+
+    def push(self, slot: int) -> None:
+        """Send the gradient."""
+        meta = {"shard": self._shard, "replica": self._replica, "token": slot, "version": self.version}
+        self._peer.send("ps.push", meta, (self._slots[slot],))
+
+    def count(self) -> None:
+        """Count one update of all shards in the global step."""
+        self._peer.call("ps.count", {"shard": self._shard})
+
+    def _receive(self) -> None:
+        frame = self._peer.receive(LOOK_SECONDS)
+        if frame is None:
+            self._check()
+        elif frame.kind == "error":
+            raise error_from(frame)
+        elif frame.kind == "ps.applied":
+            self._note(frame.meta["what"], frame.meta["token"], frame.meta["staleness"])
+
+    @property
+    def _peer_of_shard(self) -> tuple[Peer, str, int]:
+        return self._peer, self._shard, self._replica
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._peer.close()
