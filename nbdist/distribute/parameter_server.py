@@ -23,7 +23,7 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.linkopening import ShardRequest, open_link
 from nbdist.runtime.links import Link, Stopped
 from nbdist.runtime.mailbox import SLOTS
-from nbdist.runtime.task import Task
+from nbdist.runtime.task import Task, TaskInfo
 from nbdist.train.strategy import Replica, Strategy
 from nbdist.wire.peers import Peer
 
@@ -34,7 +34,8 @@ class ParameterServerStrategy(Strategy):
     """Train with variables on the cluster's ps tasks, placed round robin in order of creation.
 
     ``synchronous=False`` applies every gradient as it comes; ``True`` waits for all replicas' each step.
-    ``transport`` is "auto" (shared memory on one host, else a socket) or "socket". Runs on the workers.
+    ``transport`` is "auto" (shared memory on one host, else a socket) or "socket"; ``servers`` are tasks that
+    keep the variables instead. Runs on the workers.
     """
 
     name = "ps"
@@ -49,8 +50,9 @@ class ParameterServerStrategy(Strategy):
         check: Callable[[], None],
         synchronous: bool = False,
         transport: str = "auto",
+        servers: Sequence[TaskInfo] = (),
     ) -> None:
-        self._servers = [info for info in task.roster if info.job == "ps"]
+        self._servers = list(servers) or [info for info in task.roster if info.job == "ps"]
         if not self._servers:
             raise InvalidArgumentError(
                 "--strategy ps needs a parameter server and the cluster has none; "

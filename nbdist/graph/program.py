@@ -28,7 +28,7 @@ from nbdist.graph.capture import Captured, check_capture
 from nbdist.graph.chains import find_chains
 from nbdist.graph.memory import lay_out, unneeded_after
 from nbdist.graph.op import Shape
-from nbdist.graph.source import Kernels, Memory, Source
+from nbdist.graph.source import Kernels, Memory, Source, Written
 from nbdist.graph.specs import Specs, value_order
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.graph.thrift import may_be_reordered, thrifty_order
@@ -110,6 +110,7 @@ def compile_program(
     blocks: BlockSizes = BlockSizes(),  # noqa: B008 (frozen)
     memory: Memory = slab,
     capture: bool = False,
+    written: Written | None = None,
 ) -> Program:
     """Compile what ``fetches`` and ``into`` need, for feeds of exactly these shapes.
 
@@ -117,13 +118,15 @@ def compile_program(
     are written to arrays that each call passes after the feeds (a gradient goes straight to where it is
     sent from). ``order`` says what is computed and when, inputs before users; ``kernels`` returns the
     function that is called for an external op, ``memory`` the bytes that intermediate values are kept in.
-    ``capture`` makes a CUDA graph of a CuPy program, see :mod:`nbdist.graph.capture`.
+    ``written`` holds functions that are called as soon as a value of ``into`` is in its array: gradients of a
+    bucket can travel while others are computed. ``capture`` makes a CUDA graph of a CuPy program, see
+    :mod:`nbdist.graph.capture`.
     """
     wanted = _Wanted(tuple(fetches), tuple(into), tuple(feeds), Specs.fed(feeds, shapes), values or {}, xp)
     plan = _plan(wanted, order, blocks)
     if capture:
         check_capture(plan.steps, plan.values)
-    program = plan.program(kernels, memory)
+    program = plan.program(kernels, memory, written or {})
     if capture:
         specs = [[wanted.specs[t] for t in tensors] for tensors in (feeds, into)]
         program = replace(program, function=Captured(program.function, xp, *specs))
@@ -174,10 +177,12 @@ class _Plan:
         ]
         self.layout = lay_out(self.steps, self.values, self.chains)
 
-    def program(self, kernels: Kernels | None, memory: Memory) -> Program:
+    def program(self, kernels: Kernels | None, memory: Memory, written: Written) -> Program:
         """Return the program, with memory."""
         wanted = self.wanted
-        source = Source(self.order, self.values, self.layout, wanted.feeds, wanted.into, kernels, memory)
+        source = Source(
+            self.order, self.values, self.layout, wanted.feeds, wanted.into, kernels, memory, written
+        )
         unneeded = unneeded_after(self.steps, self.values)
         runs: dict[Tensor, Blockwise] = {}
         for now, step in enumerate(self.steps):

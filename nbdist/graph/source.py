@@ -7,7 +7,7 @@ text = source.finish([loss])
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -27,6 +27,8 @@ from nbdist.graph.values import Kind, Values, scratch_dtype
 
 Kernels: TypeAlias = Callable[[Tensor], Callable[..., Any]]
 Memory: TypeAlias = Callable[[ModuleType, int], Array]
+Written: TypeAlias = Mapping[Tensor, Callable[[], object]]
+"""What is called as soon as a target's value is in its array."""
 
 
 class Source:
@@ -45,8 +47,10 @@ class Source:
         into: Sequence[Tensor],
         kernels: Kernels | None,
         memory: Memory,
+        written: Written,
     ) -> None:
         self.values, self.layout, self.into, self.kernels = values, layout, into, kernels
+        self._written = dict(written)
         self.scope: dict[str, Any] = {"copyto": values.xp.copyto}
         self.lines: list[str] = []
         self.nodes: list[Tensor] = []
@@ -86,6 +90,7 @@ class Source:
             self._names[node] = f"t{line}"
             result = f"t{line} = "
         self._write(f"{result}{self._kernel(node.op.name, kernel)}({', '.join(arguments)})", node)
+        self._tell([node])
 
     def add_chain(self, chain: Chain) -> Blockwise:
         """Write the call of a chain."""
@@ -124,6 +129,7 @@ class Source:
             operands.append([*arguments, out])
         run = Blockwise(chain, kernels, operands, outputs)
         self._write(f"{self._kernel('chain', run)}({', '.join(given)})", chain.members[-1])
+        self._tell(chain.members)
         return run
 
     def finish(self, fetches: Sequence[Tensor]) -> str:
@@ -131,6 +137,7 @@ class Source:
         for j, t in enumerate(self.into):
             if self._name(t) != f"o{j}":
                 self._write(f"copyto(o{j}, {self._name(t)})", t)
+        self._tell(self.into, last=True)
         result = "".join(f"{self._name(t)}, " for t in fetches)
         body = "".join(f"    {line}\n" for line in [*self.lines, f"return ({result})"])
         return f"def step({', '.join(self._parameters)}):\n{body}"
@@ -145,8 +152,16 @@ class Source:
         self.lines.append(line)
         self.nodes.append(node)
 
+    def _tell(self, nodes: Sequence[Tensor], last: bool = False) -> None:
+        """Call what waits for targets, in the line that was written last."""
+        for t in nodes:
+            if t in self._written and (last or self._names.get(t, "").startswith("o")):
+                self.lines[-1] += f"; {self._kernel('written', self._written.pop(t))}()"
+
     def _kernel(self, name: str, kernel: Any) -> str:
         full = f"{name if name.isidentifier() else 'call'}_{len(self.lines)}"
+        if full in self.scope:
+            full += f"_{len(self.scope)}"
         self.scope[full] = kernel
         return full
 

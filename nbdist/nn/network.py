@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
+from functools import partial
 from math import prod
 from typing import Any, TypeAlias
 
@@ -178,6 +180,12 @@ class Objective(Trainable):
         """The weights, which training changes."""
         return [array for _, array in self.variables]
 
+    def twin(self) -> Objective:
+        """Return the same for another replica: it has moving averages and such of its own."""
+        twin = copy(self)
+        twin.states = {v: array.copy() for v, array in self.states.items()}
+        return twin
+
     def draw(self, step: int, first: int) -> Array:
         """Return the four numbers that random numbers of a step follow from."""
         return np.array([self.seed, self.training, step, first], np.int64)
@@ -190,27 +198,37 @@ class Objective(Trainable):
         return [g for g in found if g is not None]
 
     def training_program(
-        self, shapes: tuple[tuple[int, ...], ...], values: Sequence[Array]
+        self,
+        shapes: tuple[tuple[int, ...], ...],
+        values: Sequence[Array],
+        ready: Callable[[int], object] | None = None,
     ) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(x, y, scale, [draw,] *gradients) -> (loss, *metrics)``; it moves states, too."""
         xp = backend_of(values[0])
         states = {v: to_device(array, xp) for v, array in self.states.items()}
         updates = self.network.training.updates
+        feeds = [self.network.x, self.y, self.scale, *([self.network.draw] if self.draws else [])]
+        # What is asked for first is computed first: where gradients are waited for, the last layer's.
+        gradients = self._gradients if ready is None else self._gradients[::-1]
         program = compile_program(
             [self._loss, *self._metrics],
-            feeds=[self.network.x, self.y, self.scale, *([self.network.draw] if self.draws else [])],
+            feeds=feeds,
             shapes=[*shapes, (), *([(4,)] if self.draws else [])],
             values=dict(zip(self.network.trainable, values, strict=True)) | states,
-            into=[*self._gradients, *updates.values()],
+            into=[*gradients, *updates.values()],
             xp=xp,
+            written=None
+            if ready is None
+            else {g: partial(ready, number) for number, g in reversed(list(enumerate(self._gradients)))},
         )
-        if not updates:
+        if not updates and ready is None:
             return program
+        fed, forward = len(feeds), 1 if ready is None else -1
         # A state is read before it is written: the last call of its update is the only one that writes it.
         targets = [states[v] for v in updates if isinstance(v, Variable)]
 
         def stateful(*arrays: Array) -> tuple[Array, ...]:
-            results = program(*arrays, *targets)
+            results = program(*arrays[:fed], *arrays[fed:][::forward], *targets)
             if xp is not np:
                 for v, state in states.items():
                     np.copyto(self.states[v], to_host(state))

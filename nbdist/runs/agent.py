@@ -25,6 +25,7 @@ from nbdist.metrics.timeline import Span
 from nbdist.runs.output import Output
 from nbdist.runs.recorded import Recorded
 from nbdist.runtime import task as tasks
+from nbdist.runtime.groups import Gathering
 from nbdist.runtime.parameters import ParameterService
 from nbdist.runtime.server import Handler
 from nbdist.train.context import Context, Control
@@ -43,6 +44,7 @@ class Agent:
         self.task = task
         self.prefix = shared_prefix(task)
         self.parameters = ParameterService(task.server, self.prefix)
+        self.groups = Gathering(task.server)
         self._reserved: tuple[str, float] | None = None
         self._live: Live | None = None
         self._control = ("", Control())
@@ -182,6 +184,7 @@ class Agent:
             self._reserved = None
             self._watchers.pop(run, None)
         self.parameters.drop_run(run)
+        self.groups.drop_run(run)
         if "folder" in frame.meta:
             self.recorded.write(run, str(frame.meta["folder"]))
         return Frame("run.released")

@@ -9,7 +9,7 @@ import linecache
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -23,11 +23,12 @@ from nbdist.runs import bodycode, parcel
 from nbdist.runs.agent import Agent, Live, agent
 from nbdist.runs.bodycode import Code
 from nbdist.runs.output import Output, printing_to
+from nbdist.runs.strategies import strategy_of
+from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, current
 from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
 from nbdist.train.steplog import StepLog
-from nbdist.train.strategy import OneDeviceStrategy, Strategy
 
 OWN_FILES = (__file__, bodycode.__file__)  # which no traceback has to show
 MOST_MESSAGE, MOST_TRACEBACK = 2_000, 20_000  # characters of an error that travel home
@@ -47,6 +48,8 @@ class Order:
     epochs: int | None
     fetch: tuple[str, ...]
     data: str = "client"
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the strategy, by the names of Options."""
 
 
 def run_body(order: Order, body: str | Callable[[], Any]) -> dict[str, Any]:
@@ -89,6 +92,7 @@ def perform(
     finally:
         live.context.progress.state = "done"
         here.end(live)
+        live.context.world.close()
         live.close()
     here.recorded.write(order.run, order.folder)
     outcome |= {
@@ -111,8 +115,10 @@ def _live(order: Order, task: Task, here: Agent) -> Live:
     folder = private_folder(Path(order.folder))
     recorder = Recorder(folder / f"metrics-{task.rank:04d}.log", replica=order.ranks.index(task.rank))
     control = here.control(order.run)
+    world = World(task, order.ranks, order.run, control.check, order.settings.get("collective", "auto"))
     context = contexts.Context(
-        strategy=_strategy(order, task, here, control),
+        strategy=strategy_of(order, world, here.prefix),
+        world=world,
         recorder=recorder,
         step_log=StepLog(task.device),
         control=control,
@@ -131,22 +137,6 @@ def _end_everywhere(order: Order, task: Task, number: int) -> None:
     for rank in order.ranks:
         if rank != task.rank:
             task.peer(rank).send("run.end_training", {"run": order.run, "number": number})
-
-
-def _strategy(order: Order, task: Task, here: Agent, control: contexts.Control) -> Strategy:
-    if order.strategy == "one_device":
-        return OneDeviceStrategy()
-    from nbdist.distribute.parameter_server import ParameterServerStrategy
-
-    return ParameterServerStrategy(
-        task,
-        ranks=order.ranks,
-        run=order.run,
-        prefix=here.prefix,
-        check=control.check,
-        synchronous=order.synchronous,
-        transport=order.transport,
-    )
 
 
 def _call(body: Any) -> dict[str, Any]:

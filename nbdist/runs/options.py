@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.runtime.task import Roster, TaskInfo
 
-STRATEGIES = ("ps", "one_device")
+STRATEGIES = ("ps", "mirrored", "multi_worker", "central", "elastic", "one_device")
+TOGETHER = ("mirrored", "multi_worker", "central")
+"""Strategies whose replicas make every step together."""
 REPLICATIONS = ("between-graph", "in-graph")
 DATA = ("client", "workers")
+IN_GRAPH = (None, "ps", "central")
+"""Strategies that in-graph replication has a meaning for."""
+COLLECTIVE_KINDS = ("auto", "local", "shm", "ring", "hierarchical", "nccl", "mpi")
+BELONGS: dict[str, tuple[tuple[str, ...], bool | None]] = {
+    "backups": (("ps",), True),
+    "aggregate": (("ps",), True),
+    "staleness": (("ps",), False),
+    "locking": (("ps",), None),
+    "collective": (("mirrored", "multi_worker", "elastic", "one_device"), None),
+    "every": (("elastic",), None),
+    "alpha": (("elastic",), None),
+}
+"""Settings by the strategies that they belong to, and whether those must be synchronous."""
 
 
 @dataclass(frozen=True)
 class Options:
     """How a body is run on the tasks.
 
-    ``strategy`` None means: parameter servers if the cluster has any, else each replica by itself.
+    ``strategy`` None means: parameter servers if the cluster has any, else each replica by itself, or with
+    ``synchronous`` a copy of the parameters on each worker. ``synchronous`` None means what the strategy
+    does of itself. ``backups`` to ``alpha`` are settings of single strategies, see :data:`BELONGS`.
     ``replication`` is "between-graph", where every task runs the body and builds a graph of its own, or
     "in-graph", where the notebook's process runs it and one graph drives all tasks. ``data`` says whether
     in that case the "client" (the notebook) feeds every batch, or the "workers" read them.
@@ -26,7 +44,7 @@ class Options:
     """
 
     strategy: str | None = None
-    synchronous: bool = False
+    synchronous: bool | None = None
     replication: str = "between-graph"
     data: str = "client"
     on: str | None = None
@@ -37,16 +55,26 @@ class Options:
     epochs: int | None = None
     fetch: tuple[str, ...] = ()
     transport: str = "auto"
+    backups: int | None = None
+    aggregate: int | None = None
+    staleness: int | None = None
+    locking: bool = False
+    collective: str = "auto"
+    every: int | None = None
+    alpha: float | None = None
 
     def __post_init__(self) -> None:
         if self.strategy is not None:
             choose("--strategy", self.strategy, STRATEGIES)
         choose("--replication", self.replication, REPLICATIONS)
-        if self.replication == "in-graph" and self.strategy == "one_device":
+        if self.replication == "in-graph" and self.strategy not in IN_GRAPH:
             raise InvalidArgumentError(
-                "--strategy one_device has every worker train by itself, and --replication in-graph has this "
-                "notebook drive all workers together: drop one of the two"
+                f"--strategy {self.strategy} has every worker keep parameters of its own, and --replication "
+                "in-graph has this notebook drive all workers together, with the parameters in one place: "
+                "drop one of the two, or take --strategy ps or central"
             )
+        self._check_steps()
+        self._check_settings()
         choose("--data", self.data, DATA)
         if self.data == "workers" and self.replication != "in-graph":
             raise InvalidArgumentError(
@@ -64,11 +92,70 @@ class Options:
             if not name.isidentifier():
                 raise InvalidArgumentError(f"--fetch takes names of variables, got {name!r}")
 
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of single strategies that were given.
+
+        >>> Options(strategy="elastic", every=5).settings()
+        {'every': 5}
+        """
+        defaults = {field.name: field.default for field in fields(self)}
+        given = {name: getattr(self, name) for name in BELONGS}
+        return {name: value for name, value in given.items() if value != defaults[name]}
+
     @property
     def wants_training(self) -> bool:
         """Whether something was asked for that has a meaning only for a body that trains."""
         chosen = self.strategy is not None or self.synchronous or self.data != "client"
-        return chosen or self.epochs is not None
+        return bool(chosen or self.settings().keys() - {"collective"} or self.epochs is not None)
+
+    @property
+    def uses_servers(self) -> bool:
+        """Whether parameter servers, if there are any, take part."""
+        return self.strategy in (None, "ps")
+
+    def _check_steps(self) -> None:
+        if self.strategy in TOGETHER and self.synchronous is False:
+            raise InvalidArgumentError(
+                f"replicas of --strategy {self.strategy} make every step together: drop --async, or take "
+                "--strategy ps or elastic"
+            )
+        if self.strategy in ("elastic", "one_device") and self.synchronous:
+            raise InvalidArgumentError(
+                f"replicas of --strategy {self.strategy} make steps of their own: drop --sync, or take "
+                "--strategy multi_worker"
+            )
+
+    def _check_settings(self) -> None:
+        for name in self.settings():
+            if self.replication == "in-graph":
+                raise InvalidArgumentError(
+                    f"--{name} belongs to --replication between-graph, where every worker steps by itself"
+                )
+            strategies, synchronous = BELONGS[name]
+            if self.strategy is not None and self.strategy not in strategies:
+                raise InvalidArgumentError(
+                    f"--{name} belongs to --strategy {' or '.join(strategies)}, not {self.strategy}"
+                )
+            if synchronous is not None and bool(self.synchronous) is not synchronous:
+                raise InvalidArgumentError(
+                    f"--{name} belongs to {'--sync' if synchronous else '--async'}: replicas that "
+                    f"{'make a step together' if synchronous else 'go at their own pace'}"
+                )
+        if self.backups is not None and self.aggregate is not None:
+            raise InvalidArgumentError(
+                "--backups N and --aggregate R say the same (R is the workers less the backups): give one"
+            )
+        for name, value, least in (
+            ("backups", self.backups, 0),
+            ("aggregate", self.aggregate, 1),
+            ("staleness", self.staleness, 0),
+            ("every", self.every, 1),
+        ):
+            if value is not None and not _whole(value, least):
+                raise InvalidArgumentError(f"--{name} is a whole number of {least} or more, got {value!r}")
+        if self.alpha is not None and not (isinstance(self.alpha, (int, float)) and 0 < self.alpha <= 1):
+            raise InvalidArgumentError(f"--alpha is a number above 0 and at most 1, got {self.alpha!r}")
+        choose("--collective", self.collective, COLLECTIVE_KINDS)
 
 
 def _whole(value: object, least: int) -> bool:
@@ -78,9 +165,9 @@ def _whole(value: object, least: int) -> bool:
 def choose(what: str, value: str, allowed: Sequence[str]) -> None:
     """Raise unless ``value`` is one of ``allowed``.
 
-    >>> choose("--strategy", "pss", ("ps", "one_device"))
+    >>> choose("--data", "disk", DATA)
     Traceback (most recent call last):
-    nbdist.errors.InvalidArgumentError: no --strategy 'pss'; choose from ps, one_device
+    nbdist.errors.InvalidArgumentError: no --data 'disk'; choose from client, workers
     """
     if value not in allowed:
         raise InvalidArgumentError(f"no {what} {value!r}; choose from {', '.join(allowed)}")

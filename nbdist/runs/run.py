@@ -74,14 +74,12 @@ class Run:
         self.results: dict[str, Any] = {}
         self.notes: list[str] = []
         self.store = RunStore()
-        self.tally = Tally(len(self.tasks), options.synchronous)
+        self.tally = Tally(len(self.tasks), bool(options.synchronous))
         self.seed = record.seed
         self._cluster, self._record, self._workers = cluster, record, workers
         self._towers, self._at_end = list(towers), at_end
         self._view = view
-        self._servers = [
-            info for info in cluster.tasks if info.job == "ps" and options.strategy != "one_device"
-        ]
+        self._servers = [info for info in cluster.tasks if info.job == "ps" and options.uses_servers]
         self._watch = Watch(
             record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
             store=self.store, tally=self.tally,

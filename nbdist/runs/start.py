@@ -22,7 +22,7 @@ from nbdist.metrics.runfile import RunFile, versions, write_run
 from nbdist.runs.agent import install
 from nbdist.runs.body import Order, run_body
 from nbdist.runs.ingraph import InGraph
-from nbdist.runs.options import Options, select
+from nbdist.runs.options import BELONGS, TOGETHER, Options, select
 from nbdist.runs.run import Run, View
 from nbdist.runs.watch import what_next
 from nbdist.runtime.task import TaskInfo
@@ -75,15 +75,17 @@ def start_run(
             folder=str(folder),
             ranks=tuple(info.rank for info in workers),
             strategy=options.strategy or ("ps" if _servers(cluster) else "one_device"),
-            synchronous=options.synchronous,
+            synchronous=bool(options.synchronous),
             transport=options.transport,
             seed=seed,
             epochs=options.epochs,
             fetch=options.fetch,
             data=options.data,
+            settings=options.settings(),
         )
         if options.replication == "in-graph":
-            here = InGraph(cluster, order, body, workers, _servers(cluster))
+            servers = _servers(cluster) if options.uses_servers else []
+            here = InGraph(cluster, order, body, workers, servers)
             here.start()
             run = Run(
                 here.tasks, record, folder, here.workers, options, here.body, None,
@@ -125,14 +127,15 @@ def _resolved(options: Options, cluster: Cluster) -> Options:
             "start one with: %cluster stop, then %cluster start --workers 2 --ps 1"
         )
     if options.replication == "in-graph":  # without a parameter server the first worker keeps the variables
-        return options
-    if options.synchronous and options.strategy == "one_device":
-        raise InvalidArgumentError("--sync has no meaning with --strategy one_device")
-    if options.synchronous and not has_ps:
-        raise InvalidArgumentError("--sync needs a parameter server and the cluster has none")
+        central = options.strategy == "central"
+        return dataclasses.replace(options, synchronous=True) if central else options
     if options.strategy is None and options.synchronous:
-        return dataclasses.replace(options, strategy="ps")
-    return options
+        options = dataclasses.replace(options, strategy="ps" if has_ps else "multi_worker")
+    telling = [name for name in options.settings() if name != "collective"]
+    if options.strategy is None and telling:  # a setting of one strategy alone says which is meant
+        options = dataclasses.replace(options, strategy=BELONGS[telling[0]][0][0])
+        return _resolved(options, cluster)
+    return dataclasses.replace(options, synchronous=options.synchronous or options.strategy in TOGETHER)
 
 
 def _servers(cluster: Cluster) -> list[TaskInfo]:
@@ -141,7 +144,7 @@ def _servers(cluster: Cluster) -> list[TaskInfo]:
 
 def _check_alive(cluster: Cluster, workers: list[TaskInfo], options: Options) -> None:
     needed = {info.rank for info in workers} | {
-        info.rank for info in cluster.tasks if info.job == "ps" and options.strategy != "one_device"
+        info.rank for info in cluster.tasks if info.job == "ps" and options.uses_servers
     }
     dead = cluster.dead()
     for info in dead:

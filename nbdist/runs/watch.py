@@ -17,7 +17,8 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.wire.frames import Frame
 
 LAST_NEWS_SECONDS = 5.0  # how long the last points of a task, sent before its outcome, may come after it
-DEATH_SECONDS = 1.0  # how long the death of a task may come after another's word that it is silent
+DEATH_SECONDS = 1.0  # how long what cut a task off may come after the word that it was cut off
+CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
 HOLD_SECONDS = 10.0  # between two words that towers are still needed: without one they are free again
 
 
@@ -128,15 +129,15 @@ class Watch:
                 self._fail(error, rank)
                 continue
             wrong = outcome.get("error")
-            if wrong and self._may_be_a_death(wrong, rank):
+            if wrong and self._may_be_a_consequence(wrong, rank):
                 continue
             self.outcomes[rank] = outcome
             if wrong and not wrong["aborted"] and not (self.interrupted and wrong["interrupted"]):
                 self._fail(self._body_error(rank, wrong), rank)
 
-    def _may_be_a_death(self, wrong: dict[str, Any], rank: int) -> bool:
-        """Whether to wait for the news that a task is gone, which says more than that it does not answer."""
-        if self.error is not None or wrong["type"] != "UnavailableError":
+    def _may_be_a_consequence(self, wrong: dict[str, Any], rank: int) -> bool:
+        """Whether to wait for news that say more: a task is gone, or has raised what cut this one off."""
+        if self.error is not None or wrong["type"] not in CONSEQUENCES:
             return False
         now = time.monotonic()
         return now - self._doubtful.setdefault(rank, now) < DEATH_SECONDS

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from nbdist.errors import AbortedError
 from nbdist.metrics.recorder import Recorder
+from nbdist.runtime.groups import World
 from nbdist.train.steplog import StepLog
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
 
@@ -74,6 +75,8 @@ class Context:
     """In an in-graph run, the context of a tower by its number: for towers that go their own ways, each on a
     thread of its own. The same number gives the same context throughout a run. Of towers that step together
     the strategy's ``on_tower`` tells instead, and this context's own recorder takes validation only."""
+    world: World = field(default_factory=World)
+    """All replicas of the run."""
     metric_names: list[str] = field(default_factory=list)
     """What the model that is trained measures beside its loss."""
     trainings: int = 0

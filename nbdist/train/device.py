@@ -44,6 +44,18 @@ class DeviceReplica(Replica):
         self._inner.push()
         self._note()
 
+    def agree(self, stop: bool) -> bool:
+        """Return whether to stop before the next step."""
+        return self._inner.agree(stop)
+
+    def end_epoch(self, stop: bool) -> bool:
+        """Return whether to end the training after this epoch."""
+        return self._inner.end_epoch(stop)
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the replicas that wait for this one."""
+        self._inner.abort(error)
+
     def finish(self) -> None:
         """Wait for all updates and bring the final parameters."""
         self._inner.finish()
@@ -60,4 +72,4 @@ class DeviceReplica(Replica):
 
     def _note(self) -> None:
         self.global_step, self.staleness = self._inner.global_step, self._inner.staleness
-        self.waited = self._inner.waited
+        self.waited, self.dropped = self._inner.waited, self._inner.dropped

@@ -51,7 +51,6 @@ def train(
     context = current()
     one = partial(
         _train,
-        model=model,
         dataset=dataset,
         optimizer=optimizer,
         epochs=epochs,
@@ -60,8 +59,9 @@ def train(
     strategy = context.strategy
     try:
         companions = strategy.companions(context, model, optimizer)
-        with together([partial(one, companion) for companion in companions], context.control):
-            return one(context, validate=validate, callbacks=callbacks)
+        others = [partial(one, companion, model=model.twin()) for companion in companions]
+        with together(others, context.control):
+            return one(context, model=model, validate=validate, callbacks=callbacks)
     finally:
         strategy.end()
 
@@ -108,7 +108,9 @@ def _train(
             history.end_epoch(epoch, whole=goes_on)
             if history.stop_training and context.end_everywhere is not None and context.is_chief:
                 context.end_everywhere(context.trainings)
-            if not goes_on or history.stop_training:
+            with _noted(context, "wait", "the other replicas"):
+                ends = replica.end_epoch(not goes_on or history.stop_training)
+            if ends:
                 break
         context.progress.state = "waiting for the others"
         with _noted(context, "wait", "the other replicas"):
@@ -116,6 +118,9 @@ def _train(
         context.progress.global_step = loop.updates_before + replica.global_step
         history.end(replica.global_step)
         return history
+    except BaseException as error:
+        replica.abort(error)
+        raise
     finally:
         if context.strategy.keeps_values:
             for (_, own), value in zip(model.variables, replica.values, strict=True):
@@ -168,7 +173,7 @@ class _Loop:
         record = steps.add if steps is not None else None
         spent, ended = progress.spent, clock()
         for arrays, size in batches:
-            if control.stop_requested or control.ended_training == number:
+            if replica.agree(control.stop_requested or control.ended_training == number):
                 return False
             control.check()
             begun, waited = clock(), replica.waited

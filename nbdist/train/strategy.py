@@ -40,6 +40,8 @@ class Replica(ABC):
     """Updates so far, of all replicas; as of the last pull."""
     waited = 0.0
     """Seconds of all pulls so far that went by waiting for an answer."""
+    dropped = 0
+    """Gradients of this replica so far that came too late and were not applied."""
     staleness: int | None = None
     """How many updates the last acknowledged gradient was late; None where there is no such thing."""
     pull_is: tuple[str, str] | None = ("receive", "parameters")
@@ -62,6 +64,22 @@ class Replica(ABC):
     ) -> Callable[..., tuple[Array, ...]]:
         """Return the step's program for batches of these shapes; see :meth:`Trainable.training_program`."""
         return model.training_program(shapes, self.values)
+
+    def agree(self, stop: bool) -> bool:
+        """Return whether to stop before the next step, given whether this replica is to.
+
+        Replicas that cannot make a step without each other stop together: the one that is asked to makes
+        one more step, and tells the others in it.
+        """
+        return stop
+
+    def end_epoch(self, stop: bool) -> bool:
+        """Return whether to end the training after this epoch, given whether this replica wants to."""
+        return stop
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the replicas that wait for this one why it makes no more steps."""
+        return
 
     @abstractmethod
     def gradients(self) -> Sequence[Array]:
@@ -156,14 +174,20 @@ class Strategy(ABC):
 
 
 class OneDevice(Replica):
-    """Parameters and optimizer in this process."""
+    """Parameters and optimizer in this process; the parameters in bytes that are given, if they are."""
 
     pull_is = None
     push_is = ("apply", "gradients")
 
-    def __init__(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> None:
-        layout = Layout.of((name, value.shape, value.dtype) for name, value in variables)
-        parameters, gradient = layout.buffer(), layout.buffer()
+    def __init__(
+        self,
+        variables: Sequence[tuple[str, Array]],
+        optimizer: Optimizer,
+        parameters: Array | None = None,
+    ) -> None:
+        layout = layout_of(variables)
+        gradient = layout.buffer()
+        parameters = layout.buffer() if parameters is None else parameters
         self.values, self._gradients = layout.views(parameters), layout.views(gradient)
         for view, (_, value) in zip(self.values, variables, strict=True):
             np.copyto(view, value)
@@ -191,6 +215,11 @@ class OneDevice(Replica):
 
     def close(self) -> None:
         """Do nothing: memory goes with the object."""
+
+
+def layout_of(variables: Sequence[tuple[str, Array]]) -> Layout:
+    """Return where each variable lies in one buffer of all."""
+    return Layout.of((name, value.shape, value.dtype) for name, value in variables)
 
 
 class OneDeviceStrategy(Strategy):

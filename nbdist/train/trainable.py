@@ -56,11 +56,21 @@ class Trainable(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} draws, and does not say from what")
 
+    def twin(self) -> Trainable:
+        """Return what another replica of this process trains: the same, with states of its own."""
+        return self
+
     @abstractmethod
     def training_program(
-        self, shapes: tuple[tuple[int, ...], ...], values: Sequence[Array]
+        self,
+        shapes: tuple[tuple[int, ...], ...],
+        values: Sequence[Array],
+        ready: Callable[[int], object] | None = None,
     ) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(*batch, scale, [draw,] *gradients) -> (loss, *metrics)``.
+
+        ``ready`` is called with the number of a variable as soon as its gradient is there; those of the last
+        layers come first.
 
         ``scale`` is one over the size of the global batch; the loss is the sum over the examples times it,
         so that gradients (and losses) of replicas add up. Metrics are means over the replica's examples.

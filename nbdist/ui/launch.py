@@ -17,7 +17,7 @@ def launch(
     body: str | Callable[[], Any],
     *,
     strategy: str | None = None,
-    sync: bool = False,
+    sync: bool | None = None,
     replication: str = "between-graph",
     data: str = "client",
     on: str | None = None,
@@ -28,12 +28,20 @@ def launch(
     fetch: tuple[str, ...] = (),
     cluster: Cluster | None = None,
     transport: str = "auto",
+    backups: int | None = None,
+    aggregate: int | None = None,
+    staleness: int | None = None,
+    locking: bool = False,
+    collective: str = "auto",
+    every: int | None = None,
+    alpha: float | None = None,
 ) -> Run:
     """Run a body on the cluster's workers, show it live, and return the finished run. Same as %%distribute.
 
     ``body`` is source text, or a function of no arguments (it must be able to travel; what it returns on the
     chief comes home as ``run.results["result"]``). Raises BodyError with the task's own traceback if the
-    body fails anywhere. Runs in the client; the body runs in the tasks, or with replication "in-graph" right
+    body fails anywhere. ``backups`` to ``alpha`` are settings of single strategies, as the flags of the
+    magic are. Runs in the client; the body runs in the tasks, or with replication "in-graph" right
     here, where its ``fit`` drives a tower on every worker.
 
         run = nb.launch("print(nb.task.rank)", live=False)
@@ -51,6 +59,13 @@ def launch(
         epochs=epochs,
         fetch=tuple(fetch),
         transport=transport,
+        backups=backups,
+        aggregate=aggregate,
+        staleness=staleness,
+        locking=locking,
+        collective=collective,
+        every=every,
+        alpha=alpha,
     )
     return start(body, options, cluster).wait()
 

@@ -40,7 +40,16 @@ START_FLAGS = {
 DISTRIBUTE_FLAGS = {
     "--strategy": Flag("strategy", str, "|".join(STRATEGIES), "how replicas are kept together"),
     "--sync": Flag("synchronous", help="replicas share each batch and step together", value=True),
-    "--async": Flag("synchronous", help="each replica goes at its own pace (default)", value=False),
+    "--async": Flag("synchronous", help="each replica goes at its own pace (default of ps)", value=False),
+    "--backups": Flag("backups", int, "N", "ps --sync: of the workers, N are there for slow ones"),
+    "--aggregate": Flag("aggregate", int, "R", "ps --sync: gradients that make a step (default: workers)"),
+    "--staleness": Flag("staleness", int, "S", "ps --async: steps ahead of the slowest that a worker may be"),
+    "--locking": Flag("locking", help="ps: nobody reads parameters in the middle of an update"),
+    "--collective": Flag(
+        "collective", str, "auto|shm|ring|hierarchical|nccl|mpi", "how replicas reduce gradients together"
+    ),
+    "--every": Flag("every", int, "TAU", "elastic: steps between two pulls towards the centre (default 10)"),
+    "--alpha": Flag("alpha", float, "A", "elastic: how far each pull goes (default 0.9 / workers)"),
     "--replication": Flag(
         "replication", str, "|".join(REPLICATIONS), "a graph on every worker (default), or one for all, here"
     ),

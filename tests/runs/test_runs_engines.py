@@ -260,7 +260,7 @@ def test_two_of_three_workers_train(begin: Callable[..., Run]) -> None:
         ("1", {"on": "worker:7"}, "no task 7 in job 'worker'; it has 0 to 2"),
         ("1", {"on": "evaluator"}, "the cluster has no job 'evaluator'; its jobs are ps, worker"),
         ("1", {"on": "ps"}, "a body runs on workers"),
-        ("1", {"strategy": "one_device", "synchronous": True}, "no meaning with --strategy one_device"),
+        ("1", {"strategy": "one_device", "synchronous": True}, "one_device make steps of their own"),
     ],
 )
 def test_what_cannot_start_leaves_nothing(

@@ -68,9 +68,26 @@ def test_a_selection_says_what_it_selects(numbers: list[int]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"strategy": "pss"}, "no --strategy 'pss'; choose from ps, one_device"),
+        (
+            {"strategy": "pss"},
+            "no --strategy 'pss'; choose from ps, mirrored, multi_worker, central, elastic, one_device",
+        ),
         ({"replication": "in"}, "no --replication 'in'; choose from between-graph, in-graph"),
         ({"replication": "in-graph", "strategy": "one_device"}, "drop one of the two"),
+        ({"replication": "in-graph", "strategy": "mirrored"}, "or take --strategy ps or central"),
+        ({"replication": "in-graph", "backups": 1}, "--backups belongs to --replication between-graph"),
+        ({"strategy": "multi_worker", "synchronous": False}, "multi_worker make every step together: drop"),
+        ({"strategy": "elastic", "synchronous": True}, "elastic make steps of their own: drop --sync"),
+        ({"strategy": "ps", "every": 3}, "--every belongs to --strategy elastic, not ps"),
+        ({"strategy": "ps", "backups": 1}, "--backups belongs to --sync"),
+        ({"strategy": "ps", "synchronous": True, "staleness": 1}, "--staleness belongs to --async"),
+        ({"synchronous": True, "backups": 1, "aggregate": 2}, "say the same .*: give one"),
+        ({"synchronous": True, "backups": -1}, "--backups is a whole number of 0 or more, got -1"),
+        ({"synchronous": True, "aggregate": 0}, "--aggregate is a whole number of 1 or more, got 0"),
+        ({"staleness": 1.5}, "--staleness is a whole number of 0 or more, got 1.5"),
+        ({"every": 0}, "--every is a whole number of 1 or more, got 0"),
+        ({"alpha": 2.0}, "--alpha is a number above 0 and at most 1, got 2.0"),
+        ({"collective": "smoke"}, "no --collective 'smoke'; choose from auto, local, shm, ring"),
         ({"replication": "in-graph", "data": "disk"}, "no --data 'disk'; choose from client, workers"),
         ({"data": "workers"}, "--data workers belongs to --replication in-graph; .* drop --data"),
         ({"transport": "pigeon"}, "no --transport 'pigeon'; choose from auto, socket"),
@@ -88,10 +105,12 @@ def test_options_are_checked(options: dict[str, Any], words: str) -> None:
 
 def test_which_options_ask_for_training() -> None:
     assert not Options().wants_training
-    assert not Options(seed=3, on="worker:0", fetch=("a",), live=("loss",)).wants_training
+    plain = Options(seed=3, on="worker:0", fetch=("a",), live=("loss",), collective="ring")
+    assert not plain.wants_training
     for options in (
         {"strategy": "one_device"},
         {"synchronous": True},
+        {"staleness": 3},
         {"epochs": 2},
         {"replication": "in-graph", "data": "workers"},
     ):

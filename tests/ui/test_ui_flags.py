@@ -37,6 +37,13 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--no-live", {"show": False}),
         ("--fetch a,b", {"fetch": ("a", "b")}),
         ("--transport socket", {"transport": "socket"}),
+        ("--backups 1", {"backups": 1}),
+        ("--aggregate 3", {"aggregate": 3}),
+        ("--staleness 2", {"staleness": 2}),
+        ("--locking", {"locking": True}),
+        ("--collective ring", {"collective": "ring"}),
+        ("--every 5", {"every": 5}),
+        ("--alpha 0.3", {"alpha": 0.3}),
         ("--epochs 1 --epochs 2", {"epochs": 2}),
     ],
 )

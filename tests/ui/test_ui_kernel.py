@@ -125,7 +125,7 @@ def test_an_error_on_one_rank_is_what_the_cell_shows(kernel: Kernel) -> None:
     ("code", "wanted"),
     [
         ("%%distribute --stratgy ps\n1", "did you mean --strategy?"),
-        ("%%distribute --strategy pss\n1", "choose from ps, one_device"),
+        ("%%distribute --strategy pss\n1", "choose from ps, mirrored, multi_worker"),
         ("%%distribute --on worker:7\n1", "no task 7"),
         ("%%distribute\n   ", "the body is empty"),
         ("%%distribute --strategy ps\nx = 1", "the body never trained"),

@@ -1,0 +1,137 @@
+"""One copy of the parameters in the memory of one host; replicas send their gradients there, for one update.
+
+In a run the chief's task keeps it, as a parameter server of all workers, who have to be on its host. Without
+one, the devices of this process are driven by a thread each, and share the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.data import Dataset
+from nbdist.distribute.parameter_server import ParameterServerStrategy
+from nbdist.distribute.sharing import one_order
+from nbdist.distribute.threads import Threads
+from nbdist.errors import InvalidArgumentError
+from nbdist.optim import Optimizer
+from nbdist.runtime.groups import World
+from nbdist.runtime.task import find_rank
+from nbdist.train.context import Context, current
+from nbdist.train.strategy import OneDevice, OneDeviceStrategy, Replica, Strategy, layout_of
+from nbdist.train.trainable import Trainable
+from nbdist.wire.collective.base import Collective
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class CentralStorageStrategy(Strategy):
+    """Train with the parameters in the memory of one host, or of the only GPU, for all its replicas.
+
+    ``devices`` are devices of this process that compute; without them it is the workers of the surrounding
+    run that do. Runs on the workers, or with ``devices`` anywhere.
+
+    >>> CentralStorageStrategy(["CPU:0", "CPU:0"]).num_replicas_in_sync
+    2
+    """
+
+    name = "central"
+
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        world: World | None = None,
+        prefix: str = "",
+        transport: str = "auto",
+    ) -> None:
+        self.world = current().world if world is None else world
+        self._threads = Threads(devices, self.world) if devices is not None else None
+        self._parameters: Array = np.zeros(0, np.uint8)
+        self._served: Strategy = OneDeviceStrategy()
+        if self._threads is not None:
+            self.num_replicas_in_sync = len(self._threads.devices)
+            return
+        self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
+        if len(set(self.world.hosts)) > 1:
+            raise InvalidArgumentError(
+                f"strategy central keeps parameters in the memory of one host, and the run's workers are on "
+                f"{len(set(self.world.hosts))}; use --strategy ps, or choose workers of one host with --on"
+            )
+        if self.world.task is not None:
+            self._served = ParameterServerStrategy(
+                self.world.task,
+                ranks=self.world.ranks,
+                run=self.world.run,
+                prefix=prefix or self.world.task.segment_prefix,
+                check=self.world.check,
+                synchronous=True,
+                transport=transport,
+                servers=[find_rank(self.world.task.roster, self.world.ranks[0])],
+            )
+
+    def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
+        """Return the dataset in one order for all, of which each replica takes its share of every batch."""
+        return one_order(dataset, seed, self.num_replicas_in_sync)
+
+    def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
+        """Begin to train: the parameters get the chief's values."""
+        if self._threads is None:
+            return self._served.replica(variables, optimizer)
+        return SharingReplica(self._threads.group(self.replica_index), variables, optimizer, self._parameters)
+
+    def companions(self, context: Context, model: Trainable, optimizer: Optimizer) -> list[Context]:
+        """Return the contexts of the other devices' threads."""
+        if self._threads is None:
+            return []
+        self._parameters = layout_of(model.variables).buffer()  # the same for the copies of this that follow
+        return self._threads.companions(self, context)
+
+
+class SharingReplica(OneDevice):
+    """A thread that computes gradients for parameters which all threads read and the first one changes."""
+
+    push_is = ("send", "gradients to the central storage")
+
+    def __init__(
+        self,
+        group: Collective,
+        variables: Sequence[tuple[str, Array]],
+        optimizer: Optimizer,
+        parameters: Array,
+    ) -> None:
+        super().__init__(variables, optimizer, parameters)
+        self._group = group
+        self._stop, self._stops = np.zeros(1, np.int64), False
+
+    def push(self) -> None:
+        """Sum the gradients of all; the first thread applies them."""
+        group, waited = self._group, self._group.waited
+        for _, gradient, _ in self._flats:
+            group.all_reduce(gradient, "sum", out=gradient)
+        self._stops = bool(group.all_reduce(self._stop, "max")[0])
+        if group.rank == 0:
+            super().push()
+        else:
+            self.global_step += 1
+        group.barrier()
+        self.waited += group.waited - waited
+
+    def agree(self, stop: bool) -> bool:
+        """Return whether any replica was asked to stop before the last step; tell the others in the next."""
+        self._stop[0] = stop
+        return self._stops
+
+    def end_epoch(self, stop: bool) -> bool:
+        """Return whether any replica wants to end the training."""
+        return bool(self._group.all_reduce(np.array(stop or self._stops), "max"))
+
+    def abort(self, error: BaseException) -> None:
+        """Break the group, with the reason."""
+        self._group.abort(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._group.close()

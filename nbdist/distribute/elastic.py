@@ -1,0 +1,149 @@
+"""Elastic averaging: replicas train by themselves, and are drawn towards a common centre now and then.
+
+Every ``every`` steps each replica goes a part ``alpha`` of its way to the centre, and the centre the same
+part of its way to each: x -= alpha (x - c) and c += alpha sum(x - c) (Zhang, Choromanska and LeCun, "Deep
+learning with Elastic Averaging SGD", NIPS 2015; in one all-reduce, as in AllReduceEA of torch-distlearn).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.data import Dataset
+from nbdist.distribute.agreement import same_variables
+from nbdist.errors import InvalidArgumentError
+from nbdist.optim import Optimizer
+from nbdist.runtime.groups import World
+from nbdist.train.context import current
+from nbdist.train.strategy import OneDevice, Replica, Strategy
+from nbdist.wire.collective.base import Collective
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class ElasticAveragingStrategy(Strategy):
+    """Train replicas by themselves, drawn towards a common centre every ``every`` steps, by ``alpha``.
+
+    Each replica goes through all the data in an order of its own (or through its ``shard``), and all end with
+    the centre. ``alpha`` is 0.9 / replicas if not given; with ``alpha * replicas`` above 1 the centre may
+    overshoot. A stop takes effect at the next of these meetings. Runs on the workers.
+
+    >>> ElasticAveragingStrategy(every=5).alpha    # outside of a run: one replica
+    0.9
+    """
+
+    name = "elastic"
+
+    def __init__(
+        self,
+        every: int = 10,
+        alpha: float | None = None,
+        collective: str = "auto",
+        *,
+        world: World | None = None,
+    ) -> None:
+        self.world = current().world if world is None else world
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise InvalidArgumentError(f"every is a whole number of steps above 0, got {every!r}")
+        self.every, self.collective = every, collective
+        self.alpha = 0.9 / self.world.size if alpha is None else float(alpha)
+        if not 0 < self.alpha <= 1:
+            raise InvalidArgumentError(f"alpha is a number above 0 and at most 1, got {alpha!r}")
+        self.replica_index = self.world.index
+
+    def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
+        """Return the dataset in this replica's own order."""
+        return dataset if seed is None else dataset.with_seed(seed, self.replica_index)
+
+    def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
+        """Begin to train: all replicas and the centre get the chief's values."""
+        group = self.world.group("centre", self.collective)
+        return ElasticReplica(group, variables, optimizer, self.every, self.alpha)
+
+
+class ElasticReplica(OneDevice):
+    """Parameters of one replica, and its copy of the centre, which is the same on all.
+
+    All come to every meeting, whatever brings them there: a replica whose data has ended goes on coming until
+    that of all has.
+    """
+
+    push_is = ("apply", "gradients")
+
+    def __init__(
+        self,
+        group: Collective,
+        variables: Sequence[tuple[str, Array]],
+        optimizer: Optimizer,
+        every: int,
+        alpha: float,
+    ) -> None:
+        super().__init__(variables, optimizer)
+        self._group, self._every, self._alpha = group, every, alpha
+        try:
+            same_variables(group, variables)
+            for parameters, _, _ in self._flats:
+                group.broadcast(parameters, root=0, out=parameters)
+            self._centres = [parameters.copy() for parameters, _, _ in self._flats]
+            self._pulls = [group.lend(centre.shape, centre.dtype) for centre in self._centres]
+            self._words = group.lend((2,), np.int64)  # replicas that want to stop; whose epoch has ended
+        except BaseException as error:
+            self.abort(error)
+            self.close()
+            raise
+        self._steps = 0
+        self._wants_stop = self._stops = False
+        text = (
+            f"{group.size} replicas, drawn to their centre every {every} steps by {alpha:.3g} ({group.kind})"
+        )
+        self.notes = [*([text] if group.rank == 0 else []), *group.notes]
+
+    def push(self) -> None:
+        """Apply the gradients here; meet the others if it is time."""
+        super().push()
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self._meet()
+
+    def agree(self, stop: bool) -> bool:
+        """Return whether any replica had been asked to stop at the last meeting."""
+        self._wants_stop = self._wants_stop or stop
+        return self._stops
+
+    def end_epoch(self, stop: bool) -> bool:
+        """Meet the others until the epoch of each has ended; whether any wants to end the training."""
+        self._wants_stop = self._wants_stop or stop
+        while self._meet(ended=True) < self._group.size:
+            pass
+        return self._stops
+
+    def finish(self) -> None:
+        """Take the centre as the parameters."""
+        for (parameters, _, _), centre in zip(self._flats, self._centres, strict=True):
+            np.copyto(parameters, centre)
+
+    def abort(self, error: BaseException) -> None:
+        """Break the group, with the reason."""
+        self._group.abort(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._group.close()
+
+    def _meet(self, ended: bool = False) -> int:
+        """Draw the replicas and the centre together; return how many have ended their epoch."""
+        waited = self._group.waited
+        self._words[:] = self._wants_stop, ended
+        self._group.all_reduce(self._words, "sum", out=self._words)
+        for (parameters, _, _), centre, pull in zip(self._flats, self._centres, self._pulls, strict=True):
+            np.subtract(parameters, centre, out=pull)
+            np.multiply(pull, self._alpha, out=pull)
+            np.subtract(parameters, pull, out=parameters)
+            self._group.all_reduce(pull, "sum", out=pull)
+            np.add(centre, pull, out=centre)
+        self.waited += self._group.waited - waited
+        self._stops = bool(self._words[0])
+        return int(self._words[1])

@@ -1,0 +1,59 @@
+"""A copy of the parameters on every device of one host; gradients are summed by all-reduce.
+
+In a run each worker is a device. Without one, the devices of this process are driven by a thread each:
+
+    strategy = MirroredStrategy(["GPU:0", "GPU:1"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbdist.distribute.all_reduce import AllReduceStrategy
+from nbdist.distribute.threads import Threads
+from nbdist.errors import InvalidArgumentError
+from nbdist.optim import Optimizer
+from nbdist.runtime.groups import World
+from nbdist.train.context import Context
+from nbdist.train.trainable import Trainable
+from nbdist.wire.collective.base import Collective
+
+
+class MirroredStrategy(AllReduceStrategy):
+    """Train with a copy of the parameters on each of several devices of one host.
+
+    ``devices`` are devices of this process, such as "GPU:0" and "GPU:1"; a CPU may be named several times.
+    Without them they are those of the workers of the surrounding run, which have to be on one host. Raises
+    InvalidArgumentError if they are not. Runs on the workers, or with ``devices`` anywhere.
+
+    >>> MirroredStrategy(["CPU:0", "CPU:0"]).num_replicas_in_sync
+    2
+    """
+
+    name = "mirrored"
+
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        collective: str = "auto",
+        *,
+        world: World | None = None,
+    ) -> None:
+        super().__init__(collective, world=world)
+        self._threads = Threads(devices, self.world) if devices is not None else None
+        if self._threads is not None:
+            self.num_replicas_in_sync = len(self._threads.devices)
+        hosts = set(self.world.hosts)
+        if len(hosts) > 1:
+            raise InvalidArgumentError(
+                f"strategy mirrored is for the devices of one host, and the run's workers are on "
+                f"{len(hosts)}; use --strategy multi_worker, or choose workers of one host with --on"
+            )
+
+    def companions(self, context: Context, model: Trainable, optimizer: Optimizer) -> list[Context]:
+        """Return the contexts of the other devices' threads."""
+        return [] if self._threads is None else self._threads.companions(self, context)
+
+    def form(self) -> Collective:
+        """Return this replica's end of a group of all."""
+        return super().form() if self._threads is None else self._threads.group(self.replica_index)

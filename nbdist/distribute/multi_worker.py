@@ -1,0 +1,18 @@
+"""A copy of the parameters on every worker, of any host; gradients are summed by all-reduce."""
+
+from __future__ import annotations
+
+from nbdist.distribute.all_reduce import AllReduceStrategy
+
+
+class MultiWorkerMirroredStrategy(AllReduceStrategy):
+    """Train with a copy of the parameters on every worker of the run.
+
+    ``collective`` is "auto" (shared memory on one host, a ring between hosts, both where several workers are
+    on several hosts), or one of "shm", "ring", "hierarchical", "nccl", "mpi". Runs on the workers.
+
+    >>> MultiWorkerMirroredStrategy().num_replicas_in_sync    # outside of a run: a world of one
+    1
+    """
+
+    name = "multi_worker"
