@@ -45,6 +45,34 @@ BENCHMARKS = [
         Bar("<=", 1.25),
         TRAINED,
     ),
+    *(
+        Benchmark(
+            f"{key}.{peer.split('_')[0]}",
+            f"synchronous, {what}, batch 50 for each of 2 workers",
+            "images/s",
+            name,
+            here("nbdist_multi_worker", "--work", work),
+            elsewhere(peer, "--work", work),
+            Bar(">=", bar),
+            close(2e-3) if work == "cnn" else EXACT,  # Adam turns rounding into steps
+        )
+        for key, work, what, bars in (
+            (
+                "p3",
+                "cnn",
+                "28x28 CNN (Conv 32, Conv 64, max pool, Dense 64, Dense 10), Adam amsgrad",
+                (1.4, 0.9),
+            ),
+            ("p4", "mlp", "784-100-10 sigmoid, SGD", (20, 4)),
+        )
+        for (peer, name), bar in zip(
+            (
+                ("tensorflow_multi_worker", "TensorFlow, MultiWorkerMirroredStrategy"),
+                ("torch_data_parallel", "PyTorch, DistributedDataParallel over gloo"),
+            ),
+            bars,
+        )
+    ),
     Benchmark(
         "p5.mlp",
         "one-device step, 784-100-10 sigmoid, batch 100, SGD, through our graph",

@@ -1,0 +1,106 @@
+"""Peer of P3 and P4: PyTorch's DistributedDataParallel over gloo, a process of one thread per worker.
+
+Prints images per second of both workers together.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench.sync_work import WORKERS, WORKS, chosen
+
+
+def main() -> None:
+    name = chosen()
+    processes = multiprocessing.get_context("spawn")
+    here, there = processes.Pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [processes.Process(target=train, args=(name, rank, folder, there)) for rank in range(WORKERS)]
+        for one in ranks:
+            one.start()
+        there.close()  # so that nothing is waited for when all workers have failed
+        outcome = here.recv()
+        for one in ranks:
+            one.join()
+    print(json.dumps(outcome))
+
+
+def train(name: str, rank: int, folder: str, pipe: Connection) -> None:
+    """Be one worker; the first sends the outcome."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn import CrossEntropyLoss
+    from torch.nn.parallel import DistributedDataParallel
+
+    work = WORKS[name]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{Path(folder) / 'store'}", rank=rank, world_size=WORKERS)
+    images, numbers = work.share(rank)
+    x, y = torch.from_numpy(images), torch.from_numpy(numbers)
+    if name == "cnn":
+        x = x.permute(0, 1, 4, 2, 3).contiguous()
+    model, loss = network(name), CrossEntropyLoss()
+    optimizer = optimizer_of(name, model)
+    parallel = DistributedDataParallel(model)
+    begin = 0.0
+    for step in range(work.warm_up + work.steps):
+        if step == work.warm_up:
+            dist.barrier()
+            begin = time.perf_counter()
+        batch = step % len(x)
+        optimizer.zero_grad()
+        value = loss(parallel(x[batch]), y[batch])
+        value.backward()
+        optimizer.step()
+        value.item()  # all sides report the loss of every step
+    dist.barrier()
+    seconds = time.perf_counter() - begin
+    if rank == 0:
+        pipe.send(work.outcome(seconds, weights_of(name, model)))
+    dist.destroy_process_group()
+
+
+def network(name: str) -> Any:
+    """Return the network with the first weights."""
+    import torch
+    from torch import nn
+
+    from bench import torch_cnn
+
+    if name == "cnn":
+        return torch_cnn.network()
+    model = nn.Sequential(nn.Linear(784, 100), nn.Sigmoid(), nn.Linear(100, 10))
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), WORKS[name].first_weights(), strict=True):
+            parameter.copy_(torch.from_numpy(value.T))
+    return model
+
+
+def optimizer_of(name: str, model: Any) -> Any:
+    """Return the optimizer of this work."""
+    import torch
+
+    from bench.cnn_work import EPSILON
+
+    rate = WORKS[name].learning_rate
+    if name == "cnn":
+        return torch.optim.Adam(model.parameters(), rate, eps=EPSILON, amsgrad=True)
+    return torch.optim.SGD(model.parameters(), rate)
+
+
+def weights_of(name: str, model: Any) -> list[Any]:
+    """Return the weights in the order and the layout of the first weights."""
+    from bench.cnn_work import to_channels_last
+
+    found = [p.detach().numpy() for p in model.parameters()]
+    return to_channels_last(found) if name == "cnn" else [value.T for value in found]
+
+
+if __name__ == "__main__":
+    main()
