@@ -19,7 +19,7 @@ from nbdist.runtime.sources import Sources
 from nbdist.runtime.station import Place, Station, lost
 from nbdist.runtime.store import Store
 from nbdist.wire.frames import Frame
-from nbdist.wire.hosts import host_identity
+from nbdist.wire.hosts import address_towards, host_identity
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.peers import Peer
 from nbdist.wire.post import Address
@@ -120,7 +120,8 @@ class ClusterEngine:
 
     def line(self) -> Line:
         """Open a line."""
-        place = Place(self._keys, host_identity(), self._first["prefix"], transport=self._transport)
+        host = address_towards(self._addresses.values()) if self.own is None else self.own.place.host
+        place = Place(self._keys, host_identity(), self._first["prefix"], host, self._transport)
         assert self._sources is not None
         if self.own is not None:
             station = Station(place, self._store, self._sources, self._first["resets"])

@@ -1,0 +1,52 @@
+"""Sessions of a client on one host whose tasks are on the other."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hosts_cluster import HostsCluster
+from two_hosts import TwoHosts
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
+
+CUT_OFF_SECONDS = 10.0
+BUSY_SECONDS = 2.0
+PLACES = {"worker0": "a", "worker1": "b"}
+THERE = "/job:worker/task:1"
+
+
+@pytest.mark.parametrize(("client", "target"), [("outside", "worker1"), ("worker0", "worker0")])
+def test_a_product_on_the_other_host_is_fed_from_this_one(
+    two_hosts: TwoHosts, client: str, target: str
+) -> None:
+    cluster = HostsCluster(two_hosts, PLACES)
+    driver = two_hosts.run("a", "task_actor.py") if client == "outside" else cluster[client]
+    assert driver.do(do="session", target=cluster.target(target), keys=cluster.keys, place=THERE) is None
+    assert driver.do(do="product", rows=3) is True
+    assert driver.do(do="product", rows=50_000) is True  # 16 megabytes there
+    assert driver.do(do="end_session") is None
+    cluster.close()
+
+
+def test_a_session_whose_host_is_cut_off_says_so_and_another_works(two_hosts: TwoHosts) -> None:
+    cluster = HostsCluster(two_hosts, PLACES)
+    driver, order = cluster["worker0"], {"target": cluster.target("worker0"), "keys": cluster.keys}
+    assert driver.do(do="session", **order, place=THERE) is None
+    driver.ask(do="products_for_ever", rows=500)
+    assert driver.answer() == "begun"
+    assert driver.silent(0.5)
+    two_hosts.cut("b")
+    begun = time.monotonic()
+    name, text = driver.answer()
+    took = time.monotonic() - begun
+    print(f"{took:.2f} s: {name}: {text}")
+    assert name == "UnavailableError"
+    assert THERE in text
+    assert took < CUT_OFF_SECONDS + BUSY_SECONDS
+    assert driver.do(do="end_session") is None
+    two_hosts.heal("b")
+    assert driver.do(do="session", **order, place=THERE) is None
+    assert driver.do(do="product", rows=3) is True
+    assert driver.do(do="end_session") is None
+    cluster.close()
