@@ -1,0 +1,114 @@
+"""Who sends what to whom: followed step by step, with sets of ranks in place of values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.wire.collective.calls import describe
+from nbdist.wire.collective.schedule import (
+    AGREEMENT,
+    BEGIN,
+    UNDER_WAY,
+    RingSchedule,
+    layout,
+    phases,
+    places,
+)
+
+FLOAT = np.dtype("f4")
+WHATS = st.sampled_from(["all_reduce", "reduce_scatter", "all_gather"])
+LAYOUTS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)
+
+
+def call_of(what: str, count: int, size: int, root: int = -1) -> object:
+    op = "sum" if what in ("all_reduce", "reduce_scatter") else ""
+    return describe(what, (count,), FLOAT, size, op, root)
+
+
+@given(WHATS, st.integers(2, 9), st.integers(0, 700_000))
+def test_each_letter_of_each_round_comes_once_and_in_order(what: str, size: int, count: int) -> None:
+    way = RingSchedule.of(call_of(what, count, size))
+    done: dict[int, int] = {}
+    for number, step in way.moves():
+        if step == BEGIN:
+            assert number not in done
+        assert done.get(number, BEGIN - 1) == step - 1
+        done[number] = step
+        assert sum(last < way.letters - 1 for last in done.values()) <= UNDER_WAY
+    assert done == dict.fromkeys(range(way.rounds), way.letters - 1)
+
+
+@given(WHATS, st.integers(2, 9))
+def test_every_share_goes_where_it_is_needed(what: str, size: int) -> None:
+    way = RingSchedule.of(call_of(what, 64 * size, size))
+    ranks = range(size)
+    hands = {rank: {rank} for rank in ranks}  # whose values are in the piece that a rank sends next
+    whole: list[set[int]] = [set() for _ in ranks]  # whose share a rank has the result of
+    for step in range(way.letters):
+        sent = {(rank + 1) % size: (way.sent(rank, step), hands[rank]) for rank in ranks}
+        for rank, (share, values) in sent.items():
+            assert share == way.received(rank, step)
+            if way.reduces and step < size - 1:
+                assert rank not in values, "nobody is added up twice"
+                values = values | {rank}
+                if step == size - 2:
+                    assert values == set(ranks)
+                    whole[rank].add(share)
+            else:
+                assert way.reduces or values == {share}
+                whole[rank].add(share)
+            hands[rank] = values
+    for rank in ranks:
+        if what == "reduce_scatter":
+            assert whole[rank] == {rank}
+        else:
+            assert whole[rank] | ({rank} if what == "all_gather" else set()) == set(ranks)
+
+
+@given(WHATS, st.integers(2, 9), st.integers(0, 700_000))
+def test_the_pieces_of_all_rounds_are_all_items_once(what: str, size: int, count: int) -> None:
+    way = RingSchedule.of(call_of(what, count, size))
+    for share, (low, high) in enumerate(way.shares):
+        pieces = [way.piece(number, share) for number in range(way.rounds)]
+        assert [n for piece in pieces for n in (piece.start, piece.stop) if piece.start < piece.stop][
+            ::2
+        ] == list(range(low, high, way.length))
+        assert sum(piece.stop - piece.start for piece in pieces) == high - low
+        assert all(piece.stop - piece.start <= way.length for piece in pieces)
+
+
+@given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 300_000))
+def test_a_broadcast_passes_every_rank_once(size: int, root: int, count: int) -> None:
+    root %= size
+    call = call_of("broadcast", count, size, root)
+    order = sorted(range(size), key=lambda rank: places(call, rank)[0])
+    assert order == [(root + n) % size for n in range(size)]
+    pieces = places(call, root)[1]
+    assert [n for piece in pieces for n in range(count)[piece]] == list(range(count))
+
+
+@given(LAYOUTS, st.integers(0, 50), st.data())
+def test_only_leaders_send_between_hosts(hosts: list[str], count: int, data: st.DataObject) -> None:
+    ranks = layout(hosts)
+    assert sorted(rank for one in ranks for rank in one) == list(range(len(hosts)))
+    root = data.draw(st.integers(0, len(hosts) - 1))
+    for what in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"):
+        call = call_of(what, count, len(hosts), root if what == "broadcast" else -1)
+        for host in range(len(ranks)):
+            plan = phases(call, ranks, host)
+            assert [phase.among for phase in plan].count("leaders") == (what != "barrier")
+            for phase in plan:
+                among = ranks[host] if phase.among == "host" else ranks
+                assert -1 <= phase.root < len(among)
+    assert [phase.among for phase in AGREEMENT] == ["host", "leaders", "host"]
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_broadcast_begins_on_the_host_of_its_root(host: int) -> None:
+    plan = phases(call_of("broadcast", 5, 4, 3), [[0, 2], [1, 3]], host)
+    assert [(phase.among, phase.root) for phase in plan] == (
+        [("leaders", 1), ("host", 0)] if host == 0 else [("host", 1), ("leaders", 1)]
+    )
