@@ -60,7 +60,8 @@ class Op:
     in ``shape_only`` nothing but the shape is read. An op that ``writes`` changes those inputs (variables)
     in place (it ``replaces`` them if it does not look at what they were); its value is the first of them.
     An ``external`` op's kernel is given by what runs the program (a send, a data source). ``has_value`` is
-    false for what is run for its effect only.
+    false for what is run for its effect only. An op that ``waits`` may do so for what other steps do: it
+    comes after all that a step can do without it.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Op:
     writes: frozenset[int] = frozenset()
     replaces: bool = False
     external: bool = False
+    waits: bool = False
     has_value: bool = True
     examples: Callable[[np.random.Generator], list[Example]] | None = None
 

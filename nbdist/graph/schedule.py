@@ -42,6 +42,11 @@ class Item:
         return self.node.op.writes if self.what == "op" and self.node.op is not None else frozenset()
 
     @property
+    def waits(self) -> bool:
+        """Whether it may wait for what other steps do."""
+        return self.what == "op" and self.node.op is not None and self.node.op.waits
+
+    @property
     def reads(self) -> bool:
         """Whether it stands for a variable's value as it is when what it comes after is done."""
         return self.what == "op" and self.node.type == "read"
@@ -75,11 +80,12 @@ def schedule(items: Sequence[Item], nearest: bool = True) -> list[Item]:
 def _rank_by_hops(items: Sequence[Item]) -> None:
     """Rank what needs nothing from elsewhere before what has to wait for it, and so on, hop by hop.
 
-    A piece then does all it can before it waits; among equals the order of creation decides, as before.
+    A piece then does all it can before it waits; among equals the order of creation decides, as before. What
+    waits for other steps comes after all else: they may be waiting for it.
     """
     hops: dict[Item, int] = {}
     for item in _sorted(items):
-        own = item.what in ("receive", "await")
+        own = len(items) if item.waits else int(item.what in ("receive", "await"))
         hops[item] = max((hops[first] for first in item.before_it), default=0) + own
     most = max((item.rank for item in items), default=0.0) + 2
     for item in items:

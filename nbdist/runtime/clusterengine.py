@@ -47,7 +47,10 @@ def forget(target: str) -> None:
 
 
 class ClusterEngine:
-    """The tasks that a target knows of; one that does not answer is waited for ``timeout`` seconds."""
+    """The tasks that a target knows of; one that does not answer is waited for ``timeout`` seconds.
+
+    ``patience`` is how many seconds an op may wait for what other sessions do.
+    """
 
     def __init__(
         self,
@@ -58,9 +61,11 @@ class ClusterEngine:
         keys: ClusterKeys | None,
         report: Callable[[str], object],
         transport: Literal["auto", "socket"] = "auto",
+        patience: float | None = None,
     ) -> None:
         self._keys = keys or _keys.get(target) or _unknown(target)
         self._timeout, self._report, self._transport = timeout, report, transport
+        self._patience = patience
         self._session = secrets.token_hex(6)
         self._isolate = f"isolated-{self._session}/" if isolate else ""
         self._lock = threading.Lock()
@@ -124,7 +129,7 @@ class ClusterEngine:
         place = Place(self._keys, host_identity(), self._first["prefix"], host, self._transport)
         assert self._sources is not None
         if self.own is not None:
-            station = Station(place, self._store, self._sources, self._first["resets"])
+            station = Station(place, self._store, self._sources, self._first["resets"], self._patience)
             return Line(station, Containers(self.own.job, self._isolate), self.default, self)
         return Line(Station(place, self._store, self._sources), Containers("client"), None, self)
 
@@ -156,7 +161,14 @@ class ClusterEngine:
             self._described[name] = self._ask(address, name)
         said = self._described[name]
         wanted = Wanted(
-            client, device, self._session, self._isolate, self._transport, said["incarnation"], said["resets"]
+            client,
+            device,
+            self._session,
+            self._isolate,
+            self._transport,
+            said["incarnation"],
+            said["resets"],
+            self._patience,
         )
         called = f"{name} ({said['process']})"
         try:

@@ -9,7 +9,8 @@ from typing import Any
 
 from nbdist.errors import AbortedError, DeadlineExceededError, NbdistError, UnavailableError
 from nbdist.graph.backend import Array
-from nbdist.runtime.station import ABORT, FAILED, LOOK_EVERY, Station, lost
+from nbdist.runtime.station import ABORT, FAILED, Station, lost
+from nbdist.runtime.waiting import LOOK_EVERY
 from nbdist.wire.frames import Frame
 from nbdist.wire.messages import error_from
 from nbdist.wire.post import Letter, Outbox

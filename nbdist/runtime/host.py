@@ -24,7 +24,6 @@ from nbdist.runtime.station import (
     CLOSE,
     DONE,
     FAILED,
-    LOOK_EVERY,
     REGISTER,
     REGISTERED,
     RELEASE,
@@ -34,6 +33,7 @@ from nbdist.runtime.station import (
     lost,
 )
 from nbdist.runtime.store import Store
+from nbdist.runtime.waiting import LOOK_EVERY
 from nbdist.wire.frames import Frame
 from nbdist.wire.listener import Sender
 from nbdist.wire.messages import error_frame
@@ -99,6 +99,7 @@ class SessionHost:
         with self._lock:
             self._closed = True
             threads = list(self._stations)
+        self.store.close()
         for thread in threads:
             thread.stop()
         for thread in threads:
@@ -192,7 +193,7 @@ class StationThread(threading.Thread):
 
     def _opened(self) -> Station:
         place = replace(self._host.place, transport=self._wanted.transport)
-        station = Station(place, self._host.store, self.sources, self._wanted.resets)
+        station = Station(place, self._host.store, self.sources, self._wanted.resets, self._wanted.patience)
         try:
             client = station.outbox(self._wanted.client, "the session's client")
         except Exception:

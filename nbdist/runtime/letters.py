@@ -20,7 +20,8 @@ class Wanted:
     """What a session asks a task for: a station for its client, to run what is placed on one device.
 
     Stations of one ``session`` read the same datasets; variables that are isolated are behind ``isolate``.
-    ``incarnation`` and ``resets`` are what the task said of itself when the session began.
+    ``incarnation`` and ``resets`` are what the task said of itself when the session began. ``patience`` is
+    how many seconds an op may wait for other sessions.
     """
 
     client: Address
@@ -30,6 +31,7 @@ class Wanted:
     transport: Literal["auto", "socket"]
     incarnation: int
     resets: int
+    patience: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for a message."""
@@ -45,6 +47,7 @@ class Wanted:
         good = all(type(one) is str for one in (wanted.device, wanted.session, wanted.isolate)) and all(
             type(one) is int for one in (wanted.incarnation, wanted.resets)
         )
+        good = good and (wanted.patience is None or type(wanted.patience) is float)
         if not good or wanted.transport not in ("auto", "socket"):
             raise DataLossError("that asks for no station: a value of another kind than belongs there")
         return wanted

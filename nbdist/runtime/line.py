@@ -142,10 +142,17 @@ class Line:
                     way.send(CLOSE, 0, 0)
         self._station.close()
 
+    def _check(self, exchange: Exchange) -> None:
+        self._check_cancelled()
+        exchange.check()
+
     def _look(self, device: str) -> None:
+        self._check_cancelled()
+        self._tasks.check(device)
+
+    def _check_cancelled(self) -> None:
         if self._cancelled:
             raise AbortedError("the session was closed in the middle of a step")
-        self._tasks.check(device)
 
     def _others(self, registered: Registered) -> list[tuple[int, Piece]]:
         return [(n, piece) for n, piece in enumerate(registered.plan.pieces) if n != registered.own]
@@ -165,7 +172,7 @@ class Line:
             lambda n: self._look(pieces[n].device),
             seconds,
         )
-        self._station.watch = exchange.check
+        self._station.watch = lambda: self._check(exchange)
         try:
             yield exchange
         except BaseException as error:

@@ -34,9 +34,9 @@ class Containers:
     default: str
     prefix: str = ""
 
-    def of(self, variable: Variable) -> str:
-        """Return the container of a variable."""
-        return self.prefix + (variable.container or self.default)
+    def of(self, kept: Tensor) -> str:
+        """Return the container of a variable, or of what else is kept."""
+        return self.prefix + (kept.container or self.default)
 
 
 class PieceProgram:

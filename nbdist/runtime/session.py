@@ -49,7 +49,9 @@ class Session:
     the target of a cluster's task (``cluster.target``, ``server.target``) each op runs on the device that its
     scopes say, on that task where they say nothing, and variables live on the tasks: sessions share them,
     unless ``isolate`` gives this one its own. ``timeout`` is how many seconds a task that does not answer
-    is waited for. ``allow_soft_placement`` lets a type of device that is not there fall back to CPU.
+    is waited for. ``operation_timeout`` is how many seconds an op waits for what other sessions or threads do
+    (a gradient, a token) before it raises DeadlineExceededError; None waits as long as the session is
+    open. ``allow_soft_placement`` lets a type of device that is not there fall back to CPU.
     ``transport`` "socket" keeps values out of shared memory, on one host as well.
 
     >>> from nbdist.graph.tensor import Graph, placeholder
@@ -68,6 +70,7 @@ class Session:
         isolate: bool = False,
         timeout: float | None = None,
         *,
+        operation_timeout: float | None = None,
         allow_soft_placement: bool = False,
         transport: Literal["auto", "socket"] = "auto",
         keys: ClusterKeys | None = None,
@@ -77,11 +80,19 @@ class Session:
             raise InvalidArgumentError(f"transport is 'auto' or 'socket', not {transport!r}")
         self.graph = graph or default_graph()
         self.target, self._soft = target, allow_soft_placement
+        self._patience = None if operation_timeout is None else float(operation_timeout)
+        if self._patience is not None and not self._patience > 0:
+            raise InvalidArgumentError(f"operation_timeout is in seconds above 0, not {operation_timeout!r}")
         self._engine: ClusterEngine | None = None
         if target:
-            wait = 30.0 if timeout is None else timeout
             self._engine = ClusterEngine(
-                target, isolate=isolate, timeout=wait, keys=keys, report=report, transport=transport
+                target,
+                isolate=isolate,
+                timeout=30.0 if timeout is None else timeout,
+                keys=keys,
+                report=report,
+                transport=transport,
+                patience=self._patience,
             )
             self._engine.look_at([t.device for t in self.graph.tensors if t.device])
         self._store = Store()
@@ -213,7 +224,8 @@ class Session:
             self._check_open()
             lane = self._free.pop() if self._free else None
             if lane is None:
-                lane = Lane(self._engine.line() if self._engine else None, self._store, self._sources)
+                line = self._engine.line() if self._engine else None
+                lane = Lane(line, self._store, self._sources, self._patience)
             self._busy.add(lane)
         try:
             yield lane

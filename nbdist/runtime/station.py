@@ -21,15 +21,16 @@ from nbdist.graph.tensor import Tensor
 from nbdist.metrics.timeline import Span
 from nbdist.runtime.pieceprogram import Containers, PieceProgram
 from nbdist.runtime.rendezvous import Rendezvous
+from nbdist.runtime.resources import Resources
 from nbdist.runtime.scratch import Scratch
 from nbdist.runtime.sources import Sources
 from nbdist.runtime.store import Store
 from nbdist.runtime.tracing import Mark, spans_of
+from nbdist.runtime.waiting import LOOK_EVERY, Waiting
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.post import Address, Inbox, Letter, Outbox
 
 REGISTER, REGISTERED, RUN, DONE, FAILED, VALUE, ABORT, RELEASE, CLOSE = range(1, 10)
-LOOK_EVERY = 0.5  # seconds after which whoever waits looks whether the others are still there
 NEXT = (
     "The variables that it held are gone, the other tasks go on: when it is there again, make a new session "
     "and initialise or restore them"
@@ -66,10 +67,18 @@ class Station:
     """Runs pieces on the thread that made it.
 
     ``sources`` are the datasets of the session in this process. ``resets`` is how often the store had been
-    reset when the session began: it ends with the next one.
+    reset when the session began: it ends with the next one. ``patience`` is how many seconds an op may wait
+    for other sessions.
     """
 
-    def __init__(self, place: Place, store: Store, sources: Sources, resets: int | None = None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        store: Store,
+        sources: Sources,
+        resets: int | None = None,
+        patience: float | None = None,
+    ) -> None:
         self.place, self.store, self._sources = place, store, sources
         self.resets = store.resets if resets is None else resets
         self.inbox = Inbox(place.keys, place.prefix, place.host, host_identity=place.host_identity)
@@ -78,6 +87,7 @@ class Station:
         """Letters that are nothing for a step that runs."""
         self.watch: Callable[[], None] = lambda: None
         """Called now and then while waiting; raises if waiting has become pointless."""
+        self._waiting = Waiting(self.inbox.wake, self._pause, self._check_worth_waiting, patience)
         self._scratch = Scratch(store)
         self._plans: dict[int, Running] = {}
         self._outboxes: dict[Address, Outbox] = {}
@@ -106,12 +116,14 @@ class Station:
         """Compile a piece; ``stations`` says where each device's values go, and what it is called."""
         self._check_reset()
         meeting = Rendezvous()
-        xp = backend(piece.device.rpartition("device:")[2])
+        kind = piece.device.rpartition("device:")[2]
+        xp = backend(kind)
+        resources = Resources(self.store, containers, kind, self._waiting)
 
         def kernels(node: Tensor) -> Callable[..., Any]:
-            of_data = self._sources.kernel(node, xp)
-            if of_data is not None:
-                return of_data
+            kept = self._sources.kernel(node, xp) or resources.kernel(node, xp)
+            if kept is not None:
+                return kept
             edge = node.attrs["edge"]
             if node.type in ("receive", "await"):
                 return lambda: self._receive(meeting, edge, node, xp)
@@ -141,6 +153,7 @@ class Station:
         self._check_reset()
         running.meeting.begin(step)
         self._now = plan, step
+        self._waiting.begin()
         try:
             self._check_going_on()
             if spans is None:
@@ -150,6 +163,9 @@ class Station:
             results = running.program.run(feeds, marks)
             spans += spans_of(running.program.device, step, marks, running.meeting.arrived)
             return results
+        except BaseException:
+            self._waiting.cut_off()
+            raise
         finally:
             self._now = IDLE
 
@@ -183,6 +199,7 @@ class Station:
 
     def close(self) -> None:
         """Forget all plans, close all ways."""
+        self._waiting.cut_off()
         for running in self._plans.values():
             running.close()
         self._plans.clear()
@@ -208,6 +225,17 @@ class Station:
         if array.dtype != node.dtype or (array.shape != node.shape and None not in node.shape):
             raise DataLossError(f"{node!r}: what arrived is {array.dtype} of shape {array.shape}")
         return to_device(array, xp)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait for a letter, or for being woken."""
+        if not self.pump(seconds):
+            self.watch()
+
+    def _check_worth_waiting(self) -> None:
+        self._check_going_on()
+        self._check_reset()
+        if self.store.closed:
+            raise UnavailableError("the Server of this task is closed")
 
     def _check_reset(self) -> None:
         if self.store.resets != self.resets:

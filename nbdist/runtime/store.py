@@ -1,4 +1,4 @@
-"""What a task keeps between steps: variables, in containers, by name.
+"""What a task keeps between steps: variables, and what else sessions share, in containers, by name.
 
     store = Store()
     cell = store.cell("ps", "w", spec)      # the same cell for every session that asks
@@ -10,8 +10,9 @@ A variable lives under (container, name): sessions on one task that use one name
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.graph.backend import Array, backend
 from nbdist.graph.op import Spec, show
 from nbdist.graph.specs import size_of
+from nbdist.runtime.waiting import Shared
 
 
 @dataclass(eq=False)
@@ -38,7 +40,10 @@ class Store:
         self.limit = limit
         self.resets = 0
         """How often containers were emptied; what was opened before does not use the store any more."""
+        self.closed = False
+        """Whether the task has ended: nothing that is waited for here will come."""
         self._cells: dict[tuple[str, str, str], Cell] = {}
+        self._shared: dict[tuple[str, str, str], tuple[Hashable, Shared[Any]]] = {}
         self._taken: dict[object, int] = {}
         self._lock = threading.Lock()
 
@@ -63,11 +68,43 @@ class Store:
                 )
             return cell
 
+    def shared(
+        self, container: str, name: str, kind: Hashable, make: Callable[[], Any], device: str = "CPU:0"
+    ) -> Shared[Any]:
+        """Return what sessions share under a name, of a ``kind`` (which is printed), made at the first use.
+
+        Raises InvalidArgumentError if something of another kind is there.
+        """
+        key = (device, container, name)
+        with self._lock:
+            if key not in self._shared:
+                self._shared[key] = kind, Shared(make())
+            found, shared = self._shared[key]
+        if found != kind:
+            raise InvalidArgumentError(
+                f"{name!r} in container {container!r} is {found} here and {kind} in this graph: were "
+                "different graphs built? Empty the container with Session.reset, or use container(...)"
+            )
+        return shared
+
+    def close(self) -> None:
+        """Tell whoever waits for something here that the task has ended."""
+        self.closed = True
+        with self._lock:
+            there = list(self._shared.values())
+        for _, shared in there:
+            shared.ring()
+
     def take(self, owner: object, nbytes: int, what: str) -> None:
         """Count memory that ``owner`` takes for the buffers of a program."""
         with self._lock:
             self._check_room(nbytes, what)
             self._taken[owner] = self._taken.get(owner, 0) + nbytes
+
+    def holds(self, owner: object, nbytes: int) -> None:
+        """Count that ``owner`` has so much memory, and no more."""
+        with self._lock:
+            self._taken[owner] = nbytes
 
     def give_back(self, owner: object) -> None:
         """Forget what ``owner`` has taken."""
@@ -92,14 +129,19 @@ class Store:
         """Empty containers, all of them if none is named; whoever has them open is cut off."""
         with self._lock:
             self.resets += 1
-            self._cells = {
-                key: cell for key, cell in self._cells.items() if containers and key[1] not in containers
-            }
+            before = list(self._shared.values())
+            self._keep(lambda container: bool(containers) and container not in containers)
+        for _, shared in before:
+            shared.ring()
 
     def drop_all(self, prefix: str) -> None:
         """Empty the containers whose names begin so, which nobody uses any more."""
         with self._lock:
-            self._cells = {key: cell for key, cell in self._cells.items() if not key[1].startswith(prefix)}
+            self._keep(lambda container: not container.startswith(prefix))
+
+    def _keep(self, which: Callable[[str], bool]) -> None:
+        self._cells = {key: cell for key, cell in self._cells.items() if which(key[1])}
+        self._shared = {key: shared for key, shared in self._shared.items() if which(key[1])}
 
     def _check_room(self, nbytes: int, what: str) -> None:
         if self.limit is not None and self.used() + nbytes > self.limit:

@@ -30,6 +30,8 @@ def spans_of(device: str, step: int, marks: Iterable[Mark], arrived: Mapping[int
             found.append(Span(task, lane, "send", edge_name(t), begun, ended - begun, step))
         else:
             kind = "data" if t.type in READS else "apply" if t.type.startswith(EFFECTS) else "compute"
+            if t.op is not None and t.op.waits:
+                kind = "wait"
             found.append(Span(task, lane, kind, t.name, begun, ended - begun, step))
     return found
 

@@ -35,6 +35,8 @@ UPDATES = {op_name(n, sparse=sparse) for n in range(MOST_SLOTS + 1) for sparse i
 # UPDATES are in test_optim_graph
 CROSSING = {"send", "receive", "signal", "await"}  # in test_graph_partition
 SOURCES = {"load_dataset", "begin_pass", "next_batch", "batch_part"}  # in test_runtime_sources
+SHARED = {n for n in OPS if n.startswith(("Accumulator", "accumulator_", "TokenQueue", "token_"))}
+# SHARED are in test_runtime_resources
 
 
 def example_cases() -> list[Any]:
@@ -50,7 +52,8 @@ def test_every_op_has_examples_or_a_reason() -> None:
     without = {n for n, op in OPS.items() if op.examples is None} | {
         n for n, op in OPS.items() if op.vjp is None
     }
-    assert without == NO_GRADIENT | TESTED_ELSEWHERE | EFFECTS | CHECKS | UPDATES | CROSSING | SOURCES
+    effects = EFFECTS | CHECKS | UPDATES | CROSSING | SOURCES | SHARED
+    assert without == NO_GRADIENT | TESTED_ELSEWHERE | effects
 
 
 @pytest.mark.parametrize(("op", "example"), example_cases())

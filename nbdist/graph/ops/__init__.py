@@ -2,6 +2,7 @@
 
 from nbdist.graph.op import OPS
 from nbdist.graph.ops import (
+    accumulators,
     classify,
     convolution,
     crossing,
@@ -23,10 +24,12 @@ from nbdist.graph.ops import (
     sources,
     special,
     state,
+    tokens,
 )
 
 __all__ = [
     "OPS",
+    "accumulators",
     "classify",
     "convolution",
     "crossing",
@@ -48,4 +51,5 @@ __all__ = [
     "sources",
     "special",
     "state",
+    "tokens",
 ]

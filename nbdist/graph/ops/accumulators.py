@@ -1,0 +1,277 @@
+"""Gradients of several replicas, collected where a variable lives: dropped if they come late, taken together.
+
+    accumulator = ConditionalAccumulator(np.float32, (784, 10))        # on the device of the scope around
+    accepted = accumulator.apply_grad(gradient, local_step)
+    mean = accumulator.take_grad(3)                                    # waits until three have come
+
+As a variable it lives in its task, in a container, under its name: sessions that use one name share it. What
+does all this is what runs the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.op import Op, Shape, Spec, register, show
+from nbdist.graph.scopes import default_graph
+from nbdist.graph.sparse import IndexedSlices
+from nbdist.graph.tensor import Tensor, record
+
+REDUCTIONS = ("MEAN", "SUM")
+
+
+class _Accumulator:
+    """What both kinds of accumulators have."""
+
+    sparse = False
+
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Sequence[int] = (),
+        reduction_type: str = "MEAN",
+        *,
+        shared_name: str | None = None,
+        name: str = "conditional_accumulator",
+    ) -> None:
+        self.dtype, self.shape = np.dtype(dtype), tuple(int(n) for n in shape)
+        self.reduction_type = reduction_type
+        if reduction_type not in REDUCTIONS:
+            raise InvalidArgumentError(
+                f"{name}: no reduction_type {reduction_type!r}; choose from {', '.join(REDUCTIONS)}"
+            )
+        if self.dtype.kind not in ("fc" if reduction_type == "MEAN" else "iufc"):
+            raise InvalidArgumentError(f"{name}: there is no {reduction_type} of gradients of {self.dtype}")
+        if self.sparse and not self.shape:
+            raise InvalidArgumentError(f"{name}: a single number has no rows; use ConditionalAccumulator")
+        graph = default_graph()
+        with graph.within(replace(graph.scope, control=())):
+            self.handle = record(
+                "Accumulator",
+                name=name,
+                shape=self.shape,
+                dtype=self.dtype,
+                reduction=reduction_type,
+                sparse=self.sparse,
+                key=shared_name or "",
+            )
+
+    @property
+    def name(self) -> str:
+        """The accumulator's name in the graph."""
+        return self.handle.name
+
+    def num_accumulated(self) -> Tensor:
+        """Return how many gradients are collected now."""
+        return self._record("accumulator_count")
+
+    def num_dropped(self) -> Tensor:
+        """Return how many gradients came too late, since the accumulator was made or begun."""
+        return self._record("accumulator_dropped")
+
+    def set_global_step(self, new_global_step: Any) -> Tensor:
+        """Return the op after which gradients older than this step are dropped."""
+        return self._record("accumulator_set_step", whole(new_global_step))
+
+    def begin(self, step: Any) -> Tensor:
+        """Return the op that forgets what is collected and counted, and waits for gradients of ``step``."""
+        return self._record("accumulator_begin", whole(step))
+
+    def close(self) -> Tensor:
+        """Return the op after which nothing is taken any more: who waits is told with an OutOfRangeError."""
+        return self._record("accumulator_close")
+
+    def _record(self, op_name: str, *inputs: Any, **attrs: Any) -> Tensor:
+        graph = self.handle.graph
+        with graph.within(replace(graph.scope, name="", colocated=self.handle)):
+            return record(op_name, self.handle, *inputs, name=f"{self.name}/{op_name}", **attrs)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {show(self.shape)} {self.dtype}>"
+
+
+class ConditionalAccumulator(_Accumulator):
+    """Collects dense gradients of one variable; as TensorFlow's class of this name.
+
+    A gradient is accepted if its local step is not older than the accumulator's step; older ones are dropped
+    and counted. ``take_grad(n)`` waits for n, returns the mean (or the sum) of all that are there, and goes
+    on to the next step. They are added in the order of the names of the tasks that hold their local steps,
+    so that a result does not depend on who came first. ``shared_name`` is the name that it is kept under, if
+    that is not ``name``.
+
+    >>> from nbdist.graph.tensor import Graph
+    >>> with Graph().as_default():
+    ...     accumulator = ConditionalAccumulator(np.float32, (2,))
+    ...     accumulator.apply_grad([1.0, 2.0], local_step=0), accumulator.take_grad(1).shape
+    (<Tensor 'conditional_accumulator/accumulator_apply' () bool>, (2,))
+    """
+
+    def apply_grad(self, grad: Any, local_step: Any = 0) -> Tensor:
+        """Return whether the gradient was accepted; running it offers the gradient."""
+        gradient = grad if isinstance(grad, Tensor) else np.asarray(grad, self.dtype)
+        return self._record(
+            "accumulator_apply", gradient, whole(local_step), shape=self.shape, dtype=self.dtype
+        )
+
+    def take_grad(self, num_required: Any, *, patient: bool = False) -> Tensor:
+        """Return the mean or sum of all gradients, once there are ``num_required`` of them.
+
+        It waits at most a session's ``operation_timeout``, or as long as the session lasts if ``patient``.
+        """
+        return self._record(
+            "accumulator_take", needed(num_required), shape=self.shape, dtype=self.dtype, patient=patient
+        )
+
+
+class SparseConditionalAccumulator(_Accumulator):
+    """Collects gradients that hold some rows only; as TensorFlow's class of this name.
+
+    It follows the rules of :class:`ConditionalAccumulator`; of the mean, each row is divided by the number
+    of gradients that hold that row.
+
+    >>> from nbdist.graph.tensor import Graph
+    >>> with Graph().as_default():
+    ...     accumulator = SparseConditionalAccumulator(np.float32, (10, 2))
+    ...     accumulator.take_indexed_slices_grad(2)
+    <IndexedSlices of (?, 2) rows in (10, 2) float32>
+    """
+
+    sparse = True
+
+    def apply_indexed_slices_grad(self, grad: IndexedSlices, local_step: Any = 0) -> Tensor:
+        """Return whether the gradient was accepted; running it offers the gradient."""
+        return self.apply_grad(grad.indices, grad.values, local_step)
+
+    def apply_grad(self, grad_indices: Any, grad_values: Any, local_step: Any = 0) -> Tensor:
+        """Return whether the rows ``grad_values`` at ``grad_indices`` were accepted."""
+        values = grad_values if isinstance(grad_values, Tensor) else np.asarray(grad_values, self.dtype)
+        return self._record(
+            "accumulator_apply_rows",
+            values,
+            whole(grad_indices),
+            whole(local_step),
+            shape=self.shape,
+            dtype=self.dtype,
+        )
+
+    def take_indexed_slices_grad(self, num_required: Any, *, patient: bool = False) -> IndexedSlices:
+        """Return the mean or sum of all gradients, row by row, once there are ``num_required`` of them."""
+        rows = self._record("accumulator_take_rows", needed(num_required), patient=patient)
+        values = self._record("accumulator_rows", rows, shape=self.shape, dtype=self.dtype)
+        return IndexedSlices(values, rows, self.shape)
+
+    take_grad = take_indexed_slices_grad
+
+
+def whole(value: Any) -> Any:
+    """Return whole numbers as they are, if they are a tensor's, and as int64 if not."""
+    if isinstance(value, Tensor):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu" and array.size:
+        raise InvalidArgumentError(f"a step or a row is a whole number, got {value!r}")
+    return array.astype(np.int64)
+
+
+def needed(count: Any) -> Any:
+    """Return how many gradients are to be taken, if that can be."""
+    if not isinstance(count, Tensor) and int(whole(count)) < 1:
+        raise InvalidArgumentError(f"take at least 1 gradient, got {count}")
+    return whole(count)
+
+
+NOTHING = Spec((), np.dtype(bool))
+COUNT = Spec((), np.dtype(np.int64))
+
+
+def elsewhere(*inputs: Any, **attrs: Any) -> Any:
+    """Raise, where an op runs that what runs the pieces should do."""
+    raise RuntimeError("what tasks keep for several sessions is used by what runs the piece")
+
+
+def on_handle(name: str, spec: Any, *, waits: bool = False, has_value: bool = True) -> None:
+    """Register an op on what its first input stands for; those of a step come in order of creation."""
+    register(
+        Op(
+            name,
+            forward=elsewhere,
+            spec=spec,
+            external=True,
+            has_value=has_value,
+            writes=frozenset({0}),
+            waits=waits,
+        )
+    )
+
+
+def check_step(step: Spec) -> None:
+    """Raise an InvalidArgumentError for a step that is not one whole number."""
+    if step.shape or step.dtype.kind not in "iu":
+        raise InvalidArgumentError(f"a step is one whole number, got {show(step.shape)} {step.dtype}")
+
+
+def _check(gradient: Spec, shape: Shape, dtype: np.dtype[Any]) -> None:
+    same = len(gradient.shape) == len(shape) and all(
+        n is None or n == m for n, m in zip(gradient.shape, shape, strict=True)
+    )
+    if not same or gradient.dtype != dtype:
+        raise InvalidArgumentError(
+            f"a gradient {show(gradient.shape)} {gradient.dtype} does not fit an accumulator {show(shape)} "
+            f"{dtype}"
+        )
+
+
+def _applied(handle: Spec, gradient: Spec, step: Spec, shape: Shape, dtype: np.dtype[Any]) -> Spec:
+    check_step(step)
+    _check(gradient, tuple(shape), dtype)
+    return NOTHING
+
+
+def _applied_rows(
+    handle: Spec, values: Spec, indices: Spec, step: Spec, shape: Shape, dtype: np.dtype[Any]
+) -> Spec:
+    check_step(step)
+    if len(indices.shape) != 1 or indices.dtype.kind not in "iu":
+        raise InvalidArgumentError(
+            f"a sparse gradient has one row number per row, got {show(indices.shape)} of {indices.dtype}"
+        )
+    size = values.shape[0] if values.shape else None
+    if None not in (size, *indices.shape) and indices.shape != (size,):
+        raise InvalidArgumentError(f"{size} rows have {show(indices.shape)} row numbers")
+    if size is not None:
+        _check(values, (size, *shape[1:]), dtype)
+    else:
+        _check(Spec((None, *values.shape[1:]), values.dtype), (None, *shape[1:]), dtype)
+    return NOTHING
+
+
+def _stepped(handle: Spec, step: Spec) -> Spec:
+    check_step(step)
+    return NOTHING
+
+
+register(  # stands for the accumulator
+    Op(
+        "Accumulator",
+        forward=elsewhere,
+        spec=lambda shape, dtype, reduction, sparse, key: NOTHING,
+        external=True,
+    )
+)
+on_handle("accumulator_apply", _applied)
+on_handle("accumulator_apply_rows", _applied_rows)
+on_handle("accumulator_take", lambda handle, n, shape, dtype, patient: Spec(tuple(shape), dtype), waits=True)
+on_handle(  # the numbers of the rows; the rows themselves are the next op's
+    "accumulator_take_rows", lambda handle, n, patient: Spec((None,), np.dtype(np.int64)), waits=True
+)
+on_handle("accumulator_rows", lambda handle, rows, shape, dtype: Spec((None, *shape[1:]), dtype))
+on_handle("accumulator_count", lambda handle: COUNT)
+on_handle("accumulator_dropped", lambda handle: COUNT)
+on_handle("accumulator_set_step", _stepped, has_value=False)
+on_handle("accumulator_begin", _stepped, has_value=False)
+on_handle("accumulator_close", lambda handle: NOTHING, has_value=False)

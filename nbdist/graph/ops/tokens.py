@@ -1,0 +1,111 @@
+"""A queue of tokens, on which replicas wait for the next step.
+
+    queue = TokenQueue()                                # on the device of the scope around
+    queue.enqueue_many([step, step])
+    queue.dequeue(local_step)                           # waits until there is one
+
+As a variable it lives in its task, in a container, under its name: sessions that use one name share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.op import Op, Spec, register, show
+from nbdist.graph.ops.accumulators import COUNT, NOTHING, check_step, elsewhere, on_handle, whole
+from nbdist.graph.scopes import default_graph
+from nbdist.graph.tensor import Tensor, record
+
+
+class TokenQueue:
+    """Whole numbers, first in, first out.
+
+    ``begin`` empties it and lets replicas in that ``join``; ``serve`` says that the step which runs it is the
+    one that puts tokens there; ``close`` ends it.
+
+    >>> from nbdist.graph.tensor import Graph
+    >>> with Graph().as_default():
+    ...     queue = TokenQueue()
+    ...     queue.enqueue_many([0, 0]), queue.dequeue()
+    (<Tensor 'tokens/token_enqueue_many' () bool>, <Tensor 'tokens/token_dequeue' () int64>)
+    """
+
+    def __init__(self, name: str = "tokens") -> None:
+        graph = default_graph()
+        with graph.within(replace(graph.scope, control=())):
+            self.handle = record("TokenQueue", name=name)
+
+    @property
+    def name(self) -> str:
+        """The queue's name in the graph."""
+        return self.handle.name
+
+    def enqueue_many(self, tokens: Any) -> Tensor:
+        """Return the op that puts tokens in the queue; OutOfRangeError if it is closed."""
+        return self._record("token_enqueue_many", whole(tokens))
+
+    def dequeue(self, local_step: Any = 0) -> Tensor:
+        """Return the next token, once there is one.
+
+        ``local_step`` is what it is to replace; errors name the device that it comes from. Raises what the
+        queue was closed with when it is empty, DeadlineExceededError after the session's
+        ``operation_timeout``.
+        """
+        return self._record("token_dequeue", whole(local_step))
+
+    def size(self) -> Tensor:
+        """Return how many tokens are there."""
+        return self._record("token_count")
+
+    def is_open(self) -> Tensor:
+        """Return whether the queue was begun, and not closed since."""
+        return self._record("token_is_open")
+
+    def begin(self, replicas: int) -> Tensor:
+        """Return the op that empties and opens the queue, for so many replicas."""
+        return self._record("token_begin", replicas=replicas)
+
+    def join(self, replica: str) -> Tensor:
+        """Return the op that waits until the queue is open; ``replica`` is a device, for errors."""
+        return self._record("token_join", replica=replica)
+
+    def serve(self) -> Tensor:
+        """Return the op that makes the step which runs it the queue's: if that is cut off, all are told."""
+        return self._record("token_serve")
+
+    def close(self, *, failed: bool = False) -> Tensor:
+        """Return the op that closes the queue: an OutOfRangeError when it is empty, or an error if failed."""
+        return self._record("token_close", failed=failed)
+
+    def _record(self, op_name: str, *inputs: Any, **attrs: Any) -> Tensor:
+        graph = self.handle.graph
+        with graph.within(replace(graph.scope, name="", colocated=self.handle)):
+            return record(op_name, self.handle, *inputs, name=f"{self.name}/{op_name}", **attrs)
+
+
+def _put(handle: Spec, tokens: Spec) -> Spec:
+    if len(tokens.shape) != 1 or tokens.dtype.kind not in "iu":
+        raise InvalidArgumentError(
+            f"tokens are a list of whole numbers, got {show(tokens.shape)} {tokens.dtype}"
+        )
+    return NOTHING
+
+
+def _taken(handle: Spec, local_step: Spec) -> Spec:
+    check_step(local_step)
+    return Spec((), np.dtype(np.int64))
+
+
+register(Op("TokenQueue", forward=elsewhere, spec=lambda: NOTHING, external=True))  # stands for the queue
+on_handle("token_enqueue_many", _put, has_value=False)
+on_handle("token_dequeue", _taken, waits=True)
+on_handle("token_count", lambda handle: COUNT)
+on_handle("token_is_open", lambda handle: NOTHING)
+on_handle("token_begin", lambda handle, replicas: NOTHING, has_value=False)
+on_handle("token_join", lambda handle, replica: NOTHING, waits=True, has_value=False)
+on_handle("token_serve", lambda handle: NOTHING, has_value=False)
+on_handle("token_close", lambda handle, failed: NOTHING, has_value=False)

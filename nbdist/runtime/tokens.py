@@ -1,0 +1,98 @@
+"""Tokens that replicas wait for, and who has taken which. A state machine without sockets or clocks."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from nbdist.errors import NbdistError, OutOfRangeError
+
+
+class Tokens:
+    """Whole numbers, first in, first out; ``now`` is in seconds of any clock.
+
+    >>> tokens = Tokens()
+    >>> tokens.begin(2)
+    1
+    >>> tokens.put([7, 8])
+    >>> tokens.take("/job:worker/task:0", 0.0), len(tokens)
+    (7, 1)
+    """
+
+    def __init__(self) -> None:
+        self.waiting: Counter[str] = Counter()
+        """Which replicas wait for a token now."""
+        self._tokens: deque[int] = deque()
+        self._ended: NbdistError | None = None
+        self._begun = 0
+        self._replicas = 0
+        self._seen: dict[str, tuple[int | None, float]] = {}  # the last token of each replica, and when
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def open(self) -> bool:
+        """Whether tokens are to be had: it was begun, and not closed since."""
+        return self._begun > 0 and self._ended is None
+
+    @property
+    def begun(self) -> int:
+        """How often it was begun."""
+        return self._begun
+
+    def begin(self, replicas: int) -> int:
+        """Empty and open it for so many replicas; return how often that was done."""
+        self._tokens.clear()
+        self._seen.clear()
+        self._ended, self._replicas = None, replicas
+        self._begun += 1
+        return self._begun
+
+    def join(self, replica: str, now: float) -> bool:
+        """Note that a replica is there, once tokens are to be had; return whether they are."""
+        if self.open and replica:
+            self._seen.setdefault(replica, (None, now))
+        return self.open
+
+    def put(self, tokens: Iterable[int]) -> None:
+        """Add tokens; raises what it was closed with."""
+        if self._ended is not None:
+            raise self._ended
+        self._tokens.extend(int(token) for token in tokens)
+
+    def take(self, replica: str, now: float) -> int | None:
+        """Return the next token, None if there is none yet; raises what it was closed with if it is empty."""
+        if not self._tokens:
+            if self._ended is not None:
+                raise self._ended
+            return None
+        token = self._tokens.popleft()
+        if replica:
+            self._seen[replica] = (token, now)
+        return token
+
+    def close(self, error: NbdistError | None = None) -> None:
+        """End it: whoever finds it empty gets ``error``."""
+        if self._ended is None:
+            self._ended = error or OutOfRangeError(
+                "the training has ended: its chief has closed the queue of tokens"
+            )
+
+    def cut_off(self, begun: int, error: NbdistError) -> None:
+        """End it if it was not begun again since."""
+        if begun == self._begun:
+            self.close(error)
+
+    def missing(self, now: float) -> str:
+        """Return, for people, which replicas have not come back for a token, and since when."""
+        away = [
+            f"{name} (" + ("joined" if token is None else f"took token {token}") + f" {now - at:.1f} s ago)"
+            for name, (token, at) in self._seen.items()
+            if not self.waiting[name]
+        ]
+        known = set(self._seen) | {name for name, count in self.waiting.items() if count}
+        unknown = self._replicas - len(known)
+        if self._begun and unknown > 0:
+            away.append(f"{unknown} of {self._replicas} replicas that never came")
+        return f"not waiting for one: {', '.join(away)}" if away else "every replica that is known waits"

@@ -1,0 +1,143 @@
+"""Gradients that accumulators collect, whole and by rows, and tokens: pure state machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.errors import AbortedError, InvalidArgumentError, OutOfRangeError
+from nbdist.runtime.collected import Collected, CollectedRows
+from nbdist.runtime.tokens import Tokens
+
+A, B = "/job:worker/task:0", "/job:worker/task:1"
+
+
+def rows(values: Any, at: Any) -> list[Any]:
+    return [np.array(values, float), np.array(at)]
+
+
+def test_what_is_missing_is_told_by_name() -> None:
+    collected = Collected((), mean=True)
+    for name in (A, B):
+        collected.offer(name, [np.array(1.0)], 0)
+    assert collected.take(2) == [1]
+    collected.offer(A, [np.array(1.0)], 1)
+    assert collected.take(2) is None
+    assert (
+        collected.missing(2)
+        == f"1 of 2 gradients of step 1 are there, from {A}; none from {B} (last: step 0)"
+    )
+    assert collected.bytes == 8
+
+
+def test_a_closed_one_gives_nothing_and_one_that_begins_again_has_forgotten_all() -> None:
+    collected = Collected((), mean=False)
+    collected.offer(A, [np.array(1.0)], 0)
+    collected.closed = True
+    with pytest.raises(OutOfRangeError, match="has ended"):
+        collected.take(1)
+    collected.begin(7)
+    assert (collected.step, collected.count, collected.dropped, collected.bytes) == (7, 0, 0, 0)
+    assert not collected.offer(A, [np.array(1.0)], 6)
+    assert collected.offer(A, [np.array(5.0)], 7)
+    assert collected.take(1) == [5]
+    with pytest.raises(InvalidArgumentError, match="at least 1"):
+        collected.take(0)
+
+
+def test_a_row_is_divided_by_the_number_of_gradients_that_hold_it() -> None:
+    collected = CollectedRows((5, 2), mean=True)
+    collected.offer(A, rows([[1, 1], [2, 2], [3, 3]], [4, 0, 4]), 0)  # row 4 twice in one gradient
+    collected.offer(B, rows([[10, 10], [8, 8]], [0, 2]), 0)
+    values, at = collected.take(2) or []
+    assert at.tolist() == [0, 2, 4]
+    np.testing.assert_array_equal(values, [[6, 6], [8, 8], [4, 4]])
+    collected = CollectedRows((5, 2), mean=False)
+    collected.offer(A, rows([[1, 1], [2, 2]], [4, 0]), 0)
+    collected.offer(B, rows([[10, 10]], [0]), 0)
+    values, at = collected.take(2) or []
+    np.testing.assert_array_equal(values, [[12, 12], [1, 1]])
+
+
+def test_no_rows_at_all_are_a_gradient_as_well() -> None:
+    collected = CollectedRows((5, 2), mean=True)
+    collected.offer(A, rows(np.zeros((0, 2)), np.zeros(0, int)), 0)
+    values, at = collected.take(1) or []
+    assert (values.shape, at.shape) == ((0, 2), (0,))
+    with pytest.raises(InvalidArgumentError, match="id 5 is outside the table"):
+        collected.offer(A, rows([[1, 1]], [5]), 1)
+
+
+@given(st.integers(2, 12), st.integers(0, 2**32 - 1))
+def test_a_mean_does_not_depend_on_who_came_first(replicas: int, seed: int) -> None:
+    """Bit for bit, and in the order of the tasks' numbers."""
+    rng = np.random.default_rng(seed)
+    names = [f"/job:worker/task:{n}" for n in range(replicas)]
+    gradients = [rng.normal(size=4).astype(np.float32) for _ in names]
+    expected = gradients[0].copy()
+    for gradient in gradients[1:]:
+        expected += gradient
+    for _ in range(3):
+        collected = Collected((4,), mean=False)
+        for n in rng.permutation(replicas):
+            collected.offer(names[n], [gradients[n].copy()], 0)
+        (found,) = collected.take(replicas) or []
+        assert found.tobytes() == expected.tobytes()
+
+
+# Tokens
+
+
+def test_tokens_are_taken_in_order() -> None:
+    tokens = Tokens()
+    assert tokens.take(A, 0.0) is None
+    tokens.put([3, 4])
+    assert [tokens.take(A, 0.0), tokens.take(B, 0.0), tokens.take(B, 0.0)] == [3, 4, None]
+
+
+def test_what_is_there_is_taken_before_the_end_is_told() -> None:
+    tokens = Tokens()
+    tokens.begin(2)
+    tokens.put([1])
+    tokens.close()
+    assert tokens.take(A, 0.0) == 1
+    with pytest.raises(OutOfRangeError, match="the training has ended"):
+        tokens.take(A, 0.0)
+    with pytest.raises(OutOfRangeError):
+        tokens.put([2])
+    assert not tokens.open
+    tokens.begin(2)
+    assert tokens.open
+    assert tokens.take(A, 0.0) is None
+
+
+def test_the_end_of_an_earlier_training_is_not_that_of_this_one() -> None:
+    tokens = Tokens()
+    first = tokens.begin(2)
+    tokens.begin(2)
+    tokens.cut_off(first, AbortedError("long ago"))
+    assert tokens.open
+    tokens.cut_off(tokens.begun, AbortedError("now"))
+    tokens.close()
+    with pytest.raises(AbortedError, match="now"):
+        tokens.take(A, 0.0)
+
+
+def test_who_does_not_come_back_is_told_by_name() -> None:
+    tokens = Tokens()
+    assert not tokens.join(A, 0.0)
+    tokens.begin(3)
+    assert tokens.join(A, 1.0)
+    tokens.put([5, 6])
+    tokens.take(B, 2.0)
+    tokens.waiting[A] += 1
+    assert tokens.missing(9.0) == (
+        f"not waiting for one: {B} (took token 5 7.0 s ago), 1 of 3 replicas that never came"
+    )
+    tokens.waiting[B] += 1
+    tokens.waiting["C"] += 1
+    assert tokens.missing(9.0) == "every replica that is known waits"
