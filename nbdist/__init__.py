@@ -21,6 +21,8 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "data": ("nbdist.data", None),
     "train": ("nbdist.train", None),
     "distribute": ("nbdist.distribute", None),
+    "collective": ("nbdist.collective", None),
+    "horovod": ("nbdist.horovod", None),
     "Graph": ("nbdist.graph.tensor", "Graph"),
     "Tensor": ("nbdist.graph.tensor", "Tensor"),
     "Variable": ("nbdist.graph.tensor", "Variable"),

@@ -15,7 +15,7 @@ FLOORS = {
     "optim": 1.5,
     "runtime": 2,
     "cluster": 3, "train": 3,
-    "nn": 4, "distribute": 4,
+    "nn": 4, "distribute": 4, "collective": 4, "horovod": 4.5,
     "runs": 5, "frameworks": 5, "sweep": 5,
     "ui": 6, "testing": 6,
 }  # fmt: skip

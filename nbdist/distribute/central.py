@@ -119,6 +119,10 @@ class SharingReplica(OneDevice):
         group.barrier()
         self.waited += group.waited - waited
 
+    def skip(self) -> None:
+        """Have no part in this step's update."""
+        Replica.skip(self)
+
     def agree(self, stop: bool) -> bool:
         """Return whether any replica was asked to stop before the last step; tell the others in the next."""
         self._stop[0] = stop

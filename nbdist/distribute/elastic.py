@@ -104,9 +104,11 @@ class ElasticReplica(OneDevice):
     def push(self) -> None:
         """Apply the gradients here; meet the others if it is time."""
         super().push()
-        self._steps += 1
-        if self._steps % self._every == 0:
-            self._meet()
+        self._count_step()
+
+    def skip(self) -> None:
+        """Make no update here; meet the others if it is time."""
+        self._count_step()
 
     def agree(self, stop: bool) -> bool:
         """Return whether any replica had been asked to stop at the last meeting."""
@@ -132,6 +134,11 @@ class ElasticReplica(OneDevice):
     def close(self) -> None:
         """Leave the group."""
         self._group.close()
+
+    def _count_step(self) -> None:
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self._meet()
 
     def _meet(self, ended: bool = False) -> int:
         """Draw the replicas and the centre together; return how many have ended their epoch."""

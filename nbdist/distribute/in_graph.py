@@ -55,6 +55,7 @@ class InGraphStrategy(Strategy):
     """
 
     name = "in_graph"
+    skips = False
 
     def __init__(
         self,

@@ -109,12 +109,14 @@ class Model:
         steps_per_epoch: int | None = None,
         validation_data: Any = None,
         callbacks: Sequence[Callback] = (),
+        nan: str = "stop",
     ) -> History:
         """Train on a Dataset of (x, y) batches, or on arrays, and return the history.
 
         The strategy of the surrounding run decides how replicas work together; in the notebook it is one
         device. ``batch_size`` belongs to arrays (they are shuffled); a Dataset is batched already.
-        ``validation_data`` is a Dataset or a pair of arrays.
+        ``validation_data`` is a Dataset or a pair of arrays. ``nan`` says what becomes of a step whose loss
+        or gradient is no finite number, which is never applied: "stop" raises NanLossError, "skip" goes on.
         """
         for name, value in (("epochs", epochs), ("steps_per_epoch", steps_per_epoch)):
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
@@ -140,6 +142,7 @@ class Model:
             steps_per_epoch=None if steps_per_epoch is None else int(steps_per_epoch),
             validate=check,
             callbacks=callbacks,
+            nan=nan,
         )
         return history
 

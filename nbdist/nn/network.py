@@ -186,6 +186,16 @@ class Objective(Trainable):
         twin.states = {v: array.copy() for v, array in self.states.items()}
         return twin
 
+    def remember(self) -> Callable[[], object]:
+        """Return what gives states the values back that they have now."""
+        before = {v: array.copy() for v, array in self.states.items()}
+
+        def restore() -> None:
+            for v, array in before.items():
+                np.copyto(self.states[v], array)
+
+        return restore
+
     def draw(self, step: int, first: int) -> Array:
         """Return the four numbers that random numbers of a step follow from."""
         return np.array([self.seed, self.training, step, first], np.int64)

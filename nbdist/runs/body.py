@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nbdist.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
+from nbdist.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from nbdist.home import private_folder
 from nbdist.metrics.recorder import Recorder
 from nbdist.nn import Model
@@ -31,6 +31,7 @@ from nbdist.train.callbacks import History
 from nbdist.train.steplog import StepLog
 
 OWN_FILES = (__file__, bodycode.__file__)  # which no traceback has to show
+CUT_OFF = (AbortedError, UnavailableError)  # what a replica is told by another that has stopped
 MOST_MESSAGE, MOST_TRACEBACK = 2_000, 20_000  # characters of an error that travel home
 
 
@@ -85,14 +86,14 @@ def perform(
             outcome |= brought(order, found)
     except BaseException as error:
         outcome["error"] = describe_error(error, control)
-        cut_off = isinstance(error, (KeyboardInterrupt, AbortedError)) and control.stop_requested
+        cut_off = isinstance(error, (KeyboardInterrupt, *CUT_OFF)) and control.stop_requested
         if code is not None and cut_off:
             # It was stopped between two looks at the control: what was trained is kept all the same.
             outcome |= brought(replace(order, fetch=()), code.bound())
     finally:
         live.context.progress.state = "done"
         here.end(live)
-        live.context.world.close()
+        live.context.world.end()
         live.close()
     here.recorded.write(order.run, order.folder)
     outcome |= {
@@ -208,7 +209,7 @@ def describe_error(error: BaseException, control: contexts.Control) -> dict[str,
         "type": type(error).__name__,
         "message": _cut(message, MOST_MESSAGE),
         "traceback": _cut("".join(lines), MOST_TRACEBACK),
-        "aborted": isinstance(error, AbortedError) and cut_off,
+        "aborted": isinstance(error, CUT_OFF) and cut_off,
         "interrupted": isinstance(error, KeyboardInterrupt),
     }
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.errors import DeadlineExceededError, InvalidArgumentError
+from nbdist.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, find_rank
 from nbdist.wire.collective.base import Collective, Member
@@ -89,11 +89,23 @@ class World:
             self._common = self.group("common", self.kind)
         return self._common
 
+    @property
+    def formed(self) -> bool:
+        """Whether the group of plain calls is there."""
+        return self._common is not None
+
     def close(self) -> None:
         """Leave the group of plain calls, if there was any."""
         if self._common is not None:
             self._common.close()
             self._common = None
+
+    def end(self) -> None:
+        """Say that this replica comes to no more groups; who waits for it is told."""
+        self.close()
+        if self.task is not None and self.size > 1:
+            with suppress(ConnectionError):  # the first rank is gone, and with it all who wait there
+                self.task.peer(self.ranks[0]).send("group.ended", {"run": self.run, "rank": self.index})
 
     def group(self, purpose: str, kind: str = "auto") -> Collective:
         """Form a group of all replicas; every one calls it, for the same purposes in the same order.
@@ -126,7 +138,7 @@ class World:
         def exchange(card: dict[str, Any]) -> Sequence[dict[str, Any]]:
             nonlocal rounds
             rounds += 1
-            meta = {"group": f"{name}/{rounds}", "rank": self.index, "size": self.size}
+            meta = {"run": self.run, "group": f"{name}/{rounds}", "rank": self.index, "size": self.size}
             peer.send("group.card", meta, (_packed(card),))
             deadline = time.monotonic() + PATIENCE_SECONDS
             while time.monotonic() < deadline:
@@ -155,28 +167,55 @@ class Gathering:
     """Hands the cards of all ranks of a group to each of them, once all have come; runs on a Server."""
 
     def __init__(self, server: Server) -> None:
-        self._waiting: dict[str, dict[int, tuple[Sender, Any]]] = {}
+        self._runs: dict[str, _Gathered] = {}
         self._name = server.name
         server.on("group.card", self._take)
+        server.on("group.ended", self._end)
 
     def drop_run(self, run: str) -> None:
-        """Forget groups of a run that were never complete."""
-        for name in [name for name in self._waiting if name.startswith(f"{run}/")]:
-            del self._waiting[name]
+        """Forget a run, with groups of it that were never complete."""
+        self._runs.pop(run, None)
 
     def _take(self, frame: Frame, sender: Sender) -> None:
         name, rank, size = (frame.meta[key] for key in ("group", "rank", "size"))
-        here = self._waiting.setdefault(name, {})
+        gathered = self._runs.setdefault(frame.meta["run"], _Gathered())
         if not 0 <= rank < size or len(frame.arrays) != 1:
             error = InvalidArgumentError(f"rank {rank} of {size} brought {len(frame.arrays)} cards to {name}")
             _push(sender, error_frame(error, self._name))
             return
+        here = gathered.waiting.setdefault(name, {})
         here[rank] = (sender, np.array(frame.arrays[0]))
         if len(here) == size:
-            del self._waiting[name]
+            del gathered.waiting[name]
             cards = tuple(here[rank][1] for rank in range(size))
             for who, _ in here.values():
                 _push(who, Frame("group.cards", {}, cards))
+        elif missing := sorted(gathered.ended - here.keys()):
+            self._refuse(gathered, name, missing[0])
+
+    def _end(self, frame: Frame, sender: Sender) -> None:
+        gathered = self._runs.setdefault(frame.meta["run"], _Gathered())
+        rank = int(frame.meta["rank"])
+        gathered.ended.add(rank)
+        for name in [name for name, here in gathered.waiting.items() if rank not in here]:
+            self._refuse(gathered, name, rank)
+
+    def _refuse(self, gathered: _Gathered, name: str, rank: int) -> None:
+        """Tell those who have come to a group that it is not to be."""
+        error = UnavailableError(
+            f"replica {rank} has ended its part of the run and others wait for it, in a collective call or a "
+            "fit: every worker has to make the same ones, in the same order"
+        )
+        for who, _ in gathered.waiting.pop(name).values():
+            _push(who, error_frame(error, self._name))
+
+
+@dataclass
+class _Gathered:
+    """Of one run: by group and rank who waits with which card, and which ranks come to no more groups."""
+
+    waiting: dict[str, dict[int, tuple[Sender, Any]]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
 
 
 def _push(sender: Sender, frame: Frame) -> None:

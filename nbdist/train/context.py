@@ -33,6 +33,10 @@ class Progress:
     state: str = "starting"
     trainings: int = 0
     """Trainings begun so far: replicas that share parameters have to begin the same number."""
+    skipped: int = 0
+    """Steps that this replica had no part in, because its gradient was no number."""
+    dropped: int = 0
+    """Gradients of this replica that came too late for their step."""
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SPENT, 0.0))
     """Seconds so far by part of a step: getting data, computing, exchanging, waiting."""
 

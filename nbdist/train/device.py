@@ -44,6 +44,11 @@ class DeviceReplica(Replica):
         self._inner.push()
         self._note()
 
+    def skip(self) -> None:
+        """Have no part in this step's update."""
+        self._inner.skip()
+        self._note()
+
     def agree(self, stop: bool) -> bool:
         """Return whether to stop before the next step."""
         return self._inner.agree(stop)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from nbdist.runtime.links import Stopped
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
+from nbdist.train.finite import check_policy, what_is_wrong
 from nbdist.train.strategy import Replica
 from nbdist.train.together import together
 from nbdist.train.trainable import Trainable
@@ -30,6 +30,7 @@ from nbdist.train.trainable import Trainable
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
+MOST_SAID = 5  # skipped steps of a run that are printed
 Validate = Callable[[Sequence[Array]], dict[str, float]]
 
 
@@ -42,11 +43,13 @@ def train(
     steps_per_epoch: int | None = None,
     validate: Validate | None = None,
     callbacks: Sequence[Callback] = (),
+    nan: str = "stop",
 ) -> History:
     """Train ``model`` under the strategy of the current context; its variables end with the final values.
 
-    Ends early, keeping what was trained, when the run is asked to stop. Raises NanLossError when the loss
-    is not a number any more; that gradient is not applied.
+    Ends early, keeping what was trained, when the run is asked to stop. A gradient is not applied if it or
+    the loss is not a finite number: with ``nan`` "stop" that raises NanLossError, with "skip" this replica's
+    part of the step is left out.
     """
     context = current()
     one = partial(
@@ -55,8 +58,13 @@ def train(
         optimizer=optimizer,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
+        skip_nan=check_policy(nan),
     )
     strategy = context.strategy
+    if nan == "skip" and not strategy.skips:
+        raise InvalidArgumentError(
+            f"fit: strategy {strategy.name} cannot leave out a replica's part of a step: drop nan='skip'"
+        )
     try:
         companions = strategy.companions(context, model, optimizer)
         others = [partial(one, companion, model=model.twin()) for companion in companions]
@@ -73,6 +81,7 @@ def _train(
     dataset: Dataset,
     optimizer: Optimizer,
     epochs: int,
+    skip_nan: bool,
     steps_per_epoch: int | None = None,
     validate: Validate | None = None,
     callbacks: Sequence[Callback] = (),
@@ -90,7 +99,7 @@ def _train(
         history.begin(replica.notes)
         if context.step_log is not None:
             context.step_log.begin(replica)
-        loop = _Loop(model, replica, context, history)
+        loop = _Loop(model, replica, context, history, skip_nan)
         # One endless dataset serves all epochs; a finite one is gone through once in each.
         endless = context.strategy.batches(dataset) if dataset.endless else None
         for epoch in range(epochs):
@@ -156,8 +165,11 @@ def _begin_progress(context: Context, dataset: Dataset, epochs: int, steps: int 
 class _Loop:
     """Steps of one training on one replica."""
 
-    def __init__(self, model: Trainable, replica: Replica, context: Context, history: History) -> None:
+    def __init__(
+        self, model: Trainable, replica: Replica, context: Context, history: History, skip_nan: bool
+    ) -> None:
         self.model, self.replica, self.context, self.history = model, replica, context, history
+        self.skip_nan = skip_nan
         self.step, self.updates_before = context.progress.step, context.progress.global_step
         self._programs: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._scales: dict[int, Array] = {}
@@ -183,25 +195,30 @@ class _Loop:
                 return False
             pulled, waited = clock(), replica.waited - waited
             mine = len(arrays[0])
-            gradients = replica.gradients()
+            gradients, wrong = replica.gradients(), ""
             if mine:
+                restore = self.model.remember() if self.skip_nan else None
                 batch = prepare(arrays)
                 if xp is not np:
                     batch = tuple(to_device(a, xp) for a in batch)
                 draw = (self.model.draw(self.step, place(size)),) if draws else ()
                 values = self._program(batch)(*batch, self._scale(size), *draw, *gradients)
                 loss = float(values[0]) * (size / mine)
-                if not math.isfinite(loss):
-                    what = "NaN" if math.isnan(loss) else "infinite"
+                wrong = what_is_wrong(loss, gradients)
+                if wrong and restore is None:
                     raise NanLossError(
-                        f"the loss is {what} at step {self.step + 1}; that gradient was not applied. "
-                        "Try a smaller learning rate, and look for NaN in the data"
+                        f"{wrong} at step {self.step + 1}; that gradient was not applied. Try a smaller "
+                        "learning rate, and look for NaN in the data; fit(nan='skip') leaves such steps out"
                     )
             else:  # a last batch smaller than the number of replicas leaves some without an example
                 for gradient in gradients:
                     gradient.fill(0)
             computed = clock()
-            replica.push()
+            if wrong:
+                assert restore is not None
+                self._skip(wrong, restore)
+            else:
+                replica.push()
             data, ended = begun - ended, clock()
             spent["data"] += data
             spent["compute"] += computed - pulled
@@ -213,11 +230,22 @@ class _Loop:
             progress.step = self.step
             progress.examples += mine
             progress.global_step = self.updates_before + replica.global_step
-            if mine:
+            progress.dropped = replica.dropped
+            if mine and not wrong:
                 log(self.step, loss, values, replica.staleness, ended - begun, mine)
         if self.step == started:
             raise InvalidArgumentError("the dataset ended before this epoch: there is nothing to train on")
         return True
+
+    def _skip(self, wrong: str, restore: Callable[[], object]) -> None:
+        """Leave this replica's part of a step out."""
+        restore()
+        self.replica.skip()
+        progress = self.context.progress
+        progress.skipped += 1
+        if progress.skipped <= MOST_SAID:
+            more = "; more are counted, not said" if progress.skipped == MOST_SAID else ""
+            print(f"step {self.step + 1}: {wrong}: this replica's gradient is left out{more}")
 
     def _program(self, batch: tuple[Array, ...]) -> Callable[..., tuple[Array, ...]]:
         shapes = tuple(a.shape for a in batch)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -27,6 +29,7 @@ from nbdist.train.trainable import Trainable
 
 if TYPE_CHECKING:
     from nbdist.train.context import Context
+    from nbdist.wire.collective.base import Collective
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -89,6 +92,12 @@ class Replica(ABC):
     def push(self) -> None:
         """Hand this step's gradients over."""
 
+    def skip(self) -> None:
+        """Have no part in this step's update; replicas that make it together go on without this one."""
+        for gradient in self.gradients():
+            gradient.fill(0)
+        self.push()
+
     @abstractmethod
     def finish(self) -> None:
         """Wait until every replica's gradients are applied, and bring the final parameters."""
@@ -105,6 +114,8 @@ class Strategy(ABC):
     num_replicas_in_sync: int = 1
     """Replicas whose gradients make one update together."""
     replica_index: int = 0
+    skips = True
+    """Whether a replica's part of a step can be left out."""
     keeps_values = True
     """Whether the model ends with this replica's values; of several in one process only one's are kept."""
 
@@ -173,6 +184,53 @@ class Strategy(ABC):
             yield arrays, size
 
 
+    def scope(self) -> AbstractContextManager[Strategy]:
+        """Make this the strategy of what is made inside a ``with``: variables, models, optimizers."""
+        return _custom().scope(self)  # type: ignore[no-any-return]
+
+    def run(self, fn: Callable[..., Any], args: Any = ()) -> Any:
+        """Run a function on every replica of this process, and return what it returned, with arrays.
+
+        It is called once with tensors for arguments of one form, and what it recorded is run from then on.
+        Where this process has several replicas, what they return is a PerReplica.
+        """
+        return _custom().run(self, fn, args)
+
+    def reduce(self, op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+        """Return the "sum" or "mean" over all replicas in sync, and over an axis of their values as well.
+
+        A mean over an axis is that of all elements, however many each replica has. All replicas call it.
+        """
+        return _custom().reduce(self, op, value, axis)
+
+    def distribute_dataset(self, dataset: Dataset) -> Any:
+        """Return the dataset's global batches as this process's replicas get their shares of them."""
+        return _custom().distribute_dataset(self, dataset)
+
+    def read(self, variable: Any) -> Any:
+        """Return the newest value of a variable of this strategy, as it is outside of replicas."""
+        return _custom().read(self, variable)
+
+    def finish(self) -> None:
+        """Wait until all replicas' updates are applied, and bring the final values home.
+
+        A run does it at its end. What is trained afterwards is trained anew, by an optimizer without a past.
+        """
+        _custom().finish(self)
+
+    def all_reduce(self, array: Array, op: str = "sum") -> Array:
+        """Return the sum or the mean of the arrays of all replicas in sync; each calls it."""
+        return import_module("nbdist.train.meeting").all_reduce(self, array, op)  # type: ignore[no-any-return]
+
+    def meeting(self) -> Collective:
+        """Return this replica's end of a group of all replicas in sync; each asks for it once."""
+        return import_module("nbdist.train.meeting").common_group(self)  # type: ignore[no-any-return]
+
+
+def _custom() -> Any:
+    return import_module("nbdist.train.scope")  # which imports this module
+
+
 class OneDevice(Replica):
     """Parameters and optimizer in this process; the parameters in bytes that are given, if they are."""
 
@@ -209,6 +267,9 @@ class OneDevice(Replica):
         self.global_step += 1
         for parameters, gradient, slots in self._flats:
             self._optimizer.apply(parameters, gradient, slots, self.global_step)
+
+    def skip(self) -> None:
+        """Make no update."""
 
     def finish(self) -> None:
         """Do nothing: every update is applied when ``push`` returns."""

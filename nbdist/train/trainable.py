@@ -60,6 +60,10 @@ class Trainable(ABC):
         """Return what another replica of this process trains: the same, with states of its own."""
         return self
 
+    def remember(self) -> Callable[[], object]:
+        """Return what undoes what the next step does to states, such as moving averages."""
+        return lambda: None
+
     @abstractmethod
     def training_program(
         self,

@@ -571,7 +571,7 @@ def test_without_a_parameter_server(start: Callable[..., Cluster]) -> None:
     cluster = start(workers=1, ps=0)
     for options, words in (
         ({"strategy": "ps"}, "needs a parameter server and the cluster has none"),
-        ({"synchronous": True}, "needs a parameter server and the cluster has none"),
+        ({"staleness": 1}, "needs a parameter server and the cluster has none"),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             start_run("1", Options(**options), cluster=cluster)

@@ -1,0 +1,98 @@
+"""Collectives of all replicas of a run, for those who write their own training loop.
+
+    %%distribute --no-live
+    total = nb.collective.all_reduce(np.array([nb.collective.rank()]), "sum")
+
+Every replica makes the same calls in the same order. One that makes another call, leaves or dies ends the
+call of all with an error that names it. In the notebook, outside of a run, this process is rank 0 of 1.
+
+The group is formed at the first call; ``%%distribute --collective`` says of which kind, by default the best.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.runtime.groups import World
+from nbdist.train.context import current
+
+__all__ = [
+    "all_gather", "all_reduce", "barrier", "broadcast", "kind", "local_rank", "local_size", "rank",
+    "reduce_scatter", "size",
+]  # fmt: skip
+
+Array: TypeAlias = np.ndarray[Any, Any]
+_alone = World()
+
+
+def rank() -> int:
+    """Return this replica's number among those of the run."""
+    return _world().index
+
+
+def size() -> int:
+    """Return how many replicas the run has."""
+    return _world().size
+
+
+def local_rank() -> int:
+    """Return this replica's number among those of its host."""
+    return _world().local_index
+
+
+def local_size() -> int:
+    """Return how many replicas the run has on this host."""
+    return _world().local_size
+
+
+def kind() -> str:
+    """Return how values travel: "local", "shm", "ring", "hierarchical", "nccl" or "mpi"."""
+    return _world().common.kind
+
+
+def all_reduce(x: Any, op: str = "mean", out: Array | None = None) -> Array:
+    """Return the sum, mean, min, max or product of all replicas' ``x``, equal bit for bit on each.
+
+    ``x`` is an array of one shape and dtype on all; the dtype stays, but for the mean of integers, which is
+    float64. ``out`` takes the result. Raises InvalidArgumentError on all replicas if they call differently,
+    UnavailableError if one is gone. Runs on tasks.
+
+    >>> all_reduce(np.array([1.0, 2.0]), "sum")
+    array([1., 2.])
+    """
+    return _world().common.all_reduce(x, op, out)
+
+
+def all_gather(x: Any, out: Array | None = None) -> Array:
+    """Return all replicas' ``x`` (of one shape), stacked along a new first axis.
+
+    >>> all_gather([3, 4])
+    array([[3, 4]])
+    """
+    return _world().common.all_gather(x, out)
+
+
+def reduce_scatter(x: Any, op: str = "mean", out: Array | None = None) -> Array:
+    """Return this replica's rows of what `all_reduce` returns; rows are cut as ``np.array_split`` does."""
+    return _world().common.reduce_scatter(x, op, out)
+
+
+def broadcast(x: Any, root: int = 0, out: Array | None = None) -> Array:
+    """Return the root's ``x`` on all replicas; the others' says only shape and dtype.
+
+    >>> broadcast(5.0)
+    array(5.)
+    """
+    return _world().common.broadcast(x, root, out)
+
+
+def barrier() -> None:
+    """Return when every replica has come here."""
+    _world().common.barrier()
+
+
+def _world() -> World:
+    world = current().world
+    return world if world.task is not None else _alone

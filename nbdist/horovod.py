@@ -1,0 +1,156 @@
+"""Training loops in the style of Horovod: every worker runs the same program, and gradients are averaged.
+
+    %%distribute
+    import nbdist.horovod as hvd
+
+    hvd.init()
+    data = nb.data.Dataset.from_arrays(x, y).shard(hvd.size(), hvd.rank()).batch(50)
+    model.compile(hvd.DistributedOptimizer(nb.optim.SGD(0.1 * hvd.size())), "sparse_categorical_crossentropy")
+    hvd.broadcast_parameters(model)
+    model.fit(data, epochs=5)
+
+Ranks are the run's workers in their order, which fills hosts as ``-H host1:2,host2:2`` does. Sergeev and Del
+Balso, "Horovod: fast and easy distributed deep learning in TensorFlow" (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+import nbdist.collective as collective
+from nbdist.collective import local_rank, local_size, rank, size
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.optim import Optimizer
+from nbdist.train.context import current
+
+__all__ = [
+    "DistributedOptimizer", "allgather", "allreduce", "broadcast", "broadcast_parameters", "init",
+    "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size",
+]  # fmt: skip
+
+Array: TypeAlias = np.ndarray[Any, Any]
+_OPS = {"average": "mean", "mean": "mean", "sum": "sum", "min": "min", "max": "max", "product": "product"}
+
+
+def init() -> None:
+    """Meet the other workers; every one calls it first."""
+    collective.barrier()
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called in this run."""
+    return current().world.formed
+
+
+def shutdown() -> None:
+    """Leave the group; a later call forms another, with all others."""
+    current().world.close()
+
+
+def allreduce(
+    tensor: Any, average: bool | None = None, op: str = "average", name: str | None = None
+) -> Array:
+    """Return the mean (or sum, min, max, product) of all ranks' ``tensor``.
+
+    ``name`` is there for programs that give one; ranks meet by the order of their calls, and calls that do
+    not fit each other raise on all of them.
+
+    >>> allreduce([1.0, 3.0])
+    array([1., 3.])
+    """
+    if op not in _OPS:
+        raise InvalidArgumentError(f"allreduce: no op {op!r}; choose from {', '.join(_OPS)}")
+    if average is not None:
+        op = "average" if average else "sum"
+    return collective.all_reduce(tensor, _OPS[op])
+
+
+def allgather(tensor: Any, name: str | None = None) -> Array:
+    """Return all ranks' ``tensor`` one after the other along the first axis; that may differ between ranks.
+
+    >>> allgather([[1, 2], [3, 4]])
+    array([[1, 2],
+           [3, 4]])
+    """
+    tensor = np.asarray(tensor)
+    if tensor.ndim == 0:
+        raise InvalidArgumentError("allgather joins along the first axis, and this is a single number")
+    lengths = collective.all_gather(np.array(len(tensor)))
+    padded = np.zeros((int(lengths.max()), *tensor.shape[1:]), tensor.dtype)
+    padded[: len(tensor)] = tensor
+    return np.concatenate([rows[:n] for rows, n in zip(collective.all_gather(padded), lengths)])
+
+
+def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None) -> Array:
+    """Return the root's ``tensor`` on every rank."""
+    return collective.broadcast(tensor, root_rank)
+
+
+def broadcast_parameters(parameters: Any, root_rank: int = 0) -> None:
+    """Give every rank the root's parameters: a model (that has weights), or arrays in a list or by name."""
+    weights = getattr(parameters, "weights", parameters)
+    if weights is not parameters and not weights:
+        raise FailedPreconditionError(
+            "the model has no weights yet: call build(input_shape) before broadcast_parameters"
+        )
+    arrays: Sequence[Array] = list(weights.values()) if isinstance(weights, dict) else list(weights)
+    for array in arrays:
+        if not isinstance(array, np.ndarray):
+            raise InvalidArgumentError(f"broadcast_parameters takes arrays, got {type(array).__name__}")
+        collective.broadcast(array, root_rank, out=array)
+
+
+class DistributedOptimizer(Optimizer):
+    """An optimizer that averages gradients over all ranks before it applies them.
+
+    ``op`` is "average" or "sum". It is for ``fit`` without a strategy, on every rank and for the same number
+    of steps; under a strategy it is the strategy that brings gradients together.
+
+    >>> from nbdist.optim import SGD
+    >>> DistributedOptimizer(SGD(0.1)).learning_rate
+    0.1
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, optimizer: Optimizer, op: str = "average", name: str | None = None) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidArgumentError(f"DistributedOptimizer wraps an optimizer, got {optimizer!r}")
+        if op not in ("average", "mean", "sum"):
+            raise InvalidArgumentError(f"DistributedOptimizer: no op {op!r}; choose from average, sum")
+        self._inner, self._op = optimizer, _OPS[op]
+        self._rows: dict[Any, Array] = {}
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the optimizer inside."""
+        return self._inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self._inner.learning_rate = rate
+
+    def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
+        """Average the gradient over all ranks, and change ``parameters`` by it, alike on all."""
+        group = current().world.common
+        key = (group, gradient.shape, gradient.dtype)
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = group.lend(gradient.shape, gradient.dtype)
+        np.copyto(row, gradient)
+        group.all_reduce(row, self._op, out=row)
+        self._inner.apply(parameters, row, slots, step)
+
+    def new_slots(self, parameters: Array) -> dict[str, Array]:
+        """Return what the optimizer inside keeps."""
+        return self._inner.new_slots(parameters)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the optimizer inside as plain values: a model comes home without its ranks."""
+        return self._inner.to_config()
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self._inner!r})"
