@@ -54,6 +54,10 @@ class MirroredStrategy(AllReduceStrategy):
         """Return the contexts of the other devices' threads."""
         return [] if self._threads is None else self._threads.companions(self, context)
 
+    def meeting(self) -> Collective:
+        """Return this replica's end of a group for values that are no gradients."""
+        return super().meeting() if self._threads is None else self._threads.group(self.replica_index)
+
     def form(self) -> Collective:
         """Return this replica's end of a group of all."""
         return super().form() if self._threads is None else self._threads.group(self.replica_index)

@@ -6,6 +6,7 @@ changing a variable means there. Any other graph has none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -37,13 +38,21 @@ class VariableSynchronization(StrEnum):
 
 
 class Rules(Protocol):
-    """What is done instead where a variable is read or changed."""
+    """What is done instead where a variable is read or changed, by an assignment or an optimizer."""
 
     def read(self, variable: Variable) -> Tensor:
         """Return the variable's value as it is now."""
 
     def change(self, variable: Variable, op_name: str, value: Any) -> Tensor:
         """Return the variable's value after an op that changes it."""
+
+    def watch(self, loss: Tensor) -> None:
+        """Take note of what is made small: the step ends where it is no number."""
+
+    def update(
+        self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]], counter: Variable | None, name: str
+    ) -> Tensor:
+        """Take gradients with their variables; return an op that stands for the update."""
 
 
 Kind = TypeVar("Kind", bound=StrEnum)

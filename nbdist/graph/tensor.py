@@ -357,13 +357,17 @@ def record(op_name: str, *inputs: Any, name: str | None = None, **attrs: Any) ->
     graph = next((i.graph for i in inputs if isinstance(i, (Tensor, Composite))), default_graph())
     with graph.as_default():
         tensors = _as_tensors(op_name, inputs)
-        if graph.scope.control and op_name != "read":
+        if graph.rules is not None:
+            rules = graph.rules
+            tensors = tuple(
+                rules.read(t) if isinstance(t, Variable) and i not in op.writes else t
+                for i, t in enumerate(tensors)
+            )
+        elif graph.scope.control and op_name != "read":
             tensors = tuple(
                 t.read_value() if isinstance(t, Variable) and i not in op.writes else t
                 for i, t in enumerate(tensors)
             )
-        elif graph.rules is not None and not op.writes:
-            tensors = tuple(graph.rules.read(t) if isinstance(t, Variable) else t for t in tensors)
         return Tensor(op, tensors, attrs, op.spec(*(t.spec for t in tensors), **attrs), name or op_name)
 
 

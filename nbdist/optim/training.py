@@ -59,6 +59,8 @@ def minimize(
         raise InvalidArgumentError(
             f"{loss!r} depends on none of the variables {_names(pairs)}; look at what it is computed from"
         )
+    if loss.graph.rules is not None:
+        loss.graph.rules.watch(loss)
     return apply_gradients(optimizer, pairs, global_step, name)
 
 
@@ -68,6 +70,13 @@ def apply_gradients(optimizer: Optimizer, pairs: Iterable[Any], global_step: Any
     graph = applied[0][1].graph
     if global_step is not None:
         _check_step(global_step, graph)
+    if graph.rules is not None:
+        return graph.rules.update(optimizer, applied, global_step, name or type(optimizer).__name__)
+    if graph.values is not None:
+        raise InvalidArgumentError(
+            f"{type(optimizer).__name__} changes variables of a strategy in a function that "
+            "strategy.run(function, args) runs; call minimize or apply_gradients there"
+        )
     with graph.within(graph.scope):
         counter, step = _step(optimizer, graph, applied[0][1], global_step)
         updates = [_update(optimizer, g, v, step) for g, v in applied]

@@ -27,6 +27,7 @@ TESTED_ELSEWHERE = {
     "max_pool2d_which",
     "dropout_mask",  # in test_graph_gradients
     "initial_value",  # in test_graph_initial
+    "all_reduce",  # in test_train_custom
     "distinct_rows", "rows_between", "spread_rows", "join_rows",  # in test_graph_sparse
 }  # fmt: skip
 EFFECTS = {"assign", "assign_add", "assign_sub", "check_finite", "group"}  # in test_graph_state

@@ -1,0 +1,283 @@
+"""What the custom loops of a strategy have in this process: variables, their values, and who trains them.
+
+A variable's value lies at home (its own array, or that of the model it belongs to) until an optimizer trains
+it: from then on the strategy's replicas have it, and it comes home when it is read. Several replicas of one
+process have values of their own, each at its :class:`Place`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.graph.backend import backend, to_host
+from nbdist.graph.partitioned import PartitionedVariable
+from nbdist.graph.program import compile_program
+from nbdist.graph.scopes import Graph
+from nbdist.graph.specs import value_order
+from nbdist.graph.tensor import Tensor, Variable
+from nbdist.optim import SGD
+from nbdist.runtime.links import Stopped
+from nbdist.train import synchronization
+from nbdist.train.context import Context, current
+from nbdist.train.crew import Crew
+from nbdist.train.meeting import meet, part
+from nbdist.train.traced import Applied, tracing
+from nbdist.train.updates import Group, Nothing
+
+if TYPE_CHECKING:
+    from nbdist.train.strategy import Strategy
+
+Array: TypeAlias = np.ndarray[Any, Any]
+MOVE_IN = "make what a step uses inside `with strategy.scope():` of the strategy that runs it"
+
+
+class Place:
+    """One of this process's replicas: its surroundings, and what it has for itself."""
+
+    def __init__(self, context: Context, index: int) -> None:
+        self.context, self.index = context, index
+        self.xp = backend(context.device)
+        self.arrays: dict[Variable, Array] = {}
+        self.programs: dict[Any, Any] = {}
+
+    def all_reduce(self, array: Array, how: str) -> Array:
+        """Return the sum or mean of all replicas' arrays, or that of the first one."""
+        strategy = self.context.strategy
+        if how == "first":
+            own = array if strategy.replica_index == 0 else np.zeros_like(array)
+            return strategy.all_reduce(own, "sum")
+        return strategy.all_reduce(array, how)
+
+
+class Held:
+    """Variables of one strategy in this process. Calls come from one thread."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        here = current()
+        self.strategy = strategy
+        self.context = here if here.strategy is strategy else replace(here, strategy=strategy)
+        self.graph = Graph()
+        self.graph.values, self.graph.hint = self.evaluate, MOVE_IN
+        self.home: dict[Variable, Array] = {}
+        self.copied: set[Variable] = set()
+        """Variables that steps assign."""
+        self.groups: list[Group] = []
+        self.ended = False
+        """Whether the training was asked to stop, or another replica has left it."""
+        self.steps = self.context.progress.step
+        self._counted: dict[Variable, int] = {}
+        self._settled: set[Variable] = set()
+        self._places: list[Place] = []
+        self._met = False
+        self._crew: Crew | None = None
+
+    @property
+    def places(self) -> list[Place]:
+        """This process's replicas, who can meet from now on."""
+        if not self._met:
+            self._met = True
+            # As many as begin a training together; which one it is makes no difference.
+            others = self.strategy.companions(self.context, Nothing(), SGD())
+            self._places = self._places or [Place(c, i) for i, c in enumerate([self.context, *others])]
+            if others:  # now, while nobody else meets in the group that the companions have in common
+                for place in self._places:
+                    meet(place.context.strategy)
+        return self._places
+
+    @property
+    def crew(self) -> Crew:
+        """A thread for each replica."""
+        if self._crew is None:
+            self._crew = Crew(len(self.places), self._cut_off)
+        return self._crew
+
+    def all_reduce(self, arrays: Sequence[Array], how: str) -> Array:
+        """Return the sum or mean over all replicas, or the first one's, given those of this process."""
+        found: Array = self.crew.each(lambda i: self.places[i].all_reduce(np.asarray(arrays[i]), how))[0]
+        return found
+
+    def group_for(self, applied: Applied) -> Group:
+        """Return the variables that an optimizer trains together, or raise if they are not those it did."""
+        wanted = set(applied.variables)
+        for v in wanted & self.copied:
+            raise InvalidArgumentError(
+                f"variable {v.name!r} is trained and assigned: an assignment would go past the update that "
+                "all replicas make together. Make it trainable=False, or train it only"
+            )
+        for group in self.groups:
+            if group.optimizer is applied.optimizer and set(group.trained) == wanted:
+                return group
+            for v in wanted & set(group.trained):
+                names = ", ".join(v.name for v in group.trained)
+                raise InvalidArgumentError(
+                    f"variable {v.name!r} is trained with {names} by {type(group.optimizer).__name__} "
+                    "already, in one update; train the same variables with the same optimizer in every step"
+                )
+        group = Group(applied.optimizer, applied.variables, applied.counter)
+        self.groups.append(group)
+        if applied.counter is not None:
+            self._counted.setdefault(applied.counter, int(self.at_home(applied.counter)))
+        return group
+
+    def begin(self, group: Group) -> None:
+        """Hand variables over to the strategy's replicas, which begin to train them."""
+        group.variables = [(v.name, self.at_home(v)) for v in group.trained]
+        companions = self.strategy.companions(self.context, group, group.optimizer)
+        contexts = [self.context, *companions]
+        group.replicas = self.crew.each(lambda i: group.replica(contexts[i]))
+        self.context.progress.state = "training"
+        for note in group.replicas[0].notes:
+            print(note)
+        for place in self.places:
+            place.programs.clear()
+
+    def values(self, place: Place, variables: Sequence[Variable]) -> dict[Variable, Array]:
+        """Return where a replica has its values of variables."""
+        found: dict[Variable, Array] = {}
+        for group in self.groups:
+            if group.replicas:
+                found.update(zip(group.trained, group.replicas[place.index].values, strict=True))
+        return {v: found[v] if v in found else self._own(place, v) for v in variables}
+
+    def settle(self, variables: Sequence[Variable]) -> None:
+        """Let all replicas begin with the first one's values of what is alike on all and nobody trains."""
+        trained = {v for group in self.groups if group.replicas for v in group.trained}
+        for v in variables:
+            if v in self._settled or v in trained or self.strategy.num_replicas_in_sync == 1:
+                continue
+            self._settled.add(v)
+            if not synchronization.apart(v):
+                own = [to_host(self._own(place, v)) for place in self.places]
+                self._spread(v, self.all_reduce(own, "first"))
+
+    def at_home(self, variable: Variable) -> Array:
+        """Return the array that has a variable's value outside of steps."""
+        if variable not in self.home:
+            value = variable.initial_value
+            if isinstance(value, Tensor):
+                order = value_order([value])
+                values = {v: self.at_home(v) for v in order if isinstance(v, Variable)}
+                (value,) = compile_program([value], values=values)()
+            self.home[variable] = np.array(value)
+        return self.home[variable]
+
+    def read(self, variable: Any) -> Array:
+        """Return the newest value of a variable, as it is outside of replicas."""
+        if isinstance(variable, PartitionedVariable) or not isinstance(variable, Variable):
+            return self.evaluate(variable, None)  # type: ignore[no-any-return]  # what a tensor is
+        if variable.graph is not self.graph:
+            raise InvalidArgumentError(f"{variable!r} is no variable of this strategy; {MOVE_IN}")
+        how = synchronization.read(variable, self.strategy.num_replicas_in_sync)
+        if how != "own":
+            return self.all_reduce([to_host(self._own(place, variable)) for place in self.places], how)
+        self.refresh()
+        return self.at_home(variable).copy()
+
+    def refresh(self) -> None:
+        """Bring the newest values home."""
+        for group in self.groups:
+            if group.replicas:
+                with contextlib.suppress(Stopped):
+                    group.replicas[0].fetch()
+                self._bring(group)
+        if self._places and self._places[0].xp is not np:
+            for v, array in self._places[0].arrays.items():
+                np.copyto(self.at_home(v), to_host(array))
+
+    def count(self, place: Place) -> None:
+        """Bring the variables that count steps up to date at a place."""
+        for counter, before in self._counted.items():
+            steps = sum(g.steps(place.index) for g in self.groups if g.counter is counter)
+            self._own(place, counter)[...] = before + steps
+
+    def evaluate(self, tensor: Any, feeds: Any) -> Any:
+        """Return the value of a tensor outside of steps; what it assigns is assigned on all replicas."""
+        if self.graph.rules is not None and tracing() is not None:
+            raise FailedPreconditionError(f"{tensor!r} has no value yet: the step is being traced")
+        if isinstance(tensor, Variable):
+            return self.read(tensor)
+        wanted = tensor.as_tensor() if isinstance(tensor, PartitionedVariable) else tensor
+        fed = dict(feeds or {})
+        order = value_order([wanted], given=fed)
+        places = {t: n for n, t in enumerate(self.graph.tensors)}
+        order.sort(key=places.__getitem__)
+        written = {t.inputs[i] for t in order if t.op is not None for i in t.op.writes}
+        if any(v in written for group in self.groups if group.replicas for v in group.trained):
+            self.finish()
+        arrays = {v: self._writable(v, v in written) for v in order if isinstance(v, Variable)}
+        shapes = [np.shape(a) for a in fed.values()]
+        program = compile_program([wanted], feeds=list(fed), shapes=shapes, values=arrays, order=order)
+        (value,) = program(*(np.asarray(a, t.dtype) for t, a in fed.items()))
+        result = None if wanted.op is not None and not wanted.op.has_value else np.array(value)
+        for v in written:
+            assert isinstance(v, Variable)
+            self._spread(v, arrays[v])
+        return result
+
+    def finish(self) -> None:
+        """Wait until the updates of all replicas are applied, bring the final values home, and let go."""
+        for group in [g for g in self.groups if g.replicas]:
+            self.crew.each(group.finish)
+            self._bring(group)
+        self._let_go()
+
+    def abandon(self) -> None:
+        """Let go without waiting for anybody, in any state; values come home as they are."""
+        for group in [g for g in self.groups if g.replicas]:
+            self._bring(group)
+        self._met = False  # their group is broken
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for counter in self._counted:
+            self._counted[counter] = int(self.at_home(counter))
+        for group in self.groups:
+            group.close()
+        self.strategy.end()
+        for place in self._places:
+            place.programs.clear()
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+
+    def _bring(self, group: Group) -> None:
+        for v, value in zip(group.trained, group.replicas[0].values, strict=True):
+            np.copyto(self.at_home(v), to_host(value))
+        if self._places:
+            self.count(self._places[0])
+
+    def _own(self, place: Place, variable: Variable) -> Array:
+        if variable not in place.arrays:
+            home = self.at_home(variable)
+            here = place.index == 0 and place.xp is np
+            place.arrays[variable] = home if here else place.xp.array(home)
+        return place.arrays[variable]
+
+    def _writable(self, variable: Variable, written: bool) -> Array:
+        return self.at_home(variable) if written else self.read(variable)
+
+    def _spread(self, variable: Variable, value: Array) -> None:
+        """Give all replicas of this process a value that was assigned outside of steps."""
+        summed = synchronization.apart(variable) and variable.aggregation == "sum"
+        for place in self.places:
+            first = place.context.strategy.replica_index == 0 or self.strategy.num_replicas_in_sync == 1
+            # Of a sum the first replica has all, so that it is what was assigned.
+            given = value if first or not summed else np.zeros_like(value)
+            self._own(place, variable)[...] = place.xp.asarray(given)
+        if self.places[0].xp is not np:
+            np.copyto(self.at_home(variable), value)
+
+    def _cut_off(self, index: int, error: BaseException) -> None:
+        if isinstance(error, Stopped):
+            return
+        for group in self.groups:
+            if index < len(group.replicas):
+                group.replicas[index].abort(error)
+        if index < len(self._places):
+            part(self._places[index].context.strategy, error)

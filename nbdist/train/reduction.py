@@ -1,0 +1,115 @@
+"""Values of several replicas, and what becomes of them: a sum or a mean.
+
+loss = strategy.reduce("sum", strategy.run(step, (x, y)))
+accuracy = strategy.reduce("mean", strategy.run(correct, (x, y)), axis=0)     # of all examples
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.train.trees import leaves, mapped
+
+Array: TypeAlias = np.ndarray[Any, Any]
+AllReduce: TypeAlias = Callable[[Sequence[Array], str], Array]
+"""Returns the "sum" or the "mean" of all replicas' arrays, given those of this process."""
+
+
+class ReduceOp(StrEnum):
+    """How values of replicas become one."""
+
+    SUM = "sum"
+    MEAN = "mean"
+
+
+def reduce_op(op: Any) -> ReduceOp:
+    """Return the operation of that name, in small or capital letters.
+
+    >>> reduce_op("SUM")
+    <ReduceOp.SUM: 'sum'>
+    """
+    try:
+        return ReduceOp(op.lower() if isinstance(op, str) else op)
+    except ValueError:
+        raise InvalidArgumentError(f"no way to reduce {op!r}; choose from {', '.join(ReduceOp)}") from None
+
+
+@dataclass(frozen=True)
+class PerReplica:
+    """A value of each replica of this process, in order; where it has one replica, a value is itself.
+
+    >>> PerReplica((1, 2)).values
+    (1, 2)
+    """
+
+    values: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def of_replica(tree: Any, index: int, replicas: int) -> Any:
+    """Return what one replica has of a tree, in which some values are of each replica."""
+
+    def one(value: Any) -> Any:
+        if not isinstance(value, PerReplica):
+            return value
+        if len(value) != replicas:
+            raise InvalidArgumentError(
+                f"there are values of {len(value)} replicas, and this process has {replicas}; "
+                "take them from this strategy's own run or distribute_dataset"
+            )
+        return value.values[index]
+
+    return mapped(one, tree)
+
+
+def joined(trees: Sequence[Any]) -> Any:
+    """Return trees of the same form, one of each replica, as one tree of values of replicas."""
+    if len(trees) == 1:
+        return trees[0]
+    columns = [list(leaves(tree)) for tree in trees]
+    rows = iter(zip(*columns, strict=True))
+    return mapped(lambda _: PerReplica(next(rows)), trees[0])
+
+
+def reduced(op: ReduceOp, values: Sequence[Any], axis: Any, all_reduce: AllReduce) -> Array:
+    """Return the sum or mean over all replicas, given the values of those in this process.
+
+    With an axis over that as well: a mean is then that of all elements, however many each replica has.
+    """
+    arrays = [np.asarray(value) for value in values]
+    if any(array.dtype.kind not in "biufc" for array in arrays):
+        raise InvalidArgumentError(f"reduce takes numbers of the replicas, got {values[0]!r}")
+    if axis is None:
+        return all_reduce(arrays, op)
+    try:
+        sums = [array.sum(axis=axis) for array in arrays]
+    except (np.exceptions.AxisError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"reduce: {error}; the replicas' values have the shapes {[array.shape for array in arrays]}"
+        ) from None
+    if op is ReduceOp.SUM:
+        return all_reduce(sums, "sum")
+    # Sum and count travel together, in double precision: a count of examples may be large.
+    kind = np.complex128 if sums[0].dtype.kind == "c" else np.float64
+    counts = [_count(array, axis) for array in arrays]
+    packed = [np.append(total.ravel(), n).astype(kind) for total, n in zip(sums, counts, strict=True)]
+    *total, count = all_reduce(packed, "sum")
+    if not count:
+        raise InvalidArgumentError("reduce: there is nothing to take the mean of, on no replica")
+    mean = (np.array(total) / count).reshape(sums[0].shape)
+    floats = arrays[0].dtype.kind in "fc"
+    result: Array = mean.astype(arrays[0].dtype) if floats else mean
+    return result
+
+
+def _count(array: Array, axis: Any) -> int:
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    return int(np.prod([array.shape[a] for a in axes]))

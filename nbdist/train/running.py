@@ -1,0 +1,307 @@
+"""Runs a function on all replicas of this process: pull, the traced step's program, push.
+
+    loss = strategy.run(step, (x, y))
+
+The function is traced once for arguments of one form (see ``signatures``), for all replicas; each replica has
+a program of its own, on its own values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
+from nbdist.graph.backend import to_device, to_host
+from nbdist.graph.op import Shape
+from nbdist.graph.program import compile_program
+from nbdist.graph.specs import Specs, value_order
+from nbdist.graph.tensor import Tensor, Variable
+from nbdist.runtime.links import Stopped
+from nbdist.train.context import use_here
+from nbdist.train.held import Held, Place
+from nbdist.train.reduction import joined, of_replica
+from nbdist.train.signatures import MOST_FUNCTIONS, Traces, arrays_in
+from nbdist.train.traced import Trace, trace
+from nbdist.train.trees import leaves, mapped
+from nbdist.train.updates import Group, Program, Ready, Stepping
+
+Array: TypeAlias = np.ndarray[Any, Any]
+MOST_PROGRAMS = 64  # of one replica
+
+
+@dataclass(frozen=True)
+class Call:
+    """A replica's part of a call: the trace for its arguments, and the arrays among them."""
+
+    trace: Trace
+    arrays: list[Array]
+    trained: list[tuple[Group, tuple[Tensor, ...]]]
+    """What it trains, with gradients in the order of the group's variables."""
+    place: int
+    """Where its first example is in the global batch, for random numbers."""
+
+
+class Runner:
+    """Runs functions on what a strategy holds in this process."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self._traces: dict[Any, Traces[Trace]] = {}
+        self.yielded: list[tuple[Array, int]] = []
+        """Arrays of the batch that was handed out last, with the place of their first example."""
+        self._datasets = 0
+
+    def run(self, function: Callable[..., Any], arguments: Any = ()) -> Any:
+        """Run a function on every replica of this process; return what it returned, with arrays."""
+        held = self.held
+        if not isinstance(arguments, (tuple, list)):
+            raise InvalidArgumentError(f"run: args is a tuple of arguments, got {arguments!r}; write (x,)")
+        with use_here(held.context):
+            count = len(held.places)
+            calls = [self._call(function, of_replica(tuple(arguments), i, count), i) for i in range(count)]
+            groups = [group for group, _ in calls[0].trained]
+            if any([group for group, _ in call.trained] != groups for call in calls):
+                raise InvalidArgumentError(
+                    f"{calls[0].trace.name} trains other variables on some replicas than on others"
+                )
+            updating = bool(groups) and self._ready(groups, calls)
+            return joined(self._steps(calls, groups, updating))
+
+    def stopping(self) -> bool:
+        """Return whether no step follows, because the run was asked to stop or another replica has left."""
+        held = self.held
+        held.context.control.check()
+        stop = held.context.control.stop_requested
+        training = [group for group in held.groups if group.replicas]
+        for group in training:
+            if not group.agreed and not held.ended:
+                group.agreed = True
+                held.ended = any(held.crew.each(lambda i, group=group: group.replicas[i].agree(stop)))  # type: ignore[misc]
+        held.ended = held.ended or (stop and not training)
+        if held.ended and training:
+            held.finish()
+        return held.ended
+
+    def end_pass(self) -> None:
+        """Come to the end of a pass through data, with all replicas."""
+        held, stop = self.held, self.held.context.control.stop_requested
+        for group in held.groups:
+            if group.replicas and group.stepped:
+                group.stepped = False
+                ends = held.crew.each(lambda i, group=group: group.replicas[i].end_epoch(stop))  # type: ignore[misc]
+                held.ended = held.ended or any(ends)
+        if held.ended:
+            held.finish()
+
+    def next_seed(self) -> int | None:
+        """Return the seed of another dataset: for the first that of a run's first training."""
+        seed, number = self.held.context.seed, self._datasets
+        self._datasets += 1
+        return None if seed is None else seed + number
+
+    def traces_of(self, function: Any) -> int:
+        """Return how often a function was traced."""
+        return len(self._traces.get(function, ()))
+
+    def _call(self, function: Callable[..., Any], arguments: Any, index: int) -> Call:
+        held = self.held
+        given = list(leaves(arguments))
+        first = [place for a in given for known, place in self.yielded if a is known]
+        strategy = held.places[index].context.strategy
+        arguments = arrays_in(arguments)
+        arrays = [a for a in leaves(arguments) if isinstance(a, np.ndarray)]
+        if function not in self._traces:
+            if len(self._traces) >= MOST_FUNCTIONS:
+                raise InvalidArgumentError(
+                    f"run was given {MOST_FUNCTIONS} different functions, and traces each: define the step "
+                    "once, before the loop (a lambda or a def in the loop is a new function each time)"
+                )
+            self._traces[function] = Traces(getattr(function, "__name__", "the function"))
+        made = self._traces[function].find(
+            arguments,
+            tuple(a.shape for a in arrays),
+            lambda shapes: self._trace(function, arguments, shapes),
+        )
+        trained = []
+        for applied in made.applied:
+            group = held.group_for(applied)
+            of = dict(zip(applied.variables, applied.gradients, strict=True))
+            trained.append((group, tuple(of[v] for v in group.trained)))
+        return Call(made, arrays, trained, first[0] if first else strategy.replica_index << 32)
+
+    def _trace(self, function: Callable[..., Any], arguments: Any, shapes: Sequence[Shape]) -> Trace:
+        held = self.held
+        return trace(held.graph, held.strategy, function, arguments, shapes, held.copied, held.home)
+
+    def _ready(self, groups: Sequence[Group], calls: Sequence[Call]) -> bool:
+        """Begin to train what is not trained yet; return whether there is to be an update."""
+        held = self.held
+        if held.ended:
+            raise AbortedError(
+                f"{calls[0].trace.name} updates variables, and the training has ended: the run was asked "
+                "to stop, or another replica has left. A loop over strategy.distribute_dataset(...) ends then"
+            )
+        for group in groups:
+            if not group.replicas:
+                held.begin(group)
+        return not self.stopping()
+
+    def _steps(self, calls: Sequence[Call], groups: Sequence[Group], updating: bool) -> list[Any]:
+        held = self.held
+        held.settle(calls[0].trace.variables)
+        try:
+            results = held.crew.each(lambda i: self._step(calls[i], held.places[i], updating))
+        except Stopped:  # this step cannot be completed any more: variables stay as they are
+            held.ended = True
+            held.finish()
+            return self._steps(calls, groups, False)
+        except BaseException:
+            if held.strategy.num_replicas_in_sync > 1:
+                held.abandon()
+            raise
+        if updating:
+            for group in groups:
+                group.agreed, group.stepped = False, True
+            self._count(calls)
+        return results
+
+    def _count(self, calls: Sequence[Call]) -> None:
+        held, progress = self.held, self.held.context.progress
+        held.steps += 1
+        progress.step = held.steps
+        progress.examples += sum(len(call.arrays[0]) for call in calls if call.arrays and call.arrays[0].ndim)
+        progress.global_step = max(group.steps(0) for group in held.groups)
+
+    def _step(self, call: Call, place: Place, updating: bool) -> Any:
+        """Run a step on one replica, on its thread."""
+        groups = [group for group, _ in call.trained] if updating else []
+        replicas = [group.replicas[place.index] for group in groups]
+        for replica in replicas:
+            replica.pull()
+        for group in self.held.groups:
+            if group.replicas and group not in groups and group.reads(call.trace.variables):
+                with suppress(Stopped):
+                    group.replicas[place.index].fetch()
+        self.held.count(place)
+        program = self._program(call, place, updating)
+        into = [gradient for replica in replicas for gradient in replica.gradients()]
+        feeds = [to_device(a, place.xp) for a in [*call.arrays, *self._extra(call, place)]]
+        results = [to_host(value) for value in program(*feeds, *into)]
+        outputs = len(call.trace.fetches)
+        self._check(call, results[outputs : outputs + len(call.trace.watched)])
+        values = iter([np.array(value) for value in results[:outputs]])
+        returned = mapped(lambda t: None if t is None else next(values), call.trace.outputs)
+        for replica in replicas:
+            replica.push()
+        self.held.count(place)
+        return returned
+
+    def _extra(self, call: Call, place: Place) -> list[Array]:
+        """Return what is fed beside arguments: what random numbers follow from, the replica's number."""
+        step = self.held.steps
+        draws = [
+            np.array([d.seed, d.training, step, call.place], np.int64) for d in call.trace.draws.values()
+        ]
+        if call.trace.replica is None:
+            return draws
+        return [*draws, np.array(place.context.strategy.replica_index, np.int32)]
+
+    def _check(self, call: Call, losses: Sequence[Array]) -> None:
+        if any(a.size == 0 for a in call.arrays):
+            return  # a mean over no examples is no number, and has no part in the update
+        for loss in losses:
+            if not np.isfinite(loss).all():
+                what = "infinite" if not np.isnan(loss).any() else "NaN"
+                raise NanLossError(
+                    f"the loss is {what} at step {self.held.steps + 1}; that gradient was not applied. "
+                    "Try a smaller learning rate, and look for NaN in the data"
+                )
+
+    def _program(self, call: Call, place: Place, updating: bool) -> Program:
+        shapes = tuple(a.shape for a in call.arrays)
+        key = (id(call.trace), shapes, updating)
+        if key not in place.programs:
+            if len(place.programs) >= MOST_PROGRAMS:
+                del place.programs[next(iter(place.programs))]
+            trained = call.trained if updating else []
+            place.programs[key] = _compiled(self.held, call.trace, place, shapes, trained)
+        program: Program = place.programs[key]
+        return program
+
+
+def _compiled(
+    held: Held,
+    made: Trace,
+    place: Place,
+    shapes: tuple[tuple[int, ...], ...],
+    trained: Sequence[tuple[Group, tuple[Tensor, ...]]],
+) -> Program:
+    """Return ``program(*arguments, *extra, *gradients) -> (*outputs, *losses, ...)`` of one replica.
+
+    Each replica of a strategy is asked for its program, one inside the other where there are several: it may
+    want to be told of gradients as soon as they are there.
+    """
+    values: dict[Variable, Array] = {}
+    written: dict[Tensor, Callable[[], object]] = {}
+
+    def through(rest: Sequence[tuple[Group, tuple[Tensor, ...]]]) -> Program:
+        if not rest:
+            return _program(held, made, place, shapes, trained, values, written)
+        (group, gradients), *others = rest
+
+        def compiled(own: Sequence[Array], ready: Ready | None) -> Program:
+            values.update(zip(group.trained, own, strict=True))
+            if ready is not None:
+                written.update({g: partial(ready, number) for number, g in enumerate(gradients)})
+            return through(others)
+
+        return group.replicas[place.index].program(Stepping(compiled), shapes)
+
+    return through(trained)
+
+
+def _program(
+    held: Held,
+    made: Trace,
+    place: Place,
+    shapes: tuple[tuple[int, ...], ...],
+    trained: Sequence[tuple[Group, tuple[Tensor, ...]]],
+    values: dict[Variable, Array],
+    written: dict[Tensor, Callable[[], object]],
+) -> Program:
+    extra = [d.fed for d in made.draws.values()] + ([made.replica] if made.replica is not None else [])
+    feeds = [*made.feeds, *extra]
+    sizes: list[Shape] = [*shapes, *(t.shape for t in extra)]
+    # Gradients are asked for from the last variable's on: that is the order in which they come to be.
+    into = [g for _, gradients in trained for g in gradients][::-1]
+    fetches = [*made.fetches, *made.watched, *made.effects]
+    order = None
+    if made.in_order:
+        numbers = {t: n for n, t in enumerate(held.graph.tensors)}
+        order = sorted(
+            value_order([*fetches, *into], Specs.fed(feeds, sizes), frozenset(feeds)), key=numbers.__getitem__
+        )
+    missing = [v for v in made.variables if v not in values]
+    program = compile_program(
+        fetches,
+        feeds=feeds,
+        shapes=sizes,
+        values=values | held.values(place, missing),
+        into=into,
+        xp=place.xp,
+        order=order,
+        kernels=lambda node: partial(_all_reduced, place, node.attrs["op"]),
+        written=written,
+    )
+    fed = len(feeds)
+    return lambda *arrays: program(*arrays[:fed], *arrays[fed:][::-1])
+
+
+def _all_reduced(place: Place, how: str, x: Array) -> Array:
+    return to_device(place.all_reduce(np.array(to_host(x)), how), place.xp)

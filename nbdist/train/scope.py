@@ -1,0 +1,107 @@
+"""The custom training loop of every strategy: scope, run, reduce, distribute_dataset, read.
+
+    with strategy.scope():
+        model = nn.Sequential([...])
+        optimizer = SGD(0.1)
+    for x, y in strategy.distribute_dataset(dataset):
+        loss = strategy.reduce("sum", strategy.run(step, (x, y)))
+
+A :class:`~nbdist.train.strategy.Strategy` has these as methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from nbdist.data import Dataset
+from nbdist.train.context import Context, use_here
+from nbdist.train.distributed import DistributedDataset
+from nbdist.train.held import Held
+from nbdist.train.reduction import PerReplica, reduce_op, reduced
+from nbdist.train.running import Runner
+from nbdist.train.trees import leaves, mapped
+
+if TYPE_CHECKING:
+    from nbdist.train.strategy import Strategy
+
+_scoped: ContextVar[Context | None] = ContextVar("the context of a strategy's scope around", default=None)
+
+
+def runner_of(strategy: Strategy) -> Runner:
+    """Return what runs a strategy's custom loops in this process, from its first use on."""
+    found: Runner | None = strategy.__dict__.get("_runner")
+    if found is None:
+        found = strategy.__dict__["_runner"] = Runner(Held(strategy))
+    return found
+
+
+def scoped() -> Context | None:
+    """Return the context of the ``with strategy.scope()`` around, if there is one."""
+    return _scoped.get()
+
+
+@contextlib.contextmanager
+def scope(strategy: Strategy) -> Iterator[Strategy]:
+    """Make a strategy the current one of this thread, and what is made inside a ``with`` its own."""
+    held = runner_of(strategy).held
+    token = _scoped.set(held.context)
+    try:
+        with use_here(held.context), held.graph.as_default():
+            yield strategy
+    finally:
+        _scoped.reset(token)
+
+
+def run(strategy: Strategy, function: Callable[..., Any], arguments: Any) -> Any:
+    """Run a function on every replica of this process."""
+    return runner_of(strategy).run(function, arguments)
+
+
+def reduce(strategy: Strategy, op: Any, value: Any, axis: Any) -> Any:
+    """Return the sum or the mean over all replicas in sync, for each value in a tree."""
+    runner, how = runner_of(strategy), reduce_op(op)
+    replicas = len(runner.held.places)
+
+    def one(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, PerReplica):
+            values = value.values
+        else:
+            values = (value,) * replicas
+        return reduced(how, values, axis, runner.held.all_reduce)
+
+    return mapped(one, value)
+
+
+def distribute_dataset(strategy: Strategy, dataset: Dataset) -> DistributedDataset:
+    """Return a dataset of which this process's replicas get their shares."""
+    runner = runner_of(strategy)
+    return DistributedDataset(runner, dataset, runner.next_seed())
+
+
+def read(strategy: Strategy, variable: Any) -> Any:
+    """Return the newest value of a variable, or of each in a tree."""
+    held = runner_of(strategy).held
+    return mapped(held.read, variable)
+
+
+def finish(strategy: Strategy) -> None:
+    """Wait until the updates of all replicas are applied, and bring the final values home."""
+    runner: Runner | None = strategy.__dict__.get("_runner")
+    if runner is not None:
+        runner.held.finish()
+
+
+def local_results(value: Any) -> tuple[Any, ...]:
+    """Return the values of this process's replicas."""
+    found = [one for one in leaves(value) if isinstance(one, PerReplica)]
+    if not found:
+        return (value,)
+    pick: Callable[[int], Any] = lambda i: mapped(
+        lambda one: one.values[i] if isinstance(one, PerReplica) else one, value
+    )
+    return tuple(pick(i) for i in range(len(found[0])))

@@ -1,0 +1,296 @@
+"""A function of one replica's step, called once with tensors: what it computes, assigns and trains.
+
+While it is called, the strategy's graph has a :class:`Tracing` as its rules: optimizers hand their gradients
+to it, assignments follow what the variable says of several replicas, and a variable is read as it is at that
+line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.backend import Array
+from nbdist.graph.composite import Composite
+from nbdist.graph.op import Shape
+from nbdist.graph.ops import replicas as replicas  # whose op a step is traced with
+from nbdist.graph.scopes import Graph, Scope
+from nbdist.graph.sparse import dense
+from nbdist.graph.specs import value_order
+from nbdist.graph.tensor import Placeholder, Tensor, Variable, placeholder, record
+from nbdist.optim import Optimizer
+from nbdist.train.synchronization import assigned
+from nbdist.train.trees import leaves, mapped
+
+
+@dataclass(frozen=True)
+class Applied:
+    """Gradients that an optimizer was given for variables, and what counts its steps."""
+
+    optimizer: Optimizer
+    variables: tuple[Variable, ...]
+    gradients: tuple[Tensor, ...]
+    counter: Variable | None
+    mark: Tensor
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What random numbers of a model follow from, beside step and example: fed as four numbers."""
+
+    fed: Placeholder
+    seed: int
+    training: int
+
+
+@dataclass
+class Trace:
+    """One function for arguments of one form, as tensors."""
+
+    name: str
+    feeds: list[Placeholder]
+    outputs: Any = None
+    """What it returned: a tree of tensors, with None for what has no value."""
+    applied: list[Applied] = field(default_factory=list)
+    effects: list[Tensor] = field(default_factory=list)
+    """Assignments, in order."""
+    watched: list[Tensor] = field(default_factory=list)
+    """Losses, which have to be numbers."""
+    draws: dict[Any, Draw] = field(default_factory=dict)
+    """By model."""
+    replica: Placeholder | None = None
+    """The number of the replica, if it is asked for."""
+    in_order: bool = False
+    """Whether it has to run in the order in which it was recorded."""
+
+    @cached_property
+    def variables(self) -> list[Variable]:
+        """What it reads, assigns or trains."""
+        gradients = [g for one in self.applied for g in one.gradients]
+        order = value_order([*self.fetches, *self.watched, *self.effects, *gradients])
+        trained = [v for one in self.applied for v in one.variables]
+        return list(dict.fromkeys([*(t for t in order if isinstance(t, Variable)), *trained]))
+
+    @property
+    def fetches(self) -> list[Tensor]:
+        """What a program has to compute, beside gradients."""
+        return [t for t in leaves(self.outputs) if t is not None]
+
+
+class Tracing:
+    """What is being traced: the rules of the graph meanwhile."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        trace: Trace,
+        strategy: Any,
+        copied: set[Variable],
+        home: dict[Variable, Array],
+    ) -> None:
+        self.graph, self.trace, self.strategy = graph, trace, strategy
+        self.replicas: int = strategy.num_replicas_in_sync
+        self.copied = copied
+        """Variables of which a reading is a copy, because they are assigned."""
+        self.home = home
+        """Where variables of models have their values outside of steps: the models' own arrays."""
+        self._read: dict[Variable, Tensor] = {}
+        self._directly: set[Variable] = set()
+
+    def read(self, variable: Variable) -> Tensor:
+        """Return the value as it is now: a copy of what may be assigned later."""
+        if variable.trainable and variable not in self.copied:
+            self._directly.add(variable)
+            return variable
+        if variable not in self._read:
+            with self.plainly():
+                self._read[variable] = record("copy", variable, name=f"{variable.name}/now")
+        return self._read[variable]
+
+    def change(self, variable: Variable, op_name: str, value: Any) -> Tensor:
+        """Assign what the replicas' values become; return the variable's value afterwards."""
+        how = assigned(variable, self.replicas)
+        if how != "own":
+            value = self.all_reduce(value, how)
+        with self.plainly():
+            self.trace.effects.append(variable.recorded(op_name, value))
+            self._read[variable] = record("copy", variable, name=f"{variable.name}/now")
+        self.trace.in_order = True
+        if variable in self._directly:
+            raise Again(variable)
+        self.copied.add(variable)
+        return self._read[variable]
+
+    def watch(self, loss: Tensor) -> None:
+        """Take note of a loss."""
+        self.trace.watched.append(loss)
+
+    def update(
+        self, optimizer: Any, pairs: Sequence[tuple[Any, Variable]], counter: Variable | None, name: str
+    ) -> Tensor:
+        """Take an optimizer's gradients; the op that is returned stands for the update."""
+        trained = {v for one in self.trace.applied for v in one.variables}
+        for _, v in pairs:
+            if v in trained:
+                raise InvalidArgumentError(
+                    f"variable {v.name!r} is trained twice in {self.trace.name}; add its gradients up and "
+                    "apply them once"
+                )
+            trained.add(v)
+        gradients = []
+        for g, v in pairs:
+            g = dense(g) if isinstance(g, (Tensor, Composite)) else record("copy", g)
+            gradients.append(g if g.dtype == v.dtype else g.astype(v.dtype))
+        mark = record("group", name=name)
+        variables = tuple(v for _, v in pairs)
+        self.trace.applied.append(Applied(optimizer, variables, tuple(gradients), counter, mark))
+        return mark
+
+    def all_reduce(self, value: Any, how: str) -> Tensor:
+        """Return the op that brings the replicas' values together."""
+        self.trace.in_order = True
+        return record("all_reduce", value, op=how)
+
+    @contextlib.contextmanager
+    def plainly(self) -> Iterator[None]:
+        """Let variables be what they are in any graph, inside a ``with``."""
+        rules, self.graph.rules = self.graph.rules, None
+        try:
+            yield
+        finally:
+            self.graph.rules = rules
+
+
+class Again(Exception):
+    """A variable is assigned after it was read in place: what it was has to be kept from the beginning."""
+
+    def __init__(self, variable: Variable) -> None:
+        super().__init__(variable.name)
+        self.variable = variable
+
+
+_tracing: ContextVar[Tracing | None] = ContextVar("what this thread traces", default=None)
+
+
+def tracing() -> Tracing | None:
+    """Return what this thread traces now."""
+    return _tracing.get()
+
+
+def trace(
+    graph: Graph,
+    strategy: Any,
+    function: Callable[..., Any],
+    arguments: Any,
+    shapes: Sequence[Shape],
+    copied: set[Variable],
+    home: dict[Variable, Array],
+) -> Trace:
+    """Call a function with tensors in place of arrays, which have these shapes; return what it recorded.
+
+    ``copied`` collects variables that are assigned; ``home`` those of models met on the way, with the models'
+    own arrays.
+    """
+    while True:
+        begun = len(graph.tensors)
+        try:
+            return _trace(graph, strategy, function, arguments, shapes, copied, home)
+        except Again as again:
+            copied.add(again.variable)
+            _forget(graph, begun)
+        except BaseException as error:
+            _forget(graph, begun)
+            if isinstance(error, Exception):
+                error.add_note(
+                    f"({_name(function)} was being traced: it is called once with Tensors, which have no "
+                    "values yet, and what NumPy's functions record on them is run at every step. Work with "
+                    "values outside of it, on what strategy.run returns)"
+                )
+            raise
+
+
+def _trace(
+    graph: Graph,
+    strategy: Any,
+    function: Callable[..., Any],
+    arguments: Any,
+    shapes: Sequence[Shape],
+    copied: set[Variable],
+    home: dict[Variable, Array],
+) -> Trace:
+    name, begun = _name(function), len(graph.tensors)
+    made = Trace(name, [])
+    rules = Tracing(graph, made, strategy, copied, home)
+    sizes = iter(shapes)
+
+    def fed(value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        made.feeds.append(placeholder(value.dtype, next(sizes), name=f"argument_{len(made.feeds)}"))
+        return made.feeds[-1]
+
+    token, outer = _tracing.set(rules), graph.rules
+    try:
+        with graph.within(Scope(name=f"{graph.unique(name)}/")):
+            given = mapped(fed, arguments)
+            graph.rules = rules
+            made.outputs = _checked(mapped(_plain, function(*given)), made, graph)
+    finally:
+        graph.rules = outer
+        _tracing.reset(token)
+    new = [t for t in graph.tensors[begun:] if isinstance(t, Variable) and t not in home]
+    for v in new:
+        if v.name != "global_step":
+            raise InvalidArgumentError(
+                f"{name} makes variable {v.name!r}: it would make another one each time it is traced. Make "
+                "it before, in `with strategy.scope():`"
+            )
+    return made
+
+
+def _plain(value: Any) -> Any:
+    return value.as_tensor() if isinstance(value, Composite) else value
+
+
+def _checked(outputs: Any, made: Trace, graph: Graph) -> Any:
+    """Return what a function returned, without what has no value, or raise if it cannot be computed."""
+    marks = {one.mark for one in made.applied}
+
+    def one(value: Any) -> Tensor | None:
+        if value is None:
+            return None
+        if not isinstance(value, Tensor):
+            raise InvalidArgumentError(
+                f"{made.name} returns {value!r}, which is no tensor: it would be the same after every step. "
+                "Return tensors, None, or tuples, lists and dicts of them"
+            )
+        if value.graph is not graph:
+            raise InvalidArgumentError(f"{made.name} returns {value!r} of another graph; {graph.hint}")
+        return value if value.op is None or value.op.has_value else None
+
+    found = mapped(one, outputs)
+    values = [t for t in leaves(found) if t is not None]
+    late = [t.name for t in value_order([*values, *made.effects]) if t in marks]
+    if late:
+        raise InvalidArgumentError(
+            f"{made.name} computes something after {late[0]!r}; variables are updated when all of the step "
+            "has run, so put that into the next step, or use strategy.read(variable) after this one"
+        )
+    return found
+
+
+def _forget(graph: Graph, begun: int) -> None:
+    """Take what was recorded back out of a graph; variables stay, for models have them."""
+    graph.tensors[begun:] = [t for t in graph.tensors[begun:] if isinstance(t, Variable)]
+
+
+def _name(function: Any) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return name if name.isidentifier() else "step"
