@@ -16,8 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from contextlib import AbstractContextManager
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -31,7 +29,6 @@ from nbdist.train.trainable import Trainable
 
 if TYPE_CHECKING:
     from nbdist.train.context import Context
-    from nbdist.wire.collective.base import Collective
     from nbdist.wire.collective.base import Collective
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -185,53 +182,6 @@ class Strategy(ABC):
                 part = self.share(size)
                 arrays = tuple(a[part] for a in arrays)
             yield arrays, size
-
-
-    def scope(self) -> AbstractContextManager[Strategy]:
-        """Make this the strategy of what is made inside a ``with``: variables, models, optimizers."""
-        return _custom().scope(self)  # type: ignore[no-any-return]
-
-    def run(self, fn: Callable[..., Any], args: Any = ()) -> Any:
-        """Run a function on every replica of this process, and return what it returned, with arrays.
-
-        It is called once with tensors for arguments of one form, and what it recorded is run from then on.
-        Where this process has several replicas, what they return is a PerReplica.
-        """
-        return _custom().run(self, fn, args)
-
-    def reduce(self, op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
-        """Return the "sum" or "mean" over all replicas in sync, and over an axis of their values as well.
-
-        A mean over an axis is that of all elements, however many each replica has. All replicas call it.
-        """
-        return _custom().reduce(self, op, value, axis)
-
-    def distribute_dataset(self, dataset: Dataset) -> Any:
-        """Return the dataset's global batches as this process's replicas get their shares of them."""
-        return _custom().distribute_dataset(self, dataset)
-
-    def read(self, variable: Any) -> Any:
-        """Return the newest value of a variable of this strategy, as it is outside of replicas."""
-        return _custom().read(self, variable)
-
-    def finish(self) -> None:
-        """Wait until all replicas' updates are applied, and bring the final values home.
-
-        A run does it at its end. What is trained afterwards is trained anew, by an optimizer without a past.
-        """
-        _custom().finish(self)
-
-    def all_reduce(self, array: Array, op: str = "sum") -> Array:
-        """Return the sum or the mean of the arrays of all replicas in sync; each calls it."""
-        return import_module("nbdist.train.meeting").all_reduce(self, array, op)  # type: ignore[no-any-return]
-
-    def meeting(self) -> Collective:
-        """Return this replica's end of a group of all replicas in sync; each asks for it once."""
-        return import_module("nbdist.train.meeting").common_group(self)  # type: ignore[no-any-return]
-
-
-def _custom() -> Any:
-    return import_module("nbdist.train.scope")  # which imports this module
 
 
     def scope(self) -> AbstractContextManager[Strategy]:
