@@ -82,7 +82,10 @@ class Call:
     @cached_property
     def divisor(self) -> Any:
         """What a sum is divided by for the mean; as an array, for NumPy takes twice as long with an int."""
-        return np.array(self.size, self.work) if self.work.kind in "fc" else self.size
+        if self.work.kind not in "fc":
+            return self.size
+        # NumPy's mean divides these in double precision too, and so rounds once.
+        return np.array(self.size, np.complex128 if self.work == np.complex64 else self.work)
 
     @cached_property
     def count(self) -> int:
