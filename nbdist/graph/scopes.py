@@ -64,6 +64,8 @@ class Graph:
         """What random initial values follow from, beside the names of variables; see ``set_random_seed``."""
         self.once_before: dict[Tensor, Tensor] = {}
         """By tensor: an op that a session runs once, before the first run that needs the tensor."""
+        self.local_variables: dict[Variable, None] = {}
+        """Those that belong to one worker: initialised by it, and not among ``global_variables``."""
         self.rules: Rules | None = None
         """What reading and changing variables means while a strategy's step is traced."""
         self.values: Callable[[Tensor, Any], Any] | None = None
