@@ -122,9 +122,10 @@ def get_or_create_global_step() -> Variable:
 def global_variables(graph: Graph | None = None) -> list[Variable]:
     """Return the variables of a graph, the default one if none is given, in order of creation.
 
-    Of a partitioned variable these are its shards.
+    Of a partitioned variable these are its shards. What is local to a worker is not among them.
     """
-    return (graph or default_graph()).variables()
+    graph = graph or default_graph()
+    return [v for v in graph.variables() if v not in graph.local_variables]
 
 
 def trainable_variables(graph: Graph | None = None) -> list[Variable]:

@@ -126,6 +126,11 @@ class Session:
         """The full names of the devices that ops can be placed on."""
         return self._engine.devices if self._engine else [HERE]
 
+    @property
+    def closed(self) -> bool:
+        """Whether the session was closed."""
+        return not self._open
+
     def run(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
         """Return the values of tensors, given values for placeholders; None for ops that have no value.
 
