@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import secrets
+import time
+from itertools import count
 from typing import Any
 
 from two_hosts import ADDRESSES, Actor, TwoHosts
 
 from nbdist.wire.keys import ClusterKeys
+
+NOTICED_SECONDS = 2.0  # that a process is gone
+CUT_OFF_SECONDS = 10.0  # that a host is cut off
+BUSY_SECONDS = 2.0  # which a busy machine may add
 
 
 class HostsCluster:
@@ -17,7 +23,7 @@ class HostsCluster:
         self.keys = ClusterKeys.create().to_dict()
         self.tasks = {name: hosts.run(host, "task_actor.py") for name, host in places.items()}
         self.id = secrets.token_hex(4)
-        self._runs = 0
+        self._runs, self.run = count(), ""
         # Workers have the first ranks.
         for rank, name in enumerate(sorted(places, key=lambda name: (name.startswith("ps"), name))):
             self.tasks[name].ask(
@@ -43,13 +49,39 @@ class HostsCluster:
         named = (info for info in self.roster if f"{info['job']}{info['index']}" == name)
         return f"nbdist://{next(named)['address']}"
 
-    def begin(self, **training: Any) -> tuple[str, list[list[str]]]:
-        """Begin a training on all workers; return its run, and how each reaches the parameters."""
-        self._runs += 1
-        run = f"run{self._runs}"
+    def begin(
+        self, strategy: str, options: dict[str, Any], *, tell: bool = False, **model: Any
+    ) -> list[list[str]]:
+        """Begin a training on all workers; return how each reaches the others; with `tell` in its midst."""
+        self.run = f"run{next(self._runs)}"
+        order = {"run": self.run, "strategy": strategy, "options": options, "tell": tell}
         for worker in self.workers.values():
-            worker.ask(do="train", run=run, **training)
-        return run, [worker.answer() for worker in self.workers.values()]
+            worker.ask(do="train", **order, **model)
+        reached = self.results()
+        assert not tell or set(self.results()) == {"going on"}
+        return reached
+
+    def results(self) -> list[Any]:
+        """Return what each worker answers."""
+        return [worker.answer() for worker in self.workers.values()]
+
+    def cut_off(self, within: float) -> list[str]:
+        """Return the errors that end the training on each living worker, all within so many seconds from now.
+
+        What becomes of a worker is printed, for the tests' report.
+        """
+        begun, texts = time.monotonic(), []
+        for worker in self.workers.values():
+            if worker.process.poll() is None:
+                found = worker.answer()
+                took = time.monotonic() - begun
+                print(f"{worker.name}: {took:.2f} s: {found}")
+                assert "error" in found, f"{worker.name}: {found}"
+                kind, text = found["error"]
+                assert kind in ("UnavailableError", "TaskDiedError"), found
+                assert took < within + BUSY_SECONDS, found
+                texts.append(text)
+        return texts
 
     def close(self) -> None:
         """End the tasks that live, in peace."""

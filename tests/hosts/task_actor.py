@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from actor import say, serve
 from hosts_model import fit
 
 from nbdist.cluster.tasks import close_task, join_roster, open_task
+from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
 from nbdist.distribute.parameter_server import ParameterServerStrategy
 from nbdist.errors import NbdistError
 from nbdist.graph.scopes import device
@@ -16,10 +18,13 @@ from nbdist.graph.tensor import Graph, Variable, placeholder
 from nbdist.graph.variables import global_variables_initializer
 from nbdist.runs.agent import agent
 from nbdist.runtime import task as tasks
+from nbdist.runtime.groups import World
 from nbdist.runtime.session import Session
+from nbdist.train import Callback
 from nbdist.train.context import Context, use
-from nbdist.train.strategy import Replica
+from nbdist.train.strategy import Replica, Strategy
 from nbdist.wire.keys import ClusterKeys
+from nbdist.wire.shm import remove_all
 
 held: dict[str, Any] = {}
 
@@ -34,34 +39,58 @@ def join(roster: list[dict[str, Any]], cluster_id: str) -> str:
     return name
 
 
-class Noted(ParameterServerStrategy):
-    """Remembers its replica, and says when it is ready to train."""
+class Tell(Callback):
+    """Says when some epochs are over."""
 
-    def replica(self, *given: Any) -> Replica:
-        held["replica"] = super().replica(*given)
-        say(held["replica"].transports)
-        return held["replica"]
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        if epoch == 2:
+            say("going on")
 
 
-def train(run: str, synchronous: bool, **model: Any) -> dict[str, Any]:
-    """Train; answers twice: how the parameters are reached, and what came out."""
+def train(run: str, strategy: str, options: dict[str, Any], tell: bool, **model: Any) -> dict[str, Any]:
+    """Train; answers how the others are reached, if it is to tell in the middle of it, and what came out."""
     task = tasks.current()
     ranks = [info.rank for info in task.roster if info.job == "worker"]
     context = Context(is_chief=task.rank == ranks[0], seed=7, quiet=True)
-    context.strategy = Noted(
-        task,
-        ranks=ranks,
-        run=run,
-        prefix=agent().prefix,
-        check=context.control.check,
-        synchronous=synchronous,
-    )
+    context.world = World(task, tuple(ranks), run, context.control.check)
+    made = strategy_of(strategy, context, options)
+    begin = made.replica
+
+    def say_and_begin(*given: Any) -> Replica:
+        replica: Any = begin(*given)
+        held["staleness"] = []
+        for link in getattr(replica, "_links", ()):
+            link.wait = noting(link.wait)
+        say(replica.transports if strategy == "ps" else [replica._group.kind])
+        return replica
+
+    made.replica = say_and_begin  # type: ignore[method-assign]
+    context.strategy = made
     with use(context):
         try:
-            found = fit(**model)
+            found = fit(**model, callbacks=[Tell()] if tell else [])
         except NbdistError as error:
             return {"error": [type(error).__name__, str(error)], "steps": context.progress.step}
-    return {**found, "steps": context.progress.step}
+    return {**found, "steps": context.progress.step, "staleness": held["staleness"]}
+
+
+def noting(wait: Callable[[int], int]) -> Callable[[int], int]:
+    """Keep how late each gradient was."""
+
+    def noted(slot: int) -> int:
+        held["staleness"].append(wait(slot))
+        return int(held["staleness"][-1])
+
+    return noted
+
+
+def strategy_of(name: str, context: Context, options: dict[str, Any]) -> Strategy:
+    world, task = context.world, tasks.current()
+    if name == "multi_worker":
+        return MultiWorkerMirroredStrategy(world=world, **options)
+    return ParameterServerStrategy(
+        task, ranks=world.ranks, run=world.run, prefix=agent().prefix, check=world.check, **options
+    )
 
 
 def served(run: str) -> list[int]:
@@ -71,10 +100,13 @@ def served(run: str) -> list[int]:
 
 
 def release(run: str) -> None:
-    """What a client does when a run is over."""
-    task = tasks.current()
-    for info in task.roster:
-        task.peer(info.rank).call("run.release", {"run": run})
+    """Give up what is held here for a run, as its client has it done."""
+    tasks.current().peer(tasks.current().rank).call("run.release", {"run": run})
+
+
+def sweep(prefix: str) -> list[str]:
+    """Remove the shared files of a cluster's tasks on this host, as is done when one was killed."""
+    return remove_all(prefix)
 
 
 def session(target: str, keys: dict[str, str], place: str) -> None:
@@ -112,7 +144,7 @@ def close() -> None:
     close_task()
 
 
-serve({
-    f.__name__: f
-    for f in (open_one, join, train, served, release, session, product, products_for_ever, end_session, close)
-})  # fmt: skip
+ORDERS = (
+    open_one, join, train, served, release, sweep, session, product, products_for_ever, end_session, close,
+)  # fmt: skip
+serve({order.__name__: order for order in ORDERS})

@@ -142,8 +142,9 @@ class Actor:
     def __init__(self, command: list[str], name: str) -> None:
         self.name = name
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed by kill)
+        self._heard = b""
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, bufsize=1
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
         )
 
     def ask(self, **order: Any) -> None:
@@ -153,23 +154,29 @@ class Actor:
     def tell(self, value: Any) -> None:
         """Send a line."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.write(json.dumps(value).encode() + b"\n")
         self.process.stdin.flush()
 
     def answer(self, seconds: float = ANSWER_SECONDS) -> Any:
         """Return what it answers; an assertion if it does not in time."""
-        assert self.process.stdout is not None
-        # Lines are answers, one for each: there is never a second one in the buffer that select cannot see.
-        ready, _, _ = select.select([self.process.stdout], [], [], seconds)
-        assert ready, f"{self.name} did not answer within {seconds:.0f} s\n{self.said()}"
-        line = self.process.stdout.readline()
-        assert line, f"{self.name} has ended\n{self.said()}"
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._heard:
+            late = self.silent(max(0.0, deadline - time.monotonic()))
+            assert not late, f"{self.name} did not answer within {seconds:.0f} s\n{self.said()}"
+            chunk = os.read(self._answers, 1 << 16)
+            assert chunk, f"{self.name} has ended\n{self.said()}"
+            self._heard += chunk
+        line, _, self._heard = self._heard.partition(b"\n")
         return json.loads(line)
 
     def silent(self, seconds: float) -> bool:
         """Return whether it answers nothing for so long."""
+        return not self._heard and not select.select([self._answers], [], [], seconds)[0]
+
+    @property
+    def _answers(self) -> int:
         assert self.process.stdout is not None
-        return not select.select([self.process.stdout], [], [], seconds)[0]
+        return self.process.stdout.fileno()
 
     def do(self, **order: Any) -> Any:
         """Give an order and return the answer."""
