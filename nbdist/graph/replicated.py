@@ -55,6 +55,22 @@ class Rules(Protocol):
         """Take gradients with their variables; return an op that stands for the update."""
 
 
+class Owner(Protocol):
+    """Who keeps the values of a graph's variables, where no session does: a strategy."""
+
+    home: dict[Variable, Any]
+    """Arrays that have variables' values while no optimizer trains them."""
+
+    def evaluate(self, tensor: Any, feeds: Any) -> Any:
+        """Return the value of a tensor; what it assigns is assigned."""
+
+    def refresh(self) -> None:
+        """Bring the newest values home."""
+
+    def finish(self) -> None:
+        """Bring the final values home, and train anew from then on."""
+
+
 Kind = TypeVar("Kind", bound=StrEnum)
 
 

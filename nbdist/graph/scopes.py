@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.graph.device import DeviceScope, checked_scope, device_of
-from nbdist.graph.replicated import Rules
+from nbdist.graph.replicated import Owner, Rules
 
 if TYPE_CHECKING:
     from nbdist.graph.tensor import Tensor, Variable
@@ -68,8 +68,8 @@ class Graph:
         """Those that belong to one worker: initialised by it, and not among ``global_variables``."""
         self.rules: Rules | None = None
         """What reading and changing variables means while a strategy's step is traced."""
-        self.values: Callable[[Tensor, Any], Any] | None = None
-        """Returns the value of a tensor, given feeds, where a strategy keeps the variables."""
+        self.owner: Owner | None = None
+        """The strategy that keeps the variables' values, if one does."""
         self.hint = ""
         """What to do about a tensor of another graph."""
         self._names: dict[str, int] = {}

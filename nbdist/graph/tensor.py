@@ -107,8 +107,8 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
 
         What belongs to a strategy has a value without a session.
         """
-        if session is None and self.graph.values is not None:
-            return self.graph.values(self, feed_dict)
+        if session is None and self.graph.owner is not None:
+            return self.graph.owner.evaluate(self, feed_dict)
         if session is None and not sessions():
             raise FailedPreconditionError(
                 f"{self.name}.eval() needs a session: write `with Session():` around it, or eval(session=...)"

@@ -16,13 +16,15 @@ import numpy as np
 
 from nbdist import optim
 from nbdist.data import Dataset
-from nbdist.data.structure import leaves_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import backend_of, to_device
+from nbdist.graph.composite import Composite
 from nbdist.graph.op import show
 from nbdist.graph.program import Program
 from nbdist.graph.scopes import Graph
-from nbdist.nn import losses
+from nbdist.graph.tensor import Tensor, Variable
+from nbdist.nn import calling, losses
+from nbdist.nn.batches import PREDICT_ROWS, evaluation_batches, example_shape, one_pass, training_batches
 from nbdist.nn.layers import Layer, check_layers, layer_from_config
 from nbdist.nn.measures import Measure
 from nbdist.nn.metrics import get as get_metric
@@ -30,12 +32,11 @@ from nbdist.nn.metrics import label as metric_label
 from nbdist.nn.network import Network, Objective
 from nbdist.nn.stages import Pipeline
 from nbdist.train.callbacks import Callback, History
-from nbdist.train.context import current
+from nbdist.train.context import current, use_here
 from nbdist.train.loop import train
+from nbdist.train.scope import scoped
 
 Array: TypeAlias = np.ndarray[Any, Any]
-PREDICT_ROWS = 256
-FIT_BATCH = 32
 
 
 class Model:
@@ -68,8 +69,11 @@ class Model:
         """What the metrics are called."""
         self._loss: Measure | None = None
         self._measured: list[tuple[str, Measure]] = []
-        self._fits = 0
-        self.weights: list[Array] = []
+        self.trainings = 0
+        """How often it was trained: random numbers of a training follow from that."""
+        self._weights: list[Array] = []
+        self._calls = calling.Calls()
+        self._made_in = scoped()
         self._network: Network | None = None
         self._objective: Objective | None = None
         self._predictors: dict[int, Program] = {}
@@ -79,7 +83,8 @@ class Model:
         seed = self.seed if self.seed is not None else current().seed
         shape = tuple(int(n) for n in input_shape)
         self._network = Network(self.layers, shape, np.random.default_rng(seed), self.pipeline)
-        self.weights = self._network.initial()
+        self._weights = self._network.initial()
+        self._calls = calling.Calls()
         self._objective = None
         self._predictors = {}
         return self
@@ -98,6 +103,7 @@ class Model:
         self._loss, self.optimizer, self._measured = losses.get(loss), chosen, measured
         self.loss, self.metrics = self._loss.to_config(), [name for name, _ in measured]
         self._objective = None
+        self._made_in = scoped() or self._made_in
 
     def fit(
         self,
@@ -124,27 +130,28 @@ class Model:
                 raise InvalidArgumentError(f"fit: {name} is a whole number above 0, got {value!r}")
         if not isinstance(callbacks, (list, tuple)) or not all(isinstance(c, Callback) for c in callbacks):
             raise InvalidArgumentError(f"fit: callbacks is a list of Callbacks, got {callbacks!r}")
-        dataset = _training_data(data, y, batch_size)
+        dataset = training_batches(data, y, batch_size)
+        self._calls.finish()
         objective = self._objective_for(dataset)
-        objective.to_check = _one_pass(dataset) if steps_per_epoch is None else math.inf
+        objective.to_check = one_pass(dataset) if steps_per_epoch is None else math.inf
         check = None
         if validation_data is not None:
-            held_out = _evaluation_data(validation_data)
+            held_out = evaluation_batches(validation_data)
             check = lambda values: self._evaluate(held_out, objective, values)
-        self._fits += 1
-        objective.training = self._fits
-        objective.seed = _seed(self.seed)
-        history = train(
-            objective,
-            dataset,
-            self._compiled(),
-            epochs=int(epochs),
-            steps_per_epoch=None if steps_per_epoch is None else int(steps_per_epoch),
-            validate=check,
-            callbacks=callbacks,
-            nan=nan,
-        )
-        return history
+        self.trainings += 1
+        objective.training = self.trainings
+        objective.seed = calling.seed_of(self.seed)
+        with use_here(self._made_in or current()):
+            return train(
+                objective,
+                dataset,
+                self._compiled(),
+                epochs=int(epochs),
+                steps_per_epoch=None if steps_per_epoch is None else int(steps_per_epoch),
+                validate=check,
+                callbacks=callbacks,
+                nan=nan,
+            )
 
     def evaluate(self, data: Any, y: Any = None) -> dict[str, float]:
         """Return the mean loss and metrics over a Dataset of batches or over arrays.
@@ -156,8 +163,9 @@ class Model:
         >>> model.evaluate(np.ones((4, 3)), np.array([0, 0, 0, 1]))
         {'loss': 0.6931471824645996, 'accuracy': 0.75}
         """
-        dataset = _evaluation_data(data if y is None else (data, y))
+        dataset = evaluation_batches(data if y is None else (data, y))
         objective = self._objective_for(dataset)
+        self._calls.refresh()
         return self._evaluate(dataset, objective, objective.arrays)
 
     def predict(self, x: Any) -> Array:
@@ -172,13 +180,41 @@ class Model:
                 f"the model takes examples of shape {network.shape}, got an array of shape {x.shape}"
             )
         x = np.ascontiguousarray(x, network.x.dtype)
+        weights = self.weights
         out = np.empty((len(x), *(n or 0 for n in network.predicted.shape[1:])), network.predicted.dtype)
         for start in range(0, len(x), PREDICT_ROWS):
             part = x[start : start + PREDICT_ROWS]
             if len(part) not in self._predictors:
-                self._predictors[len(part)] = network.prediction(len(part), self.weights)
+                self._predictors[len(part)] = network.prediction(len(part), weights)
             out[start : start + len(part)] = self._predictors[len(part)](part)[0]
         return out
+
+    def __call__(self, x: Any, training: bool = False) -> Any:
+        """Return the output for a tensor, as a tensor: layers are recorded in its graph, with variables.
+
+        In a function that ``strategy.run`` runs, ``training`` has layers do what they do in training, and
+        optimizers train the model's own weights. In any other graph the variables begin with the weights as
+        they are. For an array it is what ``predict`` returns.
+        """
+        if not isinstance(x, (Tensor, Composite)):
+            return calling.predict(self, x, training)
+        return self._calls.call(self, x, training)
+
+    @property
+    def weights(self) -> list[Array]:
+        """The weights, in the order of the layers: the newest values there are."""
+        self._calls.refresh()
+        return self._weights
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The weights as variables of the graph that the model was called in, in the order of the layers."""
+        return self._calls.variables(self)
+
+    @property
+    def trainable_variables(self) -> list[Variable]:
+        """Those of the variables that optimizers change."""
+        return [v for v in self.variables if v.trainable]
 
     def get_weights(self) -> list[Array]:
         """Return copies of the weights, in the order of the layers."""
@@ -191,12 +227,13 @@ class Model:
                 f"the model has weights of shapes {[w.shape for w in self.weights]}, "
                 f"got {[np.shape(w) for w in weights]}"
             )
+        self._calls.finish()
         for own, value in zip(self.weights, weights, strict=True):
             np.copyto(own, value)
 
     def count_params(self) -> int:
         """Return the number of weights."""
-        return sum(w.size for w in self.weights)
+        return sum(w.size for w in self._weights)
 
     def summary(self) -> str:
         """Return a table of the layers with their output shapes and numbers of weights."""
@@ -210,6 +247,11 @@ class Model:
         rows.append(("total", "", f"{self.count_params():,}"))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
+
+    @property
+    def network(self) -> Network | None:
+        """The layers as a graph of their own, once their weights are there."""
+        return self._network
 
     @property
     def graph(self) -> Graph:
@@ -251,7 +293,7 @@ class Model:
         return save(self, path)
 
     def __repr__(self) -> str:
-        count = f", {self.count_params():,} weights" if self.weights else ""
+        count = f", {self.count_params():,} weights" if self._weights else ""
         return f"<{type(self).__name__}: {len(self.layers)} layers{count}>"
 
     def _compiled(self) -> optim.Optimizer:
@@ -262,11 +304,11 @@ class Model:
     def _objective_for(self, dataset: Dataset) -> Objective:
         self._compiled()
         if self._network is None:
-            self.build(_example_shape(dataset))
+            self.build(example_shape(dataset))
         if self._objective is None:
             assert self._network is not None
             assert self._loss is not None
-            self._objective = Objective(self._network, self.weights, self._loss, self._measured)
+            self._objective = Objective(self._network, self._weights, self._loss, self._measured)
         return self._objective
 
     def _evaluate(self, dataset: Dataset, objective: Objective, values: Sequence[Array]) -> dict[str, float]:
@@ -296,52 +338,3 @@ class Sequential(Model):
     >>> print(Sequential([Dense(3), Dense(2)]).build((4,)).summary().splitlines()[-1].split())
     ['total', '23']
     """
-
-
-def _seed(wanted: int | None) -> int:
-    """Return the seed of a training: the model's, the run's, or one that nobody knows."""
-    seed = wanted if wanted is not None else current().seed
-    return int(np.random.default_rng(seed).integers(1 << 62)) if seed is None else int(seed)
-
-
-def _training_data(data: Any, y: Any, batch_size: int | None) -> Dataset:
-    if isinstance(data, Dataset):
-        if y is not None or batch_size is not None:
-            raise InvalidArgumentError("fit(dataset): the labels and the batch size are the dataset's own")
-        return data
-    x, y = (data, y) if y is not None else _pair(data)
-    rows = Dataset.from_arrays(x, y)
-    return rows.shuffle(max(len(rows), 1)).batch(FIT_BATCH if batch_size is None else batch_size)
-
-
-def _evaluation_data(data: Any) -> Dataset:
-    if isinstance(data, Dataset):
-        return data
-    return Dataset.from_arrays(*_pair(data)).batch(PREDICT_ROWS)
-
-
-def _one_pass(dataset: Dataset) -> float:
-    number = dataset.cardinality()
-    return math.inf if number is None else number
-
-
-def _pair(data: Any) -> tuple[Any, Any]:
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return np.asarray(data[0]), np.asarray(data[1])
-    raise InvalidArgumentError(
-        f"expected a Dataset of (x, y) batches or two arrays, got {type(data).__name__}"
-    )
-
-
-def _example_shape(dataset: Dataset) -> tuple[int, ...]:
-    spec = dataset.element_spec
-    parts = leaves_of(spec)
-    first = parts[0]
-    if any(part.shape == () for part in parts):
-        raise InvalidArgumentError("the dataset gives single examples, not batches; call .batch(size) on it")
-    if None in first.shape[1:]:
-        raise InvalidArgumentError(
-            f"a batch of the dataset is {show(first.shape)}, and examples need one shape: "
-            "was .batch() called twice?"
-        )
-    return tuple(int(n) for n in first.shape[1:])

@@ -46,25 +46,26 @@ class Network:
         self.graph, self.shape, self.pipeline = Graph(), shape, pipeline
         self._made_by: list[list[Tensor]] = [[] for _ in layers]
         self.variables: list[Variable] = []
+        self.held: list[dict[str, Variable]] = []
+        """Weights and states of each layer, by name."""
         self.outputs: list[Shape] = []
         self.counts: list[int] = []
         with self.graph.as_default():
             dtype = np.dtype(layers[0].input_dtype) if layers else FLOAT
             self.x = placeholder(dtype, (None, *shape), name="x")
             value: Tensor = self.x
-            held: list[dict[str, Tensor]] = []
             for number, layer in enumerate(layers):
                 with name_scope(type(layer).__name__.lower()), self._noted(number):
-                    held.append(self._variables_of(layer, value.shape[1:], rng))
-                    value = layer.call(value, dict(held[-1]))
+                    self.held.append(self._variables_of(layer, value.shape[1:], rng))
+                    value = layer.call(value, {**self.held[-1]})
                 self.outputs.append(value.shape)
             self.predicted = value
             self.draw = placeholder(INT, (4,), name="draw")
             self.training = Training(self.draw)
-            self.trained = self._train(layers, held)
+            self.trained = self._train(layers, self.held)
         self.devices_needed = self._spread(layers)
 
-    def _variables_of(self, layer: Layer, shape: Shape, rng: np.random.Generator) -> dict[str, Tensor]:
+    def _variables_of(self, layer: Layer, shape: Shape, rng: np.random.Generator) -> dict[str, Variable]:
         weights = {name: Variable(initial, name=name) for name, initial in layer.build(shape, rng).items()}
         states = {
             name: Variable(initial, trainable=False, name=name)
@@ -73,9 +74,9 @@ class Network:
         made = weights | states
         self.variables.extend(made.values())
         self.counts.append(sum(v.initial_value.size for v in made.values()))
-        return dict(made)
+        return made
 
-    def _train(self, layers: Sequence[Layer], held: Sequence[dict[str, Tensor]]) -> Tensor:
+    def _train(self, layers: Sequence[Layer], held: Sequence[dict[str, Variable]]) -> Tensor:
         if not any(layer.differs_in_training for layer in layers):
             return self.predicted
         value: Tensor = self.x
@@ -83,7 +84,7 @@ class Network:
             for number, (layer, weights) in enumerate(zip(layers, held, strict=True)):
                 self.training.number = number
                 with self._noted(number):
-                    value = layer.train(value, dict(weights), self.training)
+                    value = layer.train(value, {**weights}, self.training)
         return value
 
     @contextmanager

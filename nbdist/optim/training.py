@@ -72,7 +72,7 @@ def apply_gradients(optimizer: Optimizer, pairs: Iterable[Any], global_step: Any
         _check_step(global_step, graph)
     if graph.rules is not None:
         return graph.rules.update(optimizer, applied, global_step, name or type(optimizer).__name__)
-    if graph.values is not None:
+    if graph.owner is not None:
         raise InvalidArgumentError(
             f"{type(optimizer).__name__} changes variables of a strategy in a function that "
             "strategy.run(function, args) runs; call minimize or apply_gradients there"

@@ -63,7 +63,7 @@ class Held:
         self.strategy = strategy
         self.context = here if here.strategy is strategy else replace(here, strategy=strategy)
         self.graph = Graph()
-        self.graph.values, self.graph.hint = self.evaluate, MOVE_IN
+        self.graph.owner, self.graph.hint = self, MOVE_IN
         self.home: dict[Variable, Array] = {}
         self.copied: set[Variable] = set()
         """Variables that steps assign."""

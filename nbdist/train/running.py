@@ -24,6 +24,7 @@ from nbdist.graph.specs import Specs, value_order
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.runtime.links import Stopped
 from nbdist.train.context import use_here
+from nbdist.train.finite import what_is_wrong
 from nbdist.train.held import Held, Place
 from nbdist.train.reduction import joined, of_replica
 from nbdist.train.signatures import MOST_FUNCTIONS, Traces, arrays_in
@@ -137,7 +138,7 @@ class Runner:
 
     def _trace(self, function: Callable[..., Any], arguments: Any, shapes: Sequence[Shape]) -> Trace:
         held = self.held
-        return trace(held.graph, held.strategy, function, arguments, shapes, held.copied, held.home)
+        return trace(held.graph, held.strategy, function, arguments, shapes, held.copied)
 
     def _ready(self, groups: Sequence[Group], calls: Sequence[Call]) -> bool:
         """Begin to train what is not trained yet; return whether there is to be an update."""
@@ -194,7 +195,7 @@ class Runner:
         feeds = [to_device(a, place.xp) for a in [*call.arrays, *self._extra(call, place)]]
         results = [to_host(value) for value in program(*feeds, *into)]
         outputs = len(call.trace.fetches)
-        self._check(call, results[outputs : outputs + len(call.trace.watched)])
+        self._check(call, results[outputs : outputs + len(call.trace.watched)], into)
         values = iter([np.array(value) for value in results[:outputs]])
         returned = mapped(lambda t: None if t is None else next(values), call.trace.outputs)
         for replica in replicas:
@@ -212,16 +213,15 @@ class Runner:
             return draws
         return [*draws, np.array(place.context.strategy.replica_index, np.int32)]
 
-    def _check(self, call: Call, losses: Sequence[Array]) -> None:
-        if any(a.size == 0 for a in call.arrays):
-            return  # a mean over no examples is no number, and has no part in the update
-        for loss in losses:
-            if not np.isfinite(loss).all():
-                what = "infinite" if not np.isnan(loss).any() else "NaN"
-                raise NanLossError(
-                    f"the loss is {what} at step {self.held.steps + 1}; that gradient was not applied. "
-                    "Try a smaller learning rate, and look for NaN in the data"
-                )
+    def _check(self, call: Call, losses: Sequence[Array], gradients: Sequence[Array]) -> None:
+        """Raise if a loss or a gradient is no finite number; a mean over no examples may be none."""
+        empty = any(a.size == 0 for a in call.arrays)
+        wrong = what_is_wrong(0.0 if empty else sum(float(np.sum(x)) for x in losses), gradients)
+        if wrong:
+            raise NanLossError(
+                f"{wrong} at step {self.held.steps + 1}; that gradient was not applied. Try a smaller "
+                "learning rate, and look for NaN in the data"
+            )
 
     def _program(self, call: Call, place: Place, updating: bool) -> Program:
         shapes = tuple(a.shape for a in call.arrays)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.backend import Array
 from nbdist.graph.composite import Composite
 from nbdist.graph.op import Shape
 from nbdist.graph.ops import replicas as replicas  # whose op a step is traced with
@@ -93,14 +92,11 @@ class Tracing:
         trace: Trace,
         strategy: Any,
         copied: set[Variable],
-        home: dict[Variable, Array],
     ) -> None:
         self.graph, self.trace, self.strategy = graph, trace, strategy
         self.replicas: int = strategy.num_replicas_in_sync
         self.copied = copied
         """Variables of which a reading is a copy, because they are assigned."""
-        self.home = home
-        """Where variables of models have their values outside of steps: the models' own arrays."""
         self._read: dict[Variable, Tensor] = {}
         self._directly: set[Variable] = set()
 
@@ -191,17 +187,15 @@ def trace(
     arguments: Any,
     shapes: Sequence[Shape],
     copied: set[Variable],
-    home: dict[Variable, Array],
 ) -> Trace:
     """Call a function with tensors in place of arrays, which have these shapes; return what it recorded.
 
-    ``copied`` collects variables that are assigned; ``home`` those of models met on the way, with the models'
-    own arrays.
+    ``copied`` collects variables that are assigned.
     """
     while True:
         begun = len(graph.tensors)
         try:
-            return _trace(graph, strategy, function, arguments, shapes, copied, home)
+            return _trace(graph, strategy, function, arguments, shapes, copied)
         except Again as again:
             copied.add(again.variable)
             _forget(graph, begun)
@@ -223,11 +217,10 @@ def _trace(
     arguments: Any,
     shapes: Sequence[Shape],
     copied: set[Variable],
-    home: dict[Variable, Array],
 ) -> Trace:
     name, begun = _name(function), len(graph.tensors)
     made = Trace(name, [])
-    rules = Tracing(graph, made, strategy, copied, home)
+    rules = Tracing(graph, made, strategy, copied)
     sizes = iter(shapes)
 
     def fed(value: Any) -> Any:
@@ -245,7 +238,8 @@ def _trace(
     finally:
         graph.rules = outer
         _tracing.reset(token)
-    new = [t for t in graph.tensors[begun:] if isinstance(t, Variable) and t not in home]
+    known = graph.owner.home if graph.owner is not None else {}  # a model's variables are
+    new = [t for t in graph.tensors[begun:] if isinstance(t, Variable) and t not in known]
     for v in new:
         if v.name != "global_step":
             raise InvalidArgumentError(

@@ -2,121 +2,24 @@
 
 from __future__ import annotations
 
-import secrets
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from parameter_town import SEED, Town
 
 from nbdist.data import Dataset
 from nbdist.distribute import OneDeviceStrategy, ParameterServerStrategy, Strategy, get_strategy
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential
 from nbdist.optim import SGD, Adam, Optimizer
-from nbdist.runtime.parameters import ParameterService
-from nbdist.runtime.server import Server
-from nbdist.runtime.task import Task, TaskInfo
+from nbdist.runtime.task import Task
 from nbdist.train import Callback, EarlyStopping
 from nbdist.train.callbacks import History
-from nbdist.train.context import Context, Control
-from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.shm import shared_folder
+from nbdist.train.context import Context, use_here
 
 Array = np.ndarray[Any, Any]
-PATIENCE = 30.0
-SEED = 11
-
-
-class Town:
-    """Parameter servers in this process, and replicas that are threads with a context each."""
-
-    def __init__(self, ps: int, replicas: int) -> None:
-        self.prefix = f"nbdist-town{secrets.token_hex(4)}"
-        self.keys = ClusterKeys.create()
-        self.servers = [Server({"ps": ["127.0.0.1:0"]}, keys=self.keys) for _ in range(ps)]
-        self.services = [ParameterService(server, self.prefix) for server in self.servers]
-        workers = [self.info("worker", i, i, "127.0.0.1:1") for i in range(replicas)]
-        places = [self.info("ps", i, replicas + i, s.address) for i, s in enumerate(self.servers)]
-        self.workers, self.roster = workers, (*workers, *places)
-        self.controls = [Control() for _ in range(replicas)]
-        self.contexts: list[Context] = []
-
-    @staticmethod
-    def info(job: str, index: int, rank: int, address: str) -> TaskInfo:
-        return TaskInfo(job, index, rank, "here", 0, address, "CPU:0", 1)
-
-    def strategy(self, replica: int, **options: Any) -> ParameterServerStrategy:
-        task = Task(self.workers[replica], self.roster, self.servers[0], self.keys, "town")
-        return ParameterServerStrategy(
-            task,
-            ranks=[info.rank for info in self.workers],
-            run="r",
-            prefix=self.prefix,
-            check=self.controls[replica].check,
-            **options,
-        )
-
-    def train(self, body: Callable[[int], Any], **options: Any) -> list[Any]:
-        """Run a body on every replica; returns what each returned or raised."""
-        results: list[Any] = [None] * len(self.workers)
-        self.contexts = [
-            Context(
-                strategy=self.strategy(i, **options),
-                control=self.controls[i],
-                is_chief=i == 0,
-                seed=SEED,
-                quiet=True,
-            )
-            for i in range(len(self.workers))
-        ]
-
-        def run(index: int) -> None:
-            with in_thread(self.contexts[index]):
-                try:
-                    results[index] = body(index)
-                except BaseException as error:
-                    results[index] = error
-
-        threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(results))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
-            assert not thread.is_alive(), "a replica hangs"
-        return results
-
-    def close(self) -> None:
-        for service, server in zip(self.services, self.servers, strict=True):
-            service.close()
-            server.close()
-        left = [path.name for path in shared_folder().glob(f"{self.prefix}-*")]
-        assert not left, f"left behind: {left}"
-
-
-_threads = threading.local()
-
-
-@contextmanager
-def in_thread(context: Context) -> Iterator[None]:
-    _threads.context = context
-    try:
-        yield
-    finally:
-        _threads.context = None
-
-
-@pytest.fixture(autouse=True)
-def contexts_of_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process has one context, for a task runs one body; here each thread stands for a task."""
-    for module in ("train.loop", "train.callbacks", "train.context", "nn.model"):
-        monkeypatch.setattr(
-            f"nbdist.{module}.current", lambda: getattr(_threads, "context", None) or Context()
-        )
-    yield
-    _threads.__dict__.clear()
 
 
 @pytest.fixture
@@ -154,7 +57,7 @@ def fit(
 
 def alone(*arguments: Any, **options: Any) -> tuple[list[Array], History]:
     """Train on one device, as the comparison."""
-    with in_thread(Context(seed=SEED, quiet=True)):
+    with use_here(Context(seed=SEED, quiet=True)):
         return fit(*arguments, **options)
 
 
@@ -226,7 +129,7 @@ def test_two_trainings_in_one_body(town: Callable[[int, int], Town]) -> None:
         first, second = made.fit(data), made.fit(data, epochs=2)
         return first.global_step, second.global_step, made.get_weights()
 
-    with in_thread(Context(seed=SEED, quiet=True)):
+    with use_here(Context(seed=SEED, quiet=True)):
         expected = body(0)
     for first, second, weights in raised(town(1, 2).train(body, synchronous=True)):
         assert (first, second) == (3, 6)
@@ -424,7 +327,7 @@ def fit_with_dropout(rows: int = 62, size: int = 20) -> list[Array]:
 def test_synchronous_replicas_drop_what_one_device_would(
     town: Callable[[int, int], Town], replicas: int
 ) -> None:
-    with in_thread(Context(seed=SEED, quiet=True)):
+    with use_here(Context(seed=SEED, quiet=True)):
         expected = fit_with_dropout()
     for weights in raised(town(1, replicas).train(lambda i: fit_with_dropout(), synchronous=True)):
         for ours, theirs in zip(weights, expected, strict=True):

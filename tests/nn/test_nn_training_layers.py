@@ -122,7 +122,7 @@ def test_dropout_is_reproducible_and_only_in_training() -> None:
     np.testing.assert_array_equal(one.predict(x), one.predict(x))
     twice = trained(1, fits=2)
     again = trained(1)
-    again._fits = 0  # what a second training would draw if it began to count anew
+    again.trainings = 0  # what a second training would draw if it began to count anew
     again.fit(Dataset.from_arrays(x, y).batch(30))
     assert not np.array_equal(twice.weights[0], again.weights[0])
 

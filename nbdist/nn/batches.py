@@ -1,0 +1,63 @@
+"""What models are fitted to and evaluated on, as datasets of batches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from nbdist.data import Dataset
+from nbdist.data.structure import leaves_of
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.op import show
+
+FIT_BATCH = 32
+PREDICT_ROWS = 256
+
+
+def training_batches(data: Any, y: Any, batch_size: int | None) -> Dataset:
+    """Return what ``fit`` goes through: a dataset as it is, arrays shuffled."""
+    if isinstance(data, Dataset):
+        if y is not None or batch_size is not None:
+            raise InvalidArgumentError("fit(dataset): the labels and the batch size are the dataset's own")
+        return data
+    x, y = (data, y) if y is not None else _pair(data)
+    rows = Dataset.from_arrays(x, y)
+    return rows.shuffle(max(len(rows), 1)).batch(FIT_BATCH if batch_size is None else batch_size)
+
+
+def evaluation_batches(data: Any) -> Dataset:
+    """Return what ``evaluate`` goes through: a dataset, or a pair of arrays."""
+    if isinstance(data, Dataset):
+        return data
+    return Dataset.from_arrays(*_pair(data)).batch(PREDICT_ROWS)
+
+
+def one_pass(dataset: Dataset) -> float:
+    """Return how many batches a pass has, as far as that is known."""
+    number = dataset.cardinality()
+    return math.inf if number is None else number
+
+
+def _pair(data: Any) -> tuple[Any, Any]:
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return np.asarray(data[0]), np.asarray(data[1])
+    raise InvalidArgumentError(
+        f"expected a Dataset of (x, y) batches or two arrays, got {type(data).__name__}"
+    )
+
+
+def example_shape(dataset: Dataset) -> tuple[int, ...]:
+    """Return the shape of one example, or raise if the dataset has no batches of such."""
+    spec = dataset.element_spec
+    parts = leaves_of(spec)
+    first = parts[0]
+    if any(part.shape == () for part in parts):
+        raise InvalidArgumentError("the dataset gives single examples, not batches; call .batch(size) on it")
+    if None in first.shape[1:]:
+        raise InvalidArgumentError(
+            f"a batch of the dataset is {show(first.shape)}, and examples need one shape: "
+            "was .batch() called twice?"
+        )
+    return tuple(int(n) for n in first.shape[1:])

@@ -1,0 +1,164 @@
+"""Models called on tensors: their layers in another graph, with variables of their own there.
+
+In a strategy's graph the variables *are* the model's weights: what an optimizer makes of them comes home to
+the model whenever it is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.graph.op import show
+from nbdist.graph.scopes import Graph, Scope, default_graph, name_scope
+from nbdist.graph.sparse import dense
+from nbdist.graph.tensor import Tensor, Variable, placeholder
+from nbdist.nn.layers import Training
+from nbdist.train.context import current
+from nbdist.train.traced import Draw, tracing
+
+if TYPE_CHECKING:
+    from nbdist.nn.model import Model
+    from nbdist.nn.network import Network
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A model in one graph: variables of each layer by name, and what its random numbers follow from."""
+
+    held: list[dict[str, Variable]]
+    seed: int
+    training: int
+
+    @property
+    def variables(self) -> list[Variable]:
+        """All of them, in the order of the layers."""
+        return [v for ones in self.held for v in ones.values()]
+
+
+class Calls:
+    """The graphs that a model was called in, for as long as it keeps the weights that it has."""
+
+    def __init__(self) -> None:
+        self._recorded: dict[Graph, Recorded] = {}
+
+    def call(self, model: Model, x: Any, training: bool) -> Tensor:
+        """Record the layers, and the new values of their states."""
+        value: Tensor = dense(x)
+        network = _network(model, value)
+        found, trace = self._in(model, network, value.graph), tracing()
+        if value.dtype != network.x.dtype:
+            value = value.astype(network.x.dtype)
+        # Of no examples there is no mean, nor anything to drop.
+        if (
+            not training
+            or value.shape[0] == 0
+            or not any(layer.differs_in_training for layer in model.layers)
+        ):
+            for layer, weights in zip(model.layers, found.held, strict=True):
+                with name_scope(type(layer).__name__.lower()):
+                    value = layer.call(value, {**weights})
+            return value
+        if trace is None:
+            raise FailedPreconditionError(
+                "model(x, training=True): layers draw and keep averages in a function that strategy.run "
+                "runs; call it there, or with training=False"
+            )
+        if model not in trace.trace.draws:
+            fed = placeholder(np.int64, (4,), name="draw")
+            trace.trace.draws[model] = Draw(fed, found.seed, found.training)
+        context = Training(trace.trace.draws[model].fed)
+        for number, (layer, weights) in enumerate(zip(model.layers, found.held, strict=True)):
+            context.number = number
+            with name_scope(type(layer).__name__.lower()):
+                value = layer.train(value, {**weights}, context)
+        for state, moved in context.updates.items():
+            assert isinstance(state, Variable)
+            state.assign(moved)
+        return value
+
+    def variables(self, model: Model) -> list[Variable]:
+        """Return the variables of the graph that is recorded now, or of the only one there is."""
+        network, graph = model.network, default_graph()
+        if network is not None and (tracing() is not None or graph in self._recorded):
+            return self._in(model, network, graph).variables
+        if len(self._recorded) == 1:
+            return next(iter(self._recorded.values())).variables
+        raise FailedPreconditionError(
+            f"the model has variables in {len(self._recorded)} graphs; call it on a tensor, and ask where "
+            "that graph is recorded: in the function that strategy.run runs"
+        )
+
+    def refresh(self) -> None:
+        """Bring the newest weights home."""
+        for graph in self._recorded:
+            if graph.owner is not None and graph.rules is None:
+                graph.owner.refresh()
+
+    def finish(self) -> None:
+        """Bring the final weights home, which are about to be changed by others."""
+        for graph in self._recorded:
+            if graph.owner is not None:
+                graph.owner.finish()
+
+    def _in(self, model: Model, network: Network, graph: Graph) -> Recorded:
+        if graph in self._recorded:
+            return self._recorded[graph]
+        held: list[dict[str, Variable]] = []
+        arrays = iter(model.weights)
+        with graph.within(Scope()):
+            for layer, ones in zip(model.layers, network.held, strict=True):
+                with name_scope(type(layer).__name__.lower()):
+                    held.append({name: _variable(name, v, next(arrays)) for name, v in ones.items()})
+        model.trainings += 1
+        found = Recorded(held, seed_of(model.seed), model.trainings)
+        if graph.owner is not None:
+            graph.owner.home.update(zip(found.variables, model.weights, strict=True))
+        self._recorded[graph] = found
+        return found
+
+
+def predict(model: Model, x: Any, training: bool) -> Any:
+    """Return the predictions for an array."""
+    if training:
+        raise InvalidArgumentError(
+            "model(array, training=True): a model is trained by fit, or on tensors, in a function that "
+            "strategy.run(function, args) runs"
+        )
+    return model.predict(x)
+
+
+def seed_of(wanted: int | None) -> int:
+    """Return the seed of a training: the model's, the run's, or one that nobody knows."""
+    seed = wanted if wanted is not None else current().seed
+    return int(np.random.default_rng(seed).integers(1 << 62)) if seed is None else int(seed)
+
+
+def _variable(name: str, like: Variable, value: np.ndarray[Any, Any]) -> Variable:
+    if like.trainable:
+        return Variable(value, name=name)
+    # Each replica moves states by its own part of the batch; the first one's come home, as in fit.
+    return Variable(
+        value, trainable=False, name=name, aggregation="only_first_replica", synchronization="on_read"
+    )
+
+
+def _network(model: Model, x: Tensor) -> Network:
+    shape: Sequence[int | None] = x.shape[1:]
+    if not x.shape or None in shape:
+        raise InvalidArgumentError(
+            f"the model takes a batch of examples of one known shape, got {show(x.shape)}"
+        )
+    if model.network is None:
+        model.build([int(n or 0) for n in shape])
+    network = model.network
+    assert network is not None
+    if tuple(shape) != network.shape:
+        raise InvalidArgumentError(
+            f"the model takes examples of shape {show(network.shape)}, got a batch of {show(x.shape)}"
+        )
+    return network
