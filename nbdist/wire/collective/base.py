@@ -80,7 +80,7 @@ class Collective(ABC):
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        self._run(self._call("barrier", _NOTHING), _NOTHING, None)
+        self._run(self._call("barrier", _NOTHING), _NOTHING, _NOTHING)
 
     def lend(self, shape: Sequence[int], dtype: Any) -> Array:
         """Return an array of zeros that an all-reduce in place is fastest on; every rank asks alike.
@@ -88,6 +88,13 @@ class Collective(ABC):
         It is good for this group's `all_reduce(x, out=x)`, on all ranks or on none, and stays valid after it.
         """
         return np.zeros(tuple(shape), dtype)
+
+    def peek(self) -> str:
+        """Return what another rank is seen to do, without waiting.
+
+        "waits" in a call that this rank has not begun, has "left" the group, or an empty text.
+        """
+        return ""
 
     def abort(self, reason: str) -> None:
         """Break the group: whoever waits in a call, or makes another, raises AbortedError with the reason.
@@ -136,12 +143,13 @@ class Collective(ABC):
             if is_on_device(x):
                 return self._on_device(self._call(what, x, op, root), x, out)
             x = np.asarray(x)
-        return self._run(self._call(what, x, op, root), x, out)
+        call = self._call(what, x, op, root)
+        return self._run(call, x, call.output(out, self.rank))
 
     def _on_device(self, call: Call, x: Any, out: Any) -> Array:
         """Do a call on a CuPy array; its values go through the host, where a kind knows no other way."""
         check_out(call, out, self.rank)
-        return like(x, self._run(call, to_host(x), None), out)
+        return like(x, self._run(call, to_host(x), call.output(None, self.rank)), out)
 
     @property
     def doing(self) -> str:
@@ -164,8 +172,7 @@ class Collective(ABC):
             self._calls[key] = call
         return call
 
-    def _run(self, call: Call, x: Array, out: Array | None) -> Array:
-        out = call.output(out, self.rank)
+    def _run(self, call: Call, x: Array, out: Array) -> Array:
         if self._inside or self._closed or self._trouble is not None:
             raise self._unusable()
         self._inside = True  # an interrupt comes at calls only, so not before the next line

@@ -3,18 +3,28 @@
     member = Member(rank, hosts, names, incarnation, prefix, keys)
     group = form(member, exchange)          # exchange(card) returns all ranks' cards, in the order of ranks
 
-Only what every rank knows alike decides, so that all choose the same. Not here yet: "nccl" and "mpi".
+Only what every rank knows alike decides, so that all choose the same: the hosts, and then the cards, which
+say who has a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from nbdist.errors import InvalidArgumentError, NbdistError, ResourceExhaustedError, UnavailableError
+from nbdist.errors import (
+    InvalidArgumentError,
+    MissingExtra,
+    NbdistError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from nbdist.wire.collective.base import Collective, Member, Seat
+from nbdist.wire.collective.gpus import is_likely
 from nbdist.wire.collective.hierarchical import HierarchicalSeat
 from nbdist.wire.collective.local import LocalSeat
+from nbdist.wire.collective.nccl import NcclSeat
 from nbdist.wire.collective.ring import RingSeat
 from nbdist.wire.collective.shm import ShmSeat
 
@@ -25,6 +35,7 @@ COLLECTIVES: dict[str, Callable[[Member], Seat]] = {
     "shm": ShmSeat,
     "ring": RingSeat,
     "hierarchical": HierarchicalSeat,
+    "nccl": lambda member: NcclSeat(member, COLLECTIVES[choose(member.hosts)]),
 }
 
 
@@ -55,7 +66,9 @@ def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float 
 
     `exchange` hands this rank's card, plain values, to all and returns everyone's; it is called once more
     when some host has no room for shared memory: then, if `kind` is "auto", the group is a ring of sockets,
-    and its notes say so. Raises UnavailableError when a rank does not come within `timeout` seconds.
+    and its notes say so. With "auto" and a GPU for each rank values on GPUs travel by NCCL. Raises
+    UnavailableError when a rank does not come within `timeout` seconds, and the reason on all ranks when the
+    `kind` named cannot be had on one of them.
     """
     chosen = choose(member.hosts, kind)
     if chosen == "local":
@@ -63,11 +76,12 @@ def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float 
     seat: Seat | None = None
     trouble: NbdistError | None = None
     try:
-        seat = COLLECTIVES[chosen](member)
-    except ResourceExhaustedError as error:
+        seat = _sit(member, chosen, with_gpu=kind == "auto" and is_likely())
+    except NbdistError as error:
         trouble = error
     try:
-        cards = exchange(seat.card if seat is not None else {"trouble": str(trouble)})
+        own = {"trouble": str(trouble), "full": isinstance(trouble, ResourceExhaustedError)}
+        cards = exchange(seat.card if seat is not None else own)
         troubles = {rank: card["trouble"] for rank, card in enumerate(cards) if "trouble" in card}
         if seat is not None and not troubles:
             return seat.join(cards, timeout)
@@ -78,10 +92,20 @@ def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float 
     if seat is not None:
         seat.close()
     said = "; ".join(f"{member.names[rank]}: {text}" for rank, text in troubles.items())
-    if kind != "auto":
-        raise ResourceExhaustedError(f"no collective {chosen!r}: {said}")
+    full = all(cards[rank]["full"] for rank in troubles)
+    if kind != "auto" or not full:
+        if trouble is not None and not full:
+            raise trouble
+        raise (ResourceExhaustedError if full else UnavailableError)(f"no collective {chosen!r}: {said}")
     if member.keys is None:
         raise UnavailableError(f"no room for shared memory, and without keys no ring either: {said}")
     group = form(member, exchange, "ring", timeout)
     group.notes.append(f"values travel over sockets, there is no room for shared memory: {said}")
     return group
+
+
+def _sit(member: Member, kind: str, with_gpu: bool) -> Seat:
+    if with_gpu:
+        with suppress(MissingExtra, UnavailableError):
+            return NcclSeat(member, COLLECTIVES[kind], needed=False)
+    return COLLECTIVES[kind](member)

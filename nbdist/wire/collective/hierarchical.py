@@ -121,6 +121,10 @@ class HierarchicalCollective(Collective):
         if self._ring is not None:
             self._ring.check()
 
+    def peek(self) -> str:
+        """Return what a rank of this host, or another leader, is seen to do."""
+        return self._inner.peek() or ("" if self._ring is None else self._ring.peek())
+
     def _spread(self, trouble: Trouble) -> None:
         if self._ring is not None:
             self._ring.break_with(trouble)

@@ -110,6 +110,11 @@ class Neighbours:
         if self._heard is not None:
             raise Broken(self._heard)
 
+    def peek(self) -> str:
+        """Return "waits" if the rank before has begun a call that this one has not, "left" if a rank has."""
+        self.check()
+        return "waits" if self._pieces else "left" if self._left else ""
+
     def tell(self, trouble: Trouble) -> None:
         """Tell all ranks, once; from any thread."""
         if self._told:

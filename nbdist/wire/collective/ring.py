@@ -79,6 +79,10 @@ class RingCollective(Collective):
         except Broken as broken:
             raise broken.trouble.error() from None
 
+    def peek(self) -> str:
+        """Return whether the rank before "waits" in a call that this one has not begun, or one has "left"."""
+        return self._neighbours.peek() if isinstance(self._neighbours, Neighbours) else ""
+
     def also_watch(self, check: Callable[[], None]) -> None:
         """Call `check` from time to time while this rank waits; what it raises ends the wait."""
         self._neighbours.also = check

@@ -22,7 +22,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError, NbdistError, UnavailableError
 from nbdist.wire.collective.base import Broken, Collective, Member, Seat, Trouble, same_group
 from nbdist.wire.collective.calls import REDUCING, Call, combine, compare, flat
-from nbdist.wire.collective.desk import BROKEN, DIGEST, EAGER, LINE, REDUCED, SENT, Desk
+from nbdist.wire.collective.desk import BROKEN, DIGEST, EAGER, LEFT, LINE, REDUCED, SENT, Desk
 from nbdist.wire.collective.lent import Loan, read_cards
 from nbdist.wire.collective.meeting import Meeting
 from nbdist.wire.collective.rows import Row
@@ -97,6 +97,12 @@ class ShmCollective(Collective):
             self._meeting.check()
         except Broken as broken:
             raise broken.trouble.error() from None
+
+    def peek(self) -> str:
+        """Return whether another rank "waits" in a call that this one has not begun, or has "left"."""
+        if any(words[SENT] > self._sent for words in self._others):
+            return "waits"
+        return "left" if any(words[LEFT] for words in self._others) else ""
 
     def also_watch(self, check: Callable[[], None]) -> None:
         """Call `check` from time to time while this rank waits; what it raises ends the wait."""
@@ -249,7 +255,9 @@ class ShmCollective(Collective):
             self._own[DIGEST + turn] = self._said[turn] = call.digest
         self._sent += 1
         self._meeting.post(SENT, self._sent)
+        begun = time.perf_counter()
         self._meeting.until(SENT, self._sent)
+        self.waited += time.perf_counter() - begun
         for words in self._others:
             if words[DIGEST + turn] != call.digest:
                 self._meeting.check()  # a rank that broke off is a better reason

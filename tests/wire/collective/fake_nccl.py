@@ -1,0 +1,281 @@
+"""A stand-in for CuPy with NCCL, on host memory: no GPU has to be there, and none has been.
+
+Each thread is a rank with a GPU and a stream, on which work waits: an NCCL call is done when all ranks have
+got to it on theirs, and what was put on the stream after it comes after it. A call that some rank never makes
+stays for ever, until it is aborted. Calls that meet and differ, which would hang or corrupt memory on GPUs,
+are noted in `clashes`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from fake_cupy import DeviceArray, FakeCupy
+
+DTYPES = {1: "i1", 2: "u1", 3: "i4", 4: "u4", 5: "i8", 6: "u8", 7: "f2", 8: "f4", 9: "f8"}
+OPS: dict[int, np.ufunc] = {1: np.add, 2: np.multiply, 3: np.maximum, 4: np.minimum}
+
+
+class GpuArray(DeviceArray):
+    """An array on a GPU, with what NCCL needs of it; what is assigned to it is assigned in stream order."""
+
+    __module__ = "cupy"  # as CuPy's own arrays say
+
+    nbytes = property(lambda self: self.host.nbytes)
+    flags = property(lambda self: types.SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
+    data = property(lambda self: types.SimpleNamespace(ptr=self.host.ctypes.data))
+    T = property(lambda self: GpuArray(self.host.T))
+    number = 0
+
+    @property
+    def device(self) -> Any:
+        return types.SimpleNamespace(id=self.number)
+
+    def __reduce__(self) -> Any:
+        return GpuArray, (self.host,)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        def assign() -> bool:
+            self.host[key] = value.host if isinstance(value, DeviceArray) else value
+            return True
+
+        stream().put(assign)
+
+
+class Queue:
+    """A stream: what is put on it is done in order, as far as it can be."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], bool]] = deque()
+        self.put_so_far = self.done_so_far = 0
+        self.ptr = id(self)
+
+    def put(self, work: Callable[[], bool]) -> None:
+        self._waiting.append(work)
+        self.put_so_far += 1
+        self.advance()
+
+    def advance(self) -> None:
+        while self._waiting and self._waiting[0]():
+            self._waiting.popleft()
+            self.done_so_far += 1
+
+
+_here = threading.local()
+
+
+def stream() -> Queue:
+    if not hasattr(_here, "stream"):
+        _here.stream = Queue()
+    queue: Queue = _here.stream
+    return queue
+
+
+class Event:
+    def __init__(self, disable_timing: bool = False) -> None:
+        self._stream, self._at = stream(), 0
+
+    def record(self, queue: Queue) -> None:
+        self._stream, self._at = queue, queue.put_so_far
+
+    @property
+    def done(self) -> bool:
+        self._stream.advance()
+        return self._stream.done_so_far >= self._at
+
+
+class Device:
+    """A device; GPUs are told apart by their places, for each thread its own."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.id = number
+
+    @property
+    def pci_bus_id(self) -> str:
+        return getattr(_here, "place", None) or f"0000:{threading.get_ident():x}"
+
+    def use(self) -> None:
+        """One device is all that a thread has."""
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class NcclError(RuntimeError):
+    pass
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+class Meeting:
+    """One NCCL call of all ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.here: dict[int, tuple[Any, ...]] = {}
+        self.size, self.done = size, False
+
+
+class FakeNccl:
+    """What `cupy.cuda.nccl` is."""
+
+    available = True
+    NcclError = NcclError
+    NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = OPS
+
+    def __init__(self) -> None:
+        for number, name in DTYPES.items():
+            size = f"{np.dtype(name).itemsize * 8}"
+            kind = {"i": "INT", "u": "UINT", "f": "FLOAT"}[name[0]]
+            setattr(self, f"NCCL_{kind}{size}", number)
+        self._ids = itertools.count(1)
+        self._lock = threading.RLock()
+        self._worlds: dict[bytes, threading.Barrier] = {}
+        self._meetings: dict[tuple[bytes, int], Meeting] = {}
+        self.clashes: list[str] = []
+        self.calls = 0
+        self.NcclCommunicator = lambda size, name, rank: Communicator(self, size, name, rank)
+
+    def get_unique_id(self) -> tuple[int, ...]:
+        raw = next(self._ids).to_bytes(128, "little")
+        return tuple(np.frombuffer(raw, np.int8).tolist())
+
+    def groupStart(self) -> None:
+        pass
+
+    def groupEnd(self) -> None:
+        pass
+
+    def enter(self, name: bytes, size: int) -> None:
+        with self._lock:
+            barrier = self._worlds.setdefault(name, threading.Barrier(size, timeout=20))
+        barrier.wait()
+
+    def meet(self, name: bytes, number: int, size: int, rank: int, call: tuple[Any, ...]) -> bool:
+        """Come to a call; return whether it is done."""
+        with self._lock:
+            meeting = self._meetings.setdefault((name, number), Meeting(size))
+            meeting.here[rank] = call
+            if len(meeting.here) == size and not meeting.done:
+                meeting.done = True
+                self.calls += 1
+                calls = [meeting.here[other] for other in range(size)]
+                if len({one[:-2] for one in calls}) > 1:
+                    self.clashes.append(f"{[one[:-2] for one in calls]}")
+                else:
+                    perform(calls)
+            return meeting.done
+
+
+def perform(calls: list[tuple[Any, ...]]) -> None:
+    """Move values as NCCL would; a call is (what, count, type, op, root, where from, where to)."""
+    what, count, kind, op, root = calls[0][:-2]
+    size, dtype = len(calls), np.dtype(DTYPES[kind])
+
+    def at(place: int, items: int = count) -> np.ndarray[Any, Any]:
+        raw = (ctypes.c_char * (items * dtype.itemsize)).from_address(place)
+        return np.frombuffer(raw, dtype)
+
+    if what == "broadcast":
+        values = [at(calls[root][-2]).copy()] * size
+    elif what == "allGather":
+        values = [np.concatenate([at(call[-2]) for call in calls])] * size
+    elif what == "reduceScatter":
+        total = OPS[op].reduce([at(call[-2], count * size) for call in calls], dtype=dtype)
+        values = list(total.reshape(size, -1))
+    else:
+        values = [OPS[op].reduce([at(call[-2]) for call in calls], dtype=dtype)] * size
+    for rank, (call, value) in enumerate(zip(calls, values)):
+        if what != "reduce" or rank == root:
+            np.copyto(at(call[-1], value.size), value)
+
+
+class Communicator:
+    """One rank's end."""
+
+    def __init__(self, nccl: FakeNccl, size: int, name: tuple[int, ...], rank: int) -> None:
+        self._nccl, self._size, self._rank = nccl, size, rank
+        self._name = np.array(name, np.int8).tobytes()
+        self._calls, self.aborted, self.destroyed = 0, False, False
+        nccl.enter(self._name, size)
+
+    def _put(self, *call: Any) -> None:
+        number = self._calls
+        self._calls += 1
+        stream().put(
+            lambda: self.aborted or self._nccl.meet(self._name, number, self._size, self._rank, call)
+        )
+
+    def allReduce(self, given: int, taken: int, count: int, kind: int, op: int, stream: int) -> None:
+        self._put("allReduce", count, kind, op, 0, given, taken)
+
+    def reduceScatter(self, given: int, taken: int, count: int, kind: int, op: int, stream: int) -> None:
+        self._put("reduceScatter", count, kind, op, 0, given, taken)
+
+    def reduce(self, given: int, taken: int, count: int, kind: int, op: int, root: int, stream: int) -> None:
+        self._put("reduce", count, kind, op, root, given, taken)
+
+    def allGather(self, given: int, taken: int, count: int, kind: int, stream: int) -> None:
+        self._put("allGather", count, kind, 0, 0, given, taken)
+
+    def broadcast(self, given: int, taken: int, count: int, kind: int, root: int, stream: int) -> None:
+        self._put("broadcast", count, kind, 0, root, given, taken)
+
+    def check_async_error(self) -> None:
+        if self._nccl.clashes:
+            raise NcclError("NCCL_ERROR_INTERNAL_ERROR")
+
+    def abort(self) -> None:
+        self.aborted = True
+        stream().advance()
+
+    def destroy(self) -> None:
+        self.destroyed = True
+
+
+class FakeGpus(FakeCupy):
+    """What `cupy` is, where every thread has a GPU of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices = 1
+        self.cuda = types.SimpleNamespace(
+            nccl=FakeNccl(),
+            Device=Device,
+            Event=Event,
+            get_current_stream=stream,
+            runtime=types.SimpleNamespace(
+                getDeviceCount=lambda: self.devices, CUDARuntimeError=CUDARuntimeError
+            ),
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "empty":
+            return lambda shape, dtype: GpuArray(np.empty(shape, dtype))
+        if name == "asarray":
+            return lambda v, dtype=None: v if isinstance(v, GpuArray) else GpuArray(np.array(v, dtype))
+        if name == "ascontiguousarray":
+            return lambda v, dtype=None: GpuArray(np.ascontiguousarray(v.host, dtype))
+        if name == "true_divide":
+            return divide_in_order
+        return super().__getattr__(name)
+
+
+def divide_in_order(one: GpuArray, other: Any, out: GpuArray) -> GpuArray:
+    def divide() -> bool:
+        np.true_divide(one.host, other, out=out.host)
+        return True
+
+    stream().put(divide)
+    return out

@@ -1,0 +1,23 @@
+"""Collectives through the real NCCL, where there is a GPU; with one rank, as there may be one GPU only."""
+
+from __future__ import annotations
+
+import pytest
+from collective_worlds import members
+
+from nbdist.wire.collective import choice
+
+
+@pytest.mark.gpu
+def test_one_rank_on_a_gpu() -> None:
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed, so there is no GPU to test with")
+    with choice.form(members(["here"])[0], lambda card: [card], "nccl") as group:
+        x = cupy.arange(12, dtype="f4").reshape(4, 3)
+        assert group.kind == "nccl"
+        for _ in range(40):
+            assert (group.all_reduce(x) == x).all()
+        assert (group.all_reduce(x.astype("i2"), "sum") == x).all()
+        assert (group.reduce_scatter(x, "max") == x).all()
+        assert (group.all_gather(x.T)[0] == x.T).all()
+        assert (group.broadcast(x[::2]) == x[::2]).all()
+        assert group.all_reduce(x, "sum", x) is x

@@ -1,0 +1,400 @@
+"""Collectives through NCCL, with a stand-in for it (fake_nccl.py): no GPU has run these.
+
+What they show is the logic: what is called with which arguments, what is agreed on before, and that a rank
+that waits for its GPU hears of the others. That the real NCCL does as the stand-in does only GPUs can show:
+see test_collective_gpu.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import fake_nccl
+import numpy as np
+import pytest
+from collective_contract import CollectiveContract, World, same
+from collective_worlds import members
+from fake_nccl import FakeGpus, GpuArray
+from hypothesis import given
+from hypothesis import strategies as st
+from test_collective_choice import Table, formed_by_all
+
+from nbdist.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    MissingExtra,
+    NbdistError,
+    UnavailableError,
+)
+from nbdist.wire.collective import choice, nccl
+from nbdist.wire.collective.agreement import History
+from nbdist.wire.collective.base import Collective
+from nbdist.wire.collective.calls import describe
+from nbdist.wire.collective.launch import Travel, travels
+
+
+@pytest.fixture(scope="class", autouse=True)
+def gpus() -> Iterator[FakeGpus]:
+    fake = FakeGpus()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", fake)
+        patch.setattr(nccl, "_cupy", lambda: fake)
+        yield fake
+        assert fake.cuda.nccl.clashes == [], "values moved on which not all agreed"
+
+
+def formed(hosts: Sequence[str], kind: str = "nccl", **options: Any) -> list[Collective]:
+    return formed_by_all(members(hosts, **options), kind=kind)
+
+
+class OnDevice:
+    """A group that is given host arrays, and does everything with them on a GPU."""
+
+    def __init__(self, group: Collective) -> None:
+        self.bare = group
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.bare, name)
+
+    def __enter__(self) -> OnDevice:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.bare.__exit__(*error)
+
+    def all_reduce(self, x: Any, op: str = "mean", out: Any = None) -> Any:
+        return self._do(self.bare.all_reduce, x, out, op)
+
+    def reduce_scatter(self, x: Any, op: str = "mean", out: Any = None) -> Any:
+        return self._do(self.bare.reduce_scatter, x, out, op)
+
+    def all_gather(self, x: Any, out: Any = None) -> Any:
+        return self._do(self.bare.all_gather, x, out)
+
+    def broadcast(self, x: Any, root: int = 0, out: Any = None) -> Any:
+        return self._do(self.bare.broadcast, x, out, root)
+
+    def _do(self, call: Any, x: Any, out: Any, *order: Any) -> Any:
+        if isinstance(x, GpuArray):
+            return call(x, *order, *([] if out is None else [out]))
+        x = np.asarray(x)
+        if x.dtype.kind not in "biufc":
+            return call(x, *order)
+        there = GpuArray(x.astype(x.dtype.newbyteorder("="), copy=False))
+        if out is None:
+            return call(there, *order).get()
+        call(there, *order, GpuArray(out) if isinstance(out, np.ndarray) else out)
+        return out
+
+
+class TestNcclInHostMemory(CollectiveContract):
+    """NumPy arrays go through the control group."""
+
+    def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
+        return formed(["here"] * size, **options)
+
+
+class TestNccl(CollectiveContract):
+    ordered = False
+
+    def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
+        return [OnDevice(group) for group in formed(["here"] * size, **options)]  # type: ignore[misc]
+
+
+class TestNcclBetweenHosts:
+    """With a ring and with a hierarchy as the control group."""
+
+    @pytest.mark.parametrize("hosts", [["a", "b", "c"], ["a", "b", "a"]])
+    def test_who_makes_another_call_is_named(self, hosts: list[str]) -> None:
+        world = World(formed(hosts))
+        check_deviation(world, odd=1)
+        world.close()
+
+
+def steps(group: Collective, count: int, x: GpuArray) -> None:
+    for _ in range(count):
+        group.all_reduce(x, "max", x)
+
+
+def check_deviation(world: World, odd: int) -> None:
+    """All know what comes next; one rank does something else: nobody's value moves, all hear of it."""
+    ones = np.ones(5, "f4")
+
+    def deviate(group: Collective) -> Any:
+        x = GpuArray(ones * (group.rank + 1))
+        steps(group, 40, x)
+        asked = group.sequence
+        if group.rank == odd:
+            return group.all_reduce(GpuArray(np.ones(6, "f4")), "max")
+        return group.all_reduce(x, "max", x), asked
+
+    for result in world.all(deviate):
+        assert isinstance(result, InvalidArgumentError), result
+        assert f"rank {odd} (" in str(result)
+        assert "shape=(6,)" in str(result)
+        assert "shape=(5,)" in str(result)
+        assert "collective #41" in str(result)
+
+
+class TestAgreement:
+    @pytest.mark.parametrize("odd", [0, 1, 2])
+    def test_a_rank_that_leaves_the_beaten_track_is_named_by_all(self, odd: int) -> None:
+        world = World(formed(["here"] * 3))
+        check_deviation(world, odd)
+        world.close()
+
+    def test_calls_of_steps_that_repeat_ask_nobody(self) -> None:
+        world = World(formed(["here"] * 2))
+
+        def train(group: Any) -> list[int]:
+            asked = []
+            for _ in range(12):
+                before = group._control.sequence
+                for count in (3, 3, 3, 7):
+                    group.all_reduce(GpuArray(np.ones(count, "f4")), "sum")
+                asked.append(group._control.sequence - before)
+            return asked
+
+        one, other = world.all(train)
+        assert one == other
+        assert one[0] == 5, "four calls, and the name of the communicator"
+        assert one[-3:] == [0, 0, 0]
+        world.close()
+
+    def test_host_arrays_barriers_and_gpus_take_turns(self) -> None:
+        world = World(formed(["here"] * 3))
+
+        def mix(group: Collective) -> list[float]:
+            found = []
+            for number in range(30):
+                x = np.full(4, group.rank + number, "f4")
+                found.append(float(group.all_reduce(GpuArray(x), "sum").get()[0]))
+                if number % 3:
+                    group.barrier()
+                if number % 7 == 0:
+                    found.append(float(group.all_reduce(x, "sum")[0]))
+            return found
+
+        results = world.all(mix)
+        assert results[0] == results[1] == results[2]
+        assert results[0][:3] == [3.0, 3.0, 6.0]
+        world.close()
+
+    @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 3))
+    def test_expectations_follow_from_the_calls_alone(self, calls: list[int], more: int) -> None:
+        one, other = History(), History()
+        for call in calls:
+            assert one.expects(call) == other.expects(call)
+            assert sum(one.expects(any_call) for any_call in range(4)) <= 1
+            one.note(call)
+            other.note(call)
+
+    @given(st.lists(st.integers(0, 3), min_size=1, max_size=8))
+    def test_a_step_that_repeats_is_expected_whole(self, step: list[int]) -> None:
+        history = History()
+        for call in step * 20:
+            history.note(call)
+        for call in step:
+            assert history.expects(call)
+            history.note(call)
+
+
+class TestWaiting:
+    def wait(self, world: World, then: Any) -> list[Any]:
+        """Two ranks wait on their GPUs for a third, which does something else instead."""
+
+        def work(group: Collective) -> Any:
+            x = GpuArray(np.ones(5, "f4"))
+            steps(group, 20, x)
+            return then(group) if group.rank == 2 else group.all_reduce(x, "max", x)
+
+        begun = time.monotonic()
+        results = world.all(work)
+        assert time.monotonic() - begun < 5.0
+        return results[:2]
+
+    def test_an_abort_reaches_who_waits_for_its_gpu_and_ends_its_work(self) -> None:
+        world = World(formed(["here"] * 3))
+        communicators: list[Any] = [None] * 3
+
+        def abort(group: Any) -> None:
+            for rank, one in enumerate(world.ranks):
+                communicators[rank] = one._communicator  # type: ignore[attr-defined]
+            group.abort("out of data")
+
+        for result in self.wait(world, abort):
+            assert isinstance(result, AbortedError), result
+            assert "rank 2 (" in str(result)
+            assert "out of data" in str(result)
+        assert [one.aborted for one in communicators[:2]] == [True, True]
+        world.close()
+
+    def test_who_leaves_is_not_waited_for(self) -> None:
+        world = World(formed(["here"] * 3))
+        for result in self.wait(world, lambda group: group.close()):
+            assert isinstance(result, UnavailableError), result
+            assert "rank 2 (" in str(result)
+        world.close()
+
+    def test_the_outside_check_ends_the_wait(self) -> None:
+        flag, raised = threading.Event(), AbortedError("the run was ended")
+
+        def check() -> None:
+            if flag.is_set():
+                raise raised
+
+        world = World(formed(["here"] * 3, check=check))
+        for result in self.wait(world, lambda group: flag.set()):
+            assert isinstance(result, AbortedError), result
+            assert "the run was ended" in str(result)
+        world.close()
+
+    def test_a_call_has_its_time(self) -> None:
+        world = World(formed(["here"] * 3, timeout=0.3))
+        results = self.wait(world, lambda group: None)
+        assert all(isinstance(result, NbdistError) for result in results), results
+        assert any(isinstance(result, DeadlineExceededError) for result in results), results
+        world.close()
+
+    def test_what_nccl_raises_is_told_to_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = World(formed(["here"] * 3))
+
+        def fail(*call: Any) -> None:
+            raise fake_nccl.NcclError("NCCL_ERROR_SYSTEM_ERROR: unhandled system error")
+
+        def break_own(group: Any) -> Any:
+            monkeypatch.setattr(group._communicator, "allReduce", fail)
+            return group.all_reduce(GpuArray(np.ones(5, "f4")), "max")
+
+        for result in self.wait(world, break_own):
+            assert isinstance(result, UnavailableError), result
+            assert "NCCL failed on rank 2 (" in str(result)
+            assert "NCCL_ERROR_SYSTEM_ERROR" in str(result)
+        world.close()
+
+
+class TestChoosing:
+    def test_auto_takes_nccl_where_each_rank_has_a_gpu(self) -> None:
+        groups = formed(["here"] * 2, "auto")
+        assert [group.kind for group in groups] == ["nccl"] * 2
+        for group in groups:
+            group.close()
+
+    def test_auto_does_not_where_ranks_share_one_or_have_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fake_nccl.Device, "pci_bus_id", "0000:17")
+        groups = formed(["here"] * 2, "auto")
+        assert [group.kind for group in groups] == ["shm"] * 2
+        with pytest.raises(UnavailableError, match=r"rank 0 \(.*\) and rank 1 \(.*\) share GPU 0000:17"):
+            formed(["here"] * 2)
+        for group in groups:
+            group.close()
+
+    def test_gpus_of_two_hosts_may_have_one_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fake_nccl.Device, "pci_bus_id", "0000:17")
+        groups = formed(["one", "other"], "auto")
+        assert [group.kind for group in groups] == ["nccl"] * 2
+        for group in groups:
+            group.close()
+
+    def test_auto_goes_on_without_where_one_rank_has_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        here, turns = nccl.gpu_here, iter([True, False, True])
+
+        def some() -> nccl.Gpu:
+            if next(turns):
+                return here()
+            raise UnavailableError("CuPy finds no GPU")
+
+        monkeypatch.setattr(nccl, "gpu_here", some)
+        groups = formed(["here"] * 3, "auto")
+        assert [group.kind for group in groups] == ["shm"] * 3
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(lambda group: group.all_reduce(1, "sum"), groups)) == [3] * 3
+        for group in groups:
+            group.close()
+
+    def test_no_gpu_is_looked_for_where_none_can_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.setattr(nccl, "gpu_here", lambda: 1 / 0)
+        groups = formed(["here"] * 2, "auto")
+        assert [group.kind for group in groups] == ["shm"] * 2
+        for group in groups:
+            group.close()
+
+    def test_what_is_missing_is_said_by_all(self, gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gpus.cuda.nccl, "available", False)
+        with pytest.raises(UnavailableError, match="CuPy finds no NCCL; install"):
+            formed(["here"] * 2)
+        monkeypatch.undo()
+        monkeypatch.setattr(gpus, "devices", 0)
+        with pytest.raises(UnavailableError, match="CuPy finds no GPU; see nvidia-smi"):
+            formed(["here"] * 2)
+
+    def test_without_cupy_it_is_a_missing_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def missing() -> Any:
+            raise MissingExtra("gpu", "NCCL")
+
+        monkeypatch.setattr(nccl, "_cupy", missing)
+        with pytest.raises(MissingExtra, match=r'pip install "nbdist\[gpu\]"'):
+            formed(["here"] * 2)
+
+    def test_where_one_rank_lacks_it_all_raise_and_each_says_why(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, here = threading.Lock(), nccl.gpu_here
+
+        def all_but_one() -> nccl.Gpu:
+            if first.acquire(blocking=False):
+                raise MissingExtra("gpu", "NCCL")
+            return here()
+
+        monkeypatch.setattr(nccl, "gpu_here", all_but_one)
+        table = Table(2)
+
+        def try_one(member: Any) -> NbdistError:
+            with pytest.raises(NbdistError, match=r'pip install "nbdist\[gpu\]"') as raised:
+                choice.form(member, table.exchange(member.rank), "nccl")
+            return raised.value
+
+        with ThreadPoolExecutor(2) as pool:
+            errors = {type(error) for error in pool.map(try_one, members(["here"] * 2))}
+        assert errors == {MissingExtra, UnavailableError}
+
+    def test_an_array_of_another_gpu_is_refused(self) -> None:
+        world = World(formed(["here"] * 2))
+        there = GpuArray(np.ones(3))
+        there.number = 1
+        for result in world.all(lambda group: group.all_reduce(there)):
+            assert isinstance(result, InvalidArgumentError)
+            assert "of an array on GPU 1" in str(result)
+        assert all(
+            same(one.get(), np.ones(3)) for one in world.all(lambda g: g.all_reduce(GpuArray(np.ones(3))))
+        )
+        world.close()
+
+
+class TestTravels:
+    @pytest.mark.parametrize(
+        ("dtype", "op", "wanted"),
+        [
+            ("f4", "sum", Travel("NCCL_FLOAT32", 1, "NCCL_SUM")),
+            ("f2", "mean", Travel("NCCL_FLOAT32", 1, "NCCL_SUM")),
+            ("f2", "max", Travel("NCCL_FLOAT16", 1, "NCCL_MAX")),
+            ("i4", "mean", Travel("NCCL_FLOAT64", 1, "NCCL_SUM")),
+            ("?", "sum", Travel("NCCL_UINT8", 1, "NCCL_MAX")),
+            ("?", "product", Travel("NCCL_UINT8", 1, "NCCL_MIN")),
+            ("c8", "mean", Travel("NCCL_FLOAT32", 2, "NCCL_SUM")),
+            ("c16", "product", None),
+            ("i2", "sum", None),
+        ],
+    )
+    def test_reductions(self, dtype: str, op: str, wanted: Travel | None) -> None:
+        assert travels(describe("all_reduce", (3,), np.dtype(dtype), 2, op)) == wanted
+
+    def test_copies_are_bytes(self) -> None:
+        assert travels(describe("broadcast", (3,), np.dtype("c16"), 2, "", 1)) == Travel("NCCL_UINT8", 16)
