@@ -14,9 +14,8 @@ import numpy as np
 from nbdist.graph.backend import Array
 from nbdist.graph.ops.windows import Axis, Pair, axes_of, windows_of
 
-BLOCK_BYTES = (
-    1 << 19
-)  # of copied windows: half of a usual second-level cache; the rest is for what meets them
+BLOCK_BYTES = 1 << 19
+"""Of copied windows: half of a usual second-level cache; the rest is for what meets them."""
 NARROW = 16  # elements of a window's row: below this, copying along the image's rows is faster
 
 Step = Callable[[], Any]
@@ -26,17 +25,19 @@ def forward_kernel(strides: Pair, padding: str, relu: bool = False) -> Callable[
     """Return ``kernel(x, kernel, [bias,] out)``."""
 
     def plan(x: Array, kernel: Array, *bias_and_out: Array) -> Callable[..., None]:
-        copies = _Windows(x, kernel.shape, strides, padding)
-        bias = bias_and_out[:-1]
+        *bias, out = bias_and_out
+        copies = _Windows(x, kernel.shape, strides, padding, ones=len(bias))
+        # A bias is the kernel's last row, and every window ends with a one: the product adds it.
+        weights = np.empty((copies.window + len(bias), kernel.shape[3]), out.dtype)
 
         def run(x: Array, kernel: Array, *rest: Array) -> None:
             flat = rest[-1].reshape(-1, kernel.shape[3])
-            weights = kernel.reshape(copies.window, -1)
+            np.copyto(weights[: copies.window], kernel.reshape(copies.window, -1))
+            if bias:
+                np.copyto(weights[-1], rest[0])
             for start, stop, columns in copies.blocks(x):
                 part = flat[start:stop]
                 np.matmul(columns, weights, out=part)
-                if bias:
-                    np.add(part, rest[0], out=part)
                 if relu:
                     np.maximum(part, 0, out=part)
 
@@ -89,16 +90,20 @@ def _kept(plan: Callable[..., Callable[..., None]]) -> Callable[..., None]:
 
 
 class _Windows:
-    """The windows of images, copied block by block into one piece of memory as rows of a matrix."""
+    """The windows of images, copied block by block into one piece of memory as rows of a matrix.
 
-    def __init__(self, x: Array, kernel: Sequence[int], strides: Pair, padding: str) -> None:
+    Each row may end with a number of ones.
+    """
+
+    def __init__(self, x: Array, kernel: Sequence[int], strides: Pair, padding: str, ones: int = 0) -> None:
         self.height, self.width = axes_of(x.shape, (kernel[0], kernel[1]), strides, padding)
         self.window = kernel[0] * kernel[1] * kernel[2]
         self.positions = self.height.count * self.width.count
         bytes_of_image = max(self.positions * self.window * x.itemsize, 1)
         self.images = max(min(BLOCK_BYTES // bytes_of_image, len(x)), 1)
         self.turned = kernel[1] * kernel[2] < NARROW
-        self.memory = np.empty(self.images * self.positions * self.window, x.dtype)
+        rows, width = self.images * self.positions, self.window + ones
+        self.memory = np.ones((width, rows) if self.turned else (rows, width), x.dtype)
         self.border = _bordered(x, self.images, self.height, self.width)
         self._last: Array | None = None
         self._steps: list[tuple[int, int, Array, Array, Array, Array | None, Array | None]] = []
@@ -126,34 +131,21 @@ class _Windows:
                 self.width.before : self.width.before + self.width.n,
             ]
         windows = windows_of(np, source, self.height, self.width)
-        memory = self.memory[: n * self.positions * self.window]
         start, stop = first * self.positions, (first + n) * self.positions
         if self.turned:  # windows' elements first: long copies along the images' rows
             windows = windows.transpose(3, 4, 5, 0, 1, 2)
-            return (
-                start,
-                stop,
-                memory.reshape(self.window, -1).T,
-                memory.reshape(windows.shape),
-                windows,
-                inside,
-                images,
-            )
+            columns = self.memory[:, : stop - start].T
+            target = columns.T[: self.window].reshape(windows.shape)  # a view: axes are split
+            return start, stop, columns, target, windows, inside, images
         # One row of a window is contiguous in the image: copy it in one go.
         merged = (*windows.shape[:4], windows.shape[4] * windows.shape[5])
         if source.flags.c_contiguous:
             windows = np.lib.stride_tricks.as_strided(
                 windows, merged, (*windows.strides[:4], source.itemsize)
             )
-        return (
-            start,
-            stop,
-            memory.reshape(-1, self.window),
-            memory.reshape(windows.shape),
-            windows,
-            inside,
-            images,
-        )
+        columns = self.memory[: stop - start]
+        target = columns[:, : self.window].reshape(windows.shape)
+        return start, stop, columns, target, windows, inside, images
 
 
 def _bordered(x: Array, images: int, height: Axis, width: Axis) -> Array | None:

@@ -12,7 +12,8 @@ from nbdist.graph.op import Example, Op, Spec, register
 from nbdist.graph.ops.windows import Axis, Pair, axes_of, window_counts
 from nbdist.graph.tensor import record
 
-BLOCK_BYTES = 1 << 18  # of images worked on at once: they stay in the cache from the first to the last pass
+BLOCK_BYTES = 1 << 20
+"""Of images worked on at once: enough for calls to cost little, few enough to stay in a cache."""
 
 Spans = list[tuple[tuple[slice, slice, slice], tuple[slice, slice, slice]]]
 
