@@ -42,6 +42,7 @@ from nbdist.wire.messages import (
 __all__ = ["Listener", "Peer", "Sender"]
 
 RECONNECT_SECONDS = 2.0
+PATIENCE_SECONDS = 30.0  # for a first handshake, which a far side that is busy answers late
 
 LOST = zmq.EVENT_DISCONNECTED
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -127,19 +128,21 @@ class Peer:
     def receive(self, timeout: float | None = None) -> Frame | None:
         """Return the next frame that the far side pushed, or None when none came within `timeout` seconds.
 
-        Raises UnavailableError when the connection breaks, for what was pushed meanwhile is lost.
+        Raises UnavailableError when the connection breaks, for what was pushed meanwhile is lost, or when it
+        was not made in `PATIENCE_SECONDS`.
         """
         with self._lock:
             deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
             while not self._pushed:
                 message = self._next(deadline, "receive")
                 if message is None:
+                    self._require_met(PATIENCE_SECONDS)
                     return None
                 if message[0] == PUSH:
                     self._pushed.append(message[2])
             return self._pushed.popleft()
 
-    def check(self, patience: float = 30.0) -> None:
+    def check(self, patience: float = PATIENCE_SECONDS) -> None:
         """Raise UnavailableError if the connection broke or was not made in `patience` s; never waits.
 
         A far side that is busy may take its time for the first handshake: what is sent meanwhile is kept.
@@ -158,11 +161,7 @@ class Peer:
                     f"the connection to {self.name} at {self.address} was lost, and perhaps messages with "
                     "it: its process is gone, frozen or cut off"
                 )
-            if not self._met and time.monotonic() - self._begun > patience:
-                raise UnavailableError(
-                    f"{self.name} at {self.address} could not be reached within {patience:.0f} s; "
-                    "see whether its process is alive and busy"
-                )
+            self._require_met(patience)
 
     def close(self, linger: float = 0.0) -> None:
         """Close the connection; what was not sent within `linger` s, behind the scenes, is dropped.
@@ -174,6 +173,13 @@ class Peer:
                 self._socket.disable_monitor()
                 self._monitor.close(linger=0)
                 self._socket.close(linger=int(linger * 1000))
+
+    def _require_met(self, patience: float) -> None:
+        if not self._met and time.monotonic() - self._begun > patience:
+            raise UnavailableError(
+                f"{self.name} at {self.address} could not be reached within {patience:.0f} s; see whether "
+                "its process is alive and busy, and whether the network leads there"
+            )
 
     def _transmit(self, role: int, sequence: int, frame: Frame, deadline: float) -> None:
         if self._socket.closed:

@@ -26,6 +26,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from nbdist.wire import peers
 from nbdist.wire.frames import Frame
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.messages import ENVELOPE, PIECE
@@ -340,3 +341,12 @@ def test_another_user_gets_nothing_in_and_nothing_out(echo: Echo, peer: Peer) ->
     assert b"ANSWERED" not in got
     assert set(echo.seen) == {"echo"}
     assert psutil.Process().memory_info().rss - before < 100e6
+
+
+def test_who_waits_for_one_that_is_never_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "PATIENCE_SECONDS", 0.05)
+    with (
+        Peer("127.0.0.1:9", ClusterKeys.create(), name="/job:ps/task:0") as peer,
+        pytest.raises(UnavailableError, match=r"/job:ps/task:0 at 127\.0\.0\.1:9 could not be reached"),
+    ):
+        list(iter(lambda: peer.receive(0.02), "no frame comes"))
