@@ -15,11 +15,12 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.sharing import one_order
+from nbdist.errors import TaskDiedError, UnavailableError
 from nbdist.optim import Optimizer
-from nbdist.runtime.groups import World
+from nbdist.runtime.groups import World, called
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.train.context import current
-from nbdist.train.strategy import Replica, Strategy
+from nbdist.train.strategy import Again, Replica, Strategy
 from nbdist.train.trainable import Trainable
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
@@ -48,62 +49,70 @@ class AllReduceStrategy(Strategy):
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
         """Begin to train: all replicas get the chief's values."""
-        return AllReduceReplica(self.form(), variables, optimizer, self.world.local_size)
+        return AllReduceReplica(self, variables, optimizer)
 
     def form(self) -> Collective:
         """Return a new group of all replicas; every one asks for it."""
-        return self.world.group("gradients", self.collective)
+        while True:
+            try:
+                return self.world.group("gradients", self.collective)
+            except TaskDiedError:
+                self.shrink()
+
+    def shrink(self) -> None:
+        """Go on with the replicas that are left; raise TaskDiedError if those are too few."""
+        lost = self.world.reform()
+        self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
+        if self.replica_index == 0 and lost:
+            print(f"{called(lost)} gone: {self.world.size} replicas go on with larger shares")
 
 
 class AllReduceReplica(Replica):
-    """One copy of the parameters. ``local`` replicas share the cores of this host."""
+    """One copy of the parameters."""
 
     pull_is = None
     push_is = ("send", "all-reduce")
 
     def __init__(
         self,
-        group: Collective,
+        strategy: AllReduceStrategy,
         variables: Sequence[tuple[str, Array]],
         optimizer: Optimizer,
-        local: int = 1,
     ) -> None:
-        self._group, self._optimizer = group, optimizer
+        self._strategy, self._optimizer = strategy, optimizer
+        self._names = [str(number) for number in range(len(variables))]
+        self._plan = _plan(variables)
+        self._flats = [_aligned(bucket.count, bucket.dtype) for bucket in self._plan]
+        views = {
+            place.name: flat[place.start : place.stop].reshape(place.shape)
+            for bucket, flat in zip(self._plan, self._flats, strict=True)
+            for place in bucket.places
+        }
+        self.values = [views[name] for name in self._names]
+        for view, (_, value) in zip(self.values, variables, strict=True):
+            np.copyto(view, value)
+        self._slots = [optimizer.new_slots(flat) for flat in self._flats]
+        self._group = strategy.form()
         try:
-            same_variables(group, variables)
-            plan = _plan(variables)
-            overlap = len(plan) > 1 and (group.kind in OVER_NETWORK or _cores() >= 2 * local)
-            self._buckets = Buckets(group, plan, "sum", overlap=overlap)
-            self._begin(plan, variables)
+            same_variables(self._group, variables)
+            for flat in self._flats:
+                self._group.broadcast(flat, root=0, out=flat)
+            self._share_out()
         except BaseException as error:
             self.abort(error)
             self.close()
             raise
-        said = f"{group.size} replicas, gradients by all-reduce ({group.kind})"
-        self.notes = [*([said] if group.rank == 0 else []), *group.notes]
+        said = f"{self._group.size} replicas, gradients by all-reduce ({self._group.kind})"
+        self.notes = [*([said] if self._group.rank == 0 else []), *self._group.notes]
 
-    def _begin(self, plan: Sequence[Bucket], variables: Sequence[tuple[str, Array]]) -> None:
-        group, names = self._group, [str(number) for number in range(len(variables))]
-        flats = [_aligned(bucket.count, bucket.dtype) for bucket in plan]
-        views = {
-            place.name: flat[place.start : place.stop].reshape(place.shape)
-            for bucket, flat in zip(plan, flats, strict=True)
-            for place in bucket.places
-        }
-        self.values = [views[name] for name in names]
-        for view, (_, value) in zip(self.values, variables, strict=True):
-            np.copyto(view, value)
-        for flat in flats:
-            group.broadcast(flat, root=0, out=flat)
-        self._gradients = [self._buckets.views[name] for name in names]
-        self._names, self._unmarked = names, set(names)
-        self._stop = self._buckets.views[STOP]
-        self._stops = False
-        ends = [bucket.places[-1].start if bucket is plan[-1] else bucket.count for bucket in plan]
-        self._flats = [
-            (flat[:end], row[:end], self._optimizer.new_slots(flat[:end]))
-            for flat, row, end in zip(flats, self._buckets.rows, ends, strict=True)
-        ]
+    def _share_out(self) -> None:
+        """Make the buckets of a group that is new."""
+        group, local = self._group, self._strategy.world.local_size
+        overlap = len(self._plan) > 1 and (group.kind in OVER_NETWORK or _cores() >= 2 * local)
+        self._buckets = Buckets(group, self._plan, "sum", overlap=overlap)
+        self._gradients = [self._buckets.views[name] for name in self._names]
+        self._unmarked = set(self._names)
+        self._stop, self._stops = self._buckets.views[STOP], False
 
     def pull(self) -> None:
         """Do nothing: the parameters are here."""
@@ -124,13 +133,18 @@ class AllReduceReplica(Replica):
         for name in self._unmarked:
             self._buckets.mark(name)
         self._buckets.mark(STOP)
-        self._buckets.finish()
+        try:
+            self._buckets.finish()
+        except UnavailableError as error:
+            if self._recover(error):
+                raise Again from None
+            return  # it was made: the others had got further
         self._unmarked = set(self._names)
         self.waited += self._group.waited - waited
         self._stops = bool(self._stop[0])
         self.global_step += 1
-        for parameters, gradient, slots in self._flats:
-            self._optimizer.apply(parameters, gradient, slots, self.global_step)
+        for flat, row, slots in zip(self._flats, self._buckets.rows, self._slots, strict=True):
+            self._optimizer.apply(flat, row, slots, self.global_step)
 
     def agree(self, stop: bool) -> bool:
         """Return whether any replica was asked to stop before the last step; tell the others in the next."""
@@ -139,7 +153,35 @@ class AllReduceReplica(Replica):
 
     def end_epoch(self, stop: bool) -> bool:
         """Return whether any replica wants to end the training."""
-        return bool(self._group.all_reduce(np.array(stop or self._stops), "max"))
+        while True:
+            try:
+                return bool(self._group.all_reduce(np.array(stop or self._stops), "max"))
+            except UnavailableError as error:
+                self._recover(error)
+
+    def _recover(self, error: UnavailableError) -> bool:
+        """Go on with the replicas that are left; return whether the step under way is still to be made.
+
+        Some may have made it when the death of one cut the others off: all take the newest parameters.
+        """
+        while True:
+            self.close()
+            self._strategy.shrink()
+            if self._strategy.world.size == self._group.size:
+                raise error  # nobody is gone: it was something else
+            self._group = self._strategy.form()
+            try:
+                steps = self._group.all_gather(np.array(self.global_step))
+                root = int(steps.argmax())
+                for flat, slots in zip(self._flats, self._slots, strict=True):
+                    for array in (flat, *(slots[name] for name in sorted(slots))):
+                        self._group.broadcast(array, root, out=array)
+                self._share_out()
+            except UnavailableError as another:  # one more death
+                error = another
+                continue
+            made, self.global_step = self.global_step < steps[root], int(steps[root])
+            return not made
 
     def finish(self) -> None:
         """Do nothing: every update is applied when ``push`` returns."""

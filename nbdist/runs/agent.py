@@ -3,6 +3,7 @@
 client                            task
 run.reserve  run, watch ────────► one run at a time: busy is an error that names the run there is
 run.watch    run ───────────────► run.news (pushed ten times a second): points, text, progress
+run.lost     run, ranks ────────► those workers are gone, and the others go on
 run.stop / run.abort ───────────► the training loop sees it at its next step
 run.timeline run ───────────────► what the task recorded of the run: its last one, also when it is over
 run.release  run ───────────────► parameters of the run are given up, its timeline is written to its folder
@@ -25,7 +26,7 @@ from nbdist.metrics.timeline import Span
 from nbdist.runs.output import Output
 from nbdist.runs.recorded import Recorded
 from nbdist.runtime import task as tasks
-from nbdist.runtime.groups import Gathering
+from nbdist.runtime.gathering import Gathering
 from nbdist.runtime.parameters import ParameterService
 from nbdist.runtime.server import Handler
 from nbdist.train.context import Context, Control
@@ -58,6 +59,7 @@ class Agent:
             "run.stop": self._stop,
             "run.abort": self._abort,
             "run.end_training": self._end_training,
+            "run.lost": self._lost,
             "run.timeline": self._timeline,
             "run.release": self._release,
         }
@@ -161,6 +163,11 @@ class Agent:
         """End one training early: a callback of the chief wants it (sent from task to task)."""
         if self._is_here(frame.meta["run"]):
             self.control(frame.meta["run"]).ended_training = int(frame.meta["number"])
+
+    def _lost(self, frame: Frame, sender: Sender) -> Frame:
+        """Note that workers of a run are gone and the others go on."""
+        self.groups.lose(frame.meta["run"], [int(rank) for rank in frame.meta["ranks"]])
+        return Frame("run.lost")
 
     def _abort(self, frame: Frame, sender: Sender) -> Frame:
         here = self._is_here(frame.meta["run"])

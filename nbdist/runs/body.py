@@ -116,7 +116,11 @@ def _live(order: Order, task: Task, here: Agent) -> Live:
     folder = private_folder(Path(order.folder))
     recorder = Recorder(folder / f"metrics-{task.rank:04d}.log", replica=order.ranks.index(task.rank))
     control = here.control(order.run)
-    world = World(task, order.ranks, order.run, control.check, order.settings.get("collective", "auto"))
+    settings = order.settings
+    world = World(
+        task, order.ranks, order.run, control.check,
+        kind=settings.get("collective", "auto"), least=settings.get("min_workers", 1),
+    )  # fmt: skip
     context = contexts.Context(
         strategy=strategy_of(order, world, here.prefix),
         world=world,

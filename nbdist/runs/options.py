@@ -24,6 +24,7 @@ BELONGS: dict[str, tuple[tuple[str, ...], bool | None]] = {
     "staleness": (("ps",), False),
     "locking": (("ps",), None),
     "collective": (("mirrored", "multi_worker", "elastic", "one_device"), None),
+    "min_workers": (TOGETHER[:2], None),
     "every": (("elastic",), None),
     "alpha": (("elastic",), None),
 }
@@ -60,6 +61,7 @@ class Options:
     staleness: int | None = None
     locking: bool = False
     collective: str = "auto"
+    min_workers: int | None = None
     every: int | None = None
     alpha: float | None = None
 
@@ -109,6 +111,11 @@ class Options:
         return bool(chosen or self.settings().keys() - {"collective"} or self.epochs is not None)
 
     @property
+    def least(self) -> int | None:
+        """How many workers have to be left for training to go on after a death; None: all of them."""
+        return (self.min_workers or 1) if self.strategy in TOGETHER[:2] else None
+
+    @property
     def uses_servers(self) -> bool:
         """Whether parameter servers, if there are any, take part."""
         return self.strategy in (None, "ps")
@@ -127,11 +134,12 @@ class Options:
 
     def _check_settings(self) -> None:
         for name in self.settings():
+            strategies, synchronous = BELONGS[name]
+            name = name.replace("_", "-")
             if self.replication == "in-graph":
                 raise InvalidArgumentError(
                     f"--{name} belongs to --replication between-graph, where every worker steps by itself"
                 )
-            strategies, synchronous = BELONGS[name]
             if self.strategy is not None and self.strategy not in strategies:
                 raise InvalidArgumentError(
                     f"--{name} belongs to --strategy {' or '.join(strategies)}, not {self.strategy}"
@@ -149,9 +157,11 @@ class Options:
             ("backups", self.backups, 0),
             ("aggregate", self.aggregate, 1),
             ("staleness", self.staleness, 0),
+            ("min_workers", self.min_workers, 1),
             ("every", self.every, 1),
         ):
             if value is not None and not _whole(value, least):
+                name = name.replace("_", "-")
                 raise InvalidArgumentError(f"--{name} is a whole number of {least} or more, got {value!r}")
         if self.alpha is not None and not (isinstance(self.alpha, (int, float)) and 0 < self.alpha <= 1):
             raise InvalidArgumentError(f"--alpha is a number above 0 and at most 1, got {self.alpha!r}")

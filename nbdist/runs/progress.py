@@ -78,6 +78,13 @@ class Tally:
         while len(heard.past) > 2 and now - heard.past[0][0] > WINDOW:
             heard.past.popleft()
 
+    def lose(self, replica: int, now: float) -> None:
+        """Note that a replica is gone, and the others go on."""
+        self.news += 1
+        heard = self._heard[replica]
+        heard.state, heard.total = "gone", heard.step
+        heard.past.clear()
+
     def standing(self, now: float, store: RunStore) -> Standing:
         """Return how far the run is."""
         rates = [heard.rates() for heard in self._heard]

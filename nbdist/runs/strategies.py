@@ -23,7 +23,7 @@ REPLICATED = {
 def strategy_of(order: Order, world: World, prefix: str) -> Strategy:
     """Return the strategy of an order, for the replica that this task is in its world."""
     assert world.task is not None
-    settings = dict(order.settings)
+    settings = {name: value for name, value in order.settings.items() if name != "min_workers"}
     if order.strategy == "one_device":
         return OneDeviceStrategy()
     if order.strategy in REPLICATED:

@@ -27,7 +27,8 @@ class Watch:
 
     ``workers`` run bodies; ``servers`` and ``towers`` are needed beside them. ``outcomes`` are what the
     bodies returned, by rank; ``error`` is the first thing that went wrong, after which the other tasks are
-    aborted. Points go to ``store``, progress to ``tally``, output to ``printed``.
+    aborted. With ``least`` workers other than the first may die, as long as so many are left. Points go to
+    ``store``, progress to ``tally``, output to ``printed``.
     """
 
     def __init__(
@@ -40,12 +41,13 @@ class Watch:
         calls: Calls,
         *,
         towers: Sequence[TaskInfo] = (),
+        least: int | None = None,
         store: RunStore,
         tally: Tally,
         printed: Callable[[str, str], object],
     ) -> None:
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
-        self.towers = towers
+        self.towers, self.least = towers, least
         self.calls, self.store, self.tally = calls, store, tally
         self.outcomes: dict[int, dict[str, Any]] = {}
         self.error: NbdistError | None = None
@@ -58,6 +60,8 @@ class Watch:
         self._names = {info.rank: info.name for info in workers}
         self._held = time.monotonic()
         self._doubtful: dict[int, float] = {}
+        self.lost: set[int] = set()
+        """Ranks that have died, and without which the others go on."""
         self._begun: dict[int, int] = {}  # trainings that a rank has begun, as far as it is known
         self._ended: set[int] = set()
         self._all_in: float | None = None
@@ -177,9 +181,24 @@ class Watch:
         needed = {info.rank for info in (*self.workers, *self.servers, *self.towers)}
         dead = self._cluster.dead()
         for info in dead:
-            if info.rank in needed:
+            if info.rank in needed and info.rank not in self.lost:
+                if self._goes_on_without(info, {gone.rank for gone in dead}):
+                    continue
                 died = f"{self._how_it_died(info)}. {logged} {what_next(info, dead)}"
                 self._fail(TaskDiedError(died), info.rank)
+
+    def _goes_on_without(self, info: TaskInfo, dead: set[int]) -> bool:
+        """Whether the others can train on; if so, the one where they meet is told."""
+        first, left = self.workers[0], [w for w in self.workers if w.rank not in dead]
+        if self.least is None or info not in self.workers or info is first or len(left) < self.least:
+            return False
+        self.lost.add(info.rank)
+        self.tell(first, "run.lost", {"run": self.run, "ranks": sorted(self.lost)})
+        self.outcomes.setdefault(info.rank, {})
+        self._ended.add(info.rank)
+        self.tally.lose(self.workers.index(info), time.monotonic())
+        self._printed(info.name, f"{self._how_it_died(info)}; {len(left)} of {len(self.workers)} go on\n")
+        return True
 
     def _how_it_died(self, info: TaskInfo) -> str:
         how = next(row["ended"] for row in self._cluster.status() if row["rank"] == info.rank)

@@ -1,10 +1,11 @@
-"""Groups of tasks that do collectives together: how ranks find each other, and who takes part.
+"""Groups of tasks that do collectives together: who takes part, and how a group is formed and formed again.
 
     world = World(task, ranks=(1, 2, 3), run="…", check=control.check)
     group = world.group("gradients", kind="auto")        # every rank calls it, in the same order
     group.all_reduce(x, "sum", out=x)
+    lost = world.reform(least=2)                         # after a death: who is left makes up the world
 
-The cards that ranks hand each other (what a rank brings to a group) go through the first rank's Server.
+What ranks hand each other to meet goes through the first rank's Server (see gathering.py).
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
-from nbdist.runtime.server import Server
-from nbdist.runtime.task import Task, find_rank
+from nbdist.errors import DeadlineExceededError, InvalidArgumentError, TaskDiedError
+from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.wire.collective.base import Collective, Member
 from nbdist.wire.collective.choice import Exchange, form
 from nbdist.wire.collective.local import thread_group
 from nbdist.wire.frames import Frame
-from nbdist.wire.messages import error_frame, error_from
-from nbdist.wire.peers import Peer, Sender
+from nbdist.wire.messages import error_from
+from nbdist.wire.peers import Peer
 
 LOOK_SECONDS = 0.2  # how often a waiting rank looks whether its run was aborted
 PATIENCE_SECONDS = 600.0  # for ranks that are still busy with what comes before the group
+ROLL_SECONDS = 8.0  # for ranks that may be gone; one that is frozen does not answer
 
 
 @dataclass
@@ -47,6 +48,8 @@ class World:
     """Raises when the run was aborted; looked at while waiting for others."""
     kind: str = "auto"
     """The collective of the group that plain calls use."""
+    least: int = 1
+    """How many replicas have to be left for training to go on after a death."""
     _formed: dict[str, int] = field(default_factory=dict)
     _common: Collective | None = None
 
@@ -61,11 +64,14 @@ class World:
         return len(self.ranks)
 
     @property
+    def infos(self) -> list[TaskInfo]:
+        """The task of each replica."""
+        return [] if self.task is None else [find_rank(self.task.roster, rank) for rank in self.ranks]
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """The host of each replica; equal ones can share memory."""
-        if self.task is None:
-            return ("here",)
-        return tuple(find_rank(self.task.roster, rank).host for rank in self.ranks)
+        return ("here",) if self.task is None else tuple(info.host for info in self.infos)
 
     @property
     def local_index(self) -> int:
@@ -105,20 +111,17 @@ class World:
         self.close()
         if self.task is not None and self.size > 1:
             with suppress(ConnectionError):  # the first rank is gone, and with it all who wait there
-                self.task.peer(self.ranks[0]).send("group.ended", {"run": self.run, "rank": self.index})
+                self.task.peer(self.ranks[0]).send("group.ended", {"run": self.run, "rank": self.task.rank})
 
     def group(self, purpose: str, kind: str = "auto") -> Collective:
         """Form a group of all replicas; every one calls it, for the same purposes in the same order.
 
-        Raises what ``check`` raises, UnavailableError when a rank is gone, DeadlineExceededError when one
-        does not come.
+        Raises what ``check`` raises, TaskDiedError or UnavailableError when a rank is gone.
         """
-        number = self._formed[purpose] = self._formed.get(purpose, 0) + 1
         if self.task is None or self.size == 1:
-            form_alone(kind)
+            check_alone(kind)
             return thread_group([self.task.name if self.task else "here"])[0]
-        task, name = self.task, f"{self.run}/{purpose}/{number}"
-        infos = [find_rank(task.roster, rank) for rank in self.ranks]
+        task, name, infos = self.task, self._name(purpose), self.infos
         member = Member(
             rank=self.index,
             hosts=self.hosts,
@@ -129,8 +132,41 @@ class World:
             bind=_host_of(task.info.address),
             check=self.check,
         )
-        with Peer(infos[0].address, task.keys, name=infos[0].name) as peer:
+        with self._gathering() as peer:
             return form(member, self._exchange(peer, name), kind)
+
+    def reform(self) -> list[TaskInfo]:
+        """Go on with the replicas that are left, all of which call it; return the tasks that are gone.
+
+        Raises TaskDiedError if fewer than ``least`` are left.
+        """
+        self.close()
+        if self.task is None:
+            return []
+        name = self._name("roll")
+        with self._gathering() as peer:
+            peer.send("group.roll", self._meta(name))
+            present = self._heard(peer, "group.present", name, ROLL_SECONDS).meta["ranks"]
+        lost = [info for info in self.infos if info.rank not in present]
+        self.ranks = tuple(rank for rank in self.ranks if rank in present)
+        if self.size < self.least:
+            raise TaskDiedError(
+                f"{called(lost)} gone: {self.size} workers are left, and --min-workers is {self.least}"
+            )
+        return lost
+
+    def _gathering(self) -> Peer:
+        assert self.task is not None
+        first = self.infos[0]
+        return Peer(first.address, self.task.keys, name=first.name)
+
+    def _name(self, purpose: str) -> str:
+        number = self._formed[purpose] = self._formed.get(purpose, 0) + 1
+        return f"{self.run}/{purpose}/{number}"
+
+    def _meta(self, name: str) -> dict[str, Any]:
+        assert self.task is not None
+        return {"run": self.run, "group": name, "rank": self.task.rank, "ranks": list(self.ranks)}
 
     def _exchange(self, peer: Peer, name: str) -> Exchange:
         rounds = 0
@@ -138,89 +174,41 @@ class World:
         def exchange(card: dict[str, Any]) -> Sequence[dict[str, Any]]:
             nonlocal rounds
             rounds += 1
-            meta = {"run": self.run, "group": f"{name}/{rounds}", "rank": self.index, "size": self.size}
-            peer.send("group.card", meta, (_packed(card),))
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while time.monotonic() < deadline:
-                frame = peer.receive(LOOK_SECONDS)
-                if frame is None:
-                    self.check()
-                elif frame.kind == "error":
-                    raise error_from(frame)
-                elif frame.kind == "group.cards":
-                    return [_unpacked(array) for array in frame.arrays]
-            raise DeadlineExceededError(
-                f"not all {self.size} replicas came to {name!r} within {PATIENCE_SECONDS:.0f} s: every "
-                "worker has to make the same collective calls and fits, in the same order"
-            )
+            peer.send("group.card", self._meta(f"{name}/{rounds}"), (_packed(card),))
+            frame = self._heard(peer, "group.cards", name)
+            return [_unpacked(array) for array in frame.arrays]
 
         return exchange
 
+    def _heard(self, peer: Peer, kind: str, name: str, roll: float | None = None) -> Frame:
+        """Return the answer that all ranks get together; end a roll call after ``roll`` seconds."""
+        begun = time.monotonic()
+        while (since := time.monotonic() - begun) < PATIENCE_SECONDS:
+            frame = peer.receive(LOOK_SECONDS)
+            if frame is None:
+                self.check()
+                if roll is not None and since > roll:
+                    peer.send("group.roll_ends", {"run": self.run, "group": name})
+            elif frame.kind == "error":
+                raise error_from(frame)
+            elif frame.kind == kind:
+                return frame
+        raise DeadlineExceededError(
+            f"not all {self.size} replicas came to {name!r} within {PATIENCE_SECONDS:.0f} s: every worker "
+            "has to make the same collective calls and fits, in the same order"
+        )
 
-def form_alone(kind: str) -> None:
+
+def called(infos: Sequence[TaskInfo]) -> str:
+    """Return tasks as the beginning of a sentence: who they are, and "is" or "are"."""
+    names = ", ".join(f"{info.name} (pid {info.pid})" for info in infos)
+    return f"{names} {'is' if len(infos) == 1 else 'are'}"
+
+
+def check_alone(kind: str) -> None:
     """Refuse a kind that one replica alone cannot use."""
     if kind not in ("auto", "local"):
         raise InvalidArgumentError(f"collective {kind!r} is for several replicas, this is one alone")
-
-
-class Gathering:
-    """Hands the cards of all ranks of a group to each of them, once all have come; runs on a Server."""
-
-    def __init__(self, server: Server) -> None:
-        self._runs: dict[str, _Gathered] = {}
-        self._name = server.name
-        server.on("group.card", self._take)
-        server.on("group.ended", self._end)
-
-    def drop_run(self, run: str) -> None:
-        """Forget a run, with groups of it that were never complete."""
-        self._runs.pop(run, None)
-
-    def _take(self, frame: Frame, sender: Sender) -> None:
-        name, rank, size = (frame.meta[key] for key in ("group", "rank", "size"))
-        gathered = self._runs.setdefault(frame.meta["run"], _Gathered())
-        if not 0 <= rank < size or len(frame.arrays) != 1:
-            error = InvalidArgumentError(f"rank {rank} of {size} brought {len(frame.arrays)} cards to {name}")
-            _push(sender, error_frame(error, self._name))
-            return
-        here = gathered.waiting.setdefault(name, {})
-        here[rank] = (sender, np.array(frame.arrays[0]))
-        if len(here) == size:
-            del gathered.waiting[name]
-            cards = tuple(here[rank][1] for rank in range(size))
-            for who, _ in here.values():
-                _push(who, Frame("group.cards", {}, cards))
-        elif missing := sorted(gathered.ended - here.keys()):
-            self._refuse(gathered, name, missing[0])
-
-    def _end(self, frame: Frame, sender: Sender) -> None:
-        gathered = self._runs.setdefault(frame.meta["run"], _Gathered())
-        rank = int(frame.meta["rank"])
-        gathered.ended.add(rank)
-        for name in [name for name, here in gathered.waiting.items() if rank not in here]:
-            self._refuse(gathered, name, rank)
-
-    def _refuse(self, gathered: _Gathered, name: str, rank: int) -> None:
-        """Tell those who have come to a group that it is not to be."""
-        error = UnavailableError(
-            f"replica {rank} has ended its part of the run and others wait for it, in a collective call or a "
-            "fit: every worker has to make the same ones, in the same order"
-        )
-        for who, _ in gathered.waiting.pop(name).values():
-            _push(who, error_frame(error, self._name))
-
-
-@dataclass
-class _Gathered:
-    """Of one run: by group and rank who waits with which card, and which ranks come to no more groups."""
-
-    waiting: dict[str, dict[int, tuple[Sender, Any]]] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
-
-
-def _push(sender: Sender, frame: Frame) -> None:
-    with suppress(ConnectionError):  # it has died; the others learn of it in the group
-        sender.push(frame)
 
 
 def _packed(card: dict[str, Any]) -> np.ndarray[Any, Any]:

@@ -23,7 +23,7 @@ from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
 from nbdist.train.finite import check_policy, what_is_wrong
-from nbdist.train.strategy import Replica
+from nbdist.train.strategy import Again, Replica
 from nbdist.train.together import together
 from nbdist.train.trainable import Trainable
 
@@ -169,7 +169,7 @@ class _Loop:
         self, model: Trainable, replica: Replica, context: Context, history: History, skip_nan: bool
     ) -> None:
         self.model, self.replica, self.context, self.history = model, replica, context, history
-        self.skip_nan = skip_nan
+        self.skip_nan, self._again = skip_nan, False
         self.step, self.updates_before = context.progress.step, context.progress.global_step
         self._programs: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._scales: dict[int, Array] = {}
@@ -184,7 +184,7 @@ class _Loop:
         steps = self.context.step_log
         record = steps.add if steps is not None else None
         spent, ended = progress.spent, clock()
-        for arrays, size in batches:
+        for arrays, size in self._repeated(batches):
             if replica.agree(control.stop_requested or control.ended_training == number):
                 return False
             control.check()
@@ -214,11 +214,15 @@ class _Loop:
                 for gradient in gradients:
                     gradient.fill(0)
             computed = clock()
-            if wrong:
-                assert restore is not None
-                self._skip(wrong, restore)
-            else:
-                replica.push()
+            try:
+                if wrong:
+                    assert restore is not None
+                    self._skip(wrong, restore)
+                else:
+                    replica.push()
+            except Again:
+                self._again = True
+                continue
             data, ended = begun - ended, clock()
             spent["data"] += data
             spent["compute"] += computed - pulled
@@ -236,6 +240,16 @@ class _Loop:
         if self.step == started:
             raise InvalidArgumentError("the dataset ended before this epoch: there is nothing to train on")
         return True
+
+    def _repeated(
+        self, batches: Iterator[tuple[tuple[Array, ...], int]]
+    ) -> Iterator[tuple[tuple[Array, ...], int]]:
+        """Yield batches; one whose step was not made once more, as it is shared out now."""
+        for batch in batches:
+            yield batch
+            while self._again:
+                self._again = False
+                yield self.context.strategy.batch()
 
     def _skip(self, wrong: str, restore: Callable[[], object]) -> None:
         """Leave this replica's part of a step out."""

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
+class Again(Exception):
+    """The step under way was not made and is to be begun again: replicas are gone, the others go on."""
+
+
 class Replica(ABC):
     """One replica's side of a strategy, for one training. All calls come from the training thread."""
 
@@ -90,7 +94,7 @@ class Replica(ABC):
 
     @abstractmethod
     def push(self) -> None:
-        """Hand this step's gradients over."""
+        """Hand this step's gradients over. Raises Again if the step is to be begun again."""
 
     def skip(self) -> None:
         """Have no part in this step's update; replicas that make it together go on without this one."""
@@ -176,12 +180,17 @@ class Strategy(ABC):
         The arrays are valid until the next batch is asked for.
         """
         for batch in dataset.iterate(reuse_buffers=True):
-            arrays = batch if isinstance(batch, tuple) else (batch,)
-            size = len(arrays[0])
-            if self.num_replicas_in_sync > 1:
-                part = self.share(size)
-                arrays = tuple(a[part] for a in arrays)
-            yield arrays, size
+            self._batch = batch if isinstance(batch, tuple) else (batch,)
+            yield self.batch()
+
+    def batch(self) -> tuple[tuple[Array, ...], int]:
+        """Return this replica's part of the last batch, as shares are now, and the size of the whole."""
+        arrays = self._batch
+        size = len(arrays[0])
+        if self.num_replicas_in_sync > 1:
+            part = self.share(size)
+            arrays = tuple(a[part] for a in arrays)
+        return arrays, size
 
 
     def scope(self) -> AbstractContextManager[Strategy]:

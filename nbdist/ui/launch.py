@@ -33,6 +33,7 @@ def launch(
     staleness: int | None = None,
     locking: bool = False,
     collective: str = "auto",
+    min_workers: int | None = None,
     every: int | None = None,
     alpha: float | None = None,
 ) -> Run:
@@ -64,6 +65,7 @@ def launch(
         staleness=staleness,
         locking=locking,
         collective=collective,
+        min_workers=min_workers,
         every=every,
         alpha=alpha,
     )

@@ -48,6 +48,9 @@ DISTRIBUTE_FLAGS = {
     "--collective": Flag(
         "collective", str, "auto|shm|ring|hierarchical|nccl|mpi", "how replicas reduce gradients together"
     ),
+    "--min-workers": Flag(
+        "min_workers", int, "N", "mirrored, multi_worker: go on after a death while N workers are left (1)"
+    ),
     "--every": Flag("every", int, "TAU", "elastic: steps between two pulls towards the centre (default 10)"),
     "--alpha": Flag("alpha", float, "A", "elastic: how far each pull goes (default 0.9 / workers)"),
     "--replication": Flag(

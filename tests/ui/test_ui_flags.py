@@ -42,6 +42,7 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--staleness 2", {"staleness": 2}),
         ("--locking", {"locking": True}),
         ("--collective ring", {"collective": "ring"}),
+        ("--min-workers 2", {"min_workers": 2}),
         ("--every 5", {"every": 5}),
         ("--alpha 0.3", {"alpha": 0.3}),
         ("--epochs 1 --epochs 2", {"epochs": 2}),
