@@ -24,6 +24,7 @@ from nbdist.wire.collective.base import Collective, Member, Seat
 from nbdist.wire.collective.gpus import is_likely
 from nbdist.wire.collective.hierarchical import HierarchicalSeat
 from nbdist.wire.collective.local import LocalSeat
+from nbdist.wire.collective.mpi import MpiSeat
 from nbdist.wire.collective.nccl import NcclSeat
 from nbdist.wire.collective.ring import RingSeat
 from nbdist.wire.collective.shm import ShmSeat
@@ -35,12 +36,16 @@ COLLECTIVES: dict[str, Callable[[Member], Seat]] = {
     "shm": ShmSeat,
     "ring": RingSeat,
     "hierarchical": HierarchicalSeat,
+    "mpi": MpiSeat,
     "nccl": lambda member: NcclSeat(member, COLLECTIVES[choose(member.hosts)]),
 }
 
 
 def choose(hosts: Sequence[str], kind: str = "auto") -> str:
     """Return the best collective for ranks on these hosts, or `kind` if they can use that.
+
+    "mpi" is for those who name it: on one host shared memory is faster, and whether ranks of several hosts
+    are in one MPI world nobody knows before they have started MPI.
 
     >>> choose(["a"]), choose(["a", "a"]), choose(["a", "b"]), choose(["a", "a", "b"])
     ('local', 'shm', 'ring', 'hierarchical')

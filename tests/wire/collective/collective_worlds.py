@@ -6,9 +6,10 @@ import json
 import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from nbdist.wire.collective.base import Collective, Member
@@ -38,9 +39,9 @@ def formed(hosts: Sequence[str], kind: str, **options: Any) -> list[Collective]:
 class Rank:
     """One rank in a process of its own, which does what it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[..., subprocess.Popen[str]] = subprocess.Popen) -> None:
         command = [sys.executable, "-c", PROCESS]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, **order: Any) -> None:
         assert self.process.stdin
@@ -59,11 +60,13 @@ class Rank:
 
 
 class Processes:
-    """A group of ranks in processes of their own."""
+    """A group of ranks in processes of their own, each started by the `start` of its number."""
 
-    def __init__(self, hosts: Sequence[str]) -> None:
+    def __init__(
+        self, hosts: Sequence[str], start: Callable[..., subprocess.Popen[str]] | None = None
+    ) -> None:
         self.hosts = hosts
-        self.ranks = [Rank() for _ in hosts]
+        self.ranks = [Rank(partial(start, rank) if start else subprocess.Popen) for rank in range(len(hosts))]
         self.prefix = ""
 
     def form(self, kind: str) -> None:
@@ -91,9 +94,10 @@ class Processes:
 
 
 PROCESS = """
-import json, signal, sys, threading, time
+import json, os, signal, sys, threading, time
 import numpy as np
 from nbdist.errors import NbdistError
+from nbdist.wire.collective import mpiworld
 from nbdist.wire.collective.base import Member
 from nbdist.wire.collective.choice import COLLECTIVES
 from nbdist.wire.keys import ClusterKeys
@@ -150,6 +154,8 @@ def obey_and_survive(order):
     except KeyboardInterrupt as error:  # another, while the first was looked at
         return [type(error).__name__, str(error)]
 
+if mpiworld.WORLD_VARIABLE in os.environ:  # as engines do
+    mpiworld.enter_world(finalize=False)
 while line := sys.stdin.readline():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     value = obey_and_survive(json.loads(line))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from collective_worlds import Processes
+from mpi_worlds import MpiWorld
 
 from nbdist.wire.collective import watch
 
@@ -20,6 +21,7 @@ GROUPS = {
     "shm": ["here"] * 3,
     "ring": ["left", "middle", "right"],
     "hierarchical": ["left", "right", "left"],
+    "mpi": ["here"] * 3,
 }
 Form = Callable[[str], Processes]
 
@@ -27,9 +29,12 @@ Form = Callable[[str], Processes]
 @pytest.fixture
 def form() -> Iterator[Form]:
     made: list[Processes] = []
+    worlds: list[MpiWorld] = []
 
     def form_one(kind: str) -> Processes:
-        made.append(Processes(GROUPS[kind]))
+        if kind == "mpi":
+            worlds.append(MpiWorld(len(GROUPS[kind])))
+        made.append(Processes(GROUPS[kind], worlds[-1].start if kind == "mpi" else None))
         made[-1].form(kind)
         return made[-1]
 
@@ -37,6 +42,8 @@ def form() -> Iterator[Form]:
     for one in made:
         one.close()
         assert not one.files()
+    for world in worlds:
+        world.close()
 
 
 @pytest.fixture(params=list(GROUPS))
