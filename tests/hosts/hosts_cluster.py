@@ -44,10 +44,14 @@ class HostsCluster:
     def workers(self) -> dict[str, Actor]:
         return {name: task for name, task in self.tasks.items() if name.startswith("worker")}
 
+    def address(self, name: str) -> str:
+        """Where a task is called."""
+        named = (info for info in self.roster if f"{info['job']}{info['index']}" == name)
+        return str(next(named)["address"])
+
     def target(self, name: str) -> str:
         """What names a task for a session."""
-        named = (info for info in self.roster if f"{info['job']}{info['index']}" == name)
-        return f"nbdist://{next(named)['address']}"
+        return f"nbdist://{self.address(name)}"
 
     def begin(
         self, strategy: str, options: dict[str, Any], *, tell: bool = False, **model: Any

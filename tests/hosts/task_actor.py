@@ -24,6 +24,7 @@ from nbdist.train import Callback
 from nbdist.train.context import Context, use
 from nbdist.train.strategy import Replica, Strategy
 from nbdist.wire.keys import ClusterKeys
+from nbdist.wire.peers import Peer
 from nbdist.wire.shm import remove_all
 
 held: dict[str, Any] = {}
@@ -104,6 +105,17 @@ def release(run: str) -> None:
     tasks.current().peer(tasks.current().rank).call("run.release", {"run": run})
 
 
+def ping(rank: int) -> str:
+    """Call another task over the connection that this one keeps."""
+    return str(tasks.current().peer(rank).call("ping").meta["name"])
+
+
+def knock(address: str) -> str:
+    """Call a task with keys that are not its cluster's."""
+    with Peer(address, ClusterKeys.create()) as stranger:
+        return stranger.call("ping").kind
+
+
 def sweep(prefix: str) -> list[str]:
     """Remove the shared files of a cluster's tasks on this host, as is done when one was killed."""
     return remove_all(prefix)
@@ -145,6 +157,7 @@ def close() -> None:
 
 
 ORDERS = (
-    open_one, join, train, served, release, sweep, session, product, products_for_ever, end_session, close,
+    open_one, join, train, served, release, ping, knock, sweep,
+    session, product, products_for_ever, end_session, close,
 )  # fmt: skip
 serve({order.__name__: order for order in ORDERS})

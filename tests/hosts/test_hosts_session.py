@@ -11,6 +11,7 @@ from two_hosts import TwoHosts
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 
 CUT_OFF_SECONDS = 10.0
+BACK_SECONDS = 5.0  # after which a mended cable is used again
 BUSY_SECONDS = 2.0
 PLACES = {"worker0": "a", "worker1": "b"}
 THERE = "/job:worker/task:1"
@@ -26,6 +27,30 @@ def test_a_product_on_the_other_host_is_fed_from_this_one(
     assert driver.do(do="product", rows=3) is True
     assert driver.do(do="product", rows=50_000) is True  # 16 megabytes there
     assert driver.do(do="end_session") is None
+    cluster.close()
+
+
+def test_a_stranger_on_the_other_host_is_not_let_in(two_hosts: TwoHosts) -> None:
+    cluster = HostsCluster(two_hosts, PLACES)
+    assert cluster["worker0"].do(do="ping", rank=1) == THERE
+    name, text = two_hosts.run("a", "task_actor.py").do(do="knock", address=cluster.address("worker1"))
+    assert name in ("NotAllowedError", "UnavailableError"), text
+    cluster.close()
+
+
+def test_a_connection_that_was_lost_to_a_cut_comes_back(two_hosts: TwoHosts) -> None:
+    cluster = HostsCluster(two_hosts, PLACES)
+    assert cluster["worker0"].do(do="ping", rank=1) == THERE
+    two_hosts.cut("b")
+    name, text = cluster["worker0"].do(do="ping", rank=1)
+    assert name == "UnavailableError", text
+    assert THERE in text
+    assert cluster["worker0"].silent(4.0)
+    two_hosts.heal("b")
+    begun = time.monotonic()
+    while cluster["worker0"].do(do="ping", rank=1) != THERE:
+        assert time.monotonic() - begun < BACK_SECONDS + BUSY_SECONDS
+    print(f"back after {time.monotonic() - begun:.2f} s")
     cluster.close()
 
 
