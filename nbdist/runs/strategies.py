@@ -50,6 +50,7 @@ def strategy_of(order: Order, world: World, prefix: str) -> Strategy:
 
 def _of_servers(settings: dict[str, Any], replicas: int) -> dict[str, Any]:
     """Return the settings of parameter servers: backups are replicas whose gradients a step does not need."""
+    settings.pop("collective", None)  # that is for what the body itself does together
     backups = settings.pop("backups", None)
     if backups is not None:
         settings["aggregate"] = replicas - backups
