@@ -110,7 +110,7 @@ def test_elastic_replicas_may_have_data_of_different_lengths(begin: Callable[...
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker", "elastic", "central"])
-def test_a_stop_ends_all_replicas_at_one_step(begin: Callable[..., Run], strategy: str) -> None:
+def test_a_stop_ends_all_replicas_together(begin: Callable[..., Run], strategy: str) -> None:
     run = begin(ENDLESS, strategy=strategy)
     until(run, trains(run))
     run.stop()
@@ -119,7 +119,8 @@ def test_a_stop_ends_all_replicas_at_one_step(begin: Callable[..., Run], strateg
     assert seconds < 3
     assert run.status == "stopped"
     steps = {outcome["step"] for outcome in run.outcomes.values()}
-    assert strategy == "elastic" or len(steps) == 1
+    # A server's step that the stop cuts off counts for those alone whose gradient was answered.
+    assert max(steps) - min(steps) <= {"multi_worker": 0, "central": 1, "elastic": 10}[strategy]
     assert run.history.global_step > 0
     assert run.model is not None
 
