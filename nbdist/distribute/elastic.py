@@ -58,6 +58,10 @@ class ElasticAveragingStrategy(Strategy):
         """Return the dataset in this replica's own order."""
         return dataset if seed is None else dataset.with_seed(seed, self.replica_index)
 
+    def share(self, size: int) -> slice:
+        """Return all of a batch: replicas go their own ways."""
+        return slice(0, size)
+
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
         """Begin to train: all replicas and the centre get the chief's values."""
         group = self.world.group("centre", self.collective)
