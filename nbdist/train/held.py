@@ -131,7 +131,8 @@ class Held:
         companions = self.strategy.companions(self.context, group, group.optimizer)
         contexts = [self.context, *companions]
         group.replicas = self.crew.each(lambda i: group.replica(contexts[i]))
-        self.context.progress.state = "training"
+        self.context.trainings += 1
+        self.context.progress.trainings, self.context.progress.state = self.context.trainings, "training"
         for note in group.replicas[0].notes:
             print(note)
         for place in self.places:

@@ -28,6 +28,7 @@ from nbdist.train.finite import what_is_wrong
 from nbdist.train.held import Held, Place
 from nbdist.train.reduction import joined, of_replica
 from nbdist.train.signatures import MOST_FUNCTIONS, Traces, arrays_in
+from nbdist.train.strategy import Again
 from nbdist.train.traced import Trace, trace
 from nbdist.train.trees import leaves, mapped
 from nbdist.train.updates import Group, Program, Ready, Stepping
@@ -158,6 +159,8 @@ class Runner:
         held.settle(calls[0].trace.variables)
         try:
             results = held.crew.each(lambda i: self._step(calls[i], held.places[i], updating))
+        except Again:  # replicas are gone, and the others make the step once more
+            return self._steps(calls, groups, updating)
         except Stopped:  # this step cannot be completed any more: variables stay as they are
             held.ended = True
             held.finish()
