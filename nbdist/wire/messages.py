@@ -14,8 +14,8 @@ from nbdist.wire.frames import Buffer, Frame, decode
 ENVELOPE = struct.Struct("<BQ")  # role, sequence number
 CALL, SEND, REPLY, FAILURE, PUSH = range(1, 6)
 
-HEARTBEAT_MS = 2_000
-SILENCE_MS = 6_000  # after which a far end counts as frozen or cut off
+HEARTBEAT_MS = 1_000
+SILENCE_MS = 5_000  # after which a far end counts as frozen or cut off
 CONNECT_MS = 3_000  # else the kernel tries ever more rarely, and misses a host that is back
 COPY_BELOW = 1 << 16  # smaller buffers cost less to copy than to track
 PIECE = 1 << 20  # nothing larger crosses a socket at once

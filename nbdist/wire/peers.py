@@ -42,12 +42,14 @@ from nbdist.wire.messages import (
 __all__ = ["Listener", "Peer", "Sender"]
 
 RECONNECT_SECONDS = 2.0
-PATIENCE_SECONDS = 30.0  # for a first handshake, which a far side that is busy answers late
+REACH_SECONDS = 3.0  # for a first connection, which the far side's kernel accepts
+PATIENCE_SECONDS = 30.0  # for the handshake on it, which a far side that is busy answers late
 
 LOST = zmq.EVENT_DISCONNECTED
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 CUT_SHORT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-WATCHED = LOST | REFUSED | CUT_SHORT | zmq.EVENT_HANDSHAKE_SUCCEEDED
+REACHED = zmq.EVENT_CONNECTED
+WATCHED = LOST | REFUSED | CUT_SHORT | REACHED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
 MOST_HUNG_UP = 3  # handshakes; a task that ends, or begins, may cut one short
@@ -72,7 +74,7 @@ class Peer:
         self._lock = threading.RLock()
         self._sequence = 0
         self._pushed: deque[Frame] = deque()
-        self._met = self._lost = False
+        self._reached = self._met = self._lost = False
         self._hung_up = 0  # handshakes that the far side has ended
         self._begun = time.monotonic()
         self._socket = process_context().socket(zmq.DEALER)
@@ -128,8 +130,8 @@ class Peer:
     def receive(self, timeout: float | None = None) -> Frame | None:
         """Return the next frame that the far side pushed, or None when none came within `timeout` seconds.
 
-        Raises UnavailableError when the connection breaks, for what was pushed meanwhile is lost, or when it
-        was not made in `PATIENCE_SECONDS`.
+        Raises UnavailableError when the connection breaks, for what was pushed meanwhile is lost, or is not
+        made in `REACH_SECONDS`.
         """
         with self._lock:
             deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
@@ -143,9 +145,9 @@ class Peer:
             return self._pushed.popleft()
 
     def check(self, patience: float = PATIENCE_SECONDS) -> None:
-        """Raise UnavailableError if the connection broke or was not made in `patience` s; never waits.
+        """Raise UnavailableError if the connection broke or was not made in time; never waits.
 
-        A far side that is busy may take its time for the first handshake: what is sent meanwhile is kept.
+        A far side that is busy may take `patience` s for the first handshake: what is sent meanwhile is kept.
         """
         with self._lock:
             if self._socket.closed:
@@ -175,6 +177,7 @@ class Peer:
                 self._socket.close(linger=int(linger * 1000))
 
     def _require_met(self, patience: float) -> None:
+        patience = patience if self._reached else min(patience, REACH_SECONDS)
         if not self._met and time.monotonic() - self._begun > patience:
             raise UnavailableError(
                 f"{self.name} at {self.address} could not be reached within {patience:.0f} s; see whether "
@@ -213,6 +216,9 @@ class Peer:
         while self._monitor.poll(0):
             message = parse_monitor_message(self._monitor.recv_multipart())
             event = int(message["event"])
+            if event & REACHED:
+                self._reached = True
+                continue
             if event & CUT_SHORT:  # by who cannot read a word, for it has other keys; or for another reason
                 self._hung_up += message["value"] in HUNG_UP
                 if self._met or message["value"] not in HUNG_UP or self._hung_up < MOST_HUNG_UP:

@@ -344,9 +344,20 @@ def test_another_user_gets_nothing_in_and_nothing_out(echo: Echo, peer: Peer) ->
 
 
 def test_who_waits_for_one_that_is_never_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(peers, "REACH_SECONDS", 0.05)
     with (
         Peer("127.0.0.1:9", ClusterKeys.create(), name="/job:ps/task:0") as peer,
         pytest.raises(UnavailableError, match=r"/job:ps/task:0 at 127\.0\.0\.1:9 could not be reached"),
     ):
         list(iter(lambda: peer.receive(0.02), "no frame comes"))
+
+
+def test_who_takes_its_time_for_the_first_word_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "REACH_SECONDS", 0.05)
+    monkeypatch.setattr(peers, "PATIENCE_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with Peer(address, ClusterKeys.create()) as peer:
+            assert peer.receive(0.2) is None
+            with pytest.raises(UnavailableError, match="could not be reached within"):
+                peer.receive(0.5)
