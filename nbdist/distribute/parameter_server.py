@@ -6,23 +6,20 @@ as they come. Synchronous: replicas share each batch, their gradients are summed
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nbdist.data import Dataset
+from nbdist.distribute.served import ServedReplica
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.placement import round_robin
 from nbdist.optim import Optimizer
-from nbdist.runtime.applied import gradient_of, parameters_for
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.linkopening import ShardRequest, open_link
-from nbdist.runtime.links import Link, Stopped
-from nbdist.runtime.mailbox import SLOTS
+from nbdist.runtime.links import Link
+from nbdist.runtime.rules import Rules
 from nbdist.runtime.task import Task, TaskInfo
 from nbdist.train.strategy import Replica, Strategy
 from nbdist.wire.peers import Peer
@@ -33,9 +30,19 @@ Array: TypeAlias = np.ndarray[Any, Any]
 class ParameterServerStrategy(Strategy):
     """Train with variables on the cluster's ps tasks, placed round robin in order of creation.
 
-    ``synchronous=False`` applies every gradient as it comes; ``True`` waits for all replicas' each step.
+    ``synchronous=False`` applies every gradient as it comes. ``staleness=S`` then lets no replica be more
+    than S steps ahead of the slowest; None sets no bound.
+
+    ``synchronous=True`` makes an update of ``aggregate=R`` gradients: one of each of the N replicas unless
+    told otherwise. With R < N there are N - R backups: the fastest R make the step, and the late ones are
+    dropped and counted. With R > N replicas contribute several batches to a step; its global batch is R
+    shares.
+
+    ``locking=True`` has a replica read each server's parameters as they are between two updates. Otherwise a
+    read through shared memory may come in the middle of one; updates are made one at a time in both cases.
+
     ``transport`` is "auto" (shared memory on one host, else a socket) or "socket"; ``servers`` are tasks that
-    keep the variables instead. Runs on the workers.
+    keep the variables instead. Runs on the workers. Raises InvalidArgumentError for what cannot be meant.
     """
 
     name = "ps"
@@ -49,6 +56,9 @@ class ParameterServerStrategy(Strategy):
         prefix: str,
         check: Callable[[], None],
         synchronous: bool = False,
+        aggregate: int | None = None,
+        staleness: int | None = None,
+        locking: bool = False,
         transport: str = "auto",
         servers: Sequence[TaskInfo] = (),
     ) -> None:
@@ -64,6 +74,9 @@ class ParameterServerStrategy(Strategy):
         self.synchronous, self._transport = synchronous, transport
         self.replica_index = list(ranks).index(task.rank)
         self.replicas = len(ranks)
+        self.rules = Rules(
+            self.replicas, synchronous, aggregate, staleness, locking, servers=len(self._servers)
+        )
         self.num_replicas_in_sync = self.replicas if synchronous else 1
         self._trainings = 0
 
@@ -94,11 +107,11 @@ class ParameterServerStrategy(Strategy):
                 request = ShardRequest(
                     shard=f"{self._run}/{number}",
                     replica=self.replica_index,
-                    replicas=self.replicas,
+                    rules=self.rules,
                     layout=Layout.of((n, a.shape, a.dtype) for n, a in mine),
                     optimizer=optimizer,
-                    synchronous=self.synchronous,
                     counts=index == 0 and (self.synchronous or len(self._servers) == 1),
+                    first=index == 0,
                     initial=tuple(a for _, a in mine) if self.replica_index == 0 else None,
                 )
                 here = info.host == self._task.info.host and self._transport == "auto"
@@ -110,82 +123,4 @@ class ParameterServerStrategy(Strategy):
             for link in links:
                 link.close()
             raise
-        return ServedReplica(links, places, replica=self.replica_index, synchronous=self.synchronous)
-
-
-class ServedReplica(Replica):
-    """One replica of parameters that are kept by several links' shards; the first counts the global step."""
-
-    def __init__(
-        self, links: Sequence[Link], places: Sequence[int], *, replica: int, synchronous: bool
-    ) -> None:
-        self._links = links
-        self.pull_is, self.push_is = ("receive", parameters_for(replica)), ("send", gradient_of(replica))
-        self._depth = 1 if synchronous else SLOTS  # asynchronous: one gradient travels while one is made
-        self._counts_apart = len(links) > 1 and not synchronous
-        self._under_way: deque[int] = deque()
-        self._slot = 0
-        for link in links:  # what fails before the first step must not leave zeros in the model
-            link.pull()
-        self.notes = [link.note for link in links if link.note]
-        self.values = self._in_order([link.layout.views(link.parameters) for link in links], places)
-        self._gradients = [
-            self._in_order([link.layout.views(link.gradient(slot)) for link in links], places)
-            for slot in range(SLOTS)
-        ]
-
-    @property
-    def transports(self) -> list[str]:
-        """How each shard is reached, for people."""
-        return [link.kind for link in self._links]
-
-    def pull(self) -> None:
-        """Bring the newest parameters, once there is room for another gradient under way."""
-        while len(self._under_way) >= self._depth:
-            self._retire()
-        for link in self._links:
-            link.pull()
-        self.global_step = self._links[0].global_step
-
-    def gradients(self) -> Sequence[Array]:
-        """Return the arrays of the next free slot: in the server's own memory where it is shared."""
-        return self._gradients[self._slot]
-
-    def push(self) -> None:
-        """Send this step's gradients."""
-        for link in self._links:
-            link.push(self._slot)
-        self._under_way.append(self._slot)
-        self._slot = (self._slot + 1) % self._depth
-
-    def finish(self) -> None:
-        """Wait for all gradients of all replicas, and bring the final parameters."""
-        while self._under_way:
-            with contextlib.suppress(Stopped):  # that step cannot complete any more; its gradient is dropped
-                self._retire()
-        for link in self._links:
-            link.wait_counted()
-        for link in self._links:
-            link.leave()
-        self.global_step = self._links[0].global_step
-
-    def close(self) -> None:
-        """Let go of the links."""
-        for link in self._links:
-            link.close()
-
-    def _retire(self) -> None:
-        """Wait for the oldest gradient under way; all its shards together are one update."""
-        slot = self._under_way.popleft()
-        begun = time.perf_counter()
-        staleness = [link.wait(slot) for link in self._links]
-        self.waited += time.perf_counter() - begun
-        self.staleness = staleness[0]
-        if self._counts_apart:
-            self._links[0].count()
-
-    @staticmethod
-    def _in_order(by_link: Sequence[Sequence[Array]], places: Sequence[int]) -> list[Array]:
-        """Return what each link has, in the order of the variables."""
-        following = [iter(arrays) for arrays in by_link]
-        return [next(following[place]) for place in places]
+        return ServedReplica(links, places, self.rules, replica=self.replica_index)

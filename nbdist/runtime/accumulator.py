@@ -6,6 +6,7 @@ is not older than the accumulator's step; older ones are dropped and counted.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,15 @@ import numpy as np
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 
 Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Collected:
+    """A gradient that waits for its step; ``lent`` says that its arrays belong to whoever offered it."""
+
+    replica: int
+    gradient: list[Array]
+    lent: bool = True
 
 
 class Accumulator:
@@ -30,12 +40,18 @@ class Accumulator:
     def __init__(self) -> None:
         self.step = 0
         self.dropped = 0
-        self._collected: list[tuple[int, list[Array]]] = []
+        self._collected: list[Collected] = []
+        self._spare: list[list[Array]] = []
 
     @property
     def count(self) -> int:
         """How many gradients are collected."""
         return len(self._collected)
+
+    @property
+    def replicas(self) -> list[int]:
+        """Whose gradients are collected, one entry for each."""
+        return [one.replica for one in self._collected]
 
     def offer(self, replica: int, gradient: list[Array], local_step: int) -> bool:
         """Collect a gradient, unless it is older than the step; return whether it was accepted.
@@ -45,22 +61,34 @@ class Accumulator:
         if local_step < self.step:
             self.dropped += 1
             return False
-        self._collected.append((replica, gradient))
+        self._collected.append(Collected(replica, gradient))
         return True
 
-    def take(self, needed: int, mean: bool = False) -> list[Array]:
-        """Return the sum (or mean) of all collected gradients and go on to the next step.
+    def keep(self, replica: int) -> None:
+        """Copy what a replica has lent, so that it may write its next gradient."""
+        for one in self._collected:
+            if one.replica == replica and one.lent:
+                own = self._spare.pop() if self._spare else [np.empty_like(part) for part in one.gradient]
+                for target, part in zip(own, one.gradient, strict=True):
+                    np.copyto(target, part)
+                one.gradient, one.lent = own, False
 
-        They are added in the order of the replicas, so that a result does not depend on who came first.
+    def take(self, needed: int, mean: bool = False, scale: float = 1.0) -> list[Array]:
+        """Return the sum (or mean) of all collected gradients, times ``scale``; go on to the next step.
+
+        They are added in the order of the replicas, so that a result does not depend on who came first. The
+        arrays are good until the next gradient is offered.
         """
         collected = self.close(needed)
         total = collected[0]
         for gradient in collected[1:]:
             for sum_of, part in zip(total, gradient, strict=True):
                 np.add(sum_of, part, out=sum_of)
-        if mean:
-            for sum_of in total:
+        for sum_of in total:
+            if mean:
                 np.divide(sum_of, len(collected), out=sum_of)
+            if scale != 1.0:
+                np.multiply(sum_of, scale, out=sum_of, casting="unsafe")
         return total
 
     def close(self, needed: int) -> list[list[Array]]:
@@ -69,9 +97,9 @@ class Accumulator:
             raise InvalidArgumentError(f"take at least 1 gradient, got {needed}")
         if self.count < needed:
             raise FailedPreconditionError(f"{self.count} of {needed} gradients have arrived")
-        self._collected.sort(key=lambda entry: entry[0])
-        collected = [gradient for _, gradient in self._collected]
-        self._collected.clear()
+        self._collected.sort(key=lambda one: one.replica)
+        collected = [one.gradient for one in self._collected]
+        self._end()
         self.step += 1
         return collected
 
@@ -79,5 +107,9 @@ class Accumulator:
         """Drop what is collected, counted as dropped; return how many that were."""
         count = self.count
         self.dropped += count
-        self._collected.clear()
+        self._end()
         return count
+
+    def _end(self) -> None:
+        self._spare += [one.gradient for one in self._collected if not one.lent]
+        self._collected.clear()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from nbdist.metrics.tape import BEFORE, RECENT, Tape
 from nbdist.metrics.timeline import Span
-from nbdist.runtime.shard import Applied
 
 KEPT_RUNS = 4
 
@@ -17,9 +16,23 @@ def gradient_of(replica: int) -> str:
     return f"gradient of replica {replica}"
 
 
+def dropped_of(replica: int) -> str:
+    """Return what a replica's gradients are called in a timeline where they are dropped."""
+    return f"dropped gradient of replica {replica}"
+
+
 def parameters_for(replica: int) -> str:
     """Return what the parameters that a replica pulls are called in a timeline."""
     return f"parameters for replica {replica}"
+
+
+SHOWN: dict[str, tuple[str, Callable[[int], str]]] = {
+    "sent": ("send", parameters_for),
+    "applied": ("apply", gradient_of),
+    "collected": ("receive", gradient_of),
+    "dropped": ("receive", dropped_of),
+}
+"""The kind of span that each entry is, and its name."""
 
 
 class ServiceLog:
@@ -34,22 +47,21 @@ class ServiceLog:
         each = {"mailbox": replicas, "socket": 2 * replicas}  # there a step is a pull and a push
         self._tapes = {lane: Tape(RECENT * rows, BEFORE * rows) for lane, rows in each.items()}
 
-    def gradient(self, lane: str, replica: int, begun: float, ended: float, done: Sequence[Applied]) -> None:
-        """Record that a gradient came in: it was applied, or is collected for a step that it does not end."""
+    def gradient(self, lane: str, replica: int, begun: float, ended: float, became: str) -> None:
+        """Record that a gradient came in: it was "applied", is "collected" for a step, or "dropped"."""
         step = self._steps[replica] = self._steps[replica] + 1
-        if not (done and done[0].stopped):  # one that came too late for its step is dropped
-            self._tapes[lane].add(("apply" if done else "receive", replica, step, begun, ended))
+        self._tapes[lane].add((became, replica, step, begun, ended))
 
     def parameters(self, lane: str, replica: int, begun: float, ended: float) -> None:
         """Record that a replica was sent the parameters."""
-        self._tapes[lane].add(("send", replica, None, begun, ended))
+        self._tapes[lane].add(("sent", replica, None, begun, ended))
 
     def spans(self, task: str) -> Iterator[Span]:
         """Yield what is on record, as spans of ``task``."""
         for lane, tape in self._tapes.items():
-            for kind, replica, step, begun, ended in tape.rows():
-                name = parameters_for(replica) if kind == "send" else gradient_of(replica)
-                yield Span(task, lane, kind, name, begun, ended - begun, step)
+            for became, replica, step, begun, ended in tape.rows():
+                kind, name_of = SHOWN[became]
+                yield Span(task, lane, kind, name_of(replica), begun, ended - begun, step)
 
 
 class ServiceLogs:

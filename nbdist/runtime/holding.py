@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from nbdist.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, UnavailableError
 from nbdist.optim import from_config
+from nbdist.runtime.answers import STEPPED, STOPPED, Answer
 from nbdist.runtime.applied import ServiceLog
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.mailbox import ANSWER, APPLIED, STOPPED, Mailbox
-from nbdist.runtime.shard import Applied, ParameterShard
+from nbdist.runtime.mailbox import ANSWER, COUNTERS, Mailbox
+from nbdist.runtime.rules import Rules
+from nbdist.runtime.shard import ParameterShard
 from nbdist.wire.frames import Frame
+from nbdist.wire.messages import error_frame
 from nbdist.wire.peers import Sender
 from nbdist.wire.shm import Ringer, Segment
 
@@ -33,9 +37,9 @@ class Holding:
 
     name: str
     number: int
-    replicas: int
+    rules: Rules
     layout: Layout
-    first: str
+    opener: str
     log: ServiceLog
     post: Post
     shard: ParameterShard | None = None
@@ -45,15 +49,16 @@ class Holding:
     senders: dict[int, Sender] = field(default_factory=dict)
     ringers: dict[int, Ringer] = field(default_factory=dict)
     leaving: dict[int, Sender] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
     _gradients: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
 
     def make(self, meta: dict[str, Any], initial: tuple[Array, ...], prefix: str) -> None:
         """Make the shard as the chief asks for it, in shared memory if it wants that and there is room."""
-        memory, counters = self.layout.buffer(), np.zeros(2, np.int64)
+        memory, counters = self.layout.buffer(), np.zeros(COUNTERS, np.int64)
         if meta["shared"]:
             try:
-                size = Mailbox.size(self.layout, self.replicas)
-                self.mailbox = Mailbox(Segment.create(prefix, size), self.layout, self.replicas)
+                size = Mailbox.size(self.layout, self.rules.replicas)
+                self.mailbox = Mailbox(Segment.create(prefix, size), self.layout, self.rules.replicas)
                 memory, counters = self.mailbox.parameters, self.mailbox.counters
             except ResourceExhaustedError as error:
                 self.note = f"parameters travel over sockets: {error}"
@@ -64,9 +69,9 @@ class Holding:
             memory,
             counters,
             from_config(meta["optimizer"]),
-            replicas=self.replicas,
-            synchronous=bool(meta["synchronous"]),
+            self.rules,
             counts=bool(meta["counts"]),
+            first=bool(meta["first"]),
         )
 
     def admit(self, replica: int, listen: Callable[[], str]) -> None:
@@ -95,22 +100,63 @@ class Holding:
         """Ring for a replica of this host."""
         ringer = self.ringers.get(replica)
         if ringer is not None:
-            try:
+            with suppress(ConnectionError):  # it has died: the next look at all replicas finds out
                 ringer.ring(ANSWER.pack(what, slot))
-            except ConnectionError:
-                self.ringers.pop(replica, None)  # it has died; the client is told by the cluster
 
-    def answer(self, applied: Applied) -> None:
+    def answer(self, answer: Answer) -> None:
         """Tell a replica, over the way it came, what became of its gradient."""
-        what = STOPPED if applied.stopped else APPLIED
-        if applied.replica in self.ringers and self.mailbox is not None:
-            self.mailbox.headers[applied.replica][applied.token][1] = applied.staleness
-            self.ring(applied.replica, what, applied.token)
-            return
-        sender = self.senders.get(applied.replica)
-        meta = {"what": what, "token": applied.token, "staleness": applied.staleness}
+        replica, token, staleness, what = answer
+        if what == STOPPED and self.lost:
+            self.tell(replica, self.trouble())
+        elif replica in self.ringers and self.mailbox is not None:
+            if what != STEPPED:
+                self.mailbox.headers[replica][token][1] = staleness
+            self.ring(replica, what, token)
+        elif self.shard is not None:
+            version = self.shard.version
+            meta = {"what": what, "token": token, "staleness": staleness, "version": version}
+            self.tell(replica, Frame("ps.applied", meta))
+
+    def tell(self, replica: int, frame: Frame) -> None:
+        """Push a frame to a replica, if it is known here; from any thread."""
+        sender = self.senders.get(replica)
         if sender is not None:
-            self.post(lambda: push(sender, Frame("ps.applied", meta)))
+            self.post(partial(push, sender, frame))
+
+    def all_left(self) -> bool:
+        """Whether nobody is expected any more."""
+        return len(self.leaving.keys() | self.lost) >= self.rules.replicas
+
+    def lose(self, replica: int) -> None:
+        """Go on without a replica that has died; if the others cannot, they are told so."""
+        assert self.shard is not None
+        self.lost.add(replica)
+        for answer in self.shard.leave(replica, died=True):
+            self.answer(answer)
+        if self.shard.broken_up:
+            for other in self.senders.keys() - self.lost - self.leaving.keys():
+                self.tell(other, self.trouble())
+
+    def trouble(self) -> Frame:
+        """Return the error that a synchronous step cannot complete, because a replica has died."""
+        who = ", ".join(str(replica) for replica in sorted(self.lost))
+        return error_frame(
+            UnavailableError(
+                f"replica {who} is gone, and a synchronous step takes {self.rules.needed} gradients of the "
+                f"{self.rules.replicas} replicas; train without it, or have backups (a smaller aggregate=)"
+            )
+        )
+
+    def is_gone(self, replica: int) -> bool:
+        """Whether a replica that was here has died, as far as can be seen. On the server's thread."""
+        ringer = self.ringers.get(replica)
+        if ringer is not None:
+            return not ringer.heard()
+        try:
+            self.senders[replica].push(Frame("ps.there"))
+        except ConnectionError:
+            return True
+        return False
 
     def close(self) -> None:
         """Let go of the doorbells and the shared memory."""
@@ -122,7 +168,7 @@ class Holding:
     def require(self, layout: Layout, who: str) -> None:
         """Raise InvalidArgumentError, naming the first variable that differs, unless the models are one."""
         if layout != self.layout:
-            raise InvalidArgumentError(different(self.layout, self.first, layout, who))
+            raise InvalidArgumentError(different(self.layout, self.opener, layout, who))
 
 
 def push(sender: Sender, frame: Frame) -> None:

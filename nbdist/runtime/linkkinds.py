@@ -9,12 +9,15 @@ import numpy as np
 
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.links import LOOK_SECONDS, Link
-from nbdist.runtime.mailbox import ANSWER, COUNT, RING, SLOTS, Mailbox
+from nbdist.runtime.mailbox import ANSWER, COUNT, GLOBAL_STEP, RING, SLOTS, VERSION, Mailbox
+from nbdist.runtime.rules import Rules
 from nbdist.wire.messages import error_from
 from nbdist.wire.peers import Peer
 from nbdist.wire.shm import Doorbell, Ringer, Segment
 
 Array = np.ndarray[Any, Any]
+
+TRIES = 16  # to read between two updates, before the server is asked to wait with the next
 
 
 class SharedLink(Link):
@@ -32,10 +35,11 @@ class SharedLink(Link):
         opened: dict[str, Any],
         bell: Doorbell,
         replica: int,
-        replicas: int,
+        rules: Rules,
     ) -> None:
         super().__init__(layout, check)
-        self._mailbox = Mailbox(Segment.open(opened["segment"]), layout, replicas)
+        self._mailbox = Mailbox(Segment.open(opened["segment"]), layout, rules.replicas)
+        self._locking = rules.locking
         self._ringer, self._bell = Ringer(opened["bell"]), bell
         self._control, self._shard, self._replica = control, shard, replica
         number = opened["number"]
@@ -44,10 +48,18 @@ class SharedLink(Link):
         self._headers = self._mailbox.headers[replica]
 
     def pull(self) -> None:
-        """Read the newest parameters, their version and the global step."""
+        """Read the newest parameters, their version and the global step; with locking, of one moment."""
+        if self._locking:
+            found = self._mailbox.read_whole(self.parameters, TRIES)
+            if found is not None:
+                self.version, self.global_step = found
+                return
+            self._check()  # a reader that comes out of step with a busy server is not left to starve
+            _ask_for_parameters(self, self._control, self._shard, self._replica)
+            return
         counters = self._mailbox.counters
-        self.version = int(counters[1])  # before the copy: what comes in between counts as missed
-        self.global_step = int(counters[0])
+        self.version = int(counters[VERSION])  # before the copy: what comes in between counts as missed
+        self.global_step = int(counters[GLOBAL_STEP])
         np.copyto(self.parameters, self._mailbox.parameters)
 
     def gradient(self, slot: int) -> Array:
@@ -74,6 +86,9 @@ class SharedLink(Link):
         for what, slot in ANSWER.iter_unpack(message):
             self._note(what, slot, int(self._headers[slot][1]))
 
+    def _newest(self) -> int:
+        return int(self._mailbox.counters[VERSION])
+
     @property
     def _peer_of_shard(self) -> tuple[Peer, str, int]:
         return self._control, self._shard, self._replica
@@ -96,12 +111,11 @@ class SocketLink(Link):
         super().__init__(layout, check)
         self._peer, self._shard, self._replica = peer, shard, replica
         self._slots = [layout.buffer() for _ in range(SLOTS)]
+        self._seen = 0
 
     def pull(self) -> None:
         """Ask for the newest parameters, their version and the global step."""
-        reply = self._peer.call("ps.pull", {"shard": self._shard, "replica": self._replica})
-        np.copyto(self.parameters, reply.arrays[0])
-        self.version, self.global_step = reply.meta["version"], reply.meta["global_step"]
+        _ask_for_parameters(self, self._peer, self._shard, self._replica)
 
     def gradient(self, slot: int) -> Array:
         """Return the slot's bytes, in this process."""
@@ -123,7 +137,11 @@ class SocketLink(Link):
         elif frame.kind == "error":
             raise error_from(frame)
         elif frame.kind == "ps.applied":
+            self._seen = max(self._seen, frame.meta["version"])
             self._note(frame.meta["what"], frame.meta["token"], frame.meta["staleness"])
+
+    def _newest(self) -> int:
+        return max(self._seen, self.version)
 
     @property
     def _peer_of_shard(self) -> tuple[Peer, str, int]:
@@ -132,3 +150,10 @@ class SocketLink(Link):
     def close(self) -> None:
         """Close the connection."""
         self._peer.close()
+
+
+def _ask_for_parameters(link: Link, peer: Peer, shard: str, replica: int) -> None:
+    """Have the server send the parameters, between two updates."""
+    reply = peer.call("ps.pull", {"shard": shard, "replica": replica})
+    np.copyto(link.parameters, reply.arrays[0])
+    link.version, link.global_step = reply.meta["version"], reply.meta["global_step"]

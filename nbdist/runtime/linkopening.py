@@ -19,6 +19,7 @@ from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.linkkinds import SharedLink, SocketLink
 from nbdist.runtime.links import LOOK_SECONDS, Link
+from nbdist.runtime.rules import Rules
 from nbdist.wire.messages import error_from
 from nbdist.wire.peers import Peer
 from nbdist.wire.shm import Doorbell
@@ -32,13 +33,15 @@ class ShardRequest:
 
     shard: str
     replica: int
-    replicas: int
+    rules: Rules
     layout: Layout
     optimizer: Optimizer
-    synchronous: bool
     counts: bool
+    """Whether each update of this shard counts in the global step."""
     initial: tuple[Array, ...] | None
     """The initial values, from the chief only."""
+    first: bool = True
+    """Whether this is the first of the training's shards."""
 
 
 def open_link(
@@ -73,11 +76,11 @@ def _opened_link(
     meta = {
         "shard": request.shard,
         "replica": request.replica,
-        "replicas": request.replicas,
+        "rules": request.rules.to_wire(),
         "layout": request.layout.to_wire(),
         "optimizer": request.optimizer.to_config(),
-        "synchronous": request.synchronous,
         "counts": request.counts,
+        "first": request.first,
         "chief": request.initial is not None,
         "shared": bell is not None,
         "bell": bell.name if bell else None,
@@ -88,7 +91,7 @@ def _opened_link(
         try:
             link = SharedLink(
                 request.layout, check, control=peer, shard=request.shard, opened=opened, bell=bell,
-                replica=request.replica, replicas=request.replicas,
+                replica=request.replica, rules=request.rules,
             )  # fmt: skip
             return link
         except NotFoundError:

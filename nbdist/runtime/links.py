@@ -1,10 +1,10 @@
 """What a replica's connection to one parameter shard promises, over whichever way it goes.
 
-    link = open_link(peer, shard="run/0", replica=0, ...)
+    link = open_link(peer, ShardRequest(shard="run/0", replica=0, ...), ...)
     link.pull()                        # newest parameters into link.parameters
     ... write a gradient into link.gradient(slot) ...
     link.push(slot)                    # on its way; up to SLOTS at once
-    staleness = link.wait(slot)        # applied
+    staleness = link.wait(slot)        # applied; None if it was dropped
 
 linkkinds.py has the two ways, shared memory and a socket; linkopening.py makes one or the other. Both keep
 one contract (tests/runtime/test_runtime_links.py) and meet the same shard.
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from nbdist.runtime.answers import COUNTED, DROPPED, STEPPED, STOPPED, TAKEN
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.mailbox import APPLIED, COUNTED, STOPPED
 from nbdist.wire.messages import error_from
 from nbdist.wire.peers import Peer
 
@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.2  # how often a waiting replica looks whether its run was abor
 
 
 class Stopped(Exception):
-    """Another replica has left a synchronous step, so that it cannot complete."""
+    """So many replicas have left a synchronous step that it cannot complete."""
 
 
 class Link(ABC):
@@ -44,8 +44,10 @@ class Link(ABC):
         self.global_step = 0
         self.note = ""
         self._check = check
-        self._staleness: dict[int, int] = {}
+        self._settled: dict[int, tuple[int, int]] = {}
+        self._taken: set[int] = set()
         self._counts = 0
+        self._said_farewell = False
 
     kind: str
 
@@ -70,6 +72,10 @@ class Link(ABC):
         """Wait a moment for answers and note them."""
 
     @abstractmethod
+    def _newest(self) -> int:
+        """Return the newest version of the shard that is known here, without asking."""
+
+    @abstractmethod
     def close(self) -> None:
         """Let go of sockets and shared files; safe in any state."""
 
@@ -78,13 +84,57 @@ class Link(ABC):
     def _peer_of_shard(self) -> tuple[Peer, str, int]:
         """The connection, the shard's name and the replica's number."""
 
-    def leave(self) -> dict[str, int]:
+    def wait(self, slot: int) -> int | None:
+        """Wait until the gradient in a slot is applied; return its staleness in updates, None if dropped.
+
+        Raises Stopped when a synchronous step is broken up, AbortedError when the run is aborted.
+        """
+        what, staleness = self.outcome(slot)
+        return None if what == DROPPED else staleness
+
+    def outcome(self, slot: int) -> tuple[int, int]:
+        """Wait like :meth:`wait`; return what the shard answered, and the staleness."""
+        while slot not in self._settled:
+            self._receive()
+        self._taken.discard(slot)
+        what, staleness = self._settled.pop(slot)
+        if what == STOPPED:
+            raise Stopped
+        return what, staleness
+
+    def taken(self, slot: int) -> bool:
+        """Wait only until the shard has said whether it takes a gradient or drops it.
+
+        It says so where servers judge apart; :meth:`wait` may then be called in any case.
+        """
+        while slot not in self._settled and slot not in self._taken:
+            self._receive()
+        return slot not in self._settled or self._settled[slot][0] != DROPPED
+
+    def reach(self, version: int) -> None:
+        """Wait until the shard has had as many updates."""
+        while self._newest() < version:
+            self._receive()
+
+    def wait_counted(self) -> None:
+        """Wait until every ``count`` has arrived."""
+        while self._counts:
+            self._receive()
+
+    def say_farewell(self) -> None:
+        """Say that this replica is done, so that nobody waits for it; :meth:`leave` waits for the others."""
+        if not self._said_farewell:
+            self._said_farewell = True
+            peer, shard, replica = self._peer_of_shard
+            peer.send("ps.leave", {"shard": shard, "replica": replica})
+
+    def leave(self) -> dict[str, Any]:
         """Say that this replica is done, and wait until all are; then the parameters here are the final ones.
 
-        Returns the shard's counts: updates, global_step, dropped.
+        Returns the shard's counts: updates, global_step, dropped, and the tally of all replicas.
         """
-        peer, shard, replica = self._peer_of_shard
-        peer.send("ps.leave", {"shard": shard, "replica": replica})
+        self.say_farewell()
+        peer, _, _ = self._peer_of_shard
         while True:
             frame = peer.receive(LOOK_SECONDS)
             if frame is None:
@@ -99,25 +149,10 @@ class Link(ABC):
                 self.global_step = frame.meta["global_step"]
                 return dict(frame.meta)
 
-    def wait(self, slot: int) -> int:
-        """Wait until the gradient in a slot is applied; return its staleness, in updates.
-
-        Raises Stopped when a synchronous step is broken up, AbortedError when the run is aborted.
-        """
-        while slot not in self._staleness:
-            self._receive()
-        staleness = self._staleness.pop(slot)
-        if staleness < 0:
-            raise Stopped
-        return staleness
-
-    def wait_counted(self) -> None:
-        """Wait until every ``count`` has arrived."""
-        while self._counts:
-            self._receive()
-
     def _note(self, what: int, slot: int, staleness: int) -> None:
         if what == COUNTED:
             self._counts -= 1
-        elif what in (APPLIED, STOPPED):
-            self._staleness[slot] = staleness if what == APPLIED else -1
+        elif what == TAKEN:
+            self._taken.add(slot)
+        elif what != STEPPED:
+            self._settled[slot] = what, staleness

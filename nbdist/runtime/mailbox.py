@@ -8,7 +8,10 @@ once applied) and the gradient's bytes. A replica writes a gradient straight int
 
 from __future__ import annotations
 
+import os
 import struct
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -18,13 +21,13 @@ from nbdist.wire.shm import Segment
 
 Array = np.ndarray[Any, Any]
 
-COUNTERS = 8  # int64: global step, version
+COUNTERS = 8  # int64, of which these are used
+GLOBAL_STEP, VERSION, CHANGES = 0, 1, 2
 SLOTS = 2  # gradients of one replica that may be on their way at once
 HEADER = 8  # int64 before each gradient
 RING = struct.Struct("<HHI")  # replica to server: shard number, replica, slot or COUNT
 COUNT = 0xFFFFFFFF
-ANSWER = struct.Struct("<BB")  # server to replica: what, slot
-APPLIED, COUNTED, STOPPED = 1, 2, 3
+ANSWER = struct.Struct("<BB")  # server to replica: what (answers.py), slot
 
 
 class Mailbox:
@@ -51,3 +54,40 @@ class Mailbox:
         """Return how many bytes the segment needs."""
         assert layout.size % ALIGNMENT == 0
         return COUNTERS * 8 + layout.size + replicas * SLOTS * (HEADER * 8 + layout.size)
+
+    def read_whole(self, into: Array, tries: int) -> tuple[int, int] | None:
+        """Copy the parameters as no update has left them half-way; return their version and the global step.
+
+        None if ``tries`` went by without such a moment. It takes a shard that is changed with locking: its
+        changes are counted as each begins and ends (a sequence lock); a copy is good if none came between.
+        """
+        for _ in range(tries):
+            changes = int(self.counters[CHANGES])
+            if changes % 2 == 0:
+                fence()
+                version, step = int(self.counters[VERSION]), int(self.counters[GLOBAL_STEP])
+                np.copyto(into, self.parameters)
+                fence()
+                if int(self.counters[CHANGES]) == changes:
+                    return version, step
+            yield_core()
+        return None
+
+
+def fence() -> None:
+    """Keep this thread's reads and writes of shared memory before it apart from those after it.
+
+    x86 keeps the order that matters by itself; other processors need to be told, as every lock does. What
+    comes later may move up into one locked section, and not past a second one.
+    """
+    for lock in (threading.Lock(), threading.Lock()):
+        with lock:
+            pass
+
+
+def yield_core() -> None:
+    """Let another thread have this core, if one waits for it: it may be in the middle of an update."""
+    if hasattr(os, "sched_yield"):
+        os.sched_yield()
+    else:
+        time.sleep(0)

@@ -6,9 +6,11 @@ authenticated socket. Both reach the same shard under one lock.
     replica                                 service
     ps.open   who, layout, optimizer ─────► makes the shard from the chief's values, then answers
     ps.pull   ────────────────────────────► parameters, version, global step
-    ps.push   gradient, version ──────────► ps.applied (pushed back), when it is applied
+    ps.push   gradient, version ──────────► ps.applied (pushed back): what became of it, when that is settled
     ps.count  ────────────────────────────► global step goes up by one
     ps.leave  ────────────────────────────► ps.left (pushed back) with the final values, once all have left
+
+Who waits for others is not left alone with one that has died: the service looks around once a second.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ from nbdist.errors import (
     AbortedError,
     InvalidArgumentError,
 )
+from nbdist.runtime.answers import COUNTED
 from nbdist.runtime.applied import ServiceLogs
 from nbdist.runtime.holding import Holding, push
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.mailbox import COUNT, COUNTED, RING, Mailbox
+from nbdist.runtime.mailbox import COUNT, GLOBAL_STEP, RING, Mailbox
+from nbdist.runtime.rules import Rules
 from nbdist.runtime.server import Server
 from nbdist.runtime.shard import ParameterShard
 from nbdist.wire.frames import Frame
@@ -42,6 +46,7 @@ from nbdist.wire.shm import Doorbell
 Array = np.ndarray[Any, Any]
 OneWay = Callable[[Frame, Sender], None]
 clock = time.perf_counter
+LOOK_SECONDS = 1.0  # how often it is looked whether those that others wait for are alive
 
 
 class ParameterService:
@@ -56,6 +61,7 @@ class ParameterService:
         self._bell: Doorbell | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._stop_looking: Callable[[], None] | None = None
         handlers: dict[str, Callable[[Frame, Sender], Frame | None]] = {
             "ps.open": self._answered(self._open),
             "ps.pull": self._pull,
@@ -69,6 +75,8 @@ class ParameterService:
     def close(self) -> None:
         """Give up all shards and end the doorbell's thread."""
         self._closing = True
+        if self._stop_looking is not None:
+            self._stop_looking()
         if self._bell is not None and self._thread is not None:
             self._bell.ring_self(RING.pack(0, 0, COUNT))
             self._thread.join(5)
@@ -99,9 +107,10 @@ class ParameterService:
         if holding is None:
             # Never a number of before: a late ring for a shard that is gone must not reach another.
             number = next(n for n in self._free_numbers if n not in self._numbers)
-            replicas = int(meta["replicas"])
-            log = self.logs.of(_run_of(meta["shard"]), replicas)
-            holding = Holding(meta["shard"], number, replicas, layout, who, log, self._server.post)
+            rules = Rules(**meta["rules"])
+            log = self.logs.of(_run_of(meta["shard"]), rules.replicas)
+            holding = Holding(meta["shard"], number, rules, layout, who, log, self._server.post)
+            self._look_around()
             self._holdings[holding.name] = self._numbers[number] = holding
         holding.require(layout, who)
         holding.opening[int(meta["replica"])] = (sender, meta)
@@ -159,10 +168,12 @@ class ParameterService:
     ) -> None:
         """Offer a gradient to its shard, and answer all who wait for what it completed."""
         begun = clock()
-        done = shard.offer(replica, token, gradient, version)
-        holding.log.gradient(lane, replica, begun, clock(), done)
-        for applied in done:
-            holding.answer(applied)
+        became, answers = shard.offer(replica, token, gradient, version)
+        holding.log.gradient(lane, replica, begun, clock(), became)
+        for answer in answers:
+            holding.answer(answer)
+        if replica in holding.lost:  # it was but cut off, or frozen
+            holding.lost.discard(replica)
 
     # The same through sockets. Runs on the server's thread.
 
@@ -170,7 +181,7 @@ class ParameterService:
         holding, shard = self._find(frame)
         begun = clock()
         with shard.lock:
-            meta = {"version": shard.version, "global_step": int(shard.counters[0])}
+            meta = {"version": shard.version, "global_step": int(shard.counters[GLOBAL_STEP])}
             copy = shard.memory.copy()
         holding.log.parameters("socket", int(frame.meta["replica"]), begun, clock())
         return Frame("ps.parameters", meta, (copy,))
@@ -196,20 +207,45 @@ class ParameterService:
         """Let a replica go; all who leave are answered together, when the parameters are final."""
         holding, shard = self._find(frame)
         replica = int(frame.meta["replica"])
-        for applied in shard.leave(replica):
-            holding.answer(applied)
+        for answer in shard.leave(replica):
+            holding.answer(answer)
         holding.leaving[replica] = sender
-        if len(holding.leaving) < holding.replicas:
-            return
+        if holding.all_left():
+            self._end(holding, shard)
+
+    def _end(self, holding: Holding, shard: ParameterShard) -> None:
+        """Tell all who have left that the parameters are final, and give them up."""
         meta = {
             "updates": shard.updates,
-            "global_step": int(shard.counters[0]),
-            "dropped": shard.accumulator.dropped,
+            "global_step": int(shard.counters[GLOBAL_STEP]),
+            "dropped": sum(shard.tally.dropped),
+            "tally": shard.tally.to_wire(),
         }
         for number, who in holding.leaving.items():
             arrays = () if number in holding.ringers else (shard.memory,)
             push(who, Frame("ps.left", meta, arrays))
         self._remove(holding)
+
+    # The dead. Runs on the server's thread.
+
+    def _look_around(self) -> None:
+        """Look from now on, while there is a shard, for replicas that have died and that others wait for."""
+        if self._stop_looking is None:
+            self._stop_looking = self._server.every(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if not self._holdings and self._stop_looking is not None:
+            self._stop_looking()
+            self._stop_looking = None
+        for holding in list(self._holdings.values()):
+            shard = holding.shard
+            if shard is None or not (holding.leaving or shard.waited_for):
+                continue
+            for replica in holding.senders.keys() - holding.leaving.keys() - holding.lost:
+                if holding.is_gone(replica):
+                    holding.lose(replica)
+            if holding.leaving and holding.all_left():
+                self._end(holding, shard)
 
     def drop_run(self, run: str) -> int:
         """Give up all shards of a run, whoever still uses them; returns how many. On the server's thread."""

@@ -1,44 +1,46 @@
 """One parameter server's part of the parameters, and how gradients change it. No sockets, no clock.
 
-Asynchronous: each gradient is applied as it comes. Synchronous: the gradients of all replicas are summed
-and applied once.
+Asynchronous: each gradient is applied as it comes; a bound on staleness holds back the answer, not the
+gradient. Synchronous: the gradients of a step are added and applied once.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from nbdist.optim import Optimizer
 from nbdist.runtime.accumulator import Accumulator
+from nbdist.runtime.answers import KEPT, Answer
+from nbdist.runtime.bound import Bound
 from nbdist.runtime.layout import Layout
+from nbdist.runtime.mailbox import CHANGES, COUNTERS, VERSION, fence
+from nbdist.runtime.quorum import Quorum
+from nbdist.runtime.rules import Rules
+from nbdist.runtime.tally import Tally
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class Applied:
-    """What became of one gradient: who sent it, and how many updates its parameters were behind.
+class Offered(NamedTuple):
+    """What a gradient did: it was applied (with those collected before), is collected, or is dropped."""
 
-    ``stopped`` says that it was not applied: its synchronous step cannot complete, for a replica has left.
-    """
-
-    replica: int
-    token: int
-    staleness: int
-    stopped: bool = False
+    became: Literal["applied", "collected", "dropped"]
+    answers: list[Answer]
 
 
 class ParameterShard:
     """Parameters in ``memory`` (bytes laid out by ``layout``), changed in place by gradients.
 
-    ``counters`` are two int64 in the same memory as the parameters: the global step, and the version (how
-    many updates the shard has had). With ``counts`` the global step goes up with each update of this shard;
-    otherwise ``count`` is called once all shards are updated. Every method may be called from any thread.
+    ``counters`` are int64 in the same memory as the parameters: the global step, the version (how many
+    updates the shard has had), and with locking how often a change has begun or ended, which is odd in the
+    middle of one. Updates are made one at a time in any case; locking is what keeps reads apart from them.
+
+    With ``counts`` the global step goes up with each update of this shard; otherwise ``count`` is called once
+    all shards are updated. ``first`` is the one that deals out tokens, of several. Every method may be called
+    from any thread.
     """
 
     def __init__(
@@ -47,20 +49,21 @@ class ParameterShard:
         memory: Array,
         counters: Array,
         optimizer: Optimizer,
+        rules: Rules,
         *,
-        replicas: int,
-        synchronous: bool,
         counts: bool,
+        first: bool = True,
     ) -> None:
+        assert len(counters) >= COUNTERS
         self.layout, self.memory, self.counters = layout, memory, counters
-        self.optimizer, self.synchronous, self.counts = optimizer, synchronous, counts
-        self.replicas = replicas
+        self.optimizer, self.rules, self.counts = optimizer, rules, counts
         self.updates = 0
         self.flats = layout.flats(memory)
         self.slots = [optimizer.new_slots(flat) for flat in self.flats]
         self.accumulator = Accumulator()
-        self.left: set[int] = set()
-        self._waiting: list[Applied] = []
+        self.tally = Tally.of(rules.replicas)
+        self.quorum = Quorum(rules, first=first) if rules.synchronous else None
+        self.bound = Bound(rules) if rules.staleness is not None else None
         self.lock = threading.Lock()
 
     @property
@@ -68,49 +71,81 @@ class ParameterShard:
         """How many updates this shard has had."""
         return self.updates
 
-    def offer(self, replica: int, token: int, gradient: list[Array], version: int) -> list[Applied]:
-        """Take one replica's gradient, made from parameters of ``version``; return what it completed.
+    def offer(self, replica: int, token: int, gradient: list[Array], version: int) -> Offered:
+        """Take one replica's gradient, made from parameters of ``version``; return what came of it.
 
         ``token`` comes back with the answer. ``gradient`` may be written over until then.
         """
         with self.lock:
-            if self.broken_up:  # looked at under the lock: who has left will never complete this step
-                self.accumulator.dropped += 1
-                return [Applied(replica, token, 0, stopped=True)]
-            if not self.synchronous:
-                staleness = self.updates - version
-                self._apply(gradient)
-                return [Applied(replica, token, staleness)]
-            self._waiting.append(Applied(replica, token, 0))
-            self.accumulator.offer(replica, gradient, version)
-            if self.accumulator.count < self.replicas:
-                return []
-            self._apply(self.accumulator.take(self.replicas))
-            done, self._waiting = self._waiting, []
-            return done
+            if self.quorum is not None:
+                return self._collect(self.quorum, replica, token, gradient, version)
+            staleness = self.updates - version
+            self._apply(gradient)
+            self.tally.applied(replica, staleness)
+            mine = Answer(replica, token, staleness)
+            return Offered("applied", [mine] if self.bound is None else self.bound.applied(mine))
 
-    def leave(self, replica: int) -> list[Applied]:
-        """Let a replica go; those who wait for it in a synchronous step are returned, to be told."""
+    def leave(self, replica: int, *, died: bool = False) -> list[Answer]:
+        """Let a replica go; those who may go on, or cannot, because of that are returned, to be told."""
         with self.lock:
-            self.left.add(replica)
-            self.accumulator.forget()
-            waiting, self._waiting = self._waiting, []
-            return [dataclasses.replace(applied, stopped=True) for applied in waiting]
+            rule = self.quorum or self.bound
+            if rule is None:
+                return []
+            return self._heeded(rule.lose(replica) if died else rule.leave(replica))
 
     @property
     def broken_up(self) -> bool:
-        """Whether a synchronous step cannot complete any more because a replica has left."""
-        return self.synchronous and bool(self.left)
+        """Whether a synchronous step cannot complete any more because too many replicas have left."""
+        return self.quorum is not None and self.quorum.stopped
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether a replica waits for what others do."""
+        return any(rule is not None and rule.waits for rule in (self.quorum, self.bound))
 
     def count(self) -> None:
         """Count one update of all shards together."""
         with self.lock:
             self.counters[0] += 1
 
+    def _collect(
+        self, quorum: Quorum, replica: int, token: int, gradient: list[Array], version: int
+    ) -> Offered:
+        steps, fresh = quorum.steps, False
+        if not quorum.stopped:  # looked at under the lock: who has left will never complete this step
+            fresh = self.accumulator.offer(replica, gradient, version)
+        answers = quorum.offer(replica, token, fresh)
+        if not fresh:
+            self.tally.drop(replica)
+            return Offered("dropped", answers)
+        if quorum.steps == steps:
+            return Offered("collected", self._heeded(answers))
+        for one in self.accumulator.replicas:
+            self.tally.applied(one, 0)
+        self._apply(self.accumulator.take(self.rules.needed, scale=self.rules.scale))
+        return Offered("applied", answers)
+
+    def _heeded(self, answers: list[Answer]) -> list[Answer]:
+        """Do to the collected gradients what their replicas are about to be told."""
+        for answer in answers:
+            if answer.what == KEPT:
+                self.accumulator.keep(answer.replica)
+        if self.broken_up:
+            for replica in self.accumulator.replicas:
+                self.tally.drop(replica)
+            self.accumulator.forget()
+        return answers
+
     def _apply(self, gradient: list[Array]) -> None:
         self.updates += 1
+        if self.rules.locking:
+            self.counters[CHANGES] += 1  # odd: who reads now reads again
+            fence()
         for flat, change, slots in zip(self.flats, gradient, self.slots, strict=True):
             self.optimizer.apply(flat, change, slots, self.updates)
-        self.counters[1] = self.updates  # here, under the lock: two threads must not write it out of order
+        self.counters[VERSION] = self.updates  # under the lock: two threads must not write it out of order
         if self.counts:
             self.counters[0] += 1
+        if self.rules.locking:
+            fence()
+            self.counters[CHANGES] += 1

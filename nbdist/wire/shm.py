@@ -202,6 +202,15 @@ class Ringer:
         except (BrokenPipeError, BlockingIOError) as error:
             raise UnavailableError(f"the task behind a doorbell is gone or does not read: {error}") from None
 
+    def heard(self) -> bool:
+        """Whether the task that listens is still there; nothing is rung."""
+        with self._lock:
+            if self._fd < 0:
+                return False
+            poll = select.poll()
+            poll.register(self._fd, 0)  # of a pipe that nobody reads, the error is reported in any case
+            return not poll.poll(0)
+
     def close(self) -> None:
         """Let go of the doorbell; may be called while another thread rings."""
         with self._lock:

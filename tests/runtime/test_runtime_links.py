@@ -23,7 +23,9 @@ from nbdist.runtime.linkopening import ShardRequest, open_link
 from nbdist.runtime.links import Link, Stopped
 from nbdist.runtime.mailbox import SLOTS
 from nbdist.runtime.parameters import ParameterService
+from nbdist.runtime.rules import Rules
 from nbdist.runtime.server import Server
+from nbdist.runtime.tally import Tally
 from nbdist.wire.peers import Peer
 from nbdist.wire.shm import Doorbell, Segment, remove_all, shared_folder
 
@@ -59,17 +61,19 @@ class Farm:
         shared: bool | None = None,
         names: Sequence[str] = (),
         timeout: float = PATIENCE,
+        first: bool = True,
+        **rules: Any,
     ) -> Link:
         """Connect one replica; the first is the chief unless told otherwise."""
         names = names or [f"v{i}" for i in range(len(initial))]
         request = ShardRequest(
             shard=shard,
             replica=replica,
-            replicas=replicas,
+            rules=Rules(replicas, synchronous, **rules),
             layout=Layout.of((n, a.shape, a.dtype) for n, a in zip(names, initial, strict=True)),
             optimizer=optimizer or SGD(1.0),
-            synchronous=synchronous,
             counts=counts,
+            first=first,
             initial=tuple(initial) if (replica == 0 if chief is None else chief) else None,
         )
         use_memory = self.shared if shared is None else shared
@@ -155,7 +159,10 @@ class LinkContract:
             link.pull()
             np.testing.assert_array_equal(view(link), np.full(3, 5.0 - step))
             assert (link.version, link.global_step) == (step, step)
-        assert link.leave() == {"updates": 3, "global_step": 3, "dropped": 0}
+        counts = link.leave()
+        tally = counts.pop("tally")
+        assert counts == {"updates": 3, "global_step": 3, "dropped": 0}
+        assert Tally.from_wire(tally).made == [3]
         link.close()
 
     def test_two_gradients_may_be_under_way_and_are_late_by_one(self, farm: Farm) -> None:
@@ -183,7 +190,7 @@ class LinkContract:
         fast.close()
 
     def test_many_replicas_at_once_lose_nothing(self, farm: Farm) -> None:
-        def work(replica: int) -> tuple[dict[str, int], Array, int]:
+        def work(replica: int) -> tuple[dict[str, Any], Array, int]:
             link = farm.open(replica, 3)
             waiting: list[int] = []
             for step in range(60):
@@ -200,7 +207,9 @@ class LinkContract:
             return counts, final, link.global_step
 
         for counts, final, global_step in unfailing(together(3, work)):
+            tally = Tally.from_wire(counts.pop("tally"))
             assert counts == {"updates": 180, "global_step": 180, "dropped": 0}
+            assert tally.made == [60] * 3
             assert global_step == 180
             np.testing.assert_array_equal(final, np.full(3, -180.0))
 
@@ -288,7 +297,7 @@ class LinkContract:
     def test_who_waits_for_one_that_leaves_is_told(self, farm: Farm) -> None:
         pushed = threading.Event()
 
-        def work(replica: int) -> tuple[dict[str, int], Array]:
+        def work(replica: int) -> tuple[dict[str, Any], Array]:
             link = farm.open(replica, 2, synchronous=True)
             link.pull()
             if replica == 1:
@@ -303,13 +312,14 @@ class LinkContract:
             return counts, view(link).copy()
 
         for counts, final in unfailing(together(2, work)):
+            assert Tally.from_wire(counts.pop("tally")).dropped == [0, 1]
             assert counts == {"updates": 0, "global_step": 0, "dropped": 1}
             np.testing.assert_array_equal(final, np.zeros(3))
 
     def test_who_pushes_after_another_left_is_told(self, farm: Farm) -> None:
         gone = threading.Event()
 
-        def work(replica: int) -> dict[str, int]:
+        def work(replica: int) -> dict[str, Any]:
             link = farm.open(replica, 2, synchronous=True)
             link.pull()
             if replica == 1:

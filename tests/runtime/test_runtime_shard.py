@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from nbdist.optim import SGD, Adam, Optimizer
+from nbdist.runtime.answers import STOPPED, Answer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.shard import Applied, ParameterShard
+from nbdist.runtime.mailbox import COUNTERS
+from nbdist.runtime.rules import Rules
+from nbdist.runtime.shard import Offered, ParameterShard
 
 Array = np.ndarray[Any, Any]
 
@@ -22,6 +25,7 @@ def shard(
     counts: bool = True,
     optimizer: Optimizer | None = None,
     initial: float = 0.0,
+    **rules: Any,
 ) -> ParameterShard:
     layout = Layout.of([("v", (3,), "<f4")])
     memory = layout.buffer()
@@ -29,10 +33,9 @@ def shard(
     return ParameterShard(
         layout,
         memory,
-        np.zeros(2, np.int64),
+        np.zeros(COUNTERS, np.int64),
         optimizer or SGD(1.0),
-        replicas=replicas,
-        synchronous=synchronous,
+        Rules(replicas, synchronous, **rules),
         counts=counts,
     )
 
@@ -51,33 +54,33 @@ def value(one: ParameterShard) -> float:
 
 def test_a_gradient_is_applied_as_it_comes_and_its_staleness_told() -> None:
     one = shard()
-    assert one.offer(0, 7, gradient(one, 1), version=0) == [Applied(0, 7, 0)]
-    assert one.offer(1, 8, gradient(one, 2), version=0) == [Applied(1, 8, 1)]
-    assert one.offer(1, 9, gradient(one, 4), version=0) == [Applied(1, 9, 2)]
-    assert one.offer(0, 1, gradient(one, 0), version=3) == [Applied(0, 1, 0)]
+    assert one.offer(0, 7, gradient(one, 1), version=0) == Offered("applied", [Answer(0, 7, 0)])
+    assert one.offer(1, 8, gradient(one, 2), version=0) == Offered("applied", [Answer(1, 8, 1)])
+    assert one.offer(1, 9, gradient(one, 4), version=0) == Offered("applied", [Answer(1, 9, 2)])
+    assert one.offer(0, 1, gradient(one, 0), version=3) == Offered("applied", [Answer(0, 1, 0)])
     assert value(one) == -7
-    assert one.counters.tolist() == [4, 4]
+    assert one.counters[:2].tolist() == [4, 4]
     assert one.version == one.updates == 4
 
 
 def test_the_global_step_counts_all_shards_together_when_there_are_several() -> None:
     one = shard(counts=False)
     one.offer(0, 0, gradient(one, 1), 0)
-    assert one.counters.tolist() == [0, 1]
+    assert one.counters[:2].tolist() == [0, 1]
     one.count()
-    assert one.counters.tolist() == [1, 1]
+    assert one.counters[:2].tolist() == [1, 1]
 
 
 def test_a_synchronous_step_waits_for_all_and_adds() -> None:
     one = shard(replicas=3, synchronous=True)
-    assert one.offer(2, 5, gradient(one, 1), 0) == []
-    assert one.offer(0, 6, gradient(one, 2), 0) == []
+    assert one.offer(2, 5, gradient(one, 1), 0) == Offered("collected", [])
+    assert one.offer(0, 6, gradient(one, 2), 0) == Offered("collected", [])
     assert value(one) == 0
-    assert sorted(one.offer(1, 7, gradient(one, 4), 0), key=lambda a: a.replica) == [
-        Applied(0, 6, 0), Applied(1, 7, 0), Applied(2, 5, 0),
-    ]  # fmt: skip
+    became, answers = one.offer(1, 7, gradient(one, 4), 0)
+    assert became == "applied"
+    assert sorted(answers) == [Answer(0, 6), Answer(1, 7), Answer(2, 5)]
     assert value(one) == -7
-    assert one.counters.tolist() == [1, 1]
+    assert one.counters[:2].tolist() == [1, 1]
 
 
 def test_two_workers_and_a_rate_of_two() -> None:
@@ -108,34 +111,34 @@ def test_who_leaves_breaks_up_the_step_and_frees_those_who_wait() -> None:
     one = shard(replicas=3, synchronous=True)
     one.offer(0, 5, gradient(one, 1), 0)
     one.offer(1, 6, gradient(one, 1), 0)
-    assert one.leave(2) == [Applied(0, 5, 0, stopped=True), Applied(1, 6, 0, stopped=True)]
+    assert one.leave(2) == [Answer(0, 5, 0, STOPPED), Answer(1, 6, 0, STOPPED)]
     assert one.broken_up
     assert one.leave(0) == []
     assert value(one) == 0
-    assert one.counters.tolist() == [0, 0]
-    assert one.accumulator.dropped == 2
+    assert one.counters[:2].tolist() == [0, 0]
+    assert one.tally.dropped == [1, 1, 0]
 
 
 def test_who_comes_after_another_has_left_is_told_at_once() -> None:
     """Also if it was on its way already: otherwise it would wait for ever."""
     one = shard(synchronous=True)
     one.leave(0)
-    assert one.offer(1, 3, gradient(one, 1), 0) == [Applied(1, 3, 0, stopped=True)]
+    assert one.offer(1, 3, gradient(one, 1), 0) == Offered("dropped", [Answer(1, 3, 0, STOPPED)])
     assert value(one) == 0
-    assert one.accumulator.dropped == 1
+    assert one.tally.dropped == [0, 1]
 
 
 def test_asynchronous_replicas_leave_without_trouble() -> None:
     one = shard()
     assert one.leave(0) == []
     assert not one.broken_up
-    assert one.offer(1, 0, gradient(one, 1), 0) == [Applied(1, 0, 0)]
+    assert one.offer(1, 0, gradient(one, 1), 0) == Offered("applied", [Answer(1, 0)])
 
 
 def test_several_dtypes_are_updated_each() -> None:
     layout = Layout.of([("a", (2,), "<f4"), ("b", (2,), "<f8")])
     one = ParameterShard(
-        layout, layout.buffer(), np.zeros(2, np.int64), Adam(0.1), replicas=1, synchronous=False, counts=True
+        layout, layout.buffer(), np.zeros(COUNTERS, np.int64), Adam(0.1), Rules(1), counts=True
     )
     buffer = layout.buffer()
     for view in layout.views(buffer):
@@ -150,8 +153,8 @@ def test_threads_lose_no_update_and_no_count() -> None:
 
     def work(replica: int) -> None:
         for _ in range(each):
-            (applied,) = one.offer(replica, 0, gradient(one, 1), one.version)
-            assert applied.staleness >= 0
+            _, (answer,) = one.offer(replica, 0, gradient(one, 1), one.version)
+            assert answer.staleness >= 0
 
     threads = [threading.Thread(target=work, args=(replica,)) for replica in range(4)]
     for thread in threads:
@@ -159,4 +162,4 @@ def test_threads_lose_no_update_and_no_count() -> None:
     for thread in threads:
         thread.join()
     assert value(one) == -4 * each
-    assert one.counters.tolist() == [4 * each] * 2
+    assert one.counters[:2].tolist() == [4 * each] * 2

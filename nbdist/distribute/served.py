@@ -1,0 +1,143 @@
+"""A replica whose parameters are kept by parameter servers: it pulls them, and pushes gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.runtime.answers import APPLIED, DROPPED
+from nbdist.runtime.applied import gradient_of, parameters_for
+from nbdist.runtime.links import Link, Stopped
+from nbdist.runtime.mailbox import SLOTS
+from nbdist.runtime.rules import Rules
+from nbdist.runtime.tally import Tally
+from nbdist.train.strategy import Replica
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class ServedReplica(Replica):
+    """One replica of parameters that are kept by several links' shards; the first counts the global step."""
+
+    def __init__(self, links: Sequence[Link], places: Sequence[int], rules: Rules, *, replica: int) -> None:
+        self._links, self._rules = links, rules
+        self.pull_is, self.push_is = ("receive", parameters_for(replica)), ("send", gradient_of(replica))
+        self._counts_apart = len(links) > 1 and not rules.synchronous
+        self._under_way: deque[int] = deque()
+        self._slot = 0
+        self._slots = SLOTS if rules.judged_apart else rules.depth
+        self._pending: dict[int, list[Link]] = {}
+        self.dropped = 0
+        """How many of this replica's gradients were dropped so far, by one server at least."""
+        self.tallies: list[Tally] = []
+        """What each server did with the gradients of all replicas; there when all are through."""
+        for link in links:  # what fails before the first step must not leave zeros in the model
+            link.pull()
+        self.notes = [link.note for link in links if link.note]
+        self.values = self._in_order([link.layout.views(link.parameters) for link in links], places)
+        self._gradients = [
+            self._in_order([link.layout.views(link.gradient(slot)) for link in links], places)
+            for slot in range(SLOTS)
+        ]
+
+    @property
+    def transports(self) -> list[str]:
+        """How each shard is reached, for people."""
+        return [link.kind for link in self._links]
+
+    def pull(self) -> None:
+        """Bring the newest parameters, once there is room for another gradient under way."""
+        while len(self._under_way) >= self._rules.depth:
+            self._retire()
+        if self._slot in self._pending:
+            begun = time.perf_counter()
+            for link in self._pending.pop(self._slot):
+                link.wait(self._slot)
+            self.waited += time.perf_counter() - begun
+        for link in self._links:
+            link.pull()
+        self.global_step = self._links[0].global_step
+
+    def gradients(self) -> Sequence[Array]:
+        """Return the arrays of the next free slot: in the server's own memory where it is shared."""
+        return self._gradients[self._slot]
+
+    def push(self) -> None:
+        """Send this step's gradients."""
+        for link in self._links:
+            link.push(self._slot)
+        self._under_way.append(self._slot)
+        self._slot = (self._slot + 1) % self._slots
+
+    def finish(self) -> None:
+        """Wait for all gradients of all replicas, and bring the final parameters."""
+        while self._under_way:
+            with contextlib.suppress(Stopped):  # that step cannot complete any more; its gradient is dropped
+                self._retire()
+        for link in self._links:
+            link.wait_counted()
+        for link in self._links:  # all of them first: at each one somebody may wait for this replica
+            link.say_farewell()
+        self.tallies = [Tally.from_wire(link.leave()["tally"]) for link in self._links]
+        self.global_step = self._links[0].global_step
+
+    @property
+    def outcome(self) -> str:
+        """What became of all replicas' gradients, for people; empty until all are through."""
+        if len(self.tallies) == 1:
+            return str(self.tallies[0])
+        return "; ".join(f"on server {i}: {tally}" for i, tally in enumerate(self.tallies))
+
+    def close(self) -> None:
+        """Let go of the links."""
+        for link in self._links:
+            link.close()
+
+    def _retire(self) -> None:
+        """Wait until it is settled what becomes of the oldest gradient under way."""
+        slot = self._under_way.popleft()
+        begun = time.perf_counter()
+        try:
+            self._settle(slot)
+        except Stopped:
+            self.dropped += 1
+            raise
+        finally:
+            self.waited += time.perf_counter() - begun
+        if self._counts_apart:  # all its shards together are one update
+            self._links[0].count()
+
+    def _settle(self, slot: int) -> None:
+        if self._rules.judged_apart and not all(link.taken(slot) for link in self._links):
+            # One of the servers has dropped it. The next gradient is not kept from that one until the others'
+            # steps are complete: they may wait for somebody who waits for this replica there.
+            self.dropped += 1
+            self._pending[slot] = [link for link in self._links if self._still_taken(link, slot)]
+            return
+        first, *others = [link.outcome(slot) for link in self._links]
+        if first[0] == DROPPED:
+            self.dropped += 1
+            return
+        self.staleness = first[1]
+        if others and self._rules.several and first[0] == APPLIED:
+            for link in self._links[1:]:  # which keep every gradient; the first one has ended the step
+                link.reach(link.version + 1)
+
+    @staticmethod
+    def _still_taken(link: Link, slot: int) -> bool:
+        """Whether a gradient waits in a slot for its step; one that was dropped does not."""
+        if link.taken(slot):
+            return True
+        link.wait(slot)
+        return False
+
+    @staticmethod
+    def _in_order(by_link: Sequence[Sequence[Array]], places: Sequence[int]) -> list[Array]:
+        """Return what each link has, in the order of the variables."""
+        following = [iter(arrays) for arrays in by_link]
+        return [next(following[place]) for place in places]

@@ -1,0 +1,282 @@
+"""Replicas and parameter servers in an order that a seed decides: every interleaving can be had again.
+
+Each replica is a real ServedReplica on a thread of its own, of which one runs at a time; its links hand
+gradients to real shards, one message after another, and what runs or arrives next is drawn. When nothing can
+go on and somebody still waits, that is a hang, and an error.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nbdist.distribute.served import ServedReplica
+from nbdist.optim import SGD
+from nbdist.runtime.answers import STOPPED, Answer
+from nbdist.runtime.layout import Layout
+from nbdist.runtime.links import Link, Stopped
+from nbdist.runtime.mailbox import COUNTERS, SLOTS
+from nbdist.runtime.rules import Rules
+from nbdist.runtime.shard import ParameterShard
+from nbdist.wire.peers import Peer
+
+Array = np.ndarray[Any, Any]
+LAYOUT = Layout.of([("v", (1,), "<f8")])
+
+
+class Hang(AssertionError):
+    """Somebody waits, and nothing is under way."""
+
+
+class Dead(BaseException):
+    """A replica is killed here."""
+
+
+class Broken(Exception):
+    """What a server says when a step cannot complete because a replica has died."""
+
+
+class Town:
+    """Servers, and replicas that make ``batches[i]`` steps each; ``deaths`` says at which turn who dies."""
+
+    def __init__(
+        self, rules: Rules, batches: list[int], seed: int, deaths: dict[int, int] | None = None
+    ) -> None:
+        self.rules, self.batches, self.draw = rules, batches, random.Random(seed)
+        self.deaths = dict(deaths or {})
+        self.servers = [Server(rules, first=i == 0) for i in range(rules.servers)]
+        self.workers = [Worker(self, i) for i in range(rules.replicas)]
+        self.turn = threading.Semaphore(0)
+
+    def run(self) -> None:
+        """Let all replicas train to their ends."""
+        for worker in self.workers:
+            worker.thread.start()
+            self.turn.acquire()
+        while moves := self._moves():
+            self.draw.choice(moves)()
+        waiting = [worker.number for worker in self.workers if not worker.ended]
+        if waiting:
+            self.kill()
+            raise Hang(f"replicas {waiting} wait, and nothing is under way")
+        for worker in self.workers:
+            worker.thread.join()
+            if worker.error is not None:
+                raise worker.error
+
+    def _moves(self) -> list[Callable[[], None]]:
+        """Return what may happen next."""
+        found: list[Callable[[], None]] = [w.go_on for w in self.workers if w.can_go_on()]
+        return found + [move for server in self.servers for move in server.moves(self.workers)]
+
+    def kill(self) -> None:
+        """End the threads of replicas that hang."""
+        for worker in self.workers:
+            while not worker.ended:
+                worker.doomed = True
+                worker.go_on()
+
+
+class Worker:
+    """A replica on its thread."""
+
+    def __init__(self, town: Town, number: int) -> None:
+        self.town, self.number = town, number
+        self.baton = threading.Semaphore(0)
+        self.waits_for: Callable[[], bool] | None = None
+        self.ended = self.dead = self.doomed = self.broken = self.stopped = False
+        self.turns = 0
+        self.made = 0
+        self.staleness: list[int] = []
+        self.error: BaseException | None = None
+        self.links = [FakeLink(self, server) for server in town.servers]
+        self.replica: ServedReplica | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def can_go_on(self) -> bool:
+        return not self.ended and (self.waits_for is None or self.waits_for())
+
+    def go_on(self) -> None:
+        """Let the thread run up to its next stop."""
+        self.turns += 1
+        if self.town.deaths.get(self.number) == self.turns:
+            self.doomed = True
+        self.baton.release()
+        self.town.turn.acquire()
+
+    def pause(self, until: Callable[[], bool] | None = None) -> None:
+        """Give the turn back; called on the thread."""
+        self.waits_for = until
+        self.town.turn.release()
+        self.baton.acquire()
+        self.waits_for = None
+        if self.doomed:
+            raise Dead
+
+    def _run(self) -> None:
+        try:
+            self.pause()
+            self._train()
+        except Dead:
+            self.dead = True
+        except Broken:
+            self.broken = self.dead = True  # its link closes: for the servers that is the same
+        except BaseException as error:
+            self.error, self.dead = error, True
+        self.ended = True
+        self.town.turn.release()
+
+    def _train(self) -> None:
+        replica = ServedReplica(self.links, [0], self.town.rules, replica=self.number)
+        self.replica = replica
+        try:
+            for _ in range(self.town.batches[self.number]):
+                replica.pull()
+                for gradient in replica.gradients():
+                    gradient[...] = self.town.draw.randint(1, 1000)
+                self.pause()
+                replica.push()
+                self.made += 1
+        except Stopped:
+            self.stopped = True
+        replica.finish()
+
+
+class FakeLink(Link):
+    """A link whose messages lie about until they are drawn."""
+
+    kind = "drawn"
+
+    def __init__(self, worker: Worker, server: Server) -> None:
+        super().__init__(LAYOUT, lambda: None)
+        self.worker, self.server = worker, server
+        self.slots = [LAYOUT.buffer() for _ in range(SLOTS)]
+        self.coming: deque[Any] = deque()
+        self.sent: deque[tuple[int, int]] = deque()
+
+    def pull(self) -> None:
+        self.worker.pause()
+        self.version = self.server.shard.updates
+
+    def gradient(self, slot: int) -> Array:
+        return self.slots[slot]
+
+    def push(self, slot: int) -> None:
+        self.sent.append((slot, self.version))
+        self.worker.pause()
+
+    def count(self) -> None:
+        self.server.shard.count()
+
+    def _receive(self) -> None:
+        self.worker.pause(until=lambda: bool(self.coming) or self.server.over)
+        if not self.coming:
+            raise Broken
+        coming = self.coming.popleft()
+        if isinstance(coming, Broken):
+            raise coming
+        self._note(coming.what, coming.token, coming.staleness)
+
+    def _newest(self) -> int:
+        return self.server.shard.updates
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def _peer_of_shard(self) -> tuple[Peer, str, int]:
+        raise NotImplementedError
+
+    def say_farewell(self) -> None:
+        self.worker.pause()
+        self.server.leave(self.worker)
+
+    def leave(self) -> dict[str, Any]:
+        self.worker.pause(until=lambda: self.server.over or any(isinstance(c, Broken) for c in self.coming))
+        return {"tally": self.server.shard.tally.to_wire()}
+
+
+class Server:
+    """A shard, and what it was sent."""
+
+    def __init__(self, rules: Rules, first: bool) -> None:
+        self.rules = rules
+        self.shard = ParameterShard(
+            LAYOUT, LAYOUT.buffer(), np.zeros(COUNTERS, np.int64), SGD(1.0), rules, counts=first, first=first
+        )
+        self.offered = 0
+        self.left: set[int] = set()
+        self.lost: set[int] = set()
+        self.over = False
+        self.expected = 0.0
+        self._collected: list[float] = []
+        self._links: dict[int, FakeLink] = {}
+
+    def moves(self, workers: list[Worker]) -> list[Callable[[], None]]:
+        """Return what may happen here next."""
+        number = self._number(workers)
+        self._links = {worker.number: worker.links[number] for worker in workers}
+        found: list[Callable[[], None]] = []
+        for worker in workers:
+            link = worker.links[number]
+            if link.sent:
+                found.append(lambda link=link, worker=worker: self._take(worker, link))
+            if worker.dead and worker.number not in self.lost | self.left:
+                found.append(lambda worker=worker: self._lose(worker))
+        return found
+
+    def leave(self, worker: Worker) -> None:
+        if worker.number in self.left:
+            return
+        self.left.add(worker.number)
+        self._tell(self.shard.leave(worker.number))
+        self.over = len(self.left | self.lost) == self.rules.replicas
+
+    def _lose(self, worker: Worker) -> None:
+        self.lost.add(worker.number)
+        self._tell(self.shard.leave(worker.number, died=True))
+        if self.shard.broken_up:
+            for number, link in self._links.items():
+                if number not in self.lost | self.left:
+                    link.coming.append(Broken())
+        self.over = len(self.left | self.lost) == self.rules.replicas
+
+    def _take(self, worker: Worker, link: FakeLink) -> None:
+        slot, version = link.sent.popleft()
+        value = float(LAYOUT.views(link.slots[slot])[0][0])
+        self.offered += 1
+        became, answers = self.shard.offer(worker.number, slot, LAYOUT.flats(link.slots[slot]), version)
+        self.lost.discard(worker.number)
+        if became != "dropped":
+            self._collected.append(value)
+        if became == "applied":
+            self.expected -= self.rules.scale * sum(self._collected)
+            if not self.rules.synchronous:
+                worker.staleness.append(self.shard.updates - 1 - version)
+        if became == "applied" or self.shard.broken_up:
+            self._collected = []
+        self._tell(answers)
+
+    def _tell(self, answers: list[Answer]) -> None:
+        if self.shard.broken_up:
+            self._collected = []
+        for answer in answers:
+            broken = answer.what == STOPPED and self.lost
+            self._links[answer.replica].coming.append(Broken() if broken else answer)
+
+    def _number(self, workers: list[Worker]) -> int:
+        return workers[0].town.servers.index(self)
+
+
+def trained(rules: Rules, batches: list[int], seed: int, deaths: dict[int, int] | None = None) -> Town:
+    """Return a town that has trained to its end."""
+    town = Town(rules, batches, seed, deaths)
+    for server in town.servers:
+        server.moves(town.workers)
+    town.run()
+    return town
