@@ -54,38 +54,43 @@ class HostsCluster:
         return f"nbdist://{self.address(name)}"
 
     def begin(
-        self, strategy: str, options: dict[str, Any], *, tell: bool = False, **model: Any
+        self, strategy: str, options: dict[str, Any], *, pause: bool = False, **model: Any
     ) -> list[list[str]]:
-        """Begin a training on all workers; return how each reaches the others; with `tell` in its midst."""
+        """Begin a training on all workers, perhaps up to its midst; return how each reaches the others."""
         self.run = f"run{next(self._runs)}"
-        order = {"run": self.run, "strategy": strategy, "options": options, "tell": tell}
+        order = {"run": self.run, "strategy": strategy, "options": options, "pause": pause}
         for worker in self.workers.values():
             worker.ask(do="train", **order, **model)
         reached = self.results()
-        assert not tell or set(self.results()) == {"going on"}
+        assert not pause or set(self.results()) == {"in the middle"}
         return reached
+
+    def go_on(self) -> None:
+        """Let workers that have paused, and live, go on."""
+        for worker in self.workers.values():
+            if worker.process.poll() is None:
+                worker.tell("go on")
 
     def results(self) -> list[Any]:
         """Return what each worker answers."""
         return [worker.answer() for worker in self.workers.values()]
 
-    def cut_off(self, within: float) -> list[str]:
-        """Return the errors that end the training on each living worker, all within so many seconds from now.
+    def error(self, name: str, begun: float, within: float) -> str:
+        """Return the error that ends a worker's training, so many seconds after it begun at most."""
+        found = self[name].answer()
+        took = time.monotonic() - begun
+        print(f"{name}: {took:.2f} s: {found}")
+        assert "error" in found, f"{name}: {found}"
+        kind, text = found["error"]
+        assert kind in ("UnavailableError", "TaskDiedError"), found
+        assert took < within + BUSY_SECONDS, found
+        return str(text)
 
-        What becomes of a worker is printed, for the tests' report.
-        """
-        begun, texts = time.monotonic(), []
-        for worker in self.workers.values():
-            if worker.process.poll() is None:
-                found = worker.answer()
-                took = time.monotonic() - begun
-                print(f"{worker.name}: {took:.2f} s: {found}")
-                assert "error" in found, f"{worker.name}: {found}"
-                kind, text = found["error"]
-                assert kind in ("UnavailableError", "TaskDiedError"), found
-                assert took < within + BUSY_SECONDS, found
-                texts.append(text)
-        return texts
+    def errors(self, within: float) -> list[str]:
+        """Return the errors that end the training on all living workers, so many seconds from now at most."""
+        begun = time.monotonic()
+        alive = [name for name, worker in self.workers.items() if worker.process.poll() is None]
+        return [self.error(name, begun, within) for name in alive]
 
     def close(self) -> None:
         """End the tasks that live, in peace."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from actor import say, serve
+from actor import hear, say, serve
 from hosts_model import fit
 
 from nbdist.cluster.tasks import close_task, join_roster, open_task
@@ -40,16 +40,17 @@ def join(roster: list[dict[str, Any]], cluster_id: str) -> str:
     return name
 
 
-class Tell(Callback):
-    """Says when some epochs are over."""
+class Pause(Callback):
+    """Says when some epochs are over, and waits for a word to go on."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         if epoch == 2:
-            say("going on")
+            say("in the middle")
+            hear()
 
 
-def train(run: str, strategy: str, options: dict[str, Any], tell: bool, **model: Any) -> dict[str, Any]:
-    """Train; answers how the others are reached, if it is to tell in the middle of it, and what came out."""
+def train(run: str, strategy: str, options: dict[str, Any], pause: bool, **model: Any) -> dict[str, Any]:
+    """Train; answers how the others are reached, when it pauses, and what came out."""
     task = tasks.current()
     ranks = [info.rank for info in task.roster if info.job == "worker"]
     context = Context(is_chief=task.rank == ranks[0], seed=7, quiet=True)
@@ -69,7 +70,7 @@ def train(run: str, strategy: str, options: dict[str, Any], tell: bool, **model:
     context.strategy = made
     with use(context):
         try:
-            found = fit(**model, callbacks=[Tell()] if tell else [])
+            found = fit(**model, callbacks=[Pause()] if pause else [])
         except NbdistError as error:
             return {"error": [type(error).__name__, str(error)], "steps": context.progress.step}
     return {**found, "steps": context.progress.step, "staleness": held["staleness"]}
