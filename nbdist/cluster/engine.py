@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 HEARTBEAT_SECONDS = 1.0  # between the controller's beats once all engines are there
@@ -15,10 +15,19 @@ RECONNECT_MS = 10  # the controller binds while the engines start; ZeroMQ's own 
 
 
 def run_engine(
-    rank: int, environment: Mapping[str, str], connection: dict[str, Any], folder: str, timeout: float
+    rank: int,
+    environment: Mapping[str, str],
+    connection: dict[str, Any],
+    folder: str,
+    timeout: float,
+    enter: Callable[[], None] = lambda: None,
 ) -> None:
-    """Be the engine with id `rank` until it is told to stop. Runs in a fresh fork, before any thread."""
+    """Be the engine with id `rank` until it is told to stop. Runs in a fresh fork, before any thread.
+
+    `enter` is called as soon as the environment stands, such as to enter an MPI world.
+    """
     os.environ.update(environment)
+    enter()
     fresh_random_state()
     # To the engine's own log file: sys.stderr belongs to the notebook, or to the body that runs.
     logging.getLogger("nbdist").addHandler(logging.StreamHandler(sys.__stderr__))

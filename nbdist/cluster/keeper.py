@@ -31,6 +31,7 @@ from typing import Any
 
 GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 CONTROLLER = -1  # the "rank" of the controller in events
+MPIEXEC = -2  # of mpiexec, where it has made the engines' world; no client hears of it
 MAX_LINE = 1 << 20
 LOG_TAIL = 4000  # characters of a dead child's log that its exit event carries
 PR_SET_PDEATHSIG = 1
@@ -53,6 +54,7 @@ class Keeper:
         self.deadline: float | None = None  # when what still lives is killed
         self.orphaned_at: float | None = None
         self.held_ports: list[socket.socket] = []
+        self.seats: dict[int, Any] = {}  # in an MPI world, which ends with them
         self.wake_in, self.wake_out = os.pipe()
         os.set_blocking(self.wake_in, False)
         os.set_blocking(self.wake_out, False)
@@ -108,6 +110,16 @@ class Keeper:
         """Let go of the ports that were held for the controller."""
         while self.held_ports:
             self.held_ports.pop().close()
+
+    def pids(self) -> dict[str, int]:
+        """Return the processes that live, by rank."""
+        return {str(rank): pid for pid, rank in self.children.items() if rank != MPIEXEC}
+
+    def check_mpiexec(self) -> None:
+        """Raise RuntimeError with what it has printed if mpiexec has ended."""
+        pid = next(pid for pid, rank in self.children.items() if rank == MPIEXEC)
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            raise RuntimeError(f"mpiexec has ended: {self._log_tail(MPIEXEC) or '(no output)'}")
 
     def clean_up(self) -> None:
         """Remove what the cluster leaves on disk and in shared memory."""
@@ -166,9 +178,8 @@ class Keeper:
     def _answer(self, request: dict[str, Any]) -> Reply:
         match request["request"]:
             case "status":
-                pids = {str(rank): pid for pid, rank in self.children.items()}
                 exits = {str(rank): how for rank, how in self.exits.items()}
-                return {"pids": pids, "exits": exits, "stopping": self.deadline is not None}
+                return {"pids": self.pids(), "exits": exits, "stopping": self.deadline is not None}
             case "signal":
                 rank, number = int(request["rank"]), int(request["signum"])
                 pid = next((pid for pid, has in self.children.items() if has == rank), None)
@@ -209,6 +220,8 @@ class Keeper:
                 os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             rank = self.children.pop(pid)
+            if rank == MPIEXEC:  # its work was done when the engines had their seats
+                continue
             died_by = None if ended.si_code == os.CLD_EXITED else ended.si_status
             code = ended.si_status if died_by is None else None
             how: dict[str, Any] = {"rank": rank, "pid": pid, "code": code, "signal": died_by}
@@ -219,7 +232,7 @@ class Keeper:
                 self.stop(f"the controller (pid {pid}) has ended")
 
     def _log_tail(self, rank: int) -> str:
-        name = "controller" if rank == CONTROLLER else f"engine-{rank}"
+        name = {CONTROLLER: "controller", MPIEXEC: "mpiexec"}.get(rank, f"engine-{rank}")
         try:
             return (self.folder / "log" / f"{name}.log").read_text(errors="replace")[-LOG_TAIL:]
         except OSError:

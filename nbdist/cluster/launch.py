@@ -29,7 +29,7 @@ from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NbdistErr
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.keys import ClusterKeys
 
-LAUNCHERS = ("local",)
+LAUNCHERS = ("local", "mpi")
 LEAST_ROOM = 64 << 10  # bytes on the disk of the cluster's folder, without which nothing starts
 Report = Callable[[str], object]
 
@@ -57,6 +57,9 @@ def start_cluster(
     ``memory`` (bytes, or a text such as "2G") is how much the variables and programs of graphs may take on
     each task: what goes over it is refused, with the sizes, before anything is allocated.
 
+    The `launcher` "local" starts plain engines, "mpi" has mpiexec put them into one MPI world, so that groups
+    of kind "mpi" can be formed (`pip install nbdist[mpi]`); both run on this host.
+
     The cluster ends with this process; should the process be killed, it ends `orphan_timeout` seconds later
     unless another client has attached. A `detached` cluster lives until someone stops it.
 
@@ -82,7 +85,12 @@ def start_cluster(
         gpu_memory=gpu_memory,
         memory=parse_memory(memory),
     )
-    start = _Start(plans, cluster_id or new_id(), timeout, report or (lambda line: None))
+    mpiexec: list[str] = []
+    if launcher == "mpi":
+        from nbdist.cluster.mpi import mpiexec_command
+
+        mpiexec = mpiexec_command(workers + ps)
+    start = _Start(plans, cluster_id or new_id(), timeout, report or (lambda line: None), mpiexec)
     cluster = start.bring_up(None if detached else orphan_timeout, owner=not detached)
     jobs = f"{workers} worker{'s' * (workers > 1)}" + (f", {ps} ps" if ps else "")
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s: {jobs}")
@@ -92,8 +100,16 @@ def start_cluster(
 class _Start:
     """One bring-up: its clock, its phases, and what to do when one fails."""
 
-    def __init__(self, plans: tuple[TaskPlan, ...], cluster_id: str, timeout: float, report: Report) -> None:
+    def __init__(
+        self,
+        plans: tuple[TaskPlan, ...],
+        cluster_id: str,
+        timeout: float,
+        report: Report,
+        mpiexec: list[str] | None = None,
+    ) -> None:
         self.plans = plans
+        self.mpiexec = mpiexec or []
         self.timeout = timeout
         self.report = report
         self.begun = self.phase_begun = time.monotonic()
@@ -130,6 +146,7 @@ class _Start:
             "folder": str(self.folder),
             "orphan_timeout": orphan_timeout,
             "timeout": self.timeout,
+            "mpiexec": self.mpiexec,
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in self.plans],
         }
 

@@ -15,9 +15,10 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.keeper import CONTROLLER, Keeper, read_line
+from nbdist.cluster.keeper import CONTROLLER, MPIEXEC, Keeper, read_line
 
 # Imported once here, so that no engine has to. They are named, not imported by statement, for they lie on
 # higher floors; one that fails here fails again, and is reported, where it is used.
@@ -76,19 +77,41 @@ def start_children(keeper: Keeper) -> Callable[[], None] | None:
         if child:
             return child
     keeper.broadcast({"event": "started", "connection": client_side})
+    door: Any = None
+    if plan.get("mpiexec"):
+        from nbdist.cluster.mpi import WorldDoor, enter, leave_seats
+
+        door = WorldDoor(Path(folder))
+        child = keeper.fork(
+            MPIEXEC, partial(run_command, plan["mpiexec"], folder), f"{folder}/log/mpiexec.log"
+        )
+        if child:
+            return child
     import_ahead()
+    if door is not None:
+        keeper.seats = door.seats(len(plan["tasks"]), plan["timeout"], keeper.check_mpiexec)
+        door.close()
     gc.freeze()  # what the children share is never collected, so it is never copied either
     from nbdist.cluster.engine import run_engine
 
     for task in plan["tasks"]:
         rank = task["rank"]
         start = partial(run_engine, rank, task["environment"], connection, folder, plan["timeout"])
+        if door is not None:
+            start = partial(start, partial(enter, keeper.seats, rank))
         child = keeper.fork(rank, start, f"{folder}/log/engine-{rank}.log")
         if child:
             return child
-    pids = {str(rank): pid for pid, rank in keeper.children.items()}
-    keeper.broadcast({"event": "forked", "pids": pids})
+    if door is not None:
+        leave_seats(keeper.seats)
+    keeper.broadcast({"event": "forked", "pids": keeper.pids()})
     return None
+
+
+def run_command(command: list[str], folder: str) -> None:
+    """Become another program, in the cluster's folder. Runs in a fresh fork."""
+    os.chdir(folder)
+    os.execv(command[0], command)
 
 
 def import_ahead() -> None:

@@ -27,7 +27,9 @@ from nbdist.ui.launch import start
 START_FLAGS = {
     "--workers": Flag("workers", int, "N", "tasks that train (default 2)"),
     "--ps": Flag("ps", int, "N", "tasks that keep parameters (default 0)"),
-    "--launcher": Flag("launcher", str, "local", "where engines run"),
+    "--launcher": Flag(
+        "launcher", str, "local|mpi", "how engines start: plainly (default), or in an MPI world"
+    ),
     "--gpus": Flag(
         "gpus", lambda v: int(v) if v.isdigit() else v, "auto|none|N", "GPUs to use, one a worker"
     ),

@@ -1,0 +1,211 @@
+"""Engines in one MPI world: groups of kind "mpi", and what remains when one of them dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from nbdist.cluster import mpi
+from nbdist.cluster.handle import Cluster
+from nbdist.cluster.launch import start_cluster
+from nbdist.errors import BodyError, MissingExtra, TaskDiedError, UnavailableError
+from nbdist.runs.options import Options
+from nbdist.runs.start import start_run
+
+pytestmark = pytest.mark.engines
+
+
+def shipped(function: Any) -> Any:
+    """Let a function travel by its code, as one from a notebook does, not by the name of this module."""
+    function.__module__ = "__main__"
+    return function
+
+
+@shipped
+def place() -> tuple[int, int, int, str]:
+    import os
+
+    from mpi4py import MPI
+
+    from nbdist.runtime.task import current
+
+    world = MPI.COMM_WORLD
+    return current().rank, world.rank, world.size, os.environ["NBDIST_RANK"]
+
+
+@shipped
+def in_group(ranks: tuple[int, ...], run: str, here: str, work: str) -> Any:
+    """Form a group of some ranks, whose cards lie in a folder, and do something in it."""
+    import json
+    import os
+    import time
+
+    import numpy as np
+
+    from nbdist.runtime.task import current
+    from nbdist.wire.collective.base import Member
+    from nbdist.wire.collective.choice import form
+
+    task = current()
+    rank = ranks.index(task.rank)
+
+    def exchange(card: dict[str, Any]) -> list[dict[str, Any]]:
+        with open(f"{here}/{run}.{rank}.draft", "w") as file:
+            json.dump(card, file)
+        os.rename(f"{here}/{run}.{rank}.draft", f"{here}/{run}.{rank}")
+        paths = [f"{here}/{run}.{other}" for other in range(len(ranks))]
+        while not all(map(os.path.exists, paths)):
+            time.sleep(0.001)
+        return [json.load(open(path)) for path in paths]
+
+    infos = [task.roster[one] for one in ranks]
+    names, hosts = tuple(info.name for info in infos), tuple(info.host for info in infos)
+    with form(
+        Member(rank, hosts, names, int.from_bytes(run.encode()[:7], "big"), "none"), exchange, "mpi"
+    ) as group:
+        if work == "add":
+            small = group.all_reduce(task.rank + 1, "sum")
+            large = group.all_reduce(np.full(300_000, task.rank + 1.0, "f4"), "sum")
+            assert (large == small).all()
+            return group.kind, float(small)
+        group.barrier()
+        open(f"{here}/waits.{rank}", "w").close()
+        while rank == len(ranks) - 1:
+            pass
+        return group.barrier()
+
+
+@shipped
+def loaded() -> bool:
+    import sys
+
+    return any(name.split(".")[0] == "mpi4py" for name in sys.modules)
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline, waiter = time.monotonic() + seconds, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        waiter.wait(0.01)
+
+
+def sums(cluster: Cluster, ranks: tuple[int, ...], run: str, here: Path) -> Any:
+    return cluster.submit(in_group, ranks, run, str(here), "add", on=ranks).results(20)
+
+
+def processes_below(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+@pytest.fixture
+def world(own_home: Path) -> Iterator[Cluster]:
+    cluster = start_cluster(3, launcher="mpi", report=None)
+    yield cluster
+    cluster.stop()
+
+
+def test_engines_are_ranks_of_a_world_and_stop_without_a_trace(own_home: Path, tmp_path: Path) -> None:
+    cluster = start_cluster(2, 1, launcher="mpi", report=None)
+    try:
+        assert cluster.run(place) == [(rank, rank, 3, str(rank)) for rank in range(3)]
+        assert sums(cluster, (0, 1, 2), "all", tmp_path) == [("mpi", 6.0)] * 3
+        assert sums(cluster, (0, 1), "some", tmp_path) == [("mpi", 3.0)] * 2
+        keeper = psutil.Process(cluster.tasks[0].pid).ppid()
+        processes = processes_below(keeper)
+        held = [one for one in processes if one.cmdline()[-1].endswith("mpiseat.py")]
+        assert sum("mpiexec" not in one.cmdline()[0] for one in held) == 3
+        assert all(cluster.keys.secret not in " ".join(one.cmdline()) for one in processes)
+        assert not mapped_names(cluster.tasks[0].pid)
+    finally:
+        cluster.stop()
+    _, left = psutil.wait_procs(processes, 5)
+    assert not left
+
+
+def mapped_names(pid: int) -> list[str]:
+    """MPI's shared memory that has a name still, and would stay if all processes were killed."""
+    names = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+    return [name for name in names if "mpich" in name and name.startswith("/dev/shm") and Path(name).exists()]
+
+
+def test_a_killed_engine_is_missed_and_the_others_go_on(world: Cluster, tmp_path: Path) -> None:
+    calls = world.submit(in_group, (0, 1, 2), "killed", str(tmp_path), "wait")
+    until(lambda: len(list(tmp_path.glob("waits.*"))) == 3)
+    os.kill(world.tasks[2].pid, signal.SIGKILL)
+    begun = time.monotonic()
+    assert calls.wait(10)
+    assert time.monotonic() - begun < 4
+    assert isinstance(calls.outcome(2), TaskDiedError)
+    assert "SIGKILL" in str(calls.outcome(2))
+    for rank in (0, 1):
+        assert isinstance(calls.outcome(rank), (TaskDiedError, UnavailableError)), calls.outcome(rank)
+        assert "rank 2 (/job:worker/task:2)" in str(calls.outcome(rank))
+    assert [info.rank for info in world.dead()] == [2]
+    assert sums(world, (0, 1), "survivors", tmp_path) == [("mpi", 3.0)] * 2
+
+
+def test_an_interrupt_ends_a_group_and_the_next_one_works(world: Cluster, tmp_path: Path) -> None:
+    calls = world.submit(in_group, (0, 1, 2), "interrupted", str(tmp_path), "wait")
+    until(lambda: len(list(tmp_path.glob("waits.*"))) == 3)
+    for rank in (0, 2):
+        world.signal(rank, signal.SIGINT)
+    assert calls.wait(10)
+    assert [type(calls.outcome(rank)).__name__ for rank in (0, 2)] == ["BodyError"] * 2
+    assert all("KeyboardInterrupt" in str(calls.outcome(rank)) for rank in (0, 2))
+    assert "interrupted" in str(calls.outcome(1)) or "KeyboardInterrupt" in str(calls.outcome(1))
+    assert sums(world, (0, 1, 2), "next", tmp_path) == [("mpi", 6.0)] * 3
+
+
+def test_a_run_takes_it_by_name(world: Cluster) -> None:
+    body = """
+import numpy as np
+x = np.random.default_rng(0).random((90, 5), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(nb.data.Dataset.from_arrays(x, x[:, :1]).batch(30), epochs=2)
+ends = nb.collective.all_gather(np.concatenate([w.ravel() for w in model.get_weights()]))
+"""
+    for strategy in ("mirrored", "multi_worker"):
+        ends = {}
+        for kind in ("mpi", "shm"):
+            options = Options(seed=5, strategy=strategy, collective=kind, fetch=("ends",))
+            ends[kind] = start_run(body, options, cluster=world).wait().results["ends"]
+        assert (ends["mpi"] == ends["mpi"][0]).all()
+        np.testing.assert_array_equal(ends["mpi"], ends["shm"])
+
+
+def test_plain_engines_never_load_it_and_say_how_to_get_it(cluster: Cluster) -> None:
+    with pytest.raises(BodyError, match=r"FailedPreconditionError: .*%cluster start --launcher mpi"):
+        start_run(
+            "nb.collective.barrier()", Options(strategy="mirrored", collective="mpi"), cluster=cluster
+        ).wait()
+    assert cluster.run(loaded) == [False] * 4
+
+
+def test_what_is_missing_is_said_before_anything_starts(own_home: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(mpi, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r'pip install "nbdist\[mpi\]"'):
+        start_cluster(1, launcher="mpi", report=None)
+
+
+def test_an_mpiexec_that_fails_is_quoted(own_home: Path, monkeypatch: Any, tmp_path: Path) -> None:
+    broken = tmp_path / "mpiexec"
+    broken.write_text("#!/bin/sh\necho 'no such network'\nexit 3\n")
+    broken.chmod(0o700)
+    monkeypatch.setattr(mpi.sys, "executable", str(tmp_path / "python"))
+    os.symlink(sys.executable, tmp_path / "python")
+    command = mpi.mpiexec_command(1)
+    monkeypatch.undo()
+    monkeypatch.setattr(mpi, "mpiexec_command", lambda ranks: command)
+    with pytest.raises(UnavailableError, match="no such network"):
+        start_cluster(1, launcher="mpi", report=None)
