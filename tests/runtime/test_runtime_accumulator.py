@@ -103,3 +103,27 @@ def test_sums_do_not_depend_on_who_came_first(replicas: int, seed: int) -> None:
     for gradient in gradients[1:]:
         expected += gradient
     assert results == {expected.tobytes()}
+
+
+def test_what_is_kept_may_be_written_over() -> None:
+    accumulator, slot = Accumulator(), one(1)
+    for value in (1, 2, 3):
+        slot[0][:] = value
+        accumulator.offer(0, slot, 0)
+        accumulator.keep(0)
+    slot[0][:] = 100
+    assert accumulator.replicas == [0, 0, 0]
+    assert accumulator.take(3)[0] == 6
+    assert slot[0] == 100
+    accumulator.offer(0, slot, 1)
+    assert accumulator.take(1)[0] == 100
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<f8", "<c8", "<i4"])
+def test_the_sum_may_be_scaled(dtype: str) -> None:
+    accumulator = Accumulator()
+    for replica in range(2):
+        accumulator.offer(replica, [np.full(2, 4, dtype)], 0)
+    (total,) = accumulator.take(2, scale=1.5)
+    assert total.dtype == dtype
+    np.testing.assert_array_equal(total, [12, 12])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from nbdist.optim import SGD, Adam, Optimizer
-from nbdist.runtime.answers import STOPPED, Answer
+from nbdist.runtime.answers import DROPPED, KEPT, STOPPED, Answer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.mailbox import COUNTERS
+from nbdist.runtime.mailbox import CHANGES, COUNTERS
 from nbdist.runtime.rules import Rules
 from nbdist.runtime.shard import Offered, ParameterShard
 
@@ -163,3 +163,70 @@ def test_threads_lose_no_update_and_no_count() -> None:
         thread.join()
     assert value(one) == -4 * each
     assert one.counters[:2].tolist() == [4 * each] * 2
+
+
+def test_the_fastest_make_the_mean_and_the_late_one_is_dropped() -> None:
+    """Three shares of a batch, of which two make the step: their mean is theirs times 3/2."""
+    one = shard(replicas=3, synchronous=True, aggregate=2)
+    one.offer(1, 0, gradient(one, 2), 0)
+    assert one.offer(2, 0, gradient(one, 4), 0).became == "applied"
+    assert value(one) == -9
+    assert one.offer(0, 5, gradient(one, 1000), 0) == Offered("dropped", [Answer(0, 5, 0, DROPPED)])
+    assert one.offer(0, 5, gradient(one, 1), 1).became == "collected"
+    assert one.offer(1, 5, gradient(one, 1), 1).became == "applied"
+    assert value(one) == -12
+    assert (one.tally.made, one.tally.dropped) == ([1, 2, 1], [1, 0, 0])
+    assert one.counters[:2].tolist() == [2, 2]
+
+
+def test_several_batches_of_one_replica_may_be_written_to_one_place() -> None:
+    one = shard(replicas=2, synchronous=True, aggregate=4)
+    place = gradient(one, 0)
+    for amount in (1, 2):
+        place[0][:3] = amount
+        assert one.offer(0, 0, place, 0) == Offered("collected", [Answer(0, 0, 0, KEPT)])
+    place[0][:3] = 3
+    assert one.offer(0, 0, place, 0) == Offered("collected", [])
+    assert one.offer(1, 0, gradient(one, 6), 0).became == "applied"
+    assert value(one) == -6  # twelve, of four shares where a batch has two
+    assert one.tally.made == [3, 1]
+
+
+def test_the_last_step_that_is_not_complete_is_dropped() -> None:
+    one = shard(replicas=2, synchronous=True, aggregate=3)
+    one.offer(0, 0, gradient(one, 1), 0)
+    one.offer(1, 0, gradient(one, 1), 0)
+    assert one.leave(0) == [Answer(1, 0, 0, KEPT)]
+    assert one.leave(1) == []
+    assert one.tally.dropped == [1, 1]
+    assert not one.waited_for
+
+
+@pytest.mark.parametrize("locking", [False, True])
+def test_changes_are_counted_with_locking_only(locking: bool) -> None:
+    one = shard(locking=locking)
+    one.offer(0, 0, gradient(one, 1), 0)
+    assert one.counters[CHANGES] == (2 if locking else 0)
+
+
+def test_an_answer_is_held_back_and_the_gradient_applied() -> None:
+    one = shard(staleness=0)
+    assert one.offer(0, 3, gradient(one, 1), 0) == Offered("applied", [])
+    assert value(one) == -1
+    assert one.waited_for
+    assert one.offer(1, 4, gradient(one, 1), 0) == Offered("applied", [Answer(0, 3, 0), Answer(1, 4, 1)])
+    one.offer(1, 4, gradient(one, 1), 2)
+    assert one.leave(0, died=True) == [Answer(1, 4, 0)]
+
+
+def test_all_of_them_is_bit_for_bit_what_it_is_without_saying_so() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(5, 3)) * [1e-3, 1.0, 1e4]
+    memories = set()
+    for aggregate in (None, 3):
+        one = shard(replicas=3, synchronous=True, aggregate=aggregate, optimizer=Adam(0.1))
+        for step in range(5):
+            for replica in range(3):
+                one.offer(replica, 0, gradient(one, values[step, replica]), step)
+        memories.add(one.memory.tobytes())
+    assert len(memories) == 1
