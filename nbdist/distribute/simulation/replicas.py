@@ -1,0 +1,122 @@
+"""Simulated replicas of parameters on servers: what `ServedReplica` does, as a state machine.
+
+    replicas = [SimulatedReplica(number, host, serving, rules, times) for ...]
+    for replica in replicas: replica.start()
+    serving.events.play()
+
+It waits until there is room for another gradient, pulls from one server after the other, computes, pushes to
+all. A thousand of these take seconds; `rehearsal` runs the real replicas, a thread each.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from nbdist.distribute.simulation.servers import Serving
+from nbdist.runtime.answers import DROPPED, STEPPED, STOPPED, TAKEN, Answer
+from nbdist.runtime.mailbox import SLOTS
+from nbdist.runtime.rules import Rules
+
+
+class SimulatedReplica:
+    """One replica that makes as many steps as there are `times`: how long it computes in each, in seconds."""
+
+    def __init__(
+        self, number: int, host: int, serving: Serving, rules: Rules, times: Sequence[float]
+    ) -> None:
+        self.number, self.host = number, host
+        self.pushed: list[float] = []
+        """When each gradient was sent."""
+        self._serving, self._rules, self._times = serving, rules, times
+        self._servers = range(len(serving.servers))
+        self._versions = [0 for _ in self._servers]
+        self._slots = SLOTS if rules.judged_apart else rules.depth
+        self._slot = 0
+        self._under_way: deque[int] = deque()
+        self._unsaid: dict[int, set[int]] = {}  # by slot: servers that have said nothing yet
+        self._open: dict[int, set[int]] = {}  # by slot: servers where it is not settled
+        self._dropped: set[int] = set()  # slots of which some server has dropped the gradient
+        self._stopped = self._waits = self._left = False
+
+    def start(self) -> None:
+        """Begin to train, at the beginning of time."""
+        self._serving.clients[self.number] = self
+        self._serving.events.at(0.0, self._go_on)
+
+    def heard(self, server: int, answer: Answer) -> None:
+        """Note what a server says of a gradient."""
+        slot = answer.token
+        if answer.what == STEPPED:
+            return
+        self._unsaid[slot].discard(server)
+        if answer.what != TAKEN:
+            self._open[slot].discard(server)
+        if answer.what == DROPPED:
+            self._dropped.add(slot)
+        self._stopped = self._stopped or answer.what == STOPPED
+        if self._waits:
+            self._waits = False
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the next step if there is room, or see what became of the oldest gradient under way."""
+        over = self._stopped or len(self.pushed) == len(self._times)
+        if len(self._under_way) >= (1 if over else self._rules.depth):
+            self._retire()
+        elif over:
+            self._leave()
+        elif self._open.get(self._slot):  # some server still has what is in this slot
+            self._waits = True
+        else:
+            self._pull(0)
+
+    def _retire(self) -> None:
+        slot = self._under_way[0]
+        if self._rules.judged_apart and not self._unsaid[slot] and slot in self._dropped:
+            settled = True  # as far as it will be: the others may wait for this replica's next gradient
+        else:
+            settled = not self._open[slot]
+        if not settled:
+            self._waits = True
+            return
+        self._under_way.popleft()
+        if len(self._servers) > 1 and not self._rules.synchronous:
+            self._count()
+        else:
+            self._go_on()
+
+    def _count(self) -> None:
+        near = self._serving.servers[0].host == self.host
+        self._serving.count(self, (lambda: None) if near else self._go_on)
+        if near:  # the bell is rung, and that is all
+            self._go_on()
+
+    def _pull(self, server: int) -> None:
+        """Pull from a server, and then from the ones after it."""
+        if server in self._servers:
+            self._serving.pull(self, server, lambda version: self._pulled(server, version))
+        else:
+            self._serving.hosts.work(self.host, self._times[len(self.pushed)], self._push)
+
+    def _pulled(self, server: int, version: int) -> None:
+        self._versions[server] = version
+        self._pull(server + 1)
+
+    def _push(self) -> None:
+        """Push to all servers, and go on."""
+        slot, after = self._slot, 0.0
+        self._unsaid[slot], self._open[slot] = set(self._servers), set(self._servers)
+        self._dropped.discard(slot)
+        for server in self._servers:
+            after = self._serving.push(self, server, slot, self._versions[server], after)
+        self._under_way.append(slot)
+        self._slot = (slot + 1) % self._slots
+        self.pushed.append(self._serving.events.now)
+        self._serving.events.at(after, self._go_on)
+
+    def _leave(self) -> None:
+        if not self._left:
+            self._left = True
+            for server in self._serving.servers:
+                self._serving.leave(self, server)
