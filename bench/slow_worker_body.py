@@ -1,0 +1,89 @@
+"""What each worker runs in the benchmark of slow workers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import nbdist as nb
+
+USUAL, SLOW, PAUSE, ONE_IN = 0.010, 0.050, 0.200, 50  # seconds, and how often there is a pause
+LONGEST = 120.0  # seconds after which a training is given up
+LOOK = 2  # steps of the first worker from one look at the held-out loss to the next
+
+
+def train(
+    pace: str, where: str, batch: int, rate: float, target: float, workers: int, seed: int, folder: str
+) -> None:
+    """Train at a pace until the held-out loss is ``target``.
+
+    Leaves how it fell and how many steps were made in ``folder``.
+    """
+    x, y, x_test, y_test = nb.data.digits()
+    rank = nb.task.rank
+    waits = pauses(pace, rank == workers - 1, np.random.default_rng([seed, rank]))
+    batches = nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(batch, drop_remainder=True).repeat()
+    model = nb.nn.Sequential([nb.nn.Dense(32, "relu"), nb.nn.Dense(10, "softmax")])
+    model.compile(nb.optim.SGD(rate), "sparse_categorical_crossentropy")
+    model.build((64,))
+    weights = np.random.default_rng(seed)
+    model.set_weights([weights.standard_normal(w.shape, np.float32) * 0.15 for w in model.get_weights()])
+    if where == "data":
+        batches = batches.map(slowed(lambda x, y: (x, y), waits))
+    else:  # from pulling parameters to pushing the gradient: no callback is in between, so in what fit uses
+        objective = model._objective_for(batches)
+        program = objective.training_program
+        objective.training_program = lambda *shapes, **how: slowed(program(*shapes, **how), waits)
+    watch = Watch(target)
+    model.fit(
+        batches,
+        steps_per_epoch=LOOK,
+        epochs=1_000_000,
+        validation_data=(x_test, y_test),
+        callbacks=[watch],
+    )
+    said = {"steps": nb.train.context.current().progress.step, "curve": watch.curve}
+    Path(folder, f"{rank}.json").write_text(json.dumps(said))
+
+
+class Watch(nb.train.Callback):
+    """Takes note of the held-out loss where it is computed, and ends the training when it is low enough."""
+
+    def __init__(self, target: float) -> None:
+        self.target = target
+        self.curve: list[tuple[float, float]] = []
+
+    def on_train_begin(self) -> None:
+        self.begin = time.monotonic()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        seconds = time.monotonic() - self.begin
+        if seconds > LONGEST:
+            raise TimeoutError(f"the loss is {logs} after {LONGEST:g} s and was to be {self.target}")
+        if "val_loss" in logs:
+            self.curve.append((round(seconds, 3), round(logs["val_loss"], 4)))
+            self.stop_training = logs["val_loss"] <= self.target
+
+
+def slowed(function: Callable[..., Any], waits: Iterator[float]) -> Callable[..., Any]:
+    """Return a function that takes as much longer as ``waits`` says."""
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(next(waits))
+        return function(*arguments)
+
+    return slow
+
+
+def pauses(pace: str, last: bool, random: np.random.Generator) -> Iterator[float]:
+    """Yield how long each batch takes, in seconds."""
+    while True:
+        if pace == "now and then":
+            yield PAUSE if random.random() < 1 / ONE_IN else USUAL
+        else:
+            yield SLOW if pace == "one slow" and last else USUAL
