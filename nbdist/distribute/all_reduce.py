@@ -103,7 +103,7 @@ class AllReduceReplica(Replica):
             self.close()
             raise
         said = f"{self._group.size} replicas, gradients by all-reduce ({self._group.kind})"
-        self.notes = [*([said] if self._group.rank == 0 else []), *self._group.notes]
+        self.notes = [*([said] if self._group.size > 1 and self._group.rank == 0 else []), *self._group.notes]
 
     def _share_out(self) -> None:
         """Make the buckets of a group that is new."""

@@ -213,7 +213,7 @@ class _Loop:
             else:  # a last batch smaller than the number of replicas leaves some without an example
                 for gradient in gradients:
                     gradient.fill(0)
-            computed = clock()
+            computed, late = clock(), replica.waited
             try:
                 if wrong:
                     assert restore is not None
@@ -224,13 +224,14 @@ class _Loop:
                 self._again = True
                 continue
             data, ended = begun - ended, clock()
+            late = min(replica.waited - late, ended - computed)
             spent["data"] += data
             spent["compute"] += computed - pulled
-            spent["exchange"] += pulled - begun - waited + ended - computed
-            spent["wait"] += waited
+            spent["exchange"] += pulled - begun - waited + ended - computed - late
+            spent["wait"] += waited + late
             self.step += 1
             if record is not None:
-                record((self.step, data, begun, waited, pulled, computed, ended))
+                record((self.step, data, begun, waited, pulled, computed, late, ended))
             progress.step = self.step
             progress.examples += mine
             progress.global_step = self.updates_before + replica.global_step

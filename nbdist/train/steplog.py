@@ -23,7 +23,8 @@ class StepLog:
         self.lane = lane
         self._tape = Tape()
         self.add: Callable[[Row], None] = self._tape.add
-        """Record a step: (number, seconds for data, begun, seconds of waiting, pulled, computed, pushed)."""
+        """Record a step: (number, seconds for data, begun, seconds that the pull waited, pulled, computed,
+        seconds that the push waited, pushed)."""
         self._pull: tuple[str, str] | None = None
         self._push = ("apply", "gradients")
         self._program = ("compute", "step")
@@ -60,9 +61,9 @@ def step_spans(
 ) -> Iterator[Span]:
     """Yield the parts of recorded steps; ``pull``, ``push`` and ``program`` are their kinds and names.
 
-    A pull waits first, if it has to, and then receives.
+    A pull waits first, if it has to, and then receives; a push waits for the others, and then sends.
     """
-    for step, data, begun, waited, pulled, computed, pushed in rows:
+    for step, data, begun, waited, pulled, computed, late, pushed in rows:
         if data > 0:
             yield Span(task, lane, "data", "next batch", begun - data, data, step)
         if waited > 0:
@@ -70,4 +71,6 @@ def step_spans(
         if pull is not None:
             yield Span(task, lane, *pull, begun + waited, max(0.0, pulled - begun - waited), step)
         yield Span(task, lane, *program, pulled, computed - pulled, step)
-        yield Span(task, lane, *push, computed, pushed - computed, step)
+        if late > 0:
+            yield Span(task, lane, "wait", "the other replicas", computed, late, step)
+        yield Span(task, lane, *push, computed + late, max(0.0, pushed - computed - late), step)

@@ -75,15 +75,16 @@ def test_what_takes_no_time_is_no_news() -> None:
     assert [span.seconds for span in log.spans("worker")] == [1.0]
 
 
-def test_a_pull_waits_and_then_receives() -> None:
-    row = (7, 0.5, 10.0, 2.0, 13.0, 17.0, 18.0)
+def test_a_pull_waits_and_then_receives_and_a_push_waits_and_then_sends() -> None:
+    row = (7, 0.5, 10.0, 2.0, 13.0, 17.0, 0.75, 18.0)
     spans = list(step_spans([row], "worker", "CPU:0", ("receive", "parameters"), ("send", "gradient")))
     assert [(s.kind, s.name, s.start, s.seconds, s.step) for s in spans] == [
         ("data", "next batch", 9.5, 0.5, 7),
         ("wait", "gradient under way", 10.0, 2.0, 7),
         ("receive", "parameters", 12.0, 1.0, 7),
         ("compute", "step", 13.0, 4.0, 7),
-        ("send", "gradient", 17.0, 1.0, 7),
+        ("wait", "the other replicas", 17.0, 0.75, 7),
+        ("send", "gradient", 17.75, 0.25, 7),
     ]
 
 
@@ -101,7 +102,7 @@ def test_it_is_read_while_it_is_written() -> None:
         step = 0
         while not stop.is_set():
             step += 1
-            log.add((step, 0.0, step, 0.0, step, step, step + 0.5))
+            log.add((step, 0.0, step, 0.0, step, step, 0.0, step + 0.5))
 
     writer = threading.Thread(target=write)
     writer.start()
