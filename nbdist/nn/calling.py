@@ -6,7 +6,6 @@ the model whenever it is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -147,17 +146,19 @@ def _variable(name: str, like: Variable, value: np.ndarray[Any, Any]) -> Variabl
     )
 
 
-def _network(model: Model, x: Tensor) -> Network:
-    shape: Sequence[int | None] = x.shape[1:]
-    if not x.shape or None in shape:
+def example_shape(x: Any) -> tuple[int, ...]:
+    """Return the shape of one example of a batch, or raise if it is not known."""
+    if not x.shape or None in x.shape[1:]:
         raise InvalidArgumentError(
             f"the model takes a batch of examples of one known shape, got {show(x.shape)}"
         )
-    if model.network is None:
-        model.build([int(n or 0) for n in shape])
+    return tuple(int(n or 0) for n in x.shape[1:])
+
+
+def _network(model: Model, x: Tensor) -> Network:
     network = model.network
     assert network is not None
-    if tuple(shape) != network.shape:
+    if x.shape[1:] != network.shape:
         raise InvalidArgumentError(
             f"the model takes examples of shape {show(network.shape)}, got a batch of {show(x.shape)}"
         )

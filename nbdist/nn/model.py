@@ -198,6 +198,8 @@ class Model:
         """
         if not isinstance(x, (Tensor, Composite)):
             return calling.predict(self, x, training)
+        if self._network is None:
+            self.build(calling.example_shape(x))
         return self._calls.call(self, x, training)
 
     @property

@@ -116,8 +116,9 @@ class Held:
             for v in wanted & set(group.trained):
                 names = ", ".join(v.name for v in group.trained)
                 raise InvalidArgumentError(
-                    f"variable {v.name!r} is trained with {names} by {type(group.optimizer).__name__} "
-                    "already, in one update; train the same variables with the same optimizer in every step"
+                    f"variable {v.name!r} is trained already, by another {type(group.optimizer).__name__} or "
+                    f"with other variables ({names}): make an optimizer once, outside of the function that "
+                    "run is given, and let it train the same variables in every step"
                 )
         group = Group(applied.optimizer, applied.variables, applied.counter)
         self.groups.append(group)
@@ -132,6 +133,7 @@ class Held:
         contexts = [self.context, *companions]
         group.replicas = self.crew.each(lambda i: group.replica(contexts[i]))
         self.context.trainings += 1
+        self._settled.update(group.trained)  # they begin with the first one's values
         self.context.progress.trainings, self.context.progress.state = self.context.trainings, "training"
         for note in group.replicas[0].notes:
             print(note)
@@ -147,14 +149,17 @@ class Held:
         return {v: found[v] if v in found else self._own(place, v) for v in variables}
 
     def settle(self, variables: Sequence[Variable]) -> None:
-        """Let all replicas begin with the first one's values of what is alike on all and nobody trains."""
+        """Let all replicas begin with the first one's values of what is alike on all and nobody trains.
+
+        This comes before any of them changes its own.
+        """
         trained = {v for group in self.groups if group.replicas for v in group.trained}
         for v in variables:
-            if v in self._settled or v in trained or self.strategy.num_replicas_in_sync == 1:
+            if v in self._settled or v in trained:
                 continue
             self._settled.add(v)
-            if not synchronization.apart(v):
-                own = [to_host(self._own(place, v)) for place in self.places]
+            own = [to_host(self._own(place, v)) for place in self.places]
+            if self.strategy.num_replicas_in_sync > 1 and not synchronization.apart(v):
                 self._spread(v, self.all_reduce(own, "first"))
 
     def at_home(self, variable: Variable) -> Array:

@@ -164,6 +164,11 @@ class Runner:
         except Stopped:  # this step cannot be completed any more: variables stay as they are
             held.ended = True
             held.finish()
+            if calls[0].trace.meets:
+                raise AbortedError(
+                    f"{calls[0].trace.name} brings values of all replicas together, and another replica has "
+                    "left; what was trained until then is kept"
+                ) from None
             return self._steps(calls, groups, False)
         except BaseException:
             if held.strategy.num_replicas_in_sync > 1:

@@ -96,6 +96,13 @@ def finish(strategy: Strategy) -> None:
         runner.held.finish()
 
 
+def abandon(strategy: Strategy) -> None:
+    """Let go of what a strategy's custom loops hold, without waiting; values come home as they are."""
+    runner: Runner | None = strategy.__dict__.get("_runner")
+    if runner is not None:
+        runner.held.abandon()
+
+
 def local_results(value: Any) -> tuple[Any, ...]:
     """Return the values of this process's replicas."""
     found = [one for one in leaves(value) if isinstance(one, PerReplica)]

@@ -66,6 +66,8 @@ class Trace:
     """By model."""
     replica: Placeholder | None = None
     """The number of the replica, if it is asked for."""
+    meets: bool = False
+    """Whether replicas bring values together in it."""
     in_order: bool = False
     """Whether it has to run in the order in which it was recorded."""
 
@@ -151,7 +153,7 @@ class Tracing:
 
     def all_reduce(self, value: Any, how: str) -> Tensor:
         """Return the op that brings the replicas' values together."""
-        self.trace.in_order = True
+        self.trace.in_order = self.trace.meets = True
         return record("all_reduce", value, op=how)
 
     @contextlib.contextmanager

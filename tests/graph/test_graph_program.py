@@ -271,3 +271,11 @@ def test_a_kernel_with_scratch_memory_runs_on_no_elements() -> None:
         slope = gradients(relu(x), [x])[0]
     program = compile_program([slope], feeds=[x], shapes=[(0, 3)])
     assert program(np.zeros((0, 3), np.float32))[0].shape == (0, 3)
+
+
+def test_a_sum_of_no_rows_is_nothing() -> None:
+    with Graph().as_default():
+        x, b = placeholder(np.float32, (None, 3), name="x"), Variable(np.ones(3, np.float32))
+        slope = gradients(np.sum(x + b), [b])[0]
+    program = compile_program([slope], feeds=[x], shapes=[(0, 3)], values={b: np.ones(3, np.float32)})
+    np.testing.assert_array_equal(program(np.zeros((0, 3), np.float32))[0], 0)

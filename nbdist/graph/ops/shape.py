@@ -208,7 +208,7 @@ def _sum_to_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
                 ones.append(np.ones(prod(x.shape[: len(axes[0])]), x.dtype))
         if ones and out.flags.c_contiguous:
             # The sum of rows is a product with ones, which BLAS does several times as fast.
-            np.dot(ones[0], x.reshape(len(ones[0]), -1), out.reshape(-1))
+            np.dot(ones[0], x.reshape(len(ones[0]), out.size), out.reshape(-1))  # of no rows, too
             return
         target = out.reshape(_kept(x.shape, axes[0]))
         if xp is np:

@@ -1,0 +1,402 @@
+"""What every strategy whose replicas step together owes; a test of one inherits `StrategyContract`.
+
+class TestMine(StrategyContract):
+    @pytest.fixture
+    def world(self):
+        return [(context, strategy), ...]      # one for each process of the run: here each has a thread
+
+A strategy with several replicas in one process has one entry. ``context.strategy`` is the strategy, its seed
+is `SEED`, and it is quiet. All entries together have ``strategy.num_replicas_in_sync`` replicas.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from nbdist.data import Dataset
+from nbdist.distribute import Strategy
+from nbdist.errors import InvalidArgumentError, NanLossError
+from nbdist.graph.tensor import Variable
+from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, losses
+from nbdist.optim import SGD, Adam, Optimizer
+from nbdist.train.callbacks import Callback
+from nbdist.train.context import Context, use_here
+from nbdist.train.reduction import PerReplica
+from nbdist.train.replica_context import get_replica_context
+from nbdist.train.scope import local_results
+
+Array: TypeAlias = np.ndarray[Any, Any]
+World: TypeAlias = Sequence[tuple[Context, Strategy]]
+
+SEED = 11
+PATIENCE = 30.0
+BATCHES = [(60, 20), (61, 20), (30, 7), (5, 2)]  # rows and batch size: even, ragged, odd, empty shares
+
+
+def everywhere(world: World, body: Callable[[Strategy, Context], Any]) -> list[Any]:
+    """Run a body as each process of a run would; return what each returned, or raise the cause."""
+    results: list[Any] = [None] * len(world)
+    errors: list[BaseException] = []
+
+    def run(index: int) -> None:
+        context, strategy = world[index]
+        try:
+            with use_here(context):
+                results[index] = body(strategy, context)
+        except BaseException as error:
+            errors.append(error)
+            for other, _ in world:  # as the run does
+                other.control.aborted = other.control.aborted or f"another failed: {error}"
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(world))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a replica hangs"
+    if errors:
+        raise errors[0]
+    return results
+
+
+def alone(body: Callable[[Strategy, Context], Any]) -> Any:
+    """Run a body on one device, as the comparison."""
+    context = Context(seed=SEED, quiet=True)
+    return everywhere([(context, context.strategy)], body)[0]
+
+
+def points(rows: int) -> tuple[Array, Array]:
+    rng = np.random.default_rng(0)
+    y = np.arange(rows) % 3
+    return (rng.normal(size=(rows, 4)) * 0.5 + np.eye(3, 4)[y]).astype(np.float32), y
+
+
+def model(*between: Any) -> Sequential:
+    layers = [Dense(6, activation="tanh"), *between, Dense(3, activation="softmax")]
+    return Sequential(layers, seed=5)
+
+
+def fitted(
+    strategy: Strategy,
+    optimizer: Optimizer,
+    rows: int,
+    size: int,
+    between: Sequence[Any] = (),
+    **options: Any,
+) -> tuple[list[Array], int]:
+    """Train by fit; return the weights and the number of updates."""
+    with strategy.scope():
+        made = model(*between)
+        made.compile(optimizer, metrics=["accuracy"])
+    history = made.fit(
+        Dataset.from_arrays(*points(rows)).shuffle(rows).batch(size), **{"epochs": 2, **options}
+    )
+    return made.get_weights(), history.global_step
+
+
+def looped(
+    strategy: Strategy, optimizer: Optimizer, rows: int, size: int, between: Sequence[Any] = ()
+) -> tuple[list[Array], list[float]]:
+    """Train by a loop of one's own; return the weights and the losses of all replicas."""
+    with strategy.scope():
+        made = model(*between)
+
+    def step(x: Any, y: Any) -> Any:
+        replica = get_replica_context()
+        assert replica is not None
+        each = losses.sparse_categorical_crossentropy(y, made(x, training=True))
+        loss = compute_average_loss(each, replica.all_reduce("sum", np.float32(x.shape[0])))
+        optimizer.minimize(loss)
+        return loss
+
+    data = strategy.distribute_dataset(Dataset.from_arrays(*points(rows)).shuffle(rows).batch(size))
+    found = [float(strategy.reduce("sum", strategy.run(step, batch))) for _ in range(2) for batch in data]
+    strategy.finish()
+    return made.get_weights(), found
+
+
+def assert_alike(ours: Any, theirs: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+class StrategyContract:
+    """N replicas compute what one device would, by fit and by a loop of one's own; and what they agree on."""
+
+    @pytest.fixture
+    def world(self) -> World:
+        raise NotImplementedError("a list of (context, strategy), one for each process")
+
+    @pytest.mark.parametrize(("rows", "size"), BATCHES)
+    def test_fit_is_that_of_one_device(self, world: World, rows: int, size: int) -> None:
+        expected, steps = alone(lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), rows, size))
+        results = everywhere(world, lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), rows, size))
+        for weights, global_step in results:
+            assert_alike(weights, expected)
+            assert global_step == steps
+        for weights, _ in results[1:]:
+            for a, b in zip(weights, results[0][0], strict=True):
+                np.testing.assert_array_equal(a, b)  # all end with the very same values
+
+    def test_fit_with_adam_and_dropout(self, world: World) -> None:
+        body = lambda strategy, _: fitted(strategy, Adam(0.01), 61, 20, [Dropout(0.4)])[0]
+        expected = alone(body)
+        for weights in everywhere(world, body):
+            assert_alike(weights, expected, rtol=1e-3, atol=1e-4)
+
+    @pytest.mark.parametrize(("rows", "size"), BATCHES)
+    def test_a_loop_of_ones_own_is_that_of_one_device(self, world: World, rows: int, size: int) -> None:
+        expected, of_all = alone(lambda strategy, _: looped(strategy, SGD(0.3, momentum=0.5), rows, size))
+        results = everywhere(world, lambda strategy, _: looped(strategy, SGD(0.3, momentum=0.5), rows, size))
+        for weights, found in results:
+            assert_alike(weights, expected)
+            np.testing.assert_allclose(found, of_all, rtol=1e-4)
+
+    def test_a_loop_of_ones_own_is_fit(self, world: World) -> None:
+        expected, _ = alone(lambda strategy, _: fitted(strategy, Adam(0.01), 61, 20, [Dropout(0.4)]))
+        for weights, _ in everywhere(
+            world, lambda strategy, _: looped(strategy, Adam(0.01), 61, 20, [Dropout(0.4)])
+        ):
+            assert_alike(weights, expected, rtol=1e-3, atol=1e-4)
+
+    def test_shares_of_a_batch_may_be_empty(self, world: World) -> None:
+        def body(strategy: Strategy, _: Context) -> list[list[list[int]]]:
+            data = strategy.distribute_dataset(Dataset.range(9).batch(4))
+            return [[part.tolist() for part in local_results(batch)] for batch in data]
+
+        shares = [list(zip(*parts, strict=True)) for parts in everywhere(world, body)]
+        of_replicas = [list(ones) for process in shares for ones in process]
+        assert len(of_replicas) == world[0][1].num_replicas_in_sync
+        for number, rows in enumerate(zip(*of_replicas, strict=True)):
+            assert [row for part in rows for row in part] == list(range(9))[4 * number : 4 * number + 4]
+            assert max(map(len, rows)) - min(map(len, rows)) <= 1
+        if len(of_replicas) == 2:  # as in TensorFlow
+            assert of_replicas == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], []]]
+
+    def test_values_are_reduced(self, world: World) -> None:
+        """Over replicas, and over an axis: a mean is then that of all elements."""
+        values = np.arange(7.0)
+
+        def body(strategy: Strategy, _: Context) -> list[Any]:
+            (batch,) = strategy.distribute_dataset(Dataset.from_arrays(values).batch(7))
+            squares, total = strategy.run(lambda x: (np.square(x), np.sum(x)), (batch,))
+            return [
+                strategy.reduce("sum", total),
+                strategy.reduce("MEAN", total),
+                strategy.reduce("sum", squares, axis=0),
+                strategy.reduce("mean", squares, axis=0),
+                strategy.reduce("sum", {"one": 1})["one"],
+            ]
+
+        replicas = world[0][1].num_replicas_in_sync
+        for found in everywhere(world, body):
+            np.testing.assert_allclose(found, [21, 21 / replicas, 91, 13, replicas])
+
+    def test_what_replicas_assign_follows_the_variable(self, world: World) -> None:
+        replicas = world[0][1].num_replicas_in_sync
+        numbers = np.arange(replicas)
+
+        def body(strategy: Strategy, _: Context) -> list[Any]:
+            with strategy.scope():
+                made = {
+                    how: Variable(np.float32(10), trainable=False, name=how, aggregation=how)
+                    for how in ("sum", "mean", "only_first_replica")
+                }
+                own = {
+                    how: Variable(np.float32(0), aggregation=how, synchronization="on_read")
+                    for how in ("sum", "mean", "only_first_replica")
+                }
+
+            def step() -> Any:
+                replica = get_replica_context()
+                assert replica is not None
+                number = replica.replica_id_in_sync_group.astype(np.float32)
+                for v in own.values():
+                    v.assign_add(number + 1)
+                first = made["sum"].assign(number + 1)
+                made["sum"].assign_add(number)
+                made["mean"].assign_sub(number)
+                return first, made["only_first_replica"].assign(number + 5), made["mean"] + 0
+
+            returned = [strategy.run(step) for _ in range(2)]
+            values = [[float(v) for v in ones] for ones in local_results(returned[-1])]
+            kept = [float(strategy.read(v)) for v in [*made.values(), *own.values()]]
+            return [values, kept]
+
+        for values, kept in everywhere(world, body):
+            total, mean = float(sum(numbers + 1)), 10 - 2 * float(np.mean(numbers))
+            for ones in values:
+                np.testing.assert_allclose(ones, [total, 5, mean])
+            np.testing.assert_allclose(
+                kept, [total + sum(numbers), mean, 5, 2 * total, 2 * float(np.mean(numbers + 1)), 2]
+            )
+
+    def test_assigning_needs_an_aggregation(self, world: World) -> None:
+        def body(strategy: Strategy, _: Context) -> None:
+            with strategy.scope():
+                v = Variable(np.float32(0), name="v")
+            strategy.run(lambda: v.assign(1.0))
+
+        if world[0][1].num_replicas_in_sync == 1:
+            everywhere(world, body)
+        else:
+            with pytest.raises(InvalidArgumentError, match=r"variable 'v' is assigned.*aggregation='sum'"):
+                everywhere(world, body)
+
+    def test_values_can_be_brought_together_in_a_step(self, world: World) -> None:
+        """The gradient of a sum over replicas goes back to each of them."""
+        x = np.arange(8, dtype=np.float32)
+
+        def body(strategy: Strategy, _: Context) -> tuple[list[Array], Array]:
+            with strategy.scope():
+                w = Variable(np.float32(2), name="w")
+                optimizer = SGD(0.1)
+
+            def step(x: Any) -> Any:
+                replica = get_replica_context()
+                assert replica is not None
+                mean = replica.all_reduce("mean", np.mean(x * w))
+                loss = np.square(mean) / replica.num_replicas_in_sync
+                optimizer.minimize(loss)
+                return mean
+
+            (batch,) = strategy.distribute_dataset(Dataset.from_arrays(x).batch(8))
+            return list(local_results(strategy.run(step, (batch,)))), strategy.read(w)
+
+        replicas = world[0][1].num_replicas_in_sync
+        means = np.mean([np.mean(part) for part in np.split(x, replicas)]) if 8 % replicas == 0 else None
+        for found, w in everywhere(world, body):
+            if means is not None:  # d (w m)^2 / dw = 2 w m^2
+                np.testing.assert_allclose(found, 2 * means, rtol=1e-6)
+                np.testing.assert_allclose(w, 2 - 0.1 * 2 * 2 * means**2, rtol=1e-5)
+
+    def test_two_optimizers_and_a_step_without_any(self, world: World) -> None:
+        def body(strategy: Strategy, _: Context) -> list[Any]:
+            with strategy.scope():
+                a, b = Variable(np.float32(1), name="a"), Variable(np.float32(1), name="b")
+                first, second = SGD(0.1), SGD(0.01)
+
+            def step(x: Any) -> None:
+                loss = compute_average_loss(x * a + x * b, 8)
+                first.minimize(loss, var_list=[a])
+                pairs = second.compute_gradients(loss, [b])
+                second.apply_gradients([(np.clip(g, -1, 1), v) for g, v in pairs])
+
+            (batch,) = strategy.distribute_dataset(Dataset.from_arrays(np.ones(8, np.float32)).batch(8))
+            sums = []
+            for _ in range(2):
+                strategy.run(step, (batch,))
+                looked = strategy.run(lambda x: np.sum(x) * 0 + a + b, (batch,))
+                sums += [float(v) for v in local_results(looked)]
+            return [sums, float(strategy.read(a)), float(a.eval()), float(strategy.read(b))]
+
+        for sums, a, same, b in everywhere(world, body):
+            np.testing.assert_allclose(sorted(set(np.round(sums, 5))), [1.78, 1.89])
+            np.testing.assert_allclose([a, same, b], [0.8, 0.8, 0.98], rtol=1e-6)
+
+    def test_models_are_what_they_were_trained_to_be(self, world: World) -> None:
+        """Weights, predictions and BatchNorm's averages come home; fit goes on from there."""
+
+        def body(strategy: Strategy, context: Context) -> list[Any]:
+            with strategy.scope():
+                made = model(BatchNorm(momentum=0.5))
+                made.compile(SGD(0.1))
+                optimizer = SGD(0.1)
+
+            def step(x: Any, y: Any) -> None:
+                each = losses.sparse_categorical_crossentropy(y, made(x, training=True))
+                optimizer.minimize(compute_average_loss(each, 30))
+
+            x, y = points(30)
+            before = made.build((4,)).get_weights()
+            for batch in strategy.distribute_dataset(Dataset.from_arrays(x, y).batch(30)):
+                strategy.run(step, batch)
+            after = made.get_weights()
+            assert all((a != b).any() for a, b in zip(before, after, strict=True))
+            np.testing.assert_array_equal(made.predict(x), made(x))
+            evaluated = made.evaluate(x, y)["loss"]
+            made.fit(Dataset.from_arrays(x, y).batch(30))
+            assert made.evaluate(x, y)["loss"] != evaluated
+            return after
+
+        results = everywhere(world, body)
+        trained = [0, 1, 2, 3, 6, 7]  # weights, without the moving averages
+        for weights in results:
+            for i in trained:
+                np.testing.assert_array_equal(weights[i], results[0][i])
+
+    def test_who_is_asked_to_stop_stops_all(self, world: World) -> None:
+        def body(strategy: Strategy, context: Context) -> tuple[int, list[Array]]:
+            with strategy.scope():
+                w = Variable(np.float32(0), name="w")
+                optimizer = SGD(0.1)
+
+            def step(x: Any) -> None:
+                optimizer.minimize(compute_average_loss(np.square(x * w - 1), 4))
+
+            steps = 0
+            for _ in range(10_000):
+                for x in strategy.distribute_dataset(Dataset.from_arrays(np.ones(4, np.float32)).batch(4)):
+                    strategy.run(step, (x,))
+                    steps += 1
+                    if steps == 5 and context is world[-1][0]:
+                        context.control.stop_requested = True
+                if context.control.stop_requested or strategy_ended(strategy):
+                    break
+            return steps, strategy.read(w)
+
+        results = everywhere(world, body)
+        assert all(4 <= steps <= 7 for steps, _ in results)
+        for _, w in results:
+            np.testing.assert_array_equal(w, results[0][1])
+
+    def test_fit_stops_everywhere(self, world: World) -> None:
+        class StopAll(Callback):
+            def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+                if epoch == 2:
+                    for context, _ in world:
+                        context.control.stop_requested = True
+
+        results = everywhere(
+            world, lambda s, _: fitted(s, SGD(0.1), 60, 20, epochs=10_000, callbacks=[StopAll()])
+        )
+        assert all(8 <= steps <= 12 for _, steps in results)
+        for weights, _ in results[1:]:
+            assert_alike(weights, results[0][0], rtol=0, atol=0)
+
+    def test_a_loss_that_is_no_number_is_not_applied(self, world: World) -> None:
+        kept: list[Array] = []
+
+        def body(strategy: Strategy, _: Context) -> None:
+            with strategy.scope():
+                w = Variable(np.float32(3), name="w")
+                optimizer = SGD(0.1)
+
+            def step(x: Any) -> None:
+                optimizer.minimize(compute_average_loss(np.log(x * w), 4))
+
+            (x,) = strategy.distribute_dataset(
+                Dataset.from_arrays(np.array([1, 1, 1, -1], np.float32)).batch(4)
+            )
+            try:
+                strategy.run(step, (x,))
+            finally:
+                kept.append(strategy._runner.held.home[w])  # type: ignore[attr-defined]  # what is left
+
+        with pytest.raises(NanLossError, match="the loss is NaN at step 1; that gradient was not applied"):
+            everywhere(world, body)
+        np.testing.assert_array_equal(kept, 3)
+
+
+def strategy_ended(strategy: Strategy) -> bool:
+    """Whether a stop has reached this process's replicas."""
+    ended: bool = strategy._runner.held.ended  # type: ignore[attr-defined]  # nothing public says so
+    return ended
+
+
+__all__ = ["SEED", "PerReplica", "StrategyContract", "World", "alone", "everywhere", "points"]

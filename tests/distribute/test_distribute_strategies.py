@@ -1,0 +1,105 @@
+"""Strategies whose replicas step together, each held to the contract."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from parameter_town import Town
+from strategy_contract import SEED, StrategyContract, World, everywhere
+
+from nbdist.distribute.central import CentralStorageStrategy
+from nbdist.distribute.mirrored import MirroredStrategy
+from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
+from nbdist.runtime import groups
+from nbdist.train.context import Context
+from nbdist.train.scope import abandon
+from nbdist.train.strategy import OneDeviceStrategy
+from nbdist.wire.collective.base import Collective
+from nbdist.wire.collective.local import thread_group
+
+
+class ThreadWorld(groups.World):
+    """One of several replicas that are threads of this process and stand for processes."""
+
+    def __init__(self, number: int, size: int, made: dict[Any, list[Collective]]) -> None:
+        super().__init__(ranks=tuple(range(size)))
+        self._number, self._made, self._asked, self._lock = number, made, {}, threading.Lock()
+
+    @property
+    def index(self) -> int:
+        return self._number
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return ("here",) * len(self.ranks)
+
+    def group(self, purpose: str, kind: str = "auto") -> Collective:
+        number = self._asked[purpose] = self._asked.get(purpose, 0) + 1
+        key = purpose, number
+        names = [f"replica {i}" for i in self.ranks]
+        return self._made.setdefault(key, thread_group(names, timeout=20.0))[self._number]
+
+
+def worlds(size: int) -> list[ThreadWorld]:
+    made: dict[Any, list[Collective]] = {}
+    return [ThreadWorld(i, size, made) for i in range(size)]
+
+
+def context(strategy: Any, world: groups.World | None = None, **options: Any) -> Context:
+    return Context(strategy=strategy, seed=SEED, quiet=True, world=world or groups.World(), **options)
+
+
+class TestOneDevice(StrategyContract):
+    @pytest.fixture
+    def world(self) -> World:
+        strategy = OneDeviceStrategy()
+        return [(context(strategy), strategy)]
+
+
+class TestMirroredDevices(StrategyContract):
+    """Several replicas of one process."""
+
+    @pytest.fixture(params=[2, 3])
+    def world(self, request: pytest.FixtureRequest) -> World:
+        strategy = MirroredStrategy(["CPU:0"] * request.param)
+        return [(context(strategy), strategy)]
+
+
+class TestCentralDevices(StrategyContract):
+    @pytest.fixture
+    def world(self) -> World:
+        strategy = CentralStorageStrategy(["CPU:0"] * 2)
+        return [(context(strategy), strategy)]
+
+
+class TestMultiWorker(StrategyContract):
+    """One replica in each of several processes."""
+
+    @pytest.fixture(params=[2, 3])
+    def world(self, request: pytest.FixtureRequest) -> World:
+        found = []
+        for i, place in enumerate(worlds(request.param)):
+            strategy = MultiWorkerMirroredStrategy(world=place)
+            found.append((context(strategy, place, is_chief=i == 0), strategy))
+        return found
+
+
+class TestSynchronousParameterServers(StrategyContract):
+    """Values that are no gradients are brought together by the run's collective."""
+
+    @pytest.fixture
+    def world(self) -> Iterator[World]:
+        town = Town(ps=2, replicas=2)
+        found = []
+        for i, place in enumerate(worlds(2)):
+            strategy = town.strategy(i, synchronous=True)
+            found.append((context(strategy, place, is_chief=i == 0, control=town.controls[i]), strategy))
+        yield found
+        if not any(one.aborted for one in town.controls):
+            everywhere(found, lambda strategy, _: strategy.finish())  # as a run does at its end
+        for _, strategy in found:
+            abandon(strategy)
+        town.close()
