@@ -6,6 +6,9 @@ from nbdist.distribute.mirrored import MirroredStrategy
 from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
 from nbdist.distribute.parameter_server import ParameterServerStrategy
 from nbdist.train.context import get_strategy
+from nbdist.train.reduction import PerReplica, ReduceOp
+from nbdist.train.replica_context import ReplicaContext, get_replica_context
+from nbdist.train.scope import local_results
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
 
 __all__ = [
@@ -15,6 +18,11 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
+    "PerReplica",
+    "ReduceOp",
+    "ReplicaContext",
     "Strategy",
+    "get_replica_context",
     "get_strategy",
+    "local_results",
 ]

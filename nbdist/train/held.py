@@ -27,6 +27,7 @@ from nbdist.train import synchronization
 from nbdist.train.context import Context, current
 from nbdist.train.crew import Crew
 from nbdist.train.meeting import meet, part
+from nbdist.train.strategy import Again
 from nbdist.train.traced import Applied, tracing
 from nbdist.train.updates import Group, Nothing
 
@@ -280,7 +281,7 @@ class Held:
             np.copyto(self.at_home(variable), value)
 
     def _cut_off(self, index: int, error: BaseException) -> None:
-        if isinstance(error, Stopped):
+        if isinstance(error, (Stopped, Again)):
             return
         for group in self.groups:
             if index < len(group.replicas):

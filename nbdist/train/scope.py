@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from nbdist.data import Dataset
+from nbdist.errors import InvalidArgumentError
 from nbdist.train.context import Context, use_here
 from nbdist.train.distributed import DistributedDataset
 from nbdist.train.held import Held
@@ -33,6 +34,8 @@ _scoped: ContextVar[Context | None] = ContextVar("the context of a strategy's sc
 def runner_of(strategy: Strategy) -> Runner:
     """Return what runs a strategy's custom loops in this process, from its first use on."""
     found: Runner | None = strategy.__dict__.get("_runner")
+    if strategy.no_loops:
+        raise InvalidArgumentError(f"strategy {strategy.name} runs no loops of one's own: {strategy.no_loops}")
     if found is None:
         found = strategy.__dict__["_runner"] = Runner(Held(strategy))
     return found

@@ -120,6 +120,8 @@ class Strategy(ABC):
     replica_index: int = 0
     skips = True
     """Whether a replica's part of a step can be left out."""
+    no_loops: ClassVar[str] = ""
+    """Why loops of one's own cannot be run, if they cannot."""
     keeps_values = True
     """Whether the model ends with this replica's values; of several in one process only one's are kept."""
 

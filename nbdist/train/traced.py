@@ -122,7 +122,7 @@ class Tracing:
             self._read[variable] = record("copy", variable, name=f"{variable.name}/now")
         self.trace.in_order = True
         if variable in self._directly:
-            raise Again(variable)
+            raise AssignedLater(variable)
         self.copied.add(variable)
         return self._read[variable]
 
@@ -166,7 +166,7 @@ class Tracing:
             self.graph.rules = rules
 
 
-class Again(Exception):
+class AssignedLater(Exception):
     """A variable is assigned after it was read in place: what it was has to be kept from the beginning."""
 
     def __init__(self, variable: Variable) -> None:
@@ -198,8 +198,8 @@ def trace(
         begun = len(graph.tensors)
         try:
             return _trace(graph, strategy, function, arguments, shapes, copied)
-        except Again as again:
-            copied.add(again.variable)
+        except AssignedLater as late:
+            copied.add(late.variable)
             _forget(graph, begun)
         except BaseException as error:
             _forget(graph, begun)
