@@ -57,8 +57,8 @@ class InGraphStrategy(Strategy):
     name = "in_graph"
     skips = False
     no_loops = (
-        "towers are in one graph, which fit builds from a model; use Model.fit, or between-graph replication, "
-        "where every worker runs its own loop (%%distribute without --replication in-graph)"
+        "towers are in one graph, which fit builds from a model; use Model.fit, or between-graph "
+        "replication, where every worker runs its own loop (%%distribute without --replication in-graph)"
     )
 
     def __init__(

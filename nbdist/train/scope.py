@@ -35,7 +35,9 @@ def runner_of(strategy: Strategy) -> Runner:
     """Return what runs a strategy's custom loops in this process, from its first use on."""
     found: Runner | None = strategy.__dict__.get("_runner")
     if strategy.no_loops:
-        raise InvalidArgumentError(f"strategy {strategy.name} runs no loops of one's own: {strategy.no_loops}")
+        raise InvalidArgumentError(
+            f"strategy {strategy.name} runs no loops of one's own: {strategy.no_loops}"
+        )
     if found is None:
         found = strategy.__dict__["_runner"] = Runner(Held(strategy))
     return found

@@ -194,7 +194,6 @@ class Strategy(ABC):
             arrays = tuple(a[part] for a in arrays)
         return arrays, size
 
-
     def scope(self) -> AbstractContextManager[Strategy]:
         """Make this the strategy of what is made inside a ``with``: variables, models, optimizers."""
         return _custom().scope(self)  # type: ignore[no-any-return]
