@@ -165,10 +165,14 @@ class Holding:
         if self.mailbox is not None:
             self.mailbox.segment.close()
 
-    def require(self, layout: Layout, who: str) -> None:
-        """Raise InvalidArgumentError, naming the first variable that differs, unless the models are one."""
+    def require(self, layout: Layout, rules: Rules, who: str) -> None:
+        """Raise InvalidArgumentError, naming what differs, unless a replica asks for what the others do."""
         if layout != self.layout:
             raise InvalidArgumentError(different(self.layout, self.opener, layout, who))
+        if rules != self.rules:
+            raise InvalidArgumentError(
+                f"{who} asks for {rules} and {self.opener} for {self.rules}; all replicas have to train alike"
+            )
 
 
 def push(sender: Sender, frame: Frame) -> None:

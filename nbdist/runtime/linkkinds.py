@@ -132,7 +132,7 @@ class SocketLink(Link):
 
     def _receive(self) -> None:
         frame = self._peer.receive(LOOK_SECONDS)
-        if frame is None:
+        if frame is None or frame.kind == "ps.there":
             self._check()
         elif frame.kind == "error":
             raise error_from(frame)

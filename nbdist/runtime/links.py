@@ -137,7 +137,7 @@ class Link(ABC):
         peer, _, _ = self._peer_of_shard
         while True:
             frame = peer.receive(LOOK_SECONDS)
-            if frame is None:
+            if frame is None or frame.kind == "ps.there":
                 self._check()
             elif frame.kind == "error":
                 raise error_from(frame)

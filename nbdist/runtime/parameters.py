@@ -102,17 +102,16 @@ class ParameterService:
         """Answer by push, now or once the chief has come: the replica looks around while it waits."""
         meta = frame.meta
         layout = Layout.of(meta["layout"])
-        who = f"replica {meta['replica']}"
+        who, rules = f"replica {meta['replica']}", Rules(**meta["rules"])
         holding = self._holdings.get(meta["shard"])
         if holding is None:
             # Never a number of before: a late ring for a shard that is gone must not reach another.
             number = next(n for n in self._free_numbers if n not in self._numbers)
-            rules = Rules(**meta["rules"])
             log = self.logs.of(_run_of(meta["shard"]), rules.replicas)
             holding = Holding(meta["shard"], number, rules, layout, who, log, self._server.post)
             self._look_around()
             self._holdings[holding.name] = self._numbers[number] = holding
-        holding.require(layout, who)
+        holding.require(layout, rules, who)
         holding.opening[int(meta["replica"])] = (sender, meta)
         if meta["chief"]:
             holding.make(meta, frame.arrays, self._prefix)

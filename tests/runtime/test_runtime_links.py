@@ -18,6 +18,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.optim import SGD, Optimizer
+from nbdist.runtime.answers import APPLIED, KEPT
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.linkopening import ShardRequest, open_link
 from nbdist.runtime.links import Link, Stopped
@@ -25,6 +26,7 @@ from nbdist.runtime.mailbox import SLOTS
 from nbdist.runtime.parameters import ParameterService
 from nbdist.runtime.rules import Rules
 from nbdist.runtime.server import Server
+from nbdist.runtime.shard import ParameterShard
 from nbdist.runtime.tally import Tally
 from nbdist.wire.peers import Peer
 from nbdist.wire.shm import Doorbell, Segment, remove_all, shared_folder
@@ -42,8 +44,17 @@ class Farm:
         self.shared = shared
         self.service = ParameterService(self.server, self.prefix)
         self.aborted = threading.Event()
+        self.looked = threading.Event()
+        """Set whenever a replica that waits has looked around."""
+
+    def shard(self, name: str) -> ParameterShard:
+        """Return a shard that is open here."""
+        shard = self.service._holdings[name].shard
+        assert shard is not None
+        return shard
 
     def check(self) -> None:
+        self.looked.set()
         if self.aborted.is_set():
             raise AbortedError("run r was aborted")
 
@@ -133,7 +144,8 @@ class LinkContract:
     kind: str
 
     @pytest.fixture
-    def farm(self) -> Iterator[Farm]:
+    def farm(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Farm]:
+        monkeypatch.setattr("nbdist.runtime.parameters.LOOK_SECONDS", 0.05)
         farm = Farm(self.shared)
         yield farm
         farm.close()
@@ -339,6 +351,179 @@ class LinkContract:
 
         for counts in unfailing(together(2, work)):
             assert counts["updates"] == 0
+
+    def test_the_late_gradient_of_a_backup_is_dropped_and_it_goes_on(self, farm: Farm) -> None:
+        links = [farm.open(i, 3, synchronous=True, aggregate=2) for i in range(3)]
+        for link in links:
+            link.pull()
+        for i in (0, 1):
+            push(links[i], 1.0)
+        assert [links[i].wait(0) for i in (0, 1)] == [0, 0]
+        push(links[2], 100.0)
+        assert links[2].wait(0) is None
+        links[2].pull()
+        assert (links[2].version, view(links[2])[0]) == (1, -3)  # two shares of three, of which each is 1
+        push(links[2], 1.0)
+        links[0].pull()
+        push(links[0], 1.0)
+        assert [links[i].wait(0) for i in (0, 2)] == [0, 0]
+        for counts in unfailing(together(3, lambda i: links[i].leave())):
+            assert Tally.from_wire(counts["tally"]) == Tally([2, 1, 1], [0, 0, 1], [0] * 3, [0] * 3)
+            assert (counts["updates"], counts["global_step"], counts["dropped"]) == (2, 2, 1)
+        for link in links:
+            np.testing.assert_array_equal(view(link), np.full(3, -6.0))
+            link.close()
+
+    def test_the_others_go_on_until_a_step_cannot_complete(self, farm: Farm) -> None:
+        links = [farm.open(i, 3, synchronous=True, aggregate=2) for i in range(3)]
+        links[2].say_farewell()
+        for _ in range(3):
+            for link in links[:2]:
+                link.pull()
+                push(link, 1.0)
+            assert [link.wait(0) for link in links[:2]] == [0, 0]
+        links[0].pull()
+        push(links[0], 1.0)
+        links[1].say_farewell()
+        with pytest.raises(Stopped):
+            links[0].wait(0)
+        for counts in unfailing(together(3, lambda i: links[i].leave())):
+            assert (counts["updates"], counts["dropped"]) == (3, 1)
+        for link in links:
+            link.close()
+
+    def test_replicas_contribute_several_batches_to_a_step(self, farm: Farm) -> None:
+        fast, slow = (farm.open(i, 2, synchronous=True, aggregate=4) for i in range(2))
+        for value in (1.0, 2.0):
+            fast.pull()
+            assert fast.version == 0
+            push(fast, value)
+            assert fast.outcome(0) == (KEPT, 0)
+        fast.pull()
+        push(fast, 3.0)
+        slow.pull()
+        push(slow, 4.0)
+        assert fast.outcome(0) == slow.outcome(0) == (APPLIED, 0)
+        fast.pull()
+        assert (fast.version, fast.global_step, view(fast)[0]) == (1, 1, -5)
+        slow.say_farewell()
+        for _ in range(4):
+            fast.pull()
+            push(fast, 1.0)
+            assert fast.wait(0) == 0
+        assert fast.leave()["updates"] == 2
+        slow.leave()
+        fast.close()
+        slow.close()
+
+    def test_who_is_ahead_waits_for_the_slowest(self, farm: Farm) -> None:
+        """A bound of 2 with one gradient under way: the second's answer waits for the other's first."""
+        done: list[int] = []
+
+        def work(replica: int) -> dict[str, Any]:
+            link = farm.open(replica, 2, staleness=2)
+            if replica == 0:
+                for step in range(8):
+                    link.pull()
+                    push(link, 1.0)
+                    link.wait(0)
+                    done.append(step)
+            else:
+                for step in range(4):
+                    shard = farm.shard("r/0")
+                    while not shard.waited_for:  # until the other one is held back
+                        farm.aborted.wait(0.001)
+                    assert len(done) == step + 1
+                    link.pull()
+                    push(link, 1.0)
+                    assert link.wait(0) is not None
+            counts = link.leave()
+            link.close()
+            return counts
+
+        for counts in unfailing(together(2, work)):
+            assert counts["updates"] == 12
+            assert Tally.from_wire(counts["tally"]).staleness[1] <= 4
+
+    def test_a_bound_of_none_at_all_is_a_step_of_all(self, farm: Farm) -> None:
+        def work(replica: int) -> dict[str, Any]:
+            link = farm.open(replica, 3, staleness=0)
+            for step in range(20):
+                link.pull()
+                assert 3 * step <= link.version <= 3 * step + 2  # others of this step may be there already
+                push(link, 1.0)
+                assert (link.wait(0) or 0) <= 2
+            counts = link.leave()
+            link.close()
+            return counts
+
+        for counts in unfailing(together(3, work)):
+            assert counts["updates"] == 60
+            assert Tally.from_wire(counts["tally"]).staleness[1] <= 2
+
+    def test_a_pull_waits_for_the_whole_of_an_update(
+        self, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        reached, may_go_on = threading.Event(), threading.Event()
+
+        def half_way(self: SGD, parameters: Array, gradient: Array, *rest: Any) -> None:
+            parameters[:2] -= gradient[:2]
+            reached.set()
+            assert may_go_on.wait(PATIENCE)
+            parameters[2:] -= gradient[2:]
+
+        writer, reader = (farm.open(i, 2, locking=True) for i in range(2))
+        with monkeypatch.context() as patch:
+            patch.setattr(SGD, "apply", half_way)
+            writer.pull()
+            push(writer, 1.0)
+            assert reached.wait(PATIENCE)
+            farm.looked.clear()
+            thread = threading.Thread(target=reader.pull)
+            thread.start()
+            if self.shared:
+                assert farm.looked.wait(PATIENCE)  # it has tried, and asks the server
+            may_go_on.set()
+            thread.join(PATIENCE)
+            writer.wait(0)
+        np.testing.assert_array_equal(view(reader), np.full(3, -1.0))
+        assert (reader.version, reader.global_step) == (1, 1)
+        writer.close()
+        reader.close()
+
+    @pytest.mark.parametrize("rules", [{"staleness": 1}, {"synchronous": True, "aggregate": 1}], ids=str)
+    def test_one_that_is_gone_holds_nobody_back(self, farm: Farm, rules: dict[str, Any]) -> None:
+        gone, other = (farm.open(i, 2, **rules) for i in range(2))
+        gone.pull()
+        gone.close()
+        for _ in range(5):
+            other.pull()
+            push(other, 1.0)
+            assert other.wait(0) == 0
+        assert other.leave()["updates"] == 5
+        other.close()
+
+    def test_a_step_that_needs_one_that_is_gone_is_an_error(self, farm: Farm) -> None:
+        gone, *others = (farm.open(i, 3, synchronous=True) for i in range(3))
+        gone.close()
+        for link in others:
+            link.pull()
+            push(link, 1.0)
+        for link in others:
+            with pytest.raises(
+                UnavailableError, match="replica 0 is gone, and a synchronous step takes 3 grad"
+            ):
+                link.wait(0)
+        for link in others:
+            link.close()
+
+    def test_what_replicas_ask_for_must_agree(self, farm: Farm) -> None:
+        first = farm.open(0, 2, synchronous=True)
+        with pytest.raises(
+            InvalidArgumentError, match=r"replica 1 asks for .*aggregate=1.* and replica 0 for"
+        ):
+            farm.open(1, 2, synchronous=True, aggregate=1)
+        first.close()
 
     def test_the_chief_may_come_late(self, farm: Farm) -> None:
         waiting = threading.Event()
