@@ -28,6 +28,7 @@ from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, current
 from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
+from nbdist.train.scope import end_loops
 from nbdist.train.steplog import StepLog
 
 OWN_FILES = (__file__, bodycode.__file__)  # which no traceback has to show
@@ -83,6 +84,7 @@ def perform(
         with around:
             live.context.progress.state = "running"
             found = code.run() if code is not None else _call(body)
+            end_loops(live.context, whole=True)
             outcome |= brought(order, found)
     except BaseException as error:
         outcome["error"] = describe_error(error, control)
@@ -91,6 +93,7 @@ def perform(
             # It was stopped between two looks at the control: what was trained is kept all the same.
             outcome |= brought(replace(order, fetch=()), code.bound())
     finally:
+        end_loops(live.context, whole=False)
         live.context.progress.state = "done"
         here.end(live)
         live.context.world.end()

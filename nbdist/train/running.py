@@ -52,8 +52,8 @@ class Call:
 class Runner:
     """Runs functions on what a strategy holds in this process."""
 
-    def __init__(self, held: Held) -> None:
-        self.held = held
+    def __init__(self, held: Held, number: int = 0) -> None:
+        self.held, self.number = held, number
         self._traces: dict[Any, Traces[Trace]] = {}
         self.yielded: list[tuple[Array, int]] = []
         """Arrays of the batch that was handed out last, with the place of their first example."""

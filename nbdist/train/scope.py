@@ -12,6 +12,8 @@ A :class:`~nbdist.train.strategy.Strategy` has these as methods.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,8 @@ from nbdist.train.trees import leaves, mapped
 if TYPE_CHECKING:
     from nbdist.train.strategy import Strategy
 
+_numbers = itertools.count()
+_runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 _scoped: ContextVar[Context | None] = ContextVar("the context of a strategy's scope around", default=None)
 
 
@@ -39,7 +43,8 @@ def runner_of(strategy: Strategy) -> Runner:
             f"strategy {strategy.name} runs no loops of one's own: {strategy.no_loops}"
         )
     if found is None:
-        found = strategy.__dict__["_runner"] = Runner(Held(strategy))
+        found = strategy.__dict__["_runner"] = Runner(Held(strategy), next(_numbers))
+        _runners.add(found)
     return found
 
 
@@ -101,11 +106,18 @@ def finish(strategy: Strategy) -> None:
         runner.held.finish()
 
 
-def abandon(strategy: Strategy) -> None:
-    """Let go of what a strategy's custom loops hold, without waiting; values come home as they are."""
-    runner: Runner | None = strategy.__dict__.get("_runner")
-    if runner is not None:
-        runner.held.abandon()
+def end_loops(context: Context, *, whole: bool) -> None:
+    """End the custom loops of a run on this replica: those of its own strategy, and of others made in it.
+
+    ``whole`` waits until the updates of all replicas are applied; otherwise nobody is waited for. Values come
+    home in both cases.
+    """
+    runners = [one for one in _runners if one.held.context.control is context.control]
+    for runner in sorted(runners, key=lambda one: one.number):  # in one order on all replicas
+        if whole:
+            runner.held.finish()
+        else:
+            runner.held.abandon()
 
 
 def local_results(value: Any) -> tuple[Any, ...]:

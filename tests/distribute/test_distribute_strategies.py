@@ -15,7 +15,7 @@ from nbdist.distribute.mirrored import MirroredStrategy
 from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
 from nbdist.runtime import groups
 from nbdist.train.context import Context
-from nbdist.train.scope import abandon
+from nbdist.train.scope import end_loops
 from nbdist.train.strategy import OneDeviceStrategy
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.local import thread_group
@@ -100,6 +100,6 @@ class TestSynchronousParameterServers(StrategyContract):
         yield found
         if not any(one.aborted for one in town.controls):
             everywhere(found, lambda strategy, _: strategy.finish())  # as a run does at its end
-        for _, strategy in found:
-            abandon(strategy)
+        for context_of_one, _ in found:
+            end_loops(context_of_one, whole=False)
         town.close()
