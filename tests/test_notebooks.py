@@ -14,6 +14,12 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SAYS = {  # what a notebook is about to show, and would not if it went wrong without an error
     "02_clusters_devices_and_the_graph.ipynb": ["is not initialised", "Singular matrix", "cannot be placed"],
     "03_in_graph_between_graph_and_splitting_a_model.ipynb": ["largest difference", "task's limit"],
+    "04_synchronous_asynchronous_and_the_slow_worker.ipynb": ["gradients dropped", "taken: 15.0", "bound 2"],
+    "05_six_strategies_one_model.ipynb": [
+        "differ from the chief's: 0 of 3",
+        "do not agree on collective",
+        "updates: 96",
+    ],
 }
 IN_A_BROWSER = "01_quickstart.ipynb"  # which test_browser_quickstart runs
 

@@ -104,6 +104,8 @@ def perform(
         "last_epochs": live.last_epochs(),
         "global_step": live.context.progress.global_step,
         "step": live.context.progress.step,
+        "dropped": live.context.progress.dropped,
+        "skipped": live.context.progress.skipped,
     }
     return outcome
 

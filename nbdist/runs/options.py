@@ -172,6 +172,19 @@ def _whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+def check_numbers(options: Options, workers: int) -> None:
+    """Raise if the options ask for more workers than take part."""
+    if options.backups is not None and options.backups >= workers:
+        raise InvalidArgumentError(
+            f"--backups {options.backups} of {workers} workers leaves none whose gradients make a step; it is at "
+            f"most {workers - 1}"
+        )
+    if options.min_workers is not None and options.min_workers > workers:
+        raise InvalidArgumentError(
+            f"--min-workers {options.min_workers}: only {workers} workers take part; start more, or give less"
+        )
+
+
 def choose(what: str, value: str, allowed: Sequence[str]) -> None:
     """Raise unless ``value`` is one of ``allowed``.
 

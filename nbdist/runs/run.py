@@ -240,6 +240,16 @@ class Run:
         """Updates of the parameters by all replicas together."""
         return max((outcome.get("global_step", 0) for outcome in self.outcomes.values()), default=0)
 
+    @property
+    def dropped(self) -> int:
+        """Gradients of all replicas that came too late for their synchronous step and were not applied."""
+        return sum(outcome.get("dropped", 0) for outcome in self.outcomes.values())
+
+    @property
+    def skipped(self) -> int:
+        """Gradients of all replicas that were no numbers, and left out as ``fit(nan="skip")`` asks."""
+        return sum(outcome.get("skipped", 0) for outcome in self.outcomes.values())
+
     def last_epoch(self, replica: int) -> dict[str, float]:
         """Return a replica's mean loss and metrics over its last epoch."""
         for outcome in self.outcomes.values():

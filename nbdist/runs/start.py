@@ -22,7 +22,7 @@ from nbdist.metrics.runfile import RunFile, versions, write_run
 from nbdist.runs.agent import install
 from nbdist.runs.body import Order, run_body
 from nbdist.runs.ingraph import InGraph
-from nbdist.runs.options import BELONGS, TOGETHER, Options, select
+from nbdist.runs.options import BELONGS, TOGETHER, Options, check_numbers, select
 from nbdist.runs.run import Run, View
 from nbdist.runs.watch import what_next
 from nbdist.runtime.task import TaskInfo
@@ -50,6 +50,7 @@ def start_run(
     cluster = cluster or _any_cluster(report)
     options = _resolved(options, cluster)
     workers = select(tuple(cluster.tasks), options.on)
+    check_numbers(options, len(workers))
     _check_alive(cluster, workers, options)
     _prepare(cluster)
     run_id = new_run_id(options.name)

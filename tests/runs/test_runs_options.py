@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.runs.interrupt import ABORT_SECONDS, GIVE_UP_AFTER, SIGNAL_AFTER, Ladder
-from nbdist.runs.options import Options, parse_on, select
+from nbdist.runs.options import Options, check_numbers, parse_on, select
 from nbdist.runtime.task import TaskInfo
 
 
@@ -101,6 +101,18 @@ def test_a_selection_says_what_it_selects(numbers: list[int]) -> None:
 def test_options_are_checked(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         Options(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"synchronous": True, "backups": 3}, "--backups 3 of 3 workers leaves none .* it is at most 2"),
+        ({"strategy": "mirrored", "min_workers": 4}, "--min-workers 4: only 3 workers take part"),
+    ],
+)
+def test_more_than_there_are(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        check_numbers(Options(**options), 3)
 
 
 def test_which_options_ask_for_training() -> None:
