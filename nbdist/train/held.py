@@ -72,6 +72,7 @@ class Held:
         self.ended = False
         """Whether the training was asked to stop, or another replica has left it."""
         self.steps = self.context.progress.step
+        self._updates_before = 0
         self._counted: dict[Variable, int] = {}
         self._settled: set[Variable] = set()
         self._places: list[Place] = []
@@ -130,6 +131,8 @@ class Held:
     def begin(self, group: Group) -> None:
         """Hand variables over to the strategy's replicas, which begin to train them."""
         group.variables = [(v.name, self.at_home(v)) for v in group.trained]
+        if not any(other.replicas for other in self.groups):
+            self._updates_before = self.context.progress.global_step
         companions = self.strategy.companions(self.context, group, group.optimizer)
         contexts = [self.context, *companions]
         group.replicas = self.crew.each(lambda i: group.replica(contexts[i]))
@@ -203,6 +206,11 @@ class Held:
             steps = sum(g.steps(place.index) for g in self.groups if g.counter is counter)
             self._own(place, counter)[...] = before + steps
 
+    def count_updates(self) -> None:
+        """Let the run know of how many updates this replica knows."""
+        steps = [group.steps(0) for group in self.groups if group.replicas]
+        self.context.progress.global_step = self._updates_before + max(steps, default=0)
+
     def evaluate(self, tensor: Any, feeds: Any) -> Any:
         """Return the value of a tensor outside of steps; what it assigns is assigned on all replicas."""
         if self.graph.rules is not None and tracing() is not None:
@@ -232,6 +240,7 @@ class Held:
         for group in [g for g in self.groups if g.replicas]:
             self.crew.each(group.finish)
             self._bring(group)
+            self.count_updates()
         self._let_go()
 
     def abandon(self) -> None:

@@ -185,7 +185,7 @@ class Runner:
         held.steps += 1
         progress.step = held.steps
         progress.examples += sum(len(call.arrays[0]) for call in calls if call.arrays and call.arrays[0].ndim)
-        progress.global_step = max(group.steps(0) for group in held.groups)
+        held.count_updates()
 
     def _step(self, call: Call, place: Place, updating: bool) -> Any:
         """Run a step on one replica, on its thread."""
