@@ -198,6 +198,33 @@ BENCHMARKS = [
         elsewhere("ray_start"),
         Bar("<=", 0.8),
     ),
+    *(
+        Benchmark(
+            f"p14.{name}-{tasks}",
+            f"a step of asynchronous training on {tasks} tasks, and its messages, alike on both sides{more}",
+            "ms of a core",
+            "the simulation",
+            here("scaling", "--tasks", tasks, "--value", "step", "--transport", transport),
+            here("scaling", "--tasks", tasks, "--value", "step", "--transport", transport, "--simulated"),
+            None,
+        )
+        for name, transport, tasks, more in (
+            *(("step", "auto", tasks, "") for tasks in (4, 8, 16)),
+            ("sockets", "socket", 4, "; over sockets, simulated with the server on another host"),
+        )
+    ),
+    *(
+        Benchmark(
+            f"p14.start-{tasks}",
+            f"bring-up of {tasks} tasks until every worker has trained a step",
+            "s",
+            "4 tasks",
+            here("scaling", "--tasks", tasks, "--value", "start"),
+            here("scaling", "--tasks", 4, "--value", "start"),
+            Bar("<=", tasks / 4),
+        )
+        for tasks in (8, 16)
+    ),
 ]
 
 
