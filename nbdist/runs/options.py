@@ -176,8 +176,8 @@ def check_numbers(options: Options, workers: int) -> None:
     """Raise if the options ask for more workers than take part."""
     if options.backups is not None and options.backups >= workers:
         raise InvalidArgumentError(
-            f"--backups {options.backups} of {workers} workers leaves none whose gradients make a step; it is at "
-            f"most {workers - 1}"
+            f"--backups {options.backups} of {workers} workers leaves none whose gradients make a step; "
+            f"at most {workers - 1} can be"
         )
     if options.min_workers is not None and options.min_workers > workers:
         raise InvalidArgumentError(

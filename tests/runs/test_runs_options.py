@@ -106,7 +106,7 @@ def test_options_are_checked(options: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"synchronous": True, "backups": 3}, "--backups 3 of 3 workers leaves none .* it is at most 2"),
+        ({"synchronous": True, "backups": 3}, "--backups 3 of 3 workers leaves none .* at most 2 can be"),
         ({"strategy": "mirrored", "min_workers": 4}, "--min-workers 4: only 3 workers take part"),
     ],
 )

@@ -7,6 +7,7 @@ once per host, not once per rank.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -45,7 +46,9 @@ class HierarchicalCollective(Collective):
 
     def _perform(self, call: Call, x: Array, out: Array) -> None:
         try:
+            begun = time.perf_counter()
             self._agree(call)
+            self.waited += time.perf_counter() - begun
             if call.what == "all_gather":
                 self._all_gather(call, x, out)
             elif call.what == "broadcast":

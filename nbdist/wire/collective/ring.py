@@ -10,6 +10,7 @@ agree.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -102,10 +103,11 @@ class RingCollective(Collective):
 
     def _agree(self) -> None:
         """Go once round: every rank's call is compared with its neighbour's before anyone goes on."""
-        nothing = np.empty(0, np.uint8)
+        nothing, begun = np.empty(0, np.uint8), time.perf_counter()
         self._neighbours.send(0, nothing)
         for step in range(1, self.size):
             self._neighbours.receive(step - 1)
+            self.waited += (time.perf_counter() - begun) * (step == 1)
             if step < self.size - 1:
                 self._neighbours.send(step, nothing)
 
@@ -135,17 +137,20 @@ class _Passage:
     """One reduce-scatter, all-gather or both on their way round the ring, as their schedule says."""
 
     def __init__(self, group: RingCollective, call: Call, given: Array, taken: Array) -> None:
-        self._call, self._given, self._taken = call, given, taken
+        self._group, self._call, self._given, self._taken = group, call, given, taken
         self._neighbours, self._rank = group._neighbours, group.rank
         self._way = RingSchedule.of(call)
 
     def run(self) -> None:
-        letters = self._way.letters
+        letters, begun = self._way.letters, time.perf_counter()
+        waits = True  # for the first letter: that the rank before has come
         for number, step in self._way.moves():
             if step == BEGIN:
                 self._begin(number)
                 continue
             raw = self._neighbours.receive(number * letters + step)
+            if waits:
+                waits, self._group.waited = False, self._group.waited + time.perf_counter() - begun
             self._take(number, step, raw.view(self._call.work))
 
     def _begin(self, number: int) -> None:
