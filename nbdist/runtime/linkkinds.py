@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nbdist.errors import UnavailableError
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.links import LOOK_SECONDS, Link
 from nbdist.runtime.mailbox import ANSWER, COUNT, GLOBAL_STEP, RING, SLOTS, VERSION, Mailbox
@@ -69,12 +70,21 @@ class SharedLink(Link):
     def push(self, slot: int) -> None:
         """Ring for the slot."""
         self._headers[slot][0] = self.version
-        self._ringer.ring(self._push_rings[slot])
+        self._ring(self._push_rings[slot])
 
     def count(self) -> None:
         """Count one update of all shards in the global step."""
         self._counts += 1
-        self._ringer.ring(self._count_ring)
+        self._ring(self._count_ring)
+
+    def _ring(self, message: bytes) -> None:
+        try:
+            self._ringer.ring(message)
+        except UnavailableError:
+            raise UnavailableError(
+                f"{self._control.name} at {self._control.address} takes no more gradients: its process is "
+                "gone or frozen"
+            ) from None
 
     def _receive(self) -> None:
         message = self._bell.wait(LOOK_SECONDS)

@@ -62,7 +62,7 @@ def train(run: str, strategy: str, options: dict[str, Any], pause: bool, **model
         replica: Any = begin(*given)
         held["staleness"] = []
         for link in getattr(replica, "_links", ()):
-            link.wait = noting(link.wait)
+            link.outcome = noting(link.outcome)
         say(replica.transports if strategy == "ps" else [replica._group.kind])
         return replica
 
@@ -76,12 +76,13 @@ def train(run: str, strategy: str, options: dict[str, Any], pause: bool, **model
     return {**found, "steps": context.progress.step, "staleness": held["staleness"]}
 
 
-def noting(wait: Callable[[int], int]) -> Callable[[int], int]:
+def noting(outcome: Callable[[int], tuple[int, int]]) -> Callable[[int], tuple[int, int]]:
     """Keep how late each gradient was."""
 
-    def noted(slot: int) -> int:
-        held["staleness"].append(wait(slot))
-        return int(held["staleness"][-1])
+    def noted(slot: int) -> tuple[int, int]:
+        what, staleness = outcome(slot)
+        held["staleness"].append(staleness)
+        return what, staleness
 
     return noted
 
