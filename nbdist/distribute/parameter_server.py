@@ -6,6 +6,7 @@ as they come. Synchronous: replicas share each batch, their gradients are summed
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -107,6 +108,7 @@ class ParameterServerStrategy(Strategy):
                 request = ShardRequest(
                     shard=f"{self._run}/{number}",
                     replica=self.replica_index,
+                    called=f"({self._task.name}, pid {self._task.info.pid} on {socket.gethostname()})",
                     rules=self.rules,
                     layout=Layout.of((n, a.shape, a.dtype) for n, a in mine),
                     optimizer=optimizer,

@@ -50,6 +50,7 @@ class Holding:
     ringers: dict[int, Ringer] = field(default_factory=dict)
     leaving: dict[int, Sender] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
+    called: dict[int, str] = field(default_factory=dict)
     _gradients: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
 
     def make(self, meta: dict[str, Any], initial: tuple[Array, ...], prefix: str) -> None:
@@ -85,7 +86,7 @@ class Holding:
                 reply["note"] = "parameters travel over sockets: the server sees other shared memory"
             else:
                 reply |= {"segment": self.mailbox.segment.name, "bell": listen()}
-        self.senders[replica] = sender
+        self.senders[replica], self.called[replica] = sender, str(meta.get("called", ""))
         push(sender, Frame("ps.opened", reply))
 
     def gradient(self, mailbox: Mailbox, replica: int, slot: int) -> list[Array]:
@@ -139,7 +140,7 @@ class Holding:
 
     def trouble(self) -> Frame:
         """Return the error that a synchronous step cannot complete, because a replica has died."""
-        who = ", ".join(str(replica) for replica in sorted(self.lost))
+        who = ", ".join(f"{replica} {self.called.get(replica, '')}".strip() for replica in sorted(self.lost))
         return error_frame(
             UnavailableError(
                 f"replica {who} is gone, and a synchronous step takes {self.rules.needed} gradients of the "

@@ -42,6 +42,8 @@ class ShardRequest:
     """The initial values, from the chief only."""
     first: bool = True
     """Whether this is the first of the training's shards."""
+    called: str = ""
+    """Where the replica is, for the errors of others."""
 
 
 def open_link(
@@ -76,6 +78,7 @@ def _opened_link(
     meta = {
         "shard": request.shard,
         "replica": request.replica,
+        "called": request.called,
         "rules": request.rules.to_wire(),
         "layout": request.layout.to_wire(),
         "optimizer": request.optimizer.to_config(),

@@ -15,7 +15,7 @@ PLACES = {"ps0": "a", "worker0": "a", "worker1": "b"}
 REACHED = [["shared memory"], ["socket"]]
 SYNC, ASYNC = {"synchronous": True}, {"synchronous": False}
 SLOW = {"width": 10_000, "epochs": 2}  # 320 kilobytes: 0.6 seconds of a link of 4 Mbit/s
-GONE = ("/job:ps/task:0", "replica 1")
+GONE = ("/job:ps/task:0", "replica 1 (/job:worker/task:1, pid ")
 
 
 def test_synchronous_training_is_that_of_one_device(two_hosts: TwoHosts) -> None:
