@@ -1,0 +1,426 @@
+"""Loops of one's own on one replica: what is traced, how often, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbdist.data import Dataset
+from nbdist.distribute import MirroredStrategy, PerReplica, ReduceOp, get_replica_context, local_results
+from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, NanLossError
+from nbdist.graph.gradients import gradients
+from nbdist.graph.replicated import VariableAggregation, VariableSynchronization
+from nbdist.graph.scopes import control_dependencies
+from nbdist.graph.tensor import Graph, Tensor, Variable, placeholder
+from nbdist.graph.variables import get_or_create_global_step, get_variable
+from nbdist.nn import compute_average_loss, functional
+from nbdist.optim import SGD, Adam
+from nbdist.train.context import Context, use, use_here
+from nbdist.train.signatures import MOST_FORMS, MOST_FUNCTIONS, MOST_SIZES
+from nbdist.train.strategy import OneDeviceStrategy, Strategy
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture
+def strategy() -> Iterator[Strategy]:
+    context = Context(seed=3, quiet=True)
+    with use(context):
+        yield context.strategy
+
+
+def variable(strategy: Strategy, value: Any, **options: Any) -> Variable:
+    with strategy.scope():
+        return Variable(value, **options)
+
+
+def traces(strategy: Strategy, function: Any) -> int:
+    found: int = strategy._runner.traces_of(function)  # type: ignore[attr-defined]  # nothing public says so
+    return found
+
+
+def test_a_function_runs_as_numpy_would(strategy: Strategy) -> None:
+    def pair(x: Any, more: Any, scale: float) -> Any:
+        return {"sum": (x + more["y"]) * scale, "nothing": None, "list": [np.max(x, axis=0), x]}
+
+    x, y = np.arange(6.0).reshape(2, 3), np.ones(3)
+    found = strategy.run(pair, (x, {"y": y}, 2.0))
+    np.testing.assert_array_equal(found["sum"], (x + y) * 2)
+    assert found["nothing"] is None
+    np.testing.assert_array_equal(found["list"][0], x.max(axis=0))
+    np.testing.assert_array_equal(found["list"][1], x)
+
+
+def test_what_is_returned_is_kept_by_the_next_step(strategy: Strategy) -> None:
+    def double(x: Any) -> Any:
+        return x * 2
+
+    first = strategy.run(double, (np.ones(3),))
+    strategy.run(double, (np.zeros(3),))
+    np.testing.assert_array_equal(first, 2)
+
+
+def test_one_trace_for_arguments_of_one_form(strategy: Strategy) -> None:
+    seen: list[Any] = []
+
+    def step(x: Any, training: bool) -> Any:
+        seen.append(x)
+        return x * (2 if training else 1)
+
+    for _ in range(3):
+        strategy.run(step, (np.ones(3), True))
+    assert len(seen) == 1
+    assert isinstance(seen[0], Tensor)
+    assert seen[0].shape == (3,)
+    assert strategy.run(step, (np.ones(3), False)).tolist() == [1, 1, 1]
+    strategy.run(step, (np.ones(3, np.float32), True))
+    strategy.run(step, (np.ones(4), True))
+    assert len(seen) == traces(strategy, step) == 4
+
+
+def test_after_some_sizes_one_trace_serves_all(strategy: Strategy) -> None:
+    def mean(x: Any) -> Any:
+        return np.mean(x, axis=0)
+
+    for n in range(1, 40):
+        np.testing.assert_allclose(strategy.run(mean, (np.arange(2.0 * n).reshape(n, 2),)), [n - 1, n])
+    assert traces(strategy, mean) == MOST_SIZES + 1
+    assert strategy.run(lambda x: np.sum(x), (np.zeros((0, 2)),)) == 0
+
+
+def test_a_size_that_must_not_be_used_any_more(strategy: Strategy) -> None:
+    def step(x: Any) -> Any:
+        return x / len(x)
+
+    for n in range(MOST_SIZES):
+        strategy.run(step, (np.ones(n + 1),))
+    with pytest.raises(TypeError, match="no length") as caught:
+        strategy.run(step, (np.ones(20),))
+    assert "different sets of sizes" in "".join(caught.value.__notes__)
+
+
+def test_too_many_forms_and_functions(strategy: Strategy) -> None:
+    for n in range(MOST_FORMS):
+        strategy.run(_scaled, (np.ones(2), n))
+    with pytest.raises(InvalidArgumentError, match=r"different forms.*such as np\.float32"):
+        strategy.run(_scaled, (np.ones(2), -1))
+    for _ in range(MOST_FUNCTIONS - 1):
+        strategy.run(lambda x: x, (np.ones(2),))
+    with pytest.raises(InvalidArgumentError, match="define the step once, before the loop"):
+        strategy.run(lambda x: x, (np.ones(2),))
+
+
+def _scaled(x: Any, by: Any) -> Any:
+    return x * by
+
+
+def test_numbers_that_change_are_arrays(strategy: Strategy) -> None:
+    for n in range(40):
+        assert strategy.run(_scaled, (np.ones(2), np.float32(n))).tolist() == [n, n]
+    assert traces(strategy, _scaled) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "match"),
+    [
+        (lambda x: float(np.sum(x)), TypeError, "float"),
+        (lambda x: x if np.sum(x) > 0 else -x, TypeError, "no truth value"),
+        (lambda x: np.asarray(x), TypeError, "no value until the graph runs"),
+        (lambda x: 3.0, InvalidArgumentError, "returns 3.0, which is no tensor"),
+        (lambda x: (x, np.ones(2)), InvalidArgumentError, "which is no tensor"),
+        (lambda x: np.unique(x), NotImplementedError, "unique does not record"),
+        (
+            lambda x: Variable(1.0) * x,
+            InvalidArgumentError,
+            r"makes variable .*before, in `with strategy.scope",
+        ),
+    ],
+)
+def test_what_cannot_be_traced(strategy: Strategy, function: Any, error: Any, match: str) -> None:
+    with pytest.raises(error, match=match) as caught:
+        strategy.run(function, (np.ones(3),))
+    assert "was being traced" in "".join(getattr(caught.value, "__notes__", []))
+    assert strategy.run(lambda x: x + 1, (np.ones(3),)).tolist() == [2, 2, 2]  # the strategy is as before
+
+
+def test_arguments_that_are_none(strategy: Strategy) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"args is a tuple of arguments.*write \(x,\)"):
+        strategy.run(_scaled, np.ones(3))
+    with pytest.raises(InvalidArgumentError, match="arrays of numbers"):
+        strategy.run(lambda x: x, (np.array(["a"]),))
+
+
+def test_variables_from_outside_the_scope(strategy: Strategy) -> None:
+    with Graph().as_default():
+        w = Variable(1.0, name="w")
+    for function in (lambda x: x * w, lambda x: w, lambda x: w * x):
+        with pytest.raises(InvalidArgumentError, match=r"inside `with strategy\.scope\(\):`"):
+            strategy.run(function, (np.ones(3),))
+    with pytest.raises(InvalidArgumentError, match="is no variable of this strategy"):
+        strategy.read(w)
+
+
+def test_optimizers_outside_of_a_step(strategy: Strategy) -> None:
+    w = variable(strategy, 1.0)
+    with pytest.raises(InvalidArgumentError, match="in a function that"):
+        SGD(0.1).minimize(w * w)
+
+
+def test_values_are_the_newest_wherever_they_are_read(strategy: Strategy) -> None:
+    w, optimizer = variable(strategy, np.float32(1), name="w"), SGD(0.25)
+
+    def step() -> Any:
+        loss = w * w
+        optimizer.minimize(loss)
+        return loss
+
+    assert [float(strategy.run(step)) for _ in range(3)] == [1, 0.25, 0.0625]
+    assert w.eval() == strategy.read(w) == 0.125
+    assert (w * 2).eval() == 0.25
+    assert strategy.read({"w": w}) == {"w": 0.125}
+    w.assign(2.0).eval()  # begins to train anew
+    assert strategy.run(step) == 4
+    assert w.eval() == 1
+    w.initializer.eval()
+    assert w.eval() == 1
+
+
+def test_adam_goes_on_where_it_was(strategy: Strategy) -> None:
+    w, optimizer = variable(strategy, np.float32(1)), Adam(0.1)
+    plain, rule = np.ones(1, np.float32), Adam(0.1)
+    slots = rule.new_slots(plain)
+    for step in range(1, 4):
+        rule.apply(plain, 2 * plain, slots, step)
+    function = lambda: optimizer.minimize(w * w)
+    for _ in range(3):
+        assert strategy.run(function) is None
+    np.testing.assert_allclose(w.eval(), plain[0], rtol=1e-6)
+
+
+def test_the_global_step_counts(strategy: Strategy) -> None:
+    w = variable(strategy, np.float32(1))
+    with strategy.scope():
+        counter = get_or_create_global_step()
+    optimizer = SGD(0.1)
+
+    def step() -> Any:
+        optimizer.minimize(w * w, global_step=counter)
+        return counter + 0
+
+    assert [int(strategy.run(step)) for _ in range(3)] == [0, 1, 2]
+    assert strategy.read(counter) == 3
+    strategy.finish()
+    assert strategy.run(step) == 3
+    assert counter.eval() == 4
+
+
+def test_a_variable_is_read_as_it_is_at_that_line(strategy: Strategy) -> None:
+    """Also by gradients that are recorded later."""
+    v = variable(strategy, np.float32(3), name="v", trainable=False)
+    u = variable(strategy, np.float32(3), name="u")
+
+    def step(x: Any) -> Any:
+        before, square = v + 0, u * u * x
+        after = v.assign_add(1.0)
+        u.assign(10.0)
+        slope = gradients(square, [x])[0]
+        v.assign_add(1.0)
+        return before, after, v + 0, square, slope, u
+
+    found = strategy.run(step, (np.float32(2),))
+    assert [float(one) for one in found] == [3, 4, 5, 18, 9, 10]
+    assert v.eval() == 5
+    assert u.eval() == 10
+
+
+def test_what_comes_after_an_update(strategy: Strategy) -> None:
+    w, optimizer = variable(strategy, np.float32(1)), SGD(0.1)
+
+    def step() -> Any:
+        with control_dependencies([optimizer.minimize(w * w)]):
+            return w * 1
+
+    with pytest.raises(InvalidArgumentError, match=r"after 'step/SGD'.*strategy\.read"):
+        strategy.run(step)
+
+
+def test_a_variable_is_trained_once_and_by_one_optimizer(strategy: Strategy) -> None:
+    w, first, second = variable(strategy, np.float32(1), name="w"), SGD(0.1), SGD(0.1)
+    u = variable(strategy, np.float32(1), name="u")
+
+    def twice() -> None:
+        first.minimize(w * w, var_list=[w])
+        second.minimize(w * u, var_list=[w])
+
+    with pytest.raises(InvalidArgumentError, match="'w' is trained twice in twice"):
+        strategy.run(twice)
+    strategy.run(lambda: first.minimize(w * w))
+    with pytest.raises(InvalidArgumentError, match="make an optimizer once"):
+        strategy.run(lambda: second.minimize(w * w))
+    with pytest.raises(InvalidArgumentError, match="trained and assigned"):
+        strategy.run(lambda: (first.minimize(w * w), w.assign(1.0))[0])
+    with pytest.raises(InvalidArgumentError, match="depends on none of the variables"):
+        strategy.run(lambda x: first.minimize(np.sum(x)), (np.ones(2),))
+
+
+def test_gradients_of_rows_are_applied(strategy: Strategy) -> None:
+    with strategy.scope():
+        table = get_variable("table", (5, 2), initializer="ones")
+    optimizer = SGD(0.5)
+
+    def step(rows: Any) -> None:
+        optimizer.minimize(np.sum(functional.embedding_lookup(table, rows)))
+
+    strategy.run(step, (np.array([1, 3, 3]),))
+    np.testing.assert_array_equal(strategy.read(table), [[1, 1], [0.5, 0.5], [1, 1], [0, 0], [1, 1]])
+
+
+def test_a_gradient_that_is_no_number_is_not_applied(strategy: Strategy) -> None:
+    w, optimizer = variable(strategy, np.float32(0)), SGD(0.1)
+    function = lambda: optimizer.apply_gradients([(1 / w, w)])
+    with pytest.raises(NanLossError, match="a gradient is infinite at step 1"):
+        strategy.run(function)
+    assert w.eval() == 0
+
+
+def test_a_stop_ends_the_loop_and_keeps_what_was_trained(strategy: Strategy) -> None:
+    context = Context(strategy=strategy, quiet=True)
+    w, optimizer = variable(strategy, np.float32(1)), SGD(0.1)
+    del strategy.__dict__["_runner"]
+    with use_here(context):
+        w = variable(strategy, np.float32(1))
+
+        def step(x: Any) -> None:
+            optimizer.minimize(w * np.sum(x))
+
+        steps = 0
+        for x in strategy.distribute_dataset(Dataset.range(8).batch(2).repeat()):
+            strategy.run(step, (x,))
+            steps += 1
+            context.control.stop_requested = steps == 3
+        assert steps == context.progress.step == context.progress.global_step == 3
+        value = strategy.read(w)
+        with pytest.raises(AbortedError, match="the training has ended"):
+            strategy.run(step, (np.zeros(2, np.int64),))
+        assert strategy.read(w) == value
+        assert not list(strategy.distribute_dataset(Dataset.range(8).batch(2)))
+
+
+def test_datasets_of_any_structure(strategy: Strategy) -> None:
+    data = Dataset.range(4).map(lambda n: {"n": n, "pair": (n, n * 2)}).batch(2)
+    batches = list(strategy.distribute_dataset(data))
+    assert [b["n"].tolist() for b in batches] == [[0, 1], [2, 3]]
+    assert batches[1]["pair"][1].tolist() == [4, 6]
+    found = strategy.run(lambda b: b["pair"][0] + b["n"], (batches[1],))
+    assert found.tolist() == [4, 6]
+    assert len(strategy.distribute_dataset(data)) == 2
+    with pytest.raises(InvalidArgumentError, match=r"add \.batch"):
+        next(iter(strategy.distribute_dataset(Dataset.range(4))))
+
+
+def test_reductions(strategy: Strategy) -> None:
+    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(strategy.reduce(ReduceOp.SUM, x), x)
+    np.testing.assert_array_equal(strategy.reduce("mean", x, axis=1), [1, 4])
+    assert strategy.reduce("mean", x, axis=(0, 1)) == 2.5
+    assert strategy.reduce("mean", x, axis=0).dtype == np.float32
+    assert strategy.reduce("mean", np.array([1, 2]), axis=0) == 1.5
+    assert strategy.reduce("sum", {"a": 1, "b": None}) == {"a": 1, "b": None}
+    with pytest.raises(InvalidArgumentError, match="choose from sum, mean"):
+        strategy.reduce("max", x)
+    with pytest.raises(InvalidArgumentError, match=r"axis 2 is out of bounds.*\(2, 3\)"):
+        strategy.reduce("mean", x, axis=2)
+    with pytest.raises(InvalidArgumentError, match="nothing to take the mean of"):
+        strategy.reduce("mean", x[:0], axis=0)
+    with pytest.raises(InvalidArgumentError, match="takes numbers"):
+        strategy.reduce("sum", "text")
+
+
+def test_several_replicas_of_a_process() -> None:
+    strategy = MirroredStrategy(["CPU:0"] * 2)
+    (batch,) = strategy.distribute_dataset(Dataset.range(3).batch(4))
+    assert isinstance(batch, PerReplica)
+    assert [part.tolist() for part in local_results(batch)] == [[0, 1], [2]]
+    found = strategy.run(lambda x: (np.sum(x), x * 2), (batch,))
+    assert [int(one) for one in found[0].values] == [1, 2]
+    assert local_results(found)[1][1].tolist() == [4]
+    assert strategy.reduce("sum", found[0]) == 3
+    with pytest.raises(InvalidArgumentError, match="of 1 replicas, and this process has 2"):
+        strategy.run(lambda x: x, (PerReplica((np.ones(1),)),))
+
+
+def test_what_a_replica_knows(strategy: Strategy) -> None:
+    assert get_replica_context() is None
+
+    def step() -> Any:
+        replica = get_replica_context()
+        assert replica is not None
+        assert replica.num_replicas_in_sync == 1
+        assert replica.strategy is strategy
+        with pytest.raises(TypeError, match="no truth value"):
+            bool(replica.replica_id_in_sync_group == 0)
+        both = replica.all_reduce("mean", {"a": np.array([1, 2]), "b": np.float32(3)})
+        return replica.replica_id_in_sync_group, both
+
+    number, both = strategy.run(step)
+    assert number == 0
+    assert both["a"].dtype == np.float64
+    assert both["b"] == 3
+    with pytest.raises(InvalidArgumentError, match="no way to reduce 'max'"):
+        strategy.run(lambda x: get_replica_context().all_reduce("max", x), (np.ones(1),))  # type: ignore[union-attr]
+
+
+def test_variables_say_what_replicas_make_of_them() -> None:
+    with Graph().as_default():
+        v = Variable(0.0, aggregation="MEAN", synchronization=VariableSynchronization.ON_READ)
+        assert v.aggregation is VariableAggregation.MEAN
+        assert not v.trainable
+        assert Variable(0.0).aggregation == "none"
+        assert get_variable("w", (2,), aggregation="sum").aggregation == "sum"
+        with pytest.raises(InvalidArgumentError, match="no aggregation 'max'; choose from none, sum, mean"):
+            Variable(0.0, aggregation="max")
+        with pytest.raises(InvalidArgumentError, match="no synchronization 'later'"):
+            Variable(0.0, synchronization="later")
+
+
+def test_a_value_on_each_replica_needs_a_rule_to_be_read() -> None:
+    strategy = MirroredStrategy(["CPU:0"] * 2)
+    v = variable(strategy, np.float32(0), name="v", synchronization="on_read")
+    total = variable(strategy, np.int64(0), name="total", synchronization="on_read", aggregation="sum")
+
+    def step() -> None:
+        v.assign_add(1.0)
+        total.assign_add(1)
+
+    strategy.run(step)
+    with pytest.raises(InvalidArgumentError, match=r"'v' has a value on each of 2 replicas.*aggregation="):
+        strategy.read(v)
+    assert total.eval() == 2
+    total.assign(7).eval()  # of a sum the first replica has all
+    assert total.eval() == 7
+    strategy.run(step)
+    assert total.eval() == 9
+
+
+def test_a_scope_is_the_current_strategy() -> None:
+    from nbdist.train.context import get_strategy
+
+    strategy = OneDeviceStrategy()
+    with strategy.scope() as found:
+        assert found is get_strategy() is strategy
+        with OneDeviceStrategy().scope() as inner:
+            assert get_strategy() is inner
+    assert get_strategy() is not strategy
+
+
+def test_graphs_without_a_strategy_are_as_before() -> None:
+    with Graph().as_default():
+        x = placeholder(np.float32, (2,), name="x")
+        with pytest.raises(FailedPreconditionError, match="needs a session"):
+            (x * 2).eval()
+        w = Variable(np.ones(2, np.float32))
+        assert SGD(0.1).minimize(np.sum(w * x)).name == "SGD"
+        assert compute_average_loss(x, 2).shape == ()
