@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import socket
 import sys
@@ -27,7 +26,7 @@ from pathlib import Path
 from nbdist.cluster import mpiseat
 from nbdist.cluster.keeper import short_path
 from nbdist.errors import DeadlineExceededError, MissingExtra, UnavailableError
-from nbdist.wire.collective.mpiworld import WORLD_VARIABLE, enter_world
+from nbdist.wire.collective.mpiworld import enter_world
 
 LOOK_SECONDS = 0.1  # between two looks whether mpiexec still lives
 MOST_BYTES = 1 << 16
@@ -67,7 +66,7 @@ class WorldDoor:
 
     def seats(self, ranks: int, timeout: float, check: Callable[[], None]) -> dict[int, WorldSeat]:
         """Return all seats by rank, once they are there; `check` raises when they will not come."""
-        name, deadline = secrets.token_hex(8), time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         seats: dict[int, WorldSeat] = {}
         self._door.settimeout(LOOK_SECONDS)
         while len(seats) < ranks:
@@ -87,7 +86,7 @@ class WorldDoor:
                 raise UnavailableError(
                     "this mpiexec does not speak PMI by PMI_FD, as MPICH's does: pip install mpich"
                 )
-            environment |= {"PMI_FD": str(descriptors[0]), WORLD_VARIABLE: name}
+            environment["PMI_FD"] = str(descriptors[0])
             seats[int(environment["PMI_RANK"])] = WorldSeat(descriptors[0], environment, holder)
         return seats
 

@@ -15,78 +15,81 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from nbdist.wire.collective.base import Broken, Trouble
+from nbdist.wire.collective.base import Broken, Member, Trouble
 from nbdist.wire.collective.lookout import Lookout
+from nbdist.wire.collective.notices import ROOM, Notices
 from nbdist.wire.collective.watch import Watch
 from nbdist.wire.frames import Array
 
 SPINS = 200  # tests, of a microsecond or less
-LOOKS = 4  # for notices, at the beginning of a call, for each rank
+LOOKS = 4  # for notices, at the beginning of a call, for each rank: MPI takes in few messages at a time
 YIELDS = 32  # between two looks around
 PATIENCE_SECONDS = 500e-6  # then it naps: a core may be what the others wait for
 LONGEST_NAP = 1e-3  # MPI has nothing to sleep on; this costs some hundredths of a core
 LOOK_SECONDS = 0.02  # between two looks at the others' processes
 FROZEN_EVERY = 10  # of those looks
-NOTICE_BYTES = 2048
 DATA, BACK, NOTICE = 0, 1, 2  # kinds of messages; each has a tag
 TAGS = 3
-TROUBLE, LEFT = 1, 2  # kinds of notices
+LEAST_TAGS = 32768  # that every MPI has
 
-_left_behind: list[Lanes] = []  # closed ones that MPI, or another rank, is not through with
+# All that MPI, or another rank, is not through with; it may write there, so that nothing of it may be freed.
+_known: list[Lanes] = []
 _sweeping = threading.Lock()
 
 
 class Lanes:
-    """The messages of one group; `places` are its ranks in the communicator."""
+    """The messages of one group; `places` are its ranks in a communicator, which other groups share."""
 
     def __init__(
         self,
         mpi: Any,
         comm: Any,
-        rank: int,
+        member: Member,
         places: Sequence[int],
-        called: Sequence[str],
-        incarnation: int,
         watch: Watch,
     ) -> None:
-        self._mpi, self._comm, self._places = mpi, comm, list(places)
-        self._rank, self._called, self._incarnation = rank, called, incarnation
-        self.others = [other for other in range(len(places)) if other != rank]
+        with _sweeping:
+            _known.append(self)
+        self._closed = False
+        self._memory: list[Array] = []
+        self._mpi, self._comm, self._places, self._called = mpi, comm, list(places), member.called
+        self.others = [other for other in range(len(places)) if other != member.rank]
         self._watch, self.lookout = watch, Lookout()
-        tags = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or 32767
-        self._tag = incarnation % (tags // TAGS) * TAGS  # groups on one communicator do not meet
+        tags = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or LEAST_TAGS - 1
+        self._tag = member.incarnation % (tags // TAGS) * TAGS  # so that groups do not meet
+        self.notices = Notices(mpi, comm, member, places, self._tag + NOTICE, self.row(ROOM))
         self._spins = SPINS if len(places) <= (os.cpu_count() or 1) else 1
         self._testall: Callable[[list[Any]], bool] = mpi.Request.Testall
-        self._memory: list[Array] = []
-        self._under_way: list[Any] = []  # requests that `finish` waits for, and whose message each is
+        self._under_way: list[Any] = []  # requests; whose message each is, and whether it comes
         self._whose: list[int] = []
         self._comes: list[bool] = []
         self._asked = 0  # an interrupt may come between a request and the note of it
-        self._notices: list[Any] = []  # requests of those that this rank has sent
-        self._told_trouble = self._told_left = self._closed = False
-        self.trouble: Trouble | None = None
-        """Why the group is broken, as far as this rank has heard."""
-        self._left: dict[int, int] = {}  # by rank: how many calls it has finished
         self.sequence = 0
         """How many calls this rank has begun."""
-        self.deadline: float | None = None
+        self._deadline: float | None = None
         self._next_look = 0.0
         self.doing: Callable[[], str] = lambda: "forming the group"
-        self._hearing = threading.Lock()
-        self._status = mpi.Status()
-        self._heard_row = self.row(NOTICE_BYTES)
-        self._notice = self._next_notice()
 
     def row(self, nbytes: int) -> Array:
         """Return memory that messages are sent from or received into; it lives as long as MPI may use it."""
         memory = np.empty(nbytes, np.uint8)
         self._memory.append(memory)
         return memory
+
+    def begin(self, sequence: int, timeout: float | None) -> None:
+        """Begin a call; raise Broken if the group is broken already."""
+        now = time.monotonic()
+        self.sequence = sequence
+        self._deadline = None if timeout is None else now + timeout
+        self.hear()
+        if now > self._next_look:
+            self._next_look = now + LONGEST_NAP
+            for _ in range(LOOKS * len(self._places)):
+                self.hear()
 
     def receive(self, row: Array, rank: int, kind: int = DATA) -> None:
         """Have the next message from a rank put into a row, which is as long or longer."""
@@ -104,6 +107,11 @@ class Lanes:
         self._whose.append(rank)
         self._comes.append(False)
 
+    @property
+    def count(self) -> int:
+        """How many messages are under way."""
+        return len(self._under_way)
+
     def finish(self, first: int | None = None) -> None:
         """Wait until all messages are through, or the `first` so many; raise Broken if they will not be."""
         requests = self._under_way[:first]
@@ -118,114 +126,43 @@ class Lanes:
         del self._under_way[:first], self._whose[:first], self._comes[:first]
         self._asked -= len(requests)
 
-    def begin(self, sequence: int, timeout: float | None) -> None:
-        """Begin a call; raise Broken if the group is broken already."""
-        now = time.monotonic()
-        self.sequence = sequence
-        self.deadline = None if timeout is None else now + timeout
-        self.hear()
-        if now > self._next_look:
-            self._next_look = now + LONGEST_NAP
-            for _ in range(LOOKS * len(self._places)):  # MPI takes in few messages at a time
-                self.hear()
-
-    @property
-    def count(self) -> int:
-        """How many messages are under way."""
-        return len(self._under_way)
-
     def hear(self) -> None:
         """Take in the notices that have come; raise Broken if the group is broken. Never waits."""
-        if self._hearing.acquire(blocking=False):
-            try:
-                self._take_notices()
-            finally:
-                self._hearing.release()
-        if self.trouble is not None:
-            raise Broken(self.trouble)
+        if not self._closed:
+            self.notices.take()
+        if self.notices.trouble is not None:
+            raise Broken(self.notices.trouble)
 
     def check_alive(self) -> None:
         """Raise Broken if a rank that has not left has died. Never waits."""
         for rank in self._watch.dead():
-            if rank not in self._left:
+            if rank not in self.notices.left:
                 raise Broken(Trouble("TaskDiedError", f"{self._called[rank]} has died"))
-
-    def tell(self, trouble: Trouble) -> None:
-        """Tell all ranks that the group is broken, if they do not know; from any thread."""
-        self.trouble = self.trouble or trouble
-        if not self._told_trouble:
-            self._send_notices(TROUBLE, 0, self.trouble.pack(NOTICE_BYTES - 24))
-            self._told_trouble = True  # now, for an interrupt may have cut off an earlier attempt
-
-    def leave(self, finished: int) -> None:
-        """Tell all ranks that this one makes no more calls; `finished` are those that it has made."""
-        if not self._told_left:
-            self._send_notices(LEFT, finished, b"")
-            self._told_left = True
 
     def close(self) -> None:
         """Let go of everything, at once or as soon as MPI and the other ranks are through with it."""
         if self._closed:
             return
-        self.leave(self.sequence)
+        self._closed = True
+        self.notices.leave(self.sequence)
         for request, comes in zip(self._under_way, self._comes):
             if comes and request:
                 request.Cancel()
-        self._closed = True
-        with _sweeping:
-            _left_behind.append(self)
         sweep()
 
-    def _swept(self) -> bool:
-        """Free what is left, if nobody needs it any more; whether it is done."""
-        with self._hearing:
-            self._take_notices()
-        unfinished = [
-            request for request in (*self._under_way, *self._notices) if request and not request.Test()
-        ]
-        gone = self._left.keys() | set(self._watch.dead())
-        if unfinished or self._asked > len(self._under_way) or not gone.issuperset(self.others):
+    def is_swept(self) -> bool:
+        """Free what is left of closed lanes, if nobody needs it any more; whether it is done."""
+        if not self._closed:
             return False
-        self._notice.Cancel()
-        self._notice.Wait()
+        self.notices.take()
+        unfinished = [request for request in self._under_way if request and not request.Test()]
+        lost = self._asked - len(self._under_way)
+        gone = self.notices.left.keys() | set(self._watch.dead())
+        if unfinished or lost or not self.notices.are_sent() or not gone.issuperset(self.others):
+            return False
+        self.notices.close()
         self._watch.close()
-        if self._comm != self._mpi.COMM_WORLD:
-            self._comm.Free()  # nobody sends here any more, so that its number can be taken by another
         return True
-
-    def _next_notice(self) -> Any:
-        row = [self._heard_row, self._mpi.BYTE]
-        return self._comm.Irecv(row, self._mpi.ANY_SOURCE, self._tag + NOTICE)
-
-    def _take_notices(self) -> None:
-        while self._notice.Test(self._status):
-            self._note(self._places.index(self._status.Get_source()))
-            self._notice = self._next_notice()
-
-    def _note(self, rank: int) -> None:
-        incarnation, kind, number = (int(word) for word in self._heard_row[:24].view(np.int64))
-        if incarnation != self._incarnation:
-            return  # of another group
-        if kind == LEFT:
-            self._left[rank] = number
-        elif self.trouble is None:
-            length = self._status.Get_count(self._mpi.BYTE)
-            self.trouble = Trouble.unpack(self._heard_row[24:length].tobytes())
-            self._told_trouble = True  # by the rank that told this one
-
-    def _send_notices(self, kind: int, number: int, text: bytes) -> None:
-        words = np.array([self._incarnation, kind, number], np.int64)
-        row = self.row(24 + len(text))
-        row[:24], row[24:] = words.view(np.uint8), np.frombuffer(text, np.uint8)
-        told = []
-        for rank in self.others:
-            with suppress(self._mpi.Exception):  # it is gone
-                told.append(self._comm.Isend([row, self._mpi.BYTE], self._places[rank], self._tag + NOTICE))
-        self._notices += told
-        for _ in range(YIELDS):
-            if self._testall(told):
-                break
-            os.sched_yield()
 
     def _wait(self, requests: list[Any]) -> None:
         begun = time.monotonic()
@@ -243,15 +180,10 @@ class Lanes:
             if now >= look:
                 look, looks = now + LOOK_SECONDS, looks + 1
                 self._check_processes(requests, looks % FROZEN_EVERY == 0)
-            if self.deadline is not None and now >= self.deadline:
-                waiting = self._waiting(requests)
-                if waiting:
-                    raise Broken(
-                        Trouble(
-                            "DeadlineExceededError",
-                            f"{self._called[waiting[0]]} did not come in time: {self.doing()}",
-                        )
-                    )
+            if self._deadline is not None and now >= self._deadline:
+                for rank in self._waiting(requests):
+                    what = f"{self._called[rank]} did not come in time: {self.doing()}"
+                    raise Broken(Trouble("DeadlineExceededError", what))
             if now - begun > PATIENCE_SECONDS:
                 time.sleep(min(LONGEST_NAP, (now - begun) / 20))
 
@@ -262,9 +194,10 @@ class Lanes:
 
     def _check_left(self, requests: list[Any]) -> None:
         self.hear()
-        if any(finished < self.sequence for finished in self._left.values()):
+        left = self.notices.left
+        if any(finished < self.sequence for finished in left.values()):
             for rank in self._waiting(requests):
-                if self._left.get(rank, self.sequence) < self.sequence:
+                if left.get(rank, self.sequence) < self.sequence:
                     what = f"{self._called[rank]} has left: {self.doing()} waits for it"
                     raise Broken(Trouble("UnavailableError", what))
 
@@ -284,4 +217,16 @@ class Lanes:
 def sweep() -> None:
     """Free what closed groups have left, where MPI and the other ranks are through with it by now."""
     with _sweeping:
-        _left_behind[:] = [lanes for lanes in _left_behind if not lanes._swept()]
+        _known[:] = [lanes for lanes in _known if not lanes.is_swept()]
+
+
+def known() -> int:
+    """Return how many groups are open, or closed and not yet freed."""
+    return len(_known)
+
+
+def let_go() -> None:
+    """Have MPI wait for nothing more, before it is finalized."""
+    sweep()
+    for lanes in _known:
+        lanes.notices.close()

@@ -1,38 +1,60 @@
 """The MPI world that this process was started in; the only place that imports mpi4py.
 
-    mpi = enter_world()             # mpi4py's MPI, initialised for several threads
-    mpi.COMM_WORLD.rank
+    world = enter_world()
+    world.comm.rank, world.comm.size, world.mpi.BYTE
 
-A world is the processes that one mpiexec (or srun) has started. MPI is initialised when it is first entered,
-and that waits until every process of the world does so: engines of `--launcher mpi` all do as they start.
+A world is the processes that one mpiexec (or srun) has started. All of them enter it at the same point of
+their program, for MPI waits there until they do: engines of `--launcher mpi` enter as they start.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, MissingExtra
 from nbdist.wire.collective.base import Member
+from nbdist.wire.collective.lanes import let_go
 from nbdist.wire.shm import shared_folder
 
-WORLD_VARIABLE = "NBDIST_MPI_WORLD"  # the name of a world, where nbdist has started it
 STARTED = ("PMI_RANK", "PMIX_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK")
 SEGMENT = "mpich_shm_"
 HOW = "start the ranks together: %cluster start --launcher mpi, or mpiexec -n 4 python script.py"
 
+_entered: list[World] = []
+_entering = threading.Lock()
 
-def enter_world(finalize: bool = True) -> Any:
-    """Return mpi4py's MPI, initialised; whatever rank asks for it has to be one of a world.
 
-    Without `finalize` this process ends without waiting for the others of its world, which may have died; all
-    ranks come here at once then, and what MPI would have removed at the end is removed now.
-    Raises FailedPreconditionError in a process that no mpiexec has started, MissingExtra without mpi4py.
+@dataclass(frozen=True)
+class World:
+    """The world that this process has entered: mpi4py's MPI, a communicator of our own of all, and a name."""
+
+    mpi: Any
+    comm: Any
+    name: str
+
+
+def enter_world(finalize: bool = True) -> World:
+    """Return this process's world; the first time this waits until all processes of the world enter it.
+
+    Without `finalize` this process ends without waiting for the others of its world, which may have died;
+    what MPI would have removed at the end is removed now. Raises FailedPreconditionError in a process that
+    no mpiexec has started, MissingExtra without mpi4py.
     """
+    with _entering:
+        if not _entered:
+            _entered.append(_enter(finalize))
+        return _entered[0]
+
+
+def _enter(finalize: bool) -> World:
     if not is_started(os.environ):
         raise FailedPreconditionError(
             f"collective 'mpi': this process is not one that mpiexec started; {HOW}"
@@ -53,14 +75,16 @@ def enter_world(finalize: bool = True) -> Any:
             "collective 'mpi' needs MPI with THREAD_MULTIPLE, and here it was initialised with less; leave "
             "mpi4py.rc.thread_level as it is, or take another collective"
         )
-    if mpi4py.rc.finalize is not False:
-        # mpi4py would do it later, when Python has freed what messages may still come into.
-        atexit.unregister(_finalize)
-        atexit.register(_finalize, MPI)
-    elif not finalize:
-        MPI.COMM_WORLD.Barrier()
+    # What others do on COMM_WORLD, perhaps with any tag, must not meet our messages. One communicator, and
+    # not one a group: to make one blocks until all have come, and neither interrupts nor aborts reach there.
+    comm = MPI.COMM_WORLD.Dup()
+    name: str = comm.bcast(secrets.token_hex(8))
+    if not finalize:
         _remove_names()
-    return MPI
+    elif mpi4py.rc.finalize is not False:
+        # mpi4py would do it later, when Python has freed what messages may still come into.
+        atexit.register(_finalize, MPI)
+    return World(MPI, comm, name)
 
 
 def _remove_names() -> None:
@@ -75,6 +99,7 @@ def _remove_names() -> None:
 
 def _finalize(mpi: Any) -> None:
     if not mpi.Is_finalized():
+        let_go()
         mpi.Finalize()
 
 
@@ -87,35 +112,17 @@ def is_started(environment: Mapping[str, str]) -> bool:
     return any(name in environment for name in STARTED)
 
 
-def world_name(environment: Mapping[str, str]) -> str:
-    """Return what tells this world from others, "" if nothing does.
-
-    >>> world_name({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}), world_name({})
-    ('7.0', '')
-    """
-    for name in (WORLD_VARIABLE, "PMIX_NAMESPACE"):
-        if environment.get(name):
-            return environment[name]
-    job, step = environment.get("SLURM_JOB_ID"), environment.get("SLURM_STEP_ID")
-    return f"{job}.{step}" if job and step else ""
-
-
 def world_ranks(member: Member, cards: Sequence[dict[str, Any]]) -> list[int]:
     """Return each rank's place in the world; FailedPreconditionError if they are not of one."""
-    first = cards[0]
     for rank, card in enumerate(cards):
-        for which in ("world", "world_size"):
-            if card[which] != first[which]:
-                raise FailedPreconditionError(
-                    f"collective 'mpi' needs ranks of one MPI world, but {member.called[rank]} is in another "
-                    f"one than {member.called[0]}; {HOW}"
-                )
-    ranks = [int(card["world_rank"]) for card in cards]
-    for rank, place in enumerate(ranks):
-        if ranks.index(place) != rank:
-            one, other = member.called[ranks.index(place)], member.called[rank]
+        if card["world"] != cards[0]["world"]:
             raise FailedPreconditionError(
-                f"collective 'mpi' needs ranks of one MPI world, but {one} and {other} are both number "
-                f"{place} of theirs; {HOW}"
+                f"collective 'mpi' needs ranks of one MPI world, but {member.called[rank]} is in another one "
+                f"than {member.called[0]}; {HOW}"
             )
-    return ranks
+    places = [int(card["place"]) for card in cards]
+    if len(set(places)) < len(places):
+        raise FailedPreconditionError(
+            f"collective 'mpi' takes one rank of each process, but these are places in the world: {places}"
+        )
+    return places

@@ -154,7 +154,7 @@ def obey_and_survive(order):
     except KeyboardInterrupt as error:  # another, while the first was looked at
         return [type(error).__name__, str(error)]
 
-if mpiworld.WORLD_VARIABLE in os.environ:  # as engines do
+if mpiworld.is_started(os.environ):  # as engines do
     mpiworld.enter_world(finalize=False)
 while line := sys.stdin.readline():
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -225,9 +225,11 @@ def unpacked(view: Any, wholes: Sequence[Array]) -> Any:
     return np.ndarray(shape, dtype, wholes[number].data, at, strides)
 
 
-def remote_groups(ranks: Sequence[RemoteRank], check: Callable[[], None] | None = None) -> list[RemoteGroup]:
+def remote_groups(
+    ranks: Sequence[RemoteRank], check: Callable[[], None] | None = None, hosts: Sequence[str] = ()
+) -> list[RemoteGroup]:
     """Form a group of some ranks of a world."""
-    everyone = members(["here"] * len(ranks))
+    everyone = members(hosts or ["here"] * len(ranks))
     groups = [RemoteGroup(remote, rank, len(ranks), check) for rank, remote in enumerate(ranks)]
 
     def each(work: Callable[[int], Any]) -> list[Any]:
@@ -302,12 +304,32 @@ class Server:
         self._groups[number] = seat
         return number, seat.card
 
-    def join(self, number: int, cards: Any) -> str:
-        self._groups[number] = self._groups[number].join(cards)
+    def join(self, number: int, cards: Any, timeout: float = SECONDS) -> str:
+        self._groups[number] = self._groups[number].join(cards, timeout)
         return str(self._groups[number].kind)
 
     def sequence(self, number: int) -> int:
         return int(self._groups[number].sequence)
+
+    def notes(self, number: int) -> list[str]:
+        return list(self._groups[number].notes)
+
+    def known(self) -> int:
+        from nbdist.wire.collective import lanes
+
+        lanes.sweep()
+        return lanes.known()
+
+    def open_stray_receive(self) -> None:
+        from mpi4py import MPI
+
+        self._stray = MPI.COMM_WORLD.Irecv(bytearray(1 << 20), MPI.ANY_SOURCE, MPI.ANY_TAG)
+
+    def close_stray_receive(self) -> bool:
+        untouched = not self._stray.Test()
+        self._stray.Cancel()
+        self._stray.Wait()
+        return untouched
 
     def plain(self, number: int, what: str, arguments: tuple[Any, ...]) -> None:
         getattr(self._groups[number], what)(*arguments)

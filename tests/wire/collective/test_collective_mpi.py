@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from collective_contract import CollectiveContract
-from mpi_worlds import MpiWorld, RemoteRank, remote_groups
+from collective_worlds import members
+from mpi_worlds import MpiWorld, RemoteGroup, RemoteRank, remote_groups
+
+from nbdist.errors import AbortedError, DeadlineExceededError, FailedPreconditionError, MissingExtra
+from nbdist.wire.collective import mpiworld
+from nbdist.wire.collective.choice import choose
+from nbdist.wire.collective.mpi import MpiSeat
 
 _ranks: list[RemoteRank] = []
 
@@ -25,3 +34,96 @@ def world() -> Iterator[None]:
 class TestMpi(CollectiveContract):
     def make_world(self, size: int, **options: Any) -> Sequence[Any]:
         return remote_groups(_ranks[:size], **options)
+
+
+def together(groups: Sequence[RemoteGroup], work: Callable[[RemoteGroup], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(work, groups))
+
+
+def test_groups_by_the_hundred_leave_nothing_behind() -> None:
+    for number in range(100):
+        groups = remote_groups(_ranks[: 2 + number % 2])
+        size = len(groups)
+        assert together(groups, lambda group: group.all_reduce(1, "sum")) == [size] * size
+        together(groups, lambda group: group.close())
+    last = remote_groups(_ranks)
+    together(last, lambda group: group.barrier())
+    assert max(rank.ask("known") for rank in _ranks) <= 4, "each group's last words free the one before it"
+    together(last, lambda group: group.close())
+
+
+def test_a_broken_group_does_not_touch_the_next_ones() -> None:
+    for count in (3, 40_000, 900_000):
+        broken = remote_groups(_ranks)
+        x = np.full(count, 1e9)
+
+        def cut_off(group: RemoteGroup) -> Any:
+            try:
+                if group.rank == 2:
+                    group.abort("on purpose")
+                    return None
+                return group.all_reduce(x, "sum", np.zeros(count))  # noqa: B023
+            except AbortedError as error:
+                return str(error)
+
+        assert all("on purpose" in str(one) for one in together(broken, cut_off)[:2])
+        groups = remote_groups(_ranks)
+        for number in range(4):
+            values = [np.random.default_rng(rank + number).normal(size=count) for rank in range(3)]
+            results = together(groups, lambda group: group.all_reduce(values[group.rank], "max"))  # noqa: B023
+            assert all((result == np.max(values, axis=0)).all() for result in results)
+        together([*groups, *broken], lambda group: group.close())
+
+
+def test_two_groups_at_once_and_what_others_do_with_mpi_do_not_meet() -> None:
+    both = [remote_groups(_ranks), remote_groups(_ranks)]
+    stray = [rank.ask("open_stray_receive") for rank in _ranks]
+    assert stray == [None] * 3
+
+    def many(group: RemoteGroup) -> float:
+        x = np.full(30_000, group.rank + 1.0, "f4")
+        return sum(float(group.all_reduce(x, "sum")[-1]) for _ in range(30))
+
+    assert together([*both[0], *both[1]], many) == [180.0] * 6
+    assert [rank.ask("close_stray_receive") for rank in _ranks] == [True] * 3
+    together([*both[0], *both[1]], lambda group: group.close())
+
+
+def test_ranks_of_several_hosts_and_what_is_not_noticed_there() -> None:
+    groups = remote_groups(_ranks, hosts=["left", "right", "left"])
+    assert together(groups, lambda group: group.all_reduce(group.rank, "sum")) == [3] * 3
+    (note,) = _ranks[0].ask("notes", groups[0].number)
+    assert note.startswith("the end of rank 1 (/job:worker/task:1) will not be noticed")
+    together(groups, lambda group: group.close())
+
+
+def test_a_process_that_no_mpiexec_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpiworld, "_entered", [])
+    for name in mpiworld.STARTED:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(FailedPreconditionError, match=r"%cluster start --launcher mpi, or mpiexec -n 4"):
+        MpiSeat(members(["here"] * 2)[0])
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(MissingExtra, match=r'pip install "nbdist\[mpi\]" \(needed for .*mpi4py is missing'):
+        MpiSeat(members(["here"] * 2)[0])
+    assert choose(["here"] * 2) == "shm"
+    assert choose(["a", "b"], "mpi") == "mpi"
+
+
+def test_ranks_of_two_worlds_are_refused() -> None:
+    everyone = members(["here"] * 2)
+    cards = [{"world": "one", "place": rank} for rank in range(2)]
+    assert mpiworld.world_ranks(everyone[0], cards) == [0, 1]
+    with pytest.raises(FailedPreconditionError, match=r"rank 1 \(.*\) is in another one than rank 0"):
+        mpiworld.world_ranks(everyone[0], [cards[0], {**cards[1], "world": "two"}])
+    with pytest.raises(FailedPreconditionError, match=r"one rank of each process.*\[0, 0\]"):
+        mpiworld.world_ranks(everyone[0], [cards[0], cards[0]])
+
+
+def test_who_does_not_come_into_the_world_is_named() -> None:
+    everyone = members(["here"] * 2)
+    (number, card), (_, other) = (_ranks[rank].ask("sit", everyone[rank], False) for rank in range(2))
+    with pytest.raises(DeadlineExceededError, match=r"rank 1 \(/job:worker/task:1\) did not come in time"):
+        _ranks[0].ask("join", number, [card, other], 0.2)
