@@ -38,8 +38,8 @@ class BatchNorm(_Norm):
     (``moving = momentum * moving + (1 - momentum) * batch``); ``evaluate`` and ``predict`` use those.
 
     With several replicas each normalises by its own part of the batch, as in Keras, so N replicas do not
-    compute quite what one does; and each keeps its own moving averages, of which the first one's (the chief's)
-    are validated with and come home: variables of ``synchronization="on_read"`` and
+    compute quite what one does; and each keeps its own moving averages, of which the first one's (the
+    chief's) are validated with and come home: variables of ``synchronization="on_read"`` and
     ``aggregation="only_first_replica"``. A replica without examples in a step leaves its own as they are.
 
     >>> BatchNorm(momentum=0.9)
