@@ -179,7 +179,8 @@ class Collective(ABC):
         try:
             self.sequence += 1
             self._current = call
-            self.lookout()
+            if self.lookout.watches:
+                self.lookout()
             self._perform(call, x, out)
         except BaseException as error:
             try:

@@ -25,7 +25,8 @@ from nbdist.wire.shm import Segment, shared_folder
 
 CHUNK = 1 << 20  # bytes of all pieces of one round: in cache, and large enough for few rounds
 SMALLEST_PIECE = 1 << 14
-EAGER = 1 << 16  # up to here every rank combines everything: one meeting instead of two
+EAGER = 1 << 16  # of a value; up to here every rank combines everything: one meeting instead of two
+MOST_EAGER = 1 << 20  # of all other ranks' values, with which it is so however many there are
 
 WORD = np.dtype(np.int64).itemsize
 LINE = 64
@@ -53,7 +54,8 @@ class Desk:
         self._size = size
         self.piece = piece_bytes(size)
         self._eager_at = DATA_AT
-        self._pieces_at = DATA_AT + 2 * EAGER
+        self._eager_room = eager_bytes(size)
+        self._pieces_at = DATA_AT + 2 * self._eager_room
         self._reduced_at = self._pieces_at + 2 * size * self.piece
 
     @classmethod
@@ -74,7 +76,7 @@ class Desk:
 
     def eager(self, number: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """Return where a small value stands; `number` is what SENT was before it."""
-        return np.ndarray(shape, dtype, self._memory.data, self._eager_at + number % 2 * EAGER)
+        return np.ndarray(shape, dtype, self._memory.data, self._eager_at + number % 2 * self._eager_room)
 
     def pieces(self, dtype: np.dtype[Any]) -> list[list[Array]]:
         """Return where pieces for each rank stand, by SENT modulo 2."""
@@ -133,10 +135,21 @@ def piece_bytes(size: int) -> int:
     return max(SMALLEST_PIECE, CHUNK // size // LINE * LINE)
 
 
+def eager_bytes(size: int) -> int:
+    """Return up to how many bytes of a value every rank of a group combines everything.
+
+    It reads all other ranks' values then, not parts that make up one value, but meets them once only.
+
+    >>> eager_bytes(2), eager_bytes(4), eager_bytes(100)
+    (1048576, 349504, 65536)
+    """
+    return max(EAGER, MOST_EAGER // max(1, size - 1) // LINE * LINE)
+
+
 def desk_bytes(size: int) -> int:
     """Return how much shared memory one rank of a group needs.
 
     >>> desk_bytes(4)
-    2756608
+    3324544
     """
-    return DATA_AT + 2 * EAGER + 2 * (size + 1) * piece_bytes(size)
+    return DATA_AT + 2 * eager_bytes(size) + 2 * (size + 1) * piece_bytes(size)

@@ -18,6 +18,8 @@ class Lookout:
 
     def __init__(self, check: Callable[[], None] | None = None) -> None:
         self._check = check
+        self.watches = check is not None
+        """Whether there is anything to look at."""
         self._next = 0.0
         self.raised: BaseException | None = None
         """What the check has raised."""
