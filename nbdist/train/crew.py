@@ -36,6 +36,8 @@ class Crew:
 
     def each(self, work: Callable[[int], Result]) -> list[Result]:
         """Let every replica work, given its number; return what each returned, or raise the first cause."""
+        if self.size == 1:
+            return [self._alone(work)]
         results: list[Any] = [None] * self.size
         errors: list[BaseException] = []
         done = threading.Semaphore(0)
@@ -60,6 +62,13 @@ class Crew:
             causes = [e for e in errors if not isinstance(e, (AbortedError, UnavailableError))]
             raise (causes or errors)[0]
         return results
+
+    def _alone(self, work: Callable[[int], Result]) -> Result:
+        try:
+            return work(0)
+        except BaseException as error:
+            self._cut_off(0, error)
+            raise
 
     def close(self) -> None:
         """Let the threads end."""

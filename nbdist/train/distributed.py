@@ -39,7 +39,7 @@ class DistributedDataset:
 
     def __iter__(self) -> Iterator[Any]:
         runner = self._runner
-        strategies = [place.context.strategy for place in runner.held.places]
+        strategies = [place.context.strategy for place in runner.held.places.all]
         for element in self._dataset:
             if runner.stopping():
                 return

@@ -15,45 +15,25 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.graph.backend import backend, to_host
+from nbdist.graph.backend import to_host
 from nbdist.graph.partitioned import PartitionedVariable
 from nbdist.graph.program import compile_program
 from nbdist.graph.scopes import Graph
 from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.optim import SGD
 from nbdist.runtime.links import Stopped
 from nbdist.train import synchronization
-from nbdist.train.context import Context, current
-from nbdist.train.crew import Crew
-from nbdist.train.meeting import meet, part
+from nbdist.train.context import current
+from nbdist.train.places import Place, Places
 from nbdist.train.strategy import Again
 from nbdist.train.traced import Applied, tracing
-from nbdist.train.updates import Group, Nothing
+from nbdist.train.updates import Group
 
 if TYPE_CHECKING:
     from nbdist.train.strategy import Strategy
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MOVE_IN = "make what a step uses inside `with strategy.scope():` of the strategy that runs it"
-
-
-class Place:
-    """One of this process's replicas: its surroundings, and what it has for itself."""
-
-    def __init__(self, context: Context, index: int) -> None:
-        self.context, self.index = context, index
-        self.xp = backend(context.device)
-        self.arrays: dict[Variable, Array] = {}
-        self.programs: dict[Any, Any] = {}
-
-    def all_reduce(self, array: Array, how: str) -> Array:
-        """Return the sum or mean of all replicas' arrays, or that of the first one."""
-        strategy = self.context.strategy
-        if how == "first":
-            own = array if strategy.replica_index == 0 else np.zeros_like(array)
-            return strategy.all_reduce(own, "sum")
-        return strategy.all_reduce(array, how)
 
 
 class Held:
@@ -75,34 +55,7 @@ class Held:
         self._updates_before = 0
         self._counted: dict[Variable, int] = {}
         self._settled: set[Variable] = set()
-        self._places: list[Place] = []
-        self._met = False
-        self._crew: Crew | None = None
-
-    @property
-    def places(self) -> list[Place]:
-        """This process's replicas, who can meet from now on."""
-        if not self._met:
-            self._met = True
-            # As many as begin a training together; which one it is makes no difference.
-            others = self.strategy.companions(self.context, Nothing(), SGD())
-            self._places = self._places or [Place(c, i) for i, c in enumerate([self.context, *others])]
-            if others:  # now, while nobody else meets in the group that the companions have in common
-                for place in self._places:
-                    meet(place.context.strategy)
-        return self._places
-
-    @property
-    def crew(self) -> Crew:
-        """A thread for each replica."""
-        if self._crew is None:
-            self._crew = Crew(len(self.places), self._cut_off)
-        return self._crew
-
-    def all_reduce(self, arrays: Sequence[Array], how: str) -> Array:
-        """Return the sum or mean over all replicas, or the first one's, given those of this process."""
-        found: Array = self.crew.each(lambda i: self.places[i].all_reduce(np.asarray(arrays[i]), how))[0]
-        return found
+        self.places = Places(strategy, self.context, self._cut_off)
 
     def group_for(self, applied: Applied) -> Group:
         """Return the variables that an optimizer trains together, or raise if they are not those it did."""
@@ -135,13 +88,13 @@ class Held:
             self._updates_before = self.context.progress.global_step
         companions = self.strategy.companions(self.context, group, group.optimizer)
         contexts = [self.context, *companions]
-        group.replicas = self.crew.each(lambda i: group.replica(contexts[i]))
+        group.replicas = self.places.each(lambda i: group.replica(contexts[i]))
         self.context.trainings += 1
         self._settled.update(group.trained)  # they begin with the first one's values
         self.context.progress.trainings, self.context.progress.state = self.context.trainings, "training"
         for note in group.replicas[0].notes:
             print(note)
-        for place in self.places:
+        for place in self.places.all:
             place.programs.clear()
 
     def values(self, place: Place, variables: Sequence[Variable]) -> dict[Variable, Array]:
@@ -162,9 +115,9 @@ class Held:
             if v in self._settled or v in trained:
                 continue
             self._settled.add(v)
-            own = [to_host(self._own(place, v)) for place in self.places]
+            own = [to_host(self._own(place, v)) for place in self.places.all]
             if self.strategy.num_replicas_in_sync > 1 and not synchronization.apart(v):
-                self._spread(v, self.all_reduce(own, "first"))
+                self._spread(v, self.places.all_reduce(own, "first"))
 
     def at_home(self, variable: Variable) -> Array:
         """Return the array that has a variable's value outside of steps."""
@@ -185,7 +138,8 @@ class Held:
             raise InvalidArgumentError(f"{variable!r} is no variable of this strategy; {MOVE_IN}")
         how = synchronization.read(variable, self.strategy.num_replicas_in_sync)
         if how != "own":
-            return self.all_reduce([to_host(self._own(place, variable)) for place in self.places], how)
+            own = [to_host(self._own(place, variable)) for place in self.places.all]
+            return self.places.all_reduce(own, how)
         self.refresh()
         return self.at_home(variable).copy()
 
@@ -196,8 +150,9 @@ class Held:
                 with contextlib.suppress(Stopped):
                     group.replicas[0].fetch()
                 self._bring(group)
-        if self._places and self._places[0].xp is not np:
-            for v, array in self._places[0].arrays.items():
+        first = next(iter(self.places.made), None)
+        if first is not None and first.xp is not np:
+            for v, array in first.arrays.items():
                 np.copyto(self.at_home(v), to_host(array))
 
     def count(self, place: Place) -> None:
@@ -238,7 +193,7 @@ class Held:
     def finish(self) -> None:
         """Wait until the updates of all replicas are applied, bring the final values home, and let go."""
         for group in [g for g in self.groups if g.replicas]:
-            self.crew.each(group.finish)
+            self.places.each(group.finish)
             self._bring(group)
             self.count_updates()
         self._let_go()
@@ -247,8 +202,8 @@ class Held:
         """Let go without waiting for anybody, in any state; values come home as they are."""
         for group in [g for g in self.groups if g.replicas]:
             self._bring(group)
-        self._met = False  # their group is broken
         self._let_go()
+        self.places.leave()
 
     def _let_go(self) -> None:
         for counter in self._counted:
@@ -256,17 +211,13 @@ class Held:
         for group in self.groups:
             group.close()
         self.strategy.end()
-        for place in self._places:
-            place.programs.clear()
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
+        self.places.rest()
 
     def _bring(self, group: Group) -> None:
         for v, value in zip(group.trained, group.replicas[0].values, strict=True):
             np.copyto(self.at_home(v), to_host(value))
-        if self._places:
-            self.count(self._places[0])
+        for place in self.places.made[:1]:
+            self.count(place)
 
     def _own(self, place: Place, variable: Variable) -> Array:
         if variable not in place.arrays:
@@ -281,12 +232,12 @@ class Held:
     def _spread(self, variable: Variable, value: Array) -> None:
         """Give all replicas of this process a value that was assigned outside of steps."""
         summed = synchronization.apart(variable) and variable.aggregation == "sum"
-        for place in self.places:
+        for place in self.places.all:
             first = place.context.strategy.replica_index == 0 or self.strategy.num_replicas_in_sync == 1
             # Of a sum the first replica has all, so that it is what was assigned.
             given = value if first or not summed else np.zeros_like(value)
             self._own(place, variable)[...] = place.xp.asarray(given)
-        if self.places[0].xp is not np:
+        if self.places.all[0].xp is not np:
             np.copyto(self.at_home(variable), value)
 
     def _cut_off(self, index: int, error: BaseException) -> None:
@@ -295,5 +246,4 @@ class Held:
         for group in self.groups:
             if index < len(group.replicas):
                 group.replicas[index].abort(error)
-        if index < len(self._places):
-            part(self._places[index].context.strategy, error)
+        self.places.part(index, error)

@@ -32,10 +32,10 @@ def meet(strategy: Strategy) -> Collective:
     return found
 
 
-def part(strategy: Strategy, error: BaseException) -> None:
-    """Break the group with a reason: the others must not wait for this replica."""
+def part(strategy: Strategy, error: BaseException | None = None) -> None:
+    """Let go of the group; an error breaks it: the others must not wait for this replica."""
     found: Collective | None = strategy.__dict__.pop("_meeting", None)
-    if found is not None:
+    if found is not None and error is not None:
         found.abort(f"{type(error).__name__}: {error}")
 
 

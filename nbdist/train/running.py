@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,34 +17,21 @@ import numpy as np
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import to_device, to_host
 from nbdist.graph.op import Shape
-from nbdist.graph.program import compile_program
-from nbdist.graph.specs import Specs, value_order
-from nbdist.graph.tensor import Tensor, Variable
 from nbdist.runtime.links import Stopped
+from nbdist.train.compiling import Call, program_of
 from nbdist.train.context import use_here
 from nbdist.train.finite import what_is_wrong
-from nbdist.train.held import Held, Place
+from nbdist.train.held import Held
+from nbdist.train.places import Place
 from nbdist.train.reduction import joined, of_replica
 from nbdist.train.signatures import MOST_FUNCTIONS, Traces, arrays_in
 from nbdist.train.strategy import Again
 from nbdist.train.traced import Trace, trace
 from nbdist.train.trees import leaves, mapped
-from nbdist.train.updates import Group, Program, Ready, Stepping
+from nbdist.train.updates import Group, Program
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MOST_PROGRAMS = 64  # of one replica
-
-
-@dataclass(frozen=True)
-class Call:
-    """A replica's part of a call: the trace for its arguments, and the arrays among them."""
-
-    trace: Trace
-    arrays: list[Array]
-    trained: list[tuple[Group, tuple[Tensor, ...]]]
-    """What it trains, with gradients in the order of the group's variables."""
-    place: int
-    """Where its first example is in the global batch, for random numbers."""
 
 
 class Runner:
@@ -65,7 +50,7 @@ class Runner:
         if not isinstance(arguments, (tuple, list)):
             raise InvalidArgumentError(f"run: args is a tuple of arguments, got {arguments!r}; write (x,)")
         with use_here(held.context):
-            count = len(held.places)
+            count = len(held.places.all)
             calls = [self._call(function, of_replica(tuple(arguments), i, count), i) for i in range(count)]
             groups = [group for group, _ in calls[0].trained]
             if any([group for group, _ in call.trained] != groups for call in calls):
@@ -84,7 +69,7 @@ class Runner:
         for group in training:
             if not group.agreed and not held.ended:
                 group.agreed = True
-                held.ended = any(held.crew.each(lambda i, group=group: group.replicas[i].agree(stop)))  # type: ignore[misc]
+                held.ended = any(held.places.each(lambda i, group=group: group.replicas[i].agree(stop)))  # type: ignore[misc]
         held.ended = held.ended or (stop and not training)
         if held.ended and training:
             held.finish()
@@ -96,7 +81,7 @@ class Runner:
         for group in held.groups:
             if group.replicas and group.stepped:
                 group.stepped = False
-                ends = held.crew.each(lambda i, group=group: group.replicas[i].end_epoch(stop))  # type: ignore[misc]
+                ends = held.places.each(lambda i, group=group: group.replicas[i].end_epoch(stop))  # type: ignore[misc]
                 held.ended = held.ended or any(ends)
         if held.ended:
             held.finish()
@@ -115,7 +100,7 @@ class Runner:
         held = self.held
         given = list(leaves(arguments))
         first = [place for a in given for known, place in self.yielded if a is known]
-        strategy = held.places[index].context.strategy
+        strategy = held.places.all[index].context.strategy
         arguments = arrays_in(arguments)
         arrays = [a for a in leaves(arguments) if isinstance(a, np.ndarray)]
         if function not in self._traces:
@@ -158,7 +143,7 @@ class Runner:
         held = self.held
         held.settle(calls[0].trace.variables)
         try:
-            results = held.crew.each(lambda i: self._step(calls[i], held.places[i], updating))
+            results = held.places.each(lambda i: self._step(calls[i], held.places.all[i], updating))
         except Again:  # replicas are gone, and the others make the step once more
             return self._steps(calls, groups, updating)
         except Stopped:  # this step cannot be completed any more: variables stay as they are
@@ -238,78 +223,6 @@ class Runner:
             if len(place.programs) >= MOST_PROGRAMS:
                 del place.programs[next(iter(place.programs))]
             trained = call.trained if updating else []
-            place.programs[key] = _compiled(self.held, call.trace, place, shapes, trained)
+            place.programs[key] = program_of(self.held, call.trace, place, shapes, trained)
         program: Program = place.programs[key]
         return program
-
-
-def _compiled(
-    held: Held,
-    made: Trace,
-    place: Place,
-    shapes: tuple[tuple[int, ...], ...],
-    trained: Sequence[tuple[Group, tuple[Tensor, ...]]],
-) -> Program:
-    """Return ``program(*arguments, *extra, *gradients) -> (*outputs, *losses, ...)`` of one replica.
-
-    Each replica of a strategy is asked for its program, one inside the other where there are several: it may
-    want to be told of gradients as soon as they are there.
-    """
-    values: dict[Variable, Array] = {}
-    written: dict[Tensor, Callable[[], object]] = {}
-
-    def through(rest: Sequence[tuple[Group, tuple[Tensor, ...]]]) -> Program:
-        if not rest:
-            return _program(held, made, place, shapes, trained, values, written)
-        (group, gradients), *others = rest
-
-        def compiled(own: Sequence[Array], ready: Ready | None) -> Program:
-            values.update(zip(group.trained, own, strict=True))
-            if ready is not None:
-                written.update({g: partial(ready, number) for number, g in enumerate(gradients)})
-            return through(others)
-
-        return group.replicas[place.index].program(Stepping(compiled), shapes)
-
-    return through(trained)
-
-
-def _program(
-    held: Held,
-    made: Trace,
-    place: Place,
-    shapes: tuple[tuple[int, ...], ...],
-    trained: Sequence[tuple[Group, tuple[Tensor, ...]]],
-    values: dict[Variable, Array],
-    written: dict[Tensor, Callable[[], object]],
-) -> Program:
-    extra = [d.fed for d in made.draws.values()] + ([made.replica] if made.replica is not None else [])
-    feeds = [*made.feeds, *extra]
-    sizes: list[Shape] = [*shapes, *(t.shape for t in extra)]
-    # Gradients are asked for from the last variable's on: that is the order in which they come to be.
-    into = [g for _, gradients in trained for g in gradients][::-1]
-    fetches = [*made.fetches, *made.watched, *made.effects]
-    order = None
-    if made.in_order:
-        numbers = {t: n for n, t in enumerate(held.graph.tensors)}
-        order = sorted(
-            value_order([*fetches, *into], Specs.fed(feeds, sizes), frozenset(feeds)), key=numbers.__getitem__
-        )
-    missing = [v for v in made.variables if v not in values]
-    program = compile_program(
-        fetches,
-        feeds=feeds,
-        shapes=sizes,
-        values=values | held.values(place, missing),
-        into=into,
-        xp=place.xp,
-        order=order,
-        kernels=lambda node: partial(_all_reduced, place, node.attrs["op"]),
-        written=written,
-    )
-    fed = len(feeds)
-    return lambda *arrays: program(*arrays[:fed], *arrays[fed:][::-1])
-
-
-def _all_reduced(place: Place, how: str, x: Array) -> Array:
-    return to_device(place.all_reduce(np.array(to_host(x)), how), place.xp)

@@ -73,7 +73,7 @@ def run(strategy: Strategy, function: Callable[..., Any], arguments: Any) -> Any
 def reduce(strategy: Strategy, op: Any, value: Any, axis: Any) -> Any:
     """Return the sum or the mean over all replicas in sync, for each value in a tree."""
     runner, how = runner_of(strategy), reduce_op(op)
-    replicas = len(runner.held.places)
+    replicas = len(runner.held.places.all)
 
     def one(value: Any) -> Any:
         if value is None:
@@ -82,7 +82,7 @@ def reduce(strategy: Strategy, op: Any, value: Any, axis: Any) -> Any:
             values = value.values
         else:
             values = (value,) * replicas
-        return reduced(how, values, axis, runner.held.all_reduce)
+        return reduced(how, values, axis, runner.held.places.all_reduce)
 
     return mapped(one, value)
 
