@@ -22,6 +22,7 @@ from nbdist.wire.collective.calls import Call, describe
 from nbdist.wire.collective.device import check_out, is_on_device, like, to_host
 from nbdist.wire.collective.lookout import Lookout
 from nbdist.wire.collective.member import Member, call_ranks, same_group
+from nbdist.wire.collective.seat import Seat
 from nbdist.wire.collective.trouble import Broken, Trouble
 from nbdist.wire.frames import Array
 
@@ -238,26 +239,6 @@ class Collective(ABC):
 
     def __repr__(self) -> str:
         return f"<{self.kind} collective, rank {self.rank} of {self.size}>"
-
-
-class Seat(ABC):
-    """What one rank brings to a group before it knows the others."""
-
-    @property
-    @abstractmethod
-    def card(self) -> dict[str, Any]:
-        """Plain values for the others, which the caller hands to every rank."""
-
-    @abstractmethod
-    def join(self, cards: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
-        """Meet the others, whose cards are given in the order of ranks; return the group once all are there.
-
-        Raises UnavailableError when one does not come within `timeout` seconds.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give up what was brought, if `join` was not called."""
 
 
 _NOTHING = np.empty(0, np.uint8)

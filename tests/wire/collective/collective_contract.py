@@ -229,6 +229,9 @@ class CollectiveContract:
                 assert same(one, values[-1])
             for one in world.all(lambda group, v=values: group.all_reduce(v[group.rank].T, "mean")):
                 assert same(one, np.mean([value.T for value in values], axis=0))
+            halves = [value.astype("f2") for value in values]  # whole numbers, exact in any order
+            for one in world.all(lambda group, v=halves: group.all_reduce(v[group.rank], "mean")):
+                assert same(one, np.mean(halves, axis=0))
 
     def test_an_output_that_overlaps_the_input(self, worlds: Callable[[int], World]) -> None:
         for size in self.sizes:
@@ -538,3 +541,27 @@ class CollectiveContract:
         world.ranks[1].barrier()
         begun.join()
         assert found
+
+
+class ControlContract(CollectiveContract):
+    """What a group keeps that NCCL's ranks agree by: a rank sees what the others do."""
+
+    def test_who_waits_or_has_left_is_seen_without_waiting(self, fresh: Callable[..., World]) -> None:
+        world = fresh(3)
+        assert world.all(lambda group: group.barrier()) == [None] * 3
+        seen: set[str] = set()
+
+        def look(group: Collective) -> None:
+            deadline = time.monotonic() + SECONDS
+            while group.rank and not seen and time.monotonic() < deadline:
+                seen.add(group.peek())
+                seen.discard("")
+            group.barrier()
+
+        assert world.all(look) == [None] * 3
+        assert seen == {"waits"}
+        world.ranks[0].close()
+        deadline = time.monotonic() + SECONDS
+        while "left" not in seen and time.monotonic() < deadline:
+            seen |= {group.peek() for group in world.ranks[1:]}
+        assert "left" in seen

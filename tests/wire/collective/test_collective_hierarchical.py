@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from collective_contract import CollectiveContract
+from collective_contract import ControlContract
 from collective_worlds import formed
 
 from nbdist.wire.collective.base import Collective
 
 
-class TestHierarchical(CollectiveContract):
+class TestHierarchical(ControlContract):
     sizes = (1, 3, 5)
     ordered = False
 

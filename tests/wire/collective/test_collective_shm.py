@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_contract import CollectiveContract, World
+from collective_contract import ControlContract, World
 from collective_worlds import formed
 
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
@@ -17,7 +17,7 @@ from nbdist.wire.collective.base import Collective
 from nbdist.wire.shm import Segment
 
 
-class TestShm(CollectiveContract):
+class TestShm(ControlContract):
     def make_world(self, size: int, **options: Any) -> Sequence[Collective]:
         return formed(["here"] * size, "shm", **options)
 
