@@ -16,10 +16,11 @@ from threading import Thread
 from typing import Any
 
 from ipyparallel.cluster.launcher import EngineLauncher, NotRunning
-from traitlets import Integer, Unicode
+from traitlets import Bool, Integer, Unicode
 
 from nbdist.cluster.folder import claim, remove_traces
 from nbdist.cluster.link import CONTROLLER, KeeperLink, describe_exit
+from nbdist.cluster.mpi import mpiexec_command
 from nbdist.cluster.resources import choose_gpus, count_cores, list_gpus, plan_tasks
 from nbdist.errors import UnavailableError
 
@@ -34,6 +35,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
     ps = Integer(0, config=True, help="How many of the engines are parameter servers (the last ones).")
     threads = Integer(0, config=True, help="Threads per engine; 0 shares the cores.")
     gpus = Unicode("auto", config=True, help="auto, none, or how many GPUs to use.")
+    mpi = Bool(False, config=True, help="Start the engines in one MPI world.")
     keeper_folder = Unicode("").tag(to_dict=True)
     link: KeeperLink | None = None
 
@@ -72,6 +74,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
             "connection": connection,
             "orphan_timeout": None,
             "timeout": START_TIMEOUT,
+            "mpiexec": mpiexec_command(n) if self.mpi else [],
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in plans],
         }
         shared = {name: value for name, value in plans[0].environment.items() if name.endswith("_THREADS")}

@@ -209,3 +209,27 @@ def test_an_mpiexec_that_fails_is_quoted(own_home: Path, monkeypatch: Any, tmp_p
     monkeypatch.setattr(mpi, "mpiexec_command", lambda ranks: command)
     with pytest.raises(UnavailableError, match="no such network"):
         start_cluster(1, launcher="mpi", report=None)
+
+
+def test_plain_ipyparallel_can_have_a_world_too(own_home: Path) -> None:
+    import ipyparallel
+    from traitlets.config import Config
+
+    from nbdist.cluster.local import LocalTaskLauncher
+
+    @shipped
+    def add_ranks() -> tuple[int, int]:
+        from mpi4py import MPI
+
+        return MPI.COMM_WORLD.rank, MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank)
+
+    cluster = ipyparallel.Cluster(
+        n=2, engines=LocalTaskLauncher, profile_dir=str(own_home / "profile"), delay=0, log_level=40,
+        controller_args=["--HeartMonitor.period=200"], config=Config({"LocalTaskLauncher": {"mpi": True}}),
+    )  # fmt: skip
+    client = cluster.start_and_connect_sync()
+    try:
+        assert client[:].apply_sync(add_ranks) == [(0, 1), (1, 1)]
+    finally:
+        client.close()
+        cluster.stop_cluster_sync()
