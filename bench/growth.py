@@ -30,26 +30,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
-    starts, overheads, plain, alone = _empty(), _empty(), [], []
+    starts, times, plain, alone = _empty(), _empty(), [], []
     bells: dict[int, float] = {}
     for number in range(options.rounds):
         plain.append(here("scaling", "--tasks", 1, "--value", "plain")()["value"])
         alone.append(here("scaling", "--tasks", 1, "--value", "alone")()["value"])
         for tasks in REAL:
             outcome = here("scaling", "--tasks", tasks, "--value", "step")()
-            overheads[tasks].append(outcome["value"] / 1e3 - plain[-1])
+            times[tasks].append(outcome["value"] / 1e3)
             bells[tasks] = _messages(outcome["check"])
             starts[tasks].append(here("scaling", "--tasks", tasks, "--value", "start")()["value"])
         print(f"round {number + 1} of {options.rounds}", flush=True)
     cost = Cost(compute_s=min(alone), cores=cores)
     found = {tasks: scaling.simulated_with(tasks - 1, "auto", cost) for tasks in SIMULATED}
-    beside = {tasks: one["value"] / 1e3 - min(plain) for tasks, one in found.items()}
+    beside = {tasks: one["value"] / 1e3 for tasks, one in found.items()}
     sent = {tasks: _messages(one["check"]) for tasks, one in found.items()}
     slope, least = straight({tasks: min(values) for tasks, values in starts.items()})
     line = {tasks: least + slope * tasks for tasks in SIMULATED}
     print(f"a step, in ms of a core: plain NumPy {min(plain) * 1e3:.3f}, nbdist alone {min(alone) * 1e3:.3f}")
     print(_table("bring-up, s", starts, line, 1))
-    print(_table("step overhead, ms of a core", overheads, beside, 1e3))
+    print(_table("a worker's step, ms of a core", times, beside, 1e3))
     print(_table("messages in a step", {n: [value] for n, value in bells.items()}, sent, 1))
     figure, (left, middle, right) = drawing.paper(
         1,
@@ -60,8 +60,9 @@ def main() -> None:
         "follow; for bring-up, straight.",
     )
     _panel(left, "Bring-up", "until every worker has trained a step", "s", starts, line)
-    overhead = "of all tasks, beyond the plain step: time of a core"
-    _panel(middle, "Overhead of a worker's step", overhead, "s", overheads, beside)
+    _panel(middle, "A worker's step", "time of a core, in all tasks; dashed: plain NumPy", "s", times, beside)
+    middle.axhline(min(plain), color=drawing.MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
+    middle.set(yscale="linear", ylim=(0, 1.15 * max(max(values) for values in times.values())))
     one_step = {n: [value] for n, value in bells.items()}
     _panel(right, "Messages in a step of all workers", "none of them through the hub", "", one_step, sent)
     options.out.parent.mkdir(exist_ok=True)
