@@ -40,6 +40,8 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "reset_default_graph": ("nbdist.graph.scopes", "reset_default_graph"),
     "DeviceSpec": ("nbdist.graph.device", "DeviceSpec"),
     "group": ("nbdist.graph.ops.state", "group"),
+    "ConditionalAccumulator": ("nbdist.graph.ops.accumulators", "ConditionalAccumulator"),
+    "SparseConditionalAccumulator": ("nbdist.graph.ops.accumulators", "SparseConditionalAccumulator"),
     "get_variable": ("nbdist.graph.variables", "get_variable"),
     "set_random_seed": ("nbdist.graph.variables", "set_random_seed"),
     "global_variables": ("nbdist.graph.variables", "global_variables"),

@@ -66,10 +66,10 @@ def minimize(
 
 def apply_gradients(optimizer: Optimizer, pairs: Iterable[Any], global_step: Any, name: str | None) -> Tensor:
     """Return the op that applies gradients to their variables, each where it lives, and counts the step."""
-    applied = _checked(pairs)
+    applied = checked_pairs(pairs)
     graph = applied[0][1].graph
     if global_step is not None:
-        _check_step(global_step, graph)
+        check_step(global_step, graph)
     if graph.rules is not None:
         return graph.rules.update(optimizer, applied, global_step, name or type(optimizer).__name__)
     if graph.owner is not None:
@@ -144,7 +144,7 @@ def _update(optimizer: Optimizer, gradient: Any, variable: Variable, step: Any) 
         )
 
 
-def _checked(pairs: Iterable[Any]) -> Pairs:
+def checked_pairs(pairs: Iterable[Any]) -> Pairs:
     """Return the pairs that have a gradient, or raise an error that names what is wrong."""
     given = [tuple(pair) for pair in pairs]
     if not given:
@@ -188,7 +188,8 @@ def _check_gradient(gradient: Any, v: Variable, graph: Graph) -> None:
         )
 
 
-def _check_step(global_step: Any, graph: Graph) -> None:
+def check_step(global_step: Any, graph: Graph) -> None:
+    """Raise InvalidArgumentError for what is no global step of a graph."""
     if not isinstance(global_step, Variable) or global_step.shape or global_step.dtype.kind not in "iu":
         raise InvalidArgumentError(
             f"global_step is a variable that holds one whole number, got {global_step!r}; "

@@ -115,8 +115,8 @@ class _Here:
             marks: list[Mark] | None = None if spans is None else []
             try:
                 values = program.run([feeds[i] for i, _ in piece.feeds], marks)
-            except BaseException:
-                self._waiting.cut_off()
+            except BaseException as error:
+                self._waiting.cut_off(error)
                 raise
             if spans is not None and marks is not None:
                 spans += spans_of(piece.device, self._steps, marks, {})

@@ -154,15 +154,15 @@ class _OnTokens:
 
     def enqueue_many(self, tokens: Array) -> None:
         with self.shared.changing() as queue:
-            queue.put(to_host(tokens).tolist())
+            queue.put(to_host(tokens).tolist(), self.node.attrs["first"])
 
     def dequeue(self, local_step: Array) -> Array:
-        replica = origin(self.node.inputs[-1])
+        replica, step = origin(self.node.inputs[-1]), int(local_step)
         self.shared.look(lambda tokens: tokens.waiting.update([replica]))
         try:
             token = self.waiting.until(
                 self.shared,
-                lambda tokens: tokens.take(replica, time.monotonic()),
+                lambda tokens: tokens.take(replica, step, time.monotonic()),
                 lambda tokens: f"{replica} waits for a token; {tokens.missing(time.monotonic())}",
             )
         finally:
@@ -177,7 +177,7 @@ class _OnTokens:
 
     def begin(self) -> None:
         with self.shared.changing() as tokens:
-            tokens.begin(self.node.attrs["replicas"])
+            tokens.begin(self.node.attrs["replicas"], self.node.attrs["one_each"])
 
     def join(self) -> None:
         replica = task_of(self.node.attrs["replica"])
@@ -191,12 +191,11 @@ class _OnTokens:
         begun = self.shared.look(lambda tokens: tokens.begun)
         name = self.node.inputs[0].name
 
-        def cut_off() -> None:
+        def cut_off(error: BaseException) -> None:
+            text = f"the chief, which serves {name!r}, was cut off: {str(error) or type(error).__name__}. "
+            again = "When it is there again, make a new session"
             with self.shared.changing() as tokens:
-                tokens.cut_off(begun, AbortedError(
-                    f"the session of the chief that serves {name!r} has ended or was cut off; when it is "
-                    "there again, make a new session"
-                ))  # fmt: skip
+                tokens.cut_off(begun, AbortedError(text + again))
 
         self.waiting.tell_if_cut_off(cut_off)
 

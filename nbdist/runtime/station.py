@@ -163,8 +163,8 @@ class Station:
             results = running.program.run(feeds, marks)
             spans += spans_of(running.program.device, step, marks, running.meeting.arrived)
             return results
-        except BaseException:
-            self._waiting.cut_off()
+        except BaseException as error:
+            self._waiting.cut_off(error)
             raise
         finally:
             self._now = IDLE
@@ -199,7 +199,7 @@ class Station:
 
     def close(self) -> None:
         """Forget all plans, close all ways."""
-        self._waiting.cut_off()
+        self._waiting.cut_off(AbortedError("its session has ended"))
         for running in self._plans.values():
             running.close()
         self._plans.clear()

@@ -1,4 +1,9 @@
-"""Tokens that replicas wait for, and who has taken which. A state machine without sockets or clocks."""
+"""Tokens that replicas wait for, and who has taken which. A state machine without sockets or clocks.
+
+A token holds the step that its taker goes on with. Where a step puts one for each replica, nobody takes two
+of them: one that is fast would have its next gradient counted in the place of another's. Tokens of the
+beginning are anybody's.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +14,29 @@ from nbdist.errors import NbdistError, OutOfRangeError
 
 
 class Tokens:
-    """Whole numbers, first in, first out; ``now`` is in seconds of any clock.
+    """Whole numbers; ``now`` is in seconds of any clock.
 
     >>> tokens = Tokens()
-    >>> tokens.begin(2)
+    >>> tokens.begin(replicas=2, one_each=True)
     1
-    >>> tokens.put([7, 8])
-    >>> tokens.take("/job:worker/task:0", 0.0), len(tokens)
-    (7, 1)
+    >>> tokens.put([7, 7])
+    >>> [tokens.take("/job:worker/task:0", local_step, 0.0) for local_step in (6, 7)], len(tokens)
+    ([7, None], 1)
     """
 
     def __init__(self) -> None:
         self.waiting: Counter[str] = Counter()
         """Which replicas wait for a token now."""
+        self._first: deque[int] = deque()
         self._tokens: deque[int] = deque()
+        self._one_each = False
         self._ended: NbdistError | None = None
         self._begun = 0
         self._replicas = 0
         self._seen: dict[str, tuple[int | None, float]] = {}  # the last token of each replica, and when
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._first) + len(self._tokens)
 
     @property
     def open(self) -> bool:
@@ -41,11 +48,12 @@ class Tokens:
         """How often it was begun."""
         return self._begun
 
-    def begin(self, replicas: int) -> int:
+    def begin(self, replicas: int, one_each: bool = False) -> int:
         """Empty and open it for so many replicas; return how often that was done."""
+        self._first.clear()
         self._tokens.clear()
         self._seen.clear()
-        self._ended, self._replicas = None, replicas
+        self._ended, self._replicas, self._one_each = None, replicas, one_each
         self._begun += 1
         return self._begun
 
@@ -55,19 +63,27 @@ class Tokens:
             self._seen.setdefault(replica, (None, now))
         return self.open
 
-    def put(self, tokens: Iterable[int]) -> None:
-        """Add tokens; raises what it was closed with."""
+    def put(self, tokens: Iterable[int], first: bool = False) -> None:
+        """Add tokens, those of a step or the ``first`` ones; raises what it was closed with."""
         if self._ended is not None:
             raise self._ended
-        self._tokens.extend(int(token) for token in tokens)
+        if self._one_each and not first:
+            self._tokens.clear()  # who has not taken one of the last step takes one of this
+        (self._first if first else self._tokens).extend(tokens)
 
-    def take(self, replica: str, now: float) -> int | None:
-        """Return the next token, None if there is none yet; raises what it was closed with if it is empty."""
-        if not self._tokens:
-            if self._ended is not None:
-                raise self._ended
+    def take(self, replica: str, local_step: int, now: float) -> int | None:
+        """Return a token for a replica that is at ``local_step``, None if there is none for it yet.
+
+        Raises what it was closed with instead of None.
+        """
+        if self._first:
+            token = self._first.popleft()
+        elif self._tokens and (not self._one_each or self._tokens[0] > local_step):
+            token = self._tokens.popleft()
+        elif self._ended is not None:
+            raise self._ended
+        else:
             return None
-        token = self._tokens.popleft()
         if replica:
             self._seen[replica] = (token, now)
         return token

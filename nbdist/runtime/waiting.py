@@ -71,7 +71,7 @@ class Waiting:
         patience: float | None,
     ) -> None:
         self._ring, self._pause, self._check, self._patience = ring, pause, check, patience
-        self._told: list[Callable[[], None]] = []
+        self._told: list[Callable[[BaseException], None]] = []
 
     def until(
         self,
@@ -87,8 +87,11 @@ class Waiting:
             return found
         begun, patience = time.monotonic(), None if patient else self._patience
         with shared.heard(self._ring):
-            while (found := shared.look(attempt)) is None:
+            while True:
                 self._check()
+                found = shared.look(attempt)
+                if found is not None:
+                    return found
                 left = LOOK_EVERY
                 if patience is not None:
                     left = begun + patience - time.monotonic()
@@ -98,21 +101,20 @@ class Waiting:
                             f"{shared.look(late)}"
                         )
                 self._pause(min(left, LOOK_EVERY))
-        return found
 
-    def tell_if_cut_off(self, tell: Callable[[], None]) -> None:
-        """Have ``tell`` called if the step that runs is cut off, or the last one of its thread."""
+    def tell_if_cut_off(self, tell: Callable[[BaseException], None]) -> None:
+        """Have ``tell`` called if the step that runs is cut off, or was the last one of its thread."""
         self._told.append(tell)
 
     def begin(self) -> None:
         """Begin a step: the last one was not cut off."""
         self._told.clear()
 
-    def cut_off(self) -> None:
+    def cut_off(self, error: BaseException) -> None:
         """Tell whoever counts on the step that runs, or on another one after the last."""
         told, self._told = self._told, []
         for tell in told:
-            tell()
+            tell(error)
 
 
 class Bell:

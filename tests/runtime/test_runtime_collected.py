@@ -94,9 +94,36 @@ def test_a_mean_does_not_depend_on_who_came_first(replicas: int, seed: int) -> N
 
 def test_tokens_are_taken_in_order() -> None:
     tokens = Tokens()
-    assert tokens.take(A, 0.0) is None
+    assert tokens.take(A, 0, 0.0) is None
     tokens.put([3, 4])
-    assert [tokens.take(A, 0.0), tokens.take(B, 0.0), tokens.take(B, 0.0)] == [3, 4, None]
+    assert [tokens.take(A, 0, 0.0), tokens.take(B, 0, 0.0), tokens.take(B, 0, 0.0)] == [3, 4, None]
+
+
+def test_nobody_takes_two_tokens_of_a_step_that_has_one_for_each() -> None:
+    tokens = Tokens()
+    tokens.begin(3, one_each=True)
+    tokens.put([1, 1, 1])
+    assert tokens.take(A, 0, 0.0) == 1
+    assert tokens.take(A, 1, 0.0) is None  # the others' are not its
+    tokens.put([2, 2, 2])
+    assert len(tokens) == 3  # what was not taken is of no use any more
+    assert [tokens.take(A, 1, 0.0), tokens.take(B, 0, 0.0), tokens.take(A, 2, 0.0)] == [2, 2, None]
+
+
+def test_with_several_for_each_anybody_takes_what_there_is() -> None:
+    tokens = Tokens()
+    tokens.begin(2, one_each=False)
+    tokens.put([1, 1, 1])
+    assert [tokens.take(A, 0, 0.0), tokens.take(A, 1, 0.0), tokens.take(B, 0, 0.0)] == [1, 1, 1]
+
+
+def test_the_first_tokens_are_anybodys_and_come_first() -> None:
+    tokens = Tokens()
+    tokens.begin(2, one_each=True)
+    tokens.put([5, 5], first=True)
+    tokens.put([6, 6])
+    taken = [tokens.take(A, 5, 0.0), tokens.take(A, 5, 0.0), tokens.take(B, 5, 0.0), tokens.take(B, 6, 0.0)]
+    assert taken == [5, 5, 6, None]
 
 
 def test_what_is_there_is_taken_before_the_end_is_told() -> None:
@@ -104,15 +131,15 @@ def test_what_is_there_is_taken_before_the_end_is_told() -> None:
     tokens.begin(2)
     tokens.put([1])
     tokens.close()
-    assert tokens.take(A, 0.0) == 1
+    assert tokens.take(A, 0, 0.0) == 1
     with pytest.raises(OutOfRangeError, match="the training has ended"):
-        tokens.take(A, 0.0)
+        tokens.take(A, 0, 0.0)
     with pytest.raises(OutOfRangeError):
         tokens.put([2])
     assert not tokens.open
     tokens.begin(2)
     assert tokens.open
-    assert tokens.take(A, 0.0) is None
+    assert tokens.take(A, 0, 0.0) is None
 
 
 def test_the_end_of_an_earlier_training_is_not_that_of_this_one() -> None:
@@ -124,7 +151,7 @@ def test_the_end_of_an_earlier_training_is_not_that_of_this_one() -> None:
     tokens.cut_off(tokens.begun, AbortedError("now"))
     tokens.close()
     with pytest.raises(AbortedError, match="now"):
-        tokens.take(A, 0.0)
+        tokens.take(A, 0, 0.0)
 
 
 def test_who_does_not_come_back_is_told_by_name() -> None:
@@ -133,7 +160,7 @@ def test_who_does_not_come_back_is_told_by_name() -> None:
     tokens.begin(3)
     assert tokens.join(A, 1.0)
     tokens.put([5, 6])
-    tokens.take(B, 2.0)
+    tokens.take(B, 0, 2.0)
     tokens.waiting[A] += 1
     assert tokens.missing(9.0) == (
         f"not waiting for one: {B} (took token 5 7.0 s ago), 1 of 3 replicas that never came"

@@ -428,7 +428,7 @@ def test_a_server_of_tokens_that_is_cut_off_is_told_to_all(
                 chief.run(serve)
             chief.close()
             assert isinstance(run.end(2).error, AbortedError)
-            assert "the session of the chief that serves 'tokens' has ended" in str(run.error)
+            assert "the chief, which serves 'tokens', was cut off: " in str(run.error)
             if where == "in a step":
                 serving.end()
             waits.clear()

@@ -2,7 +2,7 @@
 
     queue = TokenQueue()                                # on the device of the scope around
     queue.enqueue_many([step, step])
-    queue.dequeue(local_step)                           # waits until there is one
+    queue.dequeue(local_step)                           # waits until there is one for it
 
 As a variable it lives in its task, in a container, under its name: sessions that use one name share it.
 """
@@ -22,10 +22,10 @@ from nbdist.graph.tensor import Tensor, record
 
 
 class TokenQueue:
-    """Whole numbers, first in, first out.
+    """Whole numbers, each the step that its taker goes on with.
 
     ``begin`` empties it and lets replicas in that ``join``; ``serve`` says that the step which runs it is the
-    one that puts tokens there; ``close`` ends it.
+    one that puts tokens there; ``close`` ends it. With ``one_each`` nobody takes two tokens of a step.
 
     >>> from nbdist.graph.tensor import Graph
     >>> with Graph().as_default():
@@ -44,16 +44,18 @@ class TokenQueue:
         """The queue's name in the graph."""
         return self.handle.name
 
-    def enqueue_many(self, tokens: Any) -> Tensor:
-        """Return the op that puts tokens in the queue; OutOfRangeError if it is closed."""
-        return self._record("token_enqueue_many", whole(tokens))
+    def enqueue_many(self, tokens: Any, *, first: bool = False) -> Tensor:
+        """Return the op that puts tokens in the queue, those of a step or the ``first`` ones.
+
+        Raises OutOfRangeError if it is closed.
+        """
+        return self._record("token_enqueue_many", whole(tokens), first=first)
 
     def dequeue(self, local_step: Any = 0) -> Tensor:
-        """Return the next token, once there is one.
+        """Return the next token, once there is one for a replica that is at ``local_step``.
 
-        ``local_step`` is what it is to replace; errors name the device that it comes from. Raises what the
-        queue was closed with when it is empty, DeadlineExceededError after the session's
-        ``operation_timeout``.
+        Errors name the task that ``local_step`` comes from. Raises what the queue was closed with when there
+        is none, DeadlineExceededError after the session's ``operation_timeout``.
         """
         return self._record("token_dequeue", whole(local_step))
 
@@ -65,9 +67,9 @@ class TokenQueue:
         """Return whether the queue was begun, and not closed since."""
         return self._record("token_is_open")
 
-    def begin(self, replicas: int) -> Tensor:
+    def begin(self, replicas: int, *, one_each: bool = False) -> Tensor:
         """Return the op that empties and opens the queue, for so many replicas."""
-        return self._record("token_begin", replicas=replicas)
+        return self._record("token_begin", replicas=replicas, one_each=one_each)
 
     def join(self, replica: str) -> Tensor:
         """Return the op that waits until the queue is open; ``replica`` is a device, for errors."""
@@ -87,7 +89,7 @@ class TokenQueue:
             return record(op_name, self.handle, *inputs, name=f"{self.name}/{op_name}", **attrs)
 
 
-def _put(handle: Spec, tokens: Spec) -> Spec:
+def _put(handle: Spec, tokens: Spec, first: bool) -> Spec:
     if len(tokens.shape) != 1 or tokens.dtype.kind not in "iu":
         raise InvalidArgumentError(
             f"tokens are a list of whole numbers, got {show(tokens.shape)} {tokens.dtype}"
@@ -105,7 +107,7 @@ on_handle("token_enqueue_many", _put, has_value=False)
 on_handle("token_dequeue", _taken, waits=True)
 on_handle("token_count", lambda handle: COUNT)
 on_handle("token_is_open", lambda handle: NOTHING)
-on_handle("token_begin", lambda handle, replicas: NOTHING, has_value=False)
+on_handle("token_begin", lambda handle, replicas, one_each: NOTHING, has_value=False)
 on_handle("token_join", lambda handle, replica: NOTHING, waits=True, has_value=False)
 on_handle("token_serve", lambda handle: NOTHING, has_value=False)
 on_handle("token_close", lambda handle, failed: NOTHING, has_value=False)
