@@ -135,6 +135,19 @@ BENCHMARKS = [
     ),
     *(
         Benchmark(
+            f"p6.mpi-{size}-2",
+            f"all-reduce of {size} of float32 in place by kind mpi, 2 ranks on one host",
+            "us/call",
+            "MPICH, mpi4py",
+            here("nbdist_mpi_allreduce", "--ranks", 2, "--bytes", SIZES[size]),
+            elsewhere("mpich_allreduce", "--ranks", 2, "--bytes", SIZES[size]),
+            Bar("<=", 2),
+            EXACT,
+        )
+        for size in ("4KB", "1MB", "40MB")
+    ),
+    *(
+        Benchmark(
             f"chain.{value}",
             f"the gradient of gelu(x + bias) for 8192 x 512 floats, in blocks: {value}",
             unit,
