@@ -13,7 +13,7 @@ from collective_worlds import formed
 from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.distribute.simulation.rings import all_reduce
-from nbdist.distribute.simulation.simulate import REDUCERS
+from nbdist.distribute.simulation.simulator import REDUCERS
 from nbdist.wire.collective.neighbours import Neighbours
 
 
