@@ -223,7 +223,7 @@ class Held:
         if variable not in place.arrays:
             home = self.at_home(variable)
             here = place.index == 0 and place.xp is np
-            place.arrays[variable] = home if here else place.xp.array(home)
+            place.arrays[variable] = home if here else place.xp.asarray(home.copy())
         return place.arrays[variable]
 
     def _writable(self, variable: Variable, written: bool) -> Array:

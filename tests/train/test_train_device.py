@@ -9,8 +9,10 @@ import pytest
 from fake_cupy import FakeCupy
 
 from nbdist.data import Dataset
+from nbdist.distribute import MirroredStrategy, OneDeviceStrategy, Strategy, get_replica_context
 from nbdist.graph import backend
-from nbdist.nn import Dense, Sequential
+from nbdist.graph.tensor import Variable
+from nbdist.nn import Dense, Dropout, Sequential, compute_average_loss, losses
 from nbdist.optim import SGD, Adam
 from nbdist.train import context as contexts
 
@@ -46,3 +48,35 @@ def test_without_cupy_a_gpu_is_a_clear_error() -> None:
         except ImportError:
             with pytest.raises(ImportError, match=r'pip install "nbdist\[gpu\]"'):
                 backend.backend("GPU:0")
+
+
+@pytest.mark.parametrize("devices", [["GPU:0"], ["GPU:0", "GPU:1"], ["CPU:0", "GPU:0"]], ids=str)
+def test_a_loop_of_ones_own_on_devices_equals_one_on_the_host(fake_gpu: None, devices: list[str]) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.random((50, 6), np.float32), rng.integers(0, 3, 50)
+
+    def trained(strategy: Strategy) -> list[Any]:
+        with strategy.scope():
+            model = Sequential([Dense(5, "sigmoid"), Dropout(0.3), Dense(3, "softmax")], seed=1)
+            optimizer = SGD(0.5)
+            seen = Variable(np.float32(0), trainable=False, aggregation="sum")
+
+        def step(x: Any, y: Any) -> Any:
+            each = losses.sparse_categorical_crossentropy(y, model(x, training=True))
+            replica = get_replica_context()
+            assert replica is not None
+            optimizer.minimize(compute_average_loss(each, replica.all_reduce("sum", np.float32(len(x)))))
+            seen.assign_add(np.float32(len(x)))
+            return each
+
+        for batch in strategy.distribute_dataset(Dataset.from_arrays(x, y).batch(16)):
+            mean = strategy.reduce("mean", strategy.run(step, batch), axis=0)
+        return [*model.get_weights(), strategy.read(seen), seen.eval(), (seen * 2).eval(), mean]
+
+    results = []
+    for make in (OneDeviceStrategy, lambda: MirroredStrategy(devices)):
+        with contexts.use(contexts.Context(quiet=True, seed=4)):
+            results.append(trained(make()))
+    host, device = results
+    for a, b in zip(host, device, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
