@@ -103,6 +103,16 @@ def test_the_slowest_worker_sets_the_pace() -> None:
     assert 2.9 < slow.critical_path_s / alike.critical_path_s <= 3
 
 
+def test_where_letters_are_many_larger_buckets_pay() -> None:
+    many, few = (
+        simulate("hierarchical", 256, hosts=64, model_bytes=64 * MB, bucket_bytes=size)
+        for size in (MB, 16 * MB)
+    )
+    assert few.messages < many.messages / 2
+    assert few.critical_path_s < many.critical_path_s
+    assert few.bytes < many.bytes  # fewer agreements
+
+
 def test_edges_share_the_link_of_their_host() -> None:
     together, between = edges([0, 0, 1, 1], Cost()).rate, edges([0, 1, 0, 1], Cost()).rate
     assert list(together) == [1e11, 1.25e9, 1e11, 1.25e9]

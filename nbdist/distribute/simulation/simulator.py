@@ -25,7 +25,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.placement import round_robin
 from nbdist.runtime.layout import ALIGNMENT, Layout
 from nbdist.runtime.rules import Rules
-from nbdist.wire.collective.buckets import plan_buckets
+from nbdist.wire.collective.buckets import BUCKET_BYTES, plan_buckets
 from nbdist.wire.collective.calls import Call
 
 FLOAT = np.dtype(np.float32)
@@ -59,6 +59,7 @@ def simulate(
     backups: int = 0,
     staleness: int | None = None,
     apart: bool | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
     steps: int | None = None,
 ) -> Report:
     """Return what `workers` would do under a strategy: "ring", "hierarchical", "ps" or "ps_sync".
@@ -66,7 +67,8 @@ def simulate(
     Workers are spread over `hosts`, by default one each. The model has `variables` of so many bytes, float32,
     by default 64 of one size that make up `model_bytes`. Servers have hosts of their own if they are `apart`,
     by default wherever there is more than one host. `backups` workers need not be waited for ("ps_sync"),
-    `staleness` is how many steps a replica may be ahead of the slowest ("ps"). Runs on the client.
+    `staleness` is how many steps a replica may be ahead of the slowest ("ps"). `bucket_bytes` is how much is
+    reduced together at most. Runs on the client.
 
     >>> report = simulate("ring", workers=4, model_bytes=4 << 20, cost=Cost(spread=0))
     >>> report.messages, round(report.bytes / (4 << 20), 1)
@@ -92,7 +94,8 @@ def simulate(
     sizes = list(variables) if variables is not None else equal_parts(model_bytes, VARIABLES)
     places = spread_over(workers, hosts)
     if strategy in REDUCERS:
-        return _collective(strategy, places, sizes, cost, steps or COLLECTIVE_STEPS)
+        items = bucket_items(sizes, bucket_bytes)
+        return _collective(strategy, places, items, cost, steps or COLLECTIVE_STEPS)
     apart = hosts > 1 if apart is None else apart
     at = [hosts + server if apart else server % hosts for server in range(servers)]
     synchronous = strategy == "ps_sync"
@@ -110,13 +113,13 @@ def equal_parts(nbytes: int, parts: int) -> list[int]:
     return [max(4, nbytes // parts // 4 * 4)] * parts
 
 
-def bucket_items(variables: Sequence[int]) -> list[int]:
+def bucket_items(variables: Sequence[int], limit: int = BUCKET_BYTES) -> list[int]:
     """Return how many float32 are reduced together, in the order in which that is done.
 
     As all-reduce strategies do it: last variable first, and one more word that goes with the last bucket.
     """
     tensors = [(str(number), (nbytes // 4,), FLOAT) for number, nbytes in enumerate(variables)]
-    plan = plan_buckets([*reversed(tensors), ("stop", (1,), FLOAT)], align=ALIGNMENT)
+    plan = plan_buckets([*reversed(tensors), ("stop", (1,), FLOAT)], limit, align=ALIGNMENT)
     return [bucket.count for bucket in plan]
 
 
@@ -131,10 +134,9 @@ def shard_bytes(variables: Sequence[int], servers: int) -> list[int]:
     ]
 
 
-def _collective(name: str, hosts: Sequence[int], variables: Sequence[int], cost: Cost, steps: int) -> Report:
+def _collective(name: str, hosts: Sequence[int], items: Sequence[int], cost: Cost, steps: int) -> Report:
     workers, traffic = len(hosts), Traffic()
     reducer = REDUCERS[name](hosts, cost, traffic)
-    items = bucket_items(variables)
     local = max(hosts.count(host) for host in set(hosts))
     crowd = max(1.0, local / cost.cores) if cost.cores else 1.0
     roomy = cost.cores is None or cost.cores >= 2 * local
