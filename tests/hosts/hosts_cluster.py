@@ -17,9 +17,14 @@ BUSY_SECONDS = 2.0  # which a busy machine may add
 
 
 class HostsCluster:
-    """Tasks by name and host, such as `{"ps0": "a", "worker0": "a", "worker1": "b"}`."""
+    """Tasks by name and host, such as `{"ps0": "a", "worker0": "a", "worker1": "b"}`.
 
-    def __init__(self, hosts: TwoHosts, places: dict[str, str]) -> None:
+    Those in `through_proxy`, such as `{"worker1": "ps0"}`, reach another task by a proxy on their host.
+    """
+
+    def __init__(
+        self, hosts: TwoHosts, places: dict[str, str], through_proxy: dict[str, str] | None = None
+    ) -> None:
         self.keys = ClusterKeys.create().to_dict()
         self.tasks = {name: hosts.run(host, "task_actor.py") for name, host in places.items()}
         self.id = secrets.token_hex(4)
@@ -30,12 +35,19 @@ class HostsCluster:
                 do="open_one", job=name[:-1], index=int(name[-1]), rank=rank, device="CPU:0",
                 keys=self.keys, host=ADDRESSES[places[name]], cluster_id=self.id,
             )  # fmt: skip
-        self.roster = [task.answer() for task in self.tasks.values()]
-        for task in self.tasks.values():
-            task.ask(do="join", roster=self.roster, cluster_id=self.id)
-        assert {task.answer() for task in self.tasks.values()} == {
+        self.infos = {name: task.answer() for name, task in self.tasks.items()}
+        self.proxies: dict[str, Actor] = {}
+        for name, task in self.tasks.items():
+            seen = dict(self.infos)
+            if through_proxy and (other := through_proxy.get(name)):
+                self.proxies[name] = hosts.run(places[name], "proxy_actor.py")
+                bind, (address, _, port) = ADDRESSES[places[name]], self.address(other).partition(":")
+                door = self.proxies[name].do(do="stand", bind=bind, address=address, port=int(port))
+                seen[other] = {**seen[other], "address": door}
+            task.ask(do="join", roster=list(seen.values()), cluster_id=self.id)
+        assert [task.answer() for task in self.tasks.values()] == [
             f"/job:{name[:-1]}/task:{name[-1]}" for name in places
-        }
+        ]
 
     def __getitem__(self, name: str) -> Actor:
         return self.tasks[name]
@@ -46,8 +58,7 @@ class HostsCluster:
 
     def address(self, name: str) -> str:
         """Where a task is called."""
-        named = (info for info in self.roster if f"{info['job']}{info['index']}" == name)
-        return str(next(named)["address"])
+        return str(self.infos[name]["address"])
 
     def target(self, name: str) -> str:
         """What names a task for a session."""

@@ -107,6 +107,11 @@ def release(run: str) -> None:
     tasks.current().peer(tasks.current().rank).call("run.release", {"run": run})
 
 
+def tell_of_loss(first: int, run: str, ranks: list[int]) -> None:
+    """Tell the first task of a run that others are gone, as its client does when their processes end."""
+    tasks.current().peer(first).call("run.lost", {"run": run, "ranks": ranks})
+
+
 def ping(rank: int) -> str:
     """Call another task over the connection that this one keeps."""
     return str(tasks.current().peer(rank).call("ping").meta["name"])
@@ -159,7 +164,7 @@ def close() -> None:
 
 
 ORDERS = (
-    open_one, join, train, served, release, ping, knock, sweep,
+    open_one, join, train, served, release, tell_of_loss, ping, knock, sweep,
     session, product, products_for_ever, end_session, close,
 )  # fmt: skip
 serve({order.__name__: order for order in ORDERS})

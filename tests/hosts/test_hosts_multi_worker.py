@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hosts_cluster import BUSY_SECONDS, CUT_OFF_SECONDS, HostsCluster
+from hosts_cluster import BUSY_SECONDS, CUT_OFF_SECONDS, NOTICED_SECONDS, HostsCluster
 from hosts_model import assert_alike, fit_alone
 from two_hosts import TwoHosts
 
@@ -53,14 +53,16 @@ def test_who_is_cut_off_errs_and_the_others_go_on(two_hosts: TwoHosts) -> None:
 
 
 def test_after_a_death_the_others_of_both_hosts_go_on(two_hosts: TwoHosts) -> None:
-    cluster = HostsCluster(two_hosts, FOUR)
+    cluster = HostsCluster(two_hosts, {"driver0": "a", **FOUR})
     cluster.begin("multi_worker", {}, pause=True, epochs=30)
     cluster["worker2"].kill()
     begun = time.monotonic()
+    first, gone = (cluster.infos[name]["rank"] for name in ("worker0", "worker2"))
+    assert cluster["driver0"].do(do="tell_of_loss", first=first, run=cluster.run, ranks=[gone]) is None
     cluster.go_on()
     for name in ("worker0", "worker1", "worker3"):
         assert_alike(cluster[name].answer(), fit_alone(epochs=30))
     took = time.monotonic() - begun
     print(f"all steps were made after {took:.1f} s")
-    assert took < AGAIN_SECONDS + BUSY_SECONDS
+    assert took < NOTICED_SECONDS + BUSY_SECONDS
     cluster.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from hosts_cluster import CUT_OFF_SECONDS, NOTICED_SECONDS, HostsCluster
+from hosts_cluster import BUSY_SECONDS, CUT_OFF_SECONDS, NOTICED_SECONDS, HostsCluster
 from hosts_model import assert_alike, fit_alone
 from two_hosts import TwoHosts
 
@@ -73,6 +75,23 @@ def test_a_cut_that_is_mended_soon_changes_no_result(two_hosts: TwoHosts) -> Non
     two_hosts.heal("b")
     for found in cluster.results():
         assert_alike(found, expected)
+    cluster.close()
+
+
+def test_a_connection_that_is_reset_in_the_middle_of_a_gradient(two_hosts: TwoHosts) -> None:
+    cluster = HostsCluster(two_hosts, PLACES, through_proxy={"worker1": "ps0"})
+    assert cluster.begin("ps", SYNC, epochs=10_000, pause=True, width=10_000) == REACHED
+    cluster.go_on()
+    cluster.proxies["worker1"].do(do="reset")
+    begun = time.monotonic()
+    answers = [worker.answer() for worker in cluster.workers.values()]
+    assert time.monotonic() - begun < NOTICED_SECONDS + BUSY_SECONDS
+    print(answers)
+    for found in answers:
+        assert found["error"][0] == "UnavailableError", found
+    (updates,) = cluster["ps0"].do(do="served", run=cluster.run)
+    assert answers[1]["steps"] - 1 <= updates <= answers[1]["steps"]
+    cluster["ps0"].do(do="release", run=cluster.run)
     cluster.close()
 
 
