@@ -32,6 +32,8 @@ class Call:
     trained: Trained
     place: int
     """Where its first example is in the global batch, for random numbers."""
+    scale: float
+    """How many times as many examples the global batch has; 0 if this replica has none."""
 
 
 def program_of(

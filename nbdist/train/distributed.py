@@ -54,7 +54,8 @@ class DistributedDataset:
             for strategy in strategies:
                 share = strategy.share(size)
                 mine = [part[share] for part in parts]
-                runner.yielded += [(part, strategy.place(size)) for part in mine]
+                scale = size / len(mine[0]) if len(mine[0]) else 0.0
+                runner.yielded += [(part, strategy.place(size), scale) for part in mine]
                 shares.append(rebuild(element, mine))
             yield joined(shares)
         runner.end_pass()

@@ -92,6 +92,8 @@ class Held:
         self.context.trainings += 1
         self._settled.update(group.trained)  # they begin with the first one's values
         self.context.progress.trainings, self.context.progress.state = self.context.trainings, "training"
+        if self.context.step_log is not None:
+            self.context.step_log.begin(group.replicas[0])
         for note in group.replicas[0].notes:
             print(note)
         for place in self.places.all:

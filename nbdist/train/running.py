@@ -8,6 +8,7 @@ a program of its own, on its own values.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from nbdist.train.compiling import Call, program_of
 from nbdist.train.context import use_here
 from nbdist.train.finite import what_is_wrong
 from nbdist.train.held import Held
+from nbdist.train.noting import Marks, Notes
 from nbdist.train.places import Place
 from nbdist.train.reduction import joined, of_replica
 from nbdist.train.signatures import MOST_FUNCTIONS, Traces, arrays_in
@@ -40,8 +42,10 @@ class Runner:
     def __init__(self, held: Held, number: int = 0) -> None:
         self.held, self.number = held, number
         self._traces: dict[Any, Traces[Trace]] = {}
-        self.yielded: list[tuple[Array, int]] = []
-        """Arrays of the batch that was handed out last, with the place of their first example."""
+        self._notes = Notes(held.context)
+        self.yielded: list[tuple[Array, int, float]] = []
+        """Arrays of the batch that was handed out last, with the place of their first example in it, and how
+        many times as many examples the whole batch has."""
         self._datasets = 0
 
     def run(self, function: Callable[..., Any], arguments: Any = ()) -> Any:
@@ -99,8 +103,9 @@ class Runner:
     def _call(self, function: Callable[..., Any], arguments: Any, index: int) -> Call:
         held = self.held
         given = list(leaves(arguments))
-        first = [place for a in given for known, place in self.yielded if a is known]
         strategy = held.places.all[index].context.strategy
+        elsewhere = strategy.replica_index << 32, float(strategy.num_replicas_in_sync)
+        place, scale = next((known[1:] for a in given for known in self.yielded if a is known[0]), elsewhere)
         arguments = arrays_in(arguments)
         arrays = [a for a in leaves(arguments) if isinstance(a, np.ndarray)]
         if function not in self._traces:
@@ -120,7 +125,7 @@ class Runner:
             group = held.group_for(applied)
             of = dict(zip(applied.variables, applied.gradients, strict=True))
             trained.append((group, tuple(of[v] for v in group.trained)))
-        return Call(made, arrays, trained, first[0] if first else strategy.replica_index << 32)
+        return Call(made, arrays, trained, place, scale)
 
     def _trace(self, function: Callable[..., Any], arguments: Any, shapes: Sequence[Shape]) -> Trace:
         held = self.held
@@ -176,8 +181,8 @@ class Runner:
         """Run a step on one replica, on its thread."""
         groups = [group for group, _ in call.trained] if updating else []
         replicas = [group.replicas[place.index] for group in groups]
-        for replica in replicas:
-            replica.pull()
+        marks = Marks(time.perf_counter())
+        marks.pull(replicas)
         for group in self.held.groups:
             if group.replicas and group not in groups and group.reads(call.trace.variables):
                 with suppress(Stopped):
@@ -188,11 +193,13 @@ class Runner:
         feeds = [to_device(a, place.xp) for a in [*call.arrays, *self._extra(call, place)]]
         results = [to_host(value) for value in program(*feeds, *into)]
         outputs = len(call.trace.fetches)
-        self._check(call, results[outputs : outputs + len(call.trace.watched)], into)
+        losses = results[outputs : outputs + len(call.trace.watched)]
+        self._check(call, losses, into)
         values = iter([np.array(value) for value in results[:outputs]])
         returned = mapped(lambda t: None if t is None else next(values), call.trace.outputs)
-        for replica in replicas:
-            replica.push()
+        marks.push(replicas)
+        if replicas and place.index == 0:
+            self._notes.add(self.held.steps + 1, marks, losses if call.scale else (), call.scale, replicas[0])
         self.held.count(place)
         return returned
 

@@ -87,6 +87,12 @@ def test_a_loop_on_engines_is_that_of_one_device(begin: Callable[..., Run], opti
     np.testing.assert_allclose(run.results["losses"], expected["losses"], rtol=1e-4)
     np.testing.assert_allclose(run.results["means"], expected["means"], rtol=1e-4)
     assert run.results["total"] == 3 * 61
+    for replica in range(len(run.tasks)):  # whose curves were live
+        point = run.store.last(replica, "loss")
+        assert point is not None
+        assert point.step in (11, 12)  # the last batch has one example
+        assert 0 < point.value < 2
+    assert {span.name for span in run.timeline().spans} >= {"step"}
     for ours, theirs in zip(run.model.get_weights(), expected["model"].get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
