@@ -18,7 +18,8 @@ from nbdist.graph.tensor import Tensor, Variable
 from nbdist.optim import training
 
 Array = np.ndarray[Any, Any]
-BLOCK = 1 << 14  # elements worked on at once: what is computed in between stays in the nearest cache
+BLOCK = 1 << 16
+"""Elements worked on at once: what is computed in between stays in a cache, and calls cost little."""
 
 
 @dataclass

@@ -14,8 +14,8 @@ import numpy as np
 from nbdist.graph.backend import Array
 from nbdist.graph.ops.windows import Axis, Pair, axes_of, windows_of
 
-BLOCK_BYTES = 1 << 19
-"""Of copied windows: half of a usual second-level cache; the rest is for what meets them."""
+BLOCK_BYTES = 1 << 18
+"""Of copied windows: a part of the second-level cache that leaves room for what meets them."""
 NARROW = 16  # elements of a window's row: below this, copying along the image's rows is faster
 
 Step = Callable[[], Any]
