@@ -111,6 +111,15 @@ def test_a_slow_link_is_no_lost_one(two_hosts: TwoHosts) -> None:
     group.all(do="close")
 
 
+def test_hosts_far_apart(two_hosts: TwoHosts) -> None:
+    group = Group(two_hosts, "ab")
+    two_hosts.slow("b", delay="20ms")
+    assert group.form() == {"ring"}
+    assert group.all(do="add_up", count=100_000, times=3) == ["begun"] * 2
+    assert group.answers() == [[1.5, 1.5]] * 2
+    group.all(do="close")
+
+
 def test_a_connection_that_is_reset_in_the_middle_of_a_piece(two_hosts: TwoHosts) -> None:
     group = Group(two_hosts, "ab")
     proxy = two_hosts.run("b", "proxy_actor.py")

@@ -45,7 +45,7 @@ def why_not() -> str:
         capture_output=True,
         text=True,
     )
-    return f"this process may make no namespaces (root may): {tried.stderr.strip()}" if tried.stderr else ""
+    return f"this process may make no hosts (root may): {tried.stderr.strip()}" if tried.returncode else ""
 
 
 class NotHere(Exception):
