@@ -64,6 +64,7 @@ class AllReduceStrategy(Strategy):
         lost = self.world.reform()
         self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
         if self.replica_index == 0 and lost:
+            current().progress.lost += [info.rank for info in lost]
             print(f"{called(lost)} gone: {self.world.size} replicas go on with larger shares")
 
 

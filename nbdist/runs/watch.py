@@ -112,6 +112,9 @@ class Watch:
             self._printed(info.name, text.tobytes().decode())
         self.tally.hear(replica, frame.meta["progress"], time.monotonic())
         self._begun[info.rank] = frame.meta["progress"]["trainings"]
+        for gone in self.workers:  # one that is frozen does not die, and the others cannot wait for it
+            if gone.rank in frame.meta["progress"].get("lost", ()) and gone.rank not in self.lost:
+                self._lose(gone, f"{gone.name} (pid {gone.pid}) does not answer")
         if frame.meta["ended"]:
             self._ended.add(info.rank)
             self.through.add(info.rank)
@@ -192,13 +195,18 @@ class Watch:
         first, left = self.workers[0], [w for w in self.workers if w.rank not in dead]
         if self.least is None or info not in self.workers or info is first or len(left) < self.least:
             return False
-        self.lost.add(info.rank)
+        self._lose(info, self._how_it_died(info))
         self.tell(first, "run.lost", {"run": self.run, "ranks": sorted(self.lost)})
+        return True
+
+    def _lose(self, info: TaskInfo, how: str) -> None:
+        """Do without a worker from now on."""
+        self.lost.add(info.rank)
         self.outcomes.setdefault(info.rank, {})
         self._ended.add(info.rank)
         self.tally.lose(self.workers.index(info), time.monotonic())
-        self._printed(info.name, f"{self._how_it_died(info)}; {len(left)} of {len(self.workers)} go on\n")
-        return True
+        left = len(self.workers) - len(self.lost)
+        self._printed(info.name, f"{how}; {left} of {len(self.workers)} go on\n")
 
     def _how_it_died(self, info: TaskInfo) -> str:
         how = next(row["ended"] for row in self._cluster.status() if row["rank"] == info.rank)

@@ -3,27 +3,31 @@
     replica                                    service
     group.card   run, group, card ──────────► group.cards (pushed to all), once all ranks have come
     group.roll   run, group ────────────────► group.present (pushed to all): the ranks that are left
-    group.roll_ends ────────────────────────► who has not come to that roll call by now counts as gone
+    group.gone   run, ranks ────────────────► those tasks are gone, as one of the others has seen
     group.ended  run ───────────────────────► who waits for this rank is refused: it comes to nothing more
 
-Ranks are those of tasks. That one is lost is said by who knows: `lose`.
+Ranks are those of tasks.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError, NbdistError, TaskDiedError, UnavailableError
+from nbdist.errors import AbortedError, InvalidArgumentError, NbdistError, TaskDiedError, UnavailableError
 from nbdist.runtime.server import Server
 from nbdist.wire.frames import Frame
 from nbdist.wire.messages import error_frame
 from nbdist.wire.peers import Sender
 
 Array = np.ndarray[Any, Any]
+KEPT_RUNS = 64  # whose end is remembered
 
 
 class Gathering:
@@ -31,17 +35,18 @@ class Gathering:
 
     def __init__(self, server: Server) -> None:
         self._runs: dict[str, _Run] = {}
+        self._past: deque[str] = deque(maxlen=KEPT_RUNS)
         self._name = server.name
         for kind, handler in (
             ("group.card", self._card),
             ("group.roll", self._roll),
-            ("group.roll_ends", self._roll_ends),
+            ("group.gone", self._gone),
             ("group.ended", self._ended),
         ):
-            server.on(kind, handler)
+            server.on(kind, partial(self._heed, handler))
 
     def lose(self, run: str, ranks: list[int]) -> None:
-        """Note that tasks of a run are gone: roll calls do without them, groups are refused."""
+        """Note that tasks of a run are gone: roll calls do without them, groups with them are refused."""
         here = self._of(run)
         here.lost.update(ranks)
         for name in list(here.rolls):
@@ -50,8 +55,16 @@ class Gathering:
             self._see_group(here, name)
 
     def drop_run(self, run: str) -> None:
-        """Forget a run, with groups of it that were never complete."""
+        """Forget a run, with groups of it that were never complete; who comes now is told that it is over."""
         self._runs.pop(run, None)
+        self._past.append(run)
+
+    def _heed(self, handler: Callable[[Frame, Sender], None], frame: Frame, sender: Sender) -> None:
+        run = str(frame.meta["run"])
+        if run not in self._past:
+            handler(frame, sender)
+        elif frame.kind in ("group.card", "group.roll"):
+            _push(sender, self._failure(AbortedError(f"run {run} has ended without this replica")))
 
     def _card(self, frame: Frame, sender: Sender) -> None:
         here, name = self._of(frame.meta["run"]), str(frame.meta["group"])
@@ -95,10 +108,8 @@ class Gathering:
             present = [rank for rank in roll.ranks if rank in roll.came]
             self._answer(here.rolls.pop(name), Frame("group.present", {"ranks": present}))
 
-    def _roll_ends(self, frame: Frame, sender: Sender) -> None:
-        roll = self._of(frame.meta["run"]).rolls.get(frame.meta["group"])
-        if roll is not None:
-            self.lose(frame.meta["run"], [rank for rank in roll.ranks if rank not in roll.came])
+    def _gone(self, frame: Frame, sender: Sender) -> None:
+        self.lose(str(frame.meta["run"]), [int(rank) for rank in frame.meta["gone"]])
 
     def _ended(self, frame: Frame, sender: Sender) -> None:
         here = self._of(frame.meta["run"])

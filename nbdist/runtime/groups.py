@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import DeadlineExceededError, InvalidArgumentError, TaskDiedError
+from nbdist.runtime.survivors import Survivors
 from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.wire.collective.base import Collective, Member
 from nbdist.wire.collective.choice import Exchange, form
@@ -31,7 +32,6 @@ from nbdist.wire.peers import Peer
 
 LOOK_SECONDS = 0.2  # how often a waiting rank looks whether its run was aborted
 PATIENCE_SECONDS = 600.0  # for ranks that are still busy with what comes before the group
-ROLL_SECONDS = 8.0  # for ranks that may be gone; one that is frozen does not answer
 
 
 @dataclass
@@ -144,9 +144,10 @@ class World:
         if self.task is None:
             return []
         name = self._name("roll")
-        with self._gathering() as peer:
+        others = [info for info in self.infos if info.rank != self.task.rank]
+        with self._gathering() as peer, Survivors(self.task, others if self.index == 0 else []) as survivors:
             peer.send("group.roll", self._meta(name))
-            present = self._heard(peer, "group.present", name, ROLL_SECONDS).meta["ranks"]
+            present = self._heard(peer, "group.present", name, survivors).meta["ranks"]
         lost = [info for info in self.infos if info.rank not in present]
         self.ranks = tuple(rank for rank in self.ranks if rank in present)
         if self.size < self.least:
@@ -180,15 +181,15 @@ class World:
 
         return exchange
 
-    def _heard(self, peer: Peer, kind: str, name: str, roll: float | None = None) -> Frame:
-        """Return the answer that all ranks get together; end a roll call after ``roll`` seconds."""
-        begun = time.monotonic()
-        while (since := time.monotonic() - begun) < PATIENCE_SECONDS:
+    def _heard(self, peer: Peer, kind: str, name: str, survivors: Survivors | None = None) -> Frame:
+        """Return the answer that all ranks get together; say meanwhile which of them are gone."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
             frame = peer.receive(LOOK_SECONDS)
             if frame is None:
                 self.check()
-                if roll is not None and since > roll:
-                    peer.send("group.roll_ends", {"run": self.run, "group": name})
+                if survivors is not None and (gone := survivors.gone()):
+                    peer.send("group.gone", {"run": self.run, "gone": gone})
             elif frame.kind == "error":
                 raise error_from(frame)
             elif frame.kind == kind:

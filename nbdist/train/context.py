@@ -37,6 +37,8 @@ class Progress:
     """Steps that this replica had no part in, because its gradient was no number."""
     dropped: int = 0
     """Gradients of this replica that came too late for their step."""
+    lost: list[int] = field(default_factory=list)
+    """Ranks of tasks that the others have gone on without."""
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SPENT, 0.0))
     """Seconds so far by part of a step: getting data, computing, exchanging, waiting."""
 

@@ -13,7 +13,7 @@ import pytest
 from runs_heard import Heard
 
 from nbdist.cluster.handle import Cluster
-from nbdist.errors import BodyError, InvalidArgumentError, TaskDiedError
+from nbdist.errors import BodyError, FailedPreconditionError, InvalidArgumentError, TaskDiedError
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
@@ -311,6 +311,30 @@ def test_the_others_go_on_after_a_death(
     left = ",".join(str(i) for i in range(4) if i not in who)
     after = start_run(TRAIN, Options(strategy="multi_worker", on=f"worker:{left}"), cluster=cluster).wait()
     assert after.global_step == 20
+
+
+def test_the_others_go_on_without_one_that_is_frozen(start: Callable[..., Cluster], alone: list[Any]) -> None:
+    cluster, heard = start(workers=3), Heard()
+    body = DYING.replace("SIGKILL", "SIGSTOP").format(who=(2,))
+    run = start_run(
+        body, Options(seed=5, strategy="multi_worker"), cluster=cluster, make_view=lambda run: heard
+    )
+    seconds, error = seconds_to_end(run)
+    assert error is None
+    assert seconds < 15
+    assert run.global_step == 20
+    for ours, theirs in zip(run.model.get_weights(), alone, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    frozen = next(info for info in cluster.tasks if info.name == "/job:worker/task:2")
+    assert f"{frozen.name} (pid {frozen.pid}) does not answer; 2 of 3 go on" in "".join(heard.text.values())
+    os.kill(frozen.pid, signal.SIGCONT)  # it is refused, and is free again
+    deadline = time.monotonic() + LONG
+    while True:
+        try:
+            assert start_run("1", Options(on="worker:2"), cluster=cluster).wait().status == "done"
+            break
+        except FailedPreconditionError:
+            assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ class Watch:
         self.register(poll)
         return sorted(self._descriptors[descriptor] for descriptor, _ in poll.poll(0))
 
-    def frozen(self) -> list[int]:
-        """Return the ranks that have been stopped, as by SIGSTOP, for longer than `FROZEN_SECONDS`.
+    def frozen(self, seconds: float = FROZEN_SECONDS) -> list[int]:
+        """Return the ranks that have been stopped, as by SIGSTOP, for longer than so many seconds.
 
         One that computes, or holds the interpreter for long, is not frozen.
         """
@@ -50,7 +50,7 @@ class Watch:
                 self._stopped_since.setdefault(rank, now)
             else:
                 self._stopped_since.pop(rank, None)
-        return sorted(rank for rank, since in self._stopped_since.items() if now - since > FROZEN_SECONDS)
+        return sorted(rank for rank, since in self._stopped_since.items() if now - since > seconds)
 
     def close(self) -> None:
         """Watch no more."""
