@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
@@ -30,9 +31,10 @@ class Crew:
         self._orders: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         for number in range(1, size):
             orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-            name = f"nbdist replica {number}"
+            name = f"nbdist device {number}"
             threading.Thread(target=_work, args=(orders,), name=name, daemon=True).start()
             self._orders.append(orders)
+        self._end = weakref.finalize(self, _dismiss, self._orders)
 
     def each(self, work: Callable[[int], Result]) -> list[Result]:
         """Let every replica work, given its number; return what each returned, or raise the first cause."""
@@ -71,9 +73,13 @@ class Crew:
             raise
 
     def close(self) -> None:
-        """Let the threads end."""
-        for orders in self._orders:
-            orders.put(None)
+        """Let the threads end; they do as well when nobody has the crew any more."""
+        self._end()
+
+
+def _dismiss(threads: list[queue.SimpleQueue[Callable[[], None] | None]]) -> None:
+    for orders in threads:
+        orders.put(None)
 
 
 def _wait(done: threading.Semaphore, cut_off: Callable[[BaseException], None]) -> None:

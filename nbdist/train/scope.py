@@ -23,7 +23,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.train.context import Context, use_here
 from nbdist.train.distributed import DistributedDataset
 from nbdist.train.held import Held
-from nbdist.train.reduction import PerReplica, reduce_op, reduced
+from nbdist.train.reduction import PerReplica, of_replica, reduce_op, reduced
 from nbdist.train.running import Runner
 from nbdist.train.trees import leaves, mapped
 
@@ -78,10 +78,7 @@ def reduce(strategy: Strategy, op: Any, value: Any, axis: Any) -> Any:
     def one(value: Any) -> Any:
         if value is None:
             return None
-        if isinstance(value, PerReplica):
-            values = value.values
-        else:
-            values = (value,) * replicas
+        values = [of_replica(value, i, replicas) for i in range(replicas)]
         return reduced(how, values, axis, runner.held.places.all_reduce)
 
     return mapped(one, value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -131,6 +133,11 @@ def test_numbers_that_change_are_arrays(strategy: Strategy) -> None:
         (lambda x: np.asarray(x), TypeError, "no value until the graph runs"),
         (lambda x: 3.0, InvalidArgumentError, "returns 3.0, which is no tensor"),
         (lambda x: (x, np.ones(2)), InvalidArgumentError, "which is no tensor"),
+        (
+            lambda x: x[x > 0],
+            NotImplementedError,
+            "the shape of the result depends on its values; use np.where",
+        ),
         (lambda x: np.unique(x), NotImplementedError, "unique does not record"),
         (
             lambda x: Variable(1.0) * x,
@@ -403,6 +410,51 @@ def test_a_value_on_each_replica_needs_a_rule_to_be_read() -> None:
     assert total.eval() == 7
     strategy.run(step)
     assert total.eval() == 9
+
+
+def test_values_that_are_asked_for_too_early(strategy: Strategy) -> None:
+    w = variable(strategy, np.float32(1))
+    with pytest.raises(FailedPreconditionError, match="has no value yet: the step is being traced"):
+        strategy.run(lambda: w.eval())
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_gradient_descent_by_hand(replicas: int) -> None:
+    """What replicas take off a variable is summed: no optimizer is needed."""
+    strategy = MirroredStrategy(["CPU:0"] * replicas)
+    w = variable(strategy, np.float32(1), aggregation="sum")
+    x = np.arange(6, dtype=np.float32)
+
+    def step(x: Any) -> Any:
+        loss = compute_average_loss(np.square(x * w - 1), 6)
+        (slope,) = gradients(loss, [w])
+        return w.assign_sub(0.01 * slope)
+
+    expected = 1.0
+    for batch in strategy.distribute_dataset(Dataset.from_arrays(np.tile(x, 3)).batch(6)):
+        found = strategy.run(step, (batch,))
+        expected -= 0.01 * float(np.mean(2 * x * (x * expected - 1)))
+        np.testing.assert_allclose(local_results(found), expected, rtol=1e-5)
+    np.testing.assert_allclose(w.eval(), expected, rtol=1e-5)
+
+
+def test_the_threads_of_replicas_end_with_their_strategy() -> None:
+    def named() -> list[str]:
+        return [t.name for t in threading.enumerate() if t.name.startswith("nbdist device")]
+
+    strategy = MirroredStrategy(["CPU:0"] * 3)
+    strategy.run(_nothing)
+    assert len(named()) >= 2
+    before = named()
+    strategy.finish()
+    deadline = time.monotonic() + 10
+    while len(named()) > len(before) - 2:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+def _nothing() -> None:
+    return None
 
 
 def test_a_scope_is_the_current_strategy() -> None:
