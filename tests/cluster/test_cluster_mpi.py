@@ -233,3 +233,24 @@ def test_plain_ipyparallel_can_have_a_world_too(own_home: Path) -> None:
     finally:
         client.close()
         cluster.stop_cluster_sync()
+
+
+def test_a_run_goes_on_in_the_world_without_one_that_has_died(world: Cluster) -> None:
+    body = """
+import os, signal
+import numpy as np
+x = np.random.default_rng(0).random((90, 5), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(1)])
+model.compile("sgd", "mse")
+class Die(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        if nb.task.index == 1 and epoch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+model.fit(nb.data.Dataset.from_arrays(x, x[:, :1]).batch(30), epochs=4, callbacks=[Die()])
+ends = nb.collective.all_gather(np.concatenate([w.ravel() for w in model.get_weights()]))
+"""
+    options = Options(seed=5, strategy="multi_worker", collective="mpi")
+    run = start_run(body, options, cluster=world).wait()
+    assert run.global_step == 12
+    assert len(run.results["ends"]) == 2
+    assert (run.results["ends"] == run.results["ends"][0]).all()
