@@ -65,7 +65,7 @@ def test_simulated_replicas_are_the_real_ones_in_virtual_time(
         np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 4))
 def test_where_servers_drop_different_gradients_too(seed: int, aggregate: int) -> None:
     rules = Rules(5, synchronous=True, aggregate=aggregate, servers=3)

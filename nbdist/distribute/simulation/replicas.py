@@ -34,9 +34,8 @@ class SimulatedReplica:
         self._slots = SLOTS if rules.judged_apart else rules.depth
         self._slot = 0
         self._under_way: deque[int] = deque()
-        self._unsaid: dict[int, set[int]] = {}  # by slot: servers that have said nothing yet
-        self._open: dict[int, set[int]] = {}  # by slot: servers where it is not settled
-        self._dropped: set[int] = set()  # slots of which some server has dropped the gradient
+        self._said: dict[int, dict[int, int]] = {}  # by slot and server: what became of the gradient
+        self._pending: set[int] = set()  # slots of which some server has yet to let go
         self._stopped = self._waits = self._left = False
 
     def start(self) -> None:
@@ -46,15 +45,8 @@ class SimulatedReplica:
 
     def heard(self, server: int, answer: Answer) -> None:
         """Note what a server says of a gradient."""
-        slot = answer.token
-        if answer.what == STEPPED:
-            return
-        self._unsaid[slot].discard(server)
-        if answer.what != TAKEN:
-            self._open[slot].discard(server)
-        if answer.what == DROPPED:
-            self._dropped.add(slot)
-        self._stopped = self._stopped or answer.what == STOPPED
+        if answer.what != STEPPED:
+            self._said[answer.token][server] = answer.what
         if self._waits:
             self._waits = False
             self._go_on()
@@ -66,25 +58,40 @@ class SimulatedReplica:
             self._retire()
         elif over:
             self._leave()
-        elif self._open.get(self._slot):  # some server still has what is in this slot
-            self._waits = True
+        elif self._slot in self._pending:
+            if self._is_settled(self._slot):
+                self._pending.discard(self._slot)
+                self._go_on()
         else:
             self._pull(0)
 
     def _retire(self) -> None:
         slot = self._under_way[0]
-        if self._rules.judged_apart and not self._unsaid[slot] and slot in self._dropped:
-            settled = True  # as far as it will be: the others may wait for this replica's next gradient
-        else:
-            settled = not self._open[slot]
-        if not settled:
+        said = self._said[slot]
+        if self._rules.judged_apart and len(said) < len(self._servers):
             self._waits = True
+            return
+        if self._rules.judged_apart and DROPPED in said.values():
+            self._pending.add(slot)  # the others may wait for this replica's next gradient
+        elif not self._is_settled(slot):
             return
         self._under_way.popleft()
         if len(self._servers) > 1 and not self._rules.synchronous:
             self._count()
         else:
             self._go_on()
+
+    def _is_settled(self, slot: int) -> bool:
+        """Look at one server after the other, up to one that has stopped; wait for one that is not done."""
+        for server in self._servers:
+            what = self._said[slot].get(server, TAKEN)
+            if what == TAKEN:
+                self._waits = True
+                return False
+            if what == STOPPED:
+                self._stopped = True
+                break
+        return True
 
     def _count(self) -> None:
         near = self._serving.servers[0].host == self.host
@@ -106,8 +113,7 @@ class SimulatedReplica:
     def _push(self) -> None:
         """Push to all servers, and go on."""
         slot, after = self._slot, 0.0
-        self._unsaid[slot], self._open[slot] = set(self._servers), set(self._servers)
-        self._dropped.discard(slot)
+        self._said[slot] = {}
         for server in self._servers:
             after = self._serving.push(self, server, slot, self._versions[server], after)
         self._under_way.append(slot)
