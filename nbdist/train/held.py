@@ -8,7 +8,7 @@ process have values of their own, each at its :class:`Place`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -120,6 +120,18 @@ class Held:
             own = [to_host(self._own(place, v)) for place in self.places.all]
             if self.strategy.num_replicas_in_sync > 1 and not synchronization.apart(v):
                 self._spread(v, self.places.all_reduce(own, "first"))
+
+    def remember(self, variables: Sequence[Variable]) -> Callable[[], None]:
+        """Return what gives variables back the values that this process's replicas have of them now."""
+        kept = [
+            (array, array.copy()) for p in self.places.all for array in (self._own(p, v) for v in variables)
+        ]
+
+        def restore() -> None:
+            for array, before in kept:
+                array[...] = before
+
+        return restore
 
     def at_home(self, variable: Variable) -> Array:
         """Return the array that has a variable's value outside of steps."""

@@ -147,9 +147,13 @@ class Runner:
     def _steps(self, calls: Sequence[Call], groups: Sequence[Group], updating: bool) -> list[Any]:
         held = self.held
         held.settle(calls[0].trace.variables)
+        alone = held.strategy.num_replicas_in_sync == 1
+        restore = None if alone else held.remember(calls[0].trace.assigned)
         try:
             results = held.places.each(lambda i: self._step(calls[i], held.places.all[i], updating))
         except Again:  # replicas are gone, and the others make the step once more
+            if restore is not None:
+                restore()
             return self._steps(calls, groups, updating)
         except Stopped:  # this step cannot be completed any more: variables stay as they are
             held.ended = True
@@ -161,7 +165,7 @@ class Runner:
                 ) from None
             return self._steps(calls, groups, False)
         except BaseException:
-            if held.strategy.num_replicas_in_sync > 1:
+            if not alone:
                 held.abandon()
             raise
         if updating:

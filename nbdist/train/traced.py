@@ -79,6 +79,12 @@ class Trace:
         trained = [v for one in self.applied for v in one.variables]
         return list(dict.fromkeys([*(t for t in order if isinstance(t, Variable)), *trained]))
 
+    @cached_property
+    def assigned(self) -> list[Variable]:
+        """What it assigns."""
+        found = dict.fromkeys(effect.inputs[0] for effect in self.effects)
+        return [v for v in found if isinstance(v, Variable)]
+
     @property
     def fetches(self) -> list[Tensor]:
         """What a program has to compute, beside gradients."""

@@ -22,7 +22,7 @@ from nbdist.nn import compute_average_loss, functional
 from nbdist.optim import SGD, Adam
 from nbdist.train.context import Context, use, use_here
 from nbdist.train.signatures import MOST_FORMS, MOST_FUNCTIONS, MOST_SIZES
-from nbdist.train.strategy import OneDeviceStrategy, Strategy
+from nbdist.train.strategy import Again, OneDevice, OneDeviceStrategy, Strategy
 
 Array = np.ndarray[Any, Any]
 
@@ -314,6 +314,35 @@ def test_a_stop_ends_the_loop_and_keeps_what_was_trained(strategy: Strategy) -> 
             strategy.run(step, (np.zeros(2, np.int64),))
         assert strategy.read(w) == value
         assert not list(strategy.distribute_dataset(Dataset.range(8).batch(2)))
+
+
+def test_a_step_that_is_made_again_assigns_once() -> None:
+    class Once(OneDevice):
+        failed = False
+
+        def push(self) -> None:
+            if not self.failed:
+                self.failed = True
+                raise Again
+            super().push()
+
+    class Two(OneDeviceStrategy):
+        num_replicas_in_sync = 2
+
+        def replica(self, variables: Any, optimizer: Any) -> Once:
+            return Once(variables, optimizer)
+
+    strategy, optimizer = Two(), SGD(0.1)
+    w = variable(strategy, np.float32(1))
+    seen = variable(strategy, np.float32(0), aggregation="sum", synchronization="on_read")
+
+    def step() -> Any:
+        optimizer.minimize(w * w)
+        return seen.assign_add(1.0)
+
+    assert strategy.run(step) == 1
+    assert strategy.run(step) == 2
+    np.testing.assert_allclose(w.eval(), 0.64, rtol=1e-6)
 
 
 def test_datasets_of_any_structure(strategy: Strategy) -> None:
