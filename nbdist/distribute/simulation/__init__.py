@@ -2,6 +2,6 @@
 
 from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Report
-from nbdist.distribute.simulation.simulator import STRATEGIES, simulate
+from nbdist.distribute.simulation.simulator import STRATEGIES, compare, simulate
 
-__all__ = ["STRATEGIES", "Cost", "Report", "simulate"]
+__all__ = ["STRATEGIES", "Cost", "Report", "compare", "simulate"]

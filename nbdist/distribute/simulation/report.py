@@ -30,6 +30,14 @@ class Report:
     efficiency: float
     staleness: float = 0.0
 
+    def __str__(self) -> str:
+        name = f"{self.strategy}, {self.servers} servers" if self.servers else self.strategy
+        return (
+            f"{name}: {self.batches_per_second:,.4g} batches/s ({self.efficiency:.0%}), "
+            f"{self.messages:,} messages and {self.busiest_link_bytes / 1e6:,.4g} MB "
+            "through the busiest link in a step"
+        )
+
 
 class Traffic:
     """Messages and bytes, in all and on each host's link."""
