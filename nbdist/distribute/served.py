@@ -25,7 +25,7 @@ class ServedReplica(Replica):
     """One replica of parameters that are kept by several links' shards; the first counts the global step."""
 
     def __init__(self, links: Sequence[Link], places: Sequence[int], rules: Rules, *, replica: int) -> None:
-        self._links, self._rules = links, rules
+        self._links, self._rules, self._number = links, rules, replica
         self.pull_is, self.push_is = ("receive", parameters_for(replica)), ("send", gradient_of(replica))
         self._counts_apart = len(links) > 1 and not rules.synchronous
         self._under_way: deque[int] = deque()
@@ -84,6 +84,8 @@ class ServedReplica(Replica):
         for link in self._links:  # all of them first: at each one somebody may wait for this replica
             link.say_farewell()
         self.tallies = [Tally.from_wire(link.leave()["tally"]) for link in self._links]
+        # What was collected for a step that never came about is known to be dropped only now.
+        self.dropped = max(self.dropped, *(tally.dropped[self._number] for tally in self.tallies))
         self.global_step = self._links[0].global_step
 
     @property

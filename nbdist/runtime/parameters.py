@@ -16,11 +16,8 @@ Who waits for others is not left alone with one that has died: the service looks
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -32,16 +29,16 @@ from nbdist.errors import (
 )
 from nbdist.runtime.answers import COUNTED
 from nbdist.runtime.applied import ServiceLogs
+from nbdist.runtime.bellthread import BellThread
 from nbdist.runtime.holding import Holding, push
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.mailbox import COUNT, GLOBAL_STEP, RING, Mailbox
+from nbdist.runtime.mailbox import COUNT, GLOBAL_STEP
 from nbdist.runtime.rules import Rules
 from nbdist.runtime.server import Server
 from nbdist.runtime.shard import ParameterShard
 from nbdist.wire.frames import Frame
 from nbdist.wire.messages import error_frame
 from nbdist.wire.peers import Sender
-from nbdist.wire.shm import Doorbell
 
 Array = np.ndarray[Any, Any]
 OneWay = Callable[[Frame, Sender], None]
@@ -58,9 +55,7 @@ class ParameterService:
         self._holdings: dict[str, Holding] = {}
         self._numbers: dict[int, Holding] = {}
         self._free_numbers = itertools.cycle(range(1 << 16))
-        self._bell: Doorbell | None = None
-        self._thread: threading.Thread | None = None
-        self._closing = False
+        self._bell: BellThread | None = None
         self._stop_looking: Callable[[], None] | None = None
         handlers: dict[str, Callable[[Frame, Sender], Frame | None]] = {
             "ps.open": self._answered(self._open),
@@ -74,12 +69,9 @@ class ParameterService:
 
     def close(self) -> None:
         """Give up all shards and end the doorbell's thread."""
-        self._closing = True
         if self._stop_looking is not None:
             self._stop_looking()
-        if self._bell is not None and self._thread is not None:
-            self._bell.ring_self(RING.pack(0, 0, COUNT))
-            self._thread.join(5)
+        if self._bell is not None:
             self._bell.close()
             self._bell = None
         for holding in list(self._holdings.values()):
@@ -120,40 +112,26 @@ class ParameterService:
                 holding.admit(replica, self._listen)
 
     def _listen(self) -> str:
-        if self._bell is None:
-            self._bell = Doorbell.create(self._prefix)
-            self._thread = threading.Thread(target=self._serve_bell, name="nbdist mailbox", daemon=True)
-            self._thread.start()
+        self._bell = self._bell or BellThread(self._prefix, self._heed)
         return self._bell.name
 
     # Gradients through shared memory. Runs on the mailbox thread.
 
-    def _serve_bell(self) -> None:
-        bell = self._bell
-        assert bell is not None
-        _be_patient()
-        while not self._closing:
-            for number, replica, slot in RING.iter_unpack(bell.wait(60.0)):
-                holding = self._numbers.get(number)
-                if holding is None or holding.shard is None or holding.mailbox is None:
-                    continue
-                try:
-                    self._heed(holding, holding.shard, holding.mailbox, replica, slot)
-                except Exception as error:  # no memory, say; this thread serves the others too
-                    frame = error_frame(error, self._server.name)
-                    self._server.post(partial(push, holding.senders[replica], frame))
-
-    def _heed(
-        self, holding: Holding, shard: ParameterShard, mailbox: Mailbox, replica: int, slot: int
-    ) -> None:
+    def _heed(self, number: int, replica: int, slot: int) -> None:
         """Do what a replica rang for."""
-        if slot == COUNT:
-            shard.count()
-            holding.ring(replica, COUNTED, 0)
+        holding = self._numbers.get(number)
+        if holding is None or holding.shard is None or holding.mailbox is None:
             return
-        gradient = holding.gradient(mailbox, replica, slot)
-        version = int(mailbox.headers[replica][slot][0])
-        self._take(holding, shard, "mailbox", replica, slot, gradient, version)
+        try:
+            if slot == COUNT:
+                holding.shard.count()
+                holding.ring(replica, COUNTED, 0)
+                return
+            gradient = holding.gradient(holding.mailbox, replica, slot)
+            version = int(holding.mailbox.headers[replica][slot][0])
+            self._take(holding, holding.shard, "mailbox", replica, slot, gradient, version)
+        except Exception as error:  # no memory, say; this thread serves the others too
+            holding.tell(replica, error_frame(error, self._server.name))
 
     def _take(
         self,
@@ -266,17 +244,6 @@ class ParameterService:
         if holding is None or holding.shard is None:
             raise AbortedError(f"the parameters of {frame.meta['shard']!r} are not here (any more)")
         return holding, holding.shard
-
-
-def _be_patient() -> None:
-    """Let this thread wait for a core instead of taking one from a replica in mid-step (Linux).
-
-    A replica that is interrupted for each gradient loses its caches each time; one that blocks because two of
-    its gradients are under way makes room by itself. Measured in bench/NOTES.md.
-    """
-    if hasattr(os, "SCHED_BATCH"):
-        with suppress(OSError):  # some sandboxes forbid it; it only costs time
-            os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
 
 
 def _run_of(shard: str) -> str:
