@@ -123,9 +123,8 @@ class Held:
 
     def remember(self, variables: Sequence[Variable]) -> Callable[[], None]:
         """Return what gives variables back the values that this process's replicas have of them now."""
-        kept = [
-            (array, array.copy()) for p in self.places.all for array in (self._own(p, v) for v in variables)
-        ]
+        arrays = [(place.xp, self._own(place, v)) for place in self.places.all for v in variables]
+        kept = [(array, xp.array(array)) for xp, array in arrays]
 
         def restore() -> None:
             for array, before in kept:
