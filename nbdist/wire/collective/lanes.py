@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.wire.collective.base import Broken, Member, Trouble
+from nbdist.wire.collective.far import Far
 from nbdist.wire.collective.lookout import Lookout
 from nbdist.wire.collective.notices import ROOM, Notices
 from nbdist.wire.collective.watch import Watch
@@ -51,6 +52,7 @@ class Lanes:
         member: Member,
         places: Sequence[int],
         watch: Watch,
+        far: Far,
     ) -> None:
         with _sweeping:
             _known.append(self)
@@ -58,7 +60,7 @@ class Lanes:
         self._memory: list[Array] = []
         self._mpi, self._comm, self._places, self._called = mpi, comm, list(places), member.called
         self.others = [other for other in range(len(places)) if other != member.rank]
-        self._watch, self.lookout = watch, Lookout()
+        self._watch, self.far, self.lookout = watch, far, Lookout()
         tags = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or LEAST_TAGS - 1
         self._tag = member.incarnation % (tags // TAGS) * TAGS  # so that groups do not meet
         self.notices = Notices(mpi, comm, member, places, self._tag + NOTICE, self.row(ROOM))
@@ -145,6 +147,7 @@ class Lanes:
             return
         self._closed = True
         self.notices.leave(self.sequence)
+        self.far.close()
         for request, comes in zip(self._under_way, self._comes):
             if comes and request:
                 request.Cancel()
@@ -175,17 +178,22 @@ class Lanes:
                 if time.monotonic() - begun > PATIENCE_SECONDS:
                     break
             self._check_left(requests)
-            self.lookout()
             now = time.monotonic()
             if now >= look:
                 look, looks = now + LOOK_SECONDS, looks + 1
                 self._check_processes(requests, looks % FROZEN_EVERY == 0)
-            if self._deadline is not None and now >= self._deadline:
-                for rank in self._waiting(requests):
-                    what = f"{self._called[rank]} did not come in time: {self.doing()}"
-                    raise Broken(Trouble("DeadlineExceededError", what))
+            self.look(requests)
             if now - begun > PATIENCE_SECONDS:
                 time.sleep(min(LONGEST_NAP, (now - begun) / 20))
+
+    def look(self, requests: list[Any] | None = None) -> None:
+        """Raise what the outside check raises, or Broken if the group is broken or the time is up."""
+        self.hear()
+        self.lookout()
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            for rank in self.others if requests is None else self._waiting(requests):
+                what = f"{self._called[rank]} did not come in time: {self.doing()}"
+                raise Broken(Trouble("DeadlineExceededError", what))
 
     def _waiting(self, requests: list[Any]) -> list[int]:
         """Return the ranks whose messages are not through."""
@@ -209,6 +217,11 @@ class Lanes:
                 self.hear()  # why it died, perhaps
                 what = f"{self._called[rank]} has died; it was cut off: {self.doing()}"
                 raise Broken(Trouble("TaskDiedError", what))
+        far = self.far.gone()
+        if far is not None and far not in self.notices.left and far in self._waiting(requests):
+            self.hear()
+            what = f"{self._called[far]} is gone; it was cut off: {self.doing()}"
+            raise Broken(Trouble("UnavailableError", what))
         for rank in self._watch.frozen() if also_frozen else ():
             what = f"{self._called[rank]} is frozen; it was cut off: {self.doing()}"
             raise Broken(Trouble("UnavailableError", what))

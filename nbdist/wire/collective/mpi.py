@@ -24,6 +24,7 @@ import numpy as np
 
 from nbdist.wire.collective.base import Broken, Collective, Member, Seat, Trouble, same_group
 from nbdist.wire.collective.calls import REDUCING, Call, combine, compare
+from nbdist.wire.collective.far import Far
 from nbdist.wire.collective.lanes import Lanes, sweep
 from nbdist.wire.collective.mpipieces import Pieces
 from nbdist.wire.collective.mpiworld import enter_world, world_ranks
@@ -61,9 +62,17 @@ class MpiCollective(Collective):
         except Broken as broken:
             raise broken.trouble.error() from None
 
-    def meet(self, timeout: float) -> None:
-        """Wait until all ranks have joined."""
+    def meet(self, timeout: float, far: Sequence[str]) -> None:
+        """Wait until all ranks have joined; `far` is where those on other hosts are reached."""
         self._timeout, timeout_of_calls = timeout, self._timeout
+        self.barrier()
+        try:
+            self._lanes.far.meet(far, self._lanes.look)
+        except BaseException as error:
+            self._failed(error)
+            if isinstance(error, Broken):
+                raise error.trouble.error() from None
+            raise
         self.barrier()
         self.sequence, self._timeout = 0, timeout_of_calls
         self._lanes.doing = lambda: self.doing
@@ -155,6 +164,7 @@ class MpiSeat(Seat):
     def __init__(self, member: Member) -> None:
         self._member = member
         self._world = enter_world()
+        self._far = Far(member)
         sweep()
 
     @property
@@ -165,27 +175,33 @@ class MpiSeat(Seat):
             "world": self._world.name,
             "place": self._world.comm.rank,
             "pid": os.getpid(),
+            "far": self._far.address,
         }
 
     def join(self, cards: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
         """Meet the others in the world."""
         member, world = self._member, self._world
-        same_group(member, cards)
-        places = world_ranks(member, cards)
+        try:
+            same_group(member, cards)
+            places = world_ranks(member, cards)
+        except BaseException:
+            self.close()
+            raise
         here = [rank for rank, host in enumerate(member.hosts) if host == member.hosts[member.rank]]
         watch = Watch({rank: cards[rank]["pid"] for rank in here})
-        group = MpiCollective(member, Lanes(world.mpi, world.comm, member, places, watch))
+        group = MpiCollective(member, Lanes(world.mpi, world.comm, member, places, watch, self._far))
         group.notes += [
             f"the end of {member.called[rank]} will not be noticed: its process is not seen here"
             for rank in range(member.size)
-            if rank in watch.unseen() or rank not in here
+            if rank in watch.unseen() or (rank not in here and member.keys is None)
         ]
         try:
-            group.meet(timeout)
+            group.meet(timeout, [card["far"] for card in cards])
         except BaseException:
             group.close()
             raise
         return group
 
     def close(self) -> None:
-        """Give up nothing: the world is there as long as the process."""
+        """Take no more connections; the world is there as long as the process."""
+        self._far.close()

@@ -71,6 +71,7 @@ class Processes:
 
     def form(self, kind: str) -> None:
         """Form a group of all; one that they have is forgotten."""
+        kind = kind.split()[0]
         everyone = members(self.hosts)
         self.prefix = everyone[0].prefix
         for rank, member in zip(self.ranks, everyone):

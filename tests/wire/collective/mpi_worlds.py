@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import SimpleQueue
@@ -226,10 +227,13 @@ def unpacked(view: Any, wholes: Sequence[Array]) -> Any:
 
 
 def remote_groups(
-    ranks: Sequence[RemoteRank], check: Callable[[], None] | None = None, hosts: Sequence[str] = ()
+    ranks: Sequence[RemoteRank],
+    check: Callable[[], None] | None = None,
+    hosts: Sequence[str] = (),
+    **options: Any,
 ) -> list[RemoteGroup]:
     """Form a group of some ranks of a world."""
-    everyone = members(hosts or ["here"] * len(ranks))
+    everyone = [replace(one, **options) for one in members(hosts or ["here"] * len(ranks))]
     groups = [RemoteGroup(remote, rank, len(ranks), check) for rank, remote in enumerate(ranks)]
 
     def each(work: Callable[[int], Any]) -> list[Any]:
@@ -295,8 +299,6 @@ class Server:
             raise error
 
     def sit(self, member: Any, checks: bool) -> tuple[int, Any]:
-        from dataclasses import replace
-
         from nbdist.wire.collective.mpi import MpiSeat
 
         seat = MpiSeat(replace(member, check=self._check if checks else None))

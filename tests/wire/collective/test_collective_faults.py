@@ -22,6 +22,7 @@ GROUPS = {
     "ring": ["left", "middle", "right"],
     "hierarchical": ["left", "right", "left"],
     "mpi": ["here"] * 3,
+    "mpi between hosts": ["left", "right", "left"],
 }
 Form = Callable[[str], Processes]
 
@@ -32,9 +33,9 @@ def form() -> Iterator[Form]:
     worlds: list[MpiWorld] = []
 
     def form_one(kind: str) -> Processes:
-        if kind == "mpi":
+        if kind.startswith("mpi"):
             worlds.append(MpiWorld(len(GROUPS[kind])))
-        made.append(Processes(GROUPS[kind], worlds[-1].start if kind == "mpi" else None))
+        made.append(Processes(GROUPS[kind], worlds[-1].start if kind.startswith("mpi") else None))
         made[-1].form(kind)
         return made[-1]
 

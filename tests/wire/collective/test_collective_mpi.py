@@ -91,8 +91,12 @@ def test_two_groups_at_once_and_what_others_do_with_mpi_do_not_meet() -> None:
 
 
 def test_ranks_of_several_hosts_and_what_is_not_noticed_there() -> None:
-    groups = remote_groups(_ranks, hosts=["left", "right", "left"])
-    assert together(groups, lambda group: group.all_reduce(group.rank, "sum")) == [3] * 3
+    for hosts in (["left", "right", "left"], ["one", "two", "three"], ["left", "left", "right"]):
+        groups = remote_groups(_ranks, hosts=hosts)
+        assert together(groups, lambda group: group.all_reduce(group.rank, "sum")) == [3] * 3
+        assert _ranks[0].ask("notes", groups[0].number) == []
+        together(groups, lambda group: group.close())
+    groups = remote_groups(_ranks[:2], hosts=["left", "right"], keys=None)
     (note,) = _ranks[0].ask("notes", groups[0].number)
     assert note.startswith("the end of rank 1 (/job:worker/task:1) will not be noticed")
     together(groups, lambda group: group.close())
