@@ -19,6 +19,7 @@ from nbdist.graph.backend import Array
 from nbdist.graph.blockwise import Blockwise, Given, Operand
 from nbdist.graph.buffers import dummy, place
 from nbdist.graph.chains import Chain
+from nbdist.graph.locking import Locks, guarded
 from nbdist.graph.memory import Layout
 from nbdist.graph.op import Op
 from nbdist.graph.registers import Register
@@ -48,9 +49,10 @@ class Source:
         kernels: Kernels | None,
         memory: Memory,
         written: Written,
+        locks: Locks,
     ) -> None:
         self.values, self.layout, self.into, self.kernels = values, layout, into, kernels
-        self._written = dict(written)
+        self._written, self._locks = dict(written), locks
         self.scope: dict[str, Any] = {"copyto": values.xp.copyto}
         self.lines: list[str] = []
         self.nodes: list[Tensor] = []
@@ -76,7 +78,8 @@ class Source:
         result = ""
         kind = values.kinds[node]
         if kind is Kind.COMPUTED:
-            kernel = node.op.into(values.xp, **node.attrs) if node.op.into is not None else None
+            assert node.op.into is not None
+            kernel = node.op.into(values.xp, **node.attrs)
             arguments += [*self._scratch(node), self._name(node)]
         elif kind is Kind.VIEW:
             kernel, arguments = _view_of(node.op, values, node), arguments[:1]
@@ -86,6 +89,8 @@ class Source:
             kernel = self.kernels(node)
         else:
             kernel = _bound(node.op, values, node)
+        if kind is not Kind.VIEW:
+            kernel = guarded(kernel, [node], values, self._locks)
         if kind in (Kind.VIEW, Kind.MADE) and node.op.has_value:
             self._names[node] = f"t{line}"
             result = f"t{line} = "
@@ -128,7 +133,8 @@ class Source:
                 outputs.append(out)
             operands.append([*arguments, out])
         run = Blockwise(chain, kernels, operands, outputs)
-        self._write(f"{self._kernel('chain', run)}({', '.join(given)})", chain.members[-1])
+        call = guarded(run, chain.members, values, self._locks)
+        self._write(f"{self._kernel('chain', call)}({', '.join(given)})", chain.members[-1])
         self._tell(chain.members)
         return run
 

@@ -2,7 +2,8 @@
 
 ``apply_gradient_n`` takes (variable, n slots, gradient, step), ``apply_sparse_gradient_n`` takes (variable,
 n slots, rows, their indices, step) and touches these rows only. The optimizer is in the attributes, as plain
-values, and its ``apply`` is the one that a parameter server of a strategy calls as well.
+values, and its ``apply`` is the one that a parameter server of a strategy calls as well. With
+``use_locking`` what runs the op lets nobody look at or change the variable and its slots meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from nbdist.optim.table import from_config
 from nbdist.optim.training import MOST_SLOTS, op_name
 
 
-def _apply(xp: Any, variable: Array, *rest: Array, config: dict[str, Any], slots: tuple[str, ...]) -> Array:
+def _apply(
+    xp: Any,
+    variable: Array,
+    *rest: Array,
+    config: dict[str, Any],
+    slots: tuple[str, ...],
+    use_locking: bool = False,
+) -> Array:
     *state, gradient, step = rest
     kept = {name: _flat(array) for name, array in zip(slots, state, strict=True)}
     _rule(tuple(config.items())).apply(_flat(variable), gradient.reshape(-1), kept, int(step))
@@ -29,7 +37,12 @@ def _apply(xp: Any, variable: Array, *rest: Array, config: dict[str, Any], slots
 
 
 def _apply_sparse(
-    xp: Any, variable: Array, *rest: Array, config: dict[str, Any], slots: tuple[str, ...]
+    xp: Any,
+    variable: Array,
+    *rest: Array,
+    config: dict[str, Any],
+    slots: tuple[str, ...],
+    use_locking: bool = False,
 ) -> Array:
     """Change the rows in question and nothing else: the time does not depend on how many there are."""
     *state, values, indices, step = rest
@@ -57,13 +70,17 @@ def _flat(array: Array) -> Array:
     return array.reshape(-1)
 
 
-def _spec(variable: Spec, *rest: Spec, config: dict[str, Any], slots: tuple[str, ...]) -> Spec:
+def _spec(
+    variable: Spec, *rest: Spec, config: dict[str, Any], slots: tuple[str, ...], use_locking: bool = False
+) -> Spec:
     *state, gradient, step = rest
     _check(variable, state, gradient, variable.shape, step, config, slots)
     return variable
 
 
-def _sparse_spec(variable: Spec, *rest: Spec, config: dict[str, Any], slots: tuple[str, ...]) -> Spec:
+def _sparse_spec(
+    variable: Spec, *rest: Spec, config: dict[str, Any], slots: tuple[str, ...], use_locking: bool = False
+) -> Spec:
     *state, values, indices, step = rest
     if len(indices.shape) != 1 or indices.dtype.kind not in "iu":
         raise InvalidArgumentError(

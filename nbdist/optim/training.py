@@ -141,6 +141,7 @@ def _update(optimizer: Optimizer, gradient: Any, variable: Variable, step: Any) 
             name="apply",
             config=optimizer.to_config(),
             slots=tuple(slots),
+            **({"use_locking": True} if optimizer.use_locking else {}),
         )
 
 

@@ -6,7 +6,7 @@ results = program.run(feeds)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from nbdist.errors import (
 )
 from nbdist.graph.backend import Array, backend, to_device, to_host
 from nbdist.graph.partition import Piece, describe
-from nbdist.graph.program import Kernels, compile_program
+from nbdist.graph.program import Kernels, Program, compile_program
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.runtime.scratch import Scratch
 from nbdist.runtime.store import Cell, Store
@@ -54,22 +54,11 @@ class PieceProgram:
                 self._cells[v] = store.cell(containers.of(v), v.name, v.spec, kind)
             except NbdistError as error:
                 raise type(error)(f"{error}; it is {describe(v)} on {piece.device}") from None
+        for v in _locked(piece.order):
+            store.lock(self._cells[v])
+        self._piece, self._kernels, self._scratch = piece, kernels, scratch
         self._feeds = [leaf for _, leaf in piece.feeds]
-        try:
-            self._program = compile_program(
-                [t for _, t in piece.fetches],
-                feeds=self._feeds,
-                shapes=[leaf.shape for leaf in self._feeds],
-                values={v: cell.array for v, cell in self._cells.items()},
-                xp=self._xp,
-                order=piece.order,
-                kernels=kernels,
-                memory=scratch.take,
-            )
-        except ResourceExhaustedError as error:
-            raise ResourceExhaustedError(f"{piece.device}: {error}") from None
-        except MemoryError as error:
-            raise ResourceExhaustedError(f"no memory for the program on {piece.device}: {error}") from None
+        self._program = self._compiled()
         self._sets, self._needs = _first_uses(piece.order)
         self._unready = list(self._needs)
         self.source = self._program.source
@@ -79,6 +68,8 @@ class PieceProgram:
         """Run one step; the next overwrites the returned arrays. ``marks`` collects what took how long."""
         if self._unready:
             self._check_ready()
+        if self._seen_locks != self._store.locked:
+            self._look_at_locks()
         if self._xp is not np:
             feeds = [to_device(a, self._xp) for a in feeds]
         try:
@@ -95,6 +86,34 @@ class PieceProgram:
         if self._sets:
             self._mark_ready()
         return results if self._xp is np else tuple(to_host(a) for a in results)
+
+    def _compiled(self) -> Program:
+        """Return the program, with the locks that its variables have now."""
+        piece, self._seen_locks = self._piece, self._store.locked
+        self._locks = {v: cell.lock for v, cell in self._cells.items() if cell.lock is not None}
+        try:
+            return compile_program(
+                [t for _, t in piece.fetches],
+                feeds=self._feeds,
+                shapes=[leaf.shape for leaf in self._feeds],
+                values={v: cell.array for v, cell in self._cells.items()},
+                xp=self._xp,
+                order=piece.order,
+                kernels=self._kernels,
+                memory=self._scratch.take,
+                locks=self._locks,
+            )
+        except ResourceExhaustedError as error:
+            raise ResourceExhaustedError(f"{piece.device}: {error}") from None
+        except MemoryError as error:
+            raise ResourceExhaustedError(f"no memory for the program on {piece.device}: {error}") from None
+
+    def _look_at_locks(self) -> None:
+        """Take the locks from now on that others have put on variables."""
+        if sum(cell.lock is not None for cell in self._cells.values()) > len(self._locks):
+            self._program = self._compiled()
+        else:
+            self._seen_locks = self._store.locked
 
     def _check_ready(self) -> None:
         for v in self._unready:
@@ -113,6 +132,16 @@ class PieceProgram:
         for v in self._sets:
             self._cells[v].ready = True
         self._sets = []
+
+
+def _locked(order: Sequence[Tensor]) -> Iterator[Variable]:
+    """Yield the variables that are changed with ``use_locking``."""
+    for node in order:
+        if node.op is not None and node.attrs.get("use_locking"):
+            for i in node.op.writes:
+                v = node.inputs[i]
+                if isinstance(v, Variable):
+                    yield v
 
 
 def _first_uses(order: Sequence[Tensor]) -> tuple[list[Variable], list[Variable]]:

@@ -25,12 +25,16 @@ from nbdist.runtime.waiting import Shared
 
 @dataclass(eq=False)
 class Cell:
-    """A variable's memory; ``ready`` once it was assigned."""
+    """A variable's memory; ``ready`` once it was assigned.
+
+    ``lock`` is there once something changes it with ``use_locking``; then all take it.
+    """
 
     container: str
     name: str
     array: Array
     ready: bool = False
+    lock: threading.Lock | None = None
 
 
 class Store:
@@ -42,6 +46,8 @@ class Store:
         """How often containers were emptied; what was opened before does not use the store any more."""
         self.closed = False
         """Whether the task has ended: nothing that is waited for here will come."""
+        self.locked = 0
+        """How many cells have a lock; programs on a cell that was given one since are made anew."""
         self._cells: dict[tuple[str, str, str], Cell] = {}
         self._shared: dict[tuple[str, str, str], tuple[Hashable, Shared[Any]]] = {}
         self._taken: dict[object, int] = {}
@@ -67,6 +73,13 @@ class Store:
                     "is this another model? Empty the container with Session.reset, or use container(...)"
                 )
             return cell
+
+    def lock(self, cell: Cell) -> None:
+        """Let all who use a cell from here on take its lock."""
+        with self._lock:
+            if cell.lock is None:
+                cell.lock = threading.Lock()
+                self.locked += 1
 
     def shared(
         self, container: str, name: str, kind: Hashable, make: Callable[[], Any], device: str = "CPU:0"
