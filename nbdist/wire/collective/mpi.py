@@ -32,7 +32,8 @@ from nbdist.wire.collective.watch import Watch
 from nbdist.wire.frames import Array
 
 HEAD = 16  # bytes at the beginning of a letter: incarnation and call
-EAGER = 1 << 16  # up to here a value travels in the letter that says which call it is for
+EAGER = 1 << 16  # up to here a value travels in the letter that says which call it is for,
+LETTERS = 1 << 19  # as long as all letters that a rank gets have no more bytes
 TEXT_BYTES = 512
 KNOWN_LETTERS = 256
 
@@ -46,7 +47,8 @@ class MpiCollective(Collective):
         super().__init__(member.rank, member.called, member.check)
         self._lanes, self._timeout = lanes, member.timeout
         lanes.lookout = self.lookout
-        self._letters = [lanes.row(HEAD + EAGER) for _ in range(self.size)]
+        self._eager = min(EAGER, LETTERS // self.size)
+        self._letters = [lanes.row(HEAD + self._eager) for _ in range(self.size)]
         self._head = self._letters[self.rank][:HEAD].view(np.int64)
         self._head[0] = self._incarnation = member.incarnation
         self._heads = [letter[:HEAD].view(np.int64) for letter in self._letters]
@@ -79,7 +81,7 @@ class MpiCollective(Collective):
 
     def _perform(self, call: Call, x: Array, out: Array) -> None:
         self._lanes.begin(self.sequence, self._timeout)
-        if call.nbytes <= EAGER:
+        if call.nbytes <= self._eager:
             self._small_call(call, x, out)
             return
         self._exchange(call, HEAD)
