@@ -53,6 +53,11 @@ class DeviceReplica(Replica):
         """Return whether to stop before the next step."""
         return self._inner.agree(stop)
 
+    @property
+    def joint(self) -> bool:
+        """Whether ``agree`` tells the other replicas of a stop."""
+        return self._inner.joint
+
     def end_epoch(self, stop: bool) -> bool:
         """Return whether to end the training after this epoch."""
         return self._inner.end_epoch(stop)

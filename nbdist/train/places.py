@@ -67,6 +67,12 @@ class Places:
         """The replicas, if there are any yet."""
         return self._made
 
+    @property
+    def meet(self) -> bool:
+        """Whether replicas of several processes have brought values together."""
+        strategy = self._strategy
+        return strategy.num_replicas_in_sync > max(len(self._made), 1) and "_meeting" in strategy.__dict__
+
     def each(self, work: Callable[[int], Result]) -> list[Result]:
         """Let every replica work on its own thread, given its number; return what each returned."""
         if self._crew is None:

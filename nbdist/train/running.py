@@ -73,11 +73,20 @@ class Runner:
         for group in training:
             if not group.agreed and not held.ended:
                 group.agreed = True
-                held.ended = any(held.places.each(lambda i, group=group: group.replicas[i].agree(stop)))  # type: ignore[misc]
+                held.ended = self._agreed(group, stop)
         held.ended = held.ended or (stop and not training)
         if held.ended and training:
             held.finish()
         return held.ended
+
+    def _agreed(self, group: Group, stop: bool) -> bool:
+        """Return whether the replicas stop before the next step, given whether this process is asked to."""
+        held = self.held
+        if not group.joint and held.places.meet:
+            # They would stop one by one, and those that go on would wait in what they bring together.
+            count = len(held.places.all)
+            stop = bool(held.places.all_reduce([np.array(stop, np.int64)] * count, "sum"))
+        return any(held.places.each(lambda i: group.replicas[i].agree(stop)))
 
     def end_pass(self) -> None:
         """Come to the end of a pass through data, with all replicas."""

@@ -80,6 +80,11 @@ class Replica(ABC):
         """
         return stop
 
+    @property
+    def joint(self) -> bool:
+        """Whether :meth:`agree` tells the other replicas of a stop."""
+        return type(self).agree is not Replica.agree
+
     def end_epoch(self, stop: bool) -> bool:
         """Return whether to end the training after this epoch, given whether this replica wants to."""
         return stop

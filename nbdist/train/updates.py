@@ -54,6 +54,11 @@ class Group(Nothing):
         """Return a replica that begins to train these variables."""
         return on_device(context.strategy.begin(self, self.optimizer), context.device)
 
+    @property
+    def joint(self) -> bool:
+        """Whether the replicas tell each other of a stop."""
+        return self.replicas[0].joint
+
     def steps(self, index: int) -> int:
         """Return the updates so far, by all replicas, as one of this process's knows."""
         return self.replicas[index].global_step if self.replicas else 0

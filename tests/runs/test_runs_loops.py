@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
     from nbdist.cluster.handle import Cluster
 
 pytestmark = pytest.mark.engines
+
+
+def stopped(run: Run) -> None:
+    """Stop a run as soon as it trains, and wait for its end."""
+    pause, deadline = threading.Event(), time.monotonic() + 30
+    while (run.store.last(0, "loss") if "loss" in run.store.series else None) is None:
+        assert not run.pump(), f"the run is over: {run.error}"
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
+    run.stop()
+    run.wait()
+
 
 LOOP = """
 import numpy as np
@@ -111,3 +125,51 @@ def test_an_error_in_a_loop_is_the_bodys(begin: Callable[..., Run]) -> None:
     body = LOOP.replace("    return loss, each", "    return float(loss)")
     with pytest.raises(BodyError, match="step was being traced"):
         begin(body, strategy="ps", synchronous=True).wait()
+
+
+ENDLESS = """
+import numpy as np
+strategy = nb.get_strategy()
+with strategy.scope():
+    w, optimizer = nb.Variable(np.float32(3), name="w"), nb.optim.SGD(0.001)
+
+def step(x):
+    loss = nb.nn.compute_average_loss(np.square(x * w), 6)
+    optimizer.minimize(loss)
+    return loss
+
+for x in strategy.distribute_dataset(nb.data.Dataset.range(600).batch(6).repeat()):
+    loss = strategy.reduce("sum", strategy.run(step, (x / 600,)))
+value = float(strategy.read(w))
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "ps", "synchronous": True},
+        {"strategy": "ps"},
+        {"strategy": "multi_worker"},
+        {"strategy": "elastic", "every": 3},
+    ],
+    ids=str,
+)
+def test_a_stop_ends_the_loop_and_the_rest_of_the_body_runs(
+    begin: Callable[..., Run], options: dict[str, Any]
+) -> None:
+    run = begin(ENDLESS.replace('    loss = strategy.reduce("sum", ', "    loss = ("), **options)
+    stopped(run)
+    assert run.status == "stopped"
+    assert run.global_step > 0
+    assert run.results["value"] < 3
+
+
+@pytest.mark.parametrize(
+    "options", [{"strategy": "multi_worker"}, {"strategy": "ps", "synchronous": True}], ids=str
+)
+def test_a_stop_in_the_middle_of_a_reduction(begin: Callable[..., Run], options: dict[str, Any]) -> None:
+    """Replicas are asked at different steps; those that step together end together."""
+    run = begin(ENDLESS, **options)
+    stopped(run)
+    assert run.status == "stopped"
+    assert run.results["value"] < 3
