@@ -10,8 +10,13 @@ from actor import hear, say, serve
 from hosts_model import fit
 
 from nbdist.cluster.tasks import close_task, join_roster, open_task
-from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
-from nbdist.distribute.parameter_server import ParameterServerStrategy
+from nbdist.distribute import (
+    CentralStorageStrategy,
+    ElasticAveragingStrategy,
+    MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
+    Strategy,
+)
 from nbdist.errors import NbdistError
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, placeholder
@@ -22,11 +27,16 @@ from nbdist.runtime.groups import World
 from nbdist.runtime.session import Session
 from nbdist.train import Callback
 from nbdist.train.context import Context, use
-from nbdist.train.strategy import Replica, Strategy
+from nbdist.train.strategy import Replica
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.peers import Peer
 from nbdist.wire.shm import remove_all
 
+OF_WORLD: dict[str, Callable[..., Strategy]] = {
+    "multi_worker": MultiWorkerMirroredStrategy,
+    "elastic": ElasticAveragingStrategy,
+    "central": CentralStorageStrategy,
+}
 held: dict[str, Any] = {}
 
 
@@ -89,8 +99,8 @@ def noting(outcome: Callable[[int], tuple[int, int]]) -> Callable[[int], tuple[i
 
 def strategy_of(name: str, context: Context, options: dict[str, Any]) -> Strategy:
     world, task = context.world, tasks.current()
-    if name == "multi_worker":
-        return MultiWorkerMirroredStrategy(world=world, **options)
+    if name in OF_WORLD:
+        return OF_WORLD[name](world=world, **options)
     return ParameterServerStrategy(
         task, ranks=world.ranks, run=world.run, prefix=agent().prefix, check=world.check, **options
     )

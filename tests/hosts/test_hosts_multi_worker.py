@@ -1,4 +1,4 @@
-"""Training with a copy on every worker of two hosts, gradients by all-reduce between them."""
+"""Training with a copy on every worker of two hosts, by collectives between them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,23 @@ def test_training_is_that_of_one_device(
         assert cluster.begin("multi_worker", {"collective": asked}) == [[kind]] * len(places)
         for found in cluster.results():
             assert_alike(found, fit_alone())
+    cluster.close()
+
+
+def test_elastic_replicas_end_with_one_centre(two_hosts: TwoHosts) -> None:
+    cluster = HostsCluster(two_hosts, PAIR)
+    assert cluster.begin("elastic", {"every": 2}, epochs=20) == [["ring"]] * 2
+    one, other = cluster.results()
+    assert one["weights"] == other["weights"]
+    assert one["loss"][-1] < one["loss"][0] / 2
+    cluster.close()
+
+
+def test_central_storage_is_of_one_host(two_hosts: TwoHosts) -> None:
+    cluster = HostsCluster(two_hosts, PAIR)
+    for name, text in cluster.begin("central", {}):
+        assert name == "InvalidArgumentError"
+        assert "use --strategy ps" in text
     cluster.close()
 
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 PLACES = {"ps0": "a", "worker0": "a", "worker1": "b"}
 REACHED = [["shared memory"], ["socket"]]
 SYNC, ASYNC = {"synchronous": True}, {"synchronous": False}
-SLOW = {"width": 10_000, "epochs": 2}  # 320 kilobytes: 0.6 seconds of a link of 4 Mbit/s
+SLOW = {"width": 5_000, "epochs": 2}  # 160 kilobytes: 0.3 seconds of a link of 4 Mbit/s
 GONE = ("/job:ps/task:0", "replica 1 (/job:worker/task:1, pid ")
 
 

@@ -45,7 +45,7 @@ def test_a_connection_that_was_lost_to_a_cut_comes_back(two_hosts: TwoHosts) -> 
     name, text = cluster["worker0"].do(do="ping", rank=1)
     assert name == "UnavailableError", text
     assert THERE in text
-    assert cluster["worker0"].silent(4.0)
+    assert cluster["worker0"].silent(1.0)
     two_hosts.heal("b")
     begun = time.monotonic()
     while cluster["worker0"].do(do="ping", rank=1) != THERE:
