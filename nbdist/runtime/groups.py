@@ -34,6 +34,10 @@ LOOK_SECONDS = 0.2  # how often a waiting rank looks whether its run was aborted
 PATIENCE_SECONDS = 600.0  # for ranks that are still busy with what comes before the group
 
 
+def nothing_wrong() -> None:
+    """Return at once: outside of a run there is nobody who could abort it."""
+
+
 @dataclass
 class World:
     """The replicas of a run, as one of them sees it: tasks of these ``ranks``, in order; this is ``task``.
@@ -44,7 +48,7 @@ class World:
     task: Task | None = None
     ranks: tuple[int, ...] = (0,)
     run: str = ""
-    check: Callable[[], None] = lambda: None
+    check: Callable[[], None] = nothing_wrong
     """Raises when the run was aborted; looked at while waiting for others."""
     kind: str = "auto"
     """The collective of the group that plain calls use."""
