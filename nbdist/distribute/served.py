@@ -74,6 +74,11 @@ class ServedReplica(Replica):
         self._under_way.append(self._slot)
         self._slot = (self._slot + 1) % self._slots
 
+    def skip(self) -> None:
+        """Have no part in this step's update; others that count this replica's steps get one of zeros."""
+        if self._rules.synchronous or self._rules.staleness is not None:
+            super().skip()
+
     def finish(self) -> None:
         """Wait for all gradients of all replicas, and bring the final parameters."""
         while self._under_way:

@@ -208,6 +208,28 @@ def test_what_goes_wrong_on_one_replica_ends_all(
     assert begin("1", collective="shm").wait().status == "done"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "ps"},
+        {"strategy": "ps", "staleness": 1},
+        {"strategy": "central"},
+        {"strategy": "elastic"},
+    ],
+    ids=str,
+)
+def test_a_replica_may_skip_all_its_steps(begin: Callable[..., Run], options: dict[str, Any]) -> None:
+    body = (
+        MODEL
+        + "if nb.task.index == 1:\n    x[:] = np.nan\n"
+        + "history = model.fit(data, epochs=2, nan='skip')"
+    )
+    run = begin(body, **options).wait()
+    assert run.skipped == 10
+    assert all(np.isfinite(w).all() for w in run.model.get_weights())
+    assert run.global_step == {"ps": 20 + 10 * ("staleness" in options)}.get(options["strategy"], 10)
+
+
 def test_steps_without_numbers_may_be_skipped(begin: Callable[..., Run]) -> None:
     body = (
         MODEL
@@ -219,6 +241,7 @@ history = model.fit(data, epochs=2, nan="skip")
     )
     run = begin(body + SAME_EVERYWHERE, strategy="multi_worker").wait()
     assert run.global_step == 10
+    assert 0 < run.skipped <= 10
     assert np.isfinite(run.results["everyone"]).all()
     assert (run.results["everyone"] == run.results["everyone"][0]).all()
 
