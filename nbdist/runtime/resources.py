@@ -188,14 +188,14 @@ class _OnTokens:
         )
 
     def serve(self) -> None:
-        begun = self.shared.look(lambda tokens: tokens.begun)
+        turn = self.shared.look(lambda tokens: tokens.serve())
         name = self.node.inputs[0].name
 
         def cut_off(error: BaseException) -> None:
             text = f"the chief, which serves {name!r}, was cut off: {str(error) or type(error).__name__}. "
             again = "When it is there again, make a new session"
             with self.shared.changing() as tokens:
-                tokens.cut_off(begun, AbortedError(text + again))
+                tokens.cut_off(turn, AbortedError(text + again))
 
         self.waiting.tell_if_cut_off(cut_off)
 

@@ -18,7 +18,6 @@ class Tokens:
 
     >>> tokens = Tokens()
     >>> tokens.begin(replicas=2, one_each=True)
-    1
     >>> tokens.put([7, 7])
     >>> [tokens.take("/job:worker/task:0", local_step, 0.0) for local_step in (6, 7)], len(tokens)
     ([7, None], 1)
@@ -31,7 +30,7 @@ class Tokens:
         self._tokens: deque[int] = deque()
         self._one_each = False
         self._ended: NbdistError | None = None
-        self._begun = 0
+        self._begun = self._turn = 0
         self._replicas = 0
         self._seen: dict[str, tuple[int | None, float]] = {}  # the last token of each replica, and when
 
@@ -43,19 +42,19 @@ class Tokens:
         """Whether tokens are to be had: it was begun, and not closed since."""
         return self._begun > 0 and self._ended is None
 
-    @property
-    def begun(self) -> int:
-        """How often it was begun."""
-        return self._begun
-
-    def begin(self, replicas: int, one_each: bool = False) -> int:
-        """Empty and open it for so many replicas; return how often that was done."""
+    def begin(self, replicas: int, one_each: bool = False) -> None:
+        """Empty and open it for so many replicas."""
         self._first.clear()
         self._tokens.clear()
         self._seen.clear()
         self._ended, self._replicas, self._one_each = None, replicas, one_each
         self._begun += 1
-        return self._begun
+        self._turn += 1
+
+    def serve(self) -> int:
+        """Note that somebody is about to put tokens here; return a number for ``cut_off``."""
+        self._turn += 1
+        return self._turn
 
     def join(self, replica: str, now: float) -> bool:
         """Note that a replica is there, once tokens are to be had; return whether they are."""
@@ -95,9 +94,9 @@ class Tokens:
                 "the training has ended: its chief has closed the queue of tokens"
             )
 
-    def cut_off(self, begun: int, error: NbdistError) -> None:
-        """End it if it was not begun again since."""
-        if begun == self._begun:
+    def cut_off(self, turn: int, error: NbdistError) -> None:
+        """End it if nobody has begun or served it since that ``serve``."""
+        if turn == self._turn:
             self.close(error)
 
     def missing(self, now: float) -> str:

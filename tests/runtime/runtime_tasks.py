@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -81,6 +82,21 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "what the test waits for did not happen"
         pause.wait(0.005)
+
+
+@contextmanager
+def interrupted_when(reached: threading.Event) -> Iterator[None]:
+    """Interrupt the main thread in the block, as ctrl-C does, once something is reached."""
+
+    def interrupt() -> None:
+        assert reached.wait(20)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    helper.join()
 
 
 def station_threads() -> list[str]:

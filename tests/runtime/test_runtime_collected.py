@@ -144,11 +144,15 @@ def test_what_is_there_is_taken_before_the_end_is_told() -> None:
 
 def test_the_end_of_an_earlier_training_is_not_that_of_this_one() -> None:
     tokens = Tokens()
-    first = tokens.begin(2)
+    tokens.begin(2)
+    first = tokens.serve()
     tokens.begin(2)
     tokens.cut_off(first, AbortedError("long ago"))
     assert tokens.open
-    tokens.cut_off(tokens.begun, AbortedError("now"))
+    before, last = tokens.serve(), tokens.serve()
+    tokens.cut_off(before, AbortedError("another has gone on"))
+    assert tokens.open
+    tokens.cut_off(last, AbortedError("now"))
     tokens.close()
     with pytest.raises(AbortedError, match="now"):
         tokens.take(A, 0, 0.0)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from runtime_tasks import ONE, PS, TWO, Tasks, all_ways, begin
+from runtime_tasks import ONE, PS, TWO, Tasks, all_ways, begin, interrupted_when
 
 from nbdist.errors import (
     AbortedError,
@@ -289,19 +287,6 @@ def test_a_wait_ends_with_its_task(graph: Graph, tasks: Tasks, waits: threading.
         assert waits.wait(10)
         tasks["ps0"].close()
         assert isinstance(run.end(3).error, UnavailableError)
-
-
-@contextmanager
-def interrupted_when(reached: threading.Event) -> Iterator[None]:
-    def interrupt() -> None:
-        assert reached.wait(20)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    helper = threading.Thread(target=interrupt)
-    helper.start()
-    with pytest.raises(KeyboardInterrupt):
-        yield
-    helper.join()
 
 
 @each_wait

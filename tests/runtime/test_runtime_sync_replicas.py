@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_tasks import ONE, PS, TWO, Tasks, all_ways, begin, until
-from test_runtime_resources import interrupted_when
+from runtime_tasks import ONE, PS, TWO, Tasks, all_ways, begin, interrupted_when, until
 
 from nbdist.errors import (
     AbortedError,
@@ -20,6 +20,7 @@ from nbdist.errors import (
     InvalidArgumentError,
     NbdistError,
     OutOfRangeError,
+    UnavailableError,
 )
 from nbdist.graph.partitioners import fixed_size_partitioner
 from nbdist.graph.placement import replica_device_setter
@@ -582,6 +583,26 @@ def test_a_reset_ends_it_for_all(tasks: Tasks) -> None:
         thread.join(10)
         assert "reset" in str(errors[0])
         with pytest.raises(AbortedError, match="reset"):
+            block.__exit__(None, None, None)
+
+
+@two_servers
+def test_a_parameter_server_that_goes_is_told_to_all(tasks: Tasks) -> None:
+    """The second, which has no tokens; so those who wait do so on the first."""
+    one, two = (Worker(tasks, n, three, 2, num_tokens=0) for n in range(2))
+    with one.session, two.session:
+        block = one.hook.training(one.session)
+        block.__enter__()
+        errors: list[BaseException | None] = []
+        thread = threading.Thread(target=lambda: errors.extend(together(steps(one, 1))))
+        thread.start()
+        until(lambda: waiting_on(tasks) == 1)
+        begun = time.monotonic()
+        tasks["ps1"].close()
+        thread.join(10)
+        assert time.monotonic() - begun < 3
+        assert re.search("/job:ps/(replica:0/)?task:1", str(errors[0]))
+        with pytest.raises(UnavailableError, match=r"/job:ps/(replica:0/)?task:1"):
             block.__exit__(None, None, None)
 
 
