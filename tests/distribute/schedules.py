@@ -92,7 +92,8 @@ class Worker:
         self.ended = self.dead = self.doomed = self.broken = self.stopped = False
         self.turns = 0
         self.made = 0
-        self.staleness: list[int] = []
+        self.ahead: list[int] = []
+        """How many steps this one has begun more than the slowest has done, at the beginning of each."""
         self.error: BaseException | None = None
         self.links = [FakeLink(self, server) for server in town.servers]
         self.replica: ServedReplica | None = None
@@ -137,6 +138,7 @@ class Worker:
         try:
             for _ in range(self.town.batches[self.number]):
                 replica.pull()
+                self.ahead.append(self.made - self.town.servers[0].slowest())
                 for gradient in replica.gradients():
                     gradient[...] = self.town.draw.randint(1, 1000)
                 self.pause()
@@ -230,6 +232,12 @@ class Server:
                 found.append(lambda worker=worker: self._lose(worker))
         return found
 
+    def slowest(self) -> int:
+        """Return how many gradients of the slowest replica that still trains have been applied."""
+        gone = self.left | self.lost
+        made = self.shard.tally.made
+        return min((made[i] for i in range(self.rules.replicas) if i not in gone), default=0)
+
     def leave(self, worker: Worker) -> None:
         if worker.number in self.left:
             return
@@ -256,8 +264,6 @@ class Server:
             self._collected.append(value)
         if became == "applied":
             self.expected -= self.rules.scale * sum(self._collected)
-            if not self.rules.synchronous:
-                worker.staleness.append(self.shard.updates - 1 - version)
         if became == "applied" or self.shard.broken_up:
             self._collected = []
         self._tell(answers)

@@ -78,6 +78,8 @@ def test_asynchronous_replicas_keep_the_bound_on_staleness(
     town = trained(rules, batches, seed)
     check_accounts(town)
     assert all(server.shard.updates == sum(batches) for server in town.servers)
+    ahead = [steps for worker in town.workers for steps in worker.ahead]
+    assert bound is None or max(ahead, default=0) <= bound
     most = rules.most_stale()
     for server in town.servers:
         assert most is None or server.shard.tally.staleness[1] <= most

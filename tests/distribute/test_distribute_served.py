@@ -1,0 +1,145 @@
+"""A replica between several servers whose answers are written down beforehand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbdist.distribute.served import ServedReplica
+from nbdist.runtime.answers import APPLIED, DROPPED, KEPT, STEPPED, STOPPED, TAKEN
+from nbdist.runtime.layout import Layout
+from nbdist.runtime.links import Link, Stopped
+from nbdist.runtime.mailbox import SLOTS
+from nbdist.runtime.rules import Rules
+from nbdist.wire.peers import Peer
+
+Array = np.ndarray[Any, Any]
+LAYOUT = Layout.of([("v", (1,), "<f4")])
+
+
+class Waits(Exception):
+    """The replica waits for an answer that is not written down."""
+
+
+class Written(Link):
+    """Answers with (what, slot), in order; (STEPPED, n) says that there have been n updates."""
+
+    kind = "written"
+
+    def __init__(self, answers: Sequence[tuple[int, int]]) -> None:
+        super().__init__(LAYOUT, lambda: None)
+        self.answers = deque(answers)
+        self.pushed: list[int] = []
+        self.updates = 0
+        self.buffers = [LAYOUT.buffer() for _ in range(SLOTS)]
+
+    def pull(self) -> None:
+        self.version = self.global_step = self.updates
+
+    def gradient(self, slot: int) -> Array:
+        return self.buffers[slot]
+
+    def push(self, slot: int) -> None:
+        self.pushed.append(slot)
+
+    def count(self) -> None:
+        """Nothing is asked to count here."""
+
+    def _receive(self) -> None:
+        if not self.answers:
+            raise Waits
+        what, slot = self.answers.popleft()
+        if what == STEPPED:
+            self.updates = slot
+        else:
+            self._note(what, slot, 0)
+
+    def _newest(self) -> int:
+        return self.updates
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def _peer_of_shard(self) -> tuple[Peer, str, int]:
+        raise NotImplementedError
+
+
+def replica(rules: Rules, *answers: Sequence[tuple[int, int]]) -> tuple[ServedReplica, list[Written]]:
+    links = [Written(one) for one in answers]
+    return ServedReplica(links, list(range(len(links))), rules, replica=0), links
+
+
+def step(one: ServedReplica) -> None:
+    one.pull()
+    one.push()
+
+
+BACKUPS = Rules(4, True, 2, servers=2)
+
+
+def test_what_one_server_drops_is_not_waited_for_at_the_other() -> None:
+    """The other's step may wait for a replica that waits for this one, at the server that dropped it."""
+    one, links = replica(BACKUPS, [(TAKEN, 0)], [(DROPPED, 0)])
+    step(one)
+    step(one)
+    assert [link.pushed for link in links] == [[0, 1], [0, 1]]  # what was taken is not written over
+    assert one.dropped == 1
+
+
+def test_a_place_is_written_to_again_when_nobody_needs_it() -> None:
+    one, links = replica(BACKUPS, [(TAKEN, 0), (DROPPED, 1)], [(DROPPED, 0), (DROPPED, 1)])
+    step(one)
+    step(one)
+    with pytest.raises(Waits):
+        one.pull()
+    links[0].answers.append((APPLIED, 0))
+    one, links = replica(
+        BACKUPS, [(TAKEN, 0), (DROPPED, 1), (APPLIED, 0)], [(DROPPED, 0), (DROPPED, 1), (DROPPED, 0)]
+    )
+    for _ in range(3):
+        step(one)
+    assert links[0].pushed == [0, 1, 0]
+    assert one.dropped == 2
+
+
+def test_what_all_servers_take_is_waited_for() -> None:
+    one, _ = replica(BACKUPS, [(TAKEN, 0)], [(TAKEN, 0), (APPLIED, 0)])
+    step(one)
+    with pytest.raises(Waits):
+        one.pull()
+    one, links = replica(BACKUPS, [(TAKEN, 0), (APPLIED, 0)], [(APPLIED, 0)])
+    step(one)
+    step(one)
+    assert links[1].pushed == [0, 1]
+    assert one.dropped == 0
+
+
+def test_who_is_stopped_at_one_server_stops() -> None:
+    one, _ = replica(BACKUPS, [(APPLIED, 0)], [(STOPPED, 0)])
+    step(one)
+    with pytest.raises(Stopped):
+        one.pull()
+    assert one.dropped == 1
+
+
+def test_only_the_first_server_says_when_to_wait_for_a_step() -> None:
+    """What it keeps lets the replica go on; when it ends a step, the others have to have ended it too."""
+    one, links = replica(Rules(2, True, 3, servers=2), [(KEPT, 0)], [(KEPT, 0)])
+    step(one)
+    step(one)
+    links[0].answers.append((APPLIED, 0))
+    links[1].answers.append((KEPT, 0))
+    with pytest.raises(Waits):
+        one.pull()
+    one, links = replica(
+        Rules(2, True, 3, servers=2), [(KEPT, 0), (APPLIED, 0)], [(KEPT, 0), (KEPT, 0), (STEPPED, 1)]
+    )
+    for _ in range(3):
+        step(one)
+    assert links[1].pushed == [0, 0, 0]
+    assert links[1].version == 1
