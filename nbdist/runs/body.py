@@ -24,6 +24,7 @@ from nbdist.runs.agent import Agent, Live, agent
 from nbdist.runs.bodycode import Code
 from nbdist.runs.output import Output, printing_to
 from nbdist.runs.strategies import strategy_of
+from nbdist.runs.tracebacks import shown
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, current
 from nbdist.train import context as contexts
@@ -208,7 +209,7 @@ def describe_error(error: BaseException, control: contexts.Control) -> dict[str,
         first = first or error.__traceback__
         while first is not None and first.tb_frame.f_code.co_filename in OWN_FILES:
             first = first.tb_next
-        lines = traceback.format_exception(type(error), error, first)
+        lines = [shown(error, first)]
     cut_off = control.aborted is not None or control.stop_requested
     try:
         message = str(error)
