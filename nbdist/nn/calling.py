@@ -107,6 +107,7 @@ class Calls:
     def _in(self, model: Model, network: Network, graph: Graph) -> Recorded:
         if graph in self._recorded:
             return self._recorded[graph]
+        self.finish()  # where it was trained before: there is one that has its newest weights
         held: list[dict[str, Variable]] = []
         arrays = iter(model.weights)
         with graph.within(Scope()):

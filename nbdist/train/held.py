@@ -25,7 +25,7 @@ from nbdist.runtime.links import Stopped
 from nbdist.train import synchronization
 from nbdist.train.context import current
 from nbdist.train.places import Place, Places
-from nbdist.train.strategy import Again
+from nbdist.train.strategy import Again, Replica
 from nbdist.train.traced import Applied, tracing
 from nbdist.train.updates import Group
 
@@ -88,7 +88,15 @@ class Held:
             self._updates_before = self.context.progress.global_step
         companions = self.strategy.companions(self.context, group, group.optimizer)
         contexts = [self.context, *companions]
-        group.replicas = self.places.each(lambda i: group.replica(contexts[i]))
+        made: dict[int, Replica] = {}
+        try:
+            self.places.each(lambda i: made.update({i: group.replica(contexts[i])}))
+        except BaseException:
+            for replica in made.values():
+                replica.close()
+            self.strategy.end()
+            raise
+        group.replicas = [made[i] for i in range(len(contexts))]
         self.context.trainings += 1
         self._settled.update(group.trained)  # they begin with the first one's values
         self.context.progress.trainings, self.context.progress.state = self.context.trainings, "training"

@@ -108,6 +108,10 @@ class Traces(Generic[Trace]):
         wide = open_where_different([*ones, *known, shapes])
         try:
             self.opened[form] = wide, make(wide)
+            print(
+                f"{self.name} was traced for {MOST_SIZES} sets of sizes; from here on one trace serves "
+                f"{', '.join(map(show, wide))}"
+            )
         except Exception as error:
             error.add_note(
                 f"({self.name} was called with arrays of {MOST_SIZES + 1} different sets of sizes. From here "

@@ -32,7 +32,7 @@ from nbdist.nn import (
 from nbdist.optim import SGD, Adam
 from nbdist.runtime.session import Session
 from nbdist.train.context import Context, use
-from nbdist.train.strategy import Strategy
+from nbdist.train.strategy import OneDeviceStrategy, Strategy
 
 Array = np.ndarray[Any, Any]
 
@@ -232,3 +232,26 @@ def test_a_model_is_fitted_by_the_strategy_of_its_scope() -> None:
     assert history.global_step == 4
     for ours, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_one_strategy_after_another_trains_a_model() -> None:
+    x, y = points()
+    model, optimizers = classifier(), [SGD(0.1), SGD(0.1)]
+    seen = [model.build((4,)).get_weights()]
+    for strategy, optimizer in zip(
+        (MirroredStrategy(["CPU:0"] * 2), OneDeviceStrategy()), optimizers, strict=True
+    ):
+
+        def step(x: Any, y: Any, optimizer: Any = optimizer) -> None:
+            each = losses.sparse_categorical_crossentropy(y, model(x, training=True))
+            optimizer.minimize(compute_average_loss(each, 20))
+
+        for batch in strategy.distribute_dataset(Dataset.from_arrays(x, y).batch(20)):
+            strategy.run(step, batch)
+        seen.append(model.get_weights())
+    alone = classifier()
+    alone.compile(SGD(0.1))
+    alone.fit(Dataset.from_arrays(x, y).batch(20), epochs=2)
+    for before, between, after, expected in zip(*seen, alone.get_weights(), strict=True):
+        assert (before != between).any()
+        np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-6)

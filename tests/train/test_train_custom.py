@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from nbdist.data import Dataset
-from nbdist.distribute import MirroredStrategy, PerReplica, ReduceOp, get_replica_context, local_results
+from nbdist.distribute import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    PerReplica,
+    ReduceOp,
+    get_replica_context,
+    local_results,
+)
+from nbdist.distribute.in_graph import InGraphStrategy
 from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, NanLossError
 from nbdist.graph.gradients import gradients
 from nbdist.graph.replicated import VariableAggregation, VariableSynchronization
@@ -83,13 +91,19 @@ def test_one_trace_for_arguments_of_one_form(strategy: Strategy) -> None:
     assert len(seen) == traces(strategy, step) == 4
 
 
-def test_after_some_sizes_one_trace_serves_all(strategy: Strategy) -> None:
+def test_after_some_sizes_one_trace_serves_all(
+    strategy: Strategy, capsys: pytest.CaptureFixture[str]
+) -> None:
     def mean(x: Any) -> Any:
         return np.mean(x, axis=0)
 
     for n in range(1, 40):
         np.testing.assert_allclose(strategy.run(mean, (np.arange(2.0 * n).reshape(n, 2),)), [n - 1, n])
     assert traces(strategy, mean) == MOST_SIZES + 1
+    assert (
+        capsys.readouterr().out
+        == "mean was traced for 8 sets of sizes; from here on one trace serves (?, 2)\n"
+    )
     assert strategy.run(lambda x: np.sum(x), (np.zeros((0, 2)),)) == 0
 
 
@@ -291,6 +305,28 @@ def test_a_gradient_that_is_no_number_is_not_applied(strategy: Strategy) -> None
     with pytest.raises(NanLossError, match="a gradient is infinite at step 1"):
         strategy.run(function)
     assert w.eval() == 0
+
+
+@pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy])
+def test_replicas_of_a_process_go_on_after_an_error(kind: Any) -> None:
+    strategy = kind(["CPU:0"] * 2)
+    w, optimizer = variable(strategy, np.float32(1)), SGD(0.1)
+
+    def step(x: Any) -> Any:
+        replica = get_replica_context()
+        assert replica is not None
+        loss = np.sum(np.sqrt(x) * w)
+        optimizer.minimize(loss)
+        return replica.all_reduce("sum", loss)
+
+    good, bad = PerReplica((np.ones(1), np.ones(1))), PerReplica((np.ones(1), -np.ones(1)))
+    for _ in range(2):
+        strategy.run(step, (good,))
+        before = w.eval()
+        with pytest.raises(NanLossError):
+            strategy.run(step, (bad,))
+        assert w.eval() == before
+        assert strategy.reduce("sum", 1) == 2
 
 
 def test_a_stop_ends_the_loop_and_keeps_what_was_trained(strategy: Strategy) -> None:
@@ -495,6 +531,13 @@ def test_a_scope_is_the_current_strategy() -> None:
         with OneDeviceStrategy().scope() as inner:
             assert get_strategy() is inner
     assert get_strategy() is not strategy
+
+
+def test_towers_run_no_loops() -> None:
+    strategy = InGraphStrategy("nbdist://nowhere", ["/job:worker/task:0/device:CPU:0"])
+    for call in (strategy.scope, lambda: strategy.run(_nothing), lambda: strategy.reduce("sum", 1)):
+        with pytest.raises(InvalidArgumentError, match=r"in_graph runs no loops.*use Model\.fit"), call():
+            pass
 
 
 def test_graphs_without_a_strategy_are_as_before() -> None:
