@@ -6,7 +6,8 @@ for x, y in strategy.distribute_dataset(dataset):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,3 +63,61 @@ class DistributedDataset:
 
     def __repr__(self) -> str:
         return f"<DistributedDataset of {self._dataset!r}>"
+
+
+@dataclass(frozen=True)
+class InputContext:
+    """Which process reads, of how many, and for how many replicas in all."""
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Return a replica's part of a global batch; raise if it cannot be cut into equal ones.
+
+        >>> InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(64)
+        32
+        """
+        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
+        if rest:
+            raise InvalidArgumentError(
+                f"a global batch of {global_batch_size} cannot be cut into {self.num_replicas_in_sync} equal "
+                "ones; strategy.distribute_dataset cuts any"
+            )
+        return size
+
+
+class ReplicaBatches:
+    """A dataset of batches for single replicas, which each process makes and its replicas take in turn.
+
+    A pass ends for all replicas together; one that has no batch any more gets an empty one until then.
+    """
+
+    def __init__(self, runner: Runner, make: Callable[[InputContext], Dataset]) -> None:
+        held = runner.held
+        here, replicas = len(held.places.all), held.strategy.num_replicas_in_sync
+        number = held.strategy.replica_index // here if replicas > 1 else 0
+        self._runner = runner
+        self._dataset = make(InputContext(max(replicas // here, 1), number, replicas))
+
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of a replica's batch."""
+        return self._dataset.element_spec
+
+    def __iter__(self) -> Iterator[Any]:
+        runner, elements = self._runner, iter(self._dataset)
+        places = runner.held.places
+        while not runner.stopping():
+            batches = [next(elements, None) for _ in places.all]
+            there = [np.array(batch is not None, np.int64) for batch in batches]
+            if not places.all_reduce(there, "sum"):
+                runner.end_pass()
+                return
+            yield joined([self._empty() if batch is None else batch for batch in batches])
+
+    def _empty(self) -> Any:
+        spec = self.element_spec
+        nothing = [np.zeros((0, *(n or 0 for n in one.shape[1:])), one.dtype) for one in leaves_of(spec)]
+        return rebuild(spec, nothing)

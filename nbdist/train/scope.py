@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.data import Dataset
 from nbdist.errors import InvalidArgumentError
 from nbdist.train.context import Context, use_here
-from nbdist.train.distributed import DistributedDataset
+from nbdist.train.distributed import DistributedDataset, InputContext, ReplicaBatches
 from nbdist.train.held import Held
 from nbdist.train.reduction import PerReplica, of_replica, reduce_op, reduced
 from nbdist.train.running import Runner
@@ -88,6 +88,13 @@ def distribute_dataset(strategy: Strategy, dataset: Dataset) -> DistributedDatas
     """Return a dataset of which this process's replicas get their shares."""
     runner = runner_of(strategy)
     return DistributedDataset(runner, dataset, runner.next_seed())
+
+
+def distribute_datasets_from_function(
+    strategy: Strategy, make: Callable[[InputContext], Dataset]
+) -> ReplicaBatches:
+    """Return batches for single replicas, which this process's dataset has."""
+    return ReplicaBatches(runner_of(strategy), make)
 
 
 def read(strategy: Strategy, variable: Any) -> Any:

@@ -222,6 +222,13 @@ class Strategy(ABC):
         """Return the dataset's global batches as this process's replicas get their shares of them."""
         return _custom().distribute_dataset(self, dataset)
 
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Dataset]) -> Any:
+        """Return batches for single replicas, from the dataset that ``dataset_fn(InputContext)`` makes here.
+
+        A pass ends for all together; who has none any more gets empty ones.
+        """
+        return _custom().distribute_datasets_from_function(self, dataset_fn)
+
     def read(self, variable: Any) -> Any:
         """Return the newest value of a variable of this strategy, as it is outside of replicas."""
         return _custom().read(self, variable)

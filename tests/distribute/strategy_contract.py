@@ -26,6 +26,7 @@ from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_los
 from nbdist.optim import SGD, Adam, Optimizer
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context, use_here
+from nbdist.train.distributed import InputContext
 from nbdist.train.reduction import PerReplica
 from nbdist.train.replica_context import get_replica_context
 from nbdist.train.scope import local_results
@@ -177,6 +178,29 @@ class StrategyContract:
             assert max(map(len, rows)) - min(map(len, rows)) <= 1
         if len(of_replicas) == 2:  # as in TensorFlow
             assert of_replicas == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], []]]
+
+    def test_batches_for_single_replicas_end_together(self, world: World) -> None:
+        """Each process has its own; TensorFlow's testUnevenDatasetBatches has two replicas in one."""
+
+        def body(strategy: Strategy, _: Context) -> tuple[InputContext, list[Any]]:
+            seen: list[InputContext] = []
+
+            def make(where: InputContext) -> Dataset:
+                seen.append(where)
+                return Dataset.range(9 - 4 * where.input_pipeline_id).batch(2)
+
+            batches = list(strategy.distribute_datasets_from_function(make))
+            return seen[0], [[part.tolist() for part in local_results(batch)] for batch in batches]
+
+        results = everywhere(world, body)
+        replicas = world[0][1].num_replicas_in_sync
+        for number, (where, batches) in enumerate(results):
+            assert where == InputContext(len(world), number, replicas)
+            assert len(batches) == len(results[0][1])
+            rows = [row for parts in batches for part in parts for row in part]
+            assert rows == list(range(9 - 4 * number))
+        if len(world) == 1 and replicas == 2:
+            assert results[0][1] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], []]]
 
     def test_values_are_reduced(self, world: World) -> None:
         """Over replicas, and over an axis: a mean is then that of all elements."""
