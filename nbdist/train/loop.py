@@ -125,6 +125,7 @@ def _train(
         with _noted(context, "wait", "the other replicas"):
             replica.finish()
         context.progress.global_step = loop.updates_before + replica.global_step
+        context.progress.dropped = loop.dropped_before + replica.dropped
         history.end(replica.global_step)
         return history
     except BaseException as error:
@@ -171,6 +172,7 @@ class _Loop:
         self.model, self.replica, self.context, self.history = model, replica, context, history
         self.skip_nan, self._again = skip_nan, False
         self.step, self.updates_before = context.progress.step, context.progress.global_step
+        self.dropped_before = context.progress.dropped
         self._programs: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._scales: dict[int, Array] = {}
 
@@ -235,7 +237,7 @@ class _Loop:
             progress.step = self.step
             progress.examples += mine
             progress.global_step = self.updates_before + replica.global_step
-            progress.dropped = replica.dropped
+            progress.dropped = self.dropped_before + replica.dropped
             if mine and not wrong:
                 log(self.step, loss, values, replica.staleness, ended - begun, mine)
         if self.step == started:

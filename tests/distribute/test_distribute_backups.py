@@ -151,6 +151,7 @@ def test_with_one_backup_the_fastest_train_on_their_shares(
         assert history.global_step == 15
     # It may have offered another one before the others had left.
     assert [replicas[i].dropped for i in range(3)] in ([0, 0, 1], [0, 0, 2])
+    assert [one.progress.dropped for one in place.contexts] == [replicas[i].dropped for i in range(3)]
     for tally in replicas[0].tallies:
         assert (tally.made, tally.dropped[:2]) == ([15, 15, 0], [0, 0])
         assert 1 <= tally.dropped[2] <= replicas[2].dropped
