@@ -8,29 +8,22 @@ an order of its own and applies its gradients as they come. The client feeds bat
 from __future__ import annotations
 
 import secrets
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from nbdist.data import Dataset
-from nbdist.data.shares import share_of
+from nbdist.distribute.in_graph_replica import InGraphReplica
+from nbdist.distribute.joint import Joint
 from nbdist.distribute.reading import Reading
-from nbdist.distribute.towers import Master, Step
-from nbdist.errors import InvalidArgumentError, NanLossError
-from nbdist.graph.tensor import Tensor, Variable
+from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.timeline import Span
 from nbdist.optim import Optimizer
-from nbdist.runtime.session import Session
 from nbdist.train.context import Context
-from nbdist.train.micro import bubble_fraction
 from nbdist.train.reading import described
 from nbdist.train.strategy import Replica, Strategy
-from nbdist.train.trainable import Parts, Trainable
+from nbdist.train.trainable import Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -41,8 +34,6 @@ OnTrace = Callable[[list[Span]], None]
 
 DATA = ("client", "workers")
 """Who has the data: the client, which feeds batches, or the workers, which read them."""
-
-SECOND_TRACE, TRACE_EVERY = 0.05, 1.0  # seconds between steps that are traced; the first step is one
 
 
 class InGraphStrategy(Strategy):
@@ -84,7 +75,7 @@ class InGraphStrategy(Strategy):
         self.num_replicas_in_sync = len(self.devices) if synchronous else 1
         self.reading: Reading | None = None
         """How this strategy's towers read the dataset of a training, if they do."""
-        self._joint: _Joint | None = None
+        self._joint: Joint | None = None
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
         """Refuse: without a graph there is nothing to put towers into."""
@@ -93,14 +84,14 @@ class InGraphStrategy(Strategy):
     def begin(self, model: Trainable, optimizer: Optimizer) -> Replica:
         """Take part in the graph with all towers; the first builds it."""
         if self._joint is None:
-            self._joint = _Joint(self, model.parts(), optimizer)
+            self._joint = Joint(self, model.parts(), optimizer)
         return InGraphReplica(self._joint, self.towers, self)
 
     def companions(self, context: Context, model: Trainable, optimizer: Optimizer) -> list[Context]:
         """Return the contexts of the towers that have threads of their own, beside the first."""
         if self.synchronous:
             return []
-        self._joint = _Joint(self, model.parts(), optimizer)
+        self._joint = Joint(self, model.parts(), optimizer)
         return [self._companion(context, i) for i in range(1, len(self._joint.master.groups))]
 
     def end(self) -> None:
@@ -154,199 +145,3 @@ class InGraphStrategy(Strategy):
         made.is_chief, made.quiet, made.seed, made.epochs = False, True, context.seed, context.epochs
         made.trainings = context.trainings
         return made
-
-
-class _Joint:
-    """What the towers of one training have in common: the graph, the session, who has finished."""
-
-    def __init__(self, strategy: InGraphStrategy, parts: Parts, optimizer: Optimizer) -> None:
-        self.parts, self.data = parts, strategy.data
-        self.master = Master(parts, optimizer, strategy.devices, strategy.ps_devices)
-        number = len(self.master.groups)
-        if strategy.data == "client":  # the steps take batches of any size
-            usual = cut_up(number * parts.micro_batches, number, parts.micro_batches)
-            ways = (
-                [dict(enumerate(usual))] if strategy.synchronous else [{i: usual[0]} for i in range(number)]
-            )
-            for cuts in ways:
-                self.master.step(cuts)
-        transport: Literal["auto", "socket"] = "socket" if strategy.transport == "socket" else "auto"
-        self.session = Session(strategy.target, self.master.graph, isolate=True, transport=transport)
-        self.lock = threading.Condition()
-        self.going_on = 1 if strategy.synchronous else number
-        """Towers with a thread of their own that have not finished."""
-        self.updates = 0
-        self._initialised: set[Variable] = set()
-        try:
-            self._initialise()
-        except BaseException:
-            self.session.close()
-            raise
-
-    def describe(self) -> str:
-        """Return what a user should know of how the work is spread."""
-        parts, number = self.parts, len(self.master.groups)
-        text = f"in-graph: one graph with {number} tower{'s' * (number > 1)}, one session"
-        if parts.stages > 1:
-            idle = bubble_fraction(parts.stages, parts.micro_batches, parts.schedule)
-            text += (
-                f"; {parts.stages} stages, {parts.micro_batches} micro-batches, {parts.schedule}: each stage "
-                f"is idle {idle:.0%} of the time at best (the pipeline's bubble)"
-            )
-        elif parts.devices_needed > 1:
-            text += f"; layers split over {parts.devices_needed} tasks"
-        if self.data == "workers":
-            text += "; the data is sent to the workers once, and each reads its share of every batch"
-        return text
-
-    def step(self, cuts: Mapping[int, Sequence[slice]], reading: Reading | None) -> Step:
-        """Return a step of the graph, which grows if a batch is smaller than usual."""
-        with self.lock:
-            step = self.master.step(cuts, reading)
-            self._initialise()
-            return step
-
-    def read(self, dataset: Dataset, towers: Sequence[int]) -> Reading:
-        """Have some towers read a dataset together."""
-        with self.lock:
-            return self.master.read(dataset, towers)
-
-    def _initialise(self) -> None:
-        """Initialise the variables that are new: an optimizer's come with its first step."""
-        new = [v for v in self.master.graph.variables() if v not in self._initialised]
-        if new:
-            self.session.run(self.master.initializer(new))
-            self._initialised.update(new)
-
-
-class InGraphReplica(Replica):
-    """Steps of some towers: all of them together, or one."""
-
-    pull_is = None
-    program_is = ("wait", "for the towers")
-    push_is = ("compute", "the step's end")
-
-    def __init__(self, joint: _Joint, towers: list[int], strategy: InGraphStrategy) -> None:
-        self._joint, self._towers, self._strategy = joint, towers, strategy
-        self.values = [np.array(value) for value in joint.parts.values]
-        self.notes = [] if strategy.replica_index else [joint.describe()]
-        self._step, self._going_on = 0, True
-        self._trace_at, self._traced = 0.0, False
-
-    def pull(self) -> None:
-        """Do nothing: the towers read the variables in the step."""
-
-    def fetch(self) -> None:
-        """Bring the newest parameters, and the first tower's states."""
-        states = list(self._joint.master.states[0].items())
-        found = self._joint.session.run([*self._joint.master.weights, *(own for _, own in states)])
-        for own, value in zip(self.values, found, strict=False):
-            np.copyto(own, value)
-        for (v, _), value in zip(states, found[len(self.values) :], strict=True):
-            np.copyto(self._joint.parts.states[v], value)
-
-    def program(
-        self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
-    ) -> Callable[..., tuple[Array, ...]]:
-        """Return the step for batches of these shapes; the update is part of it."""
-        cuts = cut_up(shapes[0][0], len(self._towers), self._joint.parts.micro_batches)
-        way = [(tower, len(cut)) for tower, cut in zip(self._towers, cuts, strict=True) if cut]
-        reading = self._strategy.reading
-        step = self._joint.step(dict(zip(self._towers, cuts, strict=True)), reading)
-        parts, scale = self._joint.parts, self._joint.master.scale
-        micros = [micro for tower in step.towers for micro in tower.micros]
-        pieces = [piece for cut in cuts for piece in cut]
-        fetches: list[Tensor] = [t for micro in micros for t in (micro.loss, *micro.metrics)]
-        width = 1 + len(parts.metrics)
-        rows = np.array([piece.stop - piece.start for piece in pieces], float)
-
-        def run(x: Array, y: Array, scaled: Array, *draw: Array) -> tuple[Array, ...]:
-            begun = time.perf_counter()
-            feeds: dict[Tensor, Array] = {} if reading is not None else {scale: scaled}
-            for micro, piece in zip(micros, pieces, strict=True):
-                if reading is None:
-                    feeds[micro.x], feeds[micro.y] = x[piece], y[piece]
-                if micro.draw is not None:
-                    feeds[micro.draw] = draw[0] + np.array([0, 0, 0, piece.start])
-            found = self._run([*fetches, step.update], feeds)
-            table = np.array(found[:-1], float).reshape(len(micros), width)
-            self._tell(way, table, rows, time.perf_counter() - begun)
-            metrics = rows @ table[:, 1:] / rows.sum()
-            return np.float32(table[:, 0].sum()), *metrics
-
-        return run
-
-    def gradients(self) -> Sequence[Array]:
-        """Return nothing: gradients never come to the client."""
-        return ()
-
-    def push(self) -> None:
-        """Count the update that the step has made."""
-        with self._joint.lock:
-            self._joint.updates += 1
-            self.global_step = self._joint.updates
-
-    def finish(self) -> None:
-        """Wait for the other towers, and bring the final parameters."""
-        self._leave()
-        joint = self._joint
-        with joint.lock:
-            while joint.going_on:
-                self._strategy.check()
-                joint.lock.wait(0.1)
-            self.global_step = joint.updates
-        self.fetch()
-
-    def close(self) -> None:
-        """Leave: the others need not wait for this tower."""
-        self._leave()
-
-    def _leave(self) -> None:
-        with self._joint.lock:
-            self._joint.going_on -= self._going_on
-            self._going_on = False
-            self._joint.lock.notify_all()
-
-    def _run(self, fetches: list[Tensor], feeds: dict[Tensor, Array]) -> list[Any]:
-        try:
-            if self._strategy.on_trace is None or time.monotonic() < self._trace_at:
-                return list(self._joint.session.run(fetches, feeds))
-            values, timeline = self._joint.session.trace(fetches, feeds)
-            self._trace_at = time.monotonic() + (TRACE_EVERY if self._traced else SECOND_TRACE)
-            self._traced = True  # the first one also shows how tracing gets ready
-            self._strategy.on_trace([replace(s, step=self._step + 1) for s in timeline.spans])
-            return list(values)
-        except NanLossError as error:
-            raise NanLossError(
-                f"{error}, at step {self._step + 1}; that gradient was not applied. "
-                "Try a smaller learning rate, and look for NaN in the data"
-            ) from None
-
-    def _tell(self, way: list[tuple[int, int]], table: Array, rows: Array, seconds: float) -> None:
-        """Report each tower's own loss and metrics, as means over its examples."""
-        self._step += 1
-        on_tower = self._strategy.on_tower
-        if on_tower is None:
-            return
-        at, needed = 0, self._joint.parts.devices_needed
-        for tower, micros in way:
-            part, weights = table[at : at + micros], rows[at : at + micros]
-            at += micros
-            loss = part[:, 0].sum() * rows.sum() / weights.sum()
-            metrics = weights @ part[:, 1:] / weights.sum()
-            measured = [float(m) for m in metrics]
-            on_tower(tower * needed, self._step, float(loss), measured, int(weights.sum()), seconds)
-
-
-def cut_up(size: int, towers: int, micros: int) -> list[list[slice]]:
-    """Return, for each tower, the slices of its micro-batches; none of them is empty.
-
-    >>> cut_up(5, 2, 2)
-    [[slice(0, 2, None), slice(2, 3, None)], [slice(3, 4, None), slice(4, 5, None)]]
-    """
-    found = []
-    for i in range(towers):
-        own = share_of(size, towers, i)
-        edges = [own.start + -(-(own.stop - own.start) * k // micros) for k in range(micros + 1)]
-        found.append([slice(a, b) for a, b in pairwise(edges) if b > a])
-    return found
