@@ -20,8 +20,8 @@ from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.metrics.chrometrace import chrome_trace
 from nbdist.metrics.intervals import covered
 
-KINDS = ("data", "compute", "send", "receive", "wait", "apply")
-"""What a task's time goes to; "apply" is a gradient that changes the parameters."""
+KINDS = ("data", "compute", "send", "receive", "wait", "apply", "drop")
+"""What a task's time goes to; "apply" is a gradient that changes the parameters, "drop" one that does not."""
 
 MOST_SPANS = 50_000  # more than a trace viewer is pleasant with; older ones are left out, and counted
 NANOSECOND = 1e-9
@@ -135,8 +135,8 @@ class Timeline:
     def arrows(self) -> list[tuple[Span, Span]]:
         """Return (send, what received it) for all that are both there.
 
-        A "receive" or "apply" belongs to the last "send" of its name, on another task, that had begun when it
-        ended; and of its step, unless the send is of no step.
+        A "receive", "apply" or "drop" belongs to the last "send" of its name, on another task, that had begun
+        when it ended; and of its step, unless the send is of no step.
         """
         sends: dict[tuple[str, int | None], list[Span]] = {}
         for span in self.spans:
@@ -146,7 +146,7 @@ class Timeline:
         pairs = []
         for span in self.spans:
             key = (span.name, span.step if (span.name, span.step) in sends else None)
-            if span.kind in ("receive", "apply") and key in sends:
+            if span.kind in ("receive", "apply", "drop") and key in sends:
                 before = sends[key][: bisect_right(starts[key], span.end)]
                 send = next((one for one in reversed(before) if one.task != span.task), None)
                 if send is not None:

@@ -16,11 +16,6 @@ def gradient_of(replica: int) -> str:
     return f"gradient of replica {replica}"
 
 
-def dropped_of(replica: int) -> str:
-    """Return what a replica's gradients are called in a timeline where they are dropped."""
-    return f"dropped gradient of replica {replica}"
-
-
 def parameters_for(replica: int) -> str:
     """Return what the parameters that a replica pulls are called in a timeline."""
     return f"parameters for replica {replica}"
@@ -30,7 +25,7 @@ SHOWN: dict[str, tuple[str, Callable[[int], str]]] = {
     "sent": ("send", parameters_for),
     "applied": ("apply", gradient_of),
     "collected": ("receive", gradient_of),
-    "dropped": ("receive", dropped_of),
+    "dropped": ("drop", gradient_of),
 }
 """The kind of span that each entry is, and its name."""
 

@@ -15,6 +15,7 @@ HATCHES: Mapping[str, str] = {
     "receive": "\\\\\\\\\\",
     "wait": "",
     "apply": "xxxxx",
+    "drop": "+++++",
 }
 
 
@@ -36,12 +37,12 @@ THEMES: Mapping[str, Theme] = {
     "light": Theme(
         INK, MUTED, GRID, PAPER, MUTED, FAN, "#ffffff70",
         {"data": REPLICAS[3], "compute": TRAIN, "send": VALIDATION, "receive": REPLICAS[4],
-         "wait": "#dcdfe4", "apply": REPLICAS[1]},
+         "wait": "#dcdfe4", "apply": REPLICAS[1], "drop": REPLICAS[5]},
     ),
     "dark": Theme(
         "#eceef2", "#a3a9b4", "#2b2e36", "#16181d", "#c3c8d1", "#6d7482", "#16181d80",
         {"data": "#cdb95a", "compute": "#62a8ee", "send": "#f2994e", "receive": "#4fc1cd",
-         "wait": "#3b404a", "apply": "#b893f2"},
+         "wait": "#3b404a", "apply": "#b893f2", "drop": "#ef7d72"},
     ),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from nbdist.metrics.timeline import KINDS, Timeline
 from nbdist.ui.shorten import clip
 from nbdist.ui.summary import short_task
 
-LETTERS = {"data": "d", "compute": "#", "send": ">", "receive": "<", "wait": ".", "apply": "+"}
+LETTERS = {"data": "d", "compute": "#", "send": ">", "receive": "<", "wait": ".", "apply": "+", "drop": "x"}
 COLUMNS = 64
 
 

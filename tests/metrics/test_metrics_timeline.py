@@ -110,7 +110,7 @@ def test_a_chrome_trace_holds_every_span_and_whole_arrows(spans: list[Span]) -> 
     for number, head in heads.items():
         tail = tails[number]
         assert head["ts"] >= tail["ts"]
-        for end, kinds in ((tail, {"send"}), (head, {"receive", "apply"})):
+        for end, kinds in ((tail, {"send"}), (head, {"receive", "apply", "drop"})):
             assert any(
                 e["cat"] in kinds
                 and (e["pid"], e["tid"], e["name"]) == (end["pid"], end["tid"], end["name"])

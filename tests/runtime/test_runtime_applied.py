@@ -33,7 +33,7 @@ def test_one_that_is_dropped_is_counted_and_shown_as_dropped() -> None:
     log.gradient("mailbox", 0, 1.0, 1.1, "dropped")
     log.gradient("mailbox", 0, 2.0, 2.1, "applied")
     assert [(span.kind, span.name, span.step) for span in log.spans(PS)] == [
-        ("receive", "dropped gradient of replica 0", 1),
+        ("drop", gradient_of(0), 1),
         ("apply", gradient_of(0), 2),
     ]
 
