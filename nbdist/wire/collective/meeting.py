@@ -16,6 +16,7 @@ from contextlib import suppress
 from nbdist.wire.collective.base import Broken, Trouble
 from nbdist.wire.collective.desk import ASLEEP, BROKEN, IN_ORDER, LEFT, Desk, fence
 from nbdist.wire.collective.lookout import LOOK_EVERY, Lookout
+from nbdist.wire.collective.parting import Parting
 from nbdist.wire.collective.watch import Watch
 from nbdist.wire.shm import Doorbell, shared_folder
 
@@ -47,6 +48,7 @@ class Meeting:
         self._bell, self._ringers, self._watch = bell, ringers, watch
         self._ringing = threading.Lock()
         self._spins = SPINS if len(desks) <= (os.cpu_count() or 1) else 1
+        self._parting = Parting(rank, self._words)
         self._poll = select.poll()
         self._poll.register(bell.fileno(), select.POLLIN)
         watch.register(self._poll)
@@ -110,6 +112,7 @@ class Meeting:
         for _ in range(self._spins):
             if line[word] >= value:
                 return
+        self._parting.look()
         tired = time.perf_counter() + PATIENCE_SECONDS
         while True:
             for _ in range(YIELDS):
