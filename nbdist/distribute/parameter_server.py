@@ -22,6 +22,7 @@ from nbdist.runtime.linkopening import ShardRequest, open_link
 from nbdist.runtime.links import Link
 from nbdist.runtime.rules import Rules
 from nbdist.runtime.task import Task, TaskInfo
+from nbdist.train.context import current
 from nbdist.train.strategy import Replica, Strategy
 from nbdist.wire.peers import Peer
 
@@ -97,7 +98,11 @@ class ParameterServerStrategy(Strategy):
         return super().share(size) if self.synchronous else slice(0, size)
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
-        """Begin to train: variables go to the ps tasks, with the chief's values."""
+        """Begin to train: variables go to the ps tasks, with the chief's values.
+
+        Raises InvalidArgumentError if a step takes more gradients than all replicas together will make.
+        """
+        self._require_supply()
         number = self._trainings
         self._trainings += 1
         places = round_robin(len(variables), len(self._servers))
@@ -126,3 +131,13 @@ class ParameterServerStrategy(Strategy):
                 link.close()
             raise
         return ServedReplica(links, places, self.rules, replica=self.replica_index)
+
+    def _require_supply(self) -> None:
+        progress = current().progress
+        steps = (progress.total or 0) - progress.step  # not above 0 where it is not known
+        if 0 < steps * self.replicas < self.rules.needed:
+            raise InvalidArgumentError(
+                f"aggregate={self.rules.needed}: a step takes {self.rules.needed} gradients, and "
+                f"{self.replicas} replicas with {steps} batches each never make so many; give a smaller one, "
+                "or more epochs"
+            )

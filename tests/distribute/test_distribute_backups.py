@@ -290,3 +290,18 @@ def test_what_cannot_be_meant_is_an_error_before_anything_begins(town: Callable[
         one.strategy(0, aggregate=2)
     with pytest.raises(InvalidArgumentError, match=r"staleness=1 .* drop one of the two"):
         one.strategy(0, synchronous=True, staleness=1)
+
+
+def test_more_gradients_a_step_than_there_will_ever_be_are_an_error_on_all(
+    town: Callable[[int, int], Town],
+) -> None:
+    results = town(1, 2).train(lambda i: fit(shuffled(60, 20), epochs=2), synchronous=True, aggregate=13)
+    for result in results:
+        assert isinstance(result, InvalidArgumentError)
+        assert "aggregate=13: a step takes 13 gradients, and 2 replicas with 6 batches each never" in str(
+            result
+        )
+    ((_, history), _) = raised(
+        town(1, 2).train(lambda i: fit(shuffled(60, 20), epochs=2), synchronous=True, aggregate=12)
+    )
+    assert history.global_step == 1
