@@ -9,6 +9,8 @@ from typing import Any
 from nbdist.metrics.store import RunStore
 
 WINDOW = 3.0  # seconds over which a rate is measured
+GONE = "gone"
+"""The state of a replica that the others go on without."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,10 @@ class ReplicaStanding:
     staleness: float | None
     spent: dict[str, float]
     """Seconds of a step by part, on average so far."""
+    dropped: int = 0
+    """Gradients that came too late for their step."""
+    skipped: int = 0
+    """Gradients that were no numbers, and left out."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class _Heard:
     examples: int = 0
     state: str = "starting"
     spent: dict[str, float] = field(default_factory=dict)
+    dropped: int = 0
+    skipped: int = 0
     past: deque[tuple[float, int, int]] = field(default_factory=deque)
 
     def rates(self) -> tuple[float, float]:
@@ -71,9 +79,12 @@ class Tally:
         self.news += 1
         self._began = now if self._began is None else self._began
         heard = self._heard[replica]
+        if heard.state == GONE:  # it was frozen, and has no part in the run any more
+            return
         heard.step, heard.total = progress["step"], progress["total"]
         heard.examples, heard.state = progress["examples"], progress["state"]
         heard.spent = {part: s / max(heard.step, 1) for part, s in progress.get("spent", {}).items()}
+        heard.dropped, heard.skipped = progress.get("dropped", 0), progress.get("skipped", 0)
         heard.past.append((now, heard.step, heard.examples))
         while len(heard.past) > 2 and now - heard.past[0][0] > WINDOW:
             heard.past.popleft()
@@ -82,7 +93,7 @@ class Tally:
         """Note that a replica is gone, and the others go on."""
         self.news += 1
         heard = self._heard[replica]
-        heard.state, heard.total = "gone", heard.step
+        heard.state, heard.total = GONE, heard.step
         heard.past.clear()
 
     def standing(self, now: float, store: RunStore) -> Standing:
@@ -97,7 +108,7 @@ class Tally:
         else:
             step, rate = sum(steps), sum(r for r, _ in rates)
             total = sum(known) if len(known) == len(totals) and known else None
-        states = {heard.state for heard in self._heard}
+        states = {heard.state for heard in self._heard if heard.state != GONE} or {GONE}
         left = (total - step) / rate if total is not None and rate > 0 else None
         return Standing(
             state="training" if "training" in states else min(states),
@@ -108,7 +119,15 @@ class Tally:
             seconds_left=left,
             elapsed=now - self._began if self._began is not None else 0.0,
             replicas=[
-                ReplicaStanding(heard.state, heard.step, rates[i][0], _staleness(store, i), heard.spent)
+                ReplicaStanding(
+                    heard.state,
+                    heard.step,
+                    rates[i][0],
+                    _staleness(store, i),
+                    heard.spent,
+                    heard.dropped,
+                    heard.skipped,
+                )
                 for i, heard in enumerate(self._heard)
             ],
         )

@@ -5,17 +5,19 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError
+
+WIDEST = 24  # characters of a flag and its value that the explanation stands beside
 
 
 @dataclass(frozen=True)
 class Flag:
     """One flag: the name of its option, how its value is read, what it says in the help.
 
-    Without ``read`` the flag takes no value and sets ``value``.
+    Without ``read`` the flag takes no value and sets ``value``. Flags of one ``group`` stand together.
     """
 
     option: str
@@ -23,6 +25,7 @@ class Flag:
     shows: str = ""
     help: str = ""
     value: Any = True
+    group: str = ""
 
 
 def parse(line: str, flags: Mapping[str, Flag], magic: str) -> tuple[list[str], dict[str, Any]]:
@@ -71,10 +74,31 @@ def unknown(what: str, name: str, valid: Mapping[str, Any]) -> str:
 
 
 def usage(flags: Mapping[str, Flag]) -> str:
-    """Return one line per flag, for a magic's help."""
-    rows = [(f"{name} {flag.shows}".strip(), flag.help) for name, flag in flags.items()]
-    width = max(len(left) for left, _ in rows)
-    return "\n".join(f"    {left:<{width}}  {right}" for left, right in rows)
+    """Return one line per flag, or two for a long one, under the names of their groups: a magic's help."""
+    rows = [(f"{name} {flag.shows}".strip(), flag) for name, flag in flags.items()]
+    width = max((len(left) for left, _ in rows if len(left) <= WIDEST), default=WIDEST)
+    lines: list[str] = []
+    group = ""
+    for left, flag in rows:
+        if flag.group != group:
+            group = flag.group
+            lines += ["", f"  {group}"] if lines else [f"  {group}"]
+        if len(left) > width:
+            lines += [f"    {left}", f"    {'':<{width}}  {flag.help}"]
+        else:
+            lines.append(f"    {left:<{width}}  {flag.help}")
+    return "\n".join(lines)
+
+
+def grouped(groups: Mapping[str, Mapping[str, Flag]]) -> dict[str, Flag]:
+    """Return all flags, each with the name of its group.
+
+    >>> grouped({"The run": {"--seed": Flag("seed", int)}})["--seed"].group
+    'The run'
+    """
+    return {
+        name: replace(flag, group=group) for group, flags in groups.items() for name, flag in flags.items()
+    }
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -41,11 +41,24 @@ def launch(
 
     ``body`` is source text, or a function of no arguments (it must be able to travel; what it returns on the
     chief comes home as ``run.results["result"]``). Raises BodyError with the task's own traceback if the
-    body fails anywhere. ``backups`` to ``alpha`` are settings of single strategies, as the flags of the
-    magic are. Runs in the client; the body runs in the tasks, or with replication "in-graph" right
+    body fails anywhere. Runs in the client; the body runs in the tasks, or with replication "in-graph" right
     here, where its ``fit`` drives a tower on every worker.
 
+    The arguments are the flags of the magic (``%%distribute?`` explains each):
+
+    - ``strategy``: "ps", "mirrored", "multi_worker", "central", "elastic" or "one_device"; ``sync`` True or
+      False stands for --sync and --async
+    - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``
+    - for "mirrored" and "multi_worker": ``min_workers``, ``collective``; for "elastic": ``every``, ``alpha``
+    - ``live``: False shows no view, names such as ("loss",) choose its curves
+    - ``cluster``: the one to run on; None is the one that was started last
+
+    Examples::
+
         run = nb.launch("print(nb.task.rank)", live=False)
+        run = nb.launch(body, strategy="multi_worker", min_workers=2)
+        run = nb.launch(body, strategy="ps", sync=True, backups=1, seed=7)
+        run.model, run.history, run.dropped
     """
     options = Options(
         strategy=strategy,

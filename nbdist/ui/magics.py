@@ -19,7 +19,7 @@ from nbdist.cluster.launch import start_cluster
 from nbdist.errors import BodyError, InvalidArgumentError, NbdistError, NotFoundError
 from nbdist.runs.options import DATA, REPLICATIONS, STRATEGIES, Options
 from nbdist.runs.run import Run
-from nbdist.ui.flags import Flag, names, parse, unknown, usage
+from nbdist.ui.flags import Flag, grouped, names, parse, unknown, usage
 from nbdist.ui.graphmagic import GRAPH_FLAGS, graph
 from nbdist.ui.graphview import GraphView
 from nbdist.ui.launch import start
@@ -39,37 +39,52 @@ START_FLAGS = {
     "--id": Flag("cluster_id", str, "NAME", "a name for the cluster"),
     "--timeout": Flag("timeout", float, "S", "seconds that bring-up may take (default 60)"),
 }
-DISTRIBUTE_FLAGS = {
-    "--strategy": Flag("strategy", str, "|".join(STRATEGIES), "how replicas are kept together"),
-    "--sync": Flag("synchronous", help="replicas share each batch and step together", value=True),
-    "--async": Flag("synchronous", help="each replica goes at its own pace (default of ps)", value=False),
-    "--backups": Flag("backups", int, "N", "ps --sync: of the workers, N are there for slow ones"),
-    "--aggregate": Flag("aggregate", int, "R", "ps --sync: gradients that make a step (default: workers)"),
-    "--staleness": Flag("staleness", int, "S", "ps --async: steps ahead of the slowest that a worker may be"),
-    "--locking": Flag("locking", help="ps: nobody reads parameters in the middle of an update"),
-    "--collective": Flag(
-        "collective", str, "auto|shm|ring|hierarchical|nccl|mpi", "how replicas reduce gradients together"
-    ),
-    "--min-workers": Flag(
-        "min_workers", int, "N", "mirrored, multi_worker: go on after a death while N workers are left (1)"
-    ),
-    "--every": Flag("every", int, "TAU", "elastic: steps between two pulls towards the centre (default 10)"),
-    "--alpha": Flag("alpha", float, "A", "elastic: how far each pull goes (default 0.9 / workers)"),
-    "--replication": Flag(
-        "replication", str, "|".join(REPLICATIONS), "a graph on every worker (default), or one for all, here"
-    ),
-    "--data": Flag(
-        "data", str, "|".join(DATA), "in-graph, who has the data: this notebook (default), or each worker"
-    ),
-    "--on": Flag("on", str, "worker:0-2", "which tasks run the body (default: all workers)"),
-    "--name": Flag("name", str, "NAME", "a name for the run"),
-    "--seed": Flag("seed", int, "N", "fixes initial weights and shuffles"),
-    "--epochs": Flag("epochs", int, "N", "wins over fit(epochs=...)"),
-    "--live": Flag("live", names, "loss,accuracy", "which curves to show"),
-    "--no-live": Flag("show", help="show no view; what the tasks print is printed", value=False),
-    "--fetch": Flag("fetch", names, "a,b", "more names to bring home from the chief"),
-    "--transport": Flag("transport", str, "auto|socket", "how parameters travel"),
-}
+DISTRIBUTE_FLAGS = grouped({
+    "How replicas work together": {
+        "--strategy": Flag(
+            "strategy", str, "|".join(STRATEGIES),
+            "where parameters are, and how steps are made (default: ps if there is one)",
+        ),
+        "--sync": Flag("synchronous", help="replicas share each batch and step together", value=True),
+        "--async": Flag("synchronous", help="each replica goes at its own pace (default of ps)", value=False),
+        "--replication": Flag(
+            "replication", str, "|".join(REPLICATIONS),
+            "a graph on every worker (default), or one for all, driven from here",
+        ),
+    },
+    "With --strategy ps": {
+        "--backups": Flag("backups", int, "N", "--sync: of the workers N are backups; late gradients go"),
+        "--aggregate": Flag("aggregate", int, "R", "--sync: R gradients make a step (default: one a worker)"),
+        "--staleness": Flag("staleness", int, "S", "--async: steps ahead of the slowest that one may be"),
+        "--locking": Flag("locking", help="nobody reads parameters in the middle of an update"),
+        "--transport": Flag("transport", str, "auto|socket", "how parameters travel"),
+    },
+    "With --strategy mirrored and multi_worker": {
+        "--min-workers": Flag(
+            "min_workers", int, "N", "go on after a death while N workers are left (default 1)"
+        ),
+        "--collective": Flag(
+            "collective", str, "auto|shm|ring|hierarchical|nccl|mpi",
+            "how gradients are summed, and what nb.collective uses (default: the best)",
+        ),
+    },
+    "With --strategy elastic": {
+        "--every": Flag("every", int, "TAU", "steps between two pulls towards the centre (default 10)"),
+        "--alpha": Flag("alpha", float, "A", "how far each pull goes (default 0.9 / workers)"),
+    },
+    "With --replication in-graph": {
+        "--data": Flag("data", str, "|".join(DATA), "who reads the data: this notebook, or each worker"),
+    },
+    "The run": {
+        "--on": Flag("on", str, "worker:0-2", "which tasks run the body (default: all workers)"),
+        "--name": Flag("name", str, "NAME", "a name for the run"),
+        "--seed": Flag("seed", int, "N", "fixes initial weights and shuffles"),
+        "--epochs": Flag("epochs", int, "N", "wins over fit(epochs=...)"),
+        "--live": Flag("live", names, "loss,accuracy", "which curves to show"),
+        "--no-live": Flag("show", help="show no view; what the tasks print is printed", value=False),
+        "--fetch": Flag("fetch", names, "a,b", "more names to bring home from the chief"),
+    },
+})  # fmt: skip
 COMMANDS = ("start", "status", "attach", "stop")
 
 
@@ -135,8 +150,18 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         Afterwards `history`, `model` (trained) and `run` are here, and what else the chief defined that can
         come home. Without a fit in it the cell runs on every worker and shows what each prints.
 
-        With --replication in-graph the cell runs here, in the notebook, and its fit drives all workers with
-        one graph: a tower on each, a curve for each.
+        The same cell under other strategies; the first line is the only change:
+
+        %%distribute --strategy multi_worker               a copy on each worker, gradients by all-reduce
+        %%distribute --strategy ps --sync --backups 1      steps are made without the slowest gradient
+        %%distribute --strategy ps --async --staleness 2   nobody is over 2 steps ahead of the slowest
+        %%distribute --strategy elastic --every 10         each by itself, drawn together now and then
+        %%distribute --strategy central                    parameters in the memory of one host
+        %%distribute --strategy one_device                 each by itself: for finding mistakes
+        %%distribute --replication in-graph                the cell runs here, its fit drives all workers
+
+        Workers that die do not end a multi_worker (or mirrored) run, as long as the chief, worker 0, lives.
+        Stop, or the kernel's interrupt, ends any run and keeps what it has trained.
 
         Flags:
         {flags}

@@ -1,7 +1,8 @@
 """The data in a frozen output, for those who draw it again: `application/vnd.nbdist.run+json`.
 
     {"version": 1, "run": "...", "title": "...", "state": "finished", "tasks": [...], "step": 500,
-     "unit": "steps", "seconds": 3.2, "steps_per_second": 156.0, "metrics": {"loss": 0.12},
+     "unit": "steps", "seconds": 3.2, "steps_per_second": 156.0, "remarks": ["worker 1 is gone"],
+     "metrics": {"loss": 0.12},
      "charts": [{"title": "loss", "train": "loss", "validation": "val_loss"}],
      "series": [{"name": "loss", "replica": "mean", "kind": "trend", "steps": "0 10", "values": "2.3 nan"},
                 {"name": "loss", "replica": 0, "kind": "points", "steps": "0 1", "values": "2.31 2.4"}],
@@ -46,6 +47,7 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
         "unit": clip(summary.unit),
         "seconds": jsonable(summary.seconds),
         "steps_per_second": jsonable(summary.steps_per_second),
+        "remarks": [clip(remark) for remark in summary.remarks],
         "metrics": {clip(name): jsonable(value) for name, value in first_of(summary.metrics, MOST_METRICS)},
         "charts": [
             {

@@ -26,6 +26,7 @@ class Summary:
     outputs: Mapping[str, str] = field(default_factory=dict)  # task -> what it printed
     error: str | None = None  # in a line: the cell shows the traceback
     rows: Sequence[Mapping[str, object]] = ()
+    remarks: Sequence[str] = ()  # what did not go by itself, such as a replica that is gone
 
 
 GLYPHS = {"finished": "✓", "stopped": "■", "failed": "✕"}
@@ -44,6 +45,7 @@ def headline(summary: Summary) -> str:
         parts.append(duration(summary.seconds))
     if summary.steps_per_second is not None:
         parts.append(f"{rate(summary.steps_per_second)} {summary.unit}/s")
+    parts.extend(summary.remarks)
     return " · ".join(parts)
 
 

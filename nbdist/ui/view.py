@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from nbdist.errors import BodyError, NbdistError
-from nbdist.runs.progress import Standing
+from nbdist.runs.progress import GONE, ReplicaStanding, Standing
 from nbdist.runs.run import Run
 from nbdist.ui.display import LiveDisplay
 from nbdist.ui.shorten import clip
 from nbdist.ui.summary import Summary, short_task
 
 STATES = {"done": "finished", "stopped": "stopped", "failed": "failed"}
+MOST_NAMED = 4  # replicas that are gone; more are counted
 
 
 class RunView:
@@ -20,6 +22,7 @@ class RunView:
 
     def __init__(self, run: Run) -> None:
         self._standing: Standing | None = None
+        self._tasks = run.tasks
         self._unit = unit_of(run)
         self._display = LiveDisplay(
             run.store, run.tasks, run.options.name, run_id=run.id, charts=run.options.live
@@ -51,9 +54,12 @@ class RunView:
                         "steps_per_second": replica.steps_per_second or None,
                         "staleness": replica.staleness,
                         "spent": replica.spent,
+                        "dropped": replica.dropped or None,
+                        "skipped": replica.skipped or None,
                     }
                     for i, replica in enumerate(standing.replicas)
                 },
+                "note": gone_among(standing.replicas, self._tasks),
             }
         )
 
@@ -94,19 +100,28 @@ class PrintedView:
 def summary_of(run: Run) -> Summary:
     """Return what a run came to."""
     trained = {i: run.store.last(i, "loss") for i in range(len(run.tasks)) if "loss" in run.store.series}
+    standing = run.tally.standing(time.monotonic(), run.store).replicas
+    lost = {i for i, replica in enumerate(standing) if replica.state == GONE}
     rows: list[dict[str, Any]] = []
     steps: list[int] = []
     seconds = 0.0
     for i, task in enumerate(run.tasks):
         last = trained.get(i)
-        if last is None:
+        if last is None and not (i in lost and any(trained.values())):
             continue
-        row: dict[str, Any] = {"task": short_task(task), "steps": int(last.step)}
+        step = int(last.step) if last is not None else 0
+        row: dict[str, Any] = {"task": short_task(task)}
+        if lost:
+            row["state"] = GONE if i in lost else STATES[run.status]
+        row["steps"] = step
+        for name in ("dropped", "skipped"):  # where they are not zero, and early: a table has few columns
+            if any(getattr(replica, name) for replica in standing):
+                row[name] = getattr(standing[i], name)
         row |= {name: round(value, 4) for name, value in run.last_epoch(i).items()}
         if "staleness" in run.store.series and run.store.last(i, "staleness") is not None:
             row["mean staleness"] = round(float(run.store.trend(i, "staleness")[1].mean()), 2)
         rows.append(row)
-        steps.append(int(last.step))
+        steps.append(step)
         seconds = max(seconds, _duration(run, i))
     metrics = {name: values[-1] for name, values in run.history.history.items()} if run.history else {}
     # Synchronous replicas make each step together; all others make their own.
@@ -123,12 +138,46 @@ def summary_of(run: Run) -> Summary:
         metrics=metrics,
         error=in_a_line(run.error) if run.error else None,
         rows=rows,
+        remarks=remarks_on(run, standing),
     )
 
 
+def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
+    """Return what did not go by itself: replicas that went, gradients that were dropped or left out."""
+    gone = gone_among(replicas, run.tasks)
+    remarks = [gone] if gone else []
+    if has_quorum(run) and run.global_step:
+        remarks.append(f"{run.global_step:,} updates")
+    dropped = sum(replica.dropped for replica in replicas)
+    skipped = sum(replica.skipped for replica in replicas)
+    if dropped:
+        remarks.append(f"{dropped:,} late {'gradient' if dropped == 1 else 'gradients'} dropped")
+    if skipped:
+        remarks.append(f"{skipped:,} {'gradient' if skipped == 1 else 'gradients'} left out")
+    return remarks
+
+
+def gone_among(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
+    """Say which replicas the others go on without; empty if all are there."""
+    gone = [i for i, replica in enumerate(replicas) if replica.state == GONE]
+    named = ", ".join(short_task(tasks[i]) for i in gone[:MOST_NAMED])
+    more = f" and {len(gone) - MOST_NAMED} more" if len(gone) > MOST_NAMED else ""
+    return f"{named}{more} {'is' if len(gone) == 1 else 'are'} gone" if gone else ""
+
+
 def unit_of(run: Run) -> str:
-    """Return what the run counts: updates, where several replicas each make their own, else steps."""
+    """Return what the run counts: updates, where several replicas each make their own, else steps.
+
+    Where a step is not made of one gradient of each replica it is the batches of the one that is furthest.
+    """
+    if has_quorum(run):
+        return "batches"
     return "updates" if len(run.tasks) > 1 and not run.options.synchronous else "steps"
+
+
+def has_quorum(run: Run) -> bool:
+    """Whether steps are made of some gradients, whoever gave them: then a replica's batches are no steps."""
+    return run.options.backups is not None or run.options.aggregate is not None
 
 
 def in_a_line(error: NbdistError) -> str:

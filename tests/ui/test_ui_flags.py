@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.runs.options import Options
+from nbdist.runs.options import STRATEGIES, Options
 from nbdist.ui.flags import Flag, names, parse, unknown, usage
 from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
 
@@ -134,12 +134,23 @@ def test_the_help_lists_every_flag() -> None:
         assert "{" not in text.partition("Flags")[2]
         for name, flag in flags.items():
             assert flag.help
-            (line,) = [line for line in lines if line.startswith(f"    {name} ")]
-            assert flag.help in line
-            assert flag.shows in line
+            (number,) = [i for i, line in enumerate(lines) if line.startswith(f"    {name} ")]
+            assert flag.help in "\n".join(lines[number : number + 2])
+            assert flag.shows in lines[number]
     assert usage({"--a": Flag("a", int, "N", "one"), "--long": Flag("b", help="two")}) == (
         "    --a N   one\n    --long  two"
     )
+
+
+def test_the_help_is_grouped_and_fits_a_page() -> None:
+    text = str(DistributedMagics.distribute.__doc__)
+    assert max(len(line) for line in text.splitlines()) <= 110
+    for group in {flag.group for flag in DISTRIBUTE_FLAGS.values()}:
+        assert f"\n  {group}\n    --" in text
+    for strategy in STRATEGIES:
+        assert strategy in text
+    flags = {"--long": Flag("l", str, "x" * 30, "far"), "--b": Flag("b", help="near", group="Others")}
+    assert usage(flags) == f"    --long {'x' * 30}\n         far\n\n  Others\n    --b  near"
 
 
 def test_names() -> None:

@@ -11,11 +11,11 @@ import pytest
 from nbdist.errors import BodyError, NbdistError, TaskDiedError
 from nbdist.metrics.store import RunStore
 from nbdist.runs.options import Options
-from nbdist.runs.progress import Standing, Tally
+from nbdist.runs.progress import ReplicaStanding, Standing, Tally
 from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui import view
-from nbdist.ui.view import RunView, in_a_line, summary_of, unit_of
+from nbdist.ui.view import RunView, gone_among, in_a_line, summary_of, unit_of
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 
@@ -29,7 +29,8 @@ class FakeRun:
         self.history: History | None = None
         self.error: NbdistError | None = None
         self.epochs: dict[int, dict[str, float]] = {}
-        self.interrupted = 0
+        self.interrupted = self.global_step = 0
+        self.tally = Tally(len(TASKS), bool(options.get("synchronous")))
 
     def last_epoch(self, replica: int) -> dict[str, float]:
         return self.epochs.get(replica, {})
@@ -125,11 +126,12 @@ def test_the_standing_is_passed_on_whole(displays: list[FakeDisplay]) -> None:
     replicas = status.pop("per_replica")
     assert status == {
         "state": "training", "step": 20, "total": 80, "unit": "updates", "steps_per_second": 20.0,
-        "examples_per_second": 200.0, "seconds_left": 3.0, "elapsed": 1.0,
+        "examples_per_second": 200.0, "seconds_left": 3.0, "elapsed": 1.0, "note": "",
     }  # fmt: skip
     assert replicas[0] == {"state": "training", "step": 10, "steps_per_second": 10.0, "staleness": None} | {
-        "spent": dict.fromkeys(("data", "compute", "exchange", "wait"), 0.0)
-    }
+        "spent": dict.fromkeys(("data", "compute", "exchange", "wait"), 0.0),
+        "dropped": None, "skipped": None,
+    }  # fmt: skip
     assert replicas[1]["staleness"] == 3.0
 
 
@@ -161,6 +163,47 @@ def test_a_summary_counts_what_the_replicas_made(options: dict[str, Any], total:
         {"task": "worker 0", "steps": 30, "loss": 0.1235, "accuracy": 0.5, "mean staleness": 1.0},
         {"task": "worker 1", "steps": 20, "loss": 0.1235, "accuracy": 0.5},
     ]
+
+
+def test_a_replica_that_is_gone_is_named_live_and_at_the_end(displays: list[FakeDisplay]) -> None:
+    run = FakeRun(strategy="multi_worker", synchronous=True)
+    for replica in range(2):
+        told = Progress(step=10 + replica, total=40, state="training")
+        run.tally.hear(replica, vars(told), 1.0)
+    steps_of(run, 0, 40)
+    run.tally.lose(1, 2.0)
+    run.tally.hear(1, vars(Progress(step=12, total=40, state="training")), 3.0)  # it was only frozen
+    RunView(run).progress(run.tally.standing(3.0, run.store))  # type: ignore[arg-type]
+    _, status = displays[0].calls[-1]
+    assert status["note"] == "worker 1 is gone"
+    assert (status["state"], status["per_replica"][1]["state"]) == ("training", "gone")
+    found = summary(run)
+    assert found.remarks == ["worker 1 is gone"]
+    assert [(row["task"], row["state"], row["steps"]) for row in found.rows] == [
+        ("worker 0", "finished", 40),
+        ("worker 1", "gone", 0),
+    ]
+
+
+def test_gradients_that_were_not_applied_are_counted() -> None:
+    run = FakeRun(strategy="ps", synchronous=True, backups=1)
+    run.global_step = 17
+    for replica, (dropped, skipped) in enumerate(((0, 1), (1200, 0))):
+        told = Progress(step=9, total=40, state="done", dropped=dropped, skipped=skipped)
+        run.tally.hear(replica, vars(told), 1.0)
+        steps_of(run, replica, 9)
+    found = summary(run)
+    assert found.remarks == ["17 updates", "1,200 late gradients dropped", "1 gradient left out"]
+    assert (found.step, found.unit) == (9, "batches")
+    assert [list(row)[:4] for row in found.rows] == [["task", "steps", "dropped", "skipped"]] * 2
+    assert [row["dropped"] for row in found.rows] == [0, 1200]
+
+
+def test_many_that_are_gone_are_counted() -> None:
+    replicas = [ReplicaStanding("gone", 0, 0.0, None, {})] * 6
+    tasks = [f"/job:worker/task:{i}" for i in range(6)]
+    assert gone_among(replicas, tasks) == "worker 0, worker 1, worker 2, worker 3 and 2 more are gone"
+    assert gone_among([], []) == ""
 
 
 def test_a_run_without_training_counts_no_steps() -> None:

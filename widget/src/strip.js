@@ -3,6 +3,8 @@ import { make, setText } from "./dom.js";
 import { formatCount, formatShort } from "./format.js";
 import { COLOURED } from "./theme.js";
 
+const PARTS = ["data", "compute", "exchange", "wait"];
+
 export class Strip {
   /** @param {(replica: number | null) => void} choose */
   constructor(choose) {
@@ -13,6 +15,9 @@ export class Strip {
     this.cards = new Map();
     this.element = make("div", { class: "nbd-strip", role: "group", "aria-label": "Replicas" });
     this.element.hidden = true;
+    this.key = make("div", { class: "nbd-parts", "aria-hidden": "true" }, "time of a step",
+      ...PARTS.map((part) => make("span", {}, make("i", { "data-part": part }), part))); // each bar says it in words
+    this.element.append(this.key);
   }
 
   /** @param {Record<string, Record<string, any>>} replicas @param {string[]} labels */
@@ -32,10 +37,11 @@ export class Strip {
       if (!card) {
         card = this.makeCard(number);
         this.cards.set(number, card);
-        this.element.append(card);
+        this.key.before(card);
       }
       write(card, replicas[number], labels[number] ?? `replica ${number}`);
     }
+    this.key.hidden = !numbers.some((number) => Object.values(replicas[number].spent ?? {}).some((seconds) => seconds > 0));
   }
 
   /** @param {number} number */
@@ -63,6 +69,8 @@ function write(card, status, label) {
     status.step != null && `step ${formatCount(status.step)}`,
     status.steps_per_second != null && `${formatShort(status.steps_per_second)}/s`,
     status.staleness != null && `stale ${formatShort(status.staleness)}`,
+    status.dropped != null && `${formatCount(status.dropped)} dropped`,
+    status.skipped != null && `${formatCount(status.skipped)} left out`,
   ];
   // Lines break between the parts only.
   setText(figures, parts.filter(Boolean).map((part) => String(part).replaceAll(" ", "\u00a0")).join(" · "));
