@@ -63,6 +63,7 @@ def main() -> None:
     _panel(middle, "A worker's step", "time of a core, in all tasks; dashed: plain NumPy", "s", times, beside)
     middle.axhline(min(plain), color=drawing.MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
     middle.set(yscale="linear", ylim=(0, 1.15 * max(max(values) for values in times.values())))
+    middle.yaxis.set_major_formatter(lambda value, _: drawing.short(value, "s") if value else "0")
     one_step = {n: [value] for n, value in bells.items()}
     _panel(right, "Messages in a step of all workers", "none of them through the hub", "", one_step, sent)
     options.out.parent.mkdir(exist_ok=True)
