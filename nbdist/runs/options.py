@@ -147,7 +147,8 @@ class Options:
             if synchronous is not None and bool(self.synchronous) is not synchronous:
                 raise InvalidArgumentError(
                     f"--{name} belongs to {'--sync' if synchronous else '--async'}: replicas that "
-                    f"{'make a step together' if synchronous else 'go at their own pace'}"
+                    f"{'make a step together' if synchronous else 'go at their own pace'}. "
+                    f"{'Add --sync' if synchronous else 'Drop --sync'}"
                 )
         if self.backups is not None and self.aggregate is not None:
             raise InvalidArgumentError(

@@ -50,7 +50,7 @@ def draw(store: RunStore, charts: Sequence[Chart], tasks: Sequence[str]) -> Figu
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(len(charts), 3) if len(charts) != 4 else 2
+    columns = columns_of(len(charts))
     rows = -(-len(charts) // columns)
     size = (COLUMN_WIDTH * columns, ROW_HEIGHT * rows)
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
@@ -64,6 +64,11 @@ def draw(store: RunStore, charts: Sequence[Chart], tasks: Sequence[str]) -> Figu
     if keys:
         add_legend(figure, keys, 3 * columns)
     return figure
+
+
+def columns_of(charts: int) -> int:
+    """Return how many charts stand side by side."""
+    return min(charts, 3) if charts != 4 else 2
 
 
 def fill(axes: Axes, title: str, points: Sequence[Line], course: Sequence[Line]) -> None:

@@ -16,7 +16,7 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from nbdist.ui.chartplan import plan_charts
-from nbdist.ui.figure import picture
+from nbdist.ui.figure import columns_of, picture
 from nbdist.ui.frozenhtml import html
 from nbdist.ui.frozentext import text
 from nbdist.ui.rundata import run_data
@@ -41,7 +41,7 @@ def frozen(store: RunStore, summary: Summary) -> dict[str, Any]:
     room = BESIDE_A_PICTURE if png else ALONE
     encoded = None if png is None else base64.b64encode(png).decode("ascii")
     bundle = {
-        "text/html": html(summary, encoded, room),
+        "text/html": html(summary, encoded, room, columns_of(len(charts))),
         "text/plain": text(summary, room),
         RUN: run_data(store, charts, summary, limit=DATA_LIMIT),
     }

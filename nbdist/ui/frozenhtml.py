@@ -14,10 +14,11 @@ FEW_LETTERS = 100  # in names that stand side by side
 LEAST_OUTPUT = 500  # bytes that make it worth showing a task's output at all
 UNFOLDED_LINES = 30  # a longer output is folded
 PICTURE_WIDTH = 900  # CSS pixels at most
+COLUMN_WIDTH = 290  # CSS pixels at least of each chart in a row: less cannot be read, a page can be scrolled
 
 
-def html(summary: Summary, picture: str | None, room: Room) -> str:
-    """Return the HTML; ``picture`` is a PNG in base64."""
+def html(summary: Summary, picture: str | None, room: Room, columns: int = 1) -> str:
+    """Return the HTML; ``picture`` is a PNG in base64, of charts in so many columns."""
     name = (
         f" &nbsp; <small>{line(summary.run_id)}</small>" if summary.run_id not in ("", summary.title) else ""
     )
@@ -28,7 +29,8 @@ def html(summary: Summary, picture: str | None, room: Room) -> str:
     if picture is not None:
         parts.append(
             f'<p><img alt="{describe(summary)}" src="data:image/png;base64,{picture}" '
-            f'style="width:100%; max-width:{PICTURE_WIDTH}px; height:auto"></p>'
+            f'style="width:100%; min-width:{columns * COLUMN_WIDTH}px; max-width:{PICTURE_WIDTH}px; '
+            'height:auto"></p>'
         )
     parts.append(metrics_table(apart(summary), room.metrics))
     parts.append(rows_table(summary.rows, room.rows))
