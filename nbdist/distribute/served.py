@@ -38,6 +38,7 @@ class ServedReplica(Replica):
         """What each server did with the gradients of all replicas; there when all are through."""
         for link in links:  # what fails before the first step must not leave zeros in the model
             link.pull()
+        self.by_updates = rules.synchronous and rules.backups > 0
         self.notes = [link.note for link in links if link.note]
         self.values = self._in_order([link.layout.views(link.parameters) for link in links], places)
         self._gradients = [

@@ -113,7 +113,7 @@ def _train(
                 else:
                     with _noted(context, "compute", "validation"):
                         logs = validate(replica.values)
-                    history.validated(logs, loop.step)
+                    history.validated(logs, loop.of_all())
             history.end_epoch(epoch, whole=goes_on)
             if history.stop_training and context.end_everywhere is not None and context.is_chief:
                 context.end_everywhere(context.trainings)
@@ -239,10 +239,15 @@ class _Loop:
             progress.global_step = self.updates_before + replica.global_step
             progress.dropped = self.dropped_before + replica.dropped
             if mine and not wrong:
-                log(self.step, loss, values, replica.staleness, ended - begun, mine)
+                log(self.of_all(1), loss, values, replica.staleness, ended - begun, mine)
         if self.step == started:
             raise InvalidArgumentError("the dataset ended before this epoch: there is nothing to train on")
         return True
+
+    def of_all(self, more: int = 0) -> int:
+        """Return the step of all replicas that this one is at, ``more`` after the parameters it has."""
+        replica = self.replica
+        return self.updates_before + replica.global_step + more if replica.by_updates else self.step
 
     def _repeated(
         self, batches: Iterator[tuple[tuple[Array, ...], int]]

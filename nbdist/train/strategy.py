@@ -45,6 +45,8 @@ class Replica(ABC):
     """The parameters, in the order of the variables. ``pull`` changes them in place."""
     global_step = 0
     """Updates so far, of all replicas; as of the last pull."""
+    by_updates = False
+    """Whether its steps are those of ``global_step``: with backups a replica has no part in some."""
     waited = 0.0
     """Seconds of all pulls so far that went by waiting for an answer."""
     dropped = 0

@@ -109,7 +109,9 @@ def summary_of(run: Run) -> Summary:
         last = trained.get(i)
         if last is None and not (i in lost and any(trained.values())):
             continue
-        step = int(last.step) if last is not None else 0
+        # With backups the points of a late replica stand at the steps of all, and its own batches are fewer.
+        own = standing[i].step if has_quorum(run) else 0
+        step = own or (int(last.step) if last is not None else 0)
         row: dict[str, Any] = {"task": short_task(task)}
         if lost:
             row["state"] = GONE if i in lost else STATES[run.status]
@@ -151,7 +153,7 @@ def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
     dropped = sum(replica.dropped for replica in replicas)
     skipped = sum(replica.skipped for replica in replicas)
     if dropped:
-        remarks.append(f"{dropped:,} late {'gradient' if dropped == 1 else 'gradients'} dropped")
+        remarks.append(f"{dropped:,} {'gradient' if dropped == 1 else 'gradients'} dropped")
     if skipped:
         remarks.append(f"{skipped:,} {'gradient' if skipped == 1 else 'gradients'} left out")
     return remarks

@@ -140,6 +140,14 @@ def test_with_one_backup_the_fastest_train_on_their_shares(
 
     push = ServedReplica.push
     monkeypatch.setattr(ServedReplica, "push", late)
+    noted: dict[History, list[int]] = {}
+    note = History.step
+
+    def step(self: History, step: int, *told: Any) -> None:
+        noted.setdefault(self, []).append(step)
+        note(self, step, *told)
+
+    monkeypatch.setattr(History, "step", step)
 
     def body(i: int) -> tuple[list[Array], History]:
         return fit(Dataset.from_arrays(x, y).batch(12), callbacks=[Done()] if i < 2 else [])
@@ -149,6 +157,11 @@ def test_with_one_backup_the_fastest_train_on_their_shares(
     for weights, history in results:
         close(weights, expected)
         assert history.global_step == 15
+    for _, history in results[:2]:
+        assert noted[history] == list(range(1, 16))
+    first, *then = noted[results[2][1]]
+    assert 1 <= first <= 15
+    assert then in ([], [16])  # where the others are, not how many it has made
     # It may have offered another one before the others had left.
     assert [replicas[i].dropped for i in range(3)] in ([0, 0, 1], [0, 0, 2])
     assert [one.progress.dropped for one in place.contexts] == [replicas[i].dropped for i in range(3)]

@@ -193,7 +193,7 @@ def test_gradients_that_were_not_applied_are_counted() -> None:
         run.tally.hear(replica, vars(told), 1.0)
         steps_of(run, replica, 9)
     found = summary(run)
-    assert found.remarks == ["17 updates", "1,200 late gradients dropped", "1 gradient left out"]
+    assert found.remarks == ["17 updates", "1,200 gradients dropped", "1 gradient left out"]
     assert (found.step, found.unit) == (9, "batches")
     assert [list(row)[:4] for row in found.rows] == [["task", "steps", "dropped", "skipped"]] * 2
     assert [row["dropped"] for row in found.rows] == [0, 1200]
