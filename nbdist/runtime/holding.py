@@ -107,7 +107,7 @@ class Holding:
     def answer(self, answer: Answer) -> None:
         """Tell a replica, over the way it came, what became of its gradient."""
         replica, token, staleness, what = answer
-        if what == STOPPED and self.lost:
+        if what == STOPPED and self.rules.fails_without(len(self.lost)):
             self.tell(replica, self.trouble())
         elif replica in self.ringers and self.mailbox is not None:
             if what != STEPPED:
@@ -134,7 +134,7 @@ class Holding:
         self.lost.add(replica)
         for answer in self.shard.leave(replica, died=True):
             self.answer(answer)
-        if self.shard.broken_up:
+        if self.shard.broken_up and self.rules.fails_without(len(self.lost)):
             for other in self.senders.keys() - self.lost - self.leaving.keys():
                 self.tell(other, self.trouble())
 

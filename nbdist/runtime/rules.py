@@ -94,6 +94,15 @@ class Rules:
         """
         return 1 if self.synchronous or self.staleness == 0 else SLOTS
 
+    def fails_without(self, dead: int) -> bool:
+        """Whether so many deaths leave a synchronous training without enough replicas for a step.
+
+        With several batches a step and several servers one is too many: only some may have its gradient.
+        """
+        if not self.synchronous or not dead:
+            return False
+        return self.servers > 1 if self.several else self.replicas - dead < self.needed
+
     def most_stale(self) -> int | None:
         """Return the bound that follows for the measured staleness of a gradient, in updates; None for none.
 

@@ -248,7 +248,7 @@ class Server:
     def _lose(self, worker: Worker) -> None:
         self.lost.add(worker.number)
         self._tell(self.shard.leave(worker.number, died=True))
-        if self.shard.broken_up:
+        if self.shard.broken_up and self.rules.fails_without(len(self.lost)):
             for number, link in self._links.items():
                 if number not in self.lost | self.left:
                     link.coming.append(Broken())
@@ -272,7 +272,7 @@ class Server:
         if self.shard.broken_up:
             self._collected = []
         for answer in answers:
-            broken = answer.what == STOPPED and self.lost
+            broken = answer.what == STOPPED and self.rules.fails_without(len(self.lost))
             self._links[answer.replica].coming.append(Broken() if broken else answer)
 
     def _number(self, workers: list[Worker]) -> int:

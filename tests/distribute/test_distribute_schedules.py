@@ -98,7 +98,10 @@ def test_the_death_of_replicas_leaves_nobody_waiting(
     for server in town.servers:
         assert sum(server.shard.tally.made) + sum(server.shard.tally.dropped) == server.offered
         assert not server.shard.waited_for
+    killed = sum(worker.dead and not worker.broken for worker in town.workers)
     living = [worker for worker in town.workers if not worker.dead]
+    if any(worker.broken for worker in town.workers):
+        assert rules.fails_without(killed)
     if not synchronous:
         assert all(worker.made == batches[worker.number] for worker in living)
 

@@ -41,6 +41,15 @@ def test_who_is_needed() -> None:
     assert Rules(4).scale == 1.0
 
 
+def test_whom_the_dead_are_missed_by() -> None:
+    assert not Rules(3).fails_without(2)
+    assert Rules(3, True).fails_without(1)
+    assert not Rules(3, True).fails_without(0)
+    assert [Rules(4, True, 2).fails_without(dead) for dead in (1, 2, 3)] == [False, False, True]
+    assert not Rules(2, True, 3).fails_without(1)
+    assert Rules(2, True, 3, servers=2).fails_without(1)
+
+
 def test_how_many_gradients_are_under_way() -> None:
     assert [Rules(2, staleness=s).depth for s in (None, 0, 1)] == [SLOTS, 1, SLOTS]
     assert Rules(2, True).depth == 1
