@@ -26,7 +26,7 @@ class DeviceReplica(Replica):
         self._gradients = [xp.empty_like(value) for value in self.values]
         self.notes, self.push_is = inner.notes, inner.push_is
         self.pull_is = inner.pull_is or ("receive", "parameters from the host")
-        self.global_step = inner.global_step
+        self.global_step, self.by_updates = inner.global_step, inner.by_updates
 
     def pull(self) -> None:
         """Bring the newest parameters to the device."""

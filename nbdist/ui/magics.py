@@ -256,8 +256,11 @@ def bring_home(run: Run, namespace: dict[str, Any]) -> None:
 def finish(run: Run) -> None:
     """End the cell of a run that was interrupted as an interrupt ends any cell."""
     if run.status == "stopped":
-        kept = "what was trained is in `model`" if run.model is not None else "no model came home"
-        stopped = KeyboardInterrupt(f"run {run.id} was stopped; {kept}")
+        trained = "loss" in run.store.series
+        kept = (
+            "; what was trained is in `model`" if run.model is not None else "; no model came home" * trained
+        )
+        stopped = KeyboardInterrupt(f"run {run.id} was stopped{kept}")
         stopped._render_traceback_ = lambda: [f"KeyboardInterrupt: {stopped}"]  # type: ignore[attr-defined]
         raise stopped
 

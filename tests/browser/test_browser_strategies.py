@@ -1,0 +1,79 @@
+"""Training with copies on every worker, as a user sees it: a worker that dies, and what is left of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import nbformat
+import pytest
+from browser_lab import Lab
+from playwright.sync_api import Page, expect
+
+pytestmark = [pytest.mark.browser, pytest.mark.engines]
+
+SETUP = """import nbdist as nb
+%load_ext nbdist
+cluster = nb.start_cluster(workers=3, report=lambda line: None)
+print("pid of worker 1:", next(task.pid for task in cluster.tasks if task.index == 1))"""
+TRAIN = """%%distribute --strategy multi_worker --seed 1 --name survived
+x, y, x_test, y_test = nb.data.digits()
+model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
+model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
+history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(30), epochs=1_000_000)
+"""
+USE = "print(run.status, model.predict(x_test).shape)"
+LIVE = "section.nbdist-live"
+
+
+def output_of(page: Page, cell: int) -> str:
+    return str(page.locator(".jp-Notebook-cell").nth(cell).locator(".jp-Cell-outputArea").inner_text())
+
+
+def step_of(page: Page, card: int) -> int:
+    """The step that a replica's card shows."""
+    figures = page.locator(f"{LIVE} .nbd-card .nbd-figures").nth(card).inner_text()
+    found = re.search(r"step\s([\d,]+)", figures)
+    return int(found[1].replace(",", "")) if found else -1
+
+
+def test_a_worker_that_dies_is_gone_in_the_live_view_and_in_what_stays(lab: Lab) -> None:
+    path = lab.write("dies.ipynb", [SETUP, TRAIN, USE, "%cluster stop"])
+    page = lab.open("dies.ipynb")
+    lab.run(0)
+    pid = int(output_of(page, 0).partition("worker 1:")[2])
+    lab.run(1, wait=False)
+    page.wait_for_selector(LIVE, state="attached")
+    page.locator(LIVE).evaluate("node => node.scrollIntoView({block: 'start'})")
+    page.wait_for_function(f"() => /step [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)")
+
+    os.kill(pid, signal.SIGKILL)
+    expect(page.locator(f"{LIVE} .nbd-card[data-state=gone] .nbd-name")).to_have_text("worker 1")
+    expect(page.locator(f"{LIVE} .nbd-note")).to_have_text("worker 1 is gone")
+    expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("training")
+    expect(page.locator(f"{LIVE} .nbd-parts")).to_contain_text("compute")
+    early, last = step_of(page, 2), step_of(page, 1)
+    page.wait_for_function(
+        "early => { const figures = document.querySelectorAll('.nbd-card .nbd-figures')[2].textContent;"
+        " return Number(/step\\s([\\d,]+)/.exec(figures)[1].replaceAll(',', '')) > early + 100 }",
+        arg=early,
+    )  # the others go on
+    assert step_of(page, 1) == last
+    lab.screenshot("strategies-gone")
+
+    page.get_by_role("button", name="Stop", exact=True).click()
+    lab.wait_done(1)
+    expect(page.locator(LIVE)).to_have_count(0)
+    shown = output_of(page, 1)
+    assert re.search(r"■ stopped · [\d,]+ steps · .* · worker 1 is gone", shown)
+    assert re.search(rf"worker 1\s+gone\s+{last:,}\b", shown)
+    assert "killed by SIGKILL; 2 of 3 go on" in shown
+    lab.screenshot("strategies-gone-frozen")
+    lab.run(2)
+    assert "stopped (359, 10)" in output_of(page, 2)
+    lab.run(3)
+    lab.save()
+    saved = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    assert "widgets" not in saved.metadata
+    assert "worker 1 is gone" in saved.cells[1].outputs[0].data["text/plain"]
