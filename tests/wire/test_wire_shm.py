@@ -306,6 +306,19 @@ def test_nobody_behind_a_doorbell_is_told(prefix: str) -> None:
         path.unlink()
 
 
+def test_whether_anybody_listens_is_seen_without_a_ring(prefix: str) -> None:
+    bell = Doorbell.create(prefix)
+    ringer = Ringer(bell.name)
+    assert ringer.heard()
+    ringer.ring(b"1")
+    assert ringer.heard()
+    assert bell.wait(1) == b"1"
+    bell.close()
+    assert not ringer.heard()
+    ringer.close()
+    assert not ringer.heard()
+
+
 def test_a_full_doorbell_never_blocks(prefix: str) -> None:
     bell = Doorbell.create(prefix)
     ringer = Ringer(bell.name)
