@@ -14,8 +14,10 @@ class Row:
     def __init__(self, call: Call, out: Array, x: Array) -> None:
         self._out = out
         # An input that overlaps the output, but is not it, would be overwritten before it is read.
-        apart = not np.may_share_memory(out, x) or (call.what == "all_reduce" and _same_place(out, x))
-        self._direct = out.flags.c_contiguous and apart
+        self._direct = out.flags.c_contiguous and (
+            (call.what == "all_reduce" and (out is x or _same_place(out, x)))
+            or not np.may_share_memory(out, x)
+        )
         self.items = out.reshape(-1) if self._direct else np.empty(out.size, out.dtype)
 
     def finish(self) -> None:

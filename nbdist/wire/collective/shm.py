@@ -109,10 +109,10 @@ class ShmCollective(Collective):
             self._whole.do(call, x, out)
         elif reduces and (loan := self._loans.find(x, out)) is not None:
             self._loans.reduce(call, *loan)
-        elif reduces and self.size == 2:
-            self._whole.reduce_pair(call, x, out)
         elif call.nbytes <= self._eager:
             self._whole.do(call, x, out)
+        elif reduces and self.size == 2:
+            self._whole.reduce_pair(call, x, out)
         elif call.what in REDUCING:
             self._pieces.reduce(call, x, out)
         else:

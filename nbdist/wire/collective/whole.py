@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from nbdist.wire.collective.calls import REDUCING, Call, combine, flat
-from nbdist.wire.collective.desk import Desk, eager_bytes
+from nbdist.wire.collective.desk import Desk
 from nbdist.wire.collective.rows import Row
 from nbdist.wire.collective.turns import Turns
 from nbdist.wire.frames import Array
 
 KNOWN_PLACES = 256
-PAIR_PIECE = 1 << 19  # bytes, of values that need several: what all ranks touch should stay in cache
+NEAR = 1 << 14  # bytes that are in the first-level cache in any case
+PAIR_PIECE = 1 << 19  # bytes; what both ranks touch should stay in cache
 
 
 class Whole:
@@ -41,6 +42,10 @@ class Whole:
             np.copyto(values[self._rank], x)
         self._turns.begin(call)
         if call.what == "all_reduce" and call.work == call.result:
+            if call.nbytes > NEAR and self._rank < 2 and x.dtype == call.work:
+                # The own value from where it came: one row less to go through. From the third rank on it
+                # may be overwritten before its turn.
+                values = [*values[: self._rank], x, *values[self._rank + 1 :]]
             combine(call, values, out)
         elif call.what in REDUCING:
             rows = slice(*call.rows(self._rank)) if call.what == "reduce_scatter" else ...
@@ -55,15 +60,12 @@ class Whole:
             np.copyto(out, values[call.root])
 
     def reduce_pair(self, call: Call, x: Array, out: Array) -> None:
-        """All-reduce between two ranks: each combines everything, piece by piece."""
+        """All-reduce of large values between two ranks: each combines everything, piece by piece."""
         given, taken = flat(call, x), Row(call, out, x)
-        room = eager_bytes(2)
-        length = (room if call.nbytes <= room else PAIR_PIECE) // call.work.itemsize
+        length = PAIR_PIECE // call.work.itemsize
         slots = self._pairs.get(call.work)
         if slots is None:
-            slots = self._pairs[call.work] = _places(
-                self._turns.desks, call.work, (room // call.work.itemsize,)
-            )
+            slots = self._pairs[call.work] = _places(self._turns.desks, call.work, (length,))
         direct = taken.items.dtype == call.work
         for at in range(0, call.count, length):
             end = min(call.count, at + length)
