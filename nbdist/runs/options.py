@@ -13,6 +13,8 @@ from nbdist.runtime.task import Roster, TaskInfo
 STRATEGIES = ("ps", "mirrored", "multi_worker", "central", "elastic", "one_device")
 TOGETHER = ("mirrored", "multi_worker", "central")
 """Strategies whose replicas make every step together."""
+SURVIVING = ("mirrored", "multi_worker", "ps")
+"""Strategies whose replicas go on after a death of one; synchronous servers only with backups."""
 REPLICATIONS = ("between-graph", "in-graph")
 DATA = ("client", "workers")
 IN_GRAPH = (None, "ps", "central")
@@ -24,7 +26,7 @@ BELONGS: dict[str, tuple[tuple[str, ...], bool | None]] = {
     "staleness": (("ps",), False),
     "locking": (("ps",), None),
     "collective": (("mirrored", "multi_worker", "elastic", "one_device"), None),
-    "min_workers": (TOGETHER[:2], None),
+    "min_workers": (SURVIVING, None),
     "every": (("elastic",), None),
     "alpha": (("elastic",), None),
 }
@@ -110,10 +112,19 @@ class Options:
         chosen = self.strategy is not None or self.synchronous or self.data != "client"
         return bool(chosen or self.settings().keys() - {"collective"} or self.epochs is not None)
 
-    @property
-    def least(self) -> int | None:
-        """How many workers have to be left for training to go on after a death; None: all of them."""
-        return (self.min_workers or 1) if self.strategy in TOGETHER[:2] else None
+    def least(self, workers: int, servers: int) -> int | None:
+        """Return how many workers have to be left for training to go on after a death; None: all of them.
+
+        >>> Options(strategy="ps", synchronous=True, backups=1).least(workers=4, servers=1)
+        3
+        """
+        strategy = self.strategy or ("ps" if servers else None)
+        needed = 1
+        if strategy == "ps" and self.synchronous:
+            needed = workers - (self.backups or 0) if self.aggregate is None else self.aggregate
+        if strategy not in SURVIVING or needed >= workers or self.replication == "in-graph":
+            return None
+        return max(needed, self.min_workers or 1)
 
     @property
     def uses_servers(self) -> bool:

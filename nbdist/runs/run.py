@@ -82,7 +82,8 @@ class Run:
         self._servers = [info for info in cluster.tasks if info.job == "ps" and options.uses_servers]
         self._watch = Watch(
             record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
-            store=self.store, tally=self.tally, least=options.least,
+            store=self.store, tally=self.tally,
+            least=options.least(len(workers), len(self._servers)),
             printed=lambda task, text: self._show(lambda view: view.output(task, text)),
         )  # fmt: skip
         self.outcomes = self._watch.outcomes

@@ -27,7 +27,7 @@ class Watch:
 
     ``workers`` run bodies; ``servers`` and ``towers`` are needed beside them. ``outcomes`` are what the
     bodies returned, by rank; ``error`` is the first thing that went wrong, after which the other tasks are
-    aborted. With ``least`` workers other than the first may die, as long as so many are left. Points go to
+    aborted. With ``least``, workers other than the first may die, as long as so many are left. Points go to
     ``store``, progress to ``tally``, output to ``printed``.
     """
 
@@ -195,6 +195,8 @@ class Watch:
         first, left = self.workers[0], [w for w in self.workers if w.rank not in dead]
         if self.least is None or info not in self.workers or info is first or len(left) < self.least:
             return False
+        if not any(self._begun.values()):  # a plain cell, as far as it is known
+            return False
         self._lose(info, self._how_it_died(info))
         self.tell(first, "run.lost", {"run": self.run, "ranks": sorted(self.lost)})
         return True
@@ -219,7 +221,8 @@ class Watch:
         if over or not self.servers:
             return
         most = max(self._begun.values(), default=0)
-        short = [info.name for info in self.workers if ended.get(info.rank, most) < most]
+        there = [info for info in self.workers if info.rank not in self.lost]
+        short = [info.name for info in there if ended.get(info.rank, most) < most]
         if short:
             waits = next(info.name for info in self.workers if self._begun.get(info.rank) == most)
             self._fail(

@@ -65,7 +65,7 @@ def test_a_dead_parameter_server_ends_the_run(start: Callable[..., Cluster], opt
 
 def test_a_dead_worker_is_named_and_the_others_can_go_on(start: Callable[..., Cluster]) -> None:
     cluster = start(workers=2, ps=1)
-    run = until_it_trains(start_run(ENDLESS, Options(), cluster=cluster))
+    run = until_it_trains(start_run(ENDLESS, Options(synchronous=True), cluster=cluster))
     pid = kill(cluster, "/job:worker/task:1")
     with pytest.raises(TaskDiedError, match="killed by SIGKILL") as caught:
         run.wait()

@@ -336,6 +336,34 @@ def test_the_others_go_on_after_a_death(
     assert after.global_step == 20
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"staleness": 1, "transport": "socket"}, {"synchronous": True, "backups": 1}],
+    ids=str,
+)
+def test_workers_of_parameter_servers_go_on_after_a_death(
+    start: Callable[..., Cluster], options: dict[str, Any]
+) -> None:
+    cluster, heard = start(workers=3, ps=1), Heard()
+    run = start_run(
+        DYING.format(who=(2,)), Options(seed=5, **options), cluster=cluster, make_view=lambda run: heard
+    )
+    seconds, error = seconds_to_end(run)
+    assert error is None
+    assert seconds < 10
+    assert "killed by SIGKILL; 2 of 3 go on" in "".join(heard.text.values())
+    assert run.global_step >= 20
+    assert {rank: outcome["step"] for rank, outcome in run.outcomes.items() if outcome}.keys() == {0, 1}
+
+
+def test_a_death_in_a_plain_cell_ends_it(start: Callable[..., Cluster]) -> None:
+    cluster = start(workers=3, ps=1)
+    body = "import os, signal\nif nb.task.index == 1: os.kill(os.getpid(), signal.SIGKILL)\nn = 3"
+    seconds, error = seconds_to_end(start_run(body, Options(), cluster=cluster))
+    assert isinstance(error, TaskDiedError)
+    assert seconds < 5
+
+
 def test_the_others_go_on_without_one_that_is_frozen(start: Callable[..., Cluster], alone: list[Any]) -> None:
     cluster, heard = start(workers=3), Heard()
     body = DYING.replace("SIGKILL", "SIGSTOP").format(who=(2,))
