@@ -72,7 +72,8 @@ def html(timeline: Timeline, picture: str) -> str:
     )
     return (
         f'<p><img alt="{escape(headline(timeline))}; the table below has the figures" '
-        f'src="data:image/png;base64,{picture}" style="width:100%; max-width:1100px; height:auto"></p>\n'
+        f'src="data:image/png;base64,{picture}" '
+        'style="width:100%; min-width:680px; max-width:1100px; height:auto"></p>\n'
         f"<table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table>"
     )
 

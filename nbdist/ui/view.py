@@ -115,7 +115,9 @@ def summary_of(run: Run) -> Summary:
         row: dict[str, Any] = {"task": short_task(task)}
         if lost:
             row["state"] = GONE if i in lost else STATES[run.status]
-        row["steps"] = step
+        row["batches" if has_quorum(run) else "steps"] = (
+            f"≥ {step:,}" if i in lost else step
+        )  # its last words were up to 0.1 s old
         for name in ("dropped", "skipped"):  # where they are not zero, and early: a table has few columns
             if any(getattr(replica, name) for replica in standing):
                 row[name] = getattr(standing[i], name)

@@ -171,6 +171,7 @@ def test_a_replica_that_is_gone_is_named_live_and_at_the_end(displays: list[Fake
         told = Progress(step=10 + replica, total=40, state="training")
         run.tally.hear(replica, vars(told), 1.0)
     steps_of(run, 0, 40)
+    run.store.extend(1, "loss", [11, 12], [1.0, 1.0], [1000.0, 1001.0])
     run.tally.lose(1, 2.0)
     run.tally.hear(1, vars(Progress(step=12, total=40, state="training")), 3.0)  # it was only frozen
     RunView(run).progress(run.tally.standing(3.0, run.store))  # type: ignore[arg-type]
@@ -181,7 +182,7 @@ def test_a_replica_that_is_gone_is_named_live_and_at_the_end(displays: list[Fake
     assert found.remarks == ["worker 1 is gone"]
     assert [(row["task"], row["state"], row["steps"]) for row in found.rows] == [
         ("worker 0", "finished", 40),
-        ("worker 1", "gone", 0),
+        ("worker 1", "gone", "≥ 12"),
     ]
 
 
@@ -195,7 +196,7 @@ def test_gradients_that_were_not_applied_are_counted() -> None:
     found = summary(run)
     assert found.remarks == ["17 updates", "1,200 gradients dropped", "1 gradient left out"]
     assert (found.step, found.unit) == (9, "batches")
-    assert [list(row)[:4] for row in found.rows] == [["task", "steps", "dropped", "skipped"]] * 2
+    assert [list(row)[:4] for row in found.rows] == [["task", "batches", "dropped", "skipped"]] * 2
     assert [row["dropped"] for row in found.rows] == [0, 1200]
 
 
