@@ -83,7 +83,7 @@ class Run:
         self._watch = Watch(
             record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
             store=self.store, tally=self.tally,
-            least=options.least(len(workers), len(self._servers)),
+            least=options.least(len(workers), len(self._servers)), trains=options.wants_training,
             printed=lambda task, text: self._show(lambda view: view.output(task, text)),
         )  # fmt: skip
         self.outcomes = self._watch.outcomes

@@ -27,8 +27,8 @@ class Watch:
 
     ``workers`` run bodies; ``servers`` and ``towers`` are needed beside them. ``outcomes`` are what the
     bodies returned, by rank; ``error`` is the first thing that went wrong, after which the other tasks are
-    aborted. With ``least``, workers other than the first may die, as long as so many are left. Points go to
-    ``store``, progress to ``tally``, output to ``printed``.
+    aborted. With ``least``, workers other than the first may die, as long as so many are left and the body
+    ``trains``, or is seen to. Points go to ``store``, progress to ``tally``, output to ``printed``.
     """
 
     def __init__(
@@ -42,12 +42,13 @@ class Watch:
         *,
         towers: Sequence[TaskInfo] = (),
         least: int | None = None,
+        trains: bool = False,
         store: RunStore,
         tally: Tally,
         printed: Callable[[str, str], object],
     ) -> None:
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
-        self.towers, self.least = towers, least
+        self.towers, self.least, self.trains = towers, least, trains
         self.calls, self.store, self.tally = calls, store, tally
         self.outcomes: dict[int, dict[str, Any]] = {}
         self.error: NbdistError | None = None
@@ -126,7 +127,9 @@ class Watch:
                 continue
             outcome = self.calls.outcome(rank)
             if isinstance(outcome, TaskDiedError):
-                self._watch_tasks()  # it says more
+                self._watch_tasks()  # it says more, and whether the others go on
+                if rank in self.lost:
+                    continue
             if isinstance(outcome, BaseException):
                 self.outcomes[rank] = {}
                 self._ended.add(rank)
@@ -195,7 +198,7 @@ class Watch:
         first, left = self.workers[0], [w for w in self.workers if w.rank not in dead]
         if self.least is None or info not in self.workers or info is first or len(left) < self.least:
             return False
-        if not any(self._begun.values()):  # a plain cell, as far as it is known
+        if not self.trains and not any(self._begun.values()):  # a plain cell, as far as it is known
             return False
         self._lose(info, self._how_it_died(info))
         self.tell(first, "run.lost", {"run": self.run, "ranks": sorted(self.lost)})
