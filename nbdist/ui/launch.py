@@ -49,7 +49,8 @@ def launch(
     - ``strategy``: "ps", "mirrored", "multi_worker", "central", "elastic" or "one_device"; ``sync`` True or
       False stands for --sync and --async
     - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``
-    - for "mirrored" and "multi_worker": ``min_workers``, ``collective``; for "elastic": ``every``, ``alpha``
+    - for "mirrored" and "multi_worker": ``collective``; for these and "ps": ``min_workers``
+    - for "elastic": ``every``, ``alpha``
     - ``live``: False shows no view, names such as ("loss",) choose its curves
     - ``cluster``: the one to run on; None is the one that was started last
 

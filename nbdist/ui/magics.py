@@ -60,9 +60,6 @@ DISTRIBUTE_FLAGS = grouped({
         "--transport": Flag("transport", str, "auto|socket", "how parameters travel"),
     },
     "With --strategy mirrored and multi_worker": {
-        "--min-workers": Flag(
-            "min_workers", int, "N", "go on after a death while N workers are left (default 1)"
-        ),
         "--collective": Flag(
             "collective", str, "auto|shm|ring|hierarchical|nccl|mpi",
             "how gradients are summed, and what nb.collective uses (default: the best)",
@@ -71,6 +68,11 @@ DISTRIBUTE_FLAGS = grouped({
     "With --strategy elastic": {
         "--every": Flag("every", int, "TAU", "steps between two pulls towards the centre (default 10)"),
         "--alpha": Flag("alpha", float, "A", "how far each pull goes (default 0.9 / workers)"),
+    },
+    "When a worker dies": {
+        "--min-workers": Flag(
+            "min_workers", int, "N", "go on while N workers are left (mirrored, multi_worker, ps; default 1)"
+        ),
     },
     "With --replication in-graph": {
         "--data": Flag("data", str, "|".join(DATA), "who reads the data: this notebook, or each worker"),
@@ -160,8 +162,9 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         %%distribute --strategy one_device                 each by itself: for finding mistakes
         %%distribute --replication in-graph                the cell runs here, its fit drives all workers
 
-        Workers that die do not end a multi_worker (or mirrored) run, as long as the chief, worker 0, lives.
-        Stop, or the kernel's interrupt, ends any run and keeps what it has trained.
+        A worker that dies does not end a run with mirrored, multi_worker, ps --async or ps --sync --backups,
+        as long as the chief, worker 0, lives. Stop, or the kernel's interrupt, ends any run and keeps what it
+        has trained.
 
         Flags:
         {flags}
