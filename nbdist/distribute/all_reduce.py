@@ -65,7 +65,8 @@ class AllReduceStrategy(Strategy):
         self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
         if self.replica_index == 0 and lost:
             current().progress.lost += [info.rank for info in lost]
-            print(f"{called(lost)} gone: {self.world.size} replicas go on with larger shares")
+            left = "1 replica goes" if self.world.size == 1 else f"{self.world.size} replicas go"
+            print(f"{called(lost)} gone: {left} on with larger shares")
 
 
 class AllReduceReplica(Replica):

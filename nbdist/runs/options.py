@@ -191,6 +191,11 @@ def check_numbers(options: Options, workers: int) -> None:
             f"--backups {options.backups} of {workers} workers leaves none whose gradients make a step; "
             f"at most {workers - 1} can be"
         )
+    if options.collective == "local" and workers > 1:
+        raise InvalidArgumentError(
+            f"--collective local is for one worker alone, and {workers} take part; drop it, or choose one "
+            "with --on"
+        )
     if options.min_workers is not None and options.min_workers > workers:
         raise InvalidArgumentError(
             f"--min-workers {options.min_workers}: only {workers} workers take part; start more, or give less"

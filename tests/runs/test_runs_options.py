@@ -107,6 +107,7 @@ def test_options_are_checked(options: dict[str, Any], words: str) -> None:
     ("options", "words"),
     [
         ({"synchronous": True, "backups": 3}, "--backups 3 of 3 workers leaves none .* at most 2 can be"),
+        ({"collective": "local"}, "--collective local is for one worker alone, and 3 take part"),
         ({"strategy": "mirrored", "min_workers": 4}, "--min-workers 4: only 3 workers take part"),
     ],
 )
