@@ -31,7 +31,7 @@ MOST_EAGER = 1 << 20  # of all other ranks' values, with which it is so however 
 WORD = np.dtype(np.int64).itemsize
 LINE = 64
 # In words. A call's digest stands beside SENT, so that who waits reads one line.
-SENT, DIGEST, REDUCED, ASLEEP, BROKEN, LEFT, CORE = 0, 1, 8, 16, 24, 25, 26
+SENT, DIGEST, REDUCED, ASLEEP, BROKEN, LEFT, THREAD = 0, 1, 8, 16, 24, 25, 26
 TEXT_AT, TEXT_ROOM = 512, 512  # of a call, two of them
 TROUBLE_AT, TROUBLE_ROOM = 2048, 2048
 DATA_AT = 4096

@@ -20,6 +20,7 @@ from nbdist.wire.collective.parting import Parting
 from nbdist.wire.collective.watch import Watch
 from nbdist.wire.shm import Doorbell, shared_folder
 
+SAY_EVERY = 64  # steps, for a group may be used by another thread than before
 SPINS = 400  # some 20 microseconds; to yield earlier would keep two ranks on one core while another is idle
 YIELDS = 64  # between two looks at the clock
 PATIENCE_SECONDS = 500e-6  # then it sleeps: a core may be what the others wait for
@@ -63,6 +64,8 @@ class Meeting:
         if not IN_ORDER:
             fence()
         self._own[word] = value
+        if value % SAY_EVERY == 1:
+            self._parting.say()
         for other in self._others:
             if self._words[other][ASLEEP]:
                 self._ring(other)
@@ -112,8 +115,9 @@ class Meeting:
         for _ in range(self._spins):
             if line[word] >= value:
                 return
-        self._parting.look()
-        tired = time.perf_counter() + PATIENCE_SECONDS
+        now = time.perf_counter()
+        self._parting.look(now)
+        tired = now + PATIENCE_SECONDS
         while True:
             for _ in range(YIELDS):
                 if line[word] >= value:

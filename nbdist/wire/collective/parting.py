@@ -6,38 +6,50 @@ recently run to be moved, and each call takes twice as long, for ever.
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
-from nbdist.wire.collective.desk import CORE
+from nbdist.wire.collective.desk import THREAD
 
-LOOK_EVERY = 16  # waits that were longer than the scheduler's patience would explain
+LOOK_EVERY = 0.02  # seconds; a look at the others takes some 15 µs each
+CORE_FIELD = 36  # of /proc/<pid>/stat, after the name
 
 
 class Parting:
-    """Moves the calling thread of a rank off a core on which a rank before it runs."""
+    """Moves the calling thread of a rank off a core on which another rank runs."""
 
     def __init__(self, rank: int, words: Sequence[memoryview[int]]) -> None:
-        self._own, self._others = words[rank], [one for one in words if one is not words[rank]]
-        self._before = words[:rank]
-        self._waits = 0
-        self._core: Callable[[], int] = getattr(ctypes.CDLL(None), "sched_getcpu", lambda: -1)
+        self._own = words[rank]
+        self._others = [one for one in words if one is not words[rank]]
+        self._next = 0.0
         self._enough = len(words) <= len(os.sched_getaffinity(0))
 
-    def look(self) -> None:
-        """Note a long wait; now and then, see where the others are and move if need be."""
-        self._waits += 1
-        if self._enough and self._waits % LOOK_EVERY == 0:
-            core = self._core()
-            self._own[CORE] = core + 1  # 0 is unknown
-            if any(words[CORE] == core + 1 for words in self._before):
-                self._move(core)
+    def say(self) -> None:
+        """Let the others know which thread this rank is."""
+        self._own[THREAD] = threading.get_native_id()
 
-    def _move(self, core: int) -> None:
+    def look(self, now: float) -> None:
+        """See where the others are, if it is time to, and move if need be; for when this rank waits long."""
+        if not self._enough or now < self._next:
+            return
+        self._next = now + LOOK_EVERY
+        self.say()
+        here = core_of(self._own[THREAD])
+        taken = {core_of(words[THREAD]) for words in self._others}
+        if here not in taken or here < 0:
+            return
         allowed = os.sched_getaffinity(0)
-        free = allowed - {core} - {int(words[CORE]) - 1 for words in self._others}
-        if free:
+        if free := allowed - taken:
             os.sched_setaffinity(0, free)  # of this thread only
             os.sched_setaffinity(0, allowed)  # it stays where it is until there is a reason to move it
-            self._own[CORE] = self._core() + 1
+
+
+def core_of(thread: int) -> int:
+    """Return the core on which a thread of this host runs, or ran last; -1 if it is not seen here."""
+    with suppress(OSError, IndexError, ValueError):
+        stat = Path(f"/proc/{thread}/task/{thread}/stat").read_text()
+        return int(stat.rpartition(")")[2].split()[CORE_FIELD])
+    return -1

@@ -2,75 +2,79 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
 
-from nbdist.wire.collective.desk import CORE
-from nbdist.wire.collective.parting import LOOK_EVERY, Parting
+from nbdist.wire.collective import parting
+from nbdist.wire.collective.desk import THREAD
+from nbdist.wire.collective.parting import Parting, core_of
 
 CORES = sorted(os.sched_getaffinity(0))
-core_of_this_thread = ctypes.CDLL(None).sched_getcpu
+NOBODY = 2**22 + 1  # above the largest id of a thread
 
 
-def part(rank: int, cores: list[int], looks: int = LOOK_EVERY) -> tuple[int, set[int], list[int]]:
-    """Let a rank look whose others are on these cores, itself on the first; return where it is then.
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """Which cores this thread was allowed, one after the other; it is not really moved."""
+    asked: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda who, cores: asked.append(set(cores)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: {0, 1, 2})
+    return asked
 
-    In a thread of its own, for that is what is moved. Cores are counted among those of this process.
-    """
-    words = [np.zeros(64, np.int64) for _ in cores]
-    found: list[Any] = []
+
+def words(threads: list[int]) -> list[memoryview[int]]:
+    rows = [np.zeros(64, np.int64) for _ in threads]
+    for row, thread in zip(rows, threads):
+        row[THREAD] = thread
+    return [row.data for row in rows]
+
+
+def test_a_thread_is_found_where_it_runs() -> None:
+    found: list[int] = []
 
     def run() -> None:
-        os.sched_setaffinity(0, {CORES[0]})
-        for one, core in zip(words, cores):
-            one[CORE] = CORES[core] + 1
-        parting = Parting(rank, [one.data for one in words])
-        parting._enough = True  # though only one core is allowed until here
-        os.sched_setaffinity(0, CORES)
-        for _ in range(looks):
-            parting.look()
-        found.extend((core_of_this_thread(), os.sched_getaffinity(0)))
+        os.sched_setaffinity(0, {CORES[-1]})
+        found.append(core_of(threading.get_native_id()))
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return found[0], found[1], [int(one[CORE]) - 1 for one in words]
+    assert found == [CORES[-1]]
+    assert core_of(NOBODY) == -1
+    assert core_of(0) == -1
 
 
-@pytest.mark.skipif(len(CORES) < 2, reason="there is one core only")
-def test_a_rank_leaves_the_core_of_one_before_it() -> None:
-    here, allowed, said = part(1, [0, 0])
-    assert said == [CORES[0], said[1]]
-    assert said[1] != CORES[0]
-    assert allowed == set(CORES)
-    assert here in CORES
+def test_who_shares_a_core_moves_to_one_that_no_rank_has(
+    moves: list[set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = threading.get_native_id()
+    monkeypatch.setattr(parting, "core_of", {own: 0, 7: 0, 8: 2}.__getitem__)
+    rows = words([7, 8, 0])
+    one = Parting(2, rows)
+    one.look(1.0)
+    assert rows[2][THREAD] == own
+    assert moves == [{1}, {0, 1, 2}]
+    one.look(1.001)
+    assert len(moves) == 2, "not again at once"
+    one.look(2.0)
+    assert len(moves) == 4
 
 
-def test_the_first_rank_stays_and_says_where() -> None:
-    _, allowed, said = part(0, [0, 0])
-    assert said[0] in CORES
-    assert allowed == set(CORES)
+@pytest.mark.parametrize("others", [[1, 2], [0, 1, 2], [-1, -1]])
+def test_who_has_a_core_or_finds_none_free_stays(
+    moves: list[set[int]], monkeypatch: pytest.MonkeyPatch, others: list[int]
+) -> None:
+    own = threading.get_native_id()
+    cores = {own: 0, **dict(enumerate(others, 1))}
+    monkeypatch.setattr(parting, "core_of", cores.__getitem__)
+    Parting(0, words([0, *range(1, len(others) + 1)])).look(1.0)
+    assert moves == []
 
 
-def test_a_rank_that_finds_no_free_core_stays() -> None:
-    words = [np.zeros(64, np.int64) for _ in range(len(CORES) + 1)]
-    for one, core in zip(words, CORES):
-        one[CORE] = core + 1
-    parting = Parting(len(CORES), [one.data for one in words])
-    for _ in range(LOOK_EVERY):
-        parting.look()
-    assert words[-1][CORE] == 0, "more ranks than cores do not even look"
-    parting._enough = True
-    for _ in range(LOOK_EVERY):
-        parting.look()
-    assert words[-1][CORE] - 1 in CORES
-    assert os.sched_getaffinity(0) == set(CORES)
-
-
-def test_it_looks_now_and_then_only() -> None:
-    assert part(0, [0, 0], looks=LOOK_EVERY - 1)[2] == [CORES[0], CORES[0]]
+def test_where_nobody_is_known_nobody_moves(moves: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parting, "core_of", lambda thread: -1)
+    Parting(0, words([0, 0])).look(1.0)
+    assert moves == []
