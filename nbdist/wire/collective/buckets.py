@@ -62,7 +62,8 @@ def plan_buckets(
     """Return which tensors (name, shape, dtype) are reduced together, in the order given.
 
     A bucket holds one dtype and at most `limit` bytes (the first one `first`), but for a single tensor that
-    is larger; each tensor begins at a multiple of ``align`` bytes. It depends on nothing but the arguments, so that all ranks plan alike.
+    is larger; each tensor begins at a multiple of ``align`` bytes. It depends on nothing but the arguments,
+    so that all ranks plan alike.
 
     >>> [[place.name for place in bucket.places] for bucket in plan_buckets(
     ...     [("a", (3,), "f4"), ("b", (2, 2), "f4"), ("c", (9,), "f4"), ("d", (), "i8")], limit=40, first=40)]

@@ -37,7 +37,9 @@ class LocalCollective(Collective):
         self._timeout = timeout
 
     def _perform(self, call: Call, x: Array, out: Array) -> None:
+        begun = time.perf_counter()
         self._table.meet(self.rank, self.sequence, call, x, out, self._timeout, self.lookout)
+        self.waited += time.perf_counter() - begun
 
     def _spread(self, trouble: Trouble) -> None:
         self._table.fail(trouble)
