@@ -6,12 +6,12 @@ all-reduce per bucket, and each applies the same sums to the same parameters: co
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from nbdist.cluster.resources import count_cores
 from nbdist.data import Dataset
 from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.sharing import one_order
@@ -110,7 +110,7 @@ class AllReduceReplica(Replica):
     def _share_out(self) -> None:
         """Make the buckets of a group that is new."""
         group, local = self._group, self._strategy.world.local_size
-        overlap = len(self._plan) > 1 and (group.kind in OVER_NETWORK or _cores() >= 2 * local)
+        overlap = len(self._plan) > 1 and (group.kind in OVER_NETWORK or count_cores() >= 2 * local)
         self._buckets = Buckets(group, self._plan, "sum", overlap=overlap)
         self._gradients = [self._buckets.views[name] for name in self._names]
         self._unmarked = set(self._names)
@@ -216,7 +216,3 @@ def _aligned(count: int, dtype: np.dtype[Any]) -> Array:
     raw = np.zeros(count * dtype.itemsize + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + count * dtype.itemsize].view(dtype)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
