@@ -31,7 +31,8 @@ def main() -> None:
     updates = parser.parse_args().updates
     torch.set_num_threads(1)
     images, labels = work.data()
-    x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+    # Not contiguous(): with one channel that leaves strides which PyTorch takes for channels last.
+    x = torch.from_numpy(images).permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
     y = torch.from_numpy(labels)
     model, loss = network(), nn.CrossEntropyLoss()
     adam = torch.optim.Adam(model.parameters(), work.LEARNING_RATE, eps=work.EPSILON, amsgrad=True)

@@ -44,7 +44,8 @@ def train(name: str, rank: int, folder: str, pipe: Connection) -> None:
     images, numbers = work.share(rank)
     x, y = torch.from_numpy(images), torch.from_numpy(numbers)
     if name == "cnn":
-        x = x.permute(0, 1, 4, 2, 3).contiguous()
+        # Not contiguous(): with one channel that leaves strides which PyTorch takes for channels last.
+        x = x.permute(0, 1, 4, 2, 3).clone(memory_format=torch.contiguous_format)
     model, loss = network(name), CrossEntropyLoss()
     optimizer = optimizer_of(name, model)
     parallel = DistributedDataParallel(model)
