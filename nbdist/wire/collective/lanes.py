@@ -32,6 +32,7 @@ YIELDS = 32  # between two looks around
 PATIENCE_SECONDS = 500e-6  # then it naps: a core may be what the others wait for
 LONGEST_NAP = 1e-3  # MPI has nothing to sleep on; this costs some hundredths of a core
 LOOK_SECONDS = 0.02  # between two looks at the others' processes
+REASON_SECONDS = 1.5  # for the word on who is gone, when MPI has failed
 FROZEN_EVERY = 10  # of those looks
 DATA, BACK, NOTICE = 0, 1, 2  # kinds of messages; each has a tag
 TAGS = 3
@@ -124,7 +125,7 @@ class Lanes:
             else:
                 self._wait(requests)
         except self._mpi.Exception as error:
-            raise Broken(Trouble("UnavailableError", f"MPI failed in {self.doing()}: {error}")) from None
+            raise self._why(error) from None
         del self._under_way[:first], self._whose[:first], self._comes[:first]
         self._asked -= len(requests)
 
@@ -185,6 +186,25 @@ class Lanes:
             self.look(requests)
             if now - begun > PATIENCE_SECONDS:
                 time.sleep(min(LONGEST_NAP, (now - begun) / 20))
+
+    def _why(self, error: Exception) -> Broken:
+        """Return why MPI failed: it notices a rank that is gone before anyone says which."""
+        deadline = time.monotonic() + REASON_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                self.hear()
+            except Broken as broken:
+                return broken
+            except self._mpi.Exception:  # the same again
+                pass
+            far = self.far.gone()
+            gone = [*self._watch.dead(), *([far] if far is not None else [])]
+            for rank in gone:
+                if rank not in self.notices.left:
+                    what = f"{self._called[rank]} has died; it was cut off: {self.doing()}"
+                    return Broken(Trouble("TaskDiedError", what))
+            time.sleep(LONGEST_NAP)
+        return Broken(Trouble("UnavailableError", f"MPI failed in {self.doing()}: {error}"))
 
     def look(self, requests: list[Any] | None = None) -> None:
         """Raise what the outside check raises, or Broken if the group is broken or the time is up."""
