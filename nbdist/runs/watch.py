@@ -18,6 +18,7 @@ from nbdist.wire.frames import Frame
 
 LAST_NEWS_SECONDS = 5.0  # how long the last points of a task, sent before its outcome, may come after it
 DEATH_SECONDS = 1.0  # how long what cut a task off may come after the word that it was cut off
+NEWS_SECONDS = 0.5  # how long the first word of a training may come after the death of a task that was in it
 CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
 HOLD_SECONDS = 10.0  # between two words that towers are still needed: without one they are free again
 
@@ -61,6 +62,7 @@ class Watch:
         self._names = {info.rank: info.name for info in workers}
         self._held = time.monotonic()
         self._doubtful: dict[int, float] = {}
+        self._undecided: dict[int, float] = {}  # dead since then, and perhaps the others go on
         self.lost: set[int] = set()
         """Ranks that have died, and without which the others go on."""
         self._begun: dict[int, int] = {}  # trainings that a rank has begun, as far as it is known
@@ -128,7 +130,7 @@ class Watch:
             outcome = self.calls.outcome(rank)
             if isinstance(outcome, TaskDiedError):
                 self._watch_tasks()  # it says more, and whether the others go on
-                if rank in self.lost:
+                if rank in self.lost or rank in self._undecided:
                     continue
             if isinstance(outcome, BaseException):
                 self.outcomes[rank] = {}
@@ -188,7 +190,7 @@ class Watch:
         dead = self._cluster.dead()
         for info in dead:
             if info.rank in needed and info.rank not in self.lost:
-                if self._goes_on_without(info, {gone.rank for gone in dead}):
+                if self._goes_on_without(info, {gone.rank for gone in dead}) or info.rank in self._undecided:
                     continue
                 died = f"{self._how_it_died(info)}. {logged} {what_next(info, dead)}"
                 self._fail(TaskDiedError(died), info.rank)
@@ -198,8 +200,12 @@ class Watch:
         first, left = self.workers[0], [w for w in self.workers if w.rank not in dead]
         if self.least is None or info not in self.workers or info is first or len(left) < self.least:
             return False
-        if not self.trains and not any(self._begun.values()):  # a plain cell, as far as it is known
+        if not self.trains and not any(self._begun.values()):  # a plain cell, unless others say more
+            now = time.monotonic()
+            if now - self._undecided.setdefault(info.rank, now) >= NEWS_SECONDS:
+                del self._undecided[info.rank]
             return False
+        self._undecided.pop(info.rank, None)
         self._lose(info, self._how_it_died(info))
         self.tell(first, "run.lost", {"run": self.run, "ranks": sorted(self.lost)})
         return True

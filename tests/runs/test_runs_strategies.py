@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -311,6 +312,25 @@ history = model.fit(data, epochs=4, callbacks=[Die()])
 )
 
 
+PERISHING = (
+    MODEL
+    + """
+import os, pathlib, signal
+dead, batches = pathlib.Path({flag!r}), 0
+def perish(x, y):  # worker 2 with its second batch; the others wait for that with their tenth
+    global batches
+    batches += 1
+    if nb.task.index == 2 and batches == 2:
+        dead.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    while batches == 10 and not dead.exists():
+        pass
+    return x, y
+history = model.fit(data.map(perish), epochs=4)
+"""
+)
+
+
 @pytest.mark.parametrize("collective", ["shm", "ring"])
 @pytest.mark.parametrize("who", [(2,), (1, 3)], ids=str)
 def test_the_others_go_on_after_a_death(
@@ -342,12 +362,11 @@ def test_the_others_go_on_after_a_death(
     ids=str,
 )
 def test_workers_of_parameter_servers_go_on_after_a_death(
-    start: Callable[..., Cluster], options: dict[str, Any]
+    start: Callable[..., Cluster], options: dict[str, Any], tmp_path: Path
 ) -> None:
     cluster, heard = start(workers=3, ps=1), Heard()
-    run = start_run(
-        DYING.format(who=(2,)), Options(seed=5, **options), cluster=cluster, make_view=lambda run: heard
-    )
+    body = PERISHING.format(flag=str(tmp_path / "dead"))
+    run = start_run(body, Options(seed=5, **options), cluster=cluster, make_view=lambda run: heard)
     seconds, error = seconds_to_end(run)
     assert error is None
     assert seconds < 10
