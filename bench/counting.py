@@ -35,5 +35,5 @@ def count(kind: type, method: str, name: Any) -> None:
         COUNTS[name(*arguments, **named)] += 1
         return original(self, *arguments, **named)
 
-    counted.counts = True  # type: ignore[attr-defined]
+    counted.counts = True  # type: ignore[attr-defined]  # so that it is wrapped once
     setattr(kind, method, counted)

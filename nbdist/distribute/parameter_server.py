@@ -14,6 +14,7 @@ import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.distribute.served import ServedReplica
+from nbdist.distribute.sharing import one_order
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.placement import round_robin
 from nbdist.optim import Optimizer
@@ -85,12 +86,7 @@ class ParameterServerStrategy(Strategy):
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset in one order for all (synchronous), or in this replica's own order."""
         if self.synchronous:
-            if dataset.shards > 1 and self.replicas > 1:
-                raise InvalidArgumentError(
-                    f"the dataset is one of {dataset.shards} shards: synchronous replicas share each batch "
-                    "of the whole dataset by themselves; drop .shard(), or train with --async"
-                )
-            return dataset.with_seed(seed or 0)
+            return one_order(dataset, seed, self.replicas)
         return dataset if seed is None else dataset.with_seed(seed, self.replica_index)
 
     def share(self, size: int) -> slice:
