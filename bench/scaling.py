@@ -137,14 +137,15 @@ def _per_step(few: Counter[str], many: Counter[str]) -> dict[str, float]:
     """Return the messages of one step of all workers: what longer training has more of, in proportion.
 
     News of a run go out at most ten times a second, however many steps that are; they are no part of a step.
+    Nor is what ends a training, where a message or two depends on who is through first: hence one digit.
     """
     more = Counter(many)
     more.subtract(few)
     steps = STEPS[1] - STEPS[0]
     sockets = sum(count for kind, count in more.items() if kind.startswith("ps."))
     return {
-        "in shared memory": round(more["bells"] / steps, 2),
-        "over sockets": round(sockets / steps, 2),
+        "in shared memory": round(more["bells"] / steps, 1),
+        "over sockets": round(sockets / steps, 1),
         "through the hub": round(more["hub"] / steps, 1),
     }
 
