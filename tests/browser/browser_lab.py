@@ -1,111 +1,26 @@
-"""A JupyterLab of our own and a headless Chromium in it, for tests that look at what a user sees."""
+"""A notebook in a headless Chromium, for tests that look at what a user sees."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import secrets
 import shutil
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import nbformat
-from playwright.sync_api import Browser, BrowserContext, Page, Playwright, ViewportSize
+from browser_server import PATIENCE, ROOT, LabServer
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Playwright, ViewportSize
 
-ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / "artifacts"
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-PATIENCE = 60.0  # seconds for whatever a page is to show: a limit for a busy machine, and no promise
-ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/lab\?token=")
-QUIET_LAB = {  # settings that keep dialogs and outside calls away
-    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    "docmanager-extension/plugin": {"autosave": False},
-    "notebook-extension/tracker": {"windowingMode": "none"},
-}
-
-
-class LabServer:
-    """A `jupyter lab` on a free port with its own configuration, run and workspace folders."""
-
-    def __init__(self, folder: Path) -> None:
-        self.notebooks = folder / "notebooks"
-        self.notebooks.mkdir(parents=True)
-        settings = folder / "settings"
-        for plugin, values in QUIET_LAB.items():
-            path = settings / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(values))
-        self.token = secrets.token_hex(16)
-        own = {name: str(folder / name.lower()) for name in OWN_FOLDERS}
-        environment = {
-            **os.environ,
-            **own,
-            "JUPYTER_TOKEN": self.token,
-            "JUPYTERLAB_SETTINGS_DIR": str(settings),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser",
-             "--ip=127.0.0.1", "--ServerApp.port=0", "--LabApp.collaborative=False",
-             f"--ServerApp.root_dir={self.notebooks}"],
-            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, start_new_session=True,
-        )  # fmt: skip
-        self.log: list[str] = []
-        self.address = self._read_address()
-        self._reader = threading.Thread(target=self._read_rest, daemon=True)
-        self._reader.start()
-
-    def _read_address(self) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.log.append(line)
-            if found := ADDRESS.search(line):
-                return found[1]
-        raise RuntimeError("JupyterLab ended before it said its address:\n" + "".join(self.log))
-
-    def _read_rest(self) -> None:
-        assert self.process.stdout is not None
-        self.log.extend(self.process.stdout)
-
-    def end_kernels(self) -> None:
-        """End all kernels."""
-        for kernel in self._ask("GET", "/api/kernels"):
-            self._ask("DELETE", f"/api/kernels/{kernel['id']}")
-
-    def _ask(self, method: str, path: str) -> Any:
-        headers = {"Authorization": f"token {self.token}"}
-        request = Request(self.address + path, method=method, headers=headers)
-        with urlopen(request, timeout=PATIENCE) as answer:
-            return json.loads(answer.read() or "null")
-
-    def close(self) -> None:
-        """End the server, and with it its kernels."""
-        self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self._reader.join()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
-OWN_FOLDERS = (
-    "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_WORKSPACES_DIR",
-    "IPYTHONDIR", "NBDIST_HOME",
-)  # fmt: skip
+OPENED = (
+    "name => { const panel = window.jupyterapp?.shell?.currentWidget; return panel?.context?.path === name"
+    " && panel.context.isReady && panel.content.widgets.length > 0 }"
+)  # the notebook of that name is in the tab
 
 
 def start_chromium(playwright: Playwright) -> Browser:
@@ -151,13 +66,17 @@ class Lab:
     def open_again(self, name: str, *, kernel: bool = True) -> Page:
         """Open a notebook in one more tab; its kernel, if it has one, goes on."""
         assert self.context is not None
-        page = self.page = self.context.new_page()
-        page.on("pageerror", lambda error: self._note(str(error.stack or error), kernel))
-        page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page = self.page = self.listened(self.context.new_page(), kernel)
         # In a workspace of its own: a second tab in one would be sent elsewhere while the test looks at it.
         workspace = f"workspaces/{secrets.token_hex(4)}"
         page.goto(f"{self.server.address}/lab/{workspace}?token={self.server.token}")
         self.settle(name, kernel=kernel)
+        return page
+
+    def listened(self, page: Page, kernel: bool) -> Page:
+        """Note what goes wrong in a tab."""
+        page.on("pageerror", lambda error: self._note(str(error.stack or error), kernel))
+        page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         return page
 
     def settle(self, name: str, *, kernel: bool = True) -> None:
@@ -171,12 +90,7 @@ class Lab:
         page.evaluate("window.jupyterapp.shell.collapseLeft(), window.jupyterapp.shell.collapseRight()")
         start = {} if kernel else {"kernelPreference": {"shouldStart": False, "canStart": False}}
         self.command("docmanager:open", {"path": name, "factory": "Notebook", **start})
-        page.wait_for_function(
-            "name => window.jupyterapp.shell.currentWidget?.context?.path === name"
-            " && window.jupyterapp.shell.currentWidget.context.isReady"
-            " && window.jupyterapp.shell.currentWidget.content.widgets.length > 0",
-            arg=name,
-        )
+        page.wait_for_function(OPENED, arg=name)
 
     def _note(self, error: str, kernel: bool) -> None:
         # The widget manager itself stumbles over a notebook that has no session at all.
@@ -217,6 +131,10 @@ class Lab:
             timeout=timeout * 1000,
         )
 
+    def output(self, cell: int) -> Locator:
+        """Where the n-th cell's output is."""
+        return self.page.locator(".jp-Notebook-cell").nth(cell).locator(".jp-Cell-outputArea")
+
     def save(self) -> None:
         """Save the notebook."""
         self.page.evaluate("window.jupyterapp.shell.currentWidget.context.save()")
@@ -246,3 +164,19 @@ class Lab:
             self.context.close()
             self.context = None
             self.server.end_kernels()
+
+
+class Notebook(Lab):
+    """One notebook in Jupyter Notebook 7, which is built from the same parts as JupyterLab."""
+
+    def open_again(self, name: str, *, kernel: bool = True) -> Page:
+        """Open a notebook in one more tab; its kernel, if it has one, goes on."""
+        assert self.context is not None
+        page = self.page = self.listened(self.context.new_page(), kernel)
+        page.goto(f"{self.server.address}/notebooks/{name}?token={self.server.token}")
+        self.settle(name, kernel=kernel)
+        return page
+
+    def settle(self, name: str, *, kernel: bool = True) -> None:
+        """Wait for the notebook in a tab that was just loaded."""
+        self.page.wait_for_function(OPENED, arg=name)

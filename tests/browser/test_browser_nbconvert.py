@@ -10,7 +10,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from browser_lab import ROOT
+from browser_server import ROOT
 from test_browser_live import cells, check_saved
 
 pytestmark = pytest.mark.browser

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browser_lab import ROOT, Lab
+from browser_lab import Lab
+from browser_server import ROOT
 from playwright.sync_api import Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]

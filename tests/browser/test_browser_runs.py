@@ -6,7 +6,8 @@ import json
 
 import psutil
 import pytest
-from browser_lab import Lab, LabServer
+from browser_lab import Lab
+from browser_server import LabServer
 from playwright.sync_api import Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]

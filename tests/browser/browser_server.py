@@ -1,0 +1,103 @@
+"""A JupyterLab or Jupyter Notebook of our own, on a free port, that ends with the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.request import Request, urlopen
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0  # seconds for whatever a page is to show: a limit for a busy machine, and no promise
+ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/(?:lab|tree)\?token=")
+OWN_FOLDERS = (
+    "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_WORKSPACES_DIR",
+    "IPYTHONDIR", "NBDIST_HOME",
+)  # fmt: skip
+QUIET = {  # settings that keep dialogs and outside calls away
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "docmanager-extension/plugin": {"autosave": False},
+    "notebook-extension/tracker": {"windowingMode": "none"},
+}
+NO_SUBSHELLS = {"apputils-extension/kernels-settings": {"commsOverSubshells": "disabled"}}
+
+
+class LabServer:
+    """A `jupyter lab` (or `jupyter notebook`) with its own configuration, run and workspace folders."""
+
+    def __init__(
+        self,
+        folder: Path,
+        application: Literal["jupyterlab", "notebook"] = "jupyterlab",
+        settings: Mapping[str, Mapping[str, object]] | None = None,
+    ) -> None:
+        self.application = application
+        self.notebooks = folder / "notebooks"
+        self.notebooks.mkdir(parents=True)
+        self.home = folder / "nbdist_home"
+        for plugin, values in {**QUIET, **(settings or {})}.items():
+            path = folder / "settings" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(values))
+        self.token = secrets.token_hex(16)
+        environment = {
+            **os.environ,
+            **{name: str(folder / name.lower()) for name in OWN_FOLDERS},
+            "JUPYTER_TOKEN": self.token,
+            "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", application, "--no-browser", "--allow-root", "--expose-app-in-browser",
+             "--ip=127.0.0.1", "--ServerApp.port=0", "--LabApp.collaborative=False",
+             f"--ServerApp.root_dir={self.notebooks}"],
+            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        self.log: list[str] = []
+        self.address = self._read_address()
+        self._reader = threading.Thread(target=self._read_rest, daemon=True)
+        self._reader.start()
+
+    def _read_address(self) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.log.append(line)
+            if found := ADDRESS.search(line):
+                return found[1]
+        raise RuntimeError("Jupyter ended before it said its address:\n" + "".join(self.log))
+
+    def _read_rest(self) -> None:
+        assert self.process.stdout is not None
+        self.log.extend(self.process.stdout)
+
+    def end_kernels(self) -> None:
+        """End all kernels."""
+        for kernel in self._ask("GET", "/api/kernels"):
+            self._ask("DELETE", f"/api/kernels/{kernel['id']}")
+
+    def _ask(self, method: str, path: str) -> Any:
+        headers = {"Authorization": f"token {self.token}"}
+        request = Request(self.address + path, method=method, headers=headers)
+        with urlopen(request, timeout=PATIENCE) as answer:
+            return json.loads(answer.read() or "null")
+
+    def close(self) -> None:
+        """End the server, and with it its kernels."""
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
