@@ -55,6 +55,7 @@ class Options:
     seed: int | None = None
     live: tuple[str, ...] | None = None
     show: bool = True
+    background: bool = False
     epochs: int | None = None
     fetch: tuple[str, ...] = ()
     transport: str = "auto"

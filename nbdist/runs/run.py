@@ -89,7 +89,15 @@ class Run:
         self.outcomes = self._watch.outcomes
         self.timeline_type: type[Timeline] = Timeline
         """What `timeline` returns; the user interface puts one here that shows itself."""
+        self.shown_by: Callable[[Run], object] = print
+        """What `show` calls; the user interface puts a view here."""
+        self._told = 0
         self._pause = SHORTEST_PAUSE
+
+    @property
+    def view(self) -> View | None:
+        """What shows the run, if anything does."""
+        return self._view
 
     def show_in(self, view: View) -> None:
         """Show the run in a view from now on."""
@@ -137,12 +145,19 @@ class Run:
         """Wait like :meth:`wait`, while the event loop goes on."""
         while not self.over:
             try:
-                if self.pump():
-                    break
-                await asyncio.sleep(self._pause)
+                await self.followed()
             except (KeyboardInterrupt, asyncio.CancelledError):
                 self.interrupt()
         return self._conclude()
+
+    async def followed(self) -> None:
+        """Look at the run until it is over, while the event loop goes on; raises nothing of the run's."""
+        while not self.pump():
+            await asyncio.sleep(self._pause)
+
+    def show(self) -> None:
+        """Show the run here: live while it goes on; afterwards too, to look at its curves closely."""
+        self.shown_by(self)
 
     @property
     def over(self) -> bool:
@@ -172,7 +187,7 @@ class Run:
         ending = bool(self._watch.calls.ready_ranks())
         self._pause = SHORTEST_PAUSE if ending else min(self._pause * 1.5, LONGEST_PAUSE)
         if self.tally.news != before:
-            self._show(lambda view: view.progress(self.tally.standing(time.monotonic(), self.store)))
+            self._show(lambda view: view.progress(self.standing()))
         self._show(lambda view: view.tick())
         if self._watch.complete():
             self._finish()
@@ -215,7 +230,7 @@ class Run:
             write_run(self._record)
         except OSError as error:
             self.notes.append(f"run.json could not be written: {error}")
-        self._show(lambda view: view.progress(self.tally.standing(time.monotonic(), self.store)))
+        self._show(lambda view: view.progress(self.standing()))
         self._show(lambda view: view.end(self))
 
     def _bring_home(self) -> None:
@@ -229,12 +244,22 @@ class Run:
         self.notes.extend(outcome.get("left", ()))
         self.history, self.model = self.results.get("history"), self.results.get("model")
 
+    def untold(self) -> list[str]:
+        """Return the notes that were not yet asked for."""
+        news = self.notes[self._told :]
+        self._told = len(self.notes)
+        return news
+
     def _conclude(self) -> Run:
-        for note in self.notes:
+        for note in self.untold():
             print(note)
         if self.error is not None:
             raise self.error
         return self
+
+    def standing(self) -> Standing:
+        """Return how far the run is now."""
+        return self.tally.standing(time.monotonic(), self.store)
 
     @property
     def global_step(self) -> int:

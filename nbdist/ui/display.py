@@ -79,13 +79,34 @@ class LiveDisplay:
         if self.where == "batch":
             display({"text/plain": f"{self.title}: running"}, raw=True, display_id=self.display_id)
             return
+        self.view = self._make_view()
+        display(self.view, display_id=self.display_id)
+
+    def _make_view(self) -> LiveView:
         from nbdist.ui.live import LiveView
 
-        self.view = LiveView(
+        view = LiveView(
             self.store, self.tasks, self.title, self.total_steps, self.charts, self.transcripts, self.run_id
         )
-        self.view.on_stop(self._stop)
-        display(self.view, display_id=self.display_id)
+        view.on_stop(self._stop)
+        return view
+
+    def show_again(self, summary: Summary | None) -> None:
+        """Put the run on the page once more; with a summary it is over, and the view has all of it."""
+        if self.where != "page":
+            if summary is not None and self.where == "terminal":
+                self.report(text(replace_outputs(summary, {}), ALONE))
+            return
+        from IPython.display import display
+
+        if self.view is not None:
+            display(self.view, display_id=self.display_id)  # both give way to the picture at the end
+        elif summary is not None:
+            view = self._make_view()
+            display(view)
+            view.progress(self.status)
+            view.finish(summary.state)
+            view.close_unseen()
 
     def tick(self, now: float | None = None) -> None:
         """Send what is new, about ten times a second; ``now`` in seconds on a steady clock."""

@@ -9,6 +9,8 @@ from nbdist.cluster.handle import Cluster
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
+from nbdist.ui.background import follow_in_background
+from nbdist.ui.showing import show
 from nbdist.ui.timelineview import TimelineView
 from nbdist.ui.view import PrintedView, RunView
 
@@ -24,6 +26,7 @@ def launch(
     name: str = "run",
     seed: int | None = None,
     live: tuple[str, ...] | bool = True,
+    background: bool = False,
     epochs: int | None = None,
     fetch: tuple[str, ...] = (),
     cluster: Cluster | None = None,
@@ -52,6 +55,7 @@ def launch(
     - for "mirrored" and "multi_worker": ``collective``; for these and "ps": ``min_workers``
     - for "elastic": ``every``, ``alpha``
     - ``live``: False shows no view, names such as ("loss",) choose its curves
+    - ``background``: return at once, with the run going on; ``run.wait()`` waits for it
     - ``cluster``: the one to run on; None is the one that was started last
 
     Examples::
@@ -71,6 +75,7 @@ def launch(
         seed=seed,
         live=live if isinstance(live, tuple) else None,
         show=live is not False,
+        background=background,
         epochs=epochs,
         fetch=tuple(fetch),
         transport=transport,
@@ -83,11 +88,15 @@ def launch(
         every=every,
         alpha=alpha,
     )
-    return start(body, options, cluster).wait()
+    run = start(body, options, cluster)
+    if not background:
+        return run.wait()
+    follow_in_background(run)
+    return run
 
 
 def start(body: str | Callable[[], Any], options: Options, cluster: Cluster | None = None) -> Run:
     """Start a body with its view; the caller follows the run."""
     run = start_run(body, options, cluster=cluster, make_view=RunView if options.show else PrintedView)
-    run.timeline_type = TimelineView
+    run.timeline_type, run.shown_by = TimelineView, show
     return run

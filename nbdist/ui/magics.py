@@ -19,6 +19,7 @@ from nbdist.cluster.launch import start_cluster
 from nbdist.errors import BodyError, InvalidArgumentError, NbdistError, NotFoundError
 from nbdist.runs.options import DATA, REPLICATIONS, STRATEGIES, Options
 from nbdist.runs.run import Run
+from nbdist.ui.background import follow_in_background
 from nbdist.ui.flags import Flag, grouped, names, parse, unknown, usage
 from nbdist.ui.graphmagic import GRAPH_FLAGS, graph
 from nbdist.ui.graphview import GraphView
@@ -82,6 +83,7 @@ DISTRIBUTE_FLAGS = grouped({
         "--name": Flag("name", str, "NAME", "a name for the run"),
         "--seed": Flag("seed", int, "N", "fixes initial weights and shuffles"),
         "--epochs": Flag("epochs", int, "N", "wins over fit(epochs=...)"),
+        "--background": Flag("background", help="return at once; the run goes on, and is `run`", value=True),
         "--live": Flag("live", names, "loss,accuracy", "which curves to show"),
         "--no-live": Flag("show", help="show no view; what the tasks print is printed", value=False),
         "--fetch": Flag("fetch", names, "a,b", "more names to bring home from the chief"),
@@ -162,6 +164,8 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         %%distribute --strategy one_device                 each by itself: for finding mistakes
         %%distribute --replication in-graph                the cell runs here, its fit drives all workers
 
+        %%distribute --background                          go on at once: run.wait(), run.stop(), run.model
+
         A worker that dies does not end a run with mirrored, multi_worker, ps --async or ps --sync --backups,
         as long as the chief, worker 0, lives. Stop, or the kernel's interrupt, ends any run and keeps what it
         has trained.
@@ -170,6 +174,8 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         {flags}
         """
         run = begin(line, cell)
+        if leave_to_itself(run, self.shell.user_ns):
+            return
         try:
             run.wait()
         finally:
@@ -250,6 +256,17 @@ def begin(line: str, cell: str) -> Run:
     return start(cell, Options(**options))
 
 
+def leave_to_itself(run: Run, namespace: dict[str, Any]) -> bool:
+    """With ``--background``: go on without waiting, if the notebook's loop can follow the run meanwhile."""
+    if not run.options.background:
+        return False
+    namespace["run"] = run
+    if follow_in_background(run):
+        return True
+    run.notes.append("--background needs a notebook, whose event loop follows the run: it was waited for")
+    return False
+
+
 def bring_home(run: Run, namespace: dict[str, Any]) -> None:
     """Put the run and what came home from it into the notebook."""
     namespace.update(run.results)
@@ -273,6 +290,8 @@ async def await_distribute(line: str, cell: str) -> None:
     shell = get_ipython()
     try:
         run = begin(line, cell)
+        if leave_to_itself(run, shell.user_ns):
+            return
         try:
             await run.follow()
         finally:

@@ -20,7 +20,7 @@ MOST_NAMED = 4  # replicas that are gone; more are counted
 class RunView:
     """Shows one run: live while it goes on, frozen at its end."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, display: bool = True) -> None:
         self._standing: Standing | None = None
         self._tasks = run.tasks
         self._unit = unit_of(run)
@@ -28,7 +28,8 @@ class RunView:
             run.store, run.tasks, run.options.name, run_id=run.id, charts=run.options.live
         )
         self._display.on_stop(run.interrupt)
-        self._display.show()
+        if display:
+            self._display.show()
 
     def tick(self) -> None:
         """Send what is new."""
@@ -70,6 +71,11 @@ class RunView:
     def end(self, run: Run) -> None:
         """Freeze."""
         self._display.finish(summary_of(run))
+
+    def show_again(self, run: Run) -> None:
+        """Show the run in this cell as well; when it is over, its curves to be looked at closely."""
+        self.progress(run.standing())
+        self._display.show_again(summary_of(run) if run.over else None)
 
 
 class PrintedView:
