@@ -1,0 +1,68 @@
+"""%%distribute --background in a real kernel: other cells run while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ui_kernel import Kernel
+
+pytestmark = pytest.mark.engines
+
+BODY = """
+x_train, y_train, x_test, y_test = nb.data.digits()
+model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
+model.compile(nb.optim.SGD(0.001), "sparse_categorical_crossentropy")
+history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(10), epochs={epochs})
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    kernel = Kernel(tmp_path_factory.mktemp("kernel") / "home")
+    assert kernel.run("%load_ext nbdist\n%cluster start --workers 2 --ps 1")["status"] == "ok"
+    yield kernel
+    kernel.close()
+
+
+def test_a_run_goes_on_while_other_cells_run_and_can_be_stopped(kernel: Kernel) -> None:
+    begun = kernel.run("%%distribute --background --name behind" + BODY.format(epochs=1_000_000))
+    assert begun["status"] == "ok"
+    kernel.wait_for_training("behind")
+    # A cell that awaits lets the loop follow the run, as an idle kernel does.
+    awaited = "import asyncio\nwhile not run.store.replicas: await asyncio.sleep(0)"
+    assert kernel.run(awaited)["status"] == "ok"
+    assert kernel.value("run.status, 'model' in globals()") == "('running', False)"
+    assert kernel.run("run.stop()\nfinished = run.wait()")["status"] == "ok"
+    assert kernel.value("run.status, finished is run") == "('stopped', True)"
+    assert kernel.value("len(run.model.get_weights()), run.history is not None") == "(2, True)"
+
+
+def test_a_run_that_ends_by_itself_has_its_results(kernel: Kernel) -> None:
+    assert kernel.run("%%distribute --background --name short" + BODY.format(epochs=2))["status"] == "ok"
+    assert kernel.run("import asyncio\nwhile not run.over: await asyncio.sleep(0)")["status"] == "ok"
+    assert kernel.value("run.status, len(run.history['loss'])") == "('done', 2)"
+    assert kernel.run("run.show()")["status"] == "ok"
+
+
+def test_what_goes_wrong_is_raised_by_wait(kernel: Kernel) -> None:
+    assert kernel.run("%%distribute --background --name wrong\n1 / 0")["status"] == "ok"
+    reply = kernel.run("run.wait()")
+    assert reply["status"] == "error"
+    assert "ZeroDivisionError" in "".join(reply["traceback"])
+    assert kernel.run("%%distribute\nprint(nb.task.rank)")["status"] == "ok"
+
+
+def test_an_interrupt_of_another_cell_leaves_the_run_alone(kernel: Kernel) -> None:
+    begun = kernel.run("%%distribute --background --name steady" + BODY.format(epochs=1_000_000))
+    assert begun["status"] == "ok"
+    kernel.wait_for_training("steady")
+    gate = kernel.home / "waits"
+    waiting = kernel.start("import asyncio\nopen('waits', 'w').close()\nawait asyncio.Event().wait()")
+    while not Path("waits").exists():
+        pass
+    kernel.manager.interrupt_kernel()
+    assert kernel.reply(waiting)["status"] == "error"
+    assert kernel.value("run.status") == "'running'"
+    assert kernel.run("run.stop(); run.wait()")["status"] == "ok"
