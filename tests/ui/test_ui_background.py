@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from ui_kernel import Kernel
@@ -59,8 +58,9 @@ def test_an_interrupt_of_another_cell_leaves_the_run_alone(kernel: Kernel) -> No
     assert begun["status"] == "ok"
     kernel.wait_for_training("steady")
     gate = kernel.home / "waits"
-    waiting = kernel.start("import asyncio\nopen('waits', 'w').close()\nawait asyncio.Event().wait()")
-    while not Path("waits").exists():
+    code = f"import asyncio\nopen({str(gate)!r}, 'w').close()\nawait asyncio.Event().wait()"
+    waiting = kernel.start(code)
+    while not gate.exists():
         pass
     kernel.manager.interrupt_kernel()
     assert kernel.reply(waiting)["status"] == "error"
