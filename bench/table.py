@@ -213,6 +213,30 @@ BENCHMARKS = [
     ),
     *(
         Benchmark(
+            f"p9.{name}",
+            f"a cell on 4 engines that does nothing{what}, from its request until the kernel is idle",
+            "ms",
+            "%%px, ipyparallel as it comes",
+            here("cell", "--with", "distribute", *ours),
+            here("cell", "--with", "px"),
+            Bar("<=", 1.2),
+        )
+        for name, what, ours in (
+            ("live", ", with the live view", []),
+            ("no-live", ", with --no-live", ["--flags=--no-live"]),
+        )
+    ),
+    Benchmark(
+        "p9.print",
+        "a cell on 4 engines that prints a line, with the live view, until the kernel is idle",
+        "ms",
+        "%%px, ipyparallel as it comes",
+        here("cell", "--with", "distribute", "--body", "print"),
+        here("cell", "--with", "px", "--body", "print"),
+        Bar("<=", 1.2),
+    ),
+    *(
+        Benchmark(
             f"p14.{name}-{tasks}",
             f"a step of asynchronous training on {tasks} tasks, and its messages, alike on both sides{more}",
             "ms of a core",
