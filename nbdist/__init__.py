@@ -29,6 +29,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "VariableAggregation": ("nbdist.graph.replicated", "VariableAggregation"),
     "VariableSynchronization": ("nbdist.graph.replicated", "VariableSynchronization"),
     "get_strategy": ("nbdist.train.context", "get_strategy"),
+    "log": ("nbdist.train.logging", "log"),
     "get_replica_context": ("nbdist.train.replica_context", "get_replica_context"),
     "constant": ("nbdist.graph.tensor", "constant"),
     "placeholder": ("nbdist.graph.tensor", "placeholder"),

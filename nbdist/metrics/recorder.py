@@ -10,22 +10,26 @@ from pathlib import Path
 
 import numpy as np
 
-from nbdist.errors import ResourceExhaustedError
+from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.metrics.batch import POINT, Batch, Points
 from nbdist.metrics.writer import LogWriter
 
 WIDTH = 4  # series, step, value, time: one point is four neighbours in a flat list
 FULL = 2_000_000 * WIDTH  # what may wait if the flushing thread is held up
-_LARGEST_STEP = 2**32 - 1
-now = time.time
+LONGEST_NAME = 200  # characters
+LARGEST_STEP = 2**32 - 1
+now = time.perf_counter
 
 
 class Recorder:
-    """Takes the metric points of one replica; one thread adds, one (other) thread flushes.
+    """Takes the metric points of one replica; any thread adds, one flushes.
 
-    `add` is an append to a list (about 0.15 microseconds, with the time of day); everything dearer happens
+    `add` is an append to a list (about 0.15 microseconds, with the time); everything dearer happens
     in `flush`, which writes to the task's own log before it hands the batch on. A full disk never stops
     training: it is said once through ``say`` and what was lost is counted in ``lost``.
+
+    The time of day is looked at once: points are timed by a clock that never jumps, and curves over time
+    stay what they are when the computer's is put right in the middle of a run.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -44,18 +48,19 @@ class Recorder:
         self._waiting: list[float] = []
         self._extend = self._waiting.extend
         self._ids: dict[str, int] = {}
+        self._naming = threading.Lock()
         self._flushing = threading.Lock()
+        self._origin = time.time() - now()
         self._say = say or logging.getLogger("nbdist.metrics").warning
         self._log = LogWriter(path, replica, self._say)
 
     def series(self, name: str) -> int:
-        """Return the id of the series ``name`` (at most 65,535), making it if it is new."""
-        if name not in self._ids:
-            if len(self.names) == np.iinfo(np.uint16).max:
-                raise ResourceExhaustedError(f"no room for series {name!r}: a replica may have 65,535 names")
-            self.names.append(name)  # before the id is known to anyone, so that a flush finds the name
-            self._ids[name] = len(self.names) - 1
-        return self._ids[name]
+        """Return the id of the series ``name``, making it if it is new.
+
+        Raises InvalidArgumentError for what is no name, ResourceExhaustedError above 65,535 of them.
+        """
+        known = self._ids.get(name)
+        return self._named(name) if known is None else known
 
     def add(self, series_id: int, step: int, value: float) -> None:
         """Record ``value`` at ``step``; never blocks, never touches a file.
@@ -77,7 +82,7 @@ class Recorder:
             if not taken:
                 self._log.retry()
                 return None
-            points = as_points(taken)
+            points = as_points(taken, self._origin)
             self._log.append(self.names, points)
         used, local = np.unique(points["series"], return_inverse=True)
         points["series"] = local
@@ -88,6 +93,19 @@ class Recorder:
         batch = self.flush()
         self._log.close()
         return batch
+
+    def _named(self, name: str) -> int:
+        with self._naming:
+            if name not in self._ids:
+                check_name(name)
+                if len(self.names) == np.iinfo(np.uint16).max:
+                    raise ResourceExhaustedError(
+                        f"no room for series {name!r}: a replica may have 65,535 names. Log what changes "
+                        "from step to step as values of one name, not under a new name each"
+                    )
+                self.names.append(name)  # before the id is known to anyone, so that a flush finds the name
+                self._ids[name] = len(self.names) - 1
+            return self._ids[name]
 
     @property
     def path(self) -> Path:
@@ -100,12 +118,36 @@ class Recorder:
         return self._log.lost
 
 
-def as_points(flat: list[float]) -> Points:
-    """Turn the flat list of points into an array; steps outside 0..2**32-1 are held at the nearest bound."""
+def check_name(name: object) -> None:
+    """Raise unless ``name`` can be the name of a series."""
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"a series is named by text, not by {name!r}; write {str(name)!r}")
+    if not name or len(name) > LONGEST_NAME:
+        raise InvalidArgumentError(
+            f"the name of a series has 1 to {LONGEST_NAME} characters; {clipped(name)!r} has {len(name)}"
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(
+            f"{name!r} cannot be written as UTF-8: give the series another name"
+        ) from None
+
+
+def clipped(name: str) -> str:
+    """Return the beginning of a name that is too long to be said."""
+    return name if len(name) <= 40 else name[:40] + "..."
+
+
+def as_points(flat: list[float], origin: float = 0.0) -> Points:
+    """Turn the flat list of points into an array; steps outside 0..2**32-1 are held at the nearest bound.
+
+    ``origin`` is added to the times.
+    """
     table = np.array(flat, np.float64).reshape(-1, WIDTH)
     points = np.empty(len(table), POINT)
     points["series"] = table[:, 0]
-    points["step"] = np.clip(table[:, 1], 0, _LARGEST_STEP)
+    points["step"] = np.clip(table[:, 1], 0, LARGEST_STEP)
     points["value"] = table[:, 2]
-    points["time"] = table[:, 3]
+    points["time"] = table[:, 3] + origin
     return points

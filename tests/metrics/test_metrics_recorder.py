@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +102,50 @@ def test_a_full_buffer_drops_and_counts(path: Path, monkeypatch: pytest.MonkeyPa
     assert batch is not None
     assert batch.points["step"].tolist() == [0, 1, 2]
     assert batch.dropped == recorder.dropped == 2
+
+
+def test_times_are_steady_though_the_clock_jumps(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    day = 1_000_000.0
+    monkeypatch.setattr(recorder_module.time, "time", lambda: day)
+    recorder = Recorder(path, replica=0)
+    series = recorder.series("loss")
+    for step, jump in enumerate((0.0, -3600.0, 7200.0, 0.0)):
+        day += jump
+        recorder.add(series, step, 0.0)
+    recorder.close()
+    times = read_log(path).points["time"]
+    assert (np.diff(times) >= 0).all()
+    assert 1_000_000.0 <= times[0] <= times[-1] < 1_000_060.0
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, 3, None, "\ud800"])
+def test_what_is_no_name(path: Path, name: Any) -> None:
+    recorder = Recorder(path, replica=0)
+    with pytest.raises(InvalidArgumentError, match="series"):
+        recorder.series(name)
+    assert recorder.names == []
+    recorder.close()
+
+
+def test_threads_that_name_series_at_once_agree(path: Path) -> None:
+    recorder = Recorder(path, replica=0)
+    names = [f"series {n}" for n in range(2_000)]
+    start = threading.Barrier(4)
+
+    def add(own: list[str]) -> None:
+        start.wait()
+        for name in own:
+            recorder.add(recorder.series(name), 0, float(name.split()[1]))
+
+    threads = [threading.Thread(target=add, args=(names[n:] + names[:n],)) for n in (0, 7, 500, 1000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.close()
+    log = read_log(path)
+    assert sorted(log.names.values()) == sorted(names)
+    assert all(log.names[p["series"]] == f"series {p['value']:.0f}" for p in log.points)
 
 
 def test_too_many_names(path: Path) -> None:

@@ -1,0 +1,118 @@
+"""nb.log: series of the user's own among those of the run.
+
+    nb.log(lr=0.1, gradient_norm=g)             # in a body, a callback or a custom loop
+    nb.log({"encoder/loss": 1.0}, step=12)
+
+They go the way of the loss: into this replica's log in the run's folder, and to the charts of the live view.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.tensor import Tensor
+from nbdist.metrics.recorder import LARGEST_STEP, Recorder, check_name
+from nbdist.train.context import current
+
+PRINT_SECONDS = 1.0
+MOST_PRINTED = 8  # values in a line
+_printed = float("-inf")
+
+
+def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, **more: Any) -> None:
+    """Record values of this replica's own series, by name; one that is new gets a chart in the live view.
+
+    A value is a number: a Python, NumPy or CuPy scalar, or an array of one element; NaN and infinity count.
+    What is no Python name, such as ``"encoder/loss"``, goes into a mapping, and so does ``"step"``; a series
+    that begins with ``val_`` is drawn with the one that it is the validation of. ``step`` is the replica's
+    current one if it is not given. A value costs about a microsecond, and waits for no disk and no notebook.
+    Where no run is on, as in a plain cell, there is nothing to record into: the values are checked and
+    printed, at most once a second.
+
+    Raises InvalidArgumentError for text, None, complex numbers and larger arrays, ResourceExhaustedError for
+    more than 65,535 names. Runs in a task, and in the notebook where the body does.
+
+    >>> log(lr=0.1, step=12)
+    step 12: lr 0.1 (nb.log prints where no run is on, once a second at most)
+    """
+    context = current()
+    at = context.progress.step if step is None else _checked(step)
+    values = {name: as_number(name, value) for name, value in {**(series or {}), **more}.items()}
+    if context.recorder is None:
+        _print(at, values)
+    else:
+        _record(context.recorder, at, values)
+
+
+def _record(recorder: Recorder, step: int, values: Mapping[str, float]) -> None:
+    numbers = [(recorder.series(name), value) for name, value in values.items()]
+    for number, value in numbers:
+        recorder.add(number, step, value)
+
+
+def as_number(name: str, value: Any) -> float:
+    """Return ``value`` as a float; raises InvalidArgumentError that says what to do with series ``name``."""
+    kind = type(value)
+    if kind is float or kind is int or kind is bool:
+        return _as_float(name, value)
+    if isinstance(value, Tensor):
+        raise wrong(
+            name, f"the tensor {value.name!r} of a graph", "return it from the step, and log what comes"
+        )
+    if isinstance(value, (str, bytes)):
+        raise wrong(name, f"text {value[:40]!r}", "print it: what a task prints is shown under its name")
+    if value is None:
+        raise wrong(name, "None", "leave it out of this call")
+    size, dtype = getattr(value, "size", 1), getattr(value, "dtype", None)
+    if isinstance(size, int) and size != 1:
+        shape = getattr(value, "shape", (size,))
+        raise wrong(name, f"an array of shape {shape}", f"log its mean, or elements as {name}/0, {name}/1")
+    if isinstance(value, complex) or getattr(dtype, "kind", "f") == "c":
+        raise wrong(name, f"the complex number {value!r}", "log abs(x), or x.real and x.imag")
+    return _as_float(name, value.item() if dtype is not None and hasattr(value, "item") else value)
+
+
+def wrong(name: str, what: str, instead: str) -> InvalidArgumentError:
+    """Return the error that a value is no number, and what to do instead."""
+    return InvalidArgumentError(f"nb.log: series {name!r} is given {what}, and takes a number: {instead}")
+
+
+def _as_float(name: str, value: Any) -> float:
+    if hasattr(value, "__float__") or hasattr(value, "__index__"):
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise wrong(
+                name, f"{type(value).__name__} ({error})", "log something that float() takes"
+            ) from error
+    raise wrong(name, f"{type(value).__name__} {value!r:.40}", "log each number in it under a name")
+
+
+def _checked(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= LARGEST_STEP:
+        raise InvalidArgumentError(f"nb.log: step is a whole number from 0 to {LARGEST_STEP:,}, not {step!r}")
+    return number
+
+
+def _print(step: int, values: Mapping[str, float]) -> None:
+    """Show what nobody records, now and then."""
+    global _printed
+    for name in values:
+        check_name(name)
+    now = time.monotonic()
+    if not values or now - _printed < PRINT_SECONDS:
+        return
+    first = _printed == float("-inf")
+    _printed = now
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in list(values.items())[:MOST_PRINTED])
+    more = f" and {len(values) - MOST_PRINTED} more" if len(values) > MOST_PRINTED else ""
+    note = " (nb.log prints where no run is on, once a second at most)" if first else ""
+    print(f"step {step}: {shown}{more}{note}")

@@ -1,0 +1,155 @@
+"""nb.log: what it takes, where it goes, and what it says to what is no number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nbdist as nb
+from nbdist.errors import InvalidArgumentError
+from nbdist.metrics.log import read_log
+from nbdist.metrics.recorder import Recorder
+from nbdist.train import logging
+from nbdist.train.callbacks import Callback
+from nbdist.train.context import Context, use, use_here
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[Context]:
+    recorder = Recorder(tmp_path / "metrics-0000.log", replica=0)
+    context = Context(recorder=recorder, quiet=True)
+    with use(context):
+        yield context
+    recorder.close()
+
+
+def points(context: Context) -> list[tuple[str, int, float]]:
+    assert context.recorder is not None
+    context.recorder.flush()
+    log = read_log(context.recorder.path)
+    return [(log.names[p["series"]], int(p["step"]), float(p["value"])) for p in log.points]
+
+
+def test_series_are_recorded_at_the_replicas_step_or_at_one_that_is_given(context: Context) -> None:
+    nb.log(lr=0.5)
+    context.progress.step = 7
+    nb.log(lr=0.25, norm=2)
+    nb.log({"a/b": 1.0, "step": 3}, step=12)
+    nb.log({"lr": 1}, lr=2, step=np.int64(13))
+    nb.log()
+    assert points(context) == [
+        ("lr", 0, 0.5), ("lr", 7, 0.25), ("norm", 7, 2.0), ("a/b", 12, 1.0),
+        ("step", 12, 3.0), ("lr", 13, 2.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2, 2.0, np.float32(2), np.int8(2), np.array(2.0), np.array([[2]]), np.array([2.0], ">f8"), Fraction(2)],
+)
+def test_numbers_of_all_kinds(context: Context, value: Any) -> None:
+    nb.log(x=value)
+    assert points(context) == [("x", 0, 2.0)]
+
+
+def test_what_is_not_finite_is_recorded_as_such(context: Context) -> None:
+    nb.log(a=math.nan, b=math.inf, c=np.float32(-np.inf), d=True)
+    assert [str(value) for _, _, value in points(context)] == ["nan", "inf", "-inf", "1.0"]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("0.5", "text '0.5', and takes a number: print it"),
+        (b"0.5", "text b'0.5'"),
+        (None, "None, and takes a number: leave it out"),
+        (
+            np.ones((2, 3)),
+            r"an array of shape \(2, 3\), and takes a number: log its mean, or elements as x/0",
+        ),
+        (np.empty(0), r"an array of shape \(0,\)"),
+        (1j, "the complex number 1j"),
+        (np.complex64(1), "the complex number"),
+        ([1.0], r"list \[1.0\]"),
+        ({"y": 1.0}, "dict"),
+        (10**400, "int too large"),
+        (np.datetime64("2026-11-20"), "log something|log each"),
+        (np.array("text"), "log each"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_name(context: Context, value: Any, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"nb.log: series 'x' is given.*({said})"):
+        nb.log(good=1.0, x=value)
+    assert points(context) == []  # all of a call or nothing
+
+
+def test_a_tensor_has_no_value_yet(context: Context) -> None:
+    with nb.Graph().as_default(), pytest.raises(InvalidArgumentError, match="return it from the step"):
+        nb.log(x=nb.constant(1.0))
+
+
+@pytest.mark.parametrize("step", [-1, 2**32, 1.5, "3", None.__class__])
+def test_steps_are_whole_numbers(context: Context, step: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"step is a whole number from 0 to 4,294,967,295, not "):
+        nb.log(x=1.0, step=step)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, 3, "\ud800"])
+def test_names_are_text_of_some_length(context: Context, name: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="series"):
+        nb.log({name: 1.0})
+    assert points(context) == []
+
+
+@given(st.text(min_size=1, max_size=200).filter(lambda name: name.isprintable()))
+def test_any_text_is_a_name(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    recorder = Recorder(tmp_path_factory.mktemp("run") / "metrics-0000.log", replica=0)
+    context = Context(recorder=recorder)
+    with use_here(context):
+        nb.log({name: 1.0})
+    assert points(context) == [(name, 0, 1.0)]
+    recorder.close()
+
+
+def test_without_a_run_it_prints_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([100.0, 100.5, 101.5, 103.0])
+    monkeypatch.setattr(logging, "_printed", float("-inf"))
+    monkeypatch.setattr(logging.time, "monotonic", lambda: next(clock))
+    nb.log(lr=0.1, step=3)
+    nb.log(lr=0.2)
+    nb.log(lr=0.3)
+    nb.log({f"x{i}": float(i) for i in range(10)})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 3: lr 0.1 (nb.log prints where no run is on, once a second at most)",
+        "step 0: lr 0.3",
+        "step 0: x0 0, x1 1, x2 2, x3 3, x4 4, x5 5, x6 6, x7 7 and 2 more",
+    ]
+    with pytest.raises(InvalidArgumentError):  # what a run would refuse is refused here too
+        nb.log(lr="high")
+    with pytest.raises(InvalidArgumentError):
+        nb.log({"": 1.0})
+
+
+def test_from_a_callback_of_fit(context: Context) -> None:
+    class Log(Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            nb.log(epoch=epoch + 1)
+
+    model = nb.nn.Sequential([nb.nn.Dense(2)])
+    model.compile(nb.optim.SGD(0.1), "mse")
+    data = nb.data.Dataset.from_arrays(np.ones((6, 3), np.float32), np.ones((6, 2), np.float32)).batch(2)
+    model.fit(data, epochs=2, callbacks=[Log()])
+    assert [point for point in points(context) if point[0] == "epoch"] == [
+        ("epoch", 3, 1.0),
+        ("epoch", 6, 2.0),
+    ]
