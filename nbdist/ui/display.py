@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from nbdist.ui.control import KINDS, Callback, Controls
 from nbdist.ui.frozen import ALONE, frozen
 from nbdist.ui.frozentext import text
 from nbdist.ui.lines import progress_line
@@ -67,7 +68,7 @@ class LiveDisplay:
         self.view: LiveView | None = None
         self.transcripts = {task: Transcript() for task in tasks}
         self.status: Mapping[str, Any] = {}
-        self.stop_callbacks: list[Callable[[], None]] = []
+        self.controls = Controls()
         self.line_due = float("-inf")
 
     def show(self) -> None:
@@ -85,11 +86,10 @@ class LiveDisplay:
     def _make_view(self) -> LiveView:
         from nbdist.ui.live import LiveView
 
-        view = LiveView(
-            self.store, self.tasks, self.title, self.total_steps, self.charts, self.transcripts, self.run_id
-        )
-        view.on_stop(self._stop)
-        return view
+        return LiveView(
+            self.store, self.tasks, self.title, self.total_steps, self.charts, self.transcripts, self.run_id,
+            self.controls,
+        )  # fmt: skip
 
     def show_again(self, summary: Summary | None) -> None:
         """Put the run on the page once more; with a summary it is over, and the view has all of it."""
@@ -133,9 +133,9 @@ class LiveDisplay:
             for line in lines.splitlines():
                 self.report(f"[{short_task(task)}] {line}")
 
-    def on_stop(self, callback: Callable[[], None]) -> None:
-        """Call back when the stop button is pressed."""
-        self.stop_callbacks.append(callback)
+    def on_control(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
+        """Call back with what the page wants of the run (see `LiveView.on_control`); before it is shown."""
+        self.controls.on(callback, kinds)
 
     def finish(self, summary: Summary) -> None:
         """Freeze: the widget gives way to a picture and a table, and is closed."""
@@ -158,10 +158,6 @@ class LiveDisplay:
     def _report_open_line(self, task: str) -> None:
         if self.transcripts[task].open:
             self.output(task, "\n")
-
-    def _stop(self) -> None:
-        for callback in self.stop_callbacks:
-            callback()
 
 
 def replace_outputs(summary: Summary, outputs: Mapping[str, str]) -> Summary:

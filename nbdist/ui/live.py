@@ -1,20 +1,21 @@
 """The live view of a run: a widget that is told what happens and sends it to the page, calmly.
 
     view = LiveView(store, tasks=["/job:worker/task:0"], title="mnist", total_steps=500)
-    view.on_stop(run.stop)
+    view.on_control(lambda kind, rate: run.stop(), ["stop"])
     display(view)
     ...                       # ten times a second, on the kernel's main thread:
     view.tick(time.monotonic())
 
-What travels: from the page ``ready``, ``ack``, ``snapshot``, ``visible``, ``gone`` and ``stop``; to the page
-``frame`` only, one message with everything that is new, its points as one binary buffer (see frames.py).
+What travels: from the page ``ready``, ``ack``, ``snapshot``, ``visible``, ``gone``, and what is wanted of the
+run (see control.py); to the page ``frame`` only, one message with everything that is new, its points as one
+binary buffer (see frames.py).
 Nothing of it is widget state, so nothing of it is saved with a notebook.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ import anywidget
 import traitlets
 
 from nbdist.errors import NotFoundError
+from nbdist.ui.control import KINDS, Callback, Controls
 from nbdist.ui.feed import Feed, Sending
 from nbdist.ui.frames import frame
 from nbdist.ui.jsonable import jsonable
@@ -65,11 +67,14 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         charts: Iterable[str] | None = None,
         transcripts: dict[str, Transcript] | None = None,
         run_id: str = "",
+        controls: Controls | None = None,
     ) -> None:
         self.feed = Feed(store, charts)
         self.pace = Pace()
         self.now = 0.0
-        self.head = {"title": title, "run": run_id, "tasks": list(tasks), "total": total_steps}
+        self.head: dict[str, Any] = {"title": title, "run": run_id, "tasks": list(tasks)}
+        self.head |= {"total": total_steps}
+        self.controls = controls or Controls()
         self.status: dict[str, Any] = {"state": "starting"}
         self.status_is_new = True
         self.transcripts = {task: Transcript() for task in tasks} if transcripts is None else transcripts
@@ -78,7 +83,6 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         self.finished = False
         self.views: set[str] = set()  # in pages, on a screen or not
         self.closes_unseen = False
-        self.stop_callbacks: list[Callable[[], None]] = []
         super().__init__(_esm=bundled("live.js"), _css=bundled("live.css"))
         self.on_msg(self._on_page_message)
 
@@ -92,8 +96,10 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         """Take note of the run's progress; what is not known may be left out or None.
 
         Keys: state, step, total, unit ("steps" or "updates"), steps_per_second, examples_per_second,
-        seconds_left, elapsed (seconds), note, and per_replica, a mapping of replica to its state, step,
-        steps_per_second, staleness and ``spent`` (seconds of a step by part: data, compute, exchange, wait).
+        seconds_left, elapsed (seconds), note, learning_rate (in force; None where there is none to set),
+        checkpoint (the latest: number, step, path, error), and per_replica, a mapping of replica to its
+        state, step, steps_per_second, staleness and ``spent`` (seconds of a step by part: data, compute,
+        exchange, wait).
         """
         self.status = {**self.status, **jsonable(status)}
         self.status_is_new = True
@@ -126,15 +132,18 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         except RuntimeError:  # no loop, no page
             self.close()
 
-    def on_stop(self, callback: Callable[[], None]) -> None:
-        """Call back when the stop button is pressed."""
-        self.stop_callbacks.append(callback)
+    def on_control(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
+        """Call back with what is wanted of the run, of these kinds, and with "set" the learning rate.
+
+        The page has the controls for which somebody is called. What a callback raises is shown there.
+        """
+        self.controls.on(callback, kinds)
+        self.snapshot_wanted = True
 
     def _on_page_message(self, _: object, message: Mapping[str, Any], __: object) -> None:
-        kind, view = message.get("kind"), str(message.get("view"))
-        if kind == "stop":
-            for callback in self.stop_callbacks:
-                callback()
+        kind, view = str(message.get("kind")), str(message.get("view"))
+        if kind in KINDS:
+            self.progress({"problem": self.controls.act(kind, message.get("learning_rate"))})
         elif kind == "gone":
             self.pace.looked_at(view, False)
             self.views.discard(view)
@@ -172,7 +181,12 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         sending = self.feed.everything(now) if snapshot or planned else self.feed.news(now)
         content: dict[str, Any] = {"kind": "frame", "snapshot": snapshot}
         if snapshot or planned:
-            content["head"] = {**self.head, "charts": self._charts(), "series": self.feed.names}
+            content["head"] = {
+                **self.head,
+                "controls": self.controls.kinds,
+                "charts": self._charts(),
+                "series": self.feed.names,
+            }
         if snapshot or self.status_is_new:
             content["progress"] = self.status
         if printed := self._new_output(snapshot):

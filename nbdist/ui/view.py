@@ -27,7 +27,7 @@ class RunView:
         self._display = LiveDisplay(
             run.store, run.tasks, run.options.name, run_id=run.id, charts=run.options.live
         )
-        self._display.on_stop(run.interrupt)
+        self._display.on_control(lambda *_: run.interrupt(), ["stop"])
         if display:
             self._display.show()
 

@@ -203,7 +203,7 @@ def test_the_stop_button_acts_while_the_cell_runs(lab: Lab) -> None:
     source = (
         "pressed = []\n"
         "shown = LiveDisplay(store, workers(2), 'a run', total_steps=5000)\n"
-        "shown.on_stop(lambda: pressed.append(True))\n"
+        "shown.on_control(lambda *_: pressed.append(True), ['stop'])\n"
         "shown.show()\n"
         "await feed(shown, store, 2, 200, until=lambda: bool(pressed))\n"
         "shown.finish(summary('a run', 2, 200, 'stopped'))\n"

@@ -1,11 +1,13 @@
 import asyncio
 import json
+import math
 import struct
 
 import pytest
 from ui_runs import SentView, train
 
 from nbdist.metrics.store import RunStore
+from nbdist.ui.control import KINDS
 from nbdist.ui.frames import RECORD
 
 
@@ -156,11 +158,43 @@ def test_progress_and_output_travel_with_the_points(view: SentView) -> None:
     assert (printed["text"], printed["open"]) == ("epoch 1\n", "epo")
 
 
-def test_the_stop_button_calls_back(view: SentView) -> None:
-    pressed = []
-    view.on_stop(lambda: pressed.append(True))
+def test_what_the_page_wants_is_called_back_with(view: SentView) -> None:
+    wanted: list[tuple[str, float | None]] = []
+    view.on_control(lambda kind, value: wanted.append((kind, value)))
+    for kind in KINDS:
+        view.page_says(kind, learning_rate=0.25)
+    assert wanted == [(kind, 0.25 if kind == "set" else None) for kind in KINDS]
+
+
+def test_the_page_has_the_controls_somebody_acts_on(view: SentView) -> None:
+    view.page_says("ready")
+    view.tick(0.0)
+    assert view.sent[-1][0]["head"]["controls"] == []
+    view.page_says("ack", 1)
+    view.on_control(lambda *_: None, ["stop"])
+    view.tick(1.0)
+    assert view.sent[-1][0]["head"]["controls"] == ["stop"]
+
+
+@pytest.mark.parametrize("value", [None, "0.1", -1, math.nan, math.inf, True, [1]])
+def test_a_rate_that_is_none_reaches_nobody_and_is_shown(view: SentView, value: object) -> None:
+    view.on_control(lambda *_: pytest.fail("it was called"))
+    view.page_says("set", learning_rate=value)
+    assert view.status["problem"]["text"].startswith("set: a learning rate is a number of at least 0, not")
+
+
+def test_what_a_control_raises_is_shown_until_the_next_one(view: SentView) -> None:
+    def fails(kind: str, _: float | None) -> None:
+        if kind == "pause":
+            raise RuntimeError("<b>no\nloop</b>")
+
+    view.on_control(fails)
+    view.page_says("pause")
+    view.page_says("pause")
+    problem = {"kind": "pause", "number": 2, "text": "pause: RuntimeError: <b>no loop</b>"}
+    assert view.status["problem"] == problem
     view.page_says("stop")
-    assert pressed == [True]
+    assert view.status["problem"] is None
 
 
 def test_the_widgets_state_holds_no_data(view: SentView, store: RunStore) -> None:

@@ -15,6 +15,7 @@ from nbdist.runs.progress import ReplicaStanding, Standing, Tally
 from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui import view
+from nbdist.ui.control import Controls
 from nbdist.ui.view import RunView, gone_among, in_a_line, summary_of, unit_of
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
@@ -58,10 +59,10 @@ class FakeDisplay:
     def __init__(self, store: RunStore, tasks: Any, title: str, **options: Any) -> None:
         self.made = (store, list(tasks), title, options)
         self.calls: list[tuple[str, Any]] = []
-        self.stops: list[Any] = []
+        self.controls = Controls()
 
-    def on_stop(self, callback: Any) -> None:
-        self.stops.append(callback)
+    def on_control(self, callback: Any, kinds: Any) -> None:
+        self.controls.on(callback, kinds)
 
     def show(self) -> None:
         self.calls.append(("show", None))
@@ -109,7 +110,7 @@ def test_a_view_shows_passes_on_and_freezes(displays: list[FakeDisplay]) -> None
 def test_the_stop_button_interrupts_the_run(displays: list[FakeDisplay]) -> None:
     run = FakeRun()
     RunView(run)  # type: ignore[arg-type]
-    displays[0].stops[0]()
+    displays[0].controls.act("stop")
     assert run.interrupted == 1
 
 

@@ -26,5 +26,8 @@ class SentView(LiveView):
     def send(self, content: dict[str, Any], buffers: Any = None) -> None:
         self.sent.append((content, buffers[0]))
 
-    def page_says(self, kind: str, sequence: int = 0, view: str = "tab", visible: bool = True) -> None:
-        self._handle_custom_msg({"kind": kind, "sequence": sequence, "view": view, "visible": visible}, [])
+    def page_says(
+        self, kind: str, sequence: int = 0, view: str = "tab", visible: bool = True, **more: Any
+    ) -> None:
+        said = {"kind": kind, "sequence": sequence, "view": view, "visible": visible, **more}
+        self._handle_custom_msg(said, [])

@@ -1,4 +1,5 @@
-// The run's name, state and progress, and the stop button.
+// The run's name, state and progress, and what can be done with it.
+import { Actions } from "./actions.js";
 import { make, setText } from "./dom.js";
 import { formatCount, formatDuration, formatShort } from "./format.js";
 
@@ -9,30 +10,28 @@ const GLYPHS = /** @type {Record<string, string>} */ ({
 export const OVER = ["finished", "stopped", "failed", "disconnected"];
 
 export class Header {
-  /** @param {() => void} stop */
-  constructor(stop) {
+  /** @param {string} name unique in the page @param {(kind: import("./asked.js").Kind, value: number | null) => void} act */
+  constructor(name, act) {
     this.run = make("span", { class: "nbd-run", title: "The run's id" });
     this.title = make("span", { class: "nbd-title", role: "heading", "aria-level": "3" });
     this.glyph = make("span", { "aria-hidden": "true" });
     this.state = make("span");
     this.chip = make("span", { class: "nbd-chip", role: "status" }, this.glyph, this.state);
-    this.button = make("button", { class: "nbd-button", type: "button", title: "End the run; what it has trained is kept" }, "Stop");
-    this.button.addEventListener("click", () => {
-      this.button.disabled = true;
-      setText(this.button, "Stopping…");
-      stop();
-    });
+    this.actions = new Actions(name, act);
     this.fill = make("div", { class: "nbd-fill" });
     this.bar = make("div", { class: "nbd-bar", role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0", "aria-valuemax": "100" }, this.fill);
     this.facts = make("div", { class: "nbd-facts" });
-    this.note = make("div", { class: "nbd-note" });
-    this.element = make("header", { class: "nbd-header" },
-      make("div", { class: "nbd-headline" }, this.title, this.run, this.chip, make("span", { class: "nbd-space" }), this.button),
-      this.bar, this.facts, this.note);
+    this.note = make("div", { class: "nbd-note", role: "status" });
+    this.problem = make("div", { class: "nbd-problem", role: "alert" });
+    this.saved = make("div", { class: "nbd-saved", role: "status" });
+    this.element = make("div", { class: "nbd-header" },
+      make("div", { class: "nbd-headline" }, make("div", { class: "nbd-names" }, this.title, this.run), this.chip,
+        make("span", { class: "nbd-space" }), this.actions.element),
+      this.bar, make("div", { class: "nbd-measures" }, this.facts, this.actions.rate.element), this.note, this.problem, this.saved);
   }
 
   /**
-   * @param {{ title?: string, run?: string, total?: number | null }} head
+   * @param {{ title?: string, run?: string, total?: number | null, controls?: string[] }} head
    * @param {Record<string, any>} progress
    */
   show(head, progress) {
@@ -46,7 +45,7 @@ export class Header {
     setText(this.glyph, GLYPHS[state] ?? "●");
     setText(this.state, state);
     this.chip.dataset.state = state in GLYPHS ? state : "running";
-    this.button.hidden = over;
+    this.actions.show(progress, over ? [] : head.controls ?? []);
     this.bar.hidden = step === null && total === null;
     this.bar.dataset.state = this.chip.dataset.state;
     const share = total ? Math.min(1, (step ?? 0) / total) : null;
@@ -62,6 +61,16 @@ export class Header {
       ["left", over ? null : known(progress.seconds_left, formatDuration)],
     ].filter(([, value]) => value !== null)));
     setText(this.note, progress.note ? String(progress.note) : "");
+    setText(this.problem, progress.problem?.text ? String(progress.problem.text) : "");
+    this.writeSaved(progress.checkpoint);
+  }
+
+  /** @param {{ step?: number, path?: string, error?: string | null } | null | undefined} checkpoint the latest */
+  writeSaved(checkpoint) {
+    const error = checkpoint?.error;
+    this.saved.classList.toggle("nbd-wrong", Boolean(error));
+    setText(this.saved, error ? `checkpoint failed: ${error}` : checkpoint ? `checkpoint at step ${formatCount(checkpoint.step)}` : "");
+    this.saved.title = (!error && checkpoint?.path) || "";
   }
 
   /** @param {[string, string][]} facts name and value */

@@ -11,7 +11,7 @@ import { Table } from "./table.js";
 import { readColours } from "./theme.js";
 
 /** @typedef {import("./lines.js").Plan} Plan */
-/** @typedef {{ title: string, run: string, tasks: string[], total: number | null, charts: Plan[], series: string[] }} Head */
+/** @typedef {{ title: string, run: string, tasks: string[], total: number | null, controls?: string[], charts: Plan[], series: string[] }} Head */
 /**
  * @typedef {object} Message
  * @property {"frame"} kind
@@ -26,8 +26,8 @@ const GAP = 24; // CSS pixels between charts
 const NARROWEST = 300; // of a chart that stands beside another
 
 export class View {
-  /** @param {string} name unique in the page @param {() => void} stop */
-  constructor(name, stop) {
+  /** @param {string} name unique in the page @param {(kind: import("./asked.js").Kind, value: number | null) => void} act */
+  constructor(name, act) {
     /** @type {Head} */
     this.head = { title: "", run: "", tasks: [], total: null, charts: [], series: [] };
     /** @type {Record<string, any>} */
@@ -49,7 +49,7 @@ export class View {
       zoom: (range) => this.zoom(range),
       point: () => {},
     };
-    this.header = new Header(stop);
+    this.header = new Header(name, act);
     this.strip = new Strip((replica) => {
       this.shared.options.chosen = replica;
       this.redraw();

@@ -12,15 +12,15 @@ function render({ model, el }) {
   const link = newLink(performance.now());
   let onScreen = false;
   const visible = () => onScreen && !document.hidden;
-  const say = (/** @type {string} */ kind) => {
+  const say = (/** @type {string} */ kind, more = {}) => {
     try {
-      model.send({ kind, view: name, visible: visible(), sequence: link.behind ? 0 : link.sequence });
+      model.send({ kind, view: name, visible: visible(), sequence: link.behind ? 0 : link.sequence, ...more });
     } catch {
       view.disconnect(); // the kernel restarted or ended, and its end of the line with it
     }
   };
 
-  const view = new View(name, () => say("stop"));
+  const view = new View(name, (kind, value) => say(kind, value === null ? {} : { learning_rate: value }));
   el.append(view.element);
 
   const onMessage = (/** @type {any} */ message, /** @type {DataView[]} */ buffers) => {
