@@ -12,6 +12,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.metrics.batch import POINT, Batch, Points
+from nbdist.metrics.events import EventFiles
 from nbdist.metrics.writer import LogWriter
 
 WIDTH = 4  # series, step, value, time: one point is four neighbours in a flat list
@@ -31,6 +32,8 @@ class Recorder:
     The time of day is looked at once: points are timed by a clock that never jumps, and curves over time
     stay what they are when the computer's is put right in the middle of a run.
 
+    With ``events`` the points go to TensorBoard's files in that folder as well.
+
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> recorder = Recorder(Path(folder.name, "metrics-0000.log"), replica=0)
@@ -41,7 +44,14 @@ class Recorder:
     >>> recorder.close(); folder.cleanup()
     """
 
-    def __init__(self, path: Path, *, replica: int, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        replica: int,
+        say: Callable[[str], None] | None = None,
+        events: Path | None = None,
+    ) -> None:
         self.replica = replica
         self.names: list[str] = []
         self.dropped = 0
@@ -53,6 +63,7 @@ class Recorder:
         self._origin = time.time() - now()
         self._say = say or logging.getLogger("nbdist.metrics").warning
         self._log = LogWriter(path, replica, self._say)
+        self._events = EventFiles(events, self._say) if events is not None else None
 
     def series(self, name: str) -> int:
         """Return the id of the series ``name``, making it if it is new.
@@ -81,9 +92,13 @@ class Recorder:
             del self._waiting[: len(taken)]
             if not taken:
                 self._log.retry()
+                if self._events is not None:
+                    self._events.retry()
                 return None
             points = as_points(taken, self._origin)
             self._log.append(self.names, points)
+            if self._events is not None:
+                self._events.append(self.names, points)
         used, local = np.unique(points["series"], return_inverse=True)
         points["series"] = local
         return Batch(self.replica, [self.names[series] for series in used], points, self.dropped)
@@ -92,6 +107,8 @@ class Recorder:
         """Flush, bring the log to the disk and close it; returns the last batch."""
         batch = self.flush()
         self._log.close()
+        if self._events is not None:
+            self._events.close()
         return batch
 
     def _named(self, name: str) -> int:

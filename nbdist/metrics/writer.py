@@ -1,4 +1,4 @@
-"""Writes one task's metrics log, and stays calm when the disk is full."""
+"""Appends to a task's own files, and stays calm when the disk is full."""
 
 from __future__ import annotations
 
@@ -15,31 +15,34 @@ from nbdist.metrics.log import HEADER, MAGIC, POINTS, frame, name_frame
 PATIENCE = 16 << 20  # bytes kept for a disk that is full, before the oldest points are given up
 
 
-class LogWriter:
-    """Appends frames to a log of its own; never raises for what the disk does: says it once, and counts."""
+class Appending:
+    """A file of its own that grows; never raises for what the disk does: says it once, and counts."""
 
-    def __init__(self, path: Path, replica: int, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path = path
         self.lost = 0
         self._say = say
         self._said = False
-        self._named = 0
-        self._backlog: deque[tuple[bytes, int]] = deque()  # (frames, how many points are in them)
+        self._backlog: deque[tuple[bytes, int]] = deque()  # (what to write, how many points are in it)
         self._held = 0
         self._good = 0  # the file is whole up to here
         self._descriptor: int | None = None
         self._closed = False
-        self.path = path
-        self._keep(MAGIC + frame(HEADER, json.dumps({"replica": replica}).encode()), 0)
-        self.retry()
+        self._worth = True  # the wait for the disk at the end
 
-    def append(self, names: list[str], points: Points) -> None:
-        """Append the names that are new and the points."""
-        new = b"".join(name_frame(series, names[series]) for series in range(self._named, len(names)))
-        if new:
-            self._keep(new, 0)
-            self._named = len(names)
-        self._keep(frame(POINTS, points.tobytes()), len(points))
-        self.retry()
+    def keep(self, data: bytes, points: int = 0) -> None:
+        """Hold back what is to be written, and how many points it has; too much of it, and the oldest go."""
+        self._backlog.append((data, points))
+        self._held += len(data)
+        index = 0
+        while self._held > PATIENCE and index < len(self._backlog):
+            old, count_ = self._backlog[index]
+            if count_ == 0:  # names and the header are small, and points mean nothing without them
+                index += 1
+                continue
+            del self._backlog[index]
+            self._held -= len(old)
+            self.lost += count_
 
     def retry(self) -> None:
         """Write what is held back, oldest first; what does not go in stays for the next call."""
@@ -66,23 +69,11 @@ class LogWriter:
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             try:
-                os.fsync(descriptor)
+                if self._worth:
+                    os.fsync(descriptor)
             except OSError as error:
                 self._trouble(error)
             os.close(descriptor)
-
-    def _keep(self, data: bytes, points: int) -> None:
-        self._backlog.append((data, points))
-        self._held += len(data)
-        index = 0
-        while self._held > PATIENCE and index < len(self._backlog):
-            old, count_ = self._backlog[index]
-            if count_ == 0:  # names and the header are small, and points mean nothing without them
-                index += 1
-                continue
-            del self._backlog[index]
-            self._held -= len(old)
-            self.lost += count_
 
     def _trouble(self, error: OSError) -> None:
         if not self._said:
@@ -92,6 +83,25 @@ class LogWriter:
                 f"Training goes on; up to {PATIENCE >> 20} MB of points wait in memory for the disk, "
                 "older ones are lost and counted."
             )
+
+
+class LogWriter(Appending):
+    """Appends frames to one task's metrics log."""
+
+    def __init__(self, path: Path, replica: int, say: Callable[[str], None]) -> None:
+        super().__init__(path, say)
+        self._named, self._worth = 0, False  # until there is a point in it
+        self.keep(MAGIC + frame(HEADER, json.dumps({"replica": replica}).encode()))
+        self.retry()
+
+    def append(self, names: list[str], points: Points) -> None:
+        """Append the names that are new and the points."""
+        new = b"".join(name_frame(series, names[series]) for series in range(self._named, len(names)))
+        if new:
+            self._named, self._worth = len(names), True
+            self.keep(new)
+        self.keep(frame(POINTS, points.tobytes()), len(points))
+        self.retry()
 
 
 def open_new(path: Path) -> tuple[Path, int]:
