@@ -1,0 +1,206 @@
+"""An outcome as bytes: what a body came to, for our own sockets and files. Pure; no pickle.
+
+    MAGIC, length of the head u8, bytes of the arrays u8, crc32 u4 of all that follows    (little-endian)
+    head     msgpack: the outcome, with a place, a dtype and a shape for each array
+    arrays   their own bytes, one after the other
+
+Tuples, complex numbers and whole numbers of any size arrive as what they were. What is read is checked
+before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from nbdist.errors import DataLossError, InvalidArgumentError
+from nbdist.runs import parcel
+from nbdist.train.callbacks import History
+
+MAGIC = b"nbdist outcome 1\n"
+SIZES = struct.Struct("<QQI")  # of the head, of the arrays, checksum
+LEAST = len(MAGIC) + SIZES.size
+MOST_HEAD = 256 << 20
+MOST_BYTES = 16 << 30
+ARRAY, TUPLE, WHOLE, COMPLEX = 1, 2, 3, 4
+KINDS = "biufcmMSU"  # of dtypes that are no objects and have no fields
+
+Buffer = bytes | memoryview
+
+
+def encode(outcome: dict[str, Any]) -> list[Buffer]:
+    """Return an outcome's bytes in pieces; the arrays' own are not copied.
+
+    Results that cannot be written (a date, an array of records) are left out and named under "left".
+
+    >>> decode(b"".join(encode({"rank": 1, "results": {"x": np.arange(2)}, "pair": (1, 2)})))
+    {'rank': 1, 'results': {'x': array([0, 1])}, 'pair': (1, 2)}
+    """
+    try:
+        return _encoded(outcome)
+    except InvalidArgumentError:
+        return _encoded(_what_can_be_written(outcome))
+
+
+def decode(data: Buffer) -> dict[str, Any]:
+    """Return the outcome in ``data``; raises `DataLossError` for anything that `encode` did not write."""
+    size = whole_size(data)
+    if len(data) != size:
+        raise DataLossError(f"an outcome of {size:,} bytes came with {len(data):,}")
+    view = memoryview(data)
+    head, _, checksum = SIZES.unpack_from(view, len(MAGIC))
+    if zlib.crc32(view[LEAST:]) != checksum:
+        raise DataLossError("an outcome is damaged: its checksum is wrong")
+    room = view[LEAST + head :]
+    try:
+        outcome = _unpack(bytes(view[LEAST : LEAST + head]), lambda place: _array_in(room, place))
+    except DataLossError:
+        raise
+    except Exception as error:  # msgpack, NumPy and nested extensions raise many kinds
+        raise DataLossError(f"an outcome cannot be read: {type(error).__name__}") from None
+    if not isinstance(outcome, dict):
+        raise DataLossError(f"an outcome is a {type(outcome).__name__}, not a table")
+    return outcome
+
+
+def whole_size(start: Buffer) -> int:
+    """Return how many bytes the outcome has that begins with ``start`` (at least `LEAST` bytes)."""
+    if len(start) < LEAST or bytes(start[: len(MAGIC)]) != MAGIC:
+        raise DataLossError("that is no outcome of nbdist, or one of another version")
+    head, arrays, _ = SIZES.unpack_from(start, len(MAGIC))
+    if head > MOST_HEAD or LEAST + head + arrays > MOST_BYTES:
+        raise DataLossError(f"an outcome claims a head of {head:,} and arrays of {arrays:,} bytes")
+    return int(LEAST + head + arrays)
+
+
+def page(pieces: Sequence[Buffer], start: int, most: int) -> bytes:
+    """Return up to ``most`` bytes of what the pieces make together, from ``start`` on.
+
+    >>> page([b"abc", b"de", b"fgh"], 2, 4)
+    b'cdef'
+    """
+    taken, at = [], 0
+    for piece in pieces:
+        low, high = max(start - at, 0), min(start + most - at, len(piece))
+        if low < high:
+            taken.append(bytes(piece[low:high]))
+        at += len(piece)
+    return b"".join(taken)
+
+
+def light(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Return an outcome with no result but histories: what is kept of one that has come home."""
+    results = {
+        name: packed for name, packed in outcome.get("results", {}).items() if packed["kind"] == "history"
+    }
+    for name, value in outcome.get("values", {}).items():  # of a body in the notebook's own process
+        if isinstance(value, History):
+            results[name] = parcel.pack(value)
+    rest = {key: value for key, value in outcome.items() if key not in ("values", "left")}
+    return {**rest, "results": results}
+
+
+def _what_can_be_written(outcome: dict[str, Any]) -> dict[str, Any]:
+    kept, left = {}, list(outcome.get("left", ()))
+    for name, packed in outcome.get("results", {}).items():
+        try:
+            _encoded({"results": packed})
+        except InvalidArgumentError as error:
+            left.append(f"{name} stayed on {outcome.get('task', 'its task')}: {error}")
+        else:
+            kept[name] = packed
+    return {**outcome, "results": kept, "left": left}
+
+
+def _encoded(outcome: dict[str, Any]) -> list[Buffer]:
+    writer = _Writer()
+    head = writer.pack(outcome)
+    checksum = 0
+    for piece in (head, *writer.pieces):
+        checksum = zlib.crc32(piece, checksum)
+    return [MAGIC + SIZES.pack(len(head), writer.size, checksum) + head, *writer.pieces]
+
+
+@dataclass
+class _Writer:
+    """Packs a head, and collects the arrays that it meets."""
+
+    pieces: list[Buffer] = field(default_factory=list)
+    size: int = 0
+
+    def pack(self, value: Any) -> bytes:
+        try:
+            packed: bytes = msgpack.packb(
+                value, default=self._other, strict_types=True, unicode_errors="surrogatepass"
+            )
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidArgumentError(f"it cannot be written: {error}") from None
+        return packed
+
+    def _other(self, value: Any) -> Any:
+        match value:
+            case np.ndarray():
+                return msgpack.ExtType(ARRAY, self.pack(self._place(value)))
+            case np.generic() if not isinstance(value.item(), np.generic):
+                return value.item()
+            case tuple():
+                return msgpack.ExtType(TUPLE, self.pack(list(value)))
+            case int():
+                return msgpack.ExtType(
+                    WHOLE, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+                )
+            case complex():
+                return msgpack.ExtType(COMPLEX, struct.pack("<dd", value.real, value.imag))
+            case float():
+                return float(value)
+            case str():
+                return "".join(value)
+            case dict():
+                return dict(value)
+            case list():
+                return list(value)
+        raise TypeError(f"a {type(value).__name__} is no plain value")
+
+    def _place(self, array: np.ndarray[Any, Any]) -> list[Any]:
+        if array.dtype.kind not in KINDS:
+            raise TypeError(f"an array of dtype {array.dtype}")
+        flat = np.ascontiguousarray(array).reshape(-1)
+        data = flat.view(np.uint8).data if flat.nbytes else memoryview(b"")
+        at, self.size = self.size, self.size + flat.nbytes
+        self.pieces.append(data)
+        return [array.dtype.str, list(array.shape), at]
+
+
+def _unpack(data: bytes, array: Callable[[Any], Any]) -> Any:
+    def other(code: int, payload: bytes) -> Any:
+        if code == ARRAY:
+            return array(_unpack(payload, array))
+        if code == TUPLE:
+            return tuple(_unpack(payload, array))
+        if code == WHOLE:
+            return int.from_bytes(payload, "little", signed=True)
+        if code == COMPLEX:
+            return complex(*struct.unpack("<dd", payload))
+        raise DataLossError(f"an outcome holds an extension type {code}")
+
+    return msgpack.unpackb(data, ext_hook=other, strict_map_key=False, unicode_errors="surrogatepass")
+
+
+def _array_in(room: memoryview, place: Any) -> np.ndarray[Any, Any]:
+    text, shape, at = place
+    dtype = np.dtype(str(text))
+    count = prod(shape)
+    size = count * dtype.itemsize
+    whole = all(isinstance(n, int) and n >= 0 for n in (*shape, at))
+    if dtype.kind not in KINDS or len(shape) > 32 or not whole or at + size > len(room):
+        raise DataLossError(f"an array of dtype {text} and shape {shape} is not in its outcome")
+    if not size:
+        return np.empty(shape, dtype)
+    return np.frombuffer(room, dtype, count, at).reshape(shape).copy()

@@ -1,0 +1,44 @@
+"""Outcomes in a run's folder, one file per task: for who comes when the tasks are gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nbdist.errors import DataLossError
+from nbdist.metrics.runfile import write_whole_file
+from nbdist.runs.outcome import LEAST, Buffer, decode, encode, whole_size
+
+
+def write_outcome(folder: Path, rank: int, outcome: dict[str, Any] | Sequence[Buffer]) -> Path:
+    """Write a task's outcome (0600), or the pieces of one, whole or not at all; raises `OSError`."""
+    path = outcome_path(folder, rank)
+    pieces = encode(outcome) if isinstance(outcome, dict) else outcome
+    write_whole_file(path, b"".join(pieces))
+    return path
+
+
+def read_outcome(folder: Path, rank: int) -> dict[str, Any] | None:
+    """Return a task's outcome, None if it has none there; raises `DataLossError` if it is damaged."""
+    path = outcome_path(folder, rank)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataLossError(f"{path} cannot be read: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            start = file.read(LEAST)
+            if whole_size(start) != os.fstat(file.fileno()).st_size:  # before memory is taken for it
+                raise DataLossError("it was cut")
+            return decode(start + file.read())
+        except DataLossError as error:
+            raise DataLossError(f"{path} is damaged: {error}") from None
+
+
+def outcome_path(folder: Path, rank: int) -> Path:
+    """Return where a task's outcome stands in a run's folder."""
+    return folder / f"outcome-{rank:04d}.bin"
