@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,13 @@ class RunFile:
             raise InvalidArgumentError(f"no run status {self.status!r}; choose from {', '.join(STATUSES)}")
 
 
-def write_run(run: RunFile) -> Path:
-    """Write the run's ``run.json`` (0600) into its folder, which must be there; returns the path."""
+def write_run(run: RunFile, *, wait: bool = True) -> Path:
+    """Write the run's ``run.json`` (0600) into its folder, which must be there; returns the path.
+
+    Without ``wait`` the disk may take its time: if the power fails, the file of before may be there.
+    """
     path = run_folder(run.id) / "run.json"
-    write_whole_file(path, json.dumps(asdict(run), indent=1).encode())
+    write_whole_file(path, json.dumps(asdict(run), indent=1).encode(), wait)
     return path
 
 
@@ -67,7 +71,11 @@ def read_run(run_id: str) -> RunFile:
 
 
 def runs() -> list[RunFile]:
-    """Return all runs, newest first; a damaged one has status "damaged" and the error."""
+    """Return all runs, newest first; a damaged one has status "damaged" and the error.
+
+    A run with ``--tensorboard`` has its events in its folder: ``tensorboard --logdir <folder>/tensorboard``,
+    or with the folder of all runs, to compare them.
+    """
     found = [listed(folder) for folder in runs_folder().iterdir() if (folder / "run.json").is_file()]
     return sorted(found, key=lambda run: (run.created, run.id), reverse=True)
 
@@ -82,6 +90,11 @@ def listed(folder: Path) -> RunFile:
 
 def versions() -> dict[str, str]:
     """Return the versions that decide how a run comes out, for ``RunFile.versions``."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in ("nbdist", "numpy", "ipyparallel", "pyzmq", "cupy-cuda13x"):
         try:
@@ -91,7 +104,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write_whole_file(path: Path, content: bytes) -> None:
+def write_whole_file(path: Path, content: bytes, wait: bool = True) -> None:
     """Put ``content`` at ``path`` so that a reader or a crash meets the old file or the new one."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns():x}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
@@ -99,12 +112,14 @@ def write_whole_file(path: Path, content: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if wait:
+                os.fsync(file.fileno())
         os.replace(draft, path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if wait:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

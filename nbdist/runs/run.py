@@ -14,6 +14,7 @@ import numpy as np
 from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.metrics.runfile import RunFile, write_run
 from nbdist.metrics.store import RunStore
+from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
 from nbdist.runs import parcel
 from nbdist.runs.options import Options
@@ -25,6 +26,7 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
+CALMER = 1.2  # from one pause to the next: a cell is noticed to be over after a sixth more of its time at most
 WRITE_SECONDS = 1.0
 
 
@@ -105,9 +107,14 @@ class Run:
 
     # What users call.
 
-    def metrics(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the points so far as columns: replica, series, step, value, time."""
-        return self.store.columns()
+    def metrics(self) -> Any:
+        """Return all points so far: a DataFrame if pandas is installed, else a dict of NumPy columns.
+
+        The columns are ``replica``, ``series`` (the name), ``step``, ``value`` and ``time`` (seconds since
+        1970). Every point comes from the logs in the run's folder; of a replica that wrote its log on another
+        machine there is what came to this one: spikes, first and last, and up to 2,048 points a series all.
+        """
+        return table(every_point(self.folder, self.store))
 
     def timeline(self, step: int | None = None, steps: int = 1) -> Timeline:
         """Return what every task did when in its last training step, or in ``steps`` of them up to ``step``.
@@ -185,7 +192,7 @@ class Run:
         self._watch.look()
         # A short cell is followed closely, a long one calmly: looking costs the tasks' own cores time.
         ending = bool(self._watch.calls.ready_ranks())
-        self._pause = SHORTEST_PAUSE if ending else min(self._pause * 1.5, LONGEST_PAUSE)
+        self._pause = SHORTEST_PAUSE if ending else min(self._pause * CALMER, LONGEST_PAUSE)
         if self.tally.news != before:
             self._show(lambda view: view.progress(self.standing()))
         self._show(lambda view: view.tick())
@@ -227,7 +234,7 @@ class Run:
             self._record, status=self.status, ended=time.time(), error=str(self.error or "")
         )
         try:
-            write_run(self._record)
+            write_run(self._record, wait=bool(self.store.series))  # a plain cell does not wait for the disk
         except OSError as error:
             self.notes.append(f"run.json could not be written: {error}")
         self._show(lambda view: view.progress(self.standing()))

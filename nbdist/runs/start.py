@@ -57,9 +57,10 @@ def start_run(
     reserved: list[TaskInfo] = []
     here: InGraph | None = None
     try:
-        for info in workers:
-            cluster.peer(info.rank).call("run.reserve", {"run": run_id, "watch": True})
+        asked = []
+        for info in workers:  # all at once, and run.json meanwhile
             reserved.append(info)
+            asked.append(cluster.peer(info.rank).ask("run.reserve", {"run": run_id, "watch": True}))
         record = _record(run_id, body, options, cluster)
         folder = run_folder(run_id)
         try:
@@ -69,6 +70,8 @@ def start_run(
                 f"the run's folder {folder} cannot be written: {error.strerror}; make room there, or set "
                 "NBDIST_HOME to another folder before you start the cluster"
             ) from error
+        for info, one in zip(workers, asked, strict=True):
+            cluster.peer(info.rank).answer(one)
         seed = record.seed
         assert seed is not None
         order = Order(
@@ -83,6 +86,7 @@ def start_run(
             fetch=options.fetch,
             data=options.data,
             settings=options.settings(),
+            tensorboard=options.tensorboard,
         )
         if options.replication == "in-graph":
             servers = _servers(cluster) if options.uses_servers else []

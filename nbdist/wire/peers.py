@@ -54,6 +54,8 @@ WATCHED = LOST | REFUSED | CUT_SHORT | REACHED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
 MOST_HUNG_UP = 3  # handshakes; a task that ends, or begins, may cut one short
 
+Asked = tuple[int, str]  # number and kind of a call that is under way
+
 _context: zmq.Context[zmq.Socket[bytes]] | None = None
 _context_lock = threading.Lock()
 
@@ -100,12 +102,31 @@ class Peer:
         connection breaks or no reply comes in time: the call may then have happened or not.
         """
         with self._lock:
+            return self.answer(self.ask(kind, meta, arrays, timeout), timeout)
+
+    def ask(
+        self,
+        kind: str,
+        meta: dict[str, Any] | None = None,
+        arrays: Sequence[Array] = (),
+        timeout: float | None = None,
+    ) -> Asked:
+        """Send a frame whose reply `answer` waits for: to ask several tasks at once.
+
+        One call at a time: what was asked before must have been answered, or is given up.
+        """
+        with self._lock:
             self._sequence += 1
-            seconds = self.timeout if timeout is None else timeout
-            if self._lost:  # it was there and went away; a task that is coming back needs only a moment
-                seconds = min(seconds, RECONNECT_SECONDS)
-            deadline = time.monotonic() + seconds
+            deadline = time.monotonic() + self._patience(timeout)
             self._transmit(CALL, self._sequence, Frame(kind, meta or {}, tuple(arrays)), deadline)
+            return self._sequence, kind
+
+    def answer(self, asked: Asked, timeout: float | None = None) -> Frame:
+        """Wait for the reply to what was asked; raises as `call` does."""
+        sequence, kind = asked
+        with self._lock:
+            seconds = self._patience(timeout)
+            deadline = time.monotonic() + seconds
             while True:
                 message = self._next(deadline, kind)
                 if message is None:
@@ -113,10 +134,10 @@ class Peer:
                         f"{self.name} at {self.address} did not answer {kind!r} within {seconds:.1f} s; "
                         "see whether its process is alive and busy"
                     )
-                role, sequence, frame = message
+                role, number, frame = message
                 if role == PUSH:
                     self._pushed.append(frame)
-                elif sequence == self._sequence:  # else: a late reply to a call that was given up
+                elif number == sequence:  # else: a late reply to a call that was given up
                     if role == FAILURE:
                         raise error_from(frame)
                     return frame
@@ -175,6 +196,11 @@ class Peer:
                 self._socket.disable_monitor()
                 self._monitor.close(linger=0)
                 self._socket.close(linger=int(linger * 1000))
+
+    def _patience(self, timeout: float | None) -> float:
+        seconds = self.timeout if timeout is None else timeout
+        # It was there and went away: a task that is coming back needs only a moment.
+        return min(seconds, RECONNECT_SECONDS) if self._lost else seconds
 
     def _require_met(self, patience: float) -> None:
         patience = patience if self._reached else min(patience, REACH_SECONDS)
