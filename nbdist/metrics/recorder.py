@@ -124,6 +124,14 @@ class Recorder:
                 self._ids[name] = len(self.names) - 1
             return self._ids[name]
 
+    def position(self) -> tuple[int, bytes]:
+        """Return what has been flushed so far: how many bytes of the log, and those that wait for the disk.
+
+        A reader who takes both, and then each batch of `flush`, has every point once.
+        """
+        with self._flushing:
+            return self._log.position()
+
     @property
     def path(self) -> Path:
         """The log's own path: the one asked for, or the next free one if an earlier task left a log there."""

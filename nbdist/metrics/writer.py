@@ -44,6 +44,10 @@ class Appending:
             self._held -= len(old)
             self.lost += count_
 
+    def position(self) -> tuple[int, bytes]:
+        """Return how many bytes stand in the file, and those that wait for the disk and follow them."""
+        return self._good, b"".join(data for data, _ in self._backlog)
+
     def retry(self) -> None:
         """Write what is held back, oldest first; what does not go in stays for the next call."""
         try:

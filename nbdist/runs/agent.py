@@ -2,7 +2,9 @@
 
 client                            task
 run.reserve  run, watch ────────► one run at a time: busy is an error that names the run there is
-run.watch    run ───────────────► run.news (pushed ten times a second): points, text, progress
+run.watch    run ───────────────► what there was so far, then run.news (pushed ten times a second): points,
+                                  text, progress
+run.outcome  run, at ───────────► what the body came to, in pages, until the next one begins
 run.lost     run, ranks ────────► those workers are gone, and the others go on
 run.stop / run.abort ───────────► the training loop sees it at its next step
 run.timeline run ───────────────► what the task recorded of the run: its last one, also when it is over
@@ -23,6 +25,7 @@ from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.metrics.batch import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.timeline import Span
+from nbdist.runs.kept import Kept
 from nbdist.runs.output import Output
 from nbdist.runs.recorded import Recorded
 from nbdist.runtime import task as tasks
@@ -51,11 +54,13 @@ class Agent:
         self._control = ("", Control())
         self._watchers: dict[str, list[Sender]] = {}
         self._step_log: tuple[str, StepLog] | None = None
+        self.kept = Kept(task.rank, task.server.after)
         self.recorded = Recorded(task, [self._steps, lambda run: self.parameters.logs.spans(run, task.name)])
         handlers: dict[str, Handler] = {
             "run.hello": lambda frame, sender: Frame("run.hello", {"clock": time.perf_counter()}),
             "run.reserve": self._reserve,
             "run.watch": self._watch,
+            "run.outcome": self._outcome,
             "run.stop": self._stop,
             "run.abort": self._abort,
             "run.end_training": self._end_training,
@@ -74,6 +79,7 @@ class Agent:
 
     def begin(self, live: Live) -> None:
         """Make ``live`` the run on this task. Called by the body, on the main thread."""
+        self.kept.forget()
         self._live = live
         if live.context.step_log is not None:
             self._step_log = (live.run, live.context.step_log)
@@ -84,10 +90,12 @@ class Agent:
         told = threading.Event()
 
         def last() -> None:
+            watched = False
             try:
                 live.cancel()
-                self._tell(live, ended=True)
+                watched = self._tell(live, ended=True)
             finally:
+                self.kept.end(live.run, self._so_far(live, ended=True), watched)
                 self._live = None
                 if self._reserved is not None and self._reserved[0] == live.run:
                     self._reserved = None
@@ -100,7 +108,8 @@ class Agent:
         """Give up what this task keeps for runs."""
         self.parameters.close()
 
-    def _tell(self, live: Live, ended: bool) -> None:
+    def _tell(self, live: Live, ended: bool) -> bool:
+        """Send the news to who watches; whether anybody does."""
         text = live.output.take()
         # Text goes as bytes: a frame's meta is small, and not every str that a body prints is valid UTF-8.
         printed = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
@@ -118,8 +127,10 @@ class Agent:
                 meta["batch"], columns = batch.arrays()
                 arrays.extend(columns)
             self._push(live.run, Frame("run.news", meta, tuple(arrays)))
+        watched = bool(self._watchers.get(live.run))
         if ended:
             self._watchers.pop(live.run, None)
+        return watched
 
     def _push(self, run: str, frame: Frame) -> None:
         for sender in list(self._watchers.get(run, ())):
@@ -138,20 +149,53 @@ class Agent:
         if busy is not None:
             raise FailedPreconditionError(
                 f"{self.task.name} is busy with run {busy}; wait for it, or stop it where it was started "
-                "(its stop button, run.stop(), or an interrupt); if that notebook is gone, end the cluster "
-                "with %cluster stop"
+                f"(its stop button, run.stop(), or an interrupt); nb.attach({busy!r}) follows it from here, where "
+                "it can be stopped too"
             )
         self._reserved = (run, time.monotonic())
         self.control(run)
         if frame.meta.get("watch"):  # in the same call: a short body would be over before another word
-            self._watch(frame, sender)
+            self._add_watcher(run, sender)
         return Frame("run.reserved")
 
     def _watch(self, frame: Frame, sender: Sender) -> Frame:
-        watchers = self._watchers.setdefault(frame.meta["run"], [])
+        run, live = frame.meta["run"], self._live
+        over = self.kept.answer(run)
+        if over is not None:
+            return over
+        self._add_watcher(run, sender)
+        if live is not None and live.run == run:
+            return self._so_far(live, ended=False)
+        return Frame("run.watched", {"state": "waiting" if self._is_here(run) else "unknown"})
+
+    def _add_watcher(self, run: str, sender: Sender) -> None:
+        watchers = self._watchers.setdefault(run, [])
         if sender not in watchers:
             watchers.append(sender)
-        return Frame("run.watched")
+
+    def _so_far(self, live: Live, ended: bool) -> Frame:
+        """Return what who comes late has to know of a run here; the next news say what follows it.
+
+        All on the Server's thread, as the news are: so no point is in both, and none in neither.
+        """
+        size, waiting = live.recorder.position()
+        meta = {
+            "state": "over" if ended else "on",
+            "run": live.run,
+            "rank": self.task.rank,
+            "replica": live.recorder.replica,
+            "progress": asdict(live.context.progress),
+            "ended": ended,
+            "log": live.recorder.path.name,
+            "size": size,
+        }
+        tail = live.output.tail().encode("utf-8", "replace")
+        return Frame("run.watched", meta, tuple(np.frombuffer(part, np.uint8) for part in (tail, waiting)))
+
+    def _outcome(self, frame: Frame, sender: Sender) -> Frame:
+        run = frame.meta["run"]
+        found = self.kept.page(run, int(frame.meta.get("at", 0)))
+        return found or Frame("run.outcome", {"state": "coming" if self._is_here(run) else "unknown"})
 
     def _stop(self, frame: Frame, sender: Sender) -> Frame:
         here = self._is_here(frame.meta["run"])
@@ -192,6 +236,7 @@ class Agent:
             self._watchers.pop(run, None)
         self.parameters.drop_run(run)
         self.groups.drop_run(run)
+        self.kept.taken(run)
         if "folder" in frame.meta:
             self.recorded.write(run, str(frame.meta["folder"]))
         return Frame("run.released")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 WAITING_LIMIT = 1 << 20  # characters that may wait for the next flush
 FILE_LIMIT = 64 << 20  # bytes that one task's output file may grow to
+TAIL_LIMIT = 200_000  # characters that who comes late is given
 
 
 class Output:
@@ -22,6 +24,8 @@ class Output:
         self._size = 0
         self._cut = 0
         self._written = 0
+        self._tail: deque[str] = deque()
+        self._tail_size = 0
         self._file = open(path, "ab", opener=_private)  # noqa: SIM115
 
     def write(self, text: str) -> int:
@@ -50,12 +54,33 @@ class Output:
                 self._file.flush()
             except OSError:  # a full disk never stops a body; the client still gets the text
                 self._written = FILE_LIMIT
+        if text:
+            self._tail.append(text)
+            self._tail_size += len(text)
+            while self._tail_size - len(self._tail[0]) >= TAIL_LIMIT:
+                self._tail_size -= len(self._tail.popleft())
         return text
+
+    def tail(self) -> str:
+        """Return the end of all that was taken so far, from the file or not: at most 200,000 characters."""
+        return tail_of("".join(self._tail))
 
     def finish(self) -> None:
         """Close the file; what a full disk does not take is lost there, not in the notebook."""
         with suppress(OSError):
             self._file.close()
+
+
+def tail_of(text: str, limit: int = TAIL_LIMIT) -> str:
+    r"""Return the last ``limit`` characters of a text, from the start of a line.
+
+    >>> tail_of("one\ntwo\nthree\n", limit=9)
+    'three\n'
+    """
+    if len(text) < limit:
+        return text
+    text = text[-limit:]
+    return text[text.find("\n") + 1 :]
 
 
 def _private(path: str, flags: int) -> int:

@@ -55,7 +55,7 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise InvalidArgumentError("an array of objects stays where it is")
-        return value
+        return value.copy()  # the task keeps it until the next run, and the name's own may change meanwhile
     if isinstance(value, (list, tuple)) and len(value) <= MAX_ITEMS:
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {"kind": kind, "items": [_plain(v, depth + 1) for v in value]}

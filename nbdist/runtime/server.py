@@ -148,6 +148,10 @@ class Server:
         self.post(lambda: self._later(seconds, fire))
         return cancel
 
+    def after(self, seconds: float, function: Callable[[], None]) -> None:
+        """Run `function` on the Server's thread in so many seconds, once; may be called from any thread."""
+        self.post(lambda: self._later(seconds, function))
+
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the Server is closed; return whether it is."""
         return self._closed.wait(timeout)
