@@ -149,8 +149,8 @@ class Agent:
         if busy is not None:
             raise FailedPreconditionError(
                 f"{self.task.name} is busy with run {busy}; wait for it, or stop it where it was started "
-                f"(its stop button, run.stop(), or an interrupt); nb.attach({busy!r}) follows it from here, where "
-                "it can be stopped too"
+                f"(its stop button, run.stop(), or an interrupt); nb.attach({busy!r}) follows it from here, "
+                "and can stop it too"
             )
         self._reserved = (run, time.monotonic())
         self.control(run)
