@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.metrics.batch import Points
+from nbdist.metrics.home import slug
 from nbdist.metrics.writer import Appending
 
 FOLDER = "tensorboard"
@@ -103,6 +104,16 @@ class _EventFile(Appending):
             self._trouble(error)
             return
         super().retry()
+
+
+def events_folder(run_folder: Path, task: str) -> Path:
+    """Return where a task's, or a tower's, event files stand in a run folder.
+
+    >>> events_folder(Path("run"), "/job:worker/task:1").as_posix()
+    'run/tensorboard/worker-1'
+    """
+    parts = [part.partition(":")[2] or part for part in task.strip("/").split("/")]
+    return run_folder / FOLDER / slug("-".join(parts))
 
 
 def make_private(folder: Path) -> None:

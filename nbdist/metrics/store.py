@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.metrics.average import mean_by_step
-from nbdist.metrics.batch import Batch
+from nbdist.metrics.batch import Batch, by_series
 from nbdist.metrics.decimate import decimate
 from nbdist.metrics.log import logs_in, read_log
 from nbdist.metrics.recent import Group, Recent
@@ -20,6 +20,7 @@ from nbdist.metrics.trend import BUCKETS, Trend
 
 Steps = NDArray[np.uint32]
 Floats = NDArray[np.float64]
+Part = tuple[int, str, Steps, Floats, Floats]
 
 MOST_BUCKETS, FEWEST_BUCKETS = 2048, 64
 MANY_TRENDS = 1000  # from here on a trend gets fewer buckets
@@ -154,14 +155,17 @@ class RunStore:
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return all points kept as columns "replica", "series" (names), "step", "value", "time"."""
         with self._lock:
+            return as_columns(self.parts())
+
+    def parts(self) -> list[Part]:
+        """Return (replica, name, steps, values, times) of every series of every replica, as it is now."""
+        with self._lock:
             names = list(self._ids)
-            return as_columns(
-                [
-                    (replica, names[index], kept["step"], kept["value"], kept["time"])
-                    for (replica, index), thinned in sorted(self._kept.items())
-                    if len(kept := thinned.kept())
-                ]
-            )
+            return [
+                (replica, names[index], kept["step"].copy(), kept["value"].copy(), kept["time"].copy())
+                for (replica, index), thinned in sorted(self._kept.items(), key=lambda item: item[0])
+                if len(kept := thinned.kept())
+            ]
 
     def _index(self, series: str) -> int:
         if series not in self._ids and len(self._ids) == 0xFFFF:
@@ -197,18 +201,21 @@ class RunStore:
 
 def columns_from_logs(folder: Path) -> dict[str, NDArray[Any]]:
     """Return every point in a run folder's logs in the shape of `RunStore.columns`."""
-    parts: list[tuple[int, str, Any, Any, Any]] = []
+    return as_columns(parts_from_logs(folder))
+
+
+def parts_from_logs(folder: Path) -> list[Part]:
+    """Return every point in a run folder's logs in the shape of `RunStore.parts`, by replica and name."""
+    parts: list[Part] = []
     for path in logs_in(folder):
         log = read_log(path)
-        points = log.points
-        for series in np.unique(points["series"]):
-            one = points[points["series"] == series]
-            name = log.names.get(int(series), f"series {series}")
-            parts.append((log.replica or 0, name, one["step"], one["value"], one["time"]))
-    return as_columns(sorted(parts, key=lambda part: part[:2]))
+        for series, steps, values, times in by_series(log.points):
+            name = log.names.get(series, f"series {series}")
+            parts.append((log.replica or 0, name, steps, values, times))
+    return sorted(parts, key=lambda part: part[:2])
 
 
-def as_columns(parts: list[tuple[int, str, Any, Any, Any]]) -> dict[str, NDArray[Any]]:
+def as_columns(parts: list[Part]) -> dict[str, NDArray[Any]]:
     """Join (replica, name, steps, values, times) into five columns of one length."""
     lengths = [len(steps) for _, _, steps, _, _ in parts]
     names = np.array(

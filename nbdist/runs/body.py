@@ -19,6 +19,7 @@ from nbdist.errors import AbortedError, InvalidArgumentError, ResourceExhaustedE
 from nbdist.home import private_folder
 from nbdist.metrics.recorder import Recorder
 from nbdist.nn import Model
+from nbdist.metrics.events import events_folder
 from nbdist.runs import bodycode, parcel
 from nbdist.runs.agent import Agent, Live, agent
 from nbdist.runs.bodycode import Code
@@ -55,6 +56,7 @@ class Order:
     """Of the strategy, by the names of Options."""
 
 
+    tensorboard: bool = False
 def run_body(order: Order, body: str | Callable[[], Any]) -> dict[str, Any]:
     """Run a body on this engine; return its outcome as plain data, what it raises too."""
     task, here = current(), agent()
@@ -120,7 +122,11 @@ def _around(live: Live) -> Iterator[None]:
 
 def _live(order: Order, task: Task, here: Agent) -> Live:
     folder = private_folder(Path(order.folder))
-    recorder = Recorder(folder / f"metrics-{task.rank:04d}.log", replica=order.ranks.index(task.rank))
+    recorder = Recorder(
+        folder / f"metrics-{task.rank:04d}.log",
+        replica=order.ranks.index(task.rank),
+        events=events_folder(folder, task.name) if order.tensorboard else None,
+    )
     control = here.control(order.run)
     settings = order.settings
     world = World(

@@ -21,6 +21,7 @@ from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import default_graph
 from nbdist.home import private_folder
 from nbdist.metrics.batch import Batch
+from nbdist.metrics.events import events_folder
 from nbdist.runs.agent import Live
 from nbdist.runs.body import Order, check_fetched, perform
 from nbdist.runs.bodythread import BodyThread, Gate
@@ -126,7 +127,8 @@ def _live(
         quiet=True,
         epochs=order.epochs,
     )
-    reported = Towers(folder, len(towers), context)
+    events = [events_folder(folder, info.name) if order.tensorboard else None for info in towers]
+    reported = Towers(folder, len(towers), context, events)
     context.towers = reported.context
     context.strategy = in_graph_strategy(cluster, order, towers, servers, context, reported)
     client.agent.recorded.sources.append(lambda run: reported.spans(client.name) if run == order.run else ())

@@ -43,7 +43,8 @@ class Options:
     ``replication`` is "between-graph", where every task runs the body and builds a graph of its own, or
     "in-graph", where the notebook's process runs it and one graph drives all tasks. ``data`` says whether
     in that case the "client" (the notebook) feeds every batch, or the "workers" read them.
-    ``on`` selects tasks, such as ``worker:0-2`` or ``worker:0,2``; None means all workers.
+    ``on`` selects tasks, such as ``worker:0-2`` or ``worker:0,2``; None means all workers. ``tensorboard``
+    has each task write event files beside its log.
     """
 
     strategy: str | None = None
@@ -67,6 +68,7 @@ class Options:
     min_workers: int | None = None
     every: int | None = None
     alpha: float | None = None
+    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         if self.strategy is not None:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.metrics.runfile import RunFile, write_run
 from nbdist.metrics.store import RunStore
@@ -26,7 +24,9 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
-CALMER = 1.2  # from one pause to the next: a cell is noticed to be over after a sixth more of its time at most
+CALMER = (
+    1.2  # from one pause to the next: a cell is noticed to be over after a sixth more of its time at most
+)
 WRITE_SECONDS = 1.0
 
 

@@ -27,11 +27,19 @@ MOST_TRACES = 4  # the newest; each is some hundred spans
 
 
 class Towers:
-    """Recorders, contexts and progress of ``count`` towers; ``context`` is that of the body."""
+    """Recorders, contexts and progress of ``count`` towers; ``context`` is that of the body.
 
-    def __init__(self, folder: Path, count: int, context: Context) -> None:
+    ``events`` are folders for TensorBoard's files, one for each.
+    """
+
+    def __init__(
+        self, folder: Path, count: int, context: Context, events: Sequence[Path | None] = ()
+    ) -> None:
         self.main = context
-        self._towers = [_Tower(Recorder(folder / f"metrics-{i:04d}.log", replica=i)) for i in range(count)]
+        self._towers = [
+            _Tower(Recorder(folder / f"metrics-{i:04d}.log", replica=i, events=into))
+            for i, into in enumerate(events or [None] * count)
+        ]
         self._making = threading.Lock()
         self._traces: deque[list[Span]] = deque(maxlen=MOST_TRACES)
         self._epoch, self._steps_before = context.last_epoch, 0

@@ -39,6 +39,7 @@ def launch(
     min_workers: int | None = None,
     every: int | None = None,
     alpha: float | None = None,
+    tensorboard: bool = False,
 ) -> Run:
     """Run a body on the cluster's workers, show it live, and return the finished run. Same as %%distribute.
 
@@ -56,6 +57,7 @@ def launch(
     - for "elastic": ``every``, ``alpha``
     - ``live``: False shows no view, names such as ("loss",) choose its curves
     - ``background``: return at once, with the run going on; ``run.wait()`` waits for it
+    - ``tensorboard``: True writes event files too: ``tensorboard --logdir {run.folder}/tensorboard``
     - ``cluster``: the one to run on; None is the one that was started last
 
     Examples::
@@ -87,6 +89,7 @@ def launch(
         min_workers=min_workers,
         every=every,
         alpha=alpha,
+        tensorboard=tensorboard,
     )
     run = start(body, options, cluster)
     if not background:

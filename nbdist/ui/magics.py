@@ -85,6 +85,10 @@ DISTRIBUTE_FLAGS = grouped({
         "--epochs": Flag("epochs", int, "N", "wins over fit(epochs=...)"),
         "--background": Flag("background", help="return at once; the run goes on, and is `run`", value=True),
         "--live": Flag("live", names, "loss,accuracy", "which curves to show"),
+        "--tensorboard": Flag(
+            "tensorboard", help="write events too, into the run's folder: tensorboard --logdir FOLDER",
+            value=True,
+        ),
         "--no-live": Flag("show", help="show no view; what the tasks print is printed", value=False),
         "--fetch": Flag("fetch", names, "a,b", "more names to bring home from the chief"),
     },
