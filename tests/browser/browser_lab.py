@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -21,6 +22,15 @@ OPENED = (
     "name => { const panel = window.jupyterapp?.shell?.currentWidget; return panel?.context?.path === name"
     " && panel.context.isReady && panel.content.widgets.length > 0 }"
 )  # the notebook of that name is in the tab
+
+
+def record(name: str, value: object) -> None:
+    """Write a figure that was measured into artifacts/latencies.json; nothing is asserted of it."""
+    ARTIFACTS.mkdir(exist_ok=True)
+    path = ARTIFACTS / "latencies.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**known, name: value}, indent=1, sort_keys=True) + "\n")
+    print(f"{name}: {value}")
 
 
 def start_chromium(playwright: Playwright) -> Browser:

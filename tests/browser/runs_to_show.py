@@ -103,3 +103,17 @@ class LossyView(LiveView):
             LossyView.lost += 1
         else:
             super().send(content, buffers)
+
+
+def settled(view: LiveView) -> bool:
+    """Whether a page has drawn all that there is."""
+    to_send = view.snapshot_wanted or view.status_is_new or view.feed.waiting or view.feed.changed
+    return bool(view.pace.watching) and not (to_send or view.pace.on_their_way)
+
+
+async def shown_whole(view: LiveView, state: str = "running") -> None:
+    """Tick until a page has drawn all that there is."""
+    view.progress({"state": state})
+    while not settled(view):
+        view.tick(time.monotonic())
+        await asyncio.sleep(0.02)
