@@ -70,10 +70,17 @@ class LiveDisplay:
         self.status: Mapping[str, Any] = {}
         self.controls = Controls()
         self.line_due = float("-inf")
+        self.show_due: float | None = None
 
-    def show(self) -> None:
-        """Put the run on the page; nothing graphical happens elsewhere."""
+    def show(self, after: float = 0.0) -> None:
+        """Put the run on the page; nothing graphical happens elsewhere.
+
+        With ``after``, a run that is over within so many seconds is shown once, at its end.
+        """
         if self.where == "terminal":
+            return
+        self.show_due = time.monotonic() + after if after else None
+        if after:
             return
         from IPython.display import display
 
@@ -81,6 +88,7 @@ class LiveDisplay:
             display({"text/plain": f"{self.title}: running"}, raw=True, display_id=self.display_id)
             return
         self.view = self._make_view()
+        self.view.progress(self.status)
         display(self.view, display_id=self.display_id)
 
     def _make_view(self) -> LiveView:
@@ -101,6 +109,8 @@ class LiveDisplay:
 
         if self.view is not None:
             display(self.view, display_id=self.display_id)  # both give way to the picture at the end
+        elif self.show_due is not None:
+            self.show()
         elif summary is not None:
             view = self._make_view()
             display(view)
@@ -111,6 +121,8 @@ class LiveDisplay:
     def tick(self, now: float | None = None) -> None:
         """Send what is new, about ten times a second; ``now`` in seconds on a steady clock."""
         now = time.monotonic() if now is None else now
+        if self.show_due is not None and now >= self.show_due:
+            self.show()
         if self.view is not None:
             self.view.tick(now)
         elif self.where == "terminal" and self.status and now >= self.line_due:
@@ -146,11 +158,13 @@ class LiveDisplay:
                 self._report_open_line(task)
             self.report(text(replace_outputs(summary, {}), ALONE))
             return
-        from IPython.display import update_display
+        from IPython.display import display, update_display
 
         if self.view is not None:
             self.view.finish(summary.state)  # first, since drawing the picture takes a moment
-        update_display(frozen(self.store, summary), raw=True, display_id=self.display_id)
+        put = update_display if self.show_due is None else display
+        self.show_due = None
+        put(frozen(self.store, summary), raw=True, display_id=self.display_id)
         if self.view is not None:
             self.view.close_unseen()
             self.view = None

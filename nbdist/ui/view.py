@@ -14,6 +14,7 @@ from nbdist.ui.shorten import clip
 from nbdist.ui.summary import Summary, short_task
 
 STATES = {"done": "finished", "stopped": "stopped", "failed": "failed"}
+SHORT = 0.1  # seconds; what is over by then needs no live view, which costs more than the cell itself
 MOST_NAMED = 4  # replicas that are gone; more are counted
 
 
@@ -29,7 +30,8 @@ class RunView:
         )
         self._display.on_control(lambda *_: run.interrupt(), ["stop"])
         if display:
-            self._display.show()
+            # In the background the cell is over at once, and what it shows should be there by then.
+            self._display.show(after=0.0 if run.options.background else SHORT)
 
     def tick(self) -> None:
         """Send what is new."""

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from ui_runs import train
 
@@ -30,6 +32,26 @@ def test_a_terminal_gets_lines_and_nothing_graphical(
     assert lines[5:8] == ["[worker 1] one", "[worker 1] two", "[worker 1] three"]
     assert lines[-1] == "digits  ✓ finished · 100 steps  (r1)\n\nloss  0.5"
     assert capsys.readouterr().out == ""
+
+
+def test_what_is_over_at_once_is_shown_once(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("IPython.display.display", lambda o, **k: said.append("display"))
+    monkeypatch.setattr("IPython.display.update_display", lambda o, **k: said.append("update"))
+    short = LiveDisplay(store, TASKS, "digits", where="page")
+    short.show(after=60.0)
+    short.tick()
+    short.finish(Summary("r1", "digits", "finished", TASKS))
+    assert said == ["display"]
+
+    longer = LiveDisplay(store, TASKS, "digits", where="page")
+    longer.show(after=60.0)
+    longer.progress({"state": "running"})
+    longer.tick(time.monotonic() + 61.0)
+    assert longer.view is not None
+    assert longer.view.status["state"] == "running"
+    longer.finish(Summary("r1", "digits", "finished", TASKS))
+    assert said == ["display", "display", "update"]
 
 
 def test_the_frozen_output_replaces_the_widget(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ class FakeDisplay:
     def on_control(self, callback: Any, kinds: Any) -> None:
         self.controls.on(callback, kinds)
 
-    def show(self) -> None:
+    def show(self, after: float = 0.0) -> None:
         self.calls.append(("show", None))
 
     def tick(self, now: float) -> None:
