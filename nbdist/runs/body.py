@@ -15,11 +15,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from nbdist.cluster.busy import busy_with
+from nbdist.cluster.folder import clusters_folder
 from nbdist.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from nbdist.home import private_folder
+from nbdist.metrics.events import events_folder
 from nbdist.metrics.recorder import Recorder
 from nbdist.nn import Model
-from nbdist.metrics.events import events_folder
 from nbdist.runs import bodycode, parcel
 from nbdist.runs.agent import Agent, Live, agent
 from nbdist.runs.bodycode import Code
@@ -54,14 +56,20 @@ class Order:
     data: str = "client"
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the strategy, by the names of Options."""
-
-
     tensorboard: bool = False
+
+
 def run_body(order: Order, body: str | Callable[[], Any]) -> dict[str, Any]:
     """Run a body on this engine; return its outcome as plain data, what it raises too."""
     task, here = current(), agent()
-    live = _live(order, task, here)
-    return perform(order, body, task, here, live, _around(live), partial(_packed, task))
+    with busy_with(clusters_folder() / task.cluster_id, order.run):
+        live = _live(order, task, here)
+        try:
+            outcome = perform(order, body, task, here, live, _around(live), partial(_packed, task))
+            here.kept.put(order.run, order.folder, outcome)
+        finally:
+            here.kept.drop(order.run)
+    return outcome
 
 
 def perform(
@@ -103,6 +111,7 @@ def perform(
         live.close()
     here.recorded.write(order.run, order.folder)
     outcome |= {
+        "stopped": control.stop_requested,
         "trainings": live.context.trainings,
         "last_epochs": live.last_epochs(),
         "global_step": live.context.progress.global_step,
