@@ -6,8 +6,9 @@ changing a variable means there. Any other graph has none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nbdist.errors import InvalidArgumentError
@@ -60,6 +61,8 @@ class Owner(Protocol):
 
     home: dict[Variable, Any]
     """Arrays that have variables' values while no optimizer trains them."""
+    savers: list[tuple[Sequence[Variable], Callable[[Sequence[Any], Path], bool]]]
+    """What writes a model to a file, given the values of its weights; False if the model is gone."""
 
     def evaluate(self, tensor: Any, feeds: Any) -> Any:
         """Return the value of a tensor; what it assigns is assigned."""

@@ -6,7 +6,11 @@ the model whenever it is looked at.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,8 +122,19 @@ class Calls:
         found = Recorded(held, seed_of(model.seed), model.trainings)
         if graph.owner is not None:
             graph.owner.home.update(zip(found.variables, model.weights, strict=True))
+            graph.owner.savers.append((found.variables, partial(_save, weakref.ref(model))))
         self._recorded[graph] = found
         return found
+
+
+def _save(model: weakref.ref[Model], weights: Sequence[np.ndarray[Any, Any]], path: Path) -> bool:
+    """Write a model with these weights; whether it is still there."""
+    from nbdist.nn.saving import save  # which makes models
+
+    found = model()
+    if found is not None:
+        save(found, path, weights)
+    return found is not None
 
 
 def predict(model: Model, x: Any, training: bool) -> Any:

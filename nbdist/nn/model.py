@@ -32,6 +32,7 @@ from nbdist.nn.metrics import label as metric_label
 from nbdist.nn.network import Network, Objective
 from nbdist.nn.stages import Pipeline
 from nbdist.train.callbacks import Callback, History
+from nbdist.train.checkpoints import MODEL
 from nbdist.train.context import current, use_here
 from nbdist.train.loop import train
 from nbdist.train.scope import scoped
@@ -141,6 +142,8 @@ class Model:
         self.trainings += 1
         objective.training = self.trainings
         objective.seed = calling.seed_of(self.seed)
+        from nbdist.nn.saving import save  # which makes models
+
         with use_here(self._made_in or current()):
             return train(
                 objective,
@@ -151,6 +154,7 @@ class Model:
                 validate=check,
                 callbacks=callbacks,
                 nan=nan,
+                save=lambda values, folder: save(self, folder / MODEL, objective.all_arrays(values)),
             )
 
     def evaluate(self, data: Any, y: Any = None) -> dict[str, float]:

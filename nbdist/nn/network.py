@@ -181,6 +181,11 @@ class Objective(Trainable):
         """The weights, which training changes."""
         return [array for _, array in self.variables]
 
+    def all_arrays(self, values: Sequence[Array]) -> list[Array]:
+        """Return weights and states in the order of the layers, given the weights."""
+        held = dict(zip(self.network.trainable, values, strict=True)) | self.states
+        return [held[v] for v in self.network.variables]
+
     def twin(self) -> Objective:
         """Return the same for another replica: it has moving averages and such of its own."""
         twin = copy(self)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nbdist.errors import DataLossError, FailedPreconditionError, NotFoundError
+from nbdist.graph.backend import Array, to_host
 from nbdist.nn.model import Model, Sequential
 
 
-def save(model: Model, path: str | Path) -> Path:
-    """Write a model to ``path``, whole or not at all; returns the path."""
+def save(model: Model, path: str | Path, weights: Sequence[Array] | None = None) -> Path:
+    """Write a model to ``path``, whole or not at all; returns the path.
+
+    ``weights`` are written instead of the model's own, in the same order.
+    """
     from safetensors.numpy import save_file
 
-    if not model.weights:
+    weights = model.weights if weights is None else weights
+    if not weights:
         raise FailedPreconditionError("the model has no weights yet: fit it, or call build(input_shape)")
     path = Path(path)
-    tensors = {f"{i:04d}": np.ascontiguousarray(w) for i, w in enumerate(model.weights)}
+    tensors = {f"{i:04d}": np.ascontiguousarray(to_host(w)) for i, w in enumerate(weights)}
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         save_file(tensors, str(partial), {"nbdist": json.dumps(model.to_config())})

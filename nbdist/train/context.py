@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
-from nbdist.errors import AbortedError
 from nbdist.metrics.recorder import Recorder
 from nbdist.runtime.groups import World
+from nbdist.train.checkpoints import Checkpoints
+from nbdist.train.control import Control as Control
 from nbdist.train.steplog import StepLog
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
 
@@ -40,22 +42,11 @@ class Progress:
     lost: list[int] = field(default_factory=list)
     """Ranks of tasks that the others have gone on without."""
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SPENT, 0.0))
-    """Seconds so far by part of a step: getting data, computing, exchanging, waiting."""
-
-
-@dataclass
-class Control:
-    """What others ask of a training. Set on the server's thread, looked at once a step."""
-
-    stop_requested: bool = False
-    aborted: str | None = None
-    ended_training: int = 0
-    """The number of the last training that the chief's callbacks have ended for all replicas."""
-
-    def check(self) -> None:
-        """Raise AbortedError if the run was aborted."""
-        if self.aborted is not None:
-            raise AbortedError(self.aborted)
+    """Seconds so far by part of a step: getting data, computing, exchanging, waiting. Pauses are in none."""
+    learning_rate: float | None = None
+    """The rate of the next update; None where this replica knows of none, or of several."""
+    checkpoint: dict[str, Any] | None = None
+    """The last checkpoint that was asked for: its number, step, path (None if it failed) and error."""
 
 
 @dataclass
@@ -77,6 +68,10 @@ class Context:
     """What ``--epochs`` says; it wins over ``fit(epochs=...)``."""
     end_everywhere: Callable[[int], None] | None = None
     """Tells the other replicas that a callback of the chief has ended a training, by its number."""
+    checkpoints: Checkpoints | None = None
+    """Where checkpoints go that are asked for while this replica trains; the chief has it."""
+    rates_heard: int = 0
+    """How many of the control's learning rates this replica has taken in."""
     towers: Callable[[int], Context] | None = None
     """In an in-graph run, the context of a tower by its number: for towers that go their own ways, each on a
     thread of its own. The same number gives the same context throughout a run. Of towers that step together

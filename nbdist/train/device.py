@@ -49,6 +49,20 @@ class DeviceReplica(Replica):
         self._inner.skip()
         self._note()
 
+    def newest(self) -> None:
+        """Bring the newest parameters to the device, for a checkpoint."""
+        self._inner.newest()
+        self._bring()
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the next update."""
+        return self._inner.learning_rate
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Make updates at another rate from the next step on."""
+        self._inner.set_learning_rate(rate)
+
     def agree(self, stop: bool) -> bool:
         """Return whether to stop before the next step."""
         return self._inner.agree(stop)

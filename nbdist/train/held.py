@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -23,7 +24,10 @@ from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.runtime.links import Stopped
 from nbdist.train import synchronization
+from nbdist.train.boundary import Boundary
 from nbdist.train.context import current
+from nbdist.train.loopsaving import save_loop
+from nbdist.train.noting import Notes
 from nbdist.train.places import Place, Places
 from nbdist.train.strategy import Again, Replica
 from nbdist.train.traced import Applied, tracing
@@ -56,6 +60,12 @@ class Held:
         self._counted: dict[Variable, int] = {}
         self._settled: set[Variable] = set()
         self.places = Places(strategy, self.context, self._cut_off)
+        self.savers: list[tuple[Sequence[Variable], Callable[[Sequence[Any], Path], bool]]] = []
+        """What writes models whose weights are variables of this strategy: these, given their values."""
+        self.notes = Notes(self.context)
+        self.boundary = Boundary(
+            self.context, self._training, self._updates, lambda folder: save_loop(self, folder)
+        )
 
     def group_for(self, applied: Applied) -> Group:
         """Return the variables that an optimizer trains together, or raise if they are not those it did."""
@@ -98,6 +108,7 @@ class Held:
             raise
         group.replicas = [made[i] for i in range(len(contexts))]
         self.context.trainings += 1
+        self.boundary.show_rate()
         self._settled.update(group.trained)  # they begin with the first one's values
         self.context.progress.trainings, self.context.progress.state = self.context.trainings, "training"
         if self.context.step_log is not None:
@@ -106,6 +117,13 @@ class Held:
             print(note)
         for place in self.places.all:
             place.programs.clear()
+
+    def heed(self) -> None:
+        """Do what the run is asked for between two steps, if something is trained."""
+        boundary = self.boundary
+        if self.context.control.words != boundary.heard and self._training():
+            with contextlib.suppress(Stopped):  # the next step finds out
+                self.notes.rest(boundary.heed())
 
     def values(self, place: Place, variables: Sequence[Variable]) -> dict[Variable, Array]:
         """Return where a replica has its values of variables."""
@@ -170,6 +188,12 @@ class Held:
             if group.replicas:
                 with contextlib.suppress(Stopped):
                     group.replicas[0].fetch()
+        self.bring()
+
+    def bring(self) -> None:
+        """Bring home what the first replica of this process has."""
+        for group in self.groups:
+            if group.replicas:
                 self._bring(group)
         first = next(iter(self.places.made), None)
         if first is not None and first.xp is not np:
@@ -184,8 +208,7 @@ class Held:
 
     def count_updates(self) -> None:
         """Let the run know of how many updates this replica knows."""
-        steps = [group.steps(0) for group in self.groups if group.replicas]
-        self.context.progress.global_step = self._updates_before + max(steps, default=0)
+        self.context.progress.global_step = self._updates()
 
     def evaluate(self, tensor: Any, feeds: Any) -> Any:
         """Return the value of a tensor outside of steps; what it assigns is assigned on all replicas."""
@@ -217,6 +240,7 @@ class Held:
             self.places.each(group.finish)
             self._bring(group)
             self.count_updates()
+        self.boundary.end()
         self._let_go()
 
     def abandon(self) -> None:
@@ -239,6 +263,15 @@ class Held:
             np.copyto(self.at_home(v), to_host(value))
         for place in self.places.made[:1]:
             self.count(place)
+
+    def _training(self) -> list[Replica]:
+        """Return this process's replicas of all that is trained now."""
+        return [replica for group in self.groups for replica in group.replicas]
+
+    def _updates(self) -> int:
+        """Return how many updates all replicas have made in the run, as far as this process knows."""
+        steps = [group.steps(0) for group in self.groups if group.replicas]
+        return self._updates_before + max(steps, default=0)
 
     def _own(self, place: Place, variable: Variable) -> Array:
         if variable not in place.arrays:

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +20,9 @@ from nbdist.errors import InvalidArgumentError, NanLossError
 from nbdist.graph.backend import backend_of, to_device, to_host
 from nbdist.optim import Optimizer
 from nbdist.runtime.links import Stopped
+from nbdist.train.boundary import Boundary
 from nbdist.train.callbacks import Callback, History
+from nbdist.train.checkpoints import save_variables
 from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
 from nbdist.train.finite import check_policy, what_is_wrong
@@ -32,6 +35,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 MOST_SAID = 5  # skipped steps of a run that are printed
 Validate = Callable[[Sequence[Array]], dict[str, float]]
+Save = Callable[[Sequence[Array], Path], Path]
 
 
 def train(
@@ -44,12 +48,14 @@ def train(
     validate: Validate | None = None,
     callbacks: Sequence[Callback] = (),
     nan: str = "stop",
+    save: Save | None = None,
 ) -> History:
     """Train ``model`` under the strategy of the current context; its variables end with the final values.
 
     Ends early, keeping what was trained, when the run is asked to stop. A gradient is not applied if it or
     the loss is not a finite number: with ``nan`` "stop" that raises NanLossError, with "skip" this replica's
-    part of the step is left out.
+    part of the step is left out. ``save`` writes a checkpoint with given values into a folder; without it the
+    variables are written by name.
     """
     context = current()
     one = partial(
@@ -69,7 +75,7 @@ def train(
         companions = strategy.companions(context, model, optimizer)
         others = [partial(one, companion, model=model.twin()) for companion in companions]
         with together(others, context.control):
-            return one(context, model=model, validate=validate, callbacks=callbacks)
+            return one(context, model=model, validate=validate, callbacks=callbacks, save=save)
     finally:
         strategy.end()
 
@@ -85,6 +91,7 @@ def _train(
     steps_per_epoch: int | None = None,
     validate: Validate | None = None,
     callbacks: Sequence[Callback] = (),
+    save: Save | None = None,
 ) -> History:
     """Train one replica."""
     epochs = context.epochs or epochs
@@ -99,10 +106,11 @@ def _train(
         history.begin(replica.notes)
         if context.step_log is not None:
             context.step_log.begin(replica)
-        loop = _Loop(model, replica, context, history, skip_nan)
+        loop = _Loop(model, replica, context, history, skip_nan, save)
         # One endless dataset serves all epochs; a finite one is gone through once in each.
         endless = context.strategy.batches(dataset) if dataset.endless else None
         for epoch in range(epochs):
+            loop.boundary.show_rate()  # a callback may have set it
             batches = endless if endless is not None else context.strategy.batches(dataset)
             goes_on = loop.epoch(itertools.islice(batches, steps_per_epoch))
             if goes_on and validate is not None and context.is_chief:
@@ -126,6 +134,7 @@ def _train(
             replica.finish()
         context.progress.global_step = loop.updates_before + replica.global_step
         context.progress.dropped = loop.dropped_before + replica.dropped
+        loop.boundary.end()
         history.end(replica.global_step)
         return history
     except BaseException as error:
@@ -167,7 +176,13 @@ class _Loop:
     """Steps of one training on one replica."""
 
     def __init__(
-        self, model: Trainable, replica: Replica, context: Context, history: History, skip_nan: bool
+        self,
+        model: Trainable,
+        replica: Replica,
+        context: Context,
+        history: History,
+        skip_nan: bool,
+        save: Save | None,
     ) -> None:
         self.model, self.replica, self.context, self.history = model, replica, context, history
         self.skip_nan, self._again = skip_nan, False
@@ -175,6 +190,10 @@ class _Loop:
         self.dropped_before = context.progress.dropped
         self._programs: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._scales: dict[int, Array] = {}
+        self._save = save
+        self.boundary = Boundary(
+            context, lambda: [replica], lambda: self.updates_before + replica.global_step, self._write
+        )
 
     def epoch(self, batches: Iterator[tuple[tuple[Array, ...], int]]) -> bool:
         """Train on these batches; False if the training has to end before they did."""
@@ -186,7 +205,15 @@ class _Loop:
         steps = self.context.step_log
         record = steps.add if steps is not None else None
         spent, ended = progress.spent, clock()
+        boundary = self.boundary
+        heard, rest = boundary.heard, 0.0
         for arrays, size in self._repeated(batches):
+            if control.words != heard:
+                try:
+                    ended += boundary.heed()
+                except Stopped:
+                    return False
+                heard, rest = boundary.heard, 0.0
             if replica.agree(control.stop_requested or control.ended_training == number):
                 return False
             control.check()
@@ -227,10 +254,12 @@ class _Loop:
                 continue
             data, ended = begun - ended, clock()
             late = min(replica.waited - late, ended - computed)
+            if control.words != heard:  # paused meanwhile: others rest already, and it has waited for them
+                rest = min(boundary.paused_since(), waited + late)
             spent["data"] += data
             spent["compute"] += computed - pulled
             spent["exchange"] += pulled - begun - waited + ended - computed - late
-            spent["wait"] += waited + late
+            spent["wait"] += waited + late - rest
             self.step += 1
             if record is not None:
                 record((self.step, data, begun, waited, pulled, computed, late, ended))
@@ -239,7 +268,7 @@ class _Loop:
             progress.global_step = self.updates_before + replica.global_step
             progress.dropped = self.dropped_before + replica.dropped
             if mine and not wrong:
-                log(self.of_all(1), loss, values, replica.staleness, ended - begun, mine)
+                log(self.of_all(1), loss, values, replica.staleness, ended - begun - rest, mine)
         if self.step == started:
             raise InvalidArgumentError("the dataset ended before this epoch: there is nothing to train on")
         return True
@@ -258,6 +287,14 @@ class _Loop:
             while self._again:
                 self._again = False
                 yield self.context.strategy.batch()
+
+    def _write(self, folder: Path) -> Path:
+        """Write a checkpoint."""
+        values = self.replica.values
+        if self._save is not None:
+            return self._save(values, folder)
+        names = (name for name, _ in self.model.variables)
+        return save_variables(zip(names, values, strict=True), folder)
 
     def _skip(self, wrong: str, restore: Callable[[], object]) -> None:
         """Leave this replica's part of a step out."""

@@ -44,20 +44,35 @@ class Notes:
         self._context = context
         self._before: float | None = None
 
-    def add(self, step: int, marks: Marks, losses: Sequence[Array], scale: float, replica: Replica) -> None:
+    def rest(self, seconds: float) -> None:
+        """Leave out a time between two steps that belongs to none."""
+        if self._before is not None:
+            self._before += seconds
+
+    def add(
+        self,
+        step: int,
+        marks: Marks,
+        losses: Sequence[Array],
+        scale: float,
+        replica: Replica,
+        paused: float = 0.0,
+    ) -> None:
         """Note a step that made an update.
 
         ``scale`` makes a replica's part of the global batch's loss the mean over its own examples, as in fit.
+        ``paused`` are seconds for which the run was paused meanwhile.
         """
         spent, data = self._context.progress.spent, 0.0
         if self._before is not None:
             data = max(0.0, marks.begun - self._before)
         self._before = marks.ended
         late = min(marks.late, marks.ended - marks.computed)
+        rest = min(paused, marks.waited + late)
         spent["data"] += data
         spent["compute"] += marks.computed - marks.pulled
         spent["exchange"] += marks.pulled - marks.begun - marks.waited + marks.ended - marks.computed - late
-        spent["wait"] += marks.waited + late
+        spent["wait"] += marks.waited + late - rest
         if self._context.step_log is not None:
             self._context.step_log.add(
                 (step, data, marks.begun, marks.waited, marks.pulled, marks.computed, late, marks.ended)
@@ -65,7 +80,7 @@ class Notes:
         recorder = self._context.recorder
         if recorder is None:
             return
-        recorder.add(recorder.series("step_ms"), step, (marks.ended - marks.begun) * 1e3)
+        recorder.add(recorder.series("step_ms"), step, (marks.ended - marks.begun - rest) * 1e3)
         if replica.staleness is not None:
             recorder.add(recorder.series("staleness"), step, replica.staleness)
         for number, loss in enumerate(losses, 1):

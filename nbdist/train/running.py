@@ -23,7 +23,7 @@ from nbdist.train.compiling import Call, program_of
 from nbdist.train.context import use_here
 from nbdist.train.finite import what_is_wrong
 from nbdist.train.held import Held
-from nbdist.train.noting import Marks, Notes
+from nbdist.train.noting import Marks
 from nbdist.train.places import Place
 from nbdist.train.reduction import joined, of_replica
 from nbdist.train.signatures import MOST_FUNCTIONS, Traces, arrays_in
@@ -42,7 +42,7 @@ class Runner:
     def __init__(self, held: Held, number: int = 0) -> None:
         self.held, self.number = held, number
         self._traces: dict[Any, Traces[Trace]] = {}
-        self._notes = Notes(held.context)
+        self._notes = held.notes
         self.yielded: list[tuple[Array, int, float]] = []
         """Arrays of the batch that was handed out last, with the place of their first example in it, and how
         many times as many examples the whole batch has."""
@@ -67,6 +67,7 @@ class Runner:
     def stopping(self) -> bool:
         """Return whether no step follows, because the run was asked to stop or another replica has left."""
         held = self.held
+        held.heed()
         held.context.control.check()
         stop = held.context.control.stop_requested
         training = [group for group in held.groups if group.replicas]
@@ -214,7 +215,10 @@ class Runner:
         returned = mapped(lambda t: None if t is None else next(values), call.trace.outputs)
         marks.push(replicas)
         if replicas and place.index == 0:
-            self._notes.add(self.held.steps + 1, marks, losses if call.scale else (), call.scale, replicas[0])
+            boundary, words = self.held.boundary, self.held.context.control.words
+            paused = boundary.paused_since() if words != boundary.heard else 0.0
+            shown = losses if call.scale else ()
+            self._notes.add(self.held.steps + 1, marks, shown, call.scale, replicas[0], paused)
         self.held.count(place)
         return returned
 

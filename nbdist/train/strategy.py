@@ -22,7 +22,7 @@ import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.data.shares import share_of
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.train.trainable import Trainable
@@ -67,6 +67,26 @@ class Replica(ABC):
     def fetch(self) -> None:
         """Bring the newest parameters into ``values`` in any case."""
         self.pull()
+
+    def newest(self) -> None:
+        """Bring the newest parameters, which a checkpoint is made of, between two steps.
+
+        Unlike :meth:`fetch` this waits for no replica that may be paused.
+        """
+        self.fetch()
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the next update; None on a replica that others tell of it."""
+        return None
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Make updates at another rate, from this replica's next step on; all replicas are asked.
+
+        Replicas that make updates together change at the same one: the first tells the others. Raises Stopped
+        if no update can follow.
+        """
+        raise FailedPreconditionError(f"{type(self).__name__} cannot change its learning rate in a training")
 
     def program(
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
@@ -281,6 +301,15 @@ class OneDevice(Replica):
 
     def pull(self) -> None:
         """Do nothing: the parameters are here."""
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the next update."""
+        return self._optimizer.learning_rate
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Make updates at another rate from the next step on."""
+        self._optimizer.learning_rate = rate
 
     def gradients(self) -> Sequence[Array]:
         """Return the gradient buffers, one per variable."""

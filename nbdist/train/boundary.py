@@ -1,0 +1,98 @@
+"""What a replica does between two steps because somebody asked for it: rest, save, learn at another rate.
+
+if control.words != heard:              # all that a step without a word pays
+    boundary.heed()
+    heard = boundary.heard
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nbdist.train.context import Context
+from nbdist.train.strategy import Replica
+
+
+class Boundary:
+    """The place between the steps of ``replicas``, which one thread asks; ``save`` writes a checkpoint.
+
+    ``step`` says how many updates all replicas have made, as these know. ``heard`` is how many words of the
+    control are taken in, ``rested`` how long its pauses had lasted then.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        replicas: Callable[[], Sequence[Replica]],
+        step: Callable[[], int],
+        save: Callable[[Path], Path],
+    ) -> None:
+        self._context, self._replicas, self._step, self._save = context, replicas, step, save
+        self.heard, self.rested = 0, context.control.rested()
+        answered = context.progress.checkpoint
+        self._answered: int = 0 if answered is None else answered["number"]
+
+    def heed(self) -> float:
+        """Do what was asked for; return the seconds that took, which belong to no step.
+
+        Rests while the control is paused: a stop and an abort end that, and are left to the caller. Raises
+        Stopped if the replicas' next step cannot be made any more.
+        """
+        control, progress, begun = self._context.control, self._context.progress, time.perf_counter()
+        state = progress.state
+        while True:
+            self.heard = control.words
+            self._save_if_asked()
+            if not control.rests:
+                break
+            progress.state = "paused"
+            control.wait(self.heard)
+        if progress.state == "paused":
+            progress.state = state
+            self._note("wait", "paused", begun)
+        if control.rates > self._context.rates_heard and not control.stop_requested:
+            self._context.rates_heard = control.rates
+            for replica in self._replicas():
+                replica.set_learning_rate(control.rate)
+            self.show_rate()
+        self.rested = control.rested()
+        return time.perf_counter() - begun
+
+    def paused_since(self) -> float:
+        """Return for how many seconds the control was paused since it was heeded last."""
+        return self._context.control.rested() - self.rested
+
+    def show_rate(self) -> None:
+        """Let the run know of the learning rate."""
+        rates = {replica.learning_rate for replica in self._replicas()} - {None}
+        self._context.progress.learning_rate = rates.pop() if len(rates) == 1 else None
+
+    def end(self) -> None:
+        """Answer what was asked for since the last step; the final parameters are there."""
+        self._save_if_asked(final=True)
+
+    def _save_if_asked(self, final: bool = False) -> None:
+        context, number = self._context, self._context.control.checkpoint
+        if number == self._answered or context.checkpoints is None:
+            return
+        begun = time.perf_counter()
+        if not final:
+            for replica in self._replicas():
+                replica.newest()
+        step, path, wrong = self._step(), None, None
+        try:
+            path = str(context.checkpoints.write(context.trainings, step, self._save))
+        except Exception as error:  # a full disk, say: training goes on
+            wrong = (
+                f"the checkpoint of step {step} could not be written to {context.checkpoints.folder}: "
+                f"{type(error).__name__}: {error}"
+            )
+        self._answered = number
+        context.progress.checkpoint = {"number": number, "step": step, "path": path, "error": wrong}
+        self._note("compute", "checkpoint", begun)
+
+    def _note(self, kind: str, name: str, begun: float) -> None:
+        if self._context.step_log is not None:
+            self._context.step_log.note(kind, name, begun, time.perf_counter())
