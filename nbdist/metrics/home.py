@@ -35,11 +35,11 @@ def new_run_id(name: str = "run") -> str:
     Ids sort by time (UTC). Two runs of one name in one second get ``-2``, ``-3``...: making the folder is
     what decides, so two notebooks never share one.
     """
-    base = f"{time.strftime('%y%m%d-%H%M%S', time.gmtime())}-{slug(name)}"
+    folder, base = runs_folder(), f"{time.strftime('%y%m%d-%H%M%S', time.gmtime())}-{slug(name)}"
     for number in count(1):
         run_id = base if number == 1 else f"{base}-{number}"
         try:
-            (runs_folder() / run_id).mkdir(mode=0o700)
+            (folder / run_id).mkdir(mode=0o700)
         except FileExistsError:
             continue
         return run_id
