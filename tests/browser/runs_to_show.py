@@ -60,7 +60,7 @@ def status(replicas: int, step: int, of: int, elapsed: float) -> dict[str, Any]:
 
 
 async def feed(
-    shown: LiveView | LiveDisplay,
+    shown: LiveView | LiveDisplay | Both,
     store: RunStore,
     replicas: int,
     of: int,
@@ -117,3 +117,22 @@ async def shown_whole(view: LiveView, state: str = "running") -> None:
     while not settled(view):
         view.tick(time.monotonic())
         await asyncio.sleep(0.02)
+
+
+class Both:
+    """Several views of one run, fed alike."""
+
+    def __init__(self, *views: LiveView) -> None:
+        self.views = views
+
+    def progress(self, status: dict[str, Any]) -> None:
+        for view in self.views:
+            view.progress(status)
+
+    def output(self, task: str, text: str) -> None:
+        for view in self.views:
+            view.output(task, text)
+
+    def tick(self, now: float) -> None:
+        for view in self.views:
+            view.tick(now)

@@ -158,47 +158,6 @@ def test_names_and_output_are_text_never_html(lab: Lab) -> None:
     assert page.locator(".jp-OutputArea b, .jp-OutputArea img[src='x']").count() == 0
 
 
-def table_of(page: Page) -> list[list[str]]:
-    return page.locator(f"{SHOWN} .nbd-data tr").evaluate_all(
-        "rows => rows.map(row => [...row.children].map(cell => cell.textContent))"
-    )
-
-
-def test_losing_frames_does_not_change_the_curve(lab: Lab) -> None:
-    source = (
-        "for kind in (LiveView, LossyView):\n"
-        "    store = RunStore()\n"
-        "    view = kind(store, workers(3), kind.__name__, total_steps=900)\n"
-        "    display(view)\n"
-        "    await feed(view, store, 3, 900, seconds=3)\n"
-        "    while kind is LossyView and kind.lost < 3:\n"  # a slow page is sent few frames
-        "        view.progress({})\n"
-        "        view.tick(time.monotonic())\n"
-        "        await asyncio.sleep(0.02)\n"
-        "    view.finish('finished')\n"
-    )
-    lab.write("lossy.ipynb", [SETUP, source])
-    page = lab.open("lossy.ipynb", height=2400)  # both are seen
-    lab.run(0)
-    lab.run(1)
-    expect(page.locator(SHOWN)).to_have_count(2)
-    for index in range(2):
-        view = page.locator(SHOWN).nth(index)
-        view.scroll_into_view_if_needed()
-        expect(view.locator(".nbd-chip")).to_contain_text("finished")
-        view.locator(".nbd-data summary").click()
-        expect(view.locator(".nbd-data tbody tr").first).to_be_visible()
-    both = [page.locator(SHOWN).nth(index).locator(".nbd-data").inner_text() for index in range(2)]
-    assert both[0] == both[1]
-    assert "900" in both[0]
-    pixels = [
-        view.evaluate("node => node.querySelector('canvas').toDataURL()")
-        for view in page.locator(SHOWN).all()
-    ]
-    assert pixels[0] == pixels[1]
-    expect(page.locator(".jp-OutputArea-output[data-mime-type*='stderr']")).to_have_text([])
-
-
 def test_the_stop_button_acts_while_the_cell_runs(lab: Lab) -> None:
     source = (
         "pressed = []\n"
@@ -265,58 +224,3 @@ def test_a_chart_is_used_by_keyboard_and_by_name(lab: Lab) -> None:
 
 def starting_with(start: str) -> Any:
     return re.compile("^" + re.escape(start))
-
-
-def test_nothing_travels_while_the_output_is_not_on_the_screen(lab: Lab) -> None:
-    source = (
-        "from collections import Counter\n"
-        "sent = Counter()\n"
-        "class Counted(LiveView):\n"
-        "    def send(self, content, buffers=None):\n"
-        "        sent['frames'] += 1\n"
-        "        super().send(content, buffers)\n"
-        "view = Counted(store, workers(1), 'counted')\n"
-        "display(view)\n"
-        "await feed(view, store, 1, 100, until=lambda: not view.pace.watching)\n"
-        "before = sent['frames']\n"
-        "await feed(view, store, 1, 100, seconds=1)\n"
-        "print(before, sent['frames'] - before)\n"
-        "await feed(view, store, 1, 100, seconds=1, until=lambda: bool(view.pace.watching))\n"
-    )
-    lab.write("hidden.ipynb", [SETUP, source, "pass\n" * 200])
-    page = lab.open("hidden.ipynb")
-    lab.run(0)
-    lab.run(1, wait=False)
-    page.wait_for_function("() => /step \\d/.test(document.querySelector('.nbd-plot')?.ariaLabel)")
-    area = page.locator(".jp-WindowedPanel-outer").first
-    area.evaluate("node => node.scrollTo(0, node.scrollHeight)")
-    printed = page.locator(".jp-OutputArea-output[data-mime-type$='stdout']")
-    before, hidden = (printed.text_content() or "").split()
-    area.evaluate("node => node.scrollTo(0, 0)")
-    lab.wait_done(1)  # it waits to be seen again
-    assert int(before) >= 1
-    assert int(hidden) == 0
-
-
-def test_a_tab_that_was_closed_has_the_whole_history_on_return(lab: Lab) -> None:
-    source = (
-        "shown = LiveDisplay(store, workers(2), 'a run', total_steps=400)\n"
-        "shown.show()\n"
-        "await feed(shown, store, 2, 400, until=lambda: Path('seen.txt').exists())\n"
-        "shown.finish(summary('a run', 2, 400))\n"
-    )
-    path = lab.write("tabs.ipynb", [SETUP + "\nfrom pathlib import Path", source])
-    first = lab.open("tabs.ipynb")
-    lab.run(0)
-    lab.run(1, wait=False)
-    expect(first.locator(f"{SHOWN} .nbd-plot").first).to_have_attribute("aria-label", starting_with("loss"))
-    lab.save()
-    first.close()
-    for _ in range(2):  # two tabs, both of them new
-        page = lab.open_again("tabs.ipynb")
-        chart = page.locator(f"{SHOWN} .nbd-plot").first
-        expect(chart).to_have_attribute("aria-label", starting_with("loss by step; at step 399:"))
-        page.locator(f"{SHOWN} .nbd-data summary").click()
-        expect(page.locator(f"{SHOWN} .nbd-data tbody tr").first).to_contain_text("400")
-    (path.parent / "seen.txt").touch()
-    expect(page.locator(f"{SHOWN} .nbd-chip")).to_contain_text("finished")  # it has no other output

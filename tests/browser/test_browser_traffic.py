@@ -1,0 +1,122 @@
+"""What travels between the kernel and a page: no more than is looked at, and nothing is missed for good."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from browser_lab import Lab, record
+from playwright.sync_api import expect
+from test_browser_live import SETUP, SHOWN, starting_with
+
+pytestmark = pytest.mark.browser
+
+BOTH = """store = RunStore()
+whole, lossy = LiveView(store, workers(3), "a run"), LossyView(store, workers(3), "a run")
+display(whole, lossy)
+both = Both(whole, lossy)
+await feed(both, store, 3, 3000, seconds=3)
+while lossy.lost < 10:  # a slow page is sent few frames
+    both.progress({})
+    both.tick(time.monotonic())
+    await asyncio.sleep(0.02)
+for view in (whole, lossy):
+    view.finish("finished")
+print(lossy.lost, lossy.pace.sequence)"""
+DRAWN = """node => [...node.querySelectorAll('canvas')].map(canvas => canvas.toDataURL())"""
+
+
+def test_losing_frames_does_not_change_the_curve(lab: Lab) -> None:
+    lab.write("lossy.ipynb", [SETUP, BOTH])
+    page = lab.open("lossy.ipynb", height=2400)  # both are seen
+    lab.run(0)
+    lab.run(1)
+    expect(page.locator(SHOWN)).to_have_count(2)
+    for view in page.locator(SHOWN).all():
+        view.scroll_into_view_if_needed()
+        expect(view.locator(".nbd-chip")).to_contain_text("finished")
+        view.locator(".nbd-data summary").click()
+        expect(view.locator(".nbd-data tbody tr").first).to_be_visible()
+        expect(view.locator(".nbd-data tbody tr").first).to_contain_text("2,999")
+    whole, lossy = page.locator(SHOWN).all()
+    assert whole.locator(".nbd-data").inner_text() == lossy.locator(".nbd-data").inner_text()
+    pictures = whole.evaluate(DRAWN)
+    assert len(pictures) == 2
+    assert pictures == lossy.evaluate(DRAWN)
+    lost, sent = lab.output(1).locator("[data-mime-type$='stdout']").inner_text().split()
+    record("traffic: frames lost on purpose, of", [int(lost), int(sent)])
+
+
+COUNTED = """sent = []
+class Counted(LiveView):
+    def send(self, content, buffers=None):
+        sent.append((time.monotonic(), sum(map(len, buffers or []))))
+        super().send(content, buffers)
+store = RunStore()
+view = Counted(store, workers(4), "counted")
+display(view)
+"""
+
+
+def test_nothing_travels_while_the_output_is_not_on_the_screen(lab: Lab) -> None:
+    source = COUNTED + (
+        "await feed(view, store, 1, 100, until=lambda: not view.pace.watching)\n"
+        "before = len(sent)\n"
+        "await feed(view, store, 1, 100, seconds=1)\n"
+        "print(before, len(sent) - before)\n"
+        "await feed(view, store, 1, 100, seconds=1, until=lambda: bool(view.pace.watching))\n"
+    )
+    lab.write("hidden.ipynb", [SETUP, source, "pass\n" * 200])
+    page = lab.open("hidden.ipynb")
+    lab.run(0)
+    lab.run(1, wait=False)
+    page.wait_for_function("() => /step \\d/.test(document.querySelector('.nbd-plot')?.ariaLabel)")
+    area = page.locator(".jp-WindowedPanel-outer").first
+    area.evaluate("node => node.scrollTo(0, node.scrollHeight)")
+    printed = page.locator(".jp-OutputArea-output[data-mime-type$='stdout']")
+    before, hidden = (printed.text_content() or "").split()
+    area.evaluate("node => node.scrollTo(0, 0)")
+    lab.wait_done(1)  # it waits to be seen again
+    assert int(before) >= 1
+    assert int(hidden) == 0
+
+
+def test_at_most_ten_frames_travel_in_a_second(lab: Lab) -> None:
+    source = COUNTED + (
+        "await feed(view, store, 4, 20_000, seconds=3, until=lambda: settled(view))\n"
+        "import json; print(json.dumps(sent))"
+    )
+    lab.write("counted.ipynb", [SETUP, source])
+    lab.open("counted.ipynb")
+    lab.run(0)
+    lab.run(1)
+    sent = json.loads(lab.output(1).locator("[data-mime-type$='stdout']").inner_text())
+    times = [at for at, _ in sent]
+    most = max(sum(at <= other < at + 1 for other in times) for at in times)
+    assert most <= 11  # ten, and the one that a late tick let come early
+    record("traffic: frames in the busiest second", most)
+    record("traffic: kB of the largest frame", round(max(size for _, size in sent) / 1000, 1))
+
+
+def test_a_tab_that_was_closed_has_the_whole_history_on_return(lab: Lab) -> None:
+    source = (
+        "shown = LiveDisplay(store, workers(2), 'a run', total_steps=400)\n"
+        "shown.show()\n"
+        "await feed(shown, store, 2, 400, until=lambda: Path('seen.txt').exists())\n"
+        "shown.finish(summary('a run', 2, 400))\n"
+    )
+    path = lab.write("tabs.ipynb", [SETUP + "\nfrom pathlib import Path", source])
+    first = lab.open("tabs.ipynb")
+    lab.run(0)
+    lab.run(1, wait=False)
+    expect(first.locator(f"{SHOWN} .nbd-plot").first).to_have_attribute("aria-label", starting_with("loss"))
+    lab.save()
+    first.close()
+    for _ in range(2):  # two tabs, both of them new
+        page = lab.open_again("tabs.ipynb")
+        chart = page.locator(f"{SHOWN} .nbd-plot").first
+        expect(chart).to_have_attribute("aria-label", starting_with("loss by step; at step 399:"))
+        page.locator(f"{SHOWN} .nbd-data summary").click()
+        expect(page.locator(f"{SHOWN} .nbd-data tbody tr").first).to_contain_text("400")
+    (path.parent / "seen.txt").touch()
+    expect(page.locator(f"{SHOWN} .nbd-chip")).to_contain_text("finished")  # it has no other output
