@@ -33,9 +33,8 @@ def plan_charts(series: Sequence[str], wanted: Iterable[str] | None = None) -> l
     ['loss', 'mae']
     """
     known = set(series)
-    titles = dict.fromkeys(name.removeprefix(VALIDATION) for name in series if name not in NOT_CURVES)
     if wanted is None:
-        order = sorted(titles, key=lambda title: (title != "loss", title != "accuracy"))
+        order = chart_titles([name for name in series if name not in NOT_CURVES])
     else:
         order = [title for title in dict.fromkeys(wanted) if {title, VALIDATION + title} & known]
     return [
@@ -46,3 +45,13 @@ def plan_charts(series: Sequence[str], wanted: Iterable[str] | None = None) -> l
         )
         for title in order[:MOST_CHARTS]
     ]
+
+
+def chart_titles(series: Sequence[str]) -> list[str]:
+    """Return the titles of all charts that can be drawn of these series, in the order of their plan.
+
+    >>> chart_titles(["step_ms", "mae", "val_loss", "loss"])
+    ['loss', 'mae', 'step_ms']
+    """
+    titles = dict.fromkeys(name.removeprefix(VALIDATION) for name in series)
+    return sorted(titles, key=lambda title: (title != "loss", title != "accuracy", title in NOT_CURVES))

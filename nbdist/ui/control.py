@@ -39,12 +39,18 @@ class Controls:
         return [kind for kind in KINDS if any(kind in kinds for _, kinds in self.callbacks)]
 
     def act(self, kind: str, value: object = None) -> dict[str, Any] | None:
-        """Have it done; returns what went wrong, for the page to show: nobody else would see it."""
+        """Have it done; returns what went wrong, for the page to show."""
+        return self.trying(kind, lambda: self._act(kind, rate_of(value) if kind == "set" else None))
+
+    def _act(self, kind: str, rate: float | None) -> None:
+        for callback, kinds in self.callbacks:
+            if kind in kinds:
+                callback(kind, rate)
+
+    def trying(self, kind: str, do: Callable[[], object]) -> dict[str, Any] | None:
+        """Do what the page asked for; returns what went wrong: nobody else would see it."""
         try:
-            rate = rate_of(value) if kind == "set" else None
-            for callback, kinds in self.callbacks:
-                if kind in kinds:
-                    callback(kind, rate)
+            do()
         except Exception as error:
             self.problems += 1
             what = str(error) if isinstance(error, NbdistError) else f"{type(error).__name__}: {error}"

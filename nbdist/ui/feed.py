@@ -66,6 +66,10 @@ class Feed:
         self.charts, self.names = charts, [name for chart in charts for name in chart.names]
         return changed
 
+    def choose(self, titles: Iterable[str] | None) -> None:
+        """Draw these charts from the next plan on; None are those that plan_charts would choose."""
+        self.wanted, self.seen_series = None if titles is None else list(titles), -1
+
     def budget(self) -> int:
         """Points of one curve that the page may hold, fewer when there are many replicas."""
         return max(100, min(MOST_POINTS, ALL_POINTS // max(1, len(self.drawn()))))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ import anywidget
 import traitlets
 
 from nbdist.errors import NotFoundError
+from nbdist.ui.available import Available, chosen
 from nbdist.ui.control import KINDS, Callback, Controls
 from nbdist.ui.feed import Feed, Sending
 from nbdist.ui.frames import frame
@@ -69,7 +70,9 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         run_id: str = "",
         controls: Controls | None = None,
     ) -> None:
-        self.feed = Feed(store, charts)
+        self.planned = None if charts is None else list(charts)  # what is drawn unless the page chooses
+        self.feed = Feed(store, self.planned)
+        self.available = Available()
         self.pace = Pace()
         self.now = 0.0
         self.head: dict[str, Any] = {"title": title, "run": run_id, "tasks": list(tasks)}
@@ -144,6 +147,9 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         kind, view = str(message.get("kind")), str(message.get("view"))
         if kind in KINDS:
             self.progress({"problem": self.controls.act(kind, message.get("learning_rate"))})
+        elif kind == "charts":
+            choose = partial(self._choose_charts, message.get("titles"))
+            self.progress({"problem": self.controls.trying(kind, choose)})
         elif kind == "gone":
             self.pace.looked_at(view, False)
             self.views.discard(view)
@@ -158,6 +164,10 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
             self._catch_up(int(message["sequence"]))
         if self.finished:  # nobody ticks any more
             self._send_last()
+
+    def _choose_charts(self, titles: object) -> None:
+        self.feed.choose(chosen(titles, self.feed.store.series) or self.planned)
+        self.snapshot_wanted = self.snapshot_wanted or self.finished  # nobody ticks any more
 
     def _catch_up(self, has: int) -> None:
         """The page has drawn everything up to a frame; if that is not the last one, start over."""
@@ -189,6 +199,8 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
             }
         if snapshot or self.status_is_new:
             content["progress"] = self.status
+        if available := self.available.news(self.feed.store.series, now, anew=snapshot):
+            content["available"] = available
         if printed := self._new_output(snapshot):
             content["output"] = printed
         if not (len(content) > 2 or sending.parts):

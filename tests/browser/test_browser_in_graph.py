@@ -21,7 +21,6 @@ model.compile(nb.optim.SGD(0.001), "sparse_categorical_crossentropy", metrics=["
 history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(100), epochs=1_000_000)
 """
 USE = "print(run.status, model is run.model, model.predict(x_test).shape, history.global_step > 0)"
-LIVE = "section.nbdist-live"
 
 
 def output_of(page: Page, cell: int) -> str:
@@ -43,7 +42,9 @@ def test_an_in_graph_cell_is_live_stops_and_freezes(lab: Lab) -> None:
     page.wait_for_selector(LIVE, state="attached")
     page.locator(LIVE).evaluate("node => node.scrollIntoView({block: 'start'})")
     expect(page.locator(f"{LIVE} .nbd-card .nbd-name")).to_have_text(["worker 0", "worker 1"])
-    page.wait_for_function(f"() => /step [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)")
+    page.wait_for_function(
+        f"() => /at [a-z]+ [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)"
+    )
     page.locator(f"{LIVE} .nbd-data summary").click()
     for curve in ("loss, worker 0", "loss, worker 1", "accuracy, worker 0", "accuracy, worker 1"):
         expect(page.locator(f"{LIVE} .nbd-data tbody")).to_contain_text(curve)

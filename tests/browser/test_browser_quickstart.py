@@ -14,7 +14,6 @@ from playwright.sync_api import Page, expect
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
 NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
-LIVE = "section.nbdist-live"
 TRAINED = 200.0  # seconds for one training, which takes a few on a machine at rest
 
 
@@ -31,7 +30,7 @@ def output_of(page: Page, cell: int) -> str:
 
 def steps_drawn(page: Page) -> int:
     label = page.locator(f"{LIVE} .nbd-plot").first.get_attribute("aria-label") or ""
-    return int("".join(c for c in label.partition("step ")[2].partition(":")[0] if c.isdigit()) or -1)
+    return int("".join(c for c in label.partition("; at ")[2].partition(":")[0] if c.isdigit()) or -1)
 
 
 @pytest.mark.timeout(600)
@@ -51,10 +50,12 @@ def test_the_quickstart_is_live_and_its_figures_stay(lab: Lab) -> None:
     live = page.locator(LIVE)
     live.wait_for(state="attached")
     live.evaluate("node => node.scrollIntoView({block: 'start'})")  # nothing is sent to what nobody sees
-    page.wait_for_function(f"() => /step \\d/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)")
+    page.wait_for_function(
+        f"() => /at [a-z]+ \\d/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)"
+    )
     early = steps_drawn(page)
     page.wait_for_function(
-        "early => { const at = /step ([\\d,]+)/.exec(document.querySelector('.nbd-plot')?.ariaLabel);"
+        "early => { const at = /at [a-z]+ ([\\d,]+)/.exec(document.querySelector('.nbd-plot')?.ariaLabel);"
         " return at && Number(at[1].replaceAll(',', '')) > early + 1000 }",
         arg=early,
     )

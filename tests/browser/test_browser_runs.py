@@ -23,7 +23,6 @@ model.compile(nb.optim.SGD(0.001), "sparse_categorical_crossentropy", metrics=["
 history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(10), epochs=1_000_000)
 """
 USE = "print(run.status, model.predict(x_test).shape, len(history.history['loss']) >= 0)"
-LIVE = "section.nbdist-live"
 
 
 @pytest.fixture
@@ -35,12 +34,6 @@ def training(lab: Lab) -> Lab:
     lab.run(1, wait=False)
     wait_for_curve(page)
     return lab
-
-
-def wait_for_curve(page: Page) -> None:
-    page.wait_for_selector(LIVE, state="attached")
-    page.locator(LIVE).evaluate("node => node.scrollIntoView({block: 'start'})")
-    page.wait_for_function(f"() => /step [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)")
 
 
 def output_of(page: Page, cell: int) -> str:

@@ -24,7 +24,6 @@ model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
 history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(30), epochs=1_000_000)
 """
 USE = "print(run.status, model.predict(x_test).shape)"
-LIVE = "section.nbdist-live"
 
 
 def output_of(page: Page, cell: int) -> str:
@@ -46,7 +45,9 @@ def test_a_worker_that_dies_is_gone_in_the_live_view_and_in_what_stays(lab: Lab)
     lab.run(1, wait=False)
     page.wait_for_selector(LIVE, state="attached")
     page.locator(LIVE).evaluate("node => node.scrollIntoView({block: 'start'})")
-    page.wait_for_function(f"() => /step [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)")
+    page.wait_for_function(
+        f"() => /at [a-z]+ [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)"
+    )
 
     os.kill(pid, signal.SIGKILL)
     expect(page.locator(f"{LIVE} .nbd-card[data-state=gone] .nbd-name")).to_have_text("worker 1")

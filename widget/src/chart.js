@@ -2,11 +2,13 @@
 import uPlot from "uplot";
 import { make, setText } from "./dom.js";
 import { drawLines } from "./draw.js";
-import { formatCount, formatDuration, formatTick, formatValue } from "./format.js";
+import { formatCount, formatDuration, formatExact, formatTick, formatValue } from "./format.js";
 import { lineLabel, linesOf } from "./lines.js";
+import { Readout } from "./readout.js";
 import { extent, mostOf, nearest, valuesWithin, withRoom, withoutSpikes } from "./smooth.js";
 import { COLOURED, replicaColour } from "./theme.js";
-import { logTicks } from "./ticks.js";
+import { linearTicks, logTicks } from "./ticks.js";
+import { panned, showing, within, zoomed } from "./zoom.js";
 
 /** @typedef {import("./lines.js").Line} Line */
 /** @typedef {import("./lines.js").Plan} Plan */
@@ -22,13 +24,15 @@ import { logTicks } from "./ticks.js";
  * @property {Colours} colours
  * @property {string} table id of the table with the same data
  * @property {string} sync name of the group whose cursors move together
- * @property {(x: number | null) => void} point the cursor is now at this x
+ * @property {import("./unit.js").Unit} unit
  * @property {(range: [number, number] | null) => void} zoom show this range of x in all charts
  * @property {[number, number] | null} zoomed
  */
 
 const ASPECT = 0.52;
-const [LOWEST, HIGHEST] = [170, 300];
+const [LOWEST, HIGHEST] = [180, 300];
+const HELP = "Drag to zoom, Shift and drag to move along, double-click to see all. " +
+  "Keys: arrows move the cursor, + and − zoom, Page Up and Page Down move along, 0 shows all.";
 
 export class Chart {
   /** @param {Plan} plan @param {Shared} shared */
@@ -40,16 +44,17 @@ export class Chart {
     /** @type {number | null} */
     this.at = null; // the x under the cursor
     this.legend = make("div", { class: "nbd-legend" });
-    this.box = make("div", {
-      class: "nbd-plot", tabindex: "0", role: "img",
-      title: "Drag to zoom, double-click to see all. Keys: arrows move, + and − zoom, 0 shows all.",
-    });
+    this.readout = new Readout();
+    this.box = make("div", { class: "nbd-plot", tabindex: "0", role: "application", "aria-roledescription": "chart", title: HELP }, this.readout.element);
     this.box.setAttribute("aria-details", shared.table);
     this.spoken = make("span", { class: "nbd-spoken", role: "status" });
     this.element = make("figure", { class: "nbd-chart" },
       make("figcaption", {}, make("span", { class: "nbd-chart-title" }, plan.title), this.legend), this.box, this.spoken);
+    this.pointed = false; // by the mouse or with keys: other charts' cursors only follow
     this.box.addEventListener("keydown", (event) => this.onKey(event));
-    this.box.addEventListener("blur", () => this.shared.point(null));
+    this.box.addEventListener("pointermove", () => (this.pointed = true));
+    this.box.addEventListener("pointerleave", () => this.leave());
+    this.box.addEventListener("blur", () => this.leave());
     /** @type {uPlot | undefined} */
     this.plot = undefined;
   }
@@ -63,8 +68,15 @@ export class Chart {
     } else if (this.plot.width !== width || this.plot.height !== height) {
       this.plot.setSize({ width, height });
     }
+    this.plot.axes[0].label = this.shared.options.byTime ? "time since the start" : this.shared.unit.axis;
     this.plot.setData([[0, 1], [0, 1]]); // the ranges are ours, and are asked for now
-    this.writeLegend();
+    this.write();
+  }
+
+  leave() {
+    this.pointed = false;
+    this.plot?.setCursor({ left: -10, top: -10 });
+    this.readout.hide();
   }
 
   close() {
@@ -89,11 +101,14 @@ export class Chart {
         drag: { x: true, y: false, setScale: false },
         points: { show: false },
         y: false,
-        bind: { dblclick: () => () => (shared.zoom(null), null) },
+        bind: {
+          dblclick: () => () => (shared.zoom(null), null),
+          mousedown: (plot, _, handler) => (event) => (event.shiftKey ? this.pan(plot, event) : handler(event)),
+        },
       },
       scales: { x: { time: false, range: () => this.rangeX() }, y: { range: () => this.rangeY() } },
       axes: [
-        { ...axis(), size: 28, gap: 4, space: 60,
+        { ...axis(), size: 24, gap: 4, space: 60, label: shared.unit.axis, labelSize: 16, labelGap: 0, labelFont: axis().font,
           values: (_, ticks) => ticks.map(shared.options.byTime ? tickTime : formatTick) },
         { ...axis(), size: 52, gap: 4, space: 32,
           splits: (plot, _, low, high, step, space) => shared.options.log
@@ -112,7 +127,11 @@ export class Chart {
 
   /** @returns {[number, number]} */
   rangeX() {
-    if (this.shared.zoomed) return this.shared.zoomed;
+    return this.shared.zoomed ?? this.whole();
+  }
+
+  /** The range of x in which there are points. @returns {[number, number]} */
+  whole() {
     let [low, high] = [Infinity, -Infinity];
     for (const { xs } of this.lines) {
       if (!xs.length) continue;
@@ -155,8 +174,7 @@ export class Chart {
   onCursor(plot) {
     const left = plot.cursor.left ?? -1;
     this.at = left < 0 ? null : plot.posToVal(left, "x");
-    this.writeLegend();
-    this.shared.point(this.at);
+    this.write();
   }
 
   /** @param {uPlot} plot */
@@ -164,7 +182,18 @@ export class Chart {
     const { left, width } = plot.select;
     if (width < 4) return;
     plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-    this.shared.zoom([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")]);
+    this.shared.zoom(within([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")], this.whole()));
+  }
+
+  /** Moves what is shown along with the mouse. @param {uPlot} plot @param {MouseEvent} event */
+  pan(plot, event) {
+    const shown = this.rangeX();
+    const perPixel = (shown[1] - shown[0]) / plot.over.clientWidth;
+    const move = (/** @type {MouseEvent} */ { clientX }) =>
+      this.shared.zoomed && this.shared.zoom(panned(shown, (event.clientX - clientX) * perPixel, this.whole()));
+    document.addEventListener("mousemove", move);
+    document.addEventListener("mouseup", () => document.removeEventListener("mousemove", move), { once: true });
+    return null;
   }
 
   /** @param {KeyboardEvent} event */
@@ -172,25 +201,38 @@ export class Chart {
     const { plot } = this;
     const main = this.main();
     if (!plot || !main || event.ctrlKey || event.metaKey || event.altKey) return;
-    const [x0, x1] = this.rangeX();
-    const here = nearest(main.xs, this.at ?? x1);
+    const shown = this.rangeX();
+    const whole = this.whole();
+    const middle = this.at ?? (shown[0] + shown[1]) / 2;
+    const half = (shown[1] - shown[0]) / 2;
+    const here = nearest(main.xs, this.at ?? shown[1]);
     const far = event.shiftKey ? 10 : 1;
-    const moves = /** @type {Record<string, number>} */ ({
-      ArrowLeft: here - far, ArrowRight: here + far, Home: 0, End: main.xs.length - 1,
+    const last = main.xs.length - 1;
+    const moves = /** @type {Record<string, () => void>} */ ({
+      ArrowLeft: () => this.goTo(main, here - far), ArrowRight: () => this.goTo(main, here + far),
+      Home: () => this.goTo(main, 0), End: () => this.goTo(main, last),
+      PageUp: () => this.shared.zoom(panned(shown, -half, whole)), PageDown: () => this.shared.zoom(panned(shown, half, whole)),
+      "+": () => this.shared.zoom(zoomed(shown, middle, 0.5, whole)), "-": () => this.shared.zoom(zoomed(shown, middle, 2, whole)),
+      0: () => this.shared.zoom(null), Escape: () => this.shared.zoom(null),
     });
-    if (event.key in moves) {
-      const x = main.xs[Math.max(0, Math.min(main.xs.length - 1, moves[event.key]))];
-      plot.setCursor({ left: plot.valToPos(x, "x"), top: 10 });
-      setText(this.spoken, this.box.getAttribute("aria-label") ?? "");
-    } else if (event.key === "+" || event.key === "=" || event.key === "-") {
-      const middle = this.at ?? (x0 + x1) / 2;
-      const half = ((x1 - x0) / 2) * (event.key === "-" ? 2 : 0.5);
-      this.shared.zoom([middle - half, middle + half]);
-    } else if (event.key === "0" || event.key === "Escape") {
-      this.shared.zoom(null);
-    } else return;
+    const act = moves[event.key === "=" ? "+" : event.key];
+    if (!act) return;
+    act();
     event.preventDefault();
     event.stopPropagation(); // the notebook has uses for the same keys
+  }
+
+  /** The cursor goes to a point of the line, and what is shown goes along. @param {Line} main @param {number} index */
+  goTo(main, index) {
+    const x = main.xs[Math.max(0, Math.min(main.xs.length - 1, index))];
+    if (this.shared.zoomed) {
+      this.shared.zoomed = showing(this.shared.zoomed, x, this.whole());
+      this.plot?.setData([[0, 1], [0, 1]]);
+      this.shared.zoom(this.shared.zoomed);
+    }
+    this.pointed = true;
+    this.plot?.setCursor({ left: this.plot.valToPos(x, "x"), top: 10 });
+    setText(this.spoken, this.box.getAttribute("aria-label") ?? "");
   }
 
   /** The colour of a line's key. @param {Line} line */
@@ -206,32 +248,40 @@ export class Chart {
     return this.lines.find((line) => line.kind === "train") ?? this.lines.find((line) => line.kind === "validation");
   }
 
-  /** Values under the cursor, or the latest ones. */
-  writeLegend() {
+  /** Values under the cursor, or the latest ones, in the legend, beside the cursor and in words. */
+  write() {
+    const { one } = this.shared.unit;
     const shown = this.lines.filter((line) => line.kind !== "points" && line.kind !== "trend");
     const entries = shown.map((line) => {
       const index = this.at === null ? line.xs.length - 1 : nearest(line.xs, this.at);
-      return { line, label: lineLabel(line, this.shared.labels), value: formatValue(line.ys[index]), step: line.steps[index] };
+      const [tone, kind, step] = [this.tone(line), line.kind, line.steps[index]];
+      return { tone, kind, step, x: line.xs[index], y: line.ys[index], label: lineLabel(line, this.shared.labels) };
     });
+    this.writeLegend(entries.map((entry) => ({ ...entry, value: formatValue(entry.y) })));
+    const [main] = entries;
+    const at = main?.step === undefined ? "no points yet" : `${one} ${formatCount(main.step)}`;
+    const values = entries.map(({ label, y }) => `${label} ${formatValue(y)}`).join(", ");
+    this.box.setAttribute("aria-label", `${this.plan.title} by ${one}; at ${at}: ${values}`);
+
+    const { plot } = this;
+    if (!plot || this.at === null || !this.pointed || !main) return this.readout.hide();
+    const place = this.shared.options.byTime ? `${tickTime(main.x)}, ${at}` : at;
+    this.readout.show(place, entries.map(({ tone, kind, label, y, step }) => ({
+      tone, kind, label, value: formatExact(y), where: step === main.step ? "" : `${one} ${formatCount(step)}`,
+    })), plot.over.offsetLeft + (plot.cursor.left ?? 0), this.box.clientWidth);
+  }
+
+  /** @param {{ tone: string, kind: string, label: string, value: string }[]} entries */
+  writeLegend(entries) {
     while (this.legend.children.length > entries.length) this.legend.lastChild?.remove();
     entries.forEach((entry, i) => {
       const item = /** @type {HTMLElement} */ (this.legend.children[i]) ?? this.legend.appendChild(make("span", {}, make("i"), make("span"), make("b")));
-      item.style.setProperty("--tone", this.tone(entry.line));
-      item.className = `nbd-key nbd-key-${entry.line.kind}`;
+      item.style.setProperty("--tone", entry.tone);
+      item.className = `nbd-key nbd-key-${entry.kind}`;
       setText(item.children[1], entry.label);
       setText(item.children[2], entry.value);
     });
-    const main = entries[0];
-    const where = main && main.step !== undefined ? `step ${formatCount(main.step)}` : "no points yet";
-    const values = entries.map((entry) => `${entry.label} ${entry.value}`).join(", ");
-    this.box.setAttribute("aria-label", `${this.plan.title} by step; at ${where}: ${values}`);
   }
-}
-
-/** Multiples of a step. @param {number} low @param {number} high @param {number} step @returns {number[]} */
-function linearTicks(low, high, step) {
-  const first = Math.ceil(low / step);
-  return Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, i) => (first + i) * step);
 }
 
 /** @param {number} seconds */

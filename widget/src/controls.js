@@ -6,17 +6,22 @@ export class Controls {
    * @param {import("./lines.js").Options} options changed in place
    * @param {() => void} changed
    * @param {() => void} reset shows all of x again
+   * @param {HTMLElement} picking chooses charts
    */
-  constructor(options, changed, reset) {
-    const time = toggle("Wall time", "Wall time instead of steps on the x axis", (on) => (options.byTime = on));
+  constructor(options, changed, reset, picking) {
+    const time = toggle("Wall time", "Wall time instead of steps on the x axis", (on) => {
+      options.byTime = on;
+      reset(); // what was zoomed to were steps
+    });
     const log = toggle("Log scale", "Logarithmic y axis", (on) => (options.log = on));
     const slider = make("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", "aria-label": "Smoothing" });
     slider.addEventListener("input", () => (options.smoothing = Number(slider.value)));
+    slider.title = "An exponential moving average over the lines, not their points";
     this.all = make("button", { class: "nbd-button", type: "button" }, "Show all");
     this.all.hidden = true;
     this.all.addEventListener("click", reset);
     this.element = make("div", { class: "nbd-controls", role: "toolbar", "aria-label": "Charts" },
-      this.all, time, log, make("label", {}, "Smoothing", slider));
+      this.all, picking, time, log, make("label", {}, "Smoothing", slider));
     this.element.addEventListener("click", changed);
     this.element.addEventListener("input", changed);
   }

@@ -6,6 +6,7 @@ import { COLOURED, replicaColour } from "./theme.js";
 /** @typedef {{ x: (v: number) => number, y: (v: number) => number, left: number, top: number, width: number, height: number, ratio: number }} Plot */
 
 const FEW = 40; // points below which each gets a marker
+const APART = 48; // CSS pixels between the marks of a chosen line
 
 /**
  * @param {CanvasRenderingContext2D} canvas
@@ -37,6 +38,7 @@ export function drawLines(canvas, plot, lines, colours) {
       : colours.fan;
     stroke(canvas, plot, line);
     if (kind === "validation") markers(canvas, plot, line, colours);
+    if (kind === "chosen") diamonds(canvas, plot, line);
     canvas.globalAlpha = 1;
     if (kind === "train" || kind === "validation" || kind === "chosen") crosses(canvas, plot, line, colours);
   }
@@ -86,6 +88,26 @@ function markers(canvas, plot, { xs, ys }, colours) {
     canvas.fill();
     canvas.stroke();
   }
+}
+
+/** A mark here and there, so that a line is told from others without its colour.
+ * @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line */
+function diamonds(canvas, plot, { xs, ys }) {
+  const r = 4 * plot.ratio;
+  let last = -Infinity;
+  canvas.fillStyle = canvas.strokeStyle;
+  canvas.beginPath();
+  for (let i = 0; i < xs.length; i++) {
+    const [x, y] = [plot.x(xs[i]), plot.y(ys[i])];
+    if (!Number.isFinite(y) || x < plot.left || x - last < APART * plot.ratio) continue;
+    last = x;
+    canvas.moveTo(x, y - r);
+    canvas.lineTo(x + r, y);
+    canvas.lineTo(x, y + r);
+    canvas.lineTo(x - r, y);
+    canvas.closePath();
+  }
+  canvas.fill();
 }
 
 /** A cross at the upper edge for every value that is not finite.

@@ -27,7 +27,8 @@ export class Header {
     this.element = make("div", { class: "nbd-header" },
       make("div", { class: "nbd-headline" }, make("div", { class: "nbd-names" }, this.title, this.run), this.chip,
         make("span", { class: "nbd-space" }), this.actions.element),
-      this.bar, make("div", { class: "nbd-measures" }, this.facts, this.actions.rate.element), this.note, this.problem, this.saved);
+      this.bar, make("div", { class: "nbd-measures" }, this.facts, this.actions.rate.element),
+      make("div", { class: "nbd-words" }, this.note, this.saved), this.problem);
   }
 
   /**

@@ -1,9 +1,15 @@
-// A card for each replica: its state, step, speed and staleness. Choosing one shows its line in the charts.
+// A card for each replica: its state, step, speed and staleness, and where its time goes. Choosing one shows
+// its line in the charts.
 import { make, setText } from "./dom.js";
-import { formatCount, formatShort } from "./format.js";
+import { formatCount, formatMoment, formatShort } from "./format.js";
 import { COLOURED } from "./theme.js";
 
 const PARTS = ["data", "compute", "exchange", "wait"];
+const CROWD = 24; // replicas from which each card says less
+/** States that need no word, since most replicas are in them, and one that is not stands out. */
+const ORDINARY = ["training", "running", "done", "starting"];
+
+/** @typedef {Record<string, any>} Status of a replica */
 
 export class Strip {
   /** @param {(replica: number | null) => void} choose */
@@ -13,35 +19,38 @@ export class Strip {
     this.chosen = null;
     /** @type {Map<number, HTMLButtonElement>} */
     this.cards = new Map();
-    this.element = make("div", { class: "nbd-strip", role: "group", "aria-label": "Replicas" });
-    this.element.hidden = true;
-    this.key = make("div", { class: "nbd-parts", "aria-hidden": "true" }, "time of a step",
+    this.grid = make("div", { class: "nbd-strip" });
+    this.key = make("div", { class: "nbd-parts", "aria-hidden": "true" }, make("span", {}, "time of a step"),
       ...PARTS.map((part) => make("span", {}, make("i", { "data-part": part }), part))); // each bar says it in words
-    this.element.append(this.key);
+    this.element = make("div", { class: "nbd-replicas", role: "group", "aria-label": "Replicas" }, this.grid, this.key);
+    this.element.hidden = true;
   }
 
-  /** @param {Record<string, Record<string, any>>} replicas @param {string[]} labels */
+  /** @param {Record<string, Status>} replicas @param {string[]} labels */
   show(replicas, labels) {
     const numbers = Object.keys(replicas).map(Number).sort((a, b) => a - b);
     this.element.hidden = numbers.length === 0;
-    this.element.classList.toggle("nbd-many", numbers.length > COLOURED);
-    this.element.classList.toggle("nbd-one", numbers.length === 1); // its line is the bold one
+    this.grid.classList.toggle("nbd-many", numbers.length > COLOURED);
+    this.grid.classList.toggle("nbd-crowd", numbers.length > CROWD);
+    this.grid.classList.toggle("nbd-one", numbers.length === 1); // its line is the bold one
     for (const [number, card] of this.cards) {
-      if (!numbers.includes(number)) {
+      if (!(number in replicas)) {
         card.remove();
         this.cards.delete(number);
       }
     }
+    const longest = Math.max(0, ...numbers.map((number) => whole(replicas[number].spent)));
     for (const number of numbers) {
       let card = this.cards.get(number);
       if (!card) {
         card = this.makeCard(number);
         this.cards.set(number, card);
-        this.key.before(card);
+        const after = numbers.find((other) => other > number && this.cards.has(other));
+        this.grid.insertBefore(card, after === undefined ? null : this.cards.get(after) ?? null);
       }
-      write(card, replicas[number], labels[number] ?? `replica ${number}`);
+      write(card, replicas[number], labels[number] ?? `replica ${number}`, longest);
     }
-    this.key.hidden = !numbers.some((number) => Object.values(replicas[number].spent ?? {}).some((seconds) => seconds > 0));
+    this.key.hidden = longest === 0;
   }
 
   /** @param {number} number */
@@ -59,35 +68,49 @@ export class Strip {
   }
 }
 
-/** @param {HTMLElement} card @param {Record<string, any>} status @param {string} label */
-function write(card, status, label) {
+/** @param {HTMLElement} card @param {Status} status @param {string} label @param {number} longest step of all, in seconds */
+function write(card, status, label, longest) {
   const [, name, state, figures, spent] = /** @type {HTMLElement[]} */ ([...card.children]);
+  const word = String(status.state ?? "");
   setText(name, label);
-  setText(state, String(status.state ?? ""));
-  card.dataset.state = String(status.state ?? "");
+  name.title = label;
+  setText(state, word);
+  state.classList.toggle("nbd-spoken", ORDINARY.includes(word));
+  card.dataset.state = word;
   const parts = [
-    status.step != null && `step ${formatCount(status.step)}`,
-    status.steps_per_second != null && `${formatShort(status.steps_per_second)}/s`,
-    status.staleness != null && `stale ${formatShort(status.staleness)}`,
-    status.dropped != null && `${formatCount(status.dropped)} dropped`,
-    status.skipped != null && `${formatCount(status.skipped)} left out`,
-  ];
-  // Lines break between the parts only.
-  setText(figures, parts.filter(Boolean).map((part) => String(part).replaceAll(" ", "\u00a0")).join(" · "));
-  writeSpent(spent, status.spent ?? {});
+    ["step", status.step != null && `step ${formatCount(status.step)}`],
+    ["rate", status.steps_per_second != null && `${formatShort(status.steps_per_second)}/s`],
+    ["stale", status.staleness != null && `stale ${formatShort(status.staleness)}`],
+    ["dropped", status.dropped != null && `${formatCount(status.dropped)} dropped`],
+    ["skipped", status.skipped != null && `${formatCount(status.skipped)} left out`],
+  ].filter(([, text]) => text);
+  while (figures.children.length > parts.length) figures.lastChild?.remove();
+  parts.forEach(([kind, text], i) => {
+    const part = /** @type {HTMLElement} */ (figures.children[i]) ?? figures.appendChild(make("span"));
+    part.dataset.figure = String(kind);
+    // Lines break between the parts only.
+    setText(part, String(text).replaceAll(" ", "\u00a0") + (i + 1 < parts.length ? " · " : ""));
+  });
+  writeSpent(spent, status.spent ?? {}, longest);
 }
 
-/** Where a step's time went: a bar with a part for each. @param {HTMLElement} bar @param {Record<string, number>} spent */
-function writeSpent(bar, spent) {
+/** Where a step's time went: a bar as long as the step, with a part for each.
+ * @param {HTMLElement} bar @param {Record<string, number>} spent seconds of a step by part @param {number} longest */
+function writeSpent(bar, spent, longest) {
   const parts = Object.entries(spent).filter(([, value]) => value > 0);
-  const whole = parts.reduce((sum, [, value]) => sum + value, 0);
+  const all = whole(spent);
   bar.hidden = parts.length === 0;
   while (bar.children.length > parts.length) bar.lastChild?.remove();
   parts.forEach(([name, value], i) => {
     const part = /** @type {HTMLElement} */ (bar.children[i]) ?? bar.appendChild(make("i"));
     part.dataset.part = name;
-    part.style.flexGrow = String(value / whole);
+    part.style.width = `${(100 * value) / longest}%`;
   });
-  bar.title = parts.map(([name, value]) => `${name} ${Math.round((100 * value) / whole)}%`).join(", ");
-  bar.setAttribute("aria-label", `time of a step: ${bar.title}`);
+  bar.title = `${formatMoment(all)} a step: ${parts.map(([name, value]) => `${name} ${Math.round((100 * value) / all)}%`).join(", ")}`;
+  bar.setAttribute("aria-label", bar.title);
+}
+
+/** @param {Record<string, number> | undefined} spent */
+function whole(spent) {
+  return Object.values(spent ?? {}).reduce((sum, value) => sum + (value > 0 ? value : 0), 0);
 }

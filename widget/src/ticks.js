@@ -1,4 +1,4 @@
-// Where the ticks of a logarithmic axis stand. Pure.
+// Where the ticks of a axis stand. Pure.
 
 const STEPS = [[1], [1, 3], [1, 2, 5], [1, 2, 3, 5, 7], [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9]];
 
@@ -27,4 +27,10 @@ export function logTicks(low, high, most) {
   }
   // Within less than a digit no round value may lie; even steps are better than none.
   return best.length > 1 ? best : [low + (high - low) * 0.15, low + (high - low) * 0.85];
+}
+
+/** Multiples of a step. @param {number} low @param {number} high @param {number} step @returns {number[]} */
+export function linearTicks(low, high, step) {
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, i) => (first + i) * step);
 }

@@ -6,12 +6,15 @@ import { make } from "./dom.js";
 import { shortTask } from "./format.js";
 import { Header, OVER } from "./header.js";
 import { Output } from "./output.js";
+import { Picker } from "./picker.js";
 import { Strip } from "./strip.js";
 import { Table } from "./table.js";
 import { readColours } from "./theme.js";
+import { unitWords } from "./unit.js";
 
 /** @typedef {import("./lines.js").Plan} Plan */
-/** @typedef {{ title: string, run: string, tasks: string[], total: number | null, controls?: string[], charts: Plan[], series: string[] }} Head */
+/** @typedef {{ title: string, run: string, tasks: string[], total: number | null, controls?: string[], again?: string, charts: Plan[], series: string[] }} Head */
+/** @typedef {(kind: string, more?: Record<string, unknown>) => void} Say tells the kernel */
 /**
  * @typedef {object} Message
  * @property {"frame"} kind
@@ -19,15 +22,17 @@ import { readColours } from "./theme.js";
  * @property {Head} [head]
  * @property {Record<string, any>} [progress]
  * @property {import("./output.js").News[]} [output]
+ * @property {import("./picker.js").Available} [available]
  * @property {[number, number][]} replaced
  */
 
 const GAP = 24; // CSS pixels between charts
 const NARROWEST = 300; // of a chart that stands beside another
+const TABLE_EVERY = 500; // milliseconds
 
 export class View {
-  /** @param {string} name unique in the page @param {(kind: import("./asked.js").Kind, value: number | null) => void} act */
-  constructor(name, act) {
+  /** @param {string} name unique in the page @param {Say} say */
+  constructor(name, say) {
     /** @type {Head} */
     this.head = { title: "", run: "", tasks: [], total: null, charts: [], series: [] };
     /** @type {Record<string, any>} */
@@ -36,6 +41,9 @@ export class View {
     this.charts = [];
     this.pending = 0;
     this.width = 0;
+    this.tableDue = 0;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.later = undefined;
     this.element = make("section", { class: "nbdist-live", "aria-label": "Training run" });
     /** @type {import("./chart.js").Shared} */
     this.shared = {
@@ -47,21 +55,25 @@ export class View {
       table: `${name}-data`,
       zoomed: null,
       zoom: (range) => this.zoom(range),
-      point: () => {},
+      unit: unitWords("steps", 1),
     };
-    this.header = new Header(name, act);
+    this.header = new Header(name, (kind, rate) => say(kind, rate === null ? {} : { learning_rate: rate }));
+    this.picker = new Picker(name, (titles) => say("charts", { titles }));
+    /** @type {import("./picker.js").Available} */
+    this.available = { titles: [], count: 0, most: 0 };
     this.strip = new Strip((replica) => {
       this.shared.options.chosen = replica;
       this.redraw();
     });
-    this.output = new Output();
+    this.output = new Output(name);
     this.table = new Table(this.shared);
-    this.controls = new Controls(this.shared.options, () => this.redraw(), () => this.zoom(null));
+    this.controls = new Controls(this.shared.options, () => this.redraw(), () => this.zoom(null), this.picker.element);
     this.grid = make("div", { class: "nbd-charts" });
     this.figures = make("div", { class: "nbd-figures-area", role: "group", "aria-label": "Curves" },
       this.controls.element, this.grid, this.table.element);
     this.figures.hidden = true;
-    this.table.element.addEventListener("toggle", () => this.redraw());
+    this.table.element.addEventListener("toggle", () => this.table.show(this.head.charts));
+    this.element.addEventListener("keydown", keepKeys);
     this.element.append(this.header.element, this.figures, this.strip.element, this.output.element);
   }
 
@@ -76,13 +88,16 @@ export class View {
     if (message.snapshot) this.output.clear();
     if (message.progress) this.progress = message.progress;
     this.shared.curves.apply(message.replaced, runs);
+    if (message.available) this.available = { ...this.available, ...message.available };
+    this.output.arrange(this.head.charts.length > 0);
     if (message.output) this.output.add(message.output, this.head.tasks);
     this.redraw();
   }
 
   /** The kernel is gone; what was drawn stays. */
   disconnect() {
-    this.progress = { ...this.progress, state: OVER.includes(this.progress.state) ? this.progress.state : "disconnected" };
+    if (OVER.includes(this.progress.state)) return;
+    this.progress = { ...this.progress, state: "disconnected", note: this.head.again || this.progress.note };
     this.redraw();
   }
 
@@ -110,7 +125,9 @@ export class View {
   }
 
   draw() {
+    this.shared.unit = unitWords(this.progress.unit, this.head.tasks.length);
     this.header.show(this.head, this.progress);
+    this.picker.show(this.available, this.head.charts.map(({ title }) => title));
     this.strip.show(this.progress.per_replica ?? {}, this.shared.labels);
     if (!this.charts.length) return;
     // While JupyterLab changes its theme nothing has a width, and nobody says when it is over.
@@ -121,11 +138,30 @@ export class View {
     const width = Math.floor((whole - GAP * (columns - 1)) / columns);
     this.grid.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
     for (const chart of this.charts) chart.draw(width);
-    this.table.show(this.head.charts);
+    this.showTable();
+  }
+
+  /** Writes the table, now and then: nobody reads it ten times a second. */
+  showTable() {
+    const wait = this.tableDue - performance.now();
+    clearTimeout(this.later);
+    if (wait > 0) this.later = setTimeout(() => this.showTable(), wait);
+    else {
+      this.tableDue = performance.now() + TABLE_EVERY;
+      this.table.show(this.head.charts);
+    }
   }
 
   close() {
     cancelAnimationFrame(this.pending);
+    clearTimeout(this.later);
+    this.picker.open(false);
     for (const chart of this.charts) chart.close();
   }
+}
+
+/** Keys that mean something in here are not the notebook's: there "d d" would delete the cell. @param {KeyboardEvent} event */
+function keepKeys(event) {
+  const held = event.ctrlKey || event.metaKey || event.altKey;
+  if (!held && event.key !== "Escape" && !(event.shiftKey && event.key === "Enter")) event.stopPropagation();
 }

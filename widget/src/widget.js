@@ -20,7 +20,7 @@ function render({ model, el }) {
     }
   };
 
-  const view = new View(name, (kind, value) => say(kind, value === null ? {} : { learning_rate: value }));
+  const view = new View(name, say);
   el.append(view.element);
 
   const onMessage = (/** @type {any} */ message, /** @type {DataView[]} */ buffers) => {

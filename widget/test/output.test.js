@@ -9,7 +9,7 @@ const tasks = ["/job:worker/task:0", "/job:worker/task:1"];
 
 describe("Output", () => {
   test("appends, rewrites the open line, and stands in the order of the tasks", () => {
-    const output = new Output();
+    const output = new Output("v");
     output.add([{ task: tasks[1], text: "later\n", open: "", cut: 0 }], tasks);
     output.add([{ task: tasks[0], text: "one\n", open: "10%", cut: 0 }], tasks);
     output.add([{ task: tasks[0], text: "", open: "20%", cut: 0 }], tasks);
@@ -20,7 +20,7 @@ describe("Output", () => {
   });
 
   test("is text, whatever it looks like", () => {
-    const output = new Output();
+    const output = new Output("v");
     output.add([{ task: HOSTILE, text: HOSTILE, open: HOSTILE, cut: 7 }], [HOSTILE]);
     expect(output.element.querySelector("img")).toBeNull();
     expect(output.element.textContent).toContain(HOSTILE);
@@ -28,13 +28,13 @@ describe("Output", () => {
   });
 
   test("keeps a bounded amount", () => {
-    const output = new Output();
+    const output = new Output("v");
     for (let i = 0; i < 100; i++) output.add([{ task: tasks[0], text: "x".repeat(9_999) + "\n", open: "", cut: 0 }], tasks);
     expect(output.element.querySelector("pre")?.textContent?.length).toBeLessThanOrEqual(200_000);
   });
 
   test("starts over with a snapshot", () => {
-    const output = new Output();
+    const output = new Output("v");
     output.add([{ task: tasks[0], text: "one\n", open: "", cut: 0 }], tasks);
     output.clear();
     output.add([{ task: tasks[0], text: "one\n", open: "", cut: 0 }], tasks);
@@ -85,7 +85,7 @@ describe("Strip", () => {
     const strip = new Strip(() => {});
     strip.show({ 0: { spent: { data: 1, compute: 6, exchange: 2, wait: 1 } }, 1: {} }, []);
     const [bar, none] = /** @type {HTMLElement[]} */ ([...strip.element.querySelectorAll(".nbd-spent")]);
-    expect(bar.title).toBe("data 10%, compute 60%, exchange 20%, wait 10%");
+    expect(bar.title).toBe("10 s a step: data 10%, compute 60%, exchange 20%, wait 10%");
     expect(none.hidden).toBe(true);
     expect(strip.key.hidden).toBe(false);
     expect(strip.key.textContent).toBe("time of a stepdatacomputeexchangewait");
