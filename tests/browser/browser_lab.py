@@ -23,6 +23,17 @@ OPENED = (
     " && panel.context.isReady && panel.content.widgets.length > 0 }"
 )  # the notebook of that name is in the tab
 
+LIVE = "section.nbdist-live"
+
+
+def wait_for_curve(page: Page) -> None:
+    """Bring the run's view onto the screen, without which nothing is sent, and wait for points in its chart."""
+    page.wait_for_selector(LIVE, state="attached")
+    page.locator(LIVE).first.evaluate("node => node.scrollIntoView({block: 'start'})")
+    page.wait_for_function(
+        f"() => /at [a-z]+ [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)"
+    )
+
 
 def record(name: str, value: object) -> None:
     """Write a figure that was measured into artifacts/latencies.json; nothing is asserted of it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from browser_lab import Lab, record
+from browser_lab import LIVE, Lab, record
 from playwright.sync_api import Locator, Page, expect
-from test_browser_live import SETUP, SHOWN
+from test_browser_live import SETUP
 
 pytestmark = pytest.mark.browser
 
@@ -56,7 +56,7 @@ WATCH = """() => { let last = performance.now(); window.longest = 0; setInterval
 def shown(lab: Lab, number: int) -> Locator:
     """Run a cell while its output is on the screen; returns its view."""
     lab.run(number, wait=False)
-    view = lab.output(number).locator(SHOWN)
+    view = lab.output(number).locator(LIVE)
     view.wait_for(state="attached")
     view.evaluate("node => node.scrollIntoView({block: 'start'})")
     lab.wait_done(number)
@@ -92,7 +92,7 @@ def test_bad_input_leaves_the_view_alive(lab: Lab) -> None:
         error = page.locator(".jp-OutputArea-output[data-mime-type*='error'], [data-mime-type*='stderr']")
         assert error.all_inner_texts() == []
     assert page.evaluate("window.ran") is None
-    assert page.locator(f"{SHOWN} img, {SHOWN} script, {SHOWN} b b").count() == 0
+    assert page.locator(f"{LIVE} img, {LIVE} script, {LIVE} b b").count() == 0
     record("bad input: longest that the page stood still, ms", round(page.evaluate("window.longest")))
 
     points = lab.output(list(BAD).index("many points") + 1).locator(".nbd-data tbody tr").first

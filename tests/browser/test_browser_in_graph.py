@@ -6,7 +6,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from browser_lab import Lab
+from browser_lab import LIVE, Lab, wait_for_curve
 from playwright.sync_api import Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
@@ -42,9 +42,7 @@ def test_an_in_graph_cell_is_live_stops_and_freezes(lab: Lab) -> None:
     page.wait_for_selector(LIVE, state="attached")
     page.locator(LIVE).evaluate("node => node.scrollIntoView({block: 'start'})")
     expect(page.locator(f"{LIVE} .nbd-card .nbd-name")).to_have_text(["worker 0", "worker 1"])
-    page.wait_for_function(
-        f"() => /at [a-z]+ [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)"
-    )
+    wait_for_curve(page)
     page.locator(f"{LIVE} .nbd-data summary").click()
     for curve in ("loss, worker 0", "loss, worker 1", "accuracy, worker 0", "accuracy, worker 1"):
         expect(page.locator(f"{LIVE} .nbd-data tbody")).to_contain_text(curve)

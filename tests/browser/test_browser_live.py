@@ -8,7 +8,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from browser_lab import Lab
+from browser_lab import LIVE, Lab
 from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.browser
@@ -21,7 +21,6 @@ RUN = (
     "await feed(shown, store, {replicas}, {steps}, seconds={seconds})\n"
 )
 FREEZE = "shown.finish(summary({title!r}, {replicas}, {steps}))"
-SHOWN = "section.nbdist-live"
 
 
 def cells(
@@ -33,7 +32,7 @@ def cells(
 
 def points_drawn(page: Page) -> int:
     """The step that the loss chart says it is at."""
-    label = page.locator(f"{SHOWN} .nbd-plot").first.get_attribute("aria-label") or ""
+    label = page.locator(f"{LIVE} .nbd-plot").first.get_attribute("aria-label") or ""
     digits = "".join(letter for letter in label.partition("step ")[2].partition(":")[0] if letter.isdigit())
     return int(digits or -1)
 
@@ -67,14 +66,14 @@ def test_a_curve_moves_freezes_and_stays_without_a_kernel(lab: Lab) -> None:
         arg=early,
     )
     assert ink(page) != early_ink
-    expect(page.locator(f"{SHOWN} .nbd-chip")).to_contain_text("running")
+    expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("running")
     show(page)
     lab.screenshot("live-running")
 
     lab.wait_done(1)
     picture = page.locator(".jp-OutputArea img[src^='data:image/png']")
     expect(picture).to_have_count(1)
-    expect(page.locator(SHOWN)).to_have_count(0)
+    expect(page.locator(LIVE)).to_have_count(0)
     show(page)
     lab.screenshot("live-frozen")
     lab.save()
@@ -114,7 +113,7 @@ def test_themes_and_widths(lab: Lab) -> None:
     page = lab.open("wide.ipynb", width=1600)
     lab.run(0)
     lab.run(1)
-    expect(page.locator(f"{SHOWN} .nbd-card")).to_have_count(16)
+    expect(page.locator(f"{LIVE} .nbd-card")).to_have_count(16)
     show(page)
     lab.screenshot("live-16-wide")
     lab.theme("JupyterLab Dark")
@@ -131,7 +130,7 @@ def test_themes_and_widths(lab: Lab) -> None:
     in_colour(page)
     show(page)
     lab.screenshot("live-16-narrow")
-    sideways = page.locator(SHOWN).evaluate("node => node.scrollWidth - node.clientWidth")
+    sideways = page.locator(LIVE).evaluate("node => node.scrollWidth - node.clientWidth")
     assert sideways <= 0
 
 
@@ -147,10 +146,10 @@ def test_names_and_output_are_text_never_html(lab: Lab) -> None:
     page = lab.open("hostile.ipynb")
     lab.run(0)
     lab.run(1)
-    expect(page.locator(f"{SHOWN} .nbd-title")).to_have_text("<img src=x onerror=alert(1)><b>bold</b>")
-    page.locator(f"{SHOWN} .nbd-data summary").click()
-    expect(page.locator(f"{SHOWN} .nbd-data table")).to_contain_text("<b>bold</b>")
-    assert page.locator(f"{SHOWN} img, {SHOWN} .nbd-output b").count() == 0
+    expect(page.locator(f"{LIVE} .nbd-title")).to_have_text("<img src=x onerror=alert(1)><b>bold</b>")
+    page.locator(f"{LIVE} .nbd-data summary").click()
+    expect(page.locator(f"{LIVE} .nbd-data table")).to_contain_text("<b>bold</b>")
+    assert page.locator(f"{LIVE} img, {LIVE} .nbd-output b").count() == 0
     show(page)
     lab.screenshot("live-hostile")
     lab.run(2)
@@ -191,9 +190,9 @@ def test_an_spmd_cell_shows_headings_and_no_empty_charts(lab: Lab) -> None:
     page = lab.open("spmd.ipynb", height=700)
     lab.run(0)
     lab.run(1)
-    expect(page.locator(f"{SHOWN} .nbd-section")).to_have_count(3)
-    expect(page.locator(f"{SHOWN} .nbd-task")).to_have_text(["worker 0", "worker 1", "worker 2"])
-    expect(page.locator(f"{SHOWN} .nbd-controls")).to_be_hidden()
+    expect(page.locator(f"{LIVE} .nbd-section")).to_have_count(3)
+    expect(page.locator(f"{LIVE} .nbd-task")).to_have_text(["worker 0", "worker 1", "worker 2"])
+    expect(page.locator(f"{LIVE} .nbd-controls")).to_be_hidden()
     show(page)
     lab.screenshot("live-spmd")
 
@@ -204,7 +203,7 @@ def test_a_chart_is_used_by_keyboard_and_by_name(lab: Lab) -> None:
     page = lab.open("keys.ipynb")
     lab.run(0)
     lab.run(1)
-    chart = page.locator(f"{SHOWN} .nbd-plot").first
+    chart = page.locator(f"{LIVE} .nbd-plot").first
     expect(chart).to_have_attribute("aria-label", starting_with("loss by step; at step 99:"))
     chart.focus()
     page.keyboard.press("Home")
@@ -218,7 +217,7 @@ def test_a_chart_is_used_by_keyboard_and_by_name(lab: Lab) -> None:
     page.get_by_role("button", name="Log scale").click()
     page.get_by_role("button", name="Wall time").click()
     page.get_by_role("button", name="worker 1").click()
-    expect(page.locator(f"{SHOWN} .nbd-key-chosen").first).to_contain_text("worker 1")
+    expect(page.locator(f"{LIVE} .nbd-key-chosen").first).to_contain_text("worker 1")
     lab.screenshot("live-controls")
 
 

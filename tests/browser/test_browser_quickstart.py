@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browser_lab import Lab
+from browser_lab import LIVE, Lab
 from browser_server import ROOT
 from playwright.sync_api import Page, expect
 

@@ -6,7 +6,7 @@ import json
 
 import psutil
 import pytest
-from browser_lab import Lab
+from browser_lab import LIVE, Lab, wait_for_curve
 from browser_server import LabServer
 from playwright.sync_api import Page, expect
 

@@ -8,7 +8,7 @@ import signal
 
 import nbformat
 import pytest
-from browser_lab import Lab
+from browser_lab import LIVE, Lab, wait_for_curve
 from playwright.sync_api import Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
@@ -43,11 +43,7 @@ def test_a_worker_that_dies_is_gone_in_the_live_view_and_in_what_stays(lab: Lab)
     lab.run(0)
     pid = int(output_of(page, 0).partition("worker 1:")[2])
     lab.run(1, wait=False)
-    page.wait_for_selector(LIVE, state="attached")
-    page.locator(LIVE).evaluate("node => node.scrollIntoView({block: 'start'})")
-    page.wait_for_function(
-        f"() => /at [a-z]+ [1-9]/.test(document.querySelector('{LIVE} .nbd-plot')?.ariaLabel)"
-    )
+    wait_for_curve(page)
 
     os.kill(pid, signal.SIGKILL)
     expect(page.locator(f"{LIVE} .nbd-card[data-state=gone] .nbd-name")).to_have_text("worker 1")

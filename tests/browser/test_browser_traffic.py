@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from browser_lab import Lab, record
+from browser_lab import LIVE, Lab, record
 from playwright.sync_api import expect
-from test_browser_live import SETUP, SHOWN, starting_with
+from test_browser_live import SETUP, starting_with
 
 pytestmark = pytest.mark.browser
 
@@ -31,14 +31,14 @@ def test_losing_frames_does_not_change_the_curve(lab: Lab) -> None:
     page = lab.open("lossy.ipynb", height=2400)  # both are seen
     lab.run(0)
     lab.run(1)
-    expect(page.locator(SHOWN)).to_have_count(2)
-    for view in page.locator(SHOWN).all():
+    expect(page.locator(LIVE)).to_have_count(2)
+    for view in page.locator(LIVE).all():
         view.scroll_into_view_if_needed()
         expect(view.locator(".nbd-chip")).to_contain_text("finished")
         view.locator(".nbd-data summary").click()
         expect(view.locator(".nbd-data tbody tr").first).to_be_visible()
         expect(view.locator(".nbd-data tbody tr").first).to_contain_text("2,999")
-    whole, lossy = page.locator(SHOWN).all()
+    whole, lossy = page.locator(LIVE).all()
     assert whole.locator(".nbd-data").inner_text() == lossy.locator(".nbd-data").inner_text()
     pictures = whole.evaluate(DRAWN)
     assert len(pictures) == 2
@@ -109,14 +109,14 @@ def test_a_tab_that_was_closed_has_the_whole_history_on_return(lab: Lab) -> None
     first = lab.open("tabs.ipynb")
     lab.run(0)
     lab.run(1, wait=False)
-    expect(first.locator(f"{SHOWN} .nbd-plot").first).to_have_attribute("aria-label", starting_with("loss"))
+    expect(first.locator(f"{LIVE} .nbd-plot").first).to_have_attribute("aria-label", starting_with("loss"))
     lab.save()
     first.close()
     for _ in range(2):  # two tabs, both of them new
         page = lab.open_again("tabs.ipynb")
-        chart = page.locator(f"{SHOWN} .nbd-plot").first
+        chart = page.locator(f"{LIVE} .nbd-plot").first
         expect(chart).to_have_attribute("aria-label", starting_with("loss by step; at step 399:"))
-        page.locator(f"{SHOWN} .nbd-data summary").click()
-        expect(page.locator(f"{SHOWN} .nbd-data tbody tr").first).to_contain_text("400")
+        page.locator(f"{LIVE} .nbd-data summary").click()
+        expect(page.locator(f"{LIVE} .nbd-data tbody tr").first).to_contain_text("400")
     (path.parent / "seen.txt").touch()
-    expect(page.locator(f"{SHOWN} .nbd-chip")).to_contain_text("finished")  # it has no other output
+    expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("finished")  # it has no other output
