@@ -57,6 +57,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "Cluster": ("nbdist.cluster.handle", "Cluster"),
     "start_cluster": ("nbdist.cluster.launch", "start_cluster"),
     "launch": ("nbdist.ui.launch", "launch"),
+    "attach": ("nbdist.ui.attach", "attach"),
     "show_graph": ("nbdist.ui.graphview", "show_graph"),
     "runs": ("nbdist.metrics.runfile", "runs"),
     "Run": ("nbdist.runs.run", "Run"),

@@ -55,6 +55,8 @@ class Cluster:
         self._connections = threading.local()
         self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._stopped = False
+        self.going_on: set[str] = set()
+        """Runs that this process has on the cluster; while one goes on, the cluster outlives the process."""
         for info in self.tasks:
             know(f"nbdist://{info.address}", keys)
         set_current(self)
@@ -200,7 +202,11 @@ class Cluster:
         close_client(self.client)
 
     def _stop_at_exit(self) -> None:
-        if os.getpid() == self._process:  # not in a child that this process has forked
+        if os.getpid() != self._process:  # in a child that this process has forked
+            return
+        if self.going_on:
+            self.close()
+        else:
             self.stop()
 
     def _send(self, rank: int, function: Callable[..., Any], arguments: Any, named: Any) -> Any:

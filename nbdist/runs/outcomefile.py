@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nbdist.errors import DataLossError
 from nbdist.metrics.runfile import write_whole_file
-from nbdist.runs.outcome import LEAST, Buffer, decode, encode, whole_size
+from nbdist.runs.outcome import LEAST, Buffer, decode, encode, light, whole_size
 
 
-def write_outcome(folder: Path, rank: int, outcome: dict[str, Any] | Sequence[Buffer]) -> Path:
-    """Write a task's outcome (0600), or the pieces of one, whole or not at all; raises `OSError`."""
+def write_outcome(
+    folder: Path, rank: int, outcome: dict[str, Any] | Sequence[Buffer], wait: bool = True
+) -> Path:
+    """Write a task's outcome (0600), or the pieces of one, whole or not at all; raises `OSError`.
+
+    Without ``wait`` the disk may take its time.
+    """
     path = outcome_path(folder, rank)
     pieces = encode(outcome) if isinstance(outcome, dict) else outcome
-    write_whole_file(path, b"".join(pieces))
+    write_whole_file(path, b"".join(pieces), wait)
     return path
+
+
+def keep_light(folder: Path, outcomes: Mapping[int, dict[str, Any]]) -> None:
+    """Write what is worth keeping of outcomes that have come home: histories, and how far replicas came."""
+    for rank, outcome in outcomes.items():
+        if outcome and not outcome_path(folder, rank).exists():  # else a task wrote all of it
+            write_outcome(folder, rank, light(outcome), wait=False)
 
 
 def read_outcome(folder: Path, rank: int) -> dict[str, Any] | None:

@@ -121,6 +121,10 @@ class Tally:
             replicas=[
                 ReplicaStanding(
                     heard.state,
+    def began(self, when: float) -> None:
+        """Take note that the run began then, on the clock of ``now``: before anybody here heard of it."""
+        self._began = when
+
                     heard.step,
                     rates[i][0],
                     _staleness(store, i),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,13 +15,16 @@ from nbdist.metrics.store import RunStore
 from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
 from nbdist.runs import parcel
+from nbdist.runs.controlling import KEPT_SECONDS, Controls
 from nbdist.runs.options import Options
+from nbdist.runs.outcomefile import keep_light
 from nbdist.runs.progress import Standing, Tally
 from nbdist.runs.reach import Calls, Tasks
 from nbdist.runs.timeline import collect, steps_of
 from nbdist.runs.watch import Watch
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
+from nbdist.wire.frames import Frame
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 CALMER = (
@@ -92,6 +95,7 @@ class Run:
         self.timeline_type: type[Timeline] = Timeline
         """What `timeline` returns; the user interface puts one here that shows itself."""
         self.shown_by: Callable[[Run], object] = print
+        self.controls = Controls(self)
         """What `show` calls; the user interface puts a view here."""
         self._told = 0
         self._pause = SHORTEST_PAUSE
@@ -144,9 +148,30 @@ class Run:
                 if self.pump():
                     break
                 time.sleep(self._pause)
+    def pause(self) -> None:
+        """Have all replicas rest between two steps. May be called from any thread, like the next three."""
+        self.controls.ask("pause")
+
+    def resume(self) -> None:
+        """Let paused replicas go on."""
+        self.controls.ask("resume")
+
+    def set(self, **settings: float) -> None:
+        """Change the training from the next step on: ``run.set(learning_rate=0.01)``."""
+        self.controls.set(settings)
+
+    def checkpoint(self, timeout: float = KEPT_SECONDS) -> Path:
+        """Have the chief write the model as it is now; returns the file's path there, for ``nb.nn.load``.
+
+        A loop without a model leaves its variables in a safetensors file. Raises DeadlineExceededError if no
+        step ends within ``timeout`` seconds, ResourceExhaustedError if the disk is full; the run goes on.
+        """
+        return self.controls.checkpoint(timeout)
+
             except KeyboardInterrupt:
-                self.interrupt()
+                self.signalled()
         return self._conclude()
+            self._stay()
 
     async def follow(self) -> Run:
         """Wait like :meth:`wait`, while the event loop goes on."""
@@ -154,10 +179,11 @@ class Run:
             try:
                 await self.followed()
             except (KeyboardInterrupt, asyncio.CancelledError):
-                self.interrupt()
+                self.signalled()
         return self._conclude()
 
     async def followed(self) -> None:
+            self._stay()
         """Look at the run until it is over, while the event loop goes on; raises nothing of the run's."""
         while not self.pump():
             await asyncio.sleep(self._pause)
@@ -181,6 +207,15 @@ class Run:
         self._watch.interrupted = True
         if self._watch.ladder.first():
             self.stop()
+    @property
+    def trains(self) -> bool:
+        """Whether it trains, or is meant to."""
+        return self.options.wants_training or self._watch.has_trained
+
+    def send(self, word: dict[str, Any]) -> None:
+        """Have a word for all replicas sent at the next look; see :mod:`nbdist.runs.controlling`."""
+        self._watch.asked.append(word)
+
 
     # Following. All from one thread.
 
@@ -189,9 +224,46 @@ class Run:
         if self.over:
             return True
         before = self.tally.news
-        self._watch.look()
+        with self.controls.looking():
+            self._watch.look()
         # A short cell is followed closely, a long one calmly: looking costs the tasks' own cores time.
         ending = bool(self._watch.calls.ready_ranks())
+    def signalled(self) -> None:
+        """Interrupt the run in a moment, unless this process ends: Jupyter says so just after its signal."""
+        if self.leaving is None or self._stop_at is not None or self._watch.interrupted:
+            self._stop_at = None
+            self.interrupt()
+        else:
+            self._stop_at = time.monotonic() + RESTART_SECONDS
+
+    def _leaves(self) -> bool:
+        return self.leaving is not None and self.leaving()
+
+    def _stay(self) -> None:
+        """Raise KeyboardInterrupt if this process ends: the run goes on without it."""
+        if self._leaves():
+            raise KeyboardInterrupt(f"the kernel ends; run {self.id} goes on: nb.attach({self.id!r})")
+
+    # Joining one that is under way. Before it is followed.
+
+    def join(self, info: TaskInfo, answer: Frame) -> None:
+        """Take in what a worker has answered to "run.watch"; its news follow."""
+        self._watch.join(info, answer)
+
+    def hear_text(self, info: TaskInfo, text: str) -> None:
+        """Take in what a worker had printed."""
+        if text:
+            self._show(lambda view: view.output(info.name, text))
+
+    def began(self, when: float) -> None:
+        """Take note that the run began then, on the clock of ``time.monotonic``."""
+        self.tally.began(when)
+
+    @property
+    def through(self) -> Collection[int]:
+        """The ranks that have said that their bodies are over; it grows."""
+        return self._watch.through
+
         self._pause = SHORTEST_PAUSE if ending else min(self._pause * CALMER, LONGEST_PAUSE)
         if self.tally.news != before:
             self._show(lambda view: view.progress(self.standing()))
@@ -216,13 +288,17 @@ class Run:
             return
         self._bring_home()
         trained = any(outcome.get("trainings") for outcome in self.outcomes.values())
-        interrupted = self._watch.interrupted
-        if self.error is None and self.options.wants_training and not trained and not interrupted:
+        stopped = any(outcome.get("stopped") for outcome in self.outcomes.values())  # by another client too
+        interrupted = self._watch.interrupted or stopped
+        if self._settled:
+            self._recall()
+        elif self.error is None and self.options.wants_training and not trained and not interrupted:
             self._watch.error = FailedPreconditionError(
                 "the body never trained: a strategy or epochs were asked for, but no model.fit(...) ran on "
                 "any worker. Call fit in the body, or drop the flags to run it as a plain cell on each worker"
             )
-        self.status = "failed" if self.error is not None else "stopped" if interrupted else "done"
+        if not self._settled:
+            self.status = "failed" if self.error is not None else "stopped" if interrupted else "done"
         for info in self._cluster.tasks:
             # A server writes its part of the timeline then, and the next line may be cluster.stop().
             wait = WRITE_SECONDS if trained and info in self._servers else 0.0
@@ -243,11 +319,29 @@ class Run:
     def _bring_home(self) -> None:
         outcome = self.outcomes.get(self._workers[0].rank) or {}
         for name, packed in outcome.get("results", {}).items():
+        if not self._settled:
+            self._write(trained)
+        self._show(lambda view: view.progress(self.standing()))
+        self._show(lambda view: view.end(self))
+
+    def _recall(self) -> None:
+        """End as run.json says that the run has ended long ago."""
+        self.status = self._record.status
+        if self.status != "failed":
+            self._watch.error = None
+        elif self.error is None:
+            self._watch.error = NbdistError(
+                self._record.error or "it failed, and its run.json does not say why"
+            )
+
+    def _write(self, trained: bool) -> None:
             try:
                 self.results[name] = parcel.unpack(packed)
             except NbdistError as error:  # a layer of a kind that only the tasks know
                 self.notes.append(f"{name} stayed on {self._workers[0].name}: {error}")
         self.results.update(outcome.get("values", {}))  # of a body in this process
+            if trained:
+                keep_light(self.folder, self.outcomes)
         self.notes.extend(outcome.get("left", ()))
         self.history, self.model = self.results.get("history"), self.results.get("model")
 

@@ -116,6 +116,10 @@ class Watch:
         self.tally.hear(replica, frame.meta["progress"], time.monotonic())
         self._begun[info.rank] = frame.meta["progress"]["trainings"]
         for gone in self.workers:  # one that is frozen does not die, and the others cannot wait for it
+    def join(self, info: TaskInfo, answer: Frame) -> None:
+        """Take in what a task says of a run that goes on, or is over: how far it is, what it has printed."""
+        self._take_news(info, Frame("run.news", answer.meta, answer.arrays[:1]))
+
             if gone.rank in frame.meta["progress"].get("lost", ()) and gone.rank not in self.lost:
                 self._lose(gone, f"{gone.name} (pid {gone.pid}) does not answer")
         if frame.meta["ended"]:
@@ -144,7 +148,8 @@ class Watch:
             if wrong and self._may_be_a_consequence(wrong, rank):
                 continue
             self.outcomes[rank] = outcome
-            if wrong and not wrong["aborted"] and not (self.interrupted and wrong["interrupted"]):
+            stopped = self.interrupted or outcome.get("stopped")  # from here, or by another client
+            if wrong and not wrong["aborted"] and not (stopped and wrong["interrupted"]):
                 self._fail(self._body_error(rank, wrong), rank)
 
     def _may_be_a_consequence(self, wrong: dict[str, Any], rank: int) -> bool:

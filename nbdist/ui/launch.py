@@ -10,6 +10,7 @@ from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
 from nbdist.ui.background import follow_in_background
+from nbdist.ui.leaving import leaving
 from nbdist.ui.showing import show
 from nbdist.ui.timelineview import TimelineView
 from nbdist.ui.view import PrintedView, RunView
@@ -101,5 +102,5 @@ def launch(
 def start(body: str | Callable[[], Any], options: Options, cluster: Cluster | None = None) -> Run:
     """Start a body with its view; the caller follows the run."""
     run = start_run(body, options, cluster=cluster, make_view=RunView if options.show else PrintedView)
-    run.timeline_type, run.shown_by = TimelineView, show
+    run.timeline_type, run.shown_by, run.leaving = TimelineView, show, leaving
     return run
