@@ -93,7 +93,8 @@ class Calls:
             return future.result()
         except Exception as error:
             died = self._died().get(rank)
-            if died is not None and type(error).__name__ in ("EngineError", "TaskDiedError"):
+            name = getattr(error, "ename", type(error).__name__)  # the hub says it as a remote error
+            if died is not None and name in ("EngineError", "TaskDiedError"):
                 return died
             return remote_error(error, self._tasks[rank])
 

@@ -54,3 +54,43 @@ def check_versions(theirs: dict[str, str]) -> None:
             "restart the cluster or use its environment\n"
             f"  {'':12} {'here':10} cluster\n{rows}"
         )
+
+
+class HubEngines:
+    """The engines that the hub has, as it says itself when it is asked, again and again, without waiting.
+
+    Its notifications go lost while a client connects. What it answers the client takes over too.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._engines: dict[int, str] | None = None
+        self._asked = self._ask()
+
+    def ids(self) -> set[int] | None:
+        """Return the ids of the hub's last answer; None before the first."""
+        if self._asked.done():
+            self._asked = self._ask()
+        known = dict(self._client._engines)  # the client's IO thread may be one answer ahead
+        engines = self._engines
+        return None if engines is None else {id for id, uuid in engines.items() if known.get(id) == uuid}
+
+    def wait(self, timeout: float) -> None:
+        """Wait for an answer."""
+        self._asked.wait(timeout)
+
+    def _ask(self) -> Any:
+        asked = self._client._send(self._client._query_stream, "connection_request")
+        asked.add_done_callback(self._take)  # before it counts as done; on the client's IO thread
+        return asked
+
+    def _take(self, answered: Any) -> None:
+        client = self._client
+        engines = {int(id): uuid for id, uuid in answered.result()["content"]["engines"].items()}
+        for id, uuid in list(client._engines.items()):
+            if engines.get(id) != uuid:
+                client._unregister_engine({"content": {"id": id, "uuid": uuid}})
+        for id, uuid in engines.items():
+            if id not in client._ids:
+                client._register_engine({"content": {"id": id, "uuid": uuid}})
+        self._engines = engines

@@ -6,7 +6,9 @@ What differs from the stock one, and what each is worth when four engines start 
   instead of nine.
 - Ports and keys are chosen before it starts, so that engines and client connect while it does.
 - Hearts beat every 20 ms (a little slower each time) until all engines have registered, then every
-  second: an engine counts as registered only at a beat, and the stock period is 3 s.
+  second: an engine counts as registered only at a beat, and the stock period is 3 s. One that replaces
+  another makes them beat fast again.
+- The keeper says which engine is gone, so that its id is free at once.
 - Nothing is kept of calls and results: those who asked have them, and the hub's memory stays flat.
 """
 
@@ -71,9 +73,19 @@ def connection_for(side: dict[str, Any], key: str, public: str) -> dict[str, Any
 
 
 def run_controller(
-    ports: dict[str, Any], key: str, public: str, secret: str, cluster_id: str, folder: str, engines: int
+    ports: dict[str, Any],
+    key: str,
+    public: str,
+    secret: str,
+    cluster_id: str,
+    folder: str,
+    engines: int,
+    gone: int,
 ) -> None:
-    """Be the controller until told to stop. Runs in a fresh fork, before any thread."""
+    """Be the controller until told to stop. Runs in a fresh fork, before any thread.
+
+    From the descriptor ``gone`` come the ranks of engines that have ended, a line each.
+    """
     os.umask(0o077)  # ipyparallel narrows its connection files only after it has written them
     config = Config()
     config.ProfileDir.location = folder
@@ -96,7 +108,21 @@ def run_controller(
         config=config, cluster_id=cluster_id, engine_info=ports["engine"], client_info=ports["client"]
     )
     controller.initialize(argv=[])
+    IOLoop.current().add_callback(forget_the_gone, controller.hub, gone)
     controller.start()
+
+
+def forget_the_gone(hub: Any, gone: int) -> None:
+    """Have the hub forget engines whose ranks come from a pipe, which the keeper writes to."""
+
+    def heard(descriptor: int, events: int) -> None:
+        lines = os.read(descriptor, 4096)
+        if not lines:
+            IOLoop.current().remove_handler(descriptor)
+        for line in lines.splitlines():
+            hub.unregister_engine(b"keeper", {"content": {"id": int(line)}})
+
+    IOLoop.current().add_handler(gone, heard, IOLoop.READ)
 
 
 class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipyparallel has no types
@@ -105,6 +131,7 @@ class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipy
     expected_engines = 0
     eager = True
     hub_listens = False
+    hub: Any = None
 
     def start(self) -> None:
         """Start beating, fast. (The stock start would wait here for the hub, whose loop this is.)"""
@@ -122,13 +149,21 @@ class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipy
         super().beat()
         if not self.eager:
             return
-        if len(self.hearts) < self.expected_engines:
+        if len(self.hearts) < self.expected_engines or self.hub.incoming_registrations:
             self.caller.callback_time = min(self.period, self.caller.callback_time * SLOWER)
         else:
             self.eager = False
             self.max_heartmonitor_misses = MISSES
             self.on_probation.clear()
             self.caller.callback_time = self.period
+
+    def hurry(self) -> None:
+        """Beat fast again, for an engine that registers."""
+        if not self.eager:
+            self.eager, self.max_heartmonitor_misses = True, 1000
+            self.caller.stop()
+            self.caller.callback_time = FIRST_BEAT_MS
+            self.caller.start()
 
 
 class HeartbeatOnLoop:
@@ -147,6 +182,7 @@ class HeartbeatOnLoop:
     def _begin(self) -> None:
         given = self.arguments
         curve = {name: given[name] for name in ("curve_publickey", "curve_secretkey")}
+        controller = controller_app.IPController.instance()
         context: zmq.Context[Any] = zmq.Context.instance()
         ping, pong, monitor = (context.socket(kind) for kind in (zmq.PUB, zmq.ROUTER, zmq.XPUB))
         util.set_hwm(pong, 0)
@@ -158,6 +194,14 @@ class HeartbeatOnLoop:
             pong_stream=ZMQStream(pong),
             monitor_stream=ZMQStream(monitor),
             config=given["config"],
-            log=controller_app.IPController.instance().log,
+            log=controller.log,
         )
+        self.monitor.hub = hub = controller.hub
+        register = hub.query_handlers["registration_request"]
+
+        def hurried(ident: Any, message: Any) -> Any:
+            self.monitor.hurry()
+            return register(ident, message)
+
+        hub.query_handlers["registration_request"] = hurried
         self.monitor.start()

@@ -8,14 +8,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nbdist.cluster import tasks
 from nbdist.cluster.calls import Calls
-from nbdist.cluster.connect import check_versions, close_client, connect_client
+from nbdist.cluster.connect import HubEngines, check_versions, close_client, connect_client
 from nbdist.cluster.folder import find, living, read_description, remove_traces
 from nbdist.cluster.link import CONTROLLER, KeeperLink, describe_exit
+from nbdist.cluster.replacing import Replacement, check_unused, describe, named
 from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -23,12 +25,13 @@ from nbdist.errors import (
     TaskDiedError,
     UnavailableError,
 )
-from nbdist.runtime.clusterengine import know
+from nbdist.runtime.clusterengine import forget, know
 from nbdist.runtime.task import Roster, TaskInfo, chief_of_roster, find_rank, roster_spec
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.peers import Peer
 
 STOP_SECONDS = 5.0
+HUB_SECONDS = 1.0  # for the hub's word on its engines
 _latest: Cluster | None = None
 
 
@@ -45,19 +48,18 @@ class Cluster:
     ) -> None:
         self.id = folder.name
         self.folder = folder
-        self.tasks: list[TaskInfo] = list(roster)
         self.keys = keys
         self.client = client
         self._link = link
+        self._tasks: list[TaskInfo] = list(roster)
         self._process = os.getpid()
         self._views: dict[int, Any] = {}
-        self._told_hub: set[int] = set()
         self._connections = threading.local()
         self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._stopped = False
         self.going_on: set[str] = set()
         """Runs that this process has on the cluster; while one goes on, the cluster outlives the process."""
-        for info in self.tasks:
+        for info in self._tasks:
             know(f"nbdist://{info.address}", keys)
         set_current(self)
         if owner:
@@ -85,6 +87,15 @@ class Cluster:
         return _latest
 
     @property
+    def tasks(self) -> list[TaskInfo]:
+        """The tasks by rank, as they are now: one that was replaced, by whomever, is the new one."""
+        self._link.ended()
+        heard = self._link.roster
+        if heard is not None:
+            self._meet(heard)
+        return self._tasks
+
+    @property
     def target(self) -> str:
         """What names the cluster for a Session: its chief's Server."""
         chief = chief_of_roster(tuple(self.tasks)) or self.tasks[0]
@@ -109,13 +120,14 @@ class Cluster:
         """
         self._check_up()
         ranks = self._ranks(on)
-        died = self._deaths()
+        infos = {info.rank: info for info in self.tasks}
+        died = self._deaths(infos)
         pending = {}
         for rank in ranks:
             pending[rank] = (
                 _Failed(died[rank]) if rank in died else self._send(rank, function, arguments, named)
             )
-        return Calls(pending, {info.rank: info for info in self.tasks}, self._deaths)
+        return Calls(pending, infos, partial(self._deaths, infos))
 
     def run(
         self,
@@ -138,8 +150,10 @@ class Cluster:
         """
         self._check_up()
         peers: dict[int, Peer] = self._connections.__dict__.setdefault("peers", {})
+        info = find_rank(tuple(self.tasks), rank)
+        if rank in peers and peers[rank].address != info.address:  # it was replaced
+            peers.pop(rank).close()
         if rank not in peers:
-            info = find_rank(tuple(self.tasks), rank)
             peers[rank] = Peer(info.address, self.keys, name=info.name)
             self._peers.add(peers[rank])
         return peers[rank]
@@ -149,11 +163,41 @@ class Cluster:
         find_rank(tuple(self.tasks), rank)
         return bool(self._link.ask("signal", rank=rank, signum=int(signum))["sent"])
 
+    def restart(
+        self, task: int | str | None = None, *, report: Callable[[str], object] = print
+    ) -> list[TaskInfo]:
+        """Give a task another process under its rank, with its device and environment; return the new task.
+
+        ``task`` is a rank or a name ("worker:1", "/job:worker/task:1"); without one, all tasks that are dead.
+        One that lives, or is frozen, is ended first. Its namespace and variables are new, those of all others
+        are kept, and who is connected to the old process is told that it is gone. ``report`` hears how long
+        it took. Raises FailedPreconditionError while a run is using the task, InvalidArgumentError for one
+        that is not there.
+
+            cluster.restart("worker:1")
+            restarted in 0.3 s: /job:worker/task:1 (pid 4711 -> 4803)
+        """
+        self._check_up()
+        infos = self.dead() if task is None else [named(self.tasks, task)]
+        if not infos:
+            report(f"no task of cluster {self.id} is dead; name one to restart it, such as worker:0")
+            return []
+        check_unused(self, infos)
+        replacement = self.replace([info.rank for info in infos])
+        new = replacement.wait()
+        report(describe(replacement))
+        return new
+
+    def replace(self, ranks: Iterable[int]) -> Replacement:
+        """Begin to replace tasks at once, whatever they are doing; `look` at what is returned until done."""
+        self._check_up()
+        return Replacement(self, self._link, [find_rank(tuple(self.tasks), rank) for rank in ranks])
+
     def dead(self) -> list[TaskInfo]:
         """Return the tasks whose processes are gone; costs microseconds and is known at once."""
+        tasks = self.tasks
         ended = self._link.ended()
-        self._tell_hub(ended)
-        return [info for info in self.tasks if info.rank in ended]
+        return [info for info in tasks if info.rank in ended]
 
     def controller_died(self) -> str | None:
         """Return how the controller ended, if it has; the cluster then ends too."""
@@ -162,9 +206,9 @@ class Cluster:
 
     def status(self) -> list[dict[str, Any]]:
         """Return a row per task: rank, name, host, pid, device, address, state, and how it ended."""
+        tasks, rows = self.tasks, []
         ended = self._link.ended()
-        rows = []
-        for info in self.tasks:
+        for info in tasks:
             how = ended.get(info.rank)
             row = {
                 "rank": info.rank,
@@ -225,13 +269,18 @@ class Cluster:
             raise InvalidArgumentError(f"no task has rank {unknown or ranks}; the ranks are {known}")
         return ranks
 
-    def _deaths(self) -> dict[int, TaskDiedError]:
+    def _deaths(self, infos: dict[int, TaskInfo]) -> dict[int, TaskDiedError]:
+        """Return what has become of those of the tasks that are gone."""
+        current = {info.rank: info for info in self.tasks}
         ended = self._link.ended()
-        self._tell_hub(ended)
         deaths = {}
-        for info in self.tasks:
+        for info in infos.values():
             how = ended.get(info.rank) or ended.get(CONTROLLER)
-            if how is not None:
+            if current[info.rank] != info:
+                deaths[info.rank] = TaskDiedError(
+                    f"{info.name} (pid {info.pid}) is gone: it was replaced by pid {current[info.rank].pid}"
+                )
+            elif how is not None:
                 what = "" if info.rank in ended else "the controller of "
                 deaths[info.rank] = TaskDiedError(
                     f"{what}{info.name} (pid {how['pid']}) is gone: {describe_exit(how)}; "
@@ -239,15 +288,18 @@ class Cluster:
                 )
         return deaths
 
-    def _tell_hub(self, ended: dict[int, Any]) -> None:
-        """Have the hub forget dead engines: it would wait ten heartbeats, and block their ids as long."""
-        for rank in set(ended) - self._told_hub - {CONTROLLER}:
-            self._told_hub.add(rank)
-            if not self._stopped and CONTROLLER not in ended:
-                client = self.client
-                client._io_loop.add_callback(
-                    client.session.send, client._query_socket, "unregistration_request", content={"id": rank}
-                )
+    def _meet(self, heard: list[dict[str, Any]]) -> None:
+        """Take the roster in which tasks have been replaced."""
+        if [entries["incarnation"] for entries in heard] == [info.incarnation for info in self._tasks]:
+            return
+        if not self._stopped:
+            HubEngines(self.client).wait(HUB_SECONDS)  # what is sent to a task must not go to its old engine
+        before = self._tasks
+        self._tasks = [TaskInfo.from_dict(entries) for entries in heard]
+        for old, new in zip(before, self._tasks, strict=True):
+            if old != new:
+                forget(f"nbdist://{old.address}")
+                know(f"nbdist://{new.address}", self.keys)
 
     def _check_up(self) -> None:
         if self._stopped:

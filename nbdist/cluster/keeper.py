@@ -4,8 +4,8 @@ It imports what they need once and forks them, each with its own environment, be
 thread. It stays single-threaded itself, so that it can fork again at any time. Clients talk to it over a
 socket in the cluster's folder, which only their user can enter: one JSON object per line.
 
-    requests    status, signal, stop, ready
-    events      started, exit (who, pid, how), stopping
+    requests    status, signal, stop, ready; end, fork, roster (see `reforking`)
+    events      started, forked, exit (who, pid, how), roster, stopping
 
 When the last client has been gone for the orphan timeout, when the controller dies, or when it is told to,
 it ends everything and removes the cluster's folder and shared segments. If the keeper itself is killed,
@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from nbdist.cluster.reforking import Born, Reforking
 
 GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 CONTROLLER = -1  # the "rank" of the controller in events
@@ -55,6 +57,11 @@ class Keeper:
         self.orphaned_at: float | None = None
         self.held_ports: list[socket.socket] = []
         self.seats: dict[int, Any] = {}  # in an MPI world, which ends with them
+        self.engine: Callable[[dict[str, Any]], Callable[[], None]] | None = (
+            None  # what a task's fork becomes
+        )
+        self.reforking = Reforking()
+        self.hub = -1  # where the controller hears whose engine is gone
         self.wake_in, self.wake_out = os.pipe()
         os.set_blocking(self.wake_in, False)
         os.set_blocking(self.wake_out, False)
@@ -83,14 +90,18 @@ class Keeper:
         self._leave_to_parent(log)
         return become
 
-    def run(self) -> None:
-        """Serve until everything has ended."""
-        while self.deadline is None or self.children:
-            timeout = self._until_due()
-            for key, _ in self.selector.select(timeout):
-                key.data(key.fileobj)
-            self._do_due()
+    def run(self) -> Callable[[], None] | None:
+        """Serve until everything has ended; in a child forked meanwhile, return what it is to become."""
+        try:
+            while self.deadline is None or self.children:
+                timeout = self._until_due()
+                for key, _ in self.selector.select(timeout):
+                    key.data(key.fileobj)
+                self._do_due()
+        except Born as born:
+            return born.become
         self.clean_up()
+        return None
 
     def stop(self, reason: str) -> None:
         """Ask every child to end; they are killed when the grace is over."""
@@ -133,9 +144,10 @@ class Keeper:
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         self.selector.close()
-        for one in (self.door, *self.clients, *self.held_ports):
+        holders = (seat.holder for seat in self.seats.values())
+        for one in (self.door, *self.clients, *self.held_ports, *holders):
             one.close()
-        for descriptor in (self.wake_in, self.wake_out, self.lock):
+        for descriptor in (self.wake_in, self.wake_out, self.lock, self.hub):
             if descriptor >= 0:
                 os.close(descriptor)
         os.setpgid(0, 0)
@@ -170,16 +182,18 @@ class Keeper:
         for line in lines:
             try:
                 request = json.loads(line)
-                reply = self._answer(request)
+                reply = self._answer(request, client)
             except Exception as error:
                 request, reply = {}, {"error": f"{type(error).__name__}: {error}"}
             self._tell(client, {"reply": request.get("id"), **reply})
 
-    def _answer(self, request: dict[str, Any]) -> Reply:
+    def _answer(self, request: dict[str, Any], client: socket.socket) -> Reply:
         match request["request"]:
             case "status":
                 exits = {str(rank): how for rank, how in self.exits.items()}
-                return {"pids": self.pids(), "exits": exits, "stopping": self.deadline is not None}
+                roster = self.reforking.roster
+                stopping = self.deadline is not None
+                return {"pids": self.pids(), "exits": exits, "stopping": stopping, "tasks": roster}
             case "signal":
                 rank, number = int(request["rank"]), int(request["signum"])
                 pid = next((pid for pid, has in self.children.items() if has == rank), None)
@@ -190,6 +204,8 @@ class Keeper:
             case "stop":
                 self.stop("a client stopped the cluster")
                 return {}
+            case "end" | "fork" | "roster":
+                return self.reforking.answer(self, request, client)
         return {"error": f"no request {request['request']!r}"}
 
     def _tell(self, client: socket.socket, message: Reply) -> None:
@@ -201,6 +217,7 @@ class Keeper:
     def _forget(self, client: socket.socket) -> None:
         if self.clients.pop(client, None) is not None:
             self.selector.unregister(client)
+            self.reforking.leave(client)
             client.close()
             if not self.clients:
                 self.orphaned_at = time.monotonic()
@@ -228,8 +245,15 @@ class Keeper:
             how |= {"time": time.time(), "log": self._log_tail(rank)}
             self.exits[rank] = how
             self.broadcast({"event": "exit", **how})
+            self._tell_hub(rank)
             if rank == CONTROLLER:
                 self.stop(f"the controller (pid {pid}) has ended")
+
+    def _tell_hub(self, rank: int) -> None:
+        """Have the hub forget a dead engine: it would wait ten heartbeats, and block its id as long."""
+        if self.hub >= 0 and rank != CONTROLLER:
+            with suppress(OSError):  # the controller has gone first
+                os.write(self.hub, b"%d\n" % rank)
 
     def _log_tail(self, rank: int) -> str:
         name = {CONTROLLER: "controller", MPIEXEC: "mpiexec"}.get(rank, f"engine-{rank}")

@@ -32,6 +32,7 @@ class KeeperLink:
         self.events: list[dict[str, Any]] = []
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.pids: dict[int, int] = {}
+        self.roster: list[dict[str, Any]] | None = None  # the tasks, once some were replaced
         self.gone = False
         self._socket = one
         self._process = process  # only the starter has the keeper as its child
@@ -78,6 +79,7 @@ class KeeperLink:
         status = link.ask("status")
         link.pids = {int(rank): pid for rank, pid in status["pids"].items()}
         link.exits = {int(rank): how for rank, how in status["exits"].items()}
+        link.roster = status["tasks"]
         return link
 
     def ask(self, request: str, timeout: float = 5.0, **entries: Any) -> dict[str, Any]:
@@ -178,6 +180,12 @@ class KeeperLink:
                 self.exits[message["rank"]] = message
             case "forked":
                 self.pids = {int(rank): pid for rank, pid in message["pids"].items()}
+            case "roster":
+                self.roster = message["tasks"]
+                current = {entries["rank"]: entries["pid"] for entries in message["tasks"]}
+                for rank, how in {**self.exits}.items():  # those of processes that were replaced
+                    if rank in current and how["pid"] != current[rank]:
+                        del self.exits[rank]
 
 
 def describe_exit(how: dict[str, Any]) -> str:

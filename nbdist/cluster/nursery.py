@@ -46,11 +46,9 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD})
     client = socket.socket(fileno=descriptor)
     keeper = Keeper(client, read_line(client), lock)
-    become = start_children(keeper)
+    become = start_children(keeper) or keeper.run()
     if become is not None:
         become()
-    else:
-        keeper.run()
 
 
 def start_children(keeper: Keeper) -> Callable[[], None] | None:
@@ -69,13 +67,16 @@ def start_children(keeper: Keeper) -> Callable[[], None] | None:
         public, secret = (half.decode() for half in zmq.curve_keypair())
         connection = connection_for(ports["engine"], key, public)
         client_side = connection_for(ports["client"], key, public)
+        gone, keeper.hub = os.pipe()
+        os.set_blocking(keeper.hub, False)
         start = partial(
-            run_controller, ports, key, public, secret, plan["cluster_id"], folder, len(plan["tasks"])
+            run_controller, ports, key, public, secret, plan["cluster_id"], folder, len(plan["tasks"]), gone
         )
         gc.freeze()
         child = keeper.fork(CONTROLLER, start, f"{folder}/log/controller.log")
         if child:
             return child
+        os.close(gone)
     keeper.broadcast({"event": "started", "connection": client_side})
     door: Any = None
     if plan.get("mpiexec"):
@@ -94,12 +95,15 @@ def start_children(keeper: Keeper) -> Callable[[], None] | None:
     gc.freeze()  # what the children share is never collected, so it is never copied either
     from nbdist.cluster.engine import run_engine
 
+    def engine(task: dict[str, Any], *entering: Callable[[], None]) -> Callable[[], None]:
+        environment, timeout = task["environment"], plan["timeout"]
+        return partial(run_engine, task["rank"], environment, connection, folder, timeout, *entering)
+
+    keeper.engine = engine
     for task in plan["tasks"]:
         rank = task["rank"]
-        start = partial(run_engine, rank, task["environment"], connection, folder, plan["timeout"])
-        if door is not None:
-            start = partial(start, partial(enter, keeper.seats, rank))
-        child = keeper.fork(rank, start, f"{folder}/log/engine-{rank}.log")
+        entering = [] if door is None else [partial(enter, keeper.seats, rank)]
+        child = keeper.fork(rank, engine(task, *entering), f"{folder}/log/engine-{rank}.log")
         if child:
             return child
     if door is not None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from nbdist.cluster.resources import MEMORY_VARIABLE
 from nbdist.runtime.clusterengine import know
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo, current, host_identity, segment_prefix, set_current
+from nbdist.wire.frames import Frame
 from nbdist.wire.keys import ClusterKeys
+from nbdist.wire.listener import Sender
 
 _opened: dict[str, Any] = {}
 
@@ -47,12 +50,24 @@ def join_roster(roster: list[dict[str, Any]], cluster_id: str) -> str:
     """Make this process the task that `open_task` began, knowing all others; returns its name."""
     infos = tuple(TaskInfo.from_dict(entries) for entries in roster)
     task = Task(_opened["info"], infos, _opened["server"], _opened["keys"], cluster_id=cluster_id)
-    task.server.cluster = task.cluster
-    for info in infos:  # so that a body may open a session on any of them
-        know(f"nbdist://{info.address}", task.keys)
-    os.environ["TF_CONFIG"] = task.cluster.to_tf_config(task.job, task.index)
+    _meet(task)
+    task.server.on("task.roster", partial(_hear_roster, task))
     set_current(task)
     return task.name
+
+
+def _hear_roster(task: Task, frame: Frame, sender: Sender) -> Frame:
+    """Take the roster in which others have been replaced. Runs on the Server's thread."""
+    task.meet(tuple(TaskInfo.from_dict(entries) for entries in frame.meta["tasks"]))
+    _meet(task)
+    return Frame("task.met")
+
+
+def _meet(task: Task) -> None:
+    task.server.cluster = task.cluster
+    for info in task.roster:  # so that a body may open a session on any of them
+        know(f"nbdist://{info.address}", task.keys)
+    os.environ["TF_CONFIG"] = task.cluster.to_tf_config(task.job, task.index)
 
 
 def run_source(source: str) -> Any:

@@ -4,6 +4,7 @@ client                            task
 run.reserve  run, watch ────────► one run at a time: busy is an error that names the run there is
 run.watch    run ───────────────► what there was so far, then run.news (pushed ten times a second): points,
                                   text, progress
+run.using    ────────────────────► the run that has this task, and which other tasks it needs
 run.outcome  run, at ───────────► what the body came to, in pages, until the next one begins
 run.lost     run, ranks ────────► those workers are gone, and the others go on
 run.stop / run.abort ───────────► the training loop sees it at its next step
@@ -50,6 +51,7 @@ class Agent:
         self.parameters = ParameterService(task.server, self.prefix)
         self.groups = Gathering(task.server)
         self._reserved: tuple[str, float] | None = None
+        self._needs: tuple[str, list[int] | None] = ("", None)  # a run, and the ranks of all its tasks
         self._live: Live | None = None
         self._control = ("", Control())
         self._watchers: dict[str, list[Sender]] = {}
@@ -59,6 +61,7 @@ class Agent:
         handlers: dict[str, Handler] = {
             "run.hello": lambda frame, sender: Frame("run.hello", {"clock": time.perf_counter()}),
             "run.reserve": self._reserve,
+            "run.using": lambda frame, sender: Frame("run.using", self._using()),
             "run.watch": self._watch,
             "run.outcome": self._outcome,
             "run.stop": self._stop,
@@ -141,22 +144,33 @@ class Agent:
 
     def _reserve(self, frame: Frame, sender: Sender) -> Frame:
         run = frame.meta["run"]
-        busy = self._live.run if self._live is not None else None
-        if busy is None and self._reserved is not None:
-            other, since = self._reserved
-            if other != run and time.monotonic() - since < RESERVED_SECONDS:
-                busy = other
-        if busy is not None:
+        busy = self._busy()
+        if busy is not None and (self._live is not None or busy != run):
             raise FailedPreconditionError(
                 f"{self.task.name} is busy with run {busy}; wait for it, or stop it where it was started "
                 f"(its stop button, run.stop(), or an interrupt); nb.attach({busy!r}) follows it from here, "
                 "and can stop it too"
             )
         self._reserved = (run, time.monotonic())
+        if "ranks" in frame.meta:
+            self._needs = (run, list(frame.meta["ranks"]))
         self.control(run)
         if frame.meta.get("watch"):  # in the same call: a short body would be over before another word
             self._add_watcher(run, sender)
         return Frame("run.reserved")
+
+    def _busy(self) -> str | None:
+        """Return the run that has this task, if one has."""
+        if self._live is not None:
+            return self._live.run
+        if self._reserved is not None and time.monotonic() - self._reserved[1] < RESERVED_SECONDS:
+            return self._reserved[0]
+        return None
+
+    def _using(self) -> dict[str, Any]:
+        """Return the run that has this task, and the ranks that it needs; None if it has not said which."""
+        run = self._busy()
+        return {"run": run, "ranks": self._needs[1] if run == self._needs[0] else None}
 
     def _watch(self, frame: Frame, sender: Sender) -> Frame:
         run, live = frame.meta["run"], self._live

@@ -52,11 +52,15 @@ class WithClient:
     """A cluster's tasks and the client, for who follows a run; ``interrupt`` reaches the client's body."""
 
     def __init__(self, cluster: Cluster, client: ClientTask, interrupt: Callable[[], bool]) -> None:
-        self.tasks = [*cluster.tasks, client.info]
         self._cluster, self._client, self._interrupt = cluster, client, interrupt
         self._connections = threading.local()
         self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._closed = False
+
+    @property
+    def tasks(self) -> list[TaskInfo]:
+        """The cluster's tasks and the client's."""
+        return [*self._cluster.tasks, self._client.info]
 
     def peer(self, rank: int) -> Peer:
         """Return this thread's own connection to a task."""

@@ -11,7 +11,9 @@ from nbdist.wire.peers import Peer
 class Tasks(Protocol):
     """The tasks of a cluster, as a run needs them; see :class:`nbdist.cluster.handle.Cluster`."""
 
-    tasks: list[TaskInfo]
+    @property
+    def tasks(self) -> list[TaskInfo]:
+        """The tasks, as they are now."""
 
     def peer(self, rank: int) -> Peer:
         """Return this thread's connection to a task."""

@@ -110,10 +110,16 @@ class Task:
     def peer(self, rank: int) -> Peer:
         """Return this thread's connection to the task of that rank, made at the first use."""
         peers: dict[int, Peer] = self._connections.__dict__.setdefault("peers", {})
+        other = find_rank(self.roster, rank)
+        if rank in peers and peers[rank].address != other.address:  # it was replaced
+            peers.pop(rank).close()
         if rank not in peers:
-            other = find_rank(self.roster, rank)
             peers[rank] = Peer(other.address, self.keys, name=other.name)
         return peers[rank]
+
+    def meet(self, roster: Roster) -> None:
+        """Take a roster in which other tasks have been replaced; may be called on any thread."""
+        self.roster, self.cluster = roster, roster_spec(roster)
 
     def close(self) -> None:
         """Close this thread's connections and the Server."""

@@ -93,7 +93,7 @@ DISTRIBUTE_FLAGS = grouped({
         "--fetch": Flag("fetch", names, "a,b", "more names to bring home from the chief"),
     },
 })  # fmt: skip
-COMMANDS = ("start", "status", "attach", "stop")
+COMMANDS = ("start", "status", "attach", "restart", "stop")
 
 
 def shown_briefly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,11 +127,13 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     @line_magic  # type: ignore[untyped-decorator]
     @shown_briefly
     def cluster(self, line: str) -> Any:
-        """Start, show, attach to or stop a cluster.
+        """Start, show, attach to or stop a cluster, or restart a task of it.
 
         %cluster start --workers 3 --ps 1     bring up four engines on this machine
         %cluster                              show the tasks
         %cluster attach [id]                  connect to a cluster that another notebook started
+        %cluster restart worker:1             a new process for a task, with an empty namespace
+        %cluster restart                      new processes for all tasks that have died
         %cluster stop                         end it
 
         Flags of start:
@@ -234,6 +236,9 @@ class DistributedMagics(Magics):  # type: ignore[misc]
 
     def _attach(self, line: str) -> Cluster:
         return Cluster.attach(line.strip() or None)
+
+    def _restart(self, line: str) -> None:
+        Cluster.current().restart(line.strip() or None)
 
     def _stop(self, line: str) -> None:
         cluster = Cluster.current()

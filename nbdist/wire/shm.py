@@ -50,7 +50,8 @@ def remove_all(prefix: str) -> list[str]:
 
 
 def _new_path(prefix: str) -> Path:
-    return shared_folder() / f"{prefix}-{secrets.token_hex(8)}"
+    # With the maker's pid, so that what a process leaves behind can be told from what others use.
+    return shared_folder() / f"{prefix}-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def _existing_path(name: str, kind: str, is_kind: Callable[[int], bool]) -> Path:

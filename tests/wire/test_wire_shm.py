@@ -57,7 +57,7 @@ def test_a_segment_is_private_under_a_random_name(prefix: str) -> None:
         for segment in (one, two):
             info = (shared_folder() / segment.name).lstat()
             assert stat.S_IMODE(info.st_mode) == 0o600
-            assert re.fullmatch(rf"{prefix}-[0-9a-f]{{16}}", segment.name)
+            assert re.fullmatch(rf"{prefix}-{os.getpid()}-[0-9a-f]{{16}}", segment.name)
 
 
 def test_a_mask_of_zero_opens_nothing(prefix: str) -> None:

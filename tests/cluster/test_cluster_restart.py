@@ -1,0 +1,325 @@
+"""Tasks that get another process under their rank: dead ones, frozen ones, living ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nbdist.cluster.folder import read_description
+from nbdist.cluster.handle import Cluster
+from nbdist.errors import (
+    AbortedError,
+    BodyError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    TaskDiedError,
+    UnavailableError,
+)
+from nbdist.runs.options import Options
+from nbdist.runs.start import start_run
+from nbdist.runtime.session import Session
+
+pytestmark = pytest.mark.engines
+Start = Callable[..., Cluster]
+
+WHO = """
+import json, os, nbdist
+known = [info.pid for info in nbdist.task.roster]
+met = [nbdist.task.peer(info.rank).call("ping").meta["pid"] for info in nbdist.task.roster]
+config = json.loads(os.environ["TF_CONFIG"])
+(nbdist.task.rank, os.getpid(), known, met, config["cluster"], os.environ["NBDIST_INDEX"])
+"""
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline, waiter = time.monotonic() + seconds, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        waiter.wait(0.005)
+
+
+def quietly(line: str) -> None:
+    """Take a report and say nothing."""
+
+
+def check_all_know_each_other(cluster: Cluster) -> None:
+    pids = [info.pid for info in cluster.tasks]
+    spec = {job: [info.address for info in cluster.tasks if info.job == job] for job in cluster.spec.jobs}
+    for info, answer in zip(cluster.tasks, cluster.run(WHO), strict=True):
+        assert answer == (info.rank, info.pid, pids, pids, spec, str(info.index))
+    assert [cluster.peer(info.rank).call("ping").meta["incarnation"] for info in cluster.tasks] == [
+        info.incarnation for info in cluster.tasks
+    ]
+    assert [cluster.spec.task_address(info.job, info.index) for info in cluster.tasks] == [
+        info.address for info in cluster.tasks
+    ]
+    described = read_description(cluster.folder)
+    assert described["tasks"] == [info.to_dict() for info in cluster.tasks]
+    assert {row["state"] for row in cluster.status()} == {"running"}
+    assert sorted(cluster.client.ids) == [info.rank for info in cluster.tasks]
+
+
+def test_a_living_task_gets_an_empty_namespace_and_the_others_keep_theirs(start: Start) -> None:
+    cluster = start(2, 1)
+    cluster.run("x = 5")
+    before = cluster.tasks
+    cluster.peer(1).call("ping")
+    lines: list[str] = []
+    (new,) = cluster.restart("worker:1", report=lines.append)
+    old = before[1]
+    assert (new.name, new.rank, new.device, new.host) == (old.name, old.rank, old.device, old.host)
+    assert new.pid != old.pid
+    assert new.incarnation != old.incarnation
+    assert not psutil.pid_exists(old.pid)
+    assert cluster.tasks == [before[0], new, before[2]]
+    assert lines[0].startswith("restarted in 0.")
+    assert f"/job:worker/task:1 (pid {old.pid} -> {new.pid})" in lines[0]
+    assert cluster.run("'x' in globals()") == [True, False, True]
+    check_all_know_each_other(cluster)
+
+
+def test_dead_frozen_and_busy_tasks_come_back(start: Start) -> None:
+    cluster = start(3, 1)
+    old = [info.pid for info in cluster.tasks]
+    os.kill(old[1], signal.SIGKILL)
+    os.kill(old[3], signal.SIGKILL)
+    until(lambda: len(cluster.dead()) == 2)
+    assert [info.rank for info in cluster.restart(report=quietly)] == [1, 3]
+    os.kill(old[0], signal.SIGSTOP)  # the chief
+    cluster.restart("/job:worker/task:0", report=quietly)
+    calls = cluster.submit("import signal; signal.pause()".__len__, on=2)  # a call that is over
+    assert calls.results(10) == [29]
+    spins = cluster.submit(exec, "while True: pass", on=2)
+    cluster.restart(2, report=quietly)
+    assert spins.wait(10)
+    assert isinstance(spins.outcome(2), TaskDiedError)
+    assert not any(map(psutil.pid_exists, old))
+    assert cluster.target == f"nbdist://{cluster.tasks[0].address}"
+    check_all_know_each_other(cluster)
+    lines: list[str] = []
+    assert cluster.restart(report=lines.append) == []
+    assert "no task of cluster" in lines[0]
+
+
+def test_a_task_can_be_replaced_again_and_again(start: Start) -> None:
+    cluster = start(1)
+    pids = {cluster.tasks[0].pid}
+    for _ in range(4):
+        pids.add(cluster.restart(0, report=quietly)[0].pid)
+    assert len(pids) == 5
+    check_all_know_each_other(cluster)
+    os.kill(cluster.tasks[0].pid, signal.SIGKILL)
+    until(cluster.dead)
+    (row,) = cluster.status()
+    assert row["ended"] == "killed by SIGKILL"
+    with pytest.raises(TaskDiedError, match="killed by SIGKILL"):
+        cluster.run("1")
+
+
+def test_a_call_to_a_process_that_was_replaced_says_so(start: Start) -> None:
+    cluster = start(2)
+    calls = cluster.submit(exec, "while True: pass", on=1)
+    pid = cluster.tasks[1].pid
+    (new,) = cluster.restart(1, report=quietly)
+    with pytest.raises(TaskDiedError, match=rf"\(pid {pid}\) is gone: it was replaced by pid {new.pid}"):
+        calls.results(10)
+
+
+def test_a_name_that_is_none_lists_those_there_are(cluster: Cluster) -> None:
+    for task in ("worker:7", "chief", 9, "-1", "/job:worker"):
+        with pytest.raises(InvalidArgumentError, match=r"worker:0 \(rank 0\), .*, ps:0 \(rank 3\)"):
+            cluster.restart(task)
+
+
+def test_shared_memory_of_the_old_process_goes_with_it(start: Start) -> None:
+    cluster = start(2)
+    make = (
+        "from nbdist.wire.shm import Segment; import nbdist\n"
+        "segment = Segment.create(nbdist.task.segment_prefix, 1000); segment.name"
+    )
+    names = cluster.run(make)
+    paths = [Path(f"/dev/shm/{name}") for name in names]
+    assert all(path.exists() for path in paths)
+    cluster.restart(1, report=quietly)
+    assert paths[0].exists()
+    assert not paths[1].exists()
+
+
+def test_another_client_sees_the_new_task(start: Start) -> None:
+    cluster = start(2)
+    other = Cluster.attach(cluster.id)
+    try:
+        assert other.peer(1).call("ping").meta["pid"] == cluster.tasks[1].pid
+        (new,) = other.restart("worker:1", report=quietly)
+        assert cluster.tasks[1] == new
+        assert cluster.dead() == []
+        check_all_know_each_other(cluster)
+        check_all_know_each_other(other)
+        os.kill(new.pid, signal.SIGKILL)
+        until(lambda: cluster.dead() and other.dead())
+        (newer,) = cluster.restart(report=quietly)
+        assert other.tasks[1] == newer
+        check_all_know_each_other(other)
+    finally:
+        other.close()
+        other._link.close()
+    third = Cluster.attach(cluster.id)
+    try:
+        assert third.tasks == cluster.tasks
+        assert third.dead() == []
+    finally:
+        third.close()
+        third._link.close()
+
+
+def test_two_clients_do_not_replace_at_once(start: Start) -> None:
+    cluster = start(2)
+    other = Cluster.attach(cluster.id)
+    replacement = other.replace([0])
+    with pytest.raises(UnavailableError, match="rank 0 is being replaced at this moment"):
+        cluster.restart(1)
+    until(replacement.look)
+    cluster.restart(1, report=quietly)
+    other.replace([0])  # its turn ends when it hangs up, and the task is dead
+    other.close()
+    other._link.close()
+    until(cluster.dead)
+    until(lambda: restarted(cluster))
+    check_all_know_each_other(cluster)
+
+
+def restarted(cluster: Cluster) -> bool:
+    try:
+        return bool(cluster.restart(report=quietly))
+    except UnavailableError:  # the keeper has not heard yet that the other is gone
+        return False
+
+
+def test_a_replacement_that_does_not_start_leaves_a_dead_task(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start(2)
+    with monkeypatch.context() as patch:
+        patch.setattr("nbdist.cluster.replacing.on_task.open_task", refuse)
+        with pytest.raises(NbdistError, match="no room for another"):
+            cluster.restart(1)
+    until(cluster.dead)
+    assert [info.rank for info in cluster.dead()] == [1]
+    with pytest.raises(TaskDiedError):
+        cluster.run("1")
+    cluster.restart(report=quietly)
+    check_all_know_each_other(cluster)
+
+
+def refuse(*arguments: object, **named: object) -> None:
+    raise OSError("no room for another")
+
+
+refuse.__module__ = "__main__"
+
+
+def test_a_session_on_the_old_process_ends_and_a_new_one_works(start: Start) -> None:
+    import nbdist as nb
+
+    cluster = start(1, 1)
+    with nb.Graph().as_default(), nb.device("/job:ps"):
+        v = nb.Variable(3.0, name="v")
+        with Session(cluster.target) as session:
+            session.run(v.initializer)
+            assert session.run(v) == 3.0
+            cluster.restart("ps:0", report=quietly)
+            with pytest.raises((UnavailableError, AbortedError), match="/job:ps/task:0"):
+                session.run(v)
+        with Session(cluster.target) as session:
+            session.run(v.initializer)
+            assert session.run(v) == 3.0
+
+
+def test_a_task_that_a_run_is_using_is_not_restarted(start: Start) -> None:
+    cluster = start(2, 1)
+    wait = "import threading\nwhile True: threading.Event().wait(0.01)"
+    run = start_run(wait, Options(on="worker:1", strategy="ps"), cluster=cluster)
+    for task in ("worker:1", "ps:0"):
+        with pytest.raises(FailedPreconditionError, match=rf"run {run.id} is using /job:{task[:-2]}/task"):
+            cluster.restart(task)
+    cluster.restart("worker:0", report=quietly)
+    run.stop()
+    run.wait()
+    assert run.status == "stopped"
+    cluster.restart("ps:0", report=quietly)
+    check_all_know_each_other(cluster)
+
+
+TRAIN = """
+import numpy as np
+x = np.random.default_rng(0).random((96, 5), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(8, activation="tanh"), nb.nn.Dense(1)])
+model.compile(nb.optim.SGD(0.1), "mse")
+history = model.fit(nb.data.Dataset.from_arrays(x, x[:, :1]).batch(24), epochs=3)
+weights = [w for w in model.get_weights()]
+"""
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", "ps"])
+def test_training_on_replaced_tasks_is_that_of_one_device(start: Start, strategy: str) -> None:
+    import numpy as np
+
+    cluster = start(2, 1)
+    options = Options(strategy=strategy, synchronous=True, seed=3, fetch=("weights",))
+    first = start_run(TRAIN, options, cluster=cluster).wait().results["weights"]
+    os.kill(cluster.tasks[1].pid, signal.SIGKILL)
+    until(cluster.dead)
+    cluster.restart(report=quietly)
+    cluster.restart("ps:0", report=quietly)
+    cluster.restart("worker:0", report=quietly)
+    again = start_run(TRAIN, options, cluster=cluster).wait().results["weights"]
+    alone = Options(strategy="one_device", on="worker:0", seed=3, fetch=("weights",))
+    one = start_run(TRAIN, alone, cluster=cluster).wait().results["weights"]
+    for a, b, c in zip(first, again, one, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(b, c, rtol=1e-5, atol=1e-6)
+
+
+def test_in_an_mpi_world_the_new_process_stands_outside(own_home: object) -> None:
+    from nbdist.cluster.launch import start_cluster
+
+    cluster = start_cluster(2, launcher="mpi", report=None)
+    try:
+        lines: list[str] = []
+        cluster.restart(1, report=lines.append)
+        assert "/job:worker/task:1 is not in the MPI world any more" in lines[0]
+        check_all_know_each_other(cluster)
+        start_run(TRAIN, Options(strategy="multi_worker"), cluster=cluster).wait()
+        with pytest.raises(BodyError, match="collective 'mpi'"):
+            start_run(TRAIN, Options(strategy="multi_worker", collective="mpi"), cluster=cluster).wait()
+    finally:
+        cluster.stop()
+
+
+def test_only_our_own_processes_are_touched(start: Start) -> None:
+    """A pid that the description names is of no account: the keeper ends the child that it has forked."""
+    bystander = psutil.Popen(["sleep", "100"])
+    try:
+        cluster = start(1)
+        description = json.loads((cluster.folder / "cluster.json").read_text())
+        description["tasks"][0]["pid"] = bystander.pid
+        (cluster.folder / "cluster.json").write_text(json.dumps(description))
+        other = Cluster.attach(cluster.id)
+        pid = cluster.tasks[0].pid
+        other.restart(0, report=quietly)
+        assert bystander.poll() is None
+        assert not psutil.pid_exists(pid)
+        other.close()
+        other._link.close()
+    finally:
+        bystander.kill()
+        bystander.wait()
