@@ -10,6 +10,7 @@ from typing import Any
 
 from nbdist.cluster.handle import Cluster
 from nbdist.cluster.launch import start_cluster
+from nbdist.cluster.owner import this_process
 from nbdist.errors import (
     InvalidArgumentError,
     NbdistError,
@@ -64,7 +65,7 @@ def start_run(
             reserved.append(info)
             meta = {"run": run_id, "watch": True, "ranks": needs}
             asked.append(cluster.peer(info.rank).ask("run.reserve", meta))
-        record = _record(run_id, body, options, cluster)
+        record = _record(run_id, body, options, cluster, workers)
         folder = run_folder(run_id)
         try:
             write_run(record)
@@ -100,8 +101,13 @@ def start_run(
             )  # fmt: skip
         else:
             calls = cluster.submit(run_body, order, body, on=list(order.ranks))
-            run = Run(cluster, record, folder, workers, options, calls, None)
+            cluster.going_on.add(run_id)
+            run = Run(
+                cluster, record, folder, workers, options, calls, None,
+                at_end=lambda: cluster.going_on.discard(run_id),
+            )  # fmt: skip
     except BaseException:
+        cluster.going_on.discard(run_id)
         if here is not None:
             here.close()
         for info in reserved:
@@ -179,7 +185,13 @@ def _has_agent(cluster: Cluster, rank: int) -> bool:
     return True
 
 
-def _record(run_id: str, body: str | Callable[[], Any], options: Options, cluster: Cluster) -> RunFile:
+def _record(
+    run_id: str,
+    body: str | Callable[[], Any],
+    options: Options,
+    cluster: Cluster,
+    workers: list[TaskInfo],
+) -> RunFile:
     code = body if isinstance(body, str) else f"{body.__module__}.{getattr(body, '__qualname__', body)}"
     own = ["/job:client/task:0"] if options.replication == "in-graph" else []
     return RunFile(
@@ -189,7 +201,13 @@ def _record(run_id: str, body: str | Callable[[], Any], options: Options, cluste
         code=code,
         seed=options.seed if options.seed is not None else secrets.randbits(31),
         versions=versions(),
-        cluster={"id": cluster.id, "tasks": [*own, *(info.name for info in cluster.tasks)]},
+        cluster={
+            "id": cluster.id,
+            "tasks": [*own, *(info.name for info in cluster.tasks)],
+            "members": [info.to_dict() for info in cluster.tasks],
+            "workers": [info.rank for info in workers],
+            "owner": this_process(),
+        },
         options={k: v for k, v in dataclasses.asdict(options).items() if v is not None},
     )
 
