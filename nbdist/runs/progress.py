@@ -89,6 +89,10 @@ class Tally:
         while len(heard.past) > 2 and now - heard.past[0][0] > WINDOW:
             heard.past.popleft()
 
+    def began(self, when: float) -> None:
+        """Take note that the run began then, on the clock of ``now``: before anybody here heard of it."""
+        self._began = when
+
     def lose(self, replica: int, now: float) -> None:
         """Note that a replica is gone, and the others go on."""
         self.news += 1
@@ -121,10 +125,6 @@ class Tally:
             replicas=[
                 ReplicaStanding(
                     heard.state,
-    def began(self, when: float) -> None:
-        """Take note that the run began then, on the clock of ``now``: before anybody here heard of it."""
-        self._began = when
-
                     heard.step,
                     rates[i][0],
                     _staleness(store, i),

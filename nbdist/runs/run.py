@@ -15,7 +15,6 @@ from nbdist.metrics.store import RunStore
 from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
 from nbdist.runs import parcel
-from nbdist.runs.controlling import KEPT_SECONDS, Controls
 from nbdist.runs.options import Options
 from nbdist.runs.outcomefile import keep_light
 from nbdist.runs.progress import Standing, Tally
@@ -31,6 +30,9 @@ CALMER = (
     1.2  # from one pause to the next: a cell is noticed to be over after a sixth more of its time at most
 )
 WRITE_SECONDS = 1.0
+RESTART_SECONDS = 0.25  # within which the word follows an interrupt that the kernel is being restarted
+ENDED = ("done", "stopped", "failed")
+Ranks: TypeAlias = set[int]  # a run's own ``set`` is another thing
 
 
 class View(Protocol):
@@ -95,8 +97,11 @@ class Run:
         self.timeline_type: type[Timeline] = Timeline
         """What `timeline` returns; the user interface puts one here that shows itself."""
         self.shown_by: Callable[[Run], object] = print
-        self.controls = Controls(self)
         """What `show` calls; the user interface puts a view here."""
+        self.leaving: Callable[[], bool] | None = None
+        """Whether this process is ending; the user interface puts here what asks its kernel."""
+        self._stop_at: float | None = None
+        self._settled = record.status in ENDED
         self._told = 0
         self._pause = SHORTEST_PAUSE
 
@@ -144,38 +149,19 @@ class Run:
     def wait(self) -> Run:
         """Wait until the run is over; raises what went wrong. An interrupt stops the run."""
         while not self.over:
+            self._stay()
             try:
                 if self.pump():
                     break
                 time.sleep(self._pause)
-    def pause(self) -> None:
-        """Have all replicas rest between two steps. May be called from any thread, like the next three."""
-        self.controls.ask("pause")
-
-    def resume(self) -> None:
-        """Let paused replicas go on."""
-        self.controls.ask("resume")
-
-    def set(self, **settings: float) -> None:
-        """Change the training from the next step on: ``run.set(learning_rate=0.01)``."""
-        self.controls.set(settings)
-
-    def checkpoint(self, timeout: float = KEPT_SECONDS) -> Path:
-        """Have the chief write the model as it is now; returns the file's path there, for ``nb.nn.load``.
-
-        A loop without a model leaves its variables in a safetensors file. Raises DeadlineExceededError if no
-        step ends within ``timeout`` seconds, ResourceExhaustedError if the disk is full; the run goes on.
-        """
-        return self.controls.checkpoint(timeout)
-
             except KeyboardInterrupt:
                 self.signalled()
         return self._conclude()
-            self._stay()
 
     async def follow(self) -> Run:
         """Wait like :meth:`wait`, while the event loop goes on."""
         while not self.over:
+            self._stay()
             try:
                 await self.followed()
             except (KeyboardInterrupt, asyncio.CancelledError):
@@ -183,9 +169,11 @@ class Run:
         return self._conclude()
 
     async def followed(self) -> None:
-            self._stay()
-        """Look at the run until it is over, while the event loop goes on; raises nothing of the run's."""
-        while not self.pump():
+        """Look at the run until it is over, while the event loop goes on; raises nothing of the run's.
+
+        Returns as well when this process ends, and the run goes on.
+        """
+        while not (self.pump() or self._leaves()):
             await asyncio.sleep(self._pause)
 
     def show(self) -> None:
@@ -207,27 +195,7 @@ class Run:
         self._watch.interrupted = True
         if self._watch.ladder.first():
             self.stop()
-    @property
-    def trains(self) -> bool:
-        """Whether it trains, or is meant to."""
-        return self.options.wants_training or self._watch.has_trained
 
-    def send(self, word: dict[str, Any]) -> None:
-        """Have a word for all replicas sent at the next look; see :mod:`nbdist.runs.controlling`."""
-        self._watch.asked.append(word)
-
-
-    # Following. All from one thread.
-
-    def pump(self) -> bool:
-        """Look once at everything that may have changed; whether the run is over."""
-        if self.over:
-            return True
-        before = self.tally.news
-        with self.controls.looking():
-            self._watch.look()
-        # A short cell is followed closely, a long one calmly: looking costs the tasks' own cores time.
-        ending = bool(self._watch.calls.ready_ranks())
     def signalled(self) -> None:
         """Interrupt the run in a moment, unless this process ends: Jupyter says so just after its signal."""
         if self.leaving is None or self._stop_at is not None or self._watch.interrupted:
@@ -264,6 +232,19 @@ class Run:
         """The ranks that have said that their bodies are over; it grows."""
         return self._watch.through
 
+    # Following. All from one thread.
+
+    def pump(self) -> bool:
+        """Look once at everything that may have changed; whether the run is over."""
+        if self.over:
+            return True
+        if self._stop_at is not None and time.monotonic() >= self._stop_at and not self._leaves():
+            self._stop_at = None
+            self.interrupt()
+        before = self.tally.news
+        self._watch.look()
+        # A short cell is followed closely, a long one calmly: looking costs the tasks' own cores time.
+        ending = bool(self._watch.calls.ready_ranks())
         self._pause = SHORTEST_PAUSE if ending else min(self._pause * CALMER, LONGEST_PAUSE)
         if self.tally.news != before:
             self._show(lambda view: view.progress(self.standing()))
@@ -306,19 +287,6 @@ class Run:
         self._at_end()
         if self._watch.stuck and str(self.error) != self._watch.stuck:
             self.notes.append(self._watch.stuck)
-        self._record = dataclasses.replace(
-            self._record, status=self.status, ended=time.time(), error=str(self.error or "")
-        )
-        try:
-            write_run(self._record, wait=bool(self.store.series))  # a plain cell does not wait for the disk
-        except OSError as error:
-            self.notes.append(f"run.json could not be written: {error}")
-        self._show(lambda view: view.progress(self.standing()))
-        self._show(lambda view: view.end(self))
-
-    def _bring_home(self) -> None:
-        outcome = self.outcomes.get(self._workers[0].rank) or {}
-        for name, packed in outcome.get("results", {}).items():
         if not self._settled:
             self._write(trained)
         self._show(lambda view: view.progress(self.standing()))
@@ -335,13 +303,24 @@ class Run:
             )
 
     def _write(self, trained: bool) -> None:
+        self._record = dataclasses.replace(
+            self._record, status=self.status, ended=time.time(), error=str(self.error or "")
+        )
+        try:
+            write_run(self._record, wait=bool(self.store.series))  # a plain cell does not wait for the disk
+            if trained:
+                keep_light(self.folder, self.outcomes)
+        except OSError as error:
+            self.notes.append(f"run.json could not be written: {error}")
+
+    def _bring_home(self) -> None:
+        outcome = self.outcomes.get(self._workers[0].rank) or {}
+        for name, packed in outcome.get("results", {}).items():
             try:
                 self.results[name] = parcel.unpack(packed)
             except NbdistError as error:  # a layer of a kind that only the tasks know
                 self.notes.append(f"{name} stayed on {self._workers[0].name}: {error}")
         self.results.update(outcome.get("values", {}))  # of a body in this process
-            if trained:
-                keep_light(self.folder, self.outcomes)
         self.notes.extend(outcome.get("left", ()))
         self.history, self.model = self.results.get("history"), self.results.get("model")
 

@@ -104,6 +104,10 @@ class Watch:
         except UnavailableError:
             self._ended.add(info.rank)  # a death is noticed by the cluster, with its reason
 
+    def join(self, info: TaskInfo, answer: Frame) -> None:
+        """Take in what a task says of a run that goes on, or is over: how far it is, what it has printed."""
+        self._take_news(info, Frame("run.news", answer.meta, answer.arrays[:1]))
+
     def _take_news(self, info: TaskInfo, frame: Frame) -> None:
         replica = int(frame.meta["replica"])
         text, *columns = frame.arrays
@@ -116,10 +120,6 @@ class Watch:
         self.tally.hear(replica, frame.meta["progress"], time.monotonic())
         self._begun[info.rank] = frame.meta["progress"]["trainings"]
         for gone in self.workers:  # one that is frozen does not die, and the others cannot wait for it
-    def join(self, info: TaskInfo, answer: Frame) -> None:
-        """Take in what a task says of a run that goes on, or is over: how far it is, what it has printed."""
-        self._take_news(info, Frame("run.news", answer.meta, answer.arrays[:1]))
-
             if gone.rank in frame.meta["progress"].get("lost", ()) and gone.rank not in self.lost:
                 self._lose(gone, f"{gone.name} (pid {gone.pid}) does not answer")
         if frame.meta["ended"]:
