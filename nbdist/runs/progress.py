@@ -7,10 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.metrics.store import RunStore
+from nbdist.runs.stragglers import Stragglers
 
 WINDOW = 3.0  # seconds over which a rate is measured
+PAUSED = "paused"
 GONE = "gone"
 """The state of a replica that the others go on without."""
+STRAGGLER = "straggler"
+"""The state of a replica that trains, and is slower than the others."""
+SILENT = "silent"
+"""The state of a replica that says nothing while others do; it may be gone."""
+SILENT_SECONDS = 2.0
+STEPPING = ("training", "running")  # a body's own loop may say no more than that it runs
+OVER = (GONE, "done")
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,8 @@ class ReplicaStanding:
     """Gradients that came too late for their step."""
     skipped: int = 0
     """Gradients that were no numbers, and left out."""
+    slowness: float | None = None
+    """Times the others' step that a straggler's takes; None for those that are none."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,10 @@ class Standing:
     seconds_left: float | None
     elapsed: float
     replicas: list[ReplicaStanding]
+    learning_rate: float | None = None
+    """In force; None where there is no single one."""
+    checkpoint: dict[str, Any] | None = None
+    """The last one: its number, step, path (None if it failed) and error."""
 
 
 @dataclass
@@ -55,7 +70,10 @@ class _Heard:
     spent: dict[str, float] = field(default_factory=dict)
     dropped: int = 0
     skipped: int = 0
+    last: float | None = None
     past: deque[tuple[float, int, int]] = field(default_factory=deque)
+    at: float = 0.0
+    rate: float | None = None
 
     def rates(self) -> tuple[float, float]:
         """Return steps and examples per second over the window."""
@@ -72,7 +90,11 @@ class Tally:
         self.news = 0
         self._synchronous = synchronous
         self._heard = [_Heard() for _ in range(replicas)]
+        self.checkpoint: dict[str, Any] | None = None
+        """The last checkpoint that the chief has written, or could not write."""
         self._began: float | None = None
+        self._last: float | None = None
+        self._stragglers = Stragglers(replicas)
 
     def hear(self, replica: int, progress: dict[str, Any], now: float) -> None:
         """Take in one replica's progress."""
@@ -85,7 +107,17 @@ class Tally:
         heard.examples, heard.state = progress["examples"], progress["state"]
         heard.spent = {part: s / max(heard.step, 1) for part, s in progress.get("spent", {}).items()}
         heard.dropped, heard.skipped = progress.get("dropped", 0), progress.get("skipped", 0)
-        heard.past.append((now, heard.step, heard.examples))
+        heard.rate = progress.get("learning_rate")
+        self.checkpoint = progress.get("checkpoint") or self.checkpoint
+        if heard.state == PAUSED:  # what its rate is measured with stands still
+            heard.past = deque((t + now - heard.at, s, e) for t, s, e in heard.past)
+        heard.at = now
+        heard.last = self._last = now
+        self._stragglers.hear(
+            replica, heard.step, progress.get("spent", {}), now, progress.get("trainings", 0)
+        )
+        if heard.state != PAUSED:
+            heard.past.append((now, heard.step, heard.examples))
         while len(heard.past) > 2 and now - heard.past[0][0] > WINDOW:
             heard.past.popleft()
 
@@ -99,6 +131,7 @@ class Tally:
         heard = self._heard[replica]
         heard.state, heard.total = GONE, heard.step
         heard.past.clear()
+        self._stragglers.leave(replica)
 
     def standing(self, now: float, store: RunStore) -> Standing:
         """Return how far the run is."""
@@ -115,7 +148,7 @@ class Tally:
         states = {heard.state for heard in self._heard if heard.state != GONE} or {GONE}
         left = (total - step) / rate if total is not None and rate > 0 else None
         return Standing(
-            state="training" if "training" in states else min(states),
+            state=next((state for state in ("training", PAUSED) if state in states), min(states)),
             step=step,
             total=total,
             steps_per_second=rate,
@@ -124,17 +157,36 @@ class Tally:
             elapsed=now - self._began if self._began is not None else 0.0,
             replicas=[
                 ReplicaStanding(
-                    heard.state,
+                    self._state(i),
                     heard.step,
                     rates[i][0],
                     _staleness(store, i),
                     heard.spent,
                     heard.dropped,
                     heard.skipped,
+                    self._slowness(i),
                 )
                 for i, heard in enumerate(self._heard)
             ],
+            learning_rate=self._rate(),
+            checkpoint=self.checkpoint,
         )
+
+    def _rate(self) -> float | None:
+        rates = {heard.rate for heard in self._heard if heard.rate is not None}
+        return rates.pop() if len(rates) == 1 else None
+
+    def _state(self, replica: int) -> str:
+        """Return what a replica says of itself, unless the others know better."""
+        heard = self._heard[replica]
+        if heard.state in OVER or heard.last is None or self._last is None:
+            return heard.state
+        if self._last - heard.last > SILENT_SECONDS:
+            return SILENT
+        return STRAGGLER if self._slowness(replica) is not None else heard.state
+
+    def _slowness(self, replica: int) -> float | None:
+        return self._stragglers.slowness(replica) if self._heard[replica].state in STEPPING else None
 
 
 def _staleness(store: RunStore, replica: int) -> float | None:

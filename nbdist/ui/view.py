@@ -62,7 +62,7 @@ class RunView:
                     }
                     for i, replica in enumerate(standing.replicas)
                 },
-                "note": gone_among(standing.replicas, self._tasks),
+                "note": note_on(standing.replicas, self._tasks),
             }
         )
 
@@ -167,6 +167,18 @@ def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
     if skipped:
         remarks.append(f"{skipped:,} {'gradient' if skipped == 1 else 'gradients'} left out")
     return remarks
+
+
+def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
+    """Say which replicas are gone, and which are slow."""
+    slow = sorted(
+        ((replica.slowness, i) for i, replica in enumerate(replicas) if replica.slowness), reverse=True
+    )
+    said = [
+        f"{short_task(tasks[i])} is slow: {times:.1f}x the others' step" for times, i in slow[:MOST_NAMED]
+    ]
+    more = [f"{len(slow) - MOST_NAMED} more are slow"] if len(slow) > MOST_NAMED else []
+    return "; ".join(filter(None, [gone_among(replicas, tasks), *said, *more]))
 
 
 def gone_among(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui import view
 from nbdist.ui.control import Controls
-from nbdist.ui.view import RunView, gone_among, in_a_line, summary_of, unit_of
+from nbdist.ui.view import RunView, gone_among, in_a_line, note_on, summary_of, unit_of
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 
@@ -206,6 +206,22 @@ def test_many_that_are_gone_are_counted() -> None:
     tasks = [f"/job:worker/task:{i}" for i in range(6)]
     assert gone_among(replicas, tasks) == "worker 0, worker 1, worker 2, worker 3 and 2 more are gone"
     assert gone_among([], []) == ""
+
+
+def test_those_that_are_slow_are_named_the_slowest_first() -> None:
+    tasks = [f"/job:worker/task:{i}" for i in range(7)]
+    replicas = [
+        ReplicaStanding("gone", 0, 0.0, None, {}),
+        *(ReplicaStanding("straggler", 9, 1.0, None, {}, slowness=1.2 + i / 10) for i in range(2)),
+        ReplicaStanding("training", 9, 1.0, None, {}),
+    ]
+    assert note_on(replicas, tasks) == (
+        "worker 0 is gone; worker 2 is slow: 1.3x the others' step; worker 1 is slow: 1.2x the others' step"
+    )
+    assert note_on(replicas[3:], tasks) == ""
+    assert note_on(replicas[1:2] * 7, tasks).endswith(
+        "; worker 3 is slow: 1.2x the others' step; 3 more are slow"
+    )
 
 
 def test_a_run_without_training_counts_no_steps() -> None:

@@ -1,0 +1,234 @@
+"""Who is slower than the others: found in simulated words with noise, and on real engines that are slowed."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs_heard import Heard
+
+from nbdist.metrics.store import RunStore
+from nbdist.runs.options import Options
+from nbdist.runs.progress import Standing, Tally
+from nbdist.runs.run import Run
+from nbdist.runs.start import start_run
+from nbdist.runs.stragglers import Stragglers
+
+if TYPE_CHECKING:
+    from nbdist.cluster.handle import Cluster
+
+STEP = 0.05
+
+
+class Simulated:
+    """Replicas that step in simulated time and say so ten times a second, each at a moment of its own."""
+
+    def __init__(self, seed: int, count: int, noise: float) -> None:
+        self.random = random.Random(seed)
+        self.noise = noise
+        self.told = Stragglers(count)
+        self.factor = [1.0] * count
+        self.step, self.busy, self.end = [0] * count, [0.0] * count, [0.0] * count
+        self.phase = [self.random.uniform(0, 0.1) for _ in range(count)]
+        self.now = 0.0
+
+    def until(self, seconds: float) -> Iterator[int]:
+        """Go on, yielding a replica after each of its words."""
+        while self.now < seconds:
+            self.now += 0.1
+            for i, phase in enumerate(self.phase):
+                while self.end[i] <= self.now + phase:
+                    took = STEP * self.factor[i] * math.exp(self.random.gauss(0, self.noise))
+                    self.end[i] += took
+                    self.busy[i] += took
+                    self.step[i] += 1
+                self.told.hear(i, self.step[i], {"compute": self.busy[i], "wait": 9.0 * self.now}, self.now)
+                yield i
+
+
+@given(st.integers(0, 10**6), st.integers(2, 16), st.floats(0, 0.05), st.floats(1.3, 4), st.booleans())
+def test_one_that_is_slow_is_named_within_20_of_its_steps(
+    seed: int, count: int, noise: float, factor: float, at_once: bool
+) -> None:
+    world = Simulated(seed, count, noise)
+    if not at_once:
+        for _ in world.until(3.0):
+            pass
+    began = world.step[1]
+    world.factor[1] = factor
+    for _ in world.until(world.now + 20 * STEP * factor):
+        if world.told.slowness(1) is not None:
+            break
+    assert world.told.slowness(1) is not None
+    assert world.step[1] - began <= 20
+    for _ in world.until(world.now + 2.0):
+        assert all(world.told.slowness(i) is None for i in range(count) if i != 1)
+    times = world.told.slowness(1)
+    assert times is not None
+    assert times == pytest.approx(factor, rel=0.15)
+    world.factor[1] = 1.0
+    for _ in world.until(world.now + 3.0):
+        pass
+    assert world.told.slowness(1) is None
+
+
+@given(st.integers(0, 10**6), st.integers(2, 16), st.floats(0, 0.1))
+def test_of_equal_replicas_none_is_named(seed: int, count: int, noise: float) -> None:
+    world = Simulated(seed, count, noise)
+    for _ in world.until(10.0):
+        assert all(world.told.slowness(i) is None for i in range(count))
+
+
+@given(st.integers(0, 10**6), st.integers(2, 8), st.floats(0.05, 5.0), st.floats(0, 0.05))
+def test_one_pause_names_nobody(seed: int, count: int, pause: float, noise: float) -> None:
+    """Garbage, validation, a checkpoint: one step takes long, once."""
+    world = Simulated(seed, count, noise)
+    for _ in world.until(2.5):
+        pass
+    world.end[0] += pause
+    world.busy[0] += pause
+    for _ in world.until(world.now + 6.0):
+        assert all(world.told.slowness(i) is None for i in range(count))
+
+
+def test_one_alone_is_not_slow() -> None:
+    world = Simulated(0, 1, 0.5)
+    for _ in world.until(5.0):
+        assert world.told.slowness(0) is None
+
+
+def test_replicas_in_different_trainings_are_not_compared() -> None:
+    told = Stragglers(2)
+    for tenth in range(50):
+        told.hear(0, tenth, {"compute": 0.1 * tenth}, 0.1 * tenth, training=1)
+        told.hear(1, tenth, {"compute": 0.9 * tenth}, 0.1 * tenth, training=2)
+    assert told.slowness(1) is None
+
+
+def test_slow_steps_need_no_more_than_a_dozen() -> None:
+    told = Stragglers(3)
+    for tenth in range(3_000):
+        now = tenth / 10
+        for i, step in enumerate((5.0, 5.0, 6.5)):
+            made = int(now / step)
+            told.hear(i, made, {"data": made * step}, now)
+        if told.slowness(2):
+            break
+    assert 10 <= int(now / 6.5) <= 13
+
+
+def news(step: int, busy: float, state: str = "training") -> dict[str, Any]:
+    return {
+        "step": step, "total": 100, "examples": step, "state": state, "trainings": 1, "dropped": 0,
+        "skipped": 0, "spent": {"data": busy / 2, "compute": busy / 2, "exchange": 0.0, "wait": 5.0},
+    }  # fmt: skip
+
+
+def standing(tally: Tally, now: float) -> Standing:
+    return tally.standing(now, RunStore())
+
+
+def test_a_straggler_is_one_while_it_trains() -> None:
+    tally = Tally(3, synchronous=False)
+    for tenth in range(30):
+        for i, step in enumerate((0.05, 0.05, 0.1)):
+            tally.hear(i, news(int(tenth / 10 / step), tenth / 10), tenth / 10)
+    replicas = standing(tally, 3.0).replicas
+    assert [replica.state for replica in replicas] == ["training", "training", "straggler"]
+    assert [replica.slowness for replica in replicas] == [None, None, 2.0]
+    assert standing(tally, 3.0).state == "training"
+    tally.hear(2, news(30, 3.0, "waiting for the others"), 3.1)
+    assert standing(tally, 3.1).replicas[2].state == "waiting for the others"
+    assert standing(tally, 3.1).replicas[2].slowness is None
+    tally.hear(2, news(31, 3.1), 3.2)
+    assert standing(tally, 3.2).replicas[2].state == "straggler"
+    tally.lose(2, 3.3)
+    assert standing(tally, 3.3).replicas[2].state == "gone"
+
+
+def test_one_that_says_nothing_while_others_do_is_silent() -> None:
+    tally = Tally(3, synchronous=True)
+    tally.hear(0, news(1, 0.1), 0.0)
+    tally.hear(1, news(1, 0.1), 0.0)
+    tally.hear(0, news(20, 1.9), 1.9)
+    assert [r.state for r in standing(tally, 1.9).replicas] == ["training", "training", "starting"]
+    tally.hear(0, news(22, 2.2), 2.1)
+    assert [r.state for r in standing(tally, 2.1).replicas] == ["training", "silent", "starting"]
+    tally.hear(1, news(2, 0.2), 2.2)
+    assert standing(tally, 2.2).replicas[1].state == "training"
+    assert standing(tally, 60.0).replicas[1].state == "training"  # all are: the notebook was busy
+    tally.hear(1, news(3, 0.3, "done"), 2.3)
+    tally.hear(0, news(99, 9.0), 9.0)
+    assert standing(tally, 9.0).replicas[1].state == "done"
+
+
+LOOP = """
+import time
+import numpy as np
+strategy = nb.get_strategy()
+with strategy.scope():
+    w = nb.Variable(np.zeros(3, np.float32), name="w")
+    optimizer = nb.optim.SGD(0.1)
+def step(x):
+    loss = np.mean((x @ w - 1.0) ** 2)
+    optimizer.minimize(loss)
+    return loss
+data = nb.data.Dataset.from_arrays(np.ones((12, 3), np.float32)).repeat().batch(3)
+for x in strategy.distribute_dataset(data):
+    time.sleep(0.05 * (1.4 if nb.task.index == 1 else 1.0))
+    strategy.run(step, (x,))
+"""
+FIT = """
+import time
+import numpy as np
+def work(x, y):
+    time.sleep(0.05 * (1.4 if nb.task.index == 1 else 1.0))
+    return x, y
+x, y = np.ones((60, 3), np.float32), np.ones((60, 2), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(2)])
+model.compile(nb.optim.SGD(0.01), "mse")
+model.fit(nb.data.Dataset.from_arrays(x, y).repeat().batch(3).map(work), steps_per_epoch=400, epochs=1)
+"""
+
+
+@pytest.fixture
+def begin(cluster: Cluster) -> Callable[..., Run]:
+    def begin_one(body: Any, **options: Any) -> Run:
+        return start_run(body, Options(**options), cluster=cluster, make_view=lambda run: Heard())
+
+    return begin_one
+
+
+def slow_ones(run: Run) -> dict[int, float]:
+    replicas = run.tally.standing(time.monotonic(), run.store).replicas
+    return {i: r.slowness for i, r in enumerate(replicas) if r.state == "straggler" and r.slowness}
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        (FIT, {"strategy": "ps"}),
+        (FIT, {"strategy": "ps", "synchronous": True}),
+        (FIT, {"strategy": "multi_worker"}),
+        (LOOP, {"strategy": "multi_worker"}),
+        (LOOP, {"strategy": "ps"}),
+    ],
+    ids=["fit-ps-async", "fit-ps-sync", "fit-all-reduce", "loop-all-reduce", "loop-ps-async"],
+)
+def test_the_slow_worker_is_named(begin: Callable[..., Run], body: str, options: dict[str, Any]) -> None:
+    run = begin(body, **options)
+    deadline, pause = time.monotonic() + 30, threading.Event()
+    while 1 not in slow_ones(run):
+        assert not run.pump(), f"the run is over: {run.error}"
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
+    run.stop()
+    run.wait()
