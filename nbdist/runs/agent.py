@@ -8,6 +8,7 @@ run.using    ────────────────────► the
 run.outcome  run, at ───────────► what the body came to, in pages, until the next one begins
 run.lost     run, ranks ────────► those workers are gone, and the others go on
 run.stop / run.abort ───────────► the training loop sees it at its next step
+run.control  run, do ───────────► so it does a pause, another learning rate, a checkpoint (see controlling.py)
 run.timeline run ───────────────► what the task recorded of the run: its last one, also when it is over
 run.release  run ───────────────► parameters of the run are given up, its timeline is written to its folder
 """
@@ -17,7 +18,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.metrics.batch import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.timeline import Span
+from nbdist.runs.controlling import heed, said
 from nbdist.runs.kept import Kept
 from nbdist.runs.output import Output
 from nbdist.runs.recorded import Recorded
@@ -66,6 +67,7 @@ class Agent:
             "run.outcome": self._outcome,
             "run.stop": self._stop,
             "run.abort": self._abort,
+            "run.control": self._heed,
             "run.end_training": self._end_training,
             "run.lost": self._lost,
             "run.timeline": self._timeline,
@@ -198,7 +200,7 @@ class Agent:
             "run": live.run,
             "rank": self.task.rank,
             "replica": live.recorder.replica,
-            "progress": asdict(live.context.progress),
+            "progress": said(live.context),
             "ended": ended,
             "log": live.recorder.path.name,
             "size": size,
@@ -216,6 +218,12 @@ class Agent:
         if here:
             self.control(frame.meta["run"]).stop_requested = True
         return Frame("run.stopping", {"running": here})
+
+    def _heed(self, frame: Frame, sender: Sender) -> Frame:
+        here = self._is_here(frame.meta["run"])
+        if here:
+            heed(self.control(frame.meta["run"]), frame.meta)
+        return Frame("run.heeded", {"running": here})
 
     def _end_training(self, frame: Frame, sender: Sender) -> None:
         """End one training early: a callback of the chief wants it (sent from task to task)."""
@@ -271,7 +279,7 @@ class Live:
 
     def news(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
         """Return (replica, progress, new points) of each replica that this body trains."""
-        return [(self.recorder.replica, asdict(self.context.progress), self.recorder.flush())]
+        return [(self.recorder.replica, said(self.context), self.recorder.flush())]
 
     def last_epochs(self) -> dict[int, dict[str, float]]:
         """Return the means of the last epoch of each replica that this body has trained."""

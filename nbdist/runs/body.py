@@ -32,6 +32,7 @@ from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, current
 from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
+from nbdist.train.checkpoints import Checkpoints
 from nbdist.train.scope import end_loops
 from nbdist.train.steplog import StepLog
 
@@ -148,6 +149,7 @@ def _live(order: Order, task: Task, here: Agent) -> Live:
         recorder=recorder,
         step_log=StepLog(task.device),
         control=control,
+        checkpoints=Checkpoints(folder / "checkpoints") if task.rank == order.ranks[0] else None,
         is_chief=task.rank == order.ranks[0],
         device=task.device,
         seed=order.seed,

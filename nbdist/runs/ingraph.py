@@ -31,6 +31,7 @@ from nbdist.runs.threadoutput import printing_here
 from nbdist.runs.towers import Towers
 from nbdist.runtime.task import TaskInfo, acting_as
 from nbdist.train import context as contexts
+from nbdist.train.checkpoints import Checkpoints
 from nbdist.train.context import Context
 from nbdist.train.steplog import StepLog
 from nbdist.train.strategy import Strategy
@@ -122,6 +123,7 @@ def _live(
     context = Context(
         step_log=StepLog(client.device),
         control=control,
+        checkpoints=Checkpoints(folder / "checkpoints"),
         device=client.device,
         seed=order.seed,
         quiet=True,

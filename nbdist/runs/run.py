@@ -15,6 +15,7 @@ from nbdist.metrics.store import RunStore
 from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
 from nbdist.runs import parcel
+from nbdist.runs.controlling import KEPT_SECONDS, Controls
 from nbdist.runs.options import Options
 from nbdist.runs.outcomefile import keep_light
 from nbdist.runs.progress import Standing, Tally
@@ -32,7 +33,6 @@ CALMER = (
 WRITE_SECONDS = 1.0
 RESTART_SECONDS = 0.25  # within which the word follows an interrupt that the kernel is being restarted
 ENDED = ("done", "stopped", "failed")
-Ranks: TypeAlias = set[int]  # a run's own ``set`` is another thing
 
 
 class View(Protocol):
@@ -94,6 +94,7 @@ class Run:
             printed=lambda task, text: self._show(lambda view: view.output(task, text)),
         )  # fmt: skip
         self.outcomes = self._watch.outcomes
+        self.controls = Controls(self)
         self.timeline_type: type[Timeline] = Timeline
         """What `timeline` returns; the user interface puts one here that shows itself."""
         self.shown_by: Callable[[Run], object] = print
@@ -146,6 +147,26 @@ class Run:
             return
         self._watch.ask_to_stop()
 
+    def pause(self) -> None:
+        """Have all replicas rest between two steps. May be called from any thread, like the next three."""
+        self.controls.ask("pause")
+
+    def resume(self) -> None:
+        """Let paused replicas go on."""
+        self.controls.ask("resume")
+
+    def set(self, **settings: float) -> None:
+        """Change the training from the next step on: ``run.set(learning_rate=0.01)``."""
+        self.controls.set(settings)
+
+    def checkpoint(self, timeout: float = KEPT_SECONDS) -> Path:
+        """Have the chief write the model as it is now; returns the file's path there, for ``nb.nn.load``.
+
+        A loop without a model leaves its variables in a safetensors file. Raises DeadlineExceededError if no
+        step ends within ``timeout`` seconds, ResourceExhaustedError if the disk is full; the run goes on.
+        """
+        return self.controls.checkpoint(timeout)
+
     def wait(self) -> Run:
         """Wait until the run is over; raises what went wrong. An interrupt stops the run."""
         while not self.over:
@@ -184,6 +205,15 @@ class Run:
     def over(self) -> bool:
         """Whether the run has ended."""
         return self.status != "running"
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains, or is meant to."""
+        return self.options.wants_training or self._watch.has_trained
+
+    def send(self, word: dict[str, Any]) -> None:
+        """Have a word for all replicas sent at the next look; see :mod:`nbdist.runs.controlling`."""
+        self._watch.asked.append(word)
 
     @property
     def error(self) -> NbdistError | None:
@@ -242,7 +272,8 @@ class Run:
             self._stop_at = None
             self.interrupt()
         before = self.tally.news
-        self._watch.look()
+        with self.controls.looking():
+            self._watch.look()
         # A short cell is followed closely, a long one calmly: looking costs the tasks' own cores time.
         ending = bool(self._watch.calls.ready_ranks())
         self._pause = SHORTEST_PAUSE if ending else min(self._pause * CALMER, LONGEST_PAUSE)

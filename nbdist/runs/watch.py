@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ class Watch:
         self.stuck = ""
         """What did not stop in time, if anything."""
         self.interrupted = self._stop_wanted = False
+        self.asked: deque[dict[str, Any]] = deque()
+        """Words for all bodies, beside a stop, to be sent at the next look. Any thread may add to them."""
         self.ladder = Ladder(aborts=bool(towers))
         self.through: set[int] = set()  # ranks whose bodies are over, and whose results are on their way
         self._cluster, self._printed = cluster, printed
@@ -81,6 +84,10 @@ class Watch:
             self._stop_wanted = False
             for info in self.workers:
                 self.tell(info, "run.stop", {"run": self.run})
+        while self.asked:
+            word = self.asked.popleft()
+            for info in self.workers:
+                self.tell(info, "run.control", {"run": self.run, **word})
         for info in self.workers:
             self.hear(info)
         self._watch_tasks()  # first: what a task says of a dead one's silence is but a consequence
@@ -88,6 +95,11 @@ class Watch:
         self._watch_trainings()
         self._climb()
         self._hold()
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a body has begun to train, as far as it is known."""
+        return any(self._begun.values())
 
     def complete(self) -> bool:
         """Whether there is nothing to wait for any more."""

@@ -36,7 +36,7 @@ class Control:
     """The number of the checkpoint that was asked for last."""
     waits: bool = False
     """Whether a replica is seen to wait for others while it is paused: so it makes no step either."""
-    _changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, repr=False, compare=False)
     _rested: float = 0.0
     _since: float = 0.0
 

@@ -1,0 +1,204 @@
+"""A running training on real engines is paused, resumed, given another rate, and asked for a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from runs_heard import Heard
+
+from nbdist import nn
+from nbdist.data import Dataset
+from nbdist.errors import BodyError
+from nbdist.optim import SGD
+from nbdist.runs import interrupt
+from nbdist.runs.options import Options
+from nbdist.runs.run import Run
+from nbdist.runs.start import start_run
+from nbdist.train import context as contexts
+from nbdist.train.context import Context
+from nbdist.train.strategy import OneDevice, OneDeviceStrategy
+
+if TYPE_CHECKING:
+    from nbdist.cluster.handle import Cluster
+
+pytestmark = pytest.mark.engines
+
+TRAIN = """
+import numpy as np
+rng = np.random.default_rng(0)
+y = np.arange(60) % 3
+x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")], seed=5)
+model.compile(nb.optim.SGD(0.03, momentum=0.5), "sparse_categorical_crossentropy")
+history = model.fit(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20), epochs={epochs})
+"""
+LOOP = """
+import numpy as np
+rng = np.random.default_rng(0)
+y = np.arange(60) % 3
+x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
+strategy = nb.distribute.get_strategy()
+with strategy.scope():
+    model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")], seed=5)
+    optimizer = nb.optim.SGD(0.03, momentum=0.5)
+def step(x, y):
+    each = nb.nn.losses.sparse_categorical_crossentropy(y, model(x, training=True))
+    loss = nb.nn.compute_average_loss(each, 20)
+    optimizer.minimize(loss)
+    return loss
+data = strategy.distribute_dataset(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20))
+for epoch in range({epochs}):
+    for batch in data:
+        strategy.run(step, batch)
+"""
+ENDLESS = 1_000_000
+SEED = 4
+PATIENCE = 30.0
+
+EACH_ITS_OWN = [{"strategy": "one_device"}, {"strategy": "ps"}, {"strategy": "elastic"}]
+TOGETHER = [
+    {"strategy": "ps", "synchronous": True},
+    {"strategy": "ps", "synchronous": True, "transport": "socket"},
+    {"strategy": "multi_worker"},
+    {"strategy": "mirrored"},
+    {"strategy": "central"},
+]
+IN_GRAPH = [
+    {"replication": "in-graph", "synchronous": True},
+    {"replication": "in-graph", "synchronous": True, "data": "workers"},
+]
+IN_GRAPH_APART = [{"replication": "in-graph"}]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def begin(cluster: Cluster, heard: Heard) -> Callable[..., Run]:
+    def begin_one(body: Any, **options: Any) -> Run:
+        return start_run(body, Options(seed=SEED, **options), cluster=cluster, make_view=lambda run: heard)
+
+    return begin_one
+
+
+def until(run: Run, condition: Callable[[], object]) -> None:
+    """Follow a run until a condition holds."""
+    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
+    while not condition():
+        assert not run.pump(), f"the run is over: {run.error}"
+        assert time.monotonic() < deadline
+        pause.wait(0.005)
+
+
+def steps_of(run: Run) -> list[int]:
+    return [one.step for one in run.standing().replicas]
+
+
+def states_of(run: Run) -> set[str]:
+    return {one.state for one in run.standing().replicas}
+
+
+def news(run: Run, rounds: int = 3) -> None:
+    """Hear so many news of every replica."""
+    before = run.tally.news
+    until(run, lambda: run.tally.news >= before + rounds * len(run.tasks))
+
+
+def paused(run: Run) -> list[int]:
+    """Pause a run, once all replicas train, and return the steps that they then have."""
+    until(run, lambda: min(steps_of(run)) > 2)
+    run.pause()
+    until(run, lambda: states_of(run) == {"paused"})
+    news(run, 1)  # who had got further by one step says so
+    return steps_of(run)
+
+
+def weights_after(rates: Callable[[int], float], steps: int) -> list[np.ndarray[Any, Any]]:
+    """What one device makes of the same data, with the rate that each step has."""
+
+    class Rated(OneDevice):
+        def pull(self) -> None:
+            self.set_learning_rate(rates(self.global_step + 1))
+
+    class RatedStrategy(OneDeviceStrategy):
+        def replica(self, variables: Any, optimizer: Any) -> Rated:
+            return Rated(variables, optimizer)
+
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
+    with contexts.use(Context(strategy=RatedStrategy(), seed=SEED, quiet=True)):
+        model = nn.Sequential([nn.Dense(8, "tanh"), nn.Dense(3, "softmax")], seed=5)
+        model.compile(SGD(0.03, momentum=0.5))
+        data = Dataset.from_arrays(x, y).shuffle(60).batch(20)
+        model.fit(data, epochs=-(-steps // 3))
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("body", [TRAIN, LOOP], ids=["fit", "loop"])
+@pytest.mark.parametrize("options", EACH_ITS_OWN + TOGETHER, ids=str)
+def test_paused_nothing_moves_and_resumed_it_goes_on(
+    begin: Callable[..., Run], options: dict[str, Any], body: str
+) -> None:
+    run = begin(body.format(epochs=ENDLESS), **options)
+    steps = paused(run)
+    news(run)
+    assert steps_of(run) == steps
+    assert run.standing().state == "paused"
+    run.resume()
+    until(run, lambda: min(steps_of(run)) > max(steps) + 2)
+    assert run.standing().state == "training"
+    run.stop()
+    assert run.wait().status == "stopped"
+
+
+@pytest.mark.parametrize("options", [{"strategy": "ps"}, {"strategy": "multi_worker"}], ids=str)
+@pytest.mark.parametrize("how", ["stop", "interrupt"])
+def test_what_is_paused_can_be_stopped(
+    begin: Callable[..., Run], options: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 5 * PATIENCE)  # nobody has to be signalled
+    monkeypatch.setattr(interrupt, "GIVE_UP_AFTER", 5 * PATIENCE)
+    run = begin(TRAIN.format(epochs=ENDLESS), **options)
+    paused(run)
+    run.stop() if how == "stop" else run.interrupt()
+    assert run.wait().status == "stopped"
+    assert run.model.get_weights()[0].shape == (4, 8)
+    assert "paused" not in {one.state for one in run.standing().replicas}
+
+
+def test_a_paused_run_can_be_aborted(begin: Callable[..., Run], heard: Heard) -> None:
+    """A body that fails on one worker ends the others, which rest."""
+    body = """
+if nb.task.index == 1:
+    import threading
+    from nbdist.train.context import current
+    control = current().control
+    with control._changed:
+        control._changed.wait_for(lambda: control.paused)
+    raise RuntimeError("on purpose")
+"""
+    run = begin(body + TRAIN.format(epochs=ENDLESS), strategy="one_device")
+    until(run, lambda: run.trains and max(steps_of(run)) > 2)
+    run.pause()
+    with pytest.raises(BodyError, match="on purpose"):
+        run.wait()
+
+
+def test_who_sends_a_signal_to_a_paused_engine_interrupts_it(begin: Callable[..., Run]) -> None:
+    run = begin(TRAIN.format(epochs=ENDLESS), strategy="one_device")
+    paused(run)
+    run.interrupt()
+    for info in run._workers:
+        os.kill(info.pid, signal.SIGINT)
+    run.wait()
+    assert run.status == "stopped"
