@@ -27,7 +27,7 @@ LIVE = "section.nbdist-live"
 
 
 def wait_for_curve(page: Page) -> None:
-    """Bring the run's view onto the screen, without which nothing is sent, and wait for points in its chart."""
+    """Bring the run's view onto the screen, without which nothing is sent, and wait for its points."""
     page.wait_for_selector(LIVE, state="attached")
     page.locator(LIVE).first.evaluate("node => node.scrollIntoView({block: 'start'})")
     page.wait_for_function(
