@@ -50,6 +50,19 @@ def noise(values: NDArray[np.float64]) -> float:
     finite = values[np.abs(values) < 1e100]
     if len(finite) < 3:
         return 0.0
-    low, high = np.quantile(finite, (0.01, 0.99))
-    off = np.median(np.abs(finite[1:-1] - (finite[:-2] + finite[2:]) / 2))
-    return float(off / (high - low)) if high > low else 0.0
+    ordered = np.sort(finite)
+    low, high = quantile(ordered, 0.01), quantile(ordered, 0.99)
+    off = quantile(np.sort(np.abs(finite[1:-1] - (finite[:-2] + finite[2:]) / 2)), 0.5)
+    return off / (high - low) if high > low else 0.0
+
+
+def quantile(ordered: NDArray[np.float64], share: float) -> float:
+    """Return a quantile of sorted values. np.quantile takes ten times as long for a few hundred.
+
+    >>> quantile(np.array([1.0, 2.0, 4.0]), 0.75)
+    3.0
+    """
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])
+    return low + (high - low) * (position - below)

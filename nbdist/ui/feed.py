@@ -25,7 +25,7 @@ RENEWED_POINTS = 6_000  # in curves that start over, in one frame
 TREND_POINTS = 12_000  # in the trends of all replicas together
 MOST_REPLICAS = 64  # with lines of their own; the mean counts them all
 MEAN_EVERY, MEAN_LATEST = 0.2, 2.0  # seconds between two means, cheap or dear
-MEAN_SHARE = 0.02  # of the kernel's time should go into means
+MEAN_SHARE = 0.02  # of the kernel's time should go into means and trends
 
 
 @dataclass
@@ -55,6 +55,7 @@ class Feed:
         self.waiting: dict[tuple[int, int], None] = {}  # curves to be sent anew, in order
         self.changed = False  # points arrived since the last means
         self.means_due = 0.0
+        self.spent = 0.0  # seconds of the kernel that trends have taken since the last means
 
     def plan(self) -> bool:
         """Choose the charts again if series appeared; returns whether the choice changed."""
@@ -139,12 +140,13 @@ class Feed:
 
     def renew_waiting(self, sending: Sending) -> None:
         """Send curves anew, the longest waiting first, a few in each frame."""
-        sent = 0
+        sent, began = 0, time.thread_time()
         while self.waiting and sent < RENEWED_POINTS:
             replica, index = next(iter(self.waiting))
             del self.waiting[replica, index]
             self.renew(sending, replica, index)
             sent += self.held[replica, index]
+        self.spent += time.thread_time() - began
 
     def renew(self, sending: Sending, replica: int, index: int) -> None:
         """Send one curve anew; points at half their budget, which leaves room to append to."""
@@ -175,8 +177,9 @@ class Feed:
                 {(replica, index | TREND): None for replica in self.drawn() for index in trained}
             )
         self.add_clock(sending)
-        spent = time.thread_time() - began
-        self.means_due = now + min(max(MEAN_EVERY, spent / MEAN_SHARE), MEAN_LATEST)
+        self.spent += time.thread_time() - began
+        self.means_due = now + min(max(MEAN_EVERY, self.spent / MEAN_SHARE), MEAN_LATEST)
+        self.spent = 0.0
 
     def add_clock(self, sending: Sending) -> None:
         """Send seconds against steps, so that the page can put wall time on the x axis."""
