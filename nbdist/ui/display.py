@@ -44,7 +44,8 @@ def place() -> Place:
 class LiveDisplay:
     """One run's output. All methods belong to the kernel's main thread.
 
-    ``report`` takes the lines where there is no page (default: print).
+    ``report`` takes the lines where there is no page (default: print); ``again`` says how to follow the run
+    when the kernel is gone.
     """
 
     def __init__(
@@ -56,12 +57,13 @@ class LiveDisplay:
         *,
         run_id: str = "",
         charts: Iterable[str] | None = None,
+        again: str = "",
         report: Callable[[str], None] = print,
         where: Place | None = None,
     ) -> None:
         self.store, self.tasks, self.title, self.run_id = store, list(tasks), title, run_id
         self.total_steps = total_steps
-        self.charts = charts
+        self.charts, self.again = charts, again
         self.report = report
         self.where: Place = where or place()
         self.display_id = uuid.uuid4().hex
@@ -96,7 +98,7 @@ class LiveDisplay:
 
         return LiveView(
             self.store, self.tasks, self.title, self.total_steps, self.charts, self.transcripts, self.run_id,
-            self.controls,
+            self.controls, self.again,
         )  # fmt: skip
 
     def show_again(self, summary: Summary | None) -> None:

@@ -30,6 +30,7 @@ from nbdist.ui.feed import Feed, Sending
 from nbdist.ui.frames import frame
 from nbdist.ui.jsonable import jsonable
 from nbdist.ui.pace import Pace
+from nbdist.ui.shorten import clip
 from nbdist.ui.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         transcripts: dict[str, Transcript] | None = None,
         run_id: str = "",
         controls: Controls | None = None,
+        again: str = "",
     ) -> None:
         self.planned = None if charts is None else list(charts)  # what is drawn unless the page chooses
         self.feed = Feed(store, self.planned)
@@ -76,7 +78,7 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         self.pace = Pace()
         self.now = 0.0
         self.head: dict[str, Any] = {"title": title, "run": run_id, "tasks": list(tasks)}
-        self.head |= {"total": total_steps}
+        self.head |= {"total": total_steps, "again": again}
         self.controls = controls or Controls()
         self.status: dict[str, Any] = {"state": "starting"}
         self.status_is_new = True
@@ -88,6 +90,19 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         self.closes_unseen = False
         super().__init__(_esm=bundled("live.js"), _css=bundled("live.css"))
         self.on_msg(self._on_page_message)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """Return what is displayed, with words for those who cannot show a widget, or not any more."""
+        found = super()._repr_mimebundle_(**kwargs)
+        data = found[0] if isinstance(found, tuple) else found
+        if data is not None:
+            data["text/plain"] = self._in_words()
+        return found
+
+    def _in_words(self) -> str:
+        title, run_id, again = (clip(self.head[key]) for key in ("title", "run", "again"))
+        named = f"{title} ({run_id})" if run_id not in ("", title) else title
+        return f"Live view of {named}; {again}" if again else f"Live view of {named}"
 
     def tick(self, now: float) -> None:
         """Send at most one frame, if something is new and the page keeps up; ``now`` in seconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from nbdist.errors import BodyError, NbdistError
@@ -22,13 +23,13 @@ class RunView:
     """Shows one run: live while it goes on, frozen at its end."""
 
     def __init__(self, run: Run, *, display: bool = True) -> None:
-        self._standing: Standing | None = None
+        self._run = run
         self._tasks = run.tasks
         self._unit = unit_of(run)
         self._display = LiveDisplay(
-            run.store, run.tasks, run.options.name, run_id=run.id, charts=run.options.live
+            run.store, run.tasks, run.options.name, run_id=run.id, charts=run.options.live, again=again(run)
         )
-        self._display.on_control(lambda *_: run.interrupt(), ["stop"])
+        self._display.on_control(partial(act, run))
         if display:
             # In the background the cell is over at once, and what it shows should be there by then.
             self._display.show(after=0.0 if run.options.background else SHORT)
@@ -39,17 +40,18 @@ class RunView:
 
     def progress(self, standing: Standing) -> None:
         """Take note of how far the run is."""
-        self._standing = standing
         self._display.progress(
             {
                 "state": standing.state,
-                "step": standing.step,
+                "step": standing.step if self._run.trains else None,  # a plain cell has none
                 "total": standing.total,
                 "unit": self._unit,
                 "steps_per_second": standing.steps_per_second or None,  # none is known at first
                 "examples_per_second": standing.examples_per_second or None,
                 "seconds_left": standing.seconds_left,
                 "elapsed": standing.elapsed,
+                "learning_rate": standing.learning_rate,
+                "checkpoint": standing.checkpoint,
                 "per_replica": {
                     i: {
                         "state": replica.state,
@@ -78,6 +80,20 @@ class RunView:
         """Show the run in this cell as well; when it is over, its curves to be looked at closely."""
         self.progress(run.standing())
         self._display.show_again(summary_of(run) if run.over else None)
+
+
+def again(run: Run) -> str:
+    """Say how to follow a run whose kernel is gone; nothing where it goes with the kernel."""
+    in_graph = run.options.replication == "in-graph"
+    return "" if in_graph else f"nb.attach({run.id!r}) follows it from a new kernel"
+
+
+def act(run: Run, kind: str, rate: float | None) -> None:
+    """Do what the page wants of a run."""
+    if kind == "stop":
+        run.interrupt()
+    else:
+        run.controls.act(kind, rate)
 
 
 class PrintedView:

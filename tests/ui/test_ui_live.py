@@ -197,6 +197,15 @@ def test_what_a_control_raises_is_shown_until_the_next_one(view: SentView) -> No
     assert view.status["problem"] is None
 
 
+def test_words_stand_in_for_a_widget_that_cannot_be_shown(store: RunStore) -> None:
+    again = "nb.attach('r-7') follows it from a new kernel"
+    view = SentView(store, [], title="digits", run_id="r-7", again=again)
+    data = view._repr_mimebundle_()[0]
+    assert data["text/plain"] == f"Live view of digits (r-7); {again}"
+    assert "application/vnd.jupyter.widget-view+json" in data
+    assert SentView(store, [], title="digits")._repr_mimebundle_()[0]["text/plain"] == "Live view of digits"
+
+
 def test_the_widgets_state_holds_no_data(view: SentView, store: RunStore) -> None:
     before = len(json.dumps(view.get_state(), default=str))
     train(store, 0, 0, 5000)

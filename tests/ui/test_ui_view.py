@@ -15,7 +15,7 @@ from nbdist.runs.progress import ReplicaStanding, Standing, Tally
 from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui import view
-from nbdist.ui.control import Controls
+from nbdist.ui.control import KINDS, Controls
 from nbdist.ui.view import RunView, gone_among, in_a_line, note_on, summary_of, unit_of
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
@@ -31,6 +31,9 @@ class FakeRun:
         self.error: NbdistError | None = None
         self.epochs: dict[int, dict[str, float]] = {}
         self.interrupted = self.global_step = 0
+        self.trains = True
+        self.asked: list[tuple[str, float | None]] = []
+        self.controls = SimpleNamespace(act=lambda kind, rate: self.asked.append((kind, rate)))
         self.tally = Tally(len(TASKS), bool(options.get("synchronous")))
 
     def last_epoch(self, replica: int) -> dict[str, float]:
@@ -61,8 +64,8 @@ class FakeDisplay:
         self.calls: list[tuple[str, Any]] = []
         self.controls = Controls()
 
-    def on_control(self, callback: Any, kinds: Any) -> None:
-        self.controls.on(callback, kinds)
+    def on_control(self, callback: Any) -> None:
+        self.controls.on(callback)
 
     def show(self, after: float = 0.0) -> None:
         self.calls.append(("show", None))
@@ -96,7 +99,9 @@ def test_a_view_shows_passes_on_and_freezes(displays: list[FakeDisplay]) -> None
     run = FakeRun(live=("loss",))
     shown = RunView(run)  # type: ignore[arg-type]
     (display,) = displays
-    assert display.made == (run.store, TASKS, "mnist", {"run_id": run.id, "charts": ("loss",)})
+    again = "nb.attach('261120-000000-mnist') follows it from a new kernel"
+    told = {"run_id": run.id, "charts": ("loss",), "again": again}
+    assert display.made == (run.store, TASKS, "mnist", told)
     assert display.calls == [("show", None)]
     shown.tick()
     shown.output(TASKS[1], "hello\n")
@@ -107,11 +112,13 @@ def test_a_view_shows_passes_on_and_freezes(displays: list[FakeDisplay]) -> None
     assert isinstance(shown, view.RunView)
 
 
-def test_the_stop_button_interrupts_the_run(displays: list[FakeDisplay]) -> None:
+def test_what_the_page_wants_is_done_with_the_run(displays: list[FakeDisplay]) -> None:
     run = FakeRun()
     RunView(run)  # type: ignore[arg-type]
-    displays[0].controls.act("stop")
-    assert run.interrupted == 1
+    for kind in KINDS:
+        assert displays[0].controls.act(kind, 0.5) is None
+    assert run.interrupted == 1  # as the kernel's interrupt: at a step boundary, or not at all gently
+    assert run.asked == [("pause", None), ("resume", None), ("checkpoint", None), ("set", 0.5)]
 
 
 def test_the_standing_is_passed_on_whole(displays: list[FakeDisplay]) -> None:
@@ -128,12 +135,25 @@ def test_the_standing_is_passed_on_whole(displays: list[FakeDisplay]) -> None:
     assert status == {
         "state": "training", "step": 20, "total": 80, "unit": "updates", "steps_per_second": 20.0,
         "examples_per_second": 200.0, "seconds_left": 3.0, "elapsed": 1.0, "note": "",
+        "learning_rate": None, "checkpoint": None,
     }  # fmt: skip
     assert replicas[0] == {"state": "training", "step": 10, "steps_per_second": 10.0, "staleness": None} | {
         "spent": dict.fromkeys(("data", "compute", "exchange", "wait"), 0.0),
         "dropped": None, "skipped": None,
     }  # fmt: skip
     assert replicas[1]["staleness"] == 3.0
+
+
+def test_a_run_that_goes_with_its_kernel_is_not_followed_from_another(displays: list[FakeDisplay]) -> None:
+    RunView(FakeRun(replication="in-graph"))  # type: ignore[arg-type]
+    assert displays[0].made[3]["again"] == ""
+
+
+def test_a_plain_cell_has_no_steps(displays: list[FakeDisplay]) -> None:
+    run = FakeRun()
+    run.trains = False
+    RunView(run).progress(run.tally.standing(1.0, run.store))  # type: ignore[arg-type]
+    assert displays[0].calls[-1][1]["step"] is None
 
 
 def test_a_rate_that_is_not_known_yet_is_not_zero(displays: list[FakeDisplay]) -> None:

@@ -45,11 +45,11 @@ export class Chart {
     this.at = null; // the x under the cursor
     this.legend = make("div", { class: "nbd-legend" });
     this.readout = new Readout();
-    this.box = make("div", { class: "nbd-plot", tabindex: "0", role: "application", "aria-roledescription": "chart", title: HELP }, this.readout.element);
+    this.box = make("div", { class: "nbd-plot", tabindex: "0", role: "application", "aria-roledescription": "chart", "aria-description": HELP }, this.readout.element);
     this.box.setAttribute("aria-details", shared.table);
     this.spoken = make("span", { class: "nbd-spoken", role: "status" });
     this.element = make("figure", { class: "nbd-chart" },
-      make("figcaption", {}, make("span", { class: "nbd-chart-title" }, plan.title), this.legend), this.box, this.spoken);
+      make("figcaption", {}, make("span", { class: "nbd-chart-title", title: HELP }, plan.title), this.legend), this.box, this.spoken);
     this.pointed = false; // by the mouse or with keys: other charts' cursors only follow
     this.box.addEventListener("keydown", (event) => this.onKey(event));
     this.box.addEventListener("pointermove", () => (this.pointed = true));
@@ -120,6 +120,7 @@ export class Chart {
       hooks: {
         draw: [(plot) => this.paint(plot)],
         setCursor: [(plot) => this.onCursor(plot)],
+        setScale: [(plot, scale) => scale === "x" && this.onCursor(plot)], // other points are under it now
         setSelect: [(plot) => this.onSelect(plot)],
       },
     };
@@ -225,14 +226,14 @@ export class Chart {
   /** The cursor goes to a point of the line, and what is shown goes along. @param {Line} main @param {number} index */
   goTo(main, index) {
     const x = main.xs[Math.max(0, Math.min(main.xs.length - 1, index))];
-    if (this.shared.zoomed) {
-      this.shared.zoomed = showing(this.shared.zoomed, x, this.whole());
-      this.plot?.setData([[0, 1], [0, 1]]);
-      this.shared.zoom(this.shared.zoomed);
-    }
     this.pointed = true;
-    this.plot?.setCursor({ left: this.plot.valToPos(x, "x"), top: 10 });
-    setText(this.spoken, this.box.getAttribute("aria-label") ?? "");
+    const place = () => {
+      this.plot?.setCursor({ left: this.plot.valToPos(x, "x"), top: 10 });
+      setText(this.spoken, this.box.getAttribute("aria-label") ?? "");
+    };
+    if (!this.shared.zoomed) return place();
+    this.shared.zoom(showing(this.shared.zoomed, x, this.whole()));
+    requestAnimationFrame(place); // all charts have the new range then
   }
 
   /** The colour of a line's key. @param {Line} line */
