@@ -24,10 +24,12 @@ def main() -> int:
     return 0 if all(passed) else 1
 
 
-def run_one(benchmark: frame.Benchmark, rounds: int, peers_only: bool) -> bool:
+def run_one(benchmark: frame.Benchmark | frame.Survey, rounds: int, peers_only: bool) -> bool:
     """Run and report one benchmark; return whether its bar is met."""
     print(report.heading(benchmark), flush=True)
     try:
+        if isinstance(benchmark, frame.Survey):
+            return peers_only or survey(benchmark, rounds)
         if peers_only:
             print(report.peer_summary(benchmark, [benchmark.peer() for _ in range(rounds)]), flush=True)
             return True
@@ -44,6 +46,18 @@ def run_one(benchmark: frame.Benchmark, rounds: int, peers_only: bool) -> bool:
     print(report.summary(benchmark, result), flush=True)
     report.keep(result)
     return result.met
+
+
+def survey(wanted: frame.Survey, rounds: int) -> bool:
+    """Run and report one survey; return whether all its bars are met."""
+    found: list[dict[str, float]] = []
+    for number in range(min(rounds, wanted.most)):
+        found.append(wanted.measure())
+        print(report.found_line(number, wanted, found[-1]), flush=True)
+    result = frame.Found(wanted.key, wanted.goals, found)
+    print(report.found_summary(result), flush=True)
+    report.keep(result)
+    return result.all_met
 
 
 if __name__ == "__main__":

@@ -13,17 +13,17 @@ Outcome = dict[str, Any]  # {"value": float, "check": anything that can be compa
 
 @dataclass(frozen=True)
 class Bar:
-    """What the ratio ours / peer has to be, or the difference ours - peer."""
+    """What the ratio ours / peer has to be, or the difference ours - peer, or a figure by itself."""
 
     way: Literal[">=", "<="]
     figure: float
-    of: Literal["ratio", "difference"] = "ratio"
+    of: Literal["ratio", "difference", "figure"] = "ratio"
 
     def met(self, figure: float) -> bool:
         return figure >= self.figure if self.way == ">=" else figure <= self.figure
 
     def __str__(self) -> str:
-        return f"{self.way} {self.figure:g}x" if self.of == "ratio" else f"{self.way} {self.figure:g} more"
+        return f"{self.way} {self.figure:g}" + {"ratio": "x", "difference": " more", "figure": ""}[self.of]
 
 
 def equal(ours: Any, peer: Any) -> bool:
@@ -53,6 +53,48 @@ class Benchmark:
     peer: Callable[[], Outcome]
     bar: Bar | None  # None: measured beside others, no goal of its own
     same: Callable[[Any, Any], bool] = equal
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One figure of a survey and what it has to be; None: it is told beside the others."""
+
+    name: str
+    unit: str
+    bar: Bar | None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Something measured as a whole, whose figures have bars of their own: no peer does the same.
+
+    ``measure`` returns a figure for each goal, by its name. It takes long: ``most`` rounds are enough.
+    """
+
+    key: str
+    what: str
+    goals: tuple[Goal, ...]
+    measure: Callable[[], dict[str, float]]
+    most: int = 3
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a survey found in each of its rounds."""
+
+    key: str
+    goals: tuple[Goal, ...]
+    rounds: list[dict[str, float]]
+
+    def of(self, goal: Goal) -> float:
+        return median(found[goal.name] for found in self.rounds)
+
+    def met(self, goal: Goal) -> bool:
+        return goal.bar is None or goal.bar.met(self.of(goal))
+
+    @property
+    def all_met(self) -> bool:
+        return all(self.met(goal) for goal in self.goals)
 
 
 @dataclass(frozen=True)

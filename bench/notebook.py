@@ -13,6 +13,7 @@ import os
 import struct
 import time
 from collections import Counter
+from collections.abc import Callable
 from queue import Empty
 from types import TracebackType
 from typing import Any
@@ -72,7 +73,6 @@ class Notebook:
 
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         self.manager = KernelManager(kernel_name="python3")
-        # Subscribes before the first cell, and a page would: what is not received would not be counted.
         self.manager.start_kernel(env={**os.environ, **(environment or {})})
         self.kernel = self.manager.client()
         self.kernel.start_channels()
@@ -80,14 +80,25 @@ class Notebook:
         self.page = Page(self.kernel)
         self.counts: Counter[str] = Counter()
 
-    def run(self, code: str, patience: float = PATIENCE) -> tuple[float, str]:
-        """Run a cell; return the seconds that it took and the text that it put out. Raises CellError."""
+    @property
+    def pid(self) -> int:
+        """The kernel's process."""
+        return int(self.manager.provisioner.process.pid)
+
+    def run(
+        self, code: str, patience: float = PATIENCE, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[float, str]:
+        """Run a cell; return the seconds that it took and the text that it put out. Raises CellError.
+
+        ``meanwhile`` is called again and again while it runs.
+        """
         begin = time.perf_counter()
         asked = self.kernel.execute(code, allow_stdin=True)
         printed, error = [], None
         while True:
             if time.perf_counter() - begin > patience:
                 raise CellError(f"the cell is not over after {patience:g} s:\n{code}")
+            meanwhile()
             message = self.look()
             if message is None or message["parent_header"].get("msg_id") != asked:
                 continue

@@ -10,12 +10,17 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from bench.frame import Benchmark, Outcome, Result
+from bench.frame import Benchmark, Found, Outcome, Result, Survey
 
 RESULTS = Path(__file__).parent / "results" / "results.jsonl"
 
 
-def heading(benchmark: Benchmark) -> str:
+def heading(benchmark: Benchmark | Survey) -> str:
+    if isinstance(benchmark, Survey):
+        bars = ", ".join(
+            f"{goal.name} {goal.bar} {goal.unit}".strip() for goal in benchmark.goals if goal.bar
+        )
+        return f"{benchmark.key}: {benchmark.what}\n    bars: {bars}"
     return f"{benchmark.key}: {benchmark.what}\n    against {benchmark.peer_name}" + (
         f"; bar {benchmark.bar}" if benchmark.bar else ""
     )
@@ -53,17 +58,39 @@ def peer_summary(benchmark: Benchmark, outcomes: list[Outcome]) -> str:
     )
 
 
-def keep(result: Result, path: Path = RESULTS) -> None:
+def found_line(number: int, survey: Survey, found: dict[str, float]) -> str:
+    figures = ", ".join(f"{goal.name} {found[goal.name]:.4g} {goal.unit}".strip() for goal in survey.goals)
+    return f"    round {number + 1}: {figures}"
+
+
+def found_summary(found: Found) -> str:
+    """Say a survey's figures, one in a line."""
+    lines = []
+    for goal in found.goals:
+        all_of_it = [one[goal.name] for one in found.rounds]
+        line = f"    {goal.name}: {found.of(goal):.4g} {goal.unit}".rstrip()
+        line += f" ({min(all_of_it):.4g} to {max(all_of_it):.4g})"
+        lines.append(
+            line + (f"; bar {goal.bar}: {'met' if found.met(goal) else 'NOT MET'}" if goal.bar else "")
+        )
+    return "\n".join(lines)
+
+
+def keep(result: Result | Found, path: Path = RESULTS) -> None:
     """Append the result, with when and on what it was measured."""
     path.parent.mkdir(exist_ok=True)
+    came_to = (
+        {"medians": {goal.name: result.of(goal) for goal in result.goals}, "met": result.all_met}
+        if isinstance(result, Found)
+        else {"ratio": result.ratio, "met": result.met}
+    )
     record = {
         "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "cores": len(os.sched_getaffinity(0)),
         "machine": platform.processor() or platform.machine(),
         "python": platform.python_version(),
         **asdict(result),
-        "ratio": result.ratio,
-        "met": result.met,
+        **came_to,
     }
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.allreduce_work import SIZES
-from bench.frame import Bar, Benchmark, close
+from bench.frame import Bar, Benchmark, Goal, Survey, close
 from bench.script import elsewhere, here
 
 # Both sides end with the same number of updates on the same data from the same weights. Asynchronous workers
@@ -11,7 +11,7 @@ from bench.script import elsewhere, here
 TRAINED = close(0.02)
 EXACT = close(1e-4)
 
-BENCHMARKS = [
+BENCHMARKS: list[Benchmark | Survey] = [
     *(
         Benchmark(
             f"p1.tensorflow-{workers}",
@@ -235,6 +235,31 @@ BENCHMARKS = [
         here("cell", "--with", "px", "--body", "print"),
         Bar("<=", 1.2),
     ),
+    Survey(
+        "p12",
+        "8 tasks that record 1,000 points a second each, on their way to disk and to a page",
+        (
+            Goal("points lost on disk", "", Bar("<=", 0, "figure")),
+            Goal("step time, recorded against not", "%", Bar("<=", 101, "figure")),
+            Goal("messages to the browser", "a second", Bar("<=", 12, "figure")),
+            Goal("CPU of the kernel", "% of a core", Bar("<=", 5, "figure")),
+            Goal("points recorded", "a second and task", None),
+        ),
+        here("points_flow"),
+    ),
+    Survey(
+        "p13",
+        "64 replicas of 100 points a second in a live view in JupyterLab, 10 minutes (BENCH_MINUTES)",
+        (
+            Goal("time in tasks over 50 ms", "%", Bar("<=", 1, "figure")),
+            Goal("heap growth", "MB", Bar("<=", 20, "figure")),
+            Goal("longest task", "ms", None),
+            Goal("frames", "a second", None),
+            Goal("main thread busy", "%", None),
+        ),
+        here("page_flow", timeout=3600),
+        most=1,
+    ),
     *(
         Benchmark(
             f"p14.{name}-{tasks}",
@@ -265,7 +290,7 @@ BENCHMARKS = [
 ]
 
 
-def chosen(names: list[str]) -> list[Benchmark]:
+def chosen(names: list[str]) -> list[Benchmark | Survey]:
     """Return the benchmarks whose key is one of ``names`` or starts with one and a dot; all for "all"."""
     picked = [b for b in BENCHMARKS if any(n in ("all", b.key) or b.key.startswith(f"{n}.") for n in names)]
     known = {b.key for b in BENCHMARKS} | {b.key.split(".")[0] for b in BENCHMARKS} | {"all"}

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench import report, script, table
-from bench.frame import Bar, Benchmark, close, equal, run
+from bench.__main__ import run_one
+from bench.frame import Bar, Benchmark, Found, Goal, Survey, close, equal, run
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -69,6 +70,23 @@ def test_what_is_printed_and_kept(tmp_path: Path) -> None:
     lines = (tmp_path / "results" / "results.jsonl").read_text().splitlines()
     assert [json.loads(line)["ratio"] for line in lines] == [0.375, 0.375]
     assert "bar" not in report.summary(one, replace(result, bar=None))
+
+
+def test_a_survey_has_figures_with_bars_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    goals = (Goal("cost", "%", Bar("<=", 5, "figure")), Goal("speed", "a second", None))
+    figures = iter([{"cost": 4.0, "speed": 1.0}, {"cost": 6.0, "speed": 3.0}, {"cost": 4.5, "speed": 2.0}])
+    survey = Survey("p0", "nothing", goals, lambda: next(figures), most=3)
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results.jsonl")
+    monkeypatch.setattr(report.keep, "__defaults__", (tmp_path / "results.jsonl",))
+    assert run_one(survey, 5, False)
+    printed = capsys.readouterr().out
+    assert "bars: cost <= 5 %" in printed
+    assert "round 3: cost 4.5 %, speed 2 a second" in printed
+    assert "cost: 4.5 % (4 to 6); bar <= 5: met" in printed
+    assert json.loads((tmp_path / "results.jsonl").read_text())["medians"] == {"cost": 4.5, "speed": 2.0}
+    assert not Found("p0", goals, [{"cost": 5.5, "speed": 1.0}]).all_met
 
 
 def test_comparing() -> None:
