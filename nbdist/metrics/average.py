@@ -10,8 +10,12 @@ from numpy.typing import NDArray
 Curve = tuple[NDArray[Any], NDArray[Any]]
 
 
-def mean_by_step(curves: list[Curve], most: int) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
+def mean_by_step(
+    curves: list[Curve], most: int, ended: list[Curve] | None = None
+) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
     """Return (steps, means) at the steps of any curve, at most ``most`` of them.
+
+    Curves that have ``ended`` count as well, but not beyond the others: who is gone does not lead.
 
     A curve counts at a step between its first and last: with its own value where it has one (the newest, if
     a restart repeated the step), else on the straight line between its neighbours. Where its neighbours are
@@ -21,8 +25,11 @@ def mean_by_step(curves: list[Curve], most: int) -> tuple[NDArray[np.uint32], ND
     >>> mean_by_step([a, b], most=100)
     (array([0, 1, 2, 3], dtype=uint32), array([0., 2., 3., 5.]))
     """
-    curves = [newest_by_step(steps, values) for steps, values in curves]
+    reached = max((int(steps.max()) for steps, _ in curves if len(steps)), default=None)
+    curves = [newest_by_step(*curve) for curve in [*curves, *(ended or [])] if len(curve[0])]
     grid = np.unique(np.concatenate([np.empty(0, np.uint32), *(steps for steps, _ in curves)]))
+    if reached is not None:
+        grid = grid[grid <= reached]
     if len(grid) > most:
         grid = grid[np.linspace(0, len(grid) - 1, most).astype(np.intp)]
     total, count = np.zeros(len(grid)), np.zeros(len(grid))

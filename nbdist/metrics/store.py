@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from bisect import insort
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +59,7 @@ class RunStore:
         self._ids: dict[str, int] = {}
         self._kept: dict[tuple[int, int], Thinned] = {}
         self._trends: dict[tuple[int, int], Trend] = {}
+        self._replicas: list[int] = []  # in order
 
     def extend(
         self, replica: int, series: str, steps: ArrayLike, values: ArrayLike, times: ArrayLike
@@ -92,7 +95,7 @@ class RunStore:
     def replicas(self) -> list[int]:
         """The replicas that have sent points, in order."""
         with self._lock:
-            return sorted({replica for replica, _ in self._kept})
+            return list(self._replicas)
 
     @property
     def dropped(self) -> int:
@@ -116,20 +119,22 @@ class RunStore:
         with self._lock:
             return self._recent.since(cursor, limit)
 
-    def aggregate(self, series: str, limit: int = 2000) -> tuple[Steps, Floats]:
+    def aggregate(self, series: str, limit: int = 2000, gone: Collection[int] = ()) -> tuple[Steps, Floats]:
         """Return (steps, values): the mean over replicas by step, of each replica's `trend`.
 
         Between its own points a replica counts with a straight line; before its first and after its last it
-        does not count.
+        does not count. Replicas that are ``gone`` do not count beyond the step that others have reached.
         """
         with self._lock:
             number = self._known(series)
-            curves = [
-                trend.curve()
-                for (_, index), trend in sorted(self._trends.items(), key=lambda item: item[0])
-                if index == number
-            ]
-        steps, values = mean_by_step(curves, most=8 * check_limit(limit))
+            curves = {
+                replica: self._trends[replica, number].curve()
+                for replica in self.replicas
+                if (replica, number) in self._trends
+            }
+        there = [curve for replica, curve in curves.items() if replica not in gone]
+        ended = [curve for replica, curve in curves.items() if replica in gone]
+        steps, values = mean_by_step(there, most=8 * check_limit(limit), ended=ended)
         chosen = decimate(values, limit)
         return steps[chosen], values[chosen]
 
@@ -180,6 +185,8 @@ class RunStore:
     def _thinned(self, replica: int, index: int) -> Thinned:
         key = (replica, index)
         if key not in self._kept:
+            if replica not in self._replicas:
+                insort(self._replicas, replica)
             # The limit is shared by all series, so a store with very many of them keeps less of each.
             while len(self._kept) * 2 * self._buckets > self._limit and self._buckets > FEWEST_BUCKETS:
                 self._buckets //= 2

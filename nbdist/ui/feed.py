@@ -53,6 +53,7 @@ class Feed:
         self.cursor = 0
         self.held: dict[tuple[int, int], int] = defaultdict(int)  # points in the page, by (replica, series)
         self.waiting: dict[tuple[int, int], None] = {}  # curves to be sent anew, in order
+        self.gone: frozenset[int] = frozenset()  # replicas that the others go on without
         self.changed = False  # points arrived since the last means
         self.means_due = 0.0
         self.spent = 0.0  # seconds of the kernel that trends have taken since the last means
@@ -167,7 +168,7 @@ class Feed:
         began = time.thread_time()
         self.changed = False
         for index, name in enumerate(self.names):
-            steps, values = course(*self.store.aggregate(name), most=MOST_POINTS // 2)
+            steps, values = course(*self.store.aggregate(name, gone=self.gone), most=MOST_POINTS // 2)
             if len(steps):
                 sending.replaced.append((MEAN, index))
                 sending.parts.append(records(MEAN, index, steps, values))
@@ -182,10 +183,22 @@ class Feed:
         self.spent = 0.0
 
     def add_clock(self, sending: Sending) -> None:
-        """Send seconds against steps, so that the page can put wall time on the x axis."""
-        if not self.names or not self.store.replicas:
+        """Send seconds against steps, so that the page can put wall time on the x axis.
+
+        They are those of the replica that is furthest, and never fall, whatever the clock of its task did.
+        """
+        if not self.names:
             return
-        steps, _, times = self.store.points(min(self.store.replicas), self.names[0], limit=200)
-        if len(steps):
+        name = self.names[0]
+        there = [replica for replica in self.store.replicas if replica not in self.gone]
+        lasts = [
+            (last.step, -replica)
+            for replica in there or self.store.replicas
+            if (last := self.store.last(replica, name)) is not None
+        ]
+        if lasts:
+            steps, _, times = self.store.points(-max(lasts)[1], name, limit=200)
+            order = np.argsort(steps, kind="stable")
+            seconds = np.maximum.accumulate(times[order]) - times[order[0]]
             sending.replaced.append((MEAN, CLOCK))
-            sending.parts.append(records(MEAN, CLOCK, steps, np.asarray(times) - times[0]))
+            sending.parts.append(records(MEAN, CLOCK, steps[order], seconds))

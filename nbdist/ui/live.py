@@ -121,6 +121,8 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         """
         self.status = {**self.status, **jsonable(status)}
         self.status_is_new = True
+        if (replicas := status.get("per_replica")) is not None:
+            self.feed.gone = frozenset(i for i, one in replicas.items() if one.get("state") == "gone")
 
     def output(self, task: str, text: str) -> None:
         """Append what a task printed."""

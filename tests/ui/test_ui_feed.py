@@ -1,4 +1,6 @@
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 from ui_runs import train
 
 from nbdist.metrics.store import RunStore
@@ -110,6 +112,48 @@ def test_points_that_left_the_ring_unread_come_with_whole_curves() -> None:
     train(store, 0, 10, 500)  # far more than the ring holds
     page.apply(feed.news(1.0))
     assert [step for step, _ in page.curves[0, 0]] == list(range(510))
+
+
+def test_one_that_is_gone_does_not_hold_the_mean_back(store: RunStore) -> None:
+    feed, page = Feed(store), Page()
+    steps = np.arange(3_000)
+    store.extend(2, "loss", steps, np.full(3_000, 9.0), steps / 100)  # fast, and soon gone
+    for start in range(0, 1_000, 100):
+        for replica in range(2):
+            train(store, replica, start, 100)
+        feed.gone = frozenset({2} if start >= 500 else ())
+        if feed.plan():
+            page.apply(feed.everything(start))
+        page.apply(feed.news(start))
+        last = page.curves[MEAN, 0][-1][0]
+        assert last == (2_999 if start < 500 else start + 99)
+        assert page.curves[MEAN, CLOCK][-1][0] == last
+    assert page.curves[2, 0][-1][0] == 2_999  # its own points stay
+
+
+def test_the_mean_of_those_that_are_all_gone_stays(store: RunStore) -> None:
+    train(store, 0, 0, 10)
+    feed, page = Feed(store), Page()
+    feed.gone = frozenset({0})
+    feed.plan()
+    page.apply(feed.everything(0.0))
+    assert page.curves[MEAN, 0][-1][0] == page.curves[MEAN, CLOCK][-1][0] == 9
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.floats(0, 2e9), st.integers(0, 3)), min_size=1, max_size=60)
+)
+def test_time_on_the_page_never_falls_whatever_the_clocks_did(points: list[tuple[int, float, int]]) -> None:
+    store = RunStore()
+    for step, seconds, replica in points:
+        store.extend(replica, "loss", [step], [0.5], [seconds])
+    feed, page = Feed(store), Page()
+    feed.plan()
+    page.apply(feed.everything(0.0))
+    steps, seconds = zip(*page.curves[MEAN, CLOCK], strict=True)
+    assert seconds[0] == 0.0
+    assert list(steps) == sorted(steps)
+    assert list(seconds) == sorted(seconds)
 
 
 def test_ten_thousand_series_send_six_charts(store: RunStore) -> None:
