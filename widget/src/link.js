@@ -1,4 +1,5 @@
 // What to do with a frame, given those before it. Pure: it is told the time and sends nothing.
+import { decodeFrame } from "./frame.js";
 
 const ASK_AGAIN = 500; // milliseconds between two requests for the same snapshot
 const QUIET = 2000; // milliseconds without a frame after which the page asks whether it missed one
@@ -8,6 +9,28 @@ const QUIET = 2000; // milliseconds without a frame after which the page asks wh
 /** @param {number} now milliseconds @returns {Link} */
 export function newLink(now) {
   return { sequence: 0, behind: true, asked: now, heard: now };
+}
+
+/**
+ * A message with a frame arrived: applies it, if it is its turn; returns what the kernel is to be told.
+ * @template {{ snapshot: boolean }} M
+ * @param {Link} link
+ * @param {M} message
+ * @param {DataView} bytes
+ * @param {number} now milliseconds
+ * @param {(message: M, runs: import("./frame.js").Run[]) => void} apply
+ * @returns {"ack" | "snapshot" | null}
+ */
+export function take(link, message, bytes, now, apply) {
+  const { sequence, runs } = decodeFrame(bytes);
+  const verdict = receive(link, sequence, message.snapshot, now);
+  if (verdict === "apply") apply(message, runs);
+  return verdict === "apply" ? "ack" : verdict === "ask" ? "snapshot" : null;
+}
+
+/** What the kernel is told that the page has: nothing, if something is missing. @param {Link} link */
+export function has(link) {
+  return link.behind ? 0 : link.sequence;
 }
 
 /**

@@ -1,7 +1,6 @@
 // The anywidget module: joins the view to the kernel, and says when it can be seen.
-import { decodeFrame } from "./frame.js";
 import { OVER } from "./header.js";
-import { newLink, receive, tooQuiet } from "./link.js";
+import { has, newLink, take, tooQuiet } from "./link.js";
 import { View } from "./view.js";
 
 const LOOK = 1000; // milliseconds between looks at whether the kernel has gone quiet
@@ -14,7 +13,7 @@ function render({ model, el }) {
   const visible = () => onScreen && !document.hidden;
   const say = (/** @type {string} */ kind, more = {}) => {
     try {
-      model.send({ kind, view: name, visible: visible(), sequence: link.behind ? 0 : link.sequence, ...more });
+      model.send({ kind, view: name, visible: visible(), sequence: has(link), ...more });
     } catch {
       view.disconnect(); // the kernel restarted or ended, and its end of the line with it
     }
@@ -25,13 +24,10 @@ function render({ model, el }) {
 
   const onMessage = (/** @type {any} */ message, /** @type {DataView[]} */ buffers) => {
     if (message.kind !== "frame") return;
-    const { sequence, runs } = decodeFrame(buffers[0]);
-    const verdict = receive(link, sequence, message.snapshot, performance.now());
-    if (verdict === "apply") {
-      view.apply(message, runs);
-      // Acknowledged when it is drawn, so that a busy page gets fewer.
-      if (visible()) requestAnimationFrame(() => say("ack"));
-    } else if (verdict === "ask") say("snapshot");
+    const answer = take(link, message, buffers[0], performance.now(), (_, runs) => view.apply(message, runs));
+    if (answer === "snapshot") say("snapshot");
+    // Acknowledged when it is drawn, so that a busy page gets fewer.
+    else if (answer === "ack" && visible()) requestAnimationFrame(() => say("ack"));
   };
   model.on("msg:custom", onMessage);
 
