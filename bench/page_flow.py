@@ -1,0 +1,141 @@
+"""P13: 64 replicas of 100 points a second in a live view, in JupyterLab in a headless Chromium, for minutes.
+
+`python -m bench.page_flow --minutes 1 --profile 20` tells where the page's time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "browser"))
+
+MINUTES = float(os.environ.get("BENCH_MINUTES", "10"))
+REPLICAS, RATE = 64, 100
+SHOWN = "section.nbdist-live"
+CELL = "from bench import page_body\nawait page_body.feed({seconds}, {replicas}, {rate})"
+OBSERVE = (
+    "() => { window.longTasks = []; window.longTaskObserver = new PerformanceObserver(list => {"
+    " for (const entry of list.getEntries()) window.longTasks.push(entry.duration) });"
+    " window.longTaskObserver.observe({type: 'longtask'}) }"
+)
+STEP = (
+    "() => Number(/step ([\\d,]+)/.exec(document.querySelector('.nbd-plot')?.ariaLabel)?.[1]"
+    ".replaceAll(',', '') ?? 0)"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--replicas", type=int, default=REPLICAS)
+    parser.add_argument("--profile", type=int, default=0, help="seconds of a profile, told on stderr")
+    parser.add_argument("--screenshot", default="")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(options.minutes, options.replicas, Path(folder), options.profile, options.screenshot)
+    print(json.dumps(found))
+
+
+def measure(
+    minutes: float, replicas: int, folder: Path, profiled: int = 0, screenshot: str = ""
+) -> dict[str, float]:
+    """Return the figures of P13; the first minute (a fifth, if there are few) is no part of them."""
+    from browser_lab import Lab, LabServer, start_chromium
+    from playwright.sync_api import sync_playwright
+
+    whole = 60.0 * minutes
+    warm_up = min(60.0, whole / 5)
+    server = LabServer(folder)
+    try:
+        with sync_playwright() as playwright:
+            browser = start_chromium(playwright)
+            lab = Lab(server, browser)
+            cell = CELL.format(seconds=whole + 5, replicas=replicas, rate=RATE)
+            lab.write("p13.ipynb", [cell])
+            page = lab.open("p13.ipynb")
+            lab.run(0, wait=False)
+            page.wait_for_selector(f"{SHOWN} .nbd-plot")
+            page.locator(SHOWN).evaluate("node => node.scrollIntoView({block: 'start'})")
+            time.sleep(warm_up)
+            chromium = page.context.new_cdp_session(page)
+            chromium.send("Performance.enable")
+            heap, step = used(chromium), page.evaluate(STEP)
+            page.evaluate(OBSERVE)
+            begin, busy = time.monotonic(), task_seconds(chromium)
+            if profiled:
+                tell_profile(chromium, profiled)
+            while time.monotonic() - begin < whole - warm_up:
+                page.wait_for_timeout(500)
+            lasted = time.monotonic() - begin
+            busy = task_seconds(chromium) - busy
+            tasks = page.evaluate("() => (window.longTaskObserver.disconnect(), window.longTasks)")
+            if page.evaluate(STEP) <= step:
+                raise RuntimeError(f"the curve stood still at step {step}: nothing was measured")
+            if screenshot:
+                lab.screenshot(screenshot)
+            grown = used(chromium) - heap
+            lab.wait_done(0)
+            said = re.search(r"frames a second: ([\d.]+)", lab.output(0).inner_text())
+            lab.close()
+            browser.close()
+    finally:
+        server.close()
+    return {
+        "time in tasks over 50 ms": 100 * sum(tasks) / 1e3 / lasted,
+        "heap growth": grown / 1e6,
+        "longest task": max(tasks, default=0.0),
+        "frames": float(said[1]) if said else 0.0,
+        "main thread busy": 100 * busy / lasted,
+    }
+
+
+def used(chromium: Any) -> int:
+    """Return the bytes of the page's heap that are in use, after collecting garbage."""
+    for _ in range(2):
+        chromium.send("HeapProfiler.collectGarbage")
+    return int(chromium.send("Runtime.getHeapUsage")["usedSize"])
+
+
+def task_seconds(chromium: Any) -> float:
+    """Return the seconds that the main thread has been busy so far."""
+    metrics = {entry["name"]: entry["value"] for entry in chromium.send("Performance.getMetrics")["metrics"]}
+    return float(metrics["TaskDuration"])
+
+
+def tell_profile(chromium: Any, seconds: int) -> None:
+    """Say where the main thread spends its time, by function, in per cent."""
+    chromium.send("Profiler.enable")
+    chromium.send("Profiler.setSamplingInterval", {"interval": 500})
+    chromium.send("Profiler.start")
+    time.sleep(seconds)
+    profile = chromium.send("Profiler.stop")["profile"]
+    for name, share in shares(profile).most_common(30):
+        print(f"{share:6.2f}% {name}", file=sys.stderr)
+
+
+def shares(profile: dict[str, Any]) -> Counter[str]:
+    """Return the share of each function itself in a profile's time, in per cent."""
+    names = {}
+    for node in profile["nodes"]:
+        frame = node["callFrame"]
+        where = f"{frame['url'].rsplit('/', 1)[-1][-40:]}:{frame['lineNumber'] + 1}"
+        names[node["id"]] = f"{frame['functionName'] or '(anonymous)'} {where}"
+    spent: Counter[str] = Counter()
+    for node, delta in zip(profile["samples"], profile["timeDeltas"], strict=True):
+        spent[names[node]] += delta
+    whole = sum(spent.values())
+    return Counter({name: 100 * share / whole for name, share in spent.items()})
+
+
+if __name__ == "__main__":
+    main()
