@@ -15,8 +15,9 @@ from typing import Any
 from nbdist.cluster import tasks
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.connect import HubEngines, check_versions, close_client, connect_client
-from nbdist.cluster.folder import find, living, read_description, remove_traces
+from nbdist.cluster.folder import find, living, read_description, remove_traces, write_description
 from nbdist.cluster.link import CONTROLLER, KeeperLink, describe_exit
+from nbdist.cluster.owner import this_process
 from nbdist.cluster.replacing import Replacement, check_unused, describe, named
 from nbdist.errors import (
     FailedPreconditionError,
@@ -226,7 +227,7 @@ class Cluster:
         """End every process of the cluster and remove all that it leaves. May be called twice."""
         if self._stopped:
             return
-        self.close()
+        self._close_connections()
         if not self._link.gone:
             with suppress(UnavailableError):  # it went while we asked
                 self._link.ask("stop")
@@ -237,8 +238,17 @@ class Cluster:
 
     def close(self) -> None:
         """Let go of the cluster without ending it: close this process's connections."""
-        if self._stopped:
-            return
+        if not self._stopped:
+            self._close_connections()
+            self._link.close()
+
+    def own(self) -> None:
+        """Have the cluster end with this process, as if it had been started here: its owner is gone."""
+        write_description(self.folder, {**read_description(self.folder), "owner": this_process()})
+        atexit.unregister(self._stop_at_exit)
+        atexit.register(self._stop_at_exit)
+
+    def _close_connections(self) -> None:
         self._stopped = True
         atexit.unregister(self._stop_at_exit)
         for peer in list(self._peers):

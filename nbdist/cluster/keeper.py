@@ -7,7 +7,7 @@ socket in the cluster's folder, which only their user can enter: one JSON object
     requests    status, signal, stop, ready; end, fork, roster (see `reforking`)
     events      started, forked, exit (who, pid, how), roster, stopping
 
-When the last client has been gone for the orphan timeout, when the controller dies, or when it is told to,
+When the last client has been gone for too long (see `orphan.py`), when the controller dies, or when told to,
 it ends everything and removes the cluster's folder and shared segments. If the keeper itself is killed,
 the kernel kills its children (PR_SET_PDEATHSIG).
 """
@@ -29,6 +29,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from nbdist.cluster.busy import is_busy
+from nbdist.cluster.orphan import Orphan
 from nbdist.cluster.reforking import Born, Reforking
 
 GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
@@ -54,7 +56,7 @@ class Keeper:
         self.children: dict[int, int] = {}  # pid -> rank
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.deadline: float | None = None  # when what still lives is killed
-        self.orphaned_at: float | None = None
+        self.orphan = Orphan(*plan.get("orphan") or (None, None))
         self.held_ports: list[socket.socket] = []
         self.seats: dict[int, Any] = {}  # in an MPI world, which ends with them
         self.engine: Callable[[dict[str, Any]], Callable[[], None]] | None = (
@@ -164,7 +166,6 @@ class Keeper:
     def _welcome(self, client: socket.socket) -> None:
         client.setblocking(False)
         self.clients[client] = b""
-        self.orphaned_at = None
         self.selector.register(client, selectors.EVENT_READ, self._hear)
 
     def _hear(self, client: socket.socket) -> None:
@@ -219,8 +220,6 @@ class Keeper:
             self.selector.unregister(client)
             self.reforking.leave(client)
             client.close()
-            if not self.clients:
-                self.orphaned_at = time.monotonic()
 
     def _note_signals(self, descriptor: int) -> None:
         with suppress(BlockingIOError):
@@ -263,19 +262,18 @@ class Keeper:
             return ""
 
     def _until_due(self) -> float | None:
-        due = [at for at in (self.deadline, self._orphan_end()) if at is not None]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        now = time.monotonic()
+        end = None if self.deadline is None else max(0.0, self.deadline - now)
+        look = self.orphan.wait(now, self._left())
+        return min((wait for wait in (end, look) if wait is not None), default=None)
 
-    def _orphan_end(self) -> float | None:
-        patience = self.plan.get("orphan_timeout")
-        if self.orphaned_at is None or patience is None or self.deadline is not None:
-            return None
-        return self.orphaned_at + float(patience)
+    def _left(self) -> bool:
+        return not self.clients and self.deadline is None
 
     def _do_due(self) -> None:
         now = time.monotonic()
-        orphan_end = self._orphan_end()
-        if orphan_end is not None and now >= orphan_end:
+        left = self._left()
+        if self.orphan.look(now, left, left and is_busy(self.folder, self.children)):
             self.stop("no client was left")
         if self.deadline is not None and now >= self.deadline:
             for pid in list(self.children):

@@ -15,6 +15,8 @@ from nbdist.cluster.folder import claim, new_id, remove_traces, write_descriptio
 from nbdist.cluster.handle import Cluster
 from nbdist.cluster.link import CONTROLLER, KeeperLink, describe_exit
 from nbdist.cluster.listing import list_for_others
+from nbdist.cluster.orphan import Orphan
+from nbdist.cluster.owner import this_process
 from nbdist.cluster.resources import (
     TaskPlan,
     check_counts,
@@ -47,7 +49,7 @@ def start_cluster(
     timeout: float = 60.0,
     report: Report | None = print,
     detached: bool = False,
-    orphan_timeout: float = 60.0,
+    orphan_timeout: float | None = None,
 ) -> Cluster:
     """Start a cluster of engines and return it when every task's Server answers.
 
@@ -60,8 +62,9 @@ def start_cluster(
     The `launcher` "local" starts plain engines, "mpi" has mpiexec put them into one MPI world, so that groups
     of kind "mpi" can be formed (`pip install nbdist[mpi]`); both run on this host.
 
-    The cluster ends with this process; should the process be killed, it ends `orphan_timeout` seconds later
-    unless another client has attached. A `detached` cluster lives until someone stops it.
+    The cluster ends with this process, unless a run of its goes on. Without a client it ends a minute after
+    it has nothing more to do, and an hour after it was left in any case; `orphan_timeout` in seconds stands
+    for both. Until then others may attach. A `detached` cluster lives until someone stops it.
 
         cluster = nb.start_cluster(workers=3, ps=1)
         controller 0.4 s
@@ -74,6 +77,8 @@ def start_cluster(
     check_counts(workers, ps, threads, gpu_memory)
     if not timeout > 0:
         raise InvalidArgumentError(f"timeout is a number of seconds above 0, not {timeout!r}")
+    if orphan_timeout is not None and not orphan_timeout > 0:
+        raise InvalidArgumentError(f"orphan_timeout is a number of seconds above 0, not {orphan_timeout!r}")
     use = choose_gpus(gpus, () if gpus in ("none", 0) else list_gpus())
     require_gpu_package(len(use))
     plans = plan_tasks(
@@ -91,7 +96,14 @@ def start_cluster(
 
         mpiexec = mpiexec_command(workers + ps)
     start = _Start(plans, cluster_id or new_id(), timeout, report or (lambda line: None), mpiexec)
-    cluster = start.bring_up(None if detached else orphan_timeout, owner=not detached)
+    asked = {
+        "launcher": launcher,
+        "gpus": gpus,
+        "gpu_memory": gpu_memory,
+        "threads": threads,
+        "memory": memory,
+    }
+    cluster = start.bring_up(None if detached else Orphan.of(orphan_timeout), asked)
     jobs = f"{workers} worker{'s' * (workers > 1)}" + (f", {ps} ps" if ps else "")
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s: {jobs}")
     return cluster
@@ -119,12 +131,12 @@ class _Start:
         self.link: KeeperLink | None = None
         self.client: Any = None
 
-    def bring_up(self, orphan_timeout: float | None, owner: bool) -> Cluster:
+    def bring_up(self, orphan: Orphan | None, asked: dict[str, Any]) -> Cluster:
         try:
             self.keys.save(self.folder / "keys")
             try:
                 self.link = KeeperLink.start(
-                    self.folder, self._lock, self._plan(orphan_timeout), self._shared_environment()
+                    self.folder, self._lock, self._plan(orphan), self._shared_environment()
                 )
             finally:
                 os.close(self._lock)  # the keeper holds it now
@@ -132,19 +144,21 @@ class _Start:
             self._engines()
             roster = self._servers()
             self.link.ask("ready")
-            description = self._describe(roster)
+            description = self._describe(roster) | {"asked": asked}
+            if orphan is not None:
+                description["owner"] = this_process()
             description["listing"] = list_for_others(self.folder, self.link.pids[CONTROLLER], roster)
             write_description(self.folder, description)
-            return Cluster(self.folder, roster, self.keys, self.link, self.client, owner)
+            return Cluster(self.folder, roster, self.keys, self.link, self.client, orphan is not None)
         except BaseException:
             self._undo()
             raise
 
-    def _plan(self, orphan_timeout: float | None) -> dict[str, Any]:
+    def _plan(self, orphan: Orphan | None) -> dict[str, Any]:
         return {
             "cluster_id": self.folder.name,
             "folder": str(self.folder),
-            "orphan_timeout": orphan_timeout,
+            "orphan": None if orphan is None else [orphan.idle, orphan.busy],
             "timeout": self.timeout,
             "mpiexec": self.mpiexec,
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in self.plans],

@@ -72,7 +72,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
             "cluster_id": folder.name,
             "folder": str(folder),
             "connection": connection,
-            "orphan_timeout": None,
+            "orphan": None,
             "timeout": START_TIMEOUT,
             "mpiexec": mpiexec_command(n) if self.mpi else [],
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in plans],

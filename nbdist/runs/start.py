@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from nbdist.cluster.adopt import adopt
 from nbdist.cluster.handle import Cluster
 from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.owner import this_process
@@ -127,6 +128,9 @@ def _any_cluster(report: Callable[[str], object]) -> Cluster:
     try:
         return Cluster.current()
     except NotFoundError:
+        left = adopt(None, report)
+        if left is not None:
+            return left
         report("no cluster is up: starting a small one on this machine (%cluster start makes another)")
         return start_cluster(workers=2, ps=1, report=report)
 

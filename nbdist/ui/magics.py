@@ -14,8 +14,8 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
+from nbdist.cluster.adopt import announce, start_or_adopt
 from nbdist.cluster.handle import Cluster
-from nbdist.cluster.launch import start_cluster
 from nbdist.errors import BodyError, InvalidArgumentError, NbdistError, NotFoundError
 from nbdist.runs.options import DATA, REPLICATIONS, STRATEGIES, Options
 from nbdist.runs.run import Run
@@ -39,6 +39,9 @@ START_FLAGS = {
     "--threads": Flag("threads", int, "N", "BLAS threads per task (default: cores / tasks)"),
     "--id": Flag("cluster_id", str, "NAME", "a name for the cluster"),
     "--timeout": Flag("timeout", float, "S", "seconds that bring-up may take (default 60)"),
+    "--orphan-timeout": Flag(
+        "orphan_timeout", float, "S", "seconds it lives without a client (default 60, and 3600 in a run)"
+    ),
 }
 DISTRIBUTE_FLAGS = grouped({
     "How replicas work together": {
@@ -212,11 +215,11 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         try:
             running = Cluster.current()
         except NotFoundError:
-            return start_cluster(**options)
+            return start_or_adopt(**options)
         if len(running.dead()) == len(running.tasks) or running.controller_died():
             print(f"cluster {running.id} has died; clearing it away")
             running.stop()
-            return start_cluster(**options)
+            return start_or_adopt(**options)
         raise InvalidArgumentError(
             f"{running!r} is up already; use it, or end it first with %cluster stop "
             "(nbdist.start_cluster starts a second one)"
@@ -235,7 +238,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
             print("  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip())
 
     def _attach(self, line: str) -> Cluster:
-        return Cluster.attach(line.strip() or None)
+        return announce(Cluster.attach(line.strip() or None))
 
     def _restart(self, line: str) -> None:
         Cluster.current().restart(line.strip() or None)

@@ -1,0 +1,221 @@
+"""A cluster that its client has left: how long it lives, who may have it, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.cluster import adopt as adoption
+from nbdist.cluster.adopt import Orphan as Left
+from nbdist.cluster.adopt import adopt, choose, going_on, left_behind, start_or_adopt, why_not
+from nbdist.cluster.busy import busy_with, is_busy, runs_on
+from nbdist.cluster.folder import clusters_folder, read_description
+from nbdist.cluster.handle import Cluster
+from nbdist.cluster.orphan import LOOK_SECONDS, Orphan
+from nbdist.cluster.owner import is_this, lives, this_process
+from nbdist.errors import InvalidArgumentError
+
+TIMES = st.lists(st.tuples(st.floats(0, 30), st.booleans(), st.booleans()), max_size=20)
+
+
+# What is decided.
+
+
+@given(TIMES, st.floats(1, 20), st.floats(1, 60))
+def test_an_orphan_ends_when_it_was_left_or_idle_for_so_long(
+    times: list[tuple[float, bool, bool]], idle: float, busy: float
+) -> None:
+    """Compared with all that has happened, looked at again as a whole."""
+    orphan, now = Orphan(idle, busy), 0.0
+    seen: list[tuple[float, bool, bool]] = []
+    for passed, left, works in times:
+        now += passed
+        ends = orphan.look(now, left, works)
+        seen.append((now, left, works))
+        alone = seen[max((i + 1 for i, (_, left, _) in enumerate(seen) if not left), default=0) :]
+        quiet = alone[max((i + 1 for i, (_, _, works) in enumerate(alone) if works), default=0) :]
+        since = (quiet or alone)[0][0] if alone else now
+        assert ends == bool(alone and now >= since + (idle if quiet else busy))
+        wait = orphan.wait(now, left)
+        assert (wait is None) == (not left)
+        assert wait is None or 0 <= wait <= LOOK_SECONDS
+
+
+def test_a_detached_cluster_never_ends_by_itself() -> None:
+    orphan = Orphan(None, None)
+    assert not orphan.look(0.0, True, False)
+    assert not orphan.look(1e9, True, False)
+    assert orphan.wait(0.0, True) is None
+
+
+def test_only_the_living_count_as_busy(tmp_path: Path) -> None:
+    with busy_with(tmp_path, "r1"):
+        assert runs_on(tmp_path, [os.getpid()]) == ["r1"]
+        assert is_busy(tmp_path, [1, os.getpid()])
+        assert not is_busy(tmp_path, [1])
+        assert runs_on(tmp_path, [1]) == []
+        assert (tmp_path / "busy" / str(os.getpid())).stat().st_mode & 0o777 == 0o600
+    assert not is_busy(tmp_path, [os.getpid()])
+    with busy_with(tmp_path / "nowhere", "r1"):  # an engine of plain ipyparallel has no such folder
+        assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+    me = this_process()
+    assert is_this(me)
+    assert lives(me)
+    assert not lives({**me, "started": me["started"] - 5})
+    assert lives({**me, "host": "elsewhere", "started": 1.0})  # who knows
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    assert not lives({**me, "pid": done.pid})
+
+
+SMALL = {"id": "a", "workers": 2, "ps": 1, "asked": dict(adoption.ASKED)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        (None, ""),
+        ({"workers": 2, "ps": 1}, ""),
+        ({"ps": 1}, ""),
+        ({"workers": 2}, "it has 1 ps and not 0"),
+        ({"ps": 1, "threads": 3}, "its threads is None and not 3"),
+        ({"ps": 1, "cluster_id": "b"}, "its id is not 'b'"),
+        ({"ps": 1, "cluster_id": "a", "timeout": 3.0, "orphan_timeout": 9.0}, ""),
+    ],
+)
+def test_a_cluster_fits_or_it_is_said_why_not(wanted: dict[str, object] | None, why: str) -> None:
+    assert why_not(Left(SMALL), wanted) == why
+
+
+def test_one_with_a_run_is_adopted_whatever_its_shape() -> None:
+    idle, working = Left(SMALL), Left({**SMALL, "id": "b"}, ("r1",))
+    other = Left({**SMALL, "id": "c"}, ("r2",), same_versions=False)
+    assert choose([idle, working], {"workers": 7}) is working
+    assert choose([idle], {"workers": 2, "ps": 1}) is idle
+    assert choose([idle, other], {"workers": 7}) is None
+    assert choose([], None) is None
+    assert why_not(other, None) == "it runs other versions than this process"
+
+
+def test_an_orphan_timeout_is_a_number_above_zero() -> None:
+    from nbdist.cluster.launch import start_cluster
+
+    with pytest.raises(InvalidArgumentError, match="orphan_timeout is a number of seconds above 0, not 0"):
+        start_cluster(orphan_timeout=0)
+
+
+# With real clusters.
+
+ELSEWHERE = """
+import os, sys, time
+from nbdist.cluster.launch import start_cluster
+cluster = start_cluster(workers=1, report=None, orphan_timeout=float(sys.argv[1]))
+if sys.argv[2]:
+    from nbdist.runs.options import Options
+    from nbdist.runs.start import start_run
+    run = start_run(sys.argv[2], Options(), cluster=cluster)
+    from nbdist.cluster.adopt import going_on
+    while not going_on(cluster):
+        time.sleep(0.01)
+print(cluster.id, cluster.tasks[0].pid, flush=True)
+if sys.argv[3] == "killed":
+    os.kill(os.getpid(), 9)
+"""
+WAITS = "import os\nwhile not os.path.exists({gate!r}): pass"
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def elsewhere(patience: float, body: str = "", end: str = "killed", session: str = "") -> tuple[str, int]:
+    """Start a cluster in a process that ends then; return the cluster's id and its worker's pid."""
+    environment = {**os.environ, "JPY_SESSION_NAME": session}
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(patience), body, end],
+        capture_output=True, text=True, timeout=100, env=environment,
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    name, pid = done.stdout.split()
+    return name, int(pid)
+
+
+def nothing_left(name: str, pid: int) -> bool:
+    segments = list(Path("/dev/shm").glob(f"nbdist-{name}*"))
+    return not (psutil.pid_exists(pid) or segments or (clusters_folder() / name).exists())
+
+
+@pytest.mark.engines
+def test_past_its_patience_nothing_is_left_of_one_in_a_run(tmp_path: Path) -> None:
+    name, pid = elsewhere(0.5, WAITS.format(gate=str(tmp_path / "never")))
+    until(lambda: nothing_left(name, pid))
+
+
+@pytest.mark.engines
+def test_a_client_that_ends_lets_its_run_go_on(tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    name, pid = elsewhere(60.0, WAITS.format(gate=str(gate)), end="normal")
+    cluster = Cluster.attach(name)
+    assert len(going_on(cluster)) == 1
+    gate.touch()
+    until(lambda: not going_on(cluster))
+    cluster.stop()
+    until(lambda: nothing_left(name, pid))
+
+
+@pytest.mark.engines
+def test_a_notebook_adopts_what_it_has_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    name, _ = elsewhere(60.0, WAITS.format(gate=str(gate)), session="mine.ipynb")
+    said: list[str] = []
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    assert left_behind() == []
+    monkeypatch.setenv("JPY_SESSION_NAME", "other.ipynb")
+    assert adopt(None, said.append) is None
+    assert not said
+    monkeypatch.setenv("JPY_SESSION_NAME", "mine.ipynb")
+    cluster = start_or_adopt(report=said.append, workers=2)
+    try:
+        assert cluster.id == name
+        (run,) = going_on(cluster)
+        assert said == [
+            f"cluster {name} is up still, from before the kernel was restarted, and is used again",
+            "it has 1 workers and not 2; %cluster stop ends it, and what goes on there",
+            f"run {run} goes on there; to follow it: nb.attach('{run}')",
+        ]
+        assert is_this(read_description(cluster.folder)["owner"])
+        assert left_behind() == []  # its owner lives
+        gate.touch()
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.engines
+def test_one_that_does_not_fit_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, pid = elsewhere(60.0, session="mine.ipynb")
+    monkeypatch.setenv("JPY_SESSION_NAME", "mine.ipynb")
+    said: list[str] = []
+    cluster = start_or_adopt(report=said.append, workers=1, threads=1)
+    try:
+        assert cluster.id != name
+        assert said[0] == (
+            f"cluster {name}, which this notebook left behind, is ended: its threads is None and not 1"
+        )
+        until(lambda: nothing_left(name, pid))
+    finally:
+        cluster.stop()
