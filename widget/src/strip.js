@@ -106,8 +106,10 @@ function writeSpent(bar, spent, longest) {
     part.dataset.part = name;
     part.style.width = `${(100 * value) / longest}%`;
   });
-  bar.title = `${formatMoment(all)} a step: ${parts.map(([name, value]) => `${name} ${Math.round((100 * value) / all)}%`).join(", ")}`;
-  bar.setAttribute("aria-label", bar.title);
+  const title = `${formatMoment(all)} a step: ${parts.map(([name, value]) => `${name} ${Math.round((100 * value) / all)}%`).join(", ")}`;
+  if (bar.title === title) return;
+  bar.title = title;
+  bar.setAttribute("aria-label", title);
 }
 
 /** @param {Record<string, number> | undefined} spent */
