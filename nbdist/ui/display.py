@@ -63,7 +63,7 @@ class LiveDisplay:
     ) -> None:
         self.store, self.tasks, self.title, self.run_id = store, list(tasks), title, run_id
         self.total_steps = total_steps
-        self.charts, self.again = charts, again
+        self.charts, self.again = None if charts is None else list(charts), again
         self.report = report
         self.where: Place = where or place()
         self.display_id = uuid.uuid4().hex
@@ -166,7 +166,8 @@ class LiveDisplay:
             self.view.finish(summary.state)  # first, since drawing the picture takes a moment
         put = update_display if self.show_due is None else display
         self.show_due = None
-        put(frozen(self.store, summary), raw=True, display_id=self.display_id)
+        wanted = self.charts if self.view is None else self.view.feed.wanted  # what was looked at last
+        put(frozen(self.store, summary, wanted), raw=True, display_id=self.display_id)
         if self.view is not None:
             self.view.close_unseen()
             self.view = None

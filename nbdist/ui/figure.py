@@ -27,8 +27,10 @@ COLUMN_WIDTH, ROW_HEIGHT = 4.6, 2.9  # inches
 LARGEST = 1e100  # beyond it Matplotlib's axes fail; drawn as a gap, like what is not finite
 
 
-def picture(store: RunStore, charts: Sequence[Chart], tasks: Sequence[str], limit: int) -> bytes:
-    """Return a PNG of at most ``limit`` bytes, as sharp as that allows.
+def picture(
+    store: RunStore, charts: Sequence[Chart], tasks: Sequence[str], limit: int, axis: str = "steps"
+) -> bytes:
+    """Return a PNG of at most ``limit`` bytes, as sharp as that allows; ``axis`` says what x counts.
 
     Its background is opaque, so that it reads on a dark page as well.
     """
@@ -37,7 +39,7 @@ def picture(store: RunStore, charts: Sequence[Chart], tasks: Sequence[str], limi
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()  # a notebook's own style may be made for other figures
         warnings.simplefilter("ignore")  # of letters that the font lacks
-        figure = draw(store, charts, tasks)
+        figure = draw(store, charts, tasks, axis)
         dots = SHARPEST
         while len(png := encode(figure, dots)) > limit and dots > COARSEST:
             # The size grows about as the length of the edges does, and what is drawn takes time.
@@ -45,7 +47,7 @@ def picture(store: RunStore, charts: Sequence[Chart], tasks: Sequence[str], limi
     return png
 
 
-def draw(store: RunStore, charts: Sequence[Chart], tasks: Sequence[str]) -> Figure:
+def draw(store: RunStore, charts: Sequence[Chart], tasks: Sequence[str], axis: str = "steps") -> Figure:
     """Return the figure: a pair of axes for each chart, and one legend."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -59,6 +61,7 @@ def draw(store: RunStore, charts: Sequence[Chart], tasks: Sequence[str]) -> Figu
     keys: dict[str, Any] = {}
     for index, chart in enumerate(charts):
         axes = figure.add_subplot(rows, columns, index + 1)
+        axes.set_xlabel(axis, fontsize=8, color=MUTED)
         fill(axes, chart.title, point_lines(store, chart), course_lines(store, chart, tasks))
         keys |= {str(line.get_label()): line for line in axes.get_lines() if is_key(line)}
     if keys:
@@ -80,7 +83,6 @@ def fill(axes: Axes, title: str, points: Sequence[Line], course: Sequence[Line])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=8, labelcolor=MUTED)
     axes.xaxis.set_major_formatter(lambda step, _: short_count(step))
-    axes.set_xlabel("step", fontsize=8, color=MUTED)
     for steps, values, style in [*points, *course]:
         axes.plot(steps, drawable(values), **style)
     within = y_range(*([drawable(values) for _, values, _ in lines] for lines in (course, points)))

@@ -13,6 +13,7 @@ What had to be cut is said where it is missing.
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbdist.ui.chartplan import plan_charts
@@ -21,7 +22,7 @@ from nbdist.ui.frozenhtml import html
 from nbdist.ui.frozentext import text
 from nbdist.ui.rundata import run_data
 from nbdist.ui.shorten import Room
-from nbdist.ui.summary import Summary
+from nbdist.ui.summary import Summary, axis_words
 
 if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
@@ -34,10 +35,11 @@ BESIDE_A_PICTURE = Room(error=4_000, metrics=2_500, rows=3_000, outputs=7_000)
 ALONE = Room(error=15_000, metrics=3_000, rows=6_000, outputs=32_000)
 
 
-def frozen(store: RunStore, summary: Summary) -> dict[str, Any]:
-    """Return the MIME bundle of a run that is over."""
-    charts = plan_charts(store.series)
-    png = picture(store, charts, summary.tasks, limit=PICTURE_LIMIT) if charts else None
+def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the MIME bundle of a run that is over; ``wanted`` names its charts, as ``--live`` does."""
+    charts = plan_charts(store.series, wanted) or plan_charts(store.series)
+    axis = axis_words(summary.unit, len(summary.tasks))
+    png = picture(store, charts, summary.tasks, limit=PICTURE_LIMIT, axis=axis) if charts else None
     room = BESIDE_A_PICTURE if png else ALONE
     encoded = None if png is None else base64.b64encode(png).decode("ascii")
     bundle = {

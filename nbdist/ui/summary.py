@@ -86,6 +86,15 @@ def number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def axis_words(unit: str, replicas: int) -> str:
+    """Return what the points of a curve stand at: a run counts the updates of all, a curve those of each.
+
+    >>> axis_words("steps", 3), axis_words("updates", 3)
+    ('steps', 'updates of each replica')
+    """
+    return "updates of each replica" if unit == "updates" and replicas > 1 else unit
+
+
 def short_task(task: str) -> str:
     """Return ``worker 0`` for ``/job:worker/task:0``; any other name as it is."""
     job, _, index = task.removeprefix("/job:").partition("/task:")

@@ -4,6 +4,7 @@ from nbdist.metrics.store import RunStore
 from nbdist.ui.chartplan import plan_charts
 from nbdist.ui.figure import draw
 from nbdist.ui.figurelines import EACH
+from nbdist.ui.summary import axis_words
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 STEPS = np.arange(20_000)
@@ -48,3 +49,10 @@ def test_what_is_not_finite_is_a_gap() -> None:
         gaps = np.isnan(lines["mean of replicas"])
         assert 1 <= gaps.sum() <= 3
         assert np.isnan(lines[EACH]).any()
+
+
+def test_the_axis_says_what_it_counts() -> None:
+    store = noisy(2)
+    charts = plan_charts(store.series)
+    [axes] = draw(store, charts, TASKS, axis_words("updates", 2)).axes
+    assert axes.get_xlabel() == "updates of each replica"

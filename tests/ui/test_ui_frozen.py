@@ -58,6 +58,28 @@ def test_it_holds_picture_table_text_and_data(store: RunStore) -> None:
     assert data["left_out"] == 0
 
 
+def test_the_charts_are_those_that_were_wanted(store: RunStore) -> None:
+    for name in ("loss", "mae", "staleness"):
+        train(store, 0, 0, 10, name)
+
+    def titles(wanted: list[str] | None) -> list[str]:
+        return [chart["title"] for chart in frozen(store, summary(), wanted)[RUN]["charts"]]
+
+    assert titles(None) == ["loss", "mae"]
+    assert titles(["staleness", "loss"]) == ["staleness", "loss"]
+    assert titles(["absent"]) == ["loss", "mae"]
+
+
+def test_a_run_that_failed_says_why(store: RunStore) -> None:
+    train(store, 0, 0, 10)
+    told = summary(state="failed", error="ValueError on /job:worker/task:1: <x> & y")
+    bundle = frozen(store, told)
+    assert "<code>ValueError on /job:worker/task:1: &lt;x&gt; &amp; y</code>" in bundle["text/html"]
+    assert "✕ failed" in bundle["text/html"]
+    assert "ValueError on /job:worker/task:1: <x> & y" in bundle["text/plain"]
+    assert bundle["image/png"]  # what was trained until then
+
+
 def test_a_run_without_metrics_shows_its_output_only(store: RunStore) -> None:
     bundle = frozen(store, summary(outputs={"/job:worker/task:0": "hello\n", "/job:worker/task:1": ""}))
     assert "image/png" not in bundle

@@ -123,7 +123,7 @@ export class RateField {
     this.element.hidden = rate === null;
     if (rate === null) return;
     if (this.first === null && rate > 0) this.first = rate;
-    this.slider.disabled = !able || this.first === null;
+    this.slider.hidden = !able || this.first === null;
     this.field.disabled = !able;
     const shown = wanted ?? rate;
     if (!this.edited && !this.keyHeld && (this.shown === null || !sameRate(shown, this.shown) || this.field.value === "")) this.write(shown);

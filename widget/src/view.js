@@ -97,7 +97,7 @@ export class View {
   /** The kernel is gone; what was drawn stays. */
   disconnect() {
     if (OVER.includes(this.progress.state)) return;
-    this.progress = { ...this.progress, state: "disconnected", note: this.head.again || this.progress.note };
+    this.progress = { ...this.progress, state: "disconnected", note: this.head.again || "the kernel is gone" };
     this.redraw();
   }
 
