@@ -1,0 +1,276 @@
+"""The state of a sweep, worked out from its events one by one. Pure.
+
+>>> from nbdist.sweep.events import Asked, Created, Ended, Reported, Started
+>>> from nbdist.sweep.space import Space
+>>> ledger = Ledger(Created(0, Space({"width": [32, 64]}), trials=2, seed=7, metric="accuracy"))
+>>> for event in (Asked(1, 0, {"width": 32}, 5), Started(2, 0, 1, (0,)), Reported(0, 1, 10, 0.8, 3)):
+...     _ = ledger.apply(event)
+>>> ledger.apply(Ended(4, 0, 1, "complete", 0.9)), ledger.best
+(True, <Trial 0 complete width=32 value=0.9>)
+>>> ledger.counts["complete"], ledger.left
+(1, 1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from nbdist.errors import DataLossError
+from nbdist.sweep.events import (
+    Added,
+    Asked,
+    Cloned,
+    Closed,
+    Created,
+    Ended,
+    Event,
+    Paused,
+    Promoted,
+    Pruned,
+    Reported,
+    Resumed,
+    Retried,
+    SpaceEdited,
+    Started,
+    Stopped,
+)
+from nbdist.sweep.reports import Curve, Reports
+from nbdist.sweep.samplers import Ask, Tell
+from nbdist.sweep.trial import STATES, Span, State, Trial
+
+
+class Improvement(NamedTuple):
+    """A complete trial that was better than all before it."""
+
+    time: float
+    number: int
+    value: float
+
+
+class Ledger:
+    """Everything known of a sweep; `apply` takes one event more.
+
+    ``history`` is what samplers are asked with, ``reports`` what pruners look at, ``spans`` which trial ran
+    where and when, ``improvements`` the best so far by time. ``late`` counts what came for an attempt that
+    was given up already, or for a trial that is not known (its record was damaged).
+    """
+
+    def __init__(self, created: Created) -> None:
+        self.created = created
+        self.space = created.space
+        self.spaces = [created.space]
+        self.trials: dict[int, Trial] = {}
+        self.history: list[Ask | Tell] = []
+        self.reports = Reports(created.direction)
+        self.spans: list[Span] = []
+        self.improvements: list[Improvement] = []
+        self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
+        self.waiting: dict[int, None] = {}  # numbers in the order in which they are to start
+        self.running: dict[int, None] = {}
+        self.wanted = created.trials
+        self.next_number = 0
+        self.sampled = 0
+        self.paused = False
+        self.closed = False
+        self.late = 0
+        self._take: dict[type, Callable[[Any], bool]] = {
+            Asked: self._asked, Cloned: self._cloned, Started: self._started, Reported: self._reported,
+            Pruned: self._pruned, Stopped: self._stopped, Ended: self._ended, Retried: self._retried,
+            Promoted: self._promoted, SpaceEdited: self._space_edited, Added: self._added,
+            Paused: self._paused, Resumed: self._resumed, Closed: self._closed, Created: self._again,
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Ledger:
+        """Return the ledger of a log's events; raises `DataLossError` if the first does not make a sweep."""
+        events = iter(events)
+        first = next(events, None)
+        if not isinstance(first, Created):
+            raise DataLossError(
+                "the log does not say what was swept: its first record is lost, and nothing can be made of "
+                "the others; start a new sweep"
+            )
+        ledger = cls(first)
+        for event in events:
+            ledger.apply(event)
+        return ledger
+
+    def apply(self, event: Event) -> bool:
+        """Take one event; False if it came too late and changed nothing."""
+        taken = self._take[type(event)](event)
+        if not taken:
+            self.late += 1
+            # A number whose record is lost is not given to another trial.
+            self.next_number = max(self.next_number, getattr(event, "number", -1) + 1)
+        return taken
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial that completed with the best value (the first of equals), None while there is none."""
+        return self.trials[self.improvements[-1].number] if self.improvements else None
+
+    @property
+    def best_value(self) -> float | None:
+        """The best value that a trial completed with; values that are not a number do not count."""
+        return self.improvements[-1].value if self.improvements else None
+
+    @property
+    def left(self) -> int:
+        """How many trials are still to be asked for."""
+        return 0 if self.closed else max(0, self.wanted - self.sampled)
+
+    def curve(self, number: int) -> Curve | None:
+        """Return what a trial reported, None if nothing."""
+        return self.reports.curves.get(number)
+
+    def _again(self, event: Created) -> bool:
+        return False
+
+    def _asked(self, event: Asked) -> bool:
+        taken = self._new(Trial(event.number, event.parameters, event.seed, event.time))
+        self.sampled += taken
+        return taken
+
+    def _cloned(self, event: Cloned) -> bool:
+        return self._new(Trial(event.number, event.parameters, event.seed, event.time, event.parent))
+
+    def _new(self, trial: Trial) -> bool:
+        number = trial.number
+        if number in self.trials:
+            return False
+        self.trials[number] = trial
+        self.next_number = max(self.next_number, number + 1)
+        self.counts["waiting"] += 1
+        self.waiting[number] = None
+        self.history.append(Ask(number, trial.parameters, trial.sampled))
+        return True
+
+    def _started(self, event: Started) -> bool:
+        trial = self.trials.get(event.number)
+        if trial is None or trial.state != "waiting" or event.attempt != trial.attempt + 1:
+            return False
+        self._move(trial, "running")
+        trial.attempt, trial.ranks, trial.stopping = event.attempt, event.ranks, None
+        trial.started_at, trial.ended_at = event.time, None
+        return True
+
+    def _reported(self, event: Reported) -> bool:
+        number, attempt, step, value, _ = event
+        trial = self.trials.get(number)
+        if trial is None or trial.attempt != attempt or trial.state != "running":
+            trial = self._current(event)
+            if trial is None:
+                return False
+        self.reports.add(number, step, value)
+        if trial.step is None or step >= trial.step:
+            trial.step, trial.value = step, value
+        return True
+
+    def _pruned(self, event: Pruned) -> bool:
+        return self._stop(event, "pruned")
+
+    def _stopped(self, event: Stopped) -> bool:
+        return self._stop(event, "stopped")
+
+    def _stop(self, event: Pruned | Stopped, how: Any) -> bool:
+        trial = self._current(event)
+        if trial is None or trial.stopping:
+            return False
+        trial.stopping = how
+        return True
+
+    def _ended(self, event: Ended) -> bool:
+        trial = self._current(event)
+        if trial is None:  # one that waits can only be given up
+            trial = self.trials.get(event.number)
+            if trial is None or trial.state != "waiting" or event.state not in ("stopped", "failed"):
+                return False
+        else:
+            self._span(trial, event.time, event.state)
+        self._move(trial, event.state)
+        trial.ended_at, trial.values, trial.error = event.time, event.values, event.error
+        trial.value = trial.value if event.value is None else event.value
+        trial.promotion = None
+        if event.state == "complete":
+            self.reports.complete(trial.number)
+            self._consider(trial, event.time)
+        self.history.append(Tell(trial.number, event.state, trial.value, trial.step))
+        return True
+
+    def _retried(self, event: Retried) -> bool:
+        trial = self.trials.get(event.number)
+        if trial is None or trial.state in ("waiting", "complete"):
+            return False
+        if trial.state == "running":
+            self._span(trial, event.time, "lost")
+            trial.lost += 1
+        trial.avoid, trial.error = event.avoid, event.error
+        trial.stopping, trial.step, trial.value, trial.values = None, None, None, {}
+        # What a promoted trial reported before its promotion stands: it goes on from there again.
+        if trial.promotion is None:
+            self.reports.forget(trial.number)
+        self._move(trial, "waiting")
+        return True
+
+    def _promoted(self, event: Promoted) -> bool:
+        trial = self.trials.get(event.number)
+        if trial is None or not trial.over:
+            return False
+        trial.promotion, trial.lost, trial.avoid, trial.stopping = event, 0, (), None
+        self._move(trial, "waiting")
+        return True
+
+    def _current(self, event: Reported | Pruned | Stopped | Ended) -> Trial | None:
+        """Return the trial if it runs and this is its present attempt."""
+        trial = self.trials.get(event.number)
+        if trial is None or trial.over:
+            return None
+        if trial.state == "waiting" and event.attempt == trial.attempt + 1:
+            # Damage took the record of its start, for nothing is said of an attempt before it.
+            self._started(Started(event.time, event.number, event.attempt, ()))
+        return trial if trial.state == "running" and trial.attempt == event.attempt else None
+
+    def _space_edited(self, event: SpaceEdited) -> bool:
+        self.space = event.space
+        self.spaces.append(event.space)
+        return True
+
+    def _added(self, event: Added) -> bool:
+        self.wanted += event.trials
+        return True
+
+    def _paused(self, event: Paused) -> bool:
+        self.paused = True
+        return True
+
+    def _resumed(self, event: Resumed) -> bool:
+        self.paused = False
+        return True
+
+    def _closed(self, event: Closed) -> bool:
+        self.closed = True
+        return True
+
+    def _move(self, trial: Trial, state: State) -> None:
+        self.counts[trial.state] -= 1
+        self.counts[state] += 1
+        self.waiting.pop(trial.number, None)
+        self.running.pop(trial.number, None)
+        if state == "waiting":
+            self.waiting[trial.number] = None
+        elif state == "running":
+            self.running[trial.number] = None
+        trial.state = state
+
+    def _span(self, trial: Trial, end: float, how: str) -> None:
+        start = end if trial.started_at is None else trial.started_at
+        self.spans.append(Span(trial.number, trial.attempt, trial.ranks, start, end, how))
+
+    def _consider(self, trial: Trial, time: float) -> None:
+        value, best = trial.value, self.best_value
+        if value is None or math.isnan(value):
+            return
+        if best is None or self.reports.score(value) > self.reports.score(best):
+            self.improvements.append(Improvement(time, trial.number, value))

@@ -1,0 +1,273 @@
+"""The event log of a sweep: one writer, an append-only file of checked records.
+
+    file   = MAGIC, frame*          frames as in a metrics log (mark, kind, length, CRC-32, payload)
+
+A record is in the file (the kernel's, at least) before `EventLog.append` returns, and is acted on only then:
+a driver that is killed loses none. It is on the disk within about a second, so that a machine that loses its
+power loses no more. A record cut off at the end is dropped and said so; damage before it is stepped over and
+counted. No pickle; mode 0600.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from nbdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    NotAllowedError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from nbdist.metrics.log import frame, next_whole_frame, whole_frame
+from nbdist.metrics.writer import write_whole
+from nbdist.sweep.events import LARGEST, Event, Reported, decoded, encoded, encoded_reports
+
+MAGIC = b"nbdist sweep 1\n"
+MOST_BYTES = 2 << 30  # a longer log is not read into memory
+SYNC_SECONDS = 1.0
+_HEAD = len(frame(0, b""))
+
+
+@dataclass
+class LogPart:
+    """What `read_events` found; pass ``offset`` to the next call to go on from there.
+
+    ``torn`` is the number of bytes at the end that make no whole record, ``damaged`` of those skipped before
+    it, ``unread`` of whole records that this version cannot read.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    offset: int = 0
+    torn: int = 0
+    damaged: int = 0
+    unread: int = 0
+
+    def complaint(self) -> str:
+        """Return a sentence on what was lost, or "" if nothing was."""
+        said = []
+        if self.torn:
+            said.append(f"the last record was cut off ({self.torn} bytes) and is lost")
+        if self.damaged:
+            said.append(f"{self.damaged} damaged bytes were stepped over")
+        if self.unread:
+            said.append(f"{self.unread} records are of a kind that this nbdist does not know")
+        return "; ".join(said)
+
+
+class EventLog:
+    """Writes a sweep's log; open it with `create` or `reopen`. Use from one thread.
+
+    ``found`` is what stood there. A second writer is refused with `FailedPreconditionError`, also in the
+    same process.
+
+    >>> import tempfile
+    >>> from nbdist.sweep.events import Paused
+    >>> path = Path(tempfile.mkdtemp()) / "sweep.log"
+    >>> with EventLog.create(path) as log:
+    ...     log.append(Paused(1e9))
+    >>> read_events(path).events
+    [Paused(time=1000000000.0)]
+    """
+
+    def __init__(self, path: Path, descriptor: int, lock: int, found: LogPart) -> None:
+        self.path, self.found = path, found
+        self._descriptor, self._lock = descriptor, lock
+        self._end = found.offset
+        self._synced = time.monotonic()
+        self._unsynced = False
+
+    @classmethod
+    def create(cls, path: Path) -> EventLog:
+        """Make a new log; raises `FailedPreconditionError` if there is a file already."""
+        lock = take_lock(path)
+        try:
+            try:
+                descriptor = _open(path, os.O_CREAT | os.O_EXCL)
+            except FileExistsError:
+                raise FailedPreconditionError(
+                    f"{path} is there already; a sweep has a log of its own"
+                ) from None
+            log = cls(path, descriptor, lock, LogPart())
+            try:
+                log._write(MAGIC)
+                log.sync()
+            except BaseException:
+                os.close(descriptor)
+                raise
+            return log
+        except BaseException:
+            os.close(lock)
+            raise
+
+    @classmethod
+    def reopen(cls, path: Path) -> EventLog:
+        """Open a log that is there, to go on with it: ``found`` holds its events.
+
+        What is cut off at its end is taken away (``found.torn`` bytes). Raises `NotFoundError`,
+        `DataLossError` if it is no such log, `NotAllowedError` if others could have written it.
+        """
+        if not path.exists():
+            raise NotFoundError(f"no sweep log {path}")
+        lock = take_lock(path)
+        try:
+            descriptor = _open(path, 0)
+            try:
+                _check_own(descriptor, path)
+                found = read_events(path)
+                os.ftruncate(descriptor, found.offset)
+                log = cls(path, descriptor, lock, found)
+                if not found.offset:  # its maker died before the first line was whole
+                    log._write(MAGIC)
+                return log
+            except BaseException:
+                os.close(descriptor)
+                raise
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def append(self, *events: Event) -> None:
+        """Write events, reports that stand together in one record.
+
+        Raises `ResourceExhaustedError` if the disk is full; then nothing of them is in the log.
+        """
+        frames = []
+        index = 0
+        while index < len(events):
+            start = index
+            while index < len(events) and isinstance(events[index], Reported):
+                index += 1
+            if index > start:
+                reports = [event for event in events[start:index] if isinstance(event, Reported)]
+                frames.append(frame(*encoded_reports(reports)))
+            else:
+                frames.append(frame(*encoded(events[index])))
+                index += 1
+        self._write(b"".join(frames))
+        if time.monotonic() - self._synced >= SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Bring what was written to the disk; call it about once a second when nothing is appended."""
+        if self._unsynced and self._descriptor >= 0:
+            os.fsync(self._descriptor)
+            self._unsynced = False
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Bring all to the disk, and let another writer in."""
+        if self._descriptor < 0:
+            return
+        try:
+            self.sync()
+        finally:
+            os.close(self._descriptor)
+            os.close(self._lock)
+            self._descriptor = -1
+
+    def _write(self, data: bytes) -> None:
+        if self._descriptor < 0:
+            raise FailedPreconditionError(f"{self.path} is closed; reopen it")
+        try:
+            write_whole(self._descriptor, data, self._end)
+        except OSError as error:
+            raise ResourceExhaustedError(
+                f"{self.path} cannot be written: {error.strerror}; free some space, then resume the sweep"
+            ) from error
+        self._end += len(data)
+        self._unsynced = True
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_events(path: Path, offset: int = 0) -> LogPart:
+    """Return the events of a log from ``offset`` on, also while its driver is writing it.
+
+    Raises `DataLossError` if the file is no log of a sweep, `ResourceExhaustedError` if it is over 2 GB.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size - offset
+        if size > MOST_BYTES:
+            raise ResourceExhaustedError(f"{path} has {size:,} bytes more to read; at most {MOST_BYTES:,}")
+        file.seek(offset)
+        data = file.read(max(size, 0))
+    start = 0
+    if offset == 0:
+        if not data.startswith(MAGIC):
+            if MAGIC.startswith(data):
+                return LogPart(torn=len(data))
+            raise DataLossError(f"{path} is no log of a sweep: it starts with {data[: len(MAGIC)]!r}")
+        start = len(MAGIC)
+    part = parse(data, start)
+    part.offset += offset
+    return part
+
+
+def parse(data: bytes, start: int = 0) -> LogPart:
+    """Return what the records in ``data`` say from ``start`` on; never raises on damage, counts it."""
+    part = LogPart()
+    position = start
+    while position < len(data):
+        body = whole_frame(data, position)
+        if body is None or len(body[1]) > LARGEST:
+            following = next_whole_frame(data, position + 1)
+            if following is None:
+                break
+            part.damaged += following - position
+            position = following
+            continue
+        position += _HEAD + len(body[1])
+        try:
+            part.events += decoded(*body)
+        except DataLossError:
+            part.unread += 1
+    part.offset, part.torn = position, len(data) - position
+    return part
+
+
+def take_lock(path: Path) -> int:
+    """Return a descriptor that holds the lock of the log at ``path`` until it is closed (client).
+
+    Raises `FailedPreconditionError` with the process that holds it.
+    """
+    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
+        os.close(lock)
+        raise FailedPreconditionError(
+            f"{path} is being written by process {holder}: a sweep has one driver; stop that one, or look on "
+            "with read_events"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _open(path: Path, more: int) -> int:
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | more, 0o600)
+
+
+def _check_own(descriptor: int, path: Path) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise NotAllowedError(f"{path} is no ordinary file")
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
+        raise NotAllowedError(
+            f"{path} belongs to user {status.st_uid} and has mode {status.st_mode & 0o777:o}: others could "
+            f"have written it; run chmod 600 {path} if it is yours"
+        )

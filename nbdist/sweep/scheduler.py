@@ -1,0 +1,207 @@
+"""What to do next in a sweep. Pure: it looks at the ledger, and answers with events still to be written.
+
+The driver writes each event into the log, applies it to the ledger, and only then acts on it: `Started` is
+sent to its ranks, `Pruned` and `Stopped` tell the ranks of a running trial to end it. So whatever dies, the
+log knows at least as much as the engines.
+
+>>> from nbdist.sweep.opening import open_sweep
+>>> from nbdist.sweep.space import Space
+>>> ledger = Ledger(open_sweep(Space({"width": [32, 64]}), metric="accuracy", sampler="grid", now=0.0))
+>>> scheduler = Scheduler(ledger)
+>>> asked = scheduler.next(free={0, 1}, alive=2, now=1.0)
+>>> asked.number, asked.parameters, ledger.apply(asked)
+(0, {'width': 32}, True)
+>>> scheduler.next(free={0, 1}, alive=2, now=1.0)
+Started(time=1.0, number=0, attempt=1, ranks=(0,))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from nbdist.sweep.events import (
+    Asked,
+    Ended,
+    EndState,
+    Pruned,
+    Reason,
+    Reported,
+    Retried,
+    Started,
+)
+from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.placing import place
+from nbdist.sweep.pruners import make_pruner
+from nbdist.sweep.samplers import Sampler, make_sampler
+from nbdist.sweep.seeds import trial_seed
+from nbdist.sweep.trial import Trial
+
+RETRIES = 1
+"""How often a trial whose engine or driver died is tried again by itself."""
+
+
+class Scheduler:
+    """Decides for one sweep; keeps nothing that is not in the ledger, but for what its sampler remembers."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.pruner = make_pruner(ledger.created.pruner, ledger.created.settings.get("pruner"))
+        self._sampler: Sampler | None = None
+        self._edits = 0
+        self._exhausted = False
+
+    def next(self, free: Collection[int], alive: int, now: float) -> Asked | Started | None:
+        """Return the next event, or None if there is nothing to do until something happens.
+
+        ``free`` are the ranks of engines that have no trial, ``alive`` is how many engines there are in all.
+        Call it until it returns None, with fewer ranks free after each `Started`.
+        """
+        ledger = self.ledger
+        if ledger.paused or ledger.closed:
+            return None
+        again: Started | None = None
+        for number in ledger.waiting:
+            trial = ledger.trials[number]
+            need = self.need(trial)
+            ranks = place(free, need, trial.avoid)
+            if ranks is None:
+                if ledger.created.per_trial < need <= alive:
+                    return None  # it would wait for ever if smaller trials took each engine that gets free
+                continue
+            started = Started(now, number, trial.attempt + 1, ranks)
+            if not set(ranks) & set(trial.avoid):
+                return started
+            again = again or started  # where it died: only if that engine has nothing else to do
+        if ledger.left and len(free) >= ledger.created.per_trial:
+            asked = self._ask(now)
+            if asked is not None:
+                return asked
+        return again
+
+    def judge(self, event: Reported, now: float) -> Pruned | None:
+        """Return whether a trial is to be pruned after a report that the ledger has taken."""
+        trial = self.ledger.trials.get(event.number)
+        if trial is None or trial.state != "running" or trial.attempt != event.attempt:
+            return None
+        if trial.stopping or trial.promotion:
+            return None
+        decision = self.pruner.decide(self.ledger.reports, event.number, event.step)
+        return Pruned(now, event.number, event.attempt, event.step) if decision == "prune" else None
+
+    def end(
+        self,
+        number: int,
+        attempt: int,
+        state: EndState,
+        now: float,
+        values: Mapping[str, float] | None = None,
+        error: str = "",
+    ) -> Ended | None:
+        """Return how a trial ended, from what its engines say; None if that attempt is no longer theirs.
+
+        A trial that was told to stop ends as what it was told to stop for. A complete one whose metric was
+        never reported, or is not a number, has failed: the error says so.
+        """
+        trial = self.ledger.trials.get(number)
+        if trial is None or trial.state != "running" or trial.attempt != attempt:
+            return None
+        metric, values = self.ledger.created.metric, dict(values or {})
+        value = values.get(metric, trial.value)
+        if state in ("stopped", "pruned"):
+            state = trial.stopping or state
+        if state == "complete" and value is None:
+            there = f"; it reported {', '.join(values)}" if values else ""
+            state, error = "failed", f"the trial never reported {metric!r}{there}: report it, or name another"
+        elif state == "complete" and value is not None and math.isnan(value):
+            state, error = "failed", f"{metric!r} is not a number at the end (NaN): the training diverged"
+        return Ended(now, number, attempt, state, value, values, error)
+
+    def died(self, ranks: Collection[int], now: float, error: str = "") -> list[Retried | Ended]:
+        """Return what becomes of the trials that ran on engines which are gone: once more, or failed."""
+        gone = set(ranks)
+        running = [self.ledger.trials[number] for number in self.ledger.running]
+        return [
+            self._lost(
+                trial, "death", error or f"the engine of rank {min(gone & set(trial.ranks))} died", now
+            )
+            for trial in running
+            if gone & set(trial.ranks)
+        ]
+
+    def recover(
+        self, at_work: Collection[tuple[int, int]], now: float
+    ) -> tuple[list[Retried | Ended], list[tuple[int, int]]]:
+        """Return (events, strays) for a driver that takes over, given what engines are at work on.
+
+        ``at_work`` has (number, attempt) of each trial that engines still run, or whose end they have still
+        to tell: those are adopted if they are the present attempt, and else strays, to be stopped. The others
+        that the log calls running are tried once more, or failed: none is left running, or run twice.
+        """
+        current = {(number, self.ledger.trials[number].attempt) for number in self.ledger.running}
+        here = set(at_work)
+        events = [
+            self._lost(self.ledger.trials[number], "recovery", "the driver died and nothing runs it", now)
+            for number, attempt in sorted(current - here)
+        ]
+        return events, sorted(here - current)
+
+    def need(self, trial: Trial) -> int:
+        """Return how many engines a trial takes."""
+        promoted = trial.promotion.per_trial if trial.promotion else None
+        return promoted or self.ledger.created.per_trial
+
+    @property
+    def done(self) -> bool:
+        """Whether every trial that was wanted is over, and no more are to be had."""
+        ledger = self.ledger
+        return not (ledger.waiting or ledger.running) and (not ledger.left or self._over())
+
+    def trouble(self, alive: int) -> str | None:
+        """Return why nothing runs although there is work, or None."""
+        ledger = self.ledger
+        if ledger.running or ledger.paused or ledger.closed or self.done:
+            return None
+        needs = [self.need(ledger.trials[number]) for number in ledger.waiting]
+        least = min([*needs, ledger.created.per_trial] if ledger.left else needs)
+        if least > alive:
+            return (
+                f"a trial needs {least} engine{'s' if least > 1 else ''} and {alive} are alive: start more "
+                "(%cluster grow), or stop the sweep"
+            )
+        return None
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler for the space as it is now."""
+        created, edits = self.ledger.created, len(self.ledger.spaces)
+        if self._sampler is None or self._edits != edits:
+            settings = created.settings.get("sampler")
+            self._sampler = make_sampler(
+                created.sampler, self.ledger.space, created.seed, created.direction, settings
+            )
+            self._edits, self._exhausted = edits, False
+        return self._sampler
+
+    def _over(self) -> bool:
+        if self.sampler.size is None:
+            return False
+        return self._exhausted or self._ask(0.0) is None
+
+    def _ask(self, now: float) -> Asked | None:
+        number = self.ledger.next_number
+        parameters = self.sampler.ask(self.ledger.history, number)
+        self._exhausted = parameters is None
+        if parameters is None:
+            return None
+        return Asked(now, number, parameters, trial_seed(self.ledger.created.seed, number))
+
+    def _lost(self, trial: Trial, reason: Reason, error: str, now: float) -> Retried | Ended:
+        if trial.stopping or self.ledger.closed:
+            return Ended(
+                now, trial.number, trial.attempt, trial.stopping or "stopped", trial.value, {}, error
+            )
+        if trial.lost < RETRIES:
+            return Retried(now, trial.number, reason, error, trial.ranks)
+        told = f"lost {trial.lost + 1} times; the last time {error}"
+        return Ended(now, trial.number, trial.attempt, "failed", None, {}, told)
