@@ -6,7 +6,7 @@ import asyncio
 
 from nbdist.runs.run import Run
 
-_following: dict[str, asyncio.Task[None]] = {}
+_following: dict[int, asyncio.Task[None]] = {}  # by the identity of their runs: one may be attached to twice
 
 
 def follow_in_background(run: Run) -> bool:
@@ -15,15 +15,15 @@ def follow_in_background(run: Run) -> bool:
     The view moves and its controls work while no other cell has the thread. What goes wrong is shown where
     the run is, and raised by ``run.wait()``. Without a loop nobody follows: call ``run.wait()`` then.
     """
-    if run.id in _following:
+    if id(run) in _following:
         return True
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return False
     # Kept here: a loop has only a weak reference to its tasks.
-    task = _following[run.id] = loop.create_task(_follow(run), name=f"nbdist follows run {run.id}")
-    task.add_done_callback(lambda _: _following.pop(run.id, None))
+    task = _following[id(run)] = loop.create_task(_follow(run), name=f"nbdist follows run {run.id}")
+    task.add_done_callback(lambda _: _following.pop(id(run), None))
     return True
 
 

@@ -1,0 +1,229 @@
+"""A notebook's kernel dies or is restarted in the middle of a run: training goes on, and comes back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from jupyter_client.manager import KernelManager
+
+from nbdist.metrics.runfile import RunFile
+from nbdist.metrics.store import columns_from_logs
+
+pytestmark = pytest.mark.engines
+
+START = "%load_ext nbdist\nimport nbdist as nb\n"
+FLAGS = "--strategy one_device --seed 5 --name {name} --on worker:0"
+BODY = """
+import os, time
+x, y, x_test, y_test = nb.data.digits()
+print("begun")
+class Gate(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        print("epoch", epoch)
+        while epoch == 1 and not os.path.exists({gate!r}):
+            pass
+model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
+model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy")
+data = nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(200)
+history = model.fit(data, epochs=4, callbacks=[Gate()])
+"""
+STEPS = 2 * 8  # to the gate: 1,438 digits in batches of 200
+
+
+class Notebook:
+    """A kernel of a notebook: it is restarted or killed, and there is another one for the same notebook."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        environment = {**os.environ, "NBDIST_HOME": str(home), "JPY_SESSION_NAME": str(home / "mine.ipynb")}
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.transport_encryption = "auto"
+        self.manager.start_kernel(env={**environment, "OPENBLAS_NUM_THREADS": "1"})
+        self.connect()
+
+    def connect(self) -> None:
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=90)
+
+    def start(self, code: str) -> str:
+        return str(self.client.execute(code, stop_on_error=False))
+
+    def run(self, code: str, timeout: float = 90) -> str:
+        """Run a cell; return what it has printed, and what it raised."""
+        request, text = self.start(code), ""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            message = self.client.get_iopub_msg(timeout=timeout)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            content: dict[str, Any] = message["content"]
+            if message["msg_type"] == "stream":
+                text += content["text"]
+            elif message["msg_type"] == "error":
+                text += "\n".join(content["traceback"])
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return text
+        raise AssertionError(f"no end of: {code}")
+
+    def value(self, expression: str) -> str:
+        printed = self.run(f"print(repr(({expression})))")
+        return printed.strip()
+
+    def restart(self) -> None:
+        self.client.stop_channels()
+        self.manager.restart_kernel()
+        self.connect()
+
+    def kill(self) -> None:
+        """Kill the kernel, and start another."""
+        self.client.stop_channels()
+        self.manager.restart_kernel(now=True)
+        self.connect()
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> Iterator[Notebook]:
+    notebook = Notebook(tmp_path / "home")
+    notebook.run(START)
+    yield notebook
+    notebook.run("%load_ext nbdist\n%cluster attach\n%cluster stop")
+    notebook.close()
+    until(lambda: not engines(tmp_path / "home"))
+
+
+def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def engines(home: Path) -> list[int]:
+    """The processes of clusters under a home: the keeper, the controller, the engines."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get("NBDIST_HOME") == str(home)
+            if ours and "nbdist.cluster" in " ".join(process.cmdline()):
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def run_of(home: Path, name: str) -> Path | None:
+    return next(iter(home.glob(f"runs/*-{name}")), None)
+
+
+def at_gate(home: Path, name: str) -> bool:
+    folder = run_of(home, name)
+    if folder is None:
+        return False
+    columns = columns_from_logs(folder)
+    return bool(np.count_nonzero(columns["series"] == "loss") == STEPS)
+
+
+def record(folder: Path) -> RunFile:
+    import json
+
+    return RunFile(**json.loads((folder / "run.json").read_text()))
+
+
+def body(gate: Path) -> str:
+    return BODY.format(gate=str(gate))
+
+
+SAME = """
+from nbdist.metrics.store import columns_from_logs
+import numpy as np
+logs, ours = columns_from_logs(run.folder), run.store.columns()
+order = [np.lexsort((c["series"].astype(str), c["replica"])) for c in (logs, ours)]
+print(len(logs["step"]), all(np.array_equal(logs[n][order[0]], ours[n][order[1]]) for n in logs))
+"""
+
+
+def begin(notebook: Notebook, gate: Path, name: str, awaited: bool = True) -> None:
+    """Start a run on a fresh cluster, in a cell that waits for it."""
+    notebook.run("%cluster start --workers 2 --orphan-timeout 120")
+    if awaited:
+        notebook.start(f"%%distribute {FLAGS.format(name=name)}\n{body(gate)}")
+    else:
+        notebook.start(
+            f"nb.launch({body(gate)!r}, strategy='one_device', seed=5, name={name!r}, on='worker:0')"
+        )
+    until(lambda: at_gate(notebook.home, name))
+
+
+def test_a_killed_kernels_run_comes_back_whole(notebook: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    begin(notebook, gate, "left")
+    notebook.kill()
+    printed = notebook.run(START + "%cluster attach")
+    folder = run_of(notebook.home, "left")
+    assert folder is not None
+    assert f"run {folder.name} goes on there; to follow it: nb.attach('{folder.name}')" in printed
+    assert notebook.run("run = nb.attach()") == ""
+    assert notebook.value("run.id, run.status") == f"('{folder.name}', 'running')"
+    transcript = "run.view._display.transcripts['/job:worker/task:0'].text()"
+    assert notebook.value(transcript) == repr("begun\nepoch 0\nepoch 1\n")
+    gate.touch()
+    assert "Error" not in notebook.run("finished = run.wait()")
+    assert notebook.value("run.status, len(run.history['loss'])") == "('done', 4)"
+    points, same = notebook.run(SAME).split()
+    assert int(points) >= 4 * 8
+    assert same == "True"
+    again = notebook.run(f"%%distribute {FLAGS.format(name='undisturbed')}\n{body(gate)}")
+    assert "Error" not in again
+    assert notebook.value(
+        "all(np.array_equal(a, b) for a, b in zip(finished.model.get_weights(), run.model.get_weights()))"
+    ) == ("True")
+    assert (
+        notebook.value("finished.history.history == run.history.history, finished is run") == "(True, False)"
+    )
+    assert record(folder).status == "done"
+
+
+@pytest.mark.parametrize("awaited", [True, False], ids=["awaited", "blocking"])
+def test_a_restart_does_not_stop_the_run(notebook: Notebook, tmp_path: Path, awaited: bool) -> None:
+    """Jupyter interrupts the cell first; and the cluster ends with its kernel only if nothing goes on."""
+    gate = tmp_path / "open"
+    begin(notebook, gate, "restarted", awaited)
+    notebook.restart()
+    folder = run_of(notebook.home, "restarted")
+    assert folder is not None
+    assert record(folder).status == "running"
+    printed = notebook.run(START + "%cluster start --workers 3")
+    assert "is up still, from before the kernel was restarted, and is used again" in printed
+    assert "it has 2 workers and not 3" in printed
+    assert f"nb.attach('{folder.name}')" in printed
+    assert len(engines(notebook.home)) == 4  # one cluster: keeper, controller, two engines
+    busy = notebook.run("%%distribute --on worker:0\nprint(1)")
+    assert f"is busy with run {folder.name}" in busy
+    assert f"nb.attach('{folder.name}')" in busy
+    notebook.run(f"run = nb.attach({folder.name!r})")
+    notebook.run("run.stop()")
+    gate.touch()
+    assert "Error" not in notebook.run("finished = run.wait()")
+    assert notebook.value("run.status, run.model is not None") == "('stopped', True)"
+    assert notebook.run(SAME).split()[1] == "True"
+    assert record(folder).status == "stopped"
+    notebook.restart()  # nothing goes on any more
+    until(lambda: not engines(notebook.home))
+
+
+def test_an_interrupt_still_stops_a_run(notebook: Notebook, tmp_path: Path) -> None:
+    begin(notebook, tmp_path / "never", "interrupted")
+    notebook.manager.interrupt_kernel()
+    assert notebook.value("run.status, run.model is not None") == "('stopped', True)"
