@@ -67,7 +67,7 @@ def measure(tasks: int, seconds: int, home: Path) -> dict[str, float]:
             notebook.run(f"%%distribute\n{compared}", 3.0 * seconds + 30)
         finally:
             notebook.run("%cluster stop")
-    begin, end = steady(samples)
+    begin, end = steady(samples, seconds)
     lasted = end.time - begin.time
     made = tasks * seconds * STEPS_A_SECOND * SERIES
     return {
@@ -75,7 +75,7 @@ def measure(tasks: int, seconds: int, home: Path) -> dict[str, float]:
         "step time, recorded against not": 100 * step_ratio(times),
         "messages to the browser": (end.messages - begin.messages) / lasted,
         "CPU of the kernel": 100 * (end.cpu - begin.cpu) / lasted,
-        "points recorded": made / tasks / (samples[-1].time - samples[0].time),
+        "points recorded": recorded(folder, tasks),
     }
 
 
@@ -94,10 +94,14 @@ def followed(notebook: Notebook, cell: str, patience: float) -> tuple[list[Sampl
     return samples, Path(notebook.run("print(run.folder)")[1].strip())
 
 
-def steady(samples: list[Sample]) -> tuple[Sample, Sample]:
-    """Return the first sample and the last one of when all was in full swing."""
-    there = [sample for sample in samples if sample.time >= samples[0].time + WARM_UP]
-    return there[0], there[-3]  # at the end a picture is drawn, which is no part of it
+def steady(samples: list[Sample], seconds: float) -> tuple[Sample, Sample]:
+    """Return the first sample and the last one of when all was in full swing.
+
+    Recording takes ``seconds`` or more. At its end a picture is drawn, which is no part of it.
+    """
+    begin = samples[0].time
+    there = [sample for sample in samples if begin + WARM_UP <= sample.time <= begin + seconds - 1]
+    return there[0], there[-1]
 
 
 def arrived(folder: Path, steps: int) -> int:
@@ -114,6 +118,15 @@ def arrived(folder: Path, steps: int) -> int:
             inside = found[found["step"] < steps]
             right += int((inside["value"] == wanted[inside["step"]]).sum())
     return right
+
+
+def recorded(folder: Path, tasks: int) -> float:
+    """Return the points that each task recorded in a second."""
+    from nbdist.metrics.log import logs_in, read_log
+
+    logs = [read_log(path).points["time"] for path in logs_in(folder)]
+    lasted = max(times.max() for times in logs) - min(times.min() for times in logs)
+    return float(sum(len(times) for times in logs) / tasks / lasted)
 
 
 def step_ratio(times: Path) -> float:

@@ -33,7 +33,7 @@ def test_points_that_are_missing_or_wrong_are_counted(tmp_path: Path) -> None:
 
 def test_what_is_steady_and_what_is_in_the_middle() -> None:
     samples = [Sample(float(second), second / 10, second) for second in range(20)]
-    assert [sample.time for sample in points_flow.steady(samples)] == [points_flow.WARM_UP, 17.0]
+    assert [sample.time for sample in points_flow.steady(samples, 15)] == [points_flow.WARM_UP, 14.0]
     assert points_flow.middle(np.sort([1.0] * 19 + [100.0])) == 1.0
 
 
