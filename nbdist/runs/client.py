@@ -16,6 +16,7 @@ from typing import Any
 from nbdist.cluster.handle import Cluster
 from nbdist.errors import NbdistError, UnavailableError
 from nbdist.runs.agent import Agent
+from nbdist.runs.reach import Replacement
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo, host_identity, segment_prefix
 from nbdist.wire.peers import Peer
@@ -79,6 +80,10 @@ class WithClient:
     def signal(self, rank: int, signum: int) -> bool:
         """Interrupt a task; the client's body by an exception, for the process is the notebook's."""
         return self._interrupt() if rank == self._client.rank else self._cluster.signal(rank, signum)
+
+    def replace(self, ranks: list[int]) -> Replacement:
+        """Begin to replace tasks of the cluster."""
+        return self._cluster.replace(ranks)
 
     def dead(self) -> list[TaskInfo]:
         """Return the tasks that are gone."""

@@ -12,7 +12,7 @@ from nbdist.cluster.handle import Cluster
 from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.runs.outcome import MOST_BYTES, decode
 from nbdist.runs.outcomefile import read_outcome
-from nbdist.runs.reach import Tasks
+from nbdist.runs.reach import Replacement, Tasks
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.frames import Frame
 from nbdist.wire.peers import Peer
@@ -52,6 +52,10 @@ class Joined:
         """Interrupt a task."""
         return self.cluster.signal(rank, signum)
 
+    def replace(self, ranks: list[int]) -> Replacement:
+        """Begin to replace tasks that did not stop."""
+        return self.cluster.replace(ranks)
+
     def dead(self) -> list[TaskInfo]:
         """Return the tasks that are gone."""
         return self.cluster.dead()
@@ -85,6 +89,10 @@ class Gone:
     def signal(self, rank: int, signum: int) -> bool:
         """Return False: there is no process."""
         return False
+
+    def replace(self, ranks: list[int]) -> Replacement:
+        """Raise UnavailableError: there is nothing to be replaced."""
+        raise UnavailableError("the tasks of this run are gone")
 
     def dead(self) -> list[TaskInfo]:
         """Return nothing: why there is no outcome is said once, for all."""

@@ -21,6 +21,9 @@ class Tasks(Protocol):
     def signal(self, rank: int, signum: int) -> bool:
         """Interrupt a task."""
 
+    def replace(self, ranks: list[int]) -> Replacement:
+        """End tasks and begin to give them other processes; UnavailableError while others are replaced."""
+
     def dead(self) -> list[TaskInfo]:
         """Return the tasks that are gone."""
 
@@ -29,6 +32,16 @@ class Tasks(Protocol):
 
     def status(self) -> list[dict[str, Any]]:
         """Return a row per task, with how it ended."""
+
+
+class Replacement(Protocol):
+    """Tasks on their way to other processes; see :class:`nbdist.cluster.replacing.Replacement`."""
+
+    tasks: list[TaskInfo]
+    notes: list[str]
+
+    def look(self) -> bool:
+        """Do what can be done now; whether all is done."""
 
 
 class Calls(Protocol):

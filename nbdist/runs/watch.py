@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nbdist.cluster.replacing import short_name
 from nbdist.errors import BodyError, FailedPreconditionError, NbdistError, TaskDiedError, UnavailableError
 from nbdist.metrics.batch import Batch
 from nbdist.metrics.store import RunStore
-from nbdist.runs.interrupt import Ladder
+from nbdist.runs.interrupt import REPLACE_AFTER, Ladder
 from nbdist.runs.progress import Tally
 from nbdist.runs.reach import Calls, Tasks
+from nbdist.runs.replacing import Replacing, gone_among
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.frames import Frame
 
@@ -60,6 +62,7 @@ class Watch:
         self.asked: deque[dict[str, Any]] = deque()
         """Words for all bodies, beside a stop, to be sent at the next look. Any thread may add to them."""
         self.ladder = Ladder(aborts=bool(towers))
+        self.replacing = Replacing(cluster)
         self.through: set[int] = set()  # ranks whose bodies are over, and whose results are on their way
         self._cluster, self._printed = cluster, printed
         self._names = {info.rank: info.name for info in workers}
@@ -94,6 +97,7 @@ class Watch:
         self._collect()
         self._watch_trainings()
         self._climb()
+        self._replace()
         self._hold()
 
     @property
@@ -104,7 +108,10 @@ class Watch:
     def complete(self) -> bool:
         """Whether there is nothing to wait for any more."""
         # Not calls.done(): what came in since the look at the outcomes is still to be looked at.
-        return self._given_up or (len(self.outcomes) == len(self.workers) and self._heard_all())
+        if self._given_up:
+            return True
+        all_in = len(self.outcomes) == len(self.workers) and self._heard_all()
+        return all_in and not self.replacing.under_way
 
     def hear(self, info: TaskInfo) -> None:
         """Take in what a task has sent."""
@@ -124,9 +131,7 @@ class Watch:
         replica = int(frame.meta["replica"])
         text, *columns = frame.arrays
         if columns:
-            batch = Batch.from_arrays(frame.meta["batch"], columns)
-            for name, steps, values, times in batch.by_series():
-                self.store.extend(replica, name, steps, values, times)
+            self.store.extend_batch(Batch.from_arrays(frame.meta["batch"], columns))
         if text.size:
             self._printed(info.name, text.tobytes().decode())
         self.tally.hear(replica, frame.meta["progress"], time.monotonic())
@@ -204,9 +209,9 @@ class Watch:
             )
             return
         needed = {info.rank for info in (*self.workers, *self.servers, *self.towers)}
-        dead = self._cluster.dead()
+        dead = gone_among(self._cluster, [*self.workers, *self.servers, *self.towers])
         for info in dead:
-            if info.rank in needed and info.rank not in self.lost:
+            if info.rank in needed and info.rank not in self.lost and info not in self.replacing.ended:
                 if self._goes_on_without(info, {gone.rank for gone in dead}) or info.rank in self._undecided:
                     continue
                 died = f"{self._how_it_died(info)}. {logged} {what_next(info, dead)}"
@@ -237,7 +242,8 @@ class Watch:
         self._printed(info.name, f"{how}; {left} of {len(self.workers)} go on\n")
 
     def _how_it_died(self, info: TaskInfo) -> str:
-        how = next(row["ended"] for row in self._cluster.status() if row["rank"] == info.rank)
+        now = next(row for row in self._cluster.status() if row["rank"] == info.rank)
+        how = now["ended"] if now["pid"] == info.pid else f"it was replaced by pid {now['pid']}"
         return f"{info.name} (pid {info.pid}) is gone: {how}"
 
     def _watch_trainings(self) -> None:
@@ -265,30 +271,38 @@ class Watch:
         step = self.ladder.due()
         if step is None:
             return
-        over = self.through | set(self.outcomes)  # a large model takes its time to come home
+        # A large model takes its time to come home.
+        over = self.through | set(self.outcomes) | set(self.calls.ready_ranks())
         stuck = [info for info in self.workers if info.rank not in over]
+        if step == "replace" and stuck:
+            self.replacing.begin(stuck, REPLACE_AFTER)
         for info in stuck:
             if step == "abort":
                 self.tell(info, "run.abort", {"run": self.run, "reason": f"run {self.run} was stopped"})
             elif step == "signal":
                 self._cluster.signal(info.rank, 2)
-            elif step == "give up":
-                self.tell(info, "run.abort", {"run": self.run, "reason": f"run {self.run} was given up"})
+            else:
+                if step == "give up":
+                    reason = f"run {self.run} was given up"
+                    self.tell(info, "run.abort", {"run": self.run, "reason": reason})
                 self.outcomes[info.rank] = {}
                 self._ended.add(info.rank)
         if step == "give up" and stuck:
             names = ", ".join(f"{info.name} (pid {info.pid})" for info in stuck)
-            self.stuck = f"{names} did not stop within 5 s of the interrupt; {self._last_resort()}"
+            self.stuck = (
+                f"{names} did not stop within 5 s of the interrupt; the body goes on in this process: it "
+                "waits, or is in native code, or does not let itself be interrupted. Restart the kernel if "
+                "it does not end"
+            )
             self.error = self.error or UnavailableError(self.stuck)
             self._given_up = True
 
-    def _last_resort(self) -> str:
-        if not self.towers:
-            return "end the cluster with %cluster stop"
-        return (
-            "the body goes on in this process: it waits, or is in native code, or does not let itself be "
-            "interrupted. Restart the kernel if it does not end"
-        )
+    def _replace(self) -> None:
+        """Go on with replacing what did not stop."""
+        if self.replacing.under_way:
+            self.replacing.look()
+        self.stuck = self.stuck or self.replacing.told
+        self.error = self.error or self.replacing.error
 
     def _hold(self) -> None:
         """Say that the towers are still needed: no body of theirs says so."""
@@ -319,7 +333,8 @@ class Watch:
 
 def what_next(gone: TaskInfo, dead: list[TaskInfo]) -> str:
     """Return what to do about a task that is gone; ``dead`` are all that are."""
-    again = "tart again with %cluster stop and %cluster start"
+    if gone.job == "ps":
+        return f"The parameters are lost: start it again with %cluster restart {short_name(gone)}"
     if any(info.job == "ps" for info in dead):
-        return f"The parameters are lost: s{again}" if gone.job == "ps" else f"S{again}"
-    return f"Go on without it with --on, or s{again}"
+        return "Start all that are gone again with %cluster restart"
+    return f"Go on without it with --on, or start it again with %cluster restart {short_name(gone)}"

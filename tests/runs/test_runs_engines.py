@@ -25,7 +25,7 @@ from nbdist.errors import (
 )
 from nbdist.metrics.runfile import read_run, runs
 from nbdist.metrics.store import columns_from_logs
-from nbdist.runs import interrupt
+from nbdist.runs import interrupt, replacing
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
@@ -542,19 +542,24 @@ while nb.task.rank == 1:
 """
 
 
-def test_a_task_that_cannot_be_stopped_is_given_up_and_named(
+def test_a_task_that_cannot_be_stopped_nor_replaced_is_named(
     start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, heard: Heard
 ) -> None:
     monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 0.1)
-    monkeypatch.setattr(interrupt, "GIVE_UP_AFTER", 0.6)
-    cluster = start(workers=2)
-    run = start_run(DEAF, Options(), cluster=cluster, make_view=lambda run: heard)
+    monkeypatch.setattr(interrupt, "REPLACE_AFTER", 0.6)
+    monkeypatch.setattr(replacing, "TRY_SECONDS", 0.2)
+    cluster = start(workers=3)
+    run = start_run(DEAF, Options(on="worker:0-1"), cluster=cluster, make_view=lambda run: heard)
     until(run, lambda: len(heard.text) == 2 and 0 in run.outcomes)  # rank 0 is not what cannot be stopped
+    other = cluster.replace([2])  # one replaces at a time
     run.interrupt()
     pid = cluster.tasks[1].pid
-    with pytest.raises(UnavailableError, match=rf"/job:worker/task:1 \(pid {pid}\) did not stop within"):
-        ended_within(run, 3)
+    with pytest.raises(
+        UnavailableError, match=rf"task:1 \(pid {pid}\) did not stop .*%cluster restart worker:1"
+    ):
+        ended_within(run, 5)
     assert run.status == read_run(run.id).status == "failed"
+    other.wait()
     with pytest.raises(FailedPreconditionError, match=f"task:1 is busy with run {run.id}"):
         start_run("1", Options(), cluster=cluster)
     assert start_run("x = 1", Options(on="worker:0"), cluster=cluster).wait().results == {"x": 1}

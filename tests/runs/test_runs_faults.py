@@ -57,10 +57,12 @@ def test_a_dead_parameter_server_ends_the_run(start: Callable[..., Cluster], opt
     assert time.monotonic() - began < 5
     assert f"/job:ps/task:0 (pid {pid}) is gone: killed by SIGKILL" in str(caught.value)
     assert str(run.folder) in str(caught.value)
-    assert "The parameters are lost: start again with %cluster stop" in str(caught.value)
+    assert "The parameters are lost: start it again with %cluster restart ps:0" in str(caught.value)
     assert "--on" not in str(caught.value)
-    with pytest.raises(TaskDiedError, match=r"is gone\. The parameters are lost: start again"):
+    with pytest.raises(TaskDiedError, match=r"is gone\. The parameters are lost: start it again"):
         start_run("print(1)", Options(), cluster=cluster)
+    cluster.restart("ps:0", report=lambda line: None)
+    until_it_trains(start_run(ENDLESS, options, cluster=cluster)).stop()
 
 
 def test_a_dead_worker_is_named_and_the_others_can_go_on(start: Callable[..., Cluster]) -> None:
@@ -70,7 +72,7 @@ def test_a_dead_worker_is_named_and_the_others_can_go_on(start: Callable[..., Cl
     with pytest.raises(TaskDiedError, match="killed by SIGKILL") as caught:
         run.wait()
     assert f"/job:worker/task:1 (pid {pid})" in str(caught.value)
-    assert "Go on without it with --on, or start again" in str(caught.value)
+    assert "Go on without it with --on, or start it again with %cluster restart worker:1" in str(caught.value)
     assert start_run("n = 3", Options(on="worker:0"), cluster=cluster).wait().results == {"n": 3}
 
 
@@ -175,7 +177,7 @@ def test_who_only_waits_for_a_large_model_to_come_home_is_not_hurried(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 0.0)
-    monkeypatch.setattr(interrupt, "GIVE_UP_AFTER", 0.0)
+    monkeypatch.setattr(interrupt, "REPLACE_AFTER", 0.0)
     signalled: list[int] = []
     monkeypatch.setattr(cluster, "signal", lambda rank, number: signalled.append(rank))
     run = start_run("n = 6", Options(on="worker:0"), cluster=cluster)

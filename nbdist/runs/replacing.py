@@ -1,0 +1,99 @@
+"""The last rung: tasks that did not stop are ended, and others take their places under their ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from nbdist.cluster.replacing import short_name
+from nbdist.errors import NbdistError, UnavailableError
+from nbdist.runs.reach import Replacement, Tasks
+from nbdist.runtime.task import TaskInfo
+
+TRY_SECONDS = 5.0  # for the turn to replace tasks, which another client may have at this moment
+
+
+class Replacing:
+    """Has stuck tasks of a run replaced; ``look`` now and then while it is ``under_way``.
+
+    ``ended`` are the tasks whose end is our doing. ``told`` says what became of them, and ``error`` what
+    went wrong: then they are dead, or go on.
+    """
+
+    def __init__(self, cluster: Tasks, clock: Callable[[], float] = time.monotonic) -> None:
+        self.ended: list[TaskInfo] = []
+        self.told = ""
+        self.error: NbdistError | None = None
+        self._cluster, self._clock = cluster, clock
+        self._since: float | None = None
+        self._after = 0.0
+        self._replacement: Replacement | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there is something to wait for."""
+        return self._since is not None and not self.told
+
+    def begin(self, stuck: list[TaskInfo], after: float) -> None:
+        """End these tasks, which were told to stop ``after`` seconds ago."""
+        self.ended, self._after, self._since = list(stuck), after, self._clock()
+        self.look()
+
+    def look(self) -> None:
+        """Do what can be done now."""
+        if not self.under_way:
+            return
+        try:
+            if self._replacement is None:
+                self._replacement = self._begun()
+            if self._replacement is not None and self._replacement.look():
+                self.told = told(self.ended, self._replacement.tasks, self._after, self._replacement.notes)
+        except NbdistError as error:
+            self.told = untold(self.ended, self._after, error)
+            self.error = UnavailableError(self.told)
+        except KeyboardInterrupt:  # what was half done is done again
+            self._replacement = None
+            raise
+
+    def _begun(self) -> Replacement | None:
+        """Return the replacement, None if another one is under way; it is tried again then."""
+        assert self._since is not None
+        try:
+            return self._cluster.replace([info.rank for info in self.ended])
+        except UnavailableError:
+            if self._clock() - self._since > TRY_SECONDS:
+                raise
+            return None
+
+
+def gone_among(cluster: Tasks, tasks: list[TaskInfo]) -> list[TaskInfo]:
+    """Return the cluster's dead tasks, and those of ``tasks`` that somebody has replaced meanwhile."""
+    dead, now = cluster.dead(), {info.rank: info.incarnation for info in cluster.tasks}
+    replaced = (one for one in tasks if one.incarnation and now.get(one.rank, 0) not in (0, one.incarnation))
+    return [*dead, *replaced]
+
+
+def told(old: list[TaskInfo], new: list[TaskInfo], after: float, notes: list[str]) -> str:
+    """Return what became of tasks that were replaced.
+
+    >>> one = TaskInfo("worker", 1, 1, "here", 7, "127.0.0.1:80", "CPU:0", 1)
+    >>> print(told([one], [one], 4.0, ["More."]))
+    /job:worker/task:1 (pid 7) did not stop within 4 s and was replaced: its namespace is new (pid 7)
+    More.
+    All other tasks are as they were: their namespaces are kept.
+    """
+    lines = [
+        f"{one.name} (pid {one.pid}) did not stop within {after:g} s and was replaced: "
+        f"its namespace is new (pid {other.pid})"
+        for one, other in zip(old, new, strict=True)
+    ]
+    return "\n".join([*lines, *notes, "All other tasks are as they were: their namespaces are kept."])
+
+
+def untold(old: list[TaskInfo], after: float, error: NbdistError) -> str:
+    """Return what to say when nothing took the place of tasks that did not stop."""
+    names = ", ".join(f"{info.name} (pid {info.pid})" for info in old)
+    return (
+        f"{names} did not stop within {after:g} s, and could not be replaced: {error}. See %cluster, and try "
+        f"again with %cluster restart {short_name(old[0])}, or end the cluster with %cluster stop"
+    )

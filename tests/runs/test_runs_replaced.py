@@ -1,0 +1,295 @@
+"""The last rung of the ladder: a task that does not stop is ended and replaced, and nothing else is."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from runs_heard import Heard
+
+from nbdist.errors import BodyError, TaskDiedError, UnavailableError
+from nbdist.runs import interrupt
+from nbdist.runs.attach import attach_run
+from nbdist.runs.interrupt import Ladder
+from nbdist.runs.options import Options
+from nbdist.runs.run import Run
+from nbdist.runs.start import start_run
+from nbdist.wire.peers import Peer
+
+if TYPE_CHECKING:
+    from nbdist.cluster.handle import Cluster
+
+Start = Callable[..., "Cluster"]
+engines = pytest.mark.engines
+
+MASKED = """
+import signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+time.sleep(1000)
+"""
+HOLDING = """
+import ctypes, os, signal, threading
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+while not os.path.exists(GATE): threading.Event().wait(0.01)
+ctypes.PyDLL(None).sleep(1000)  # native, and with the interpreter's lock: no thread here answers anybody
+"""
+SWALLOWING = """
+import time
+while True:
+    try:
+        time.sleep(1000)
+    except BaseException:
+        pass
+"""
+LISTENING = "import threading\nwhile True: threading.Event().wait(0.01)"
+
+MODEL = """
+import numpy as np
+x = np.random.default_rng(0).random((96, 5), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(8, activation="tanh"), nb.nn.Dense(1)])
+model.compile(nb.optim.SGD(0.1), "mse")
+data = nb.data.Dataset.from_arrays(x, x[:, :1]).batch(24)
+"""
+TRAIN = MODEL + "history = model.fit(data, epochs=3)\nends = [w for w in model.get_weights()]"
+ENDLESS = MODEL + "history = model.fit(data, epochs=10_000_000)"
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 0.3)
+    monkeypatch.setattr(interrupt, "REPLACE_AFTER", 1.0)
+
+
+def on_ranks(stuck: dict[int, str], others: str) -> str:
+    """A body that is another one on each rank."""
+    parts = [f"print('on')\nbodies = {stuck!r}", f"exec(bodies.get(nb.task.rank, {others!r}))"]
+    return "\n".join(parts)
+
+
+def until(run: Run, condition: Callable[[], object]) -> None:
+    """Follow a run until a condition holds."""
+    deadline, pause = time.monotonic() + 30.0, threading.Event()
+    while not condition():
+        assert not run.pump(), f"the run is over: {run.error}"
+        assert time.monotonic() < deadline
+        pause.wait(0.005)
+
+
+def to_its_end(run: Run, seconds: float = 20.0) -> None:
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not run.pump():
+        assert time.monotonic() < deadline, "the run does not end"
+        pause.wait(0.005)
+
+
+def all_talk(run: Run, heard: Heard) -> Callable[[], object]:
+    return lambda: len(heard.text) == len(run.tasks)
+
+
+def begun(cluster: Cluster, body: str, heard: Heard, **options: Any) -> Run:
+    run = start_run(body, Options(**options), cluster=cluster, make_view=lambda run: heard)
+    until(run, all_talk(run, heard))
+    return run
+
+
+def check_it_trains_right(cluster: Cluster) -> None:
+    """Train on all workers: that is what one device makes of it."""
+    import numpy as np
+
+    together = Options(strategy="multi_worker", seed=3, fetch=("ends",))
+    alone = Options(strategy="one_device", on="worker:0", seed=3, fetch=("ends",))
+    many = start_run(TRAIN, together, cluster=cluster).wait()
+    assert len(many.tasks) == sum(info.job == "worker" for info in cluster.tasks)
+    one = start_run(TRAIN, alone, cluster=cluster).wait()
+    for a, b in zip(many.results["ends"], one.results["ends"], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_rungs() -> None:
+    now = 0.0
+    ladder = Ladder(lambda: now)
+    assert ladder.due() is None
+    ladder.begin_abort()
+    rungs = {}
+    for now in (0.0, 1.4, 1.5, 3.9, 4.0, 9.0):
+        rungs[now] = ladder.due()
+    assert {at: rung for at, rung in rungs.items() if rung} == {1.5: "signal", 4.0: "replace"}
+    now = 0.0
+    body_here = Ladder(lambda: now, aborts=True)
+    assert body_here.first()
+    assert not body_here.first()  # hurries to the signal, not to the end
+    assert [body_here.due() for _ in range(3)] == ["abort", "signal", None]
+    now = 5.0
+    assert body_here.due() == "give up"
+
+
+@engines
+@pytest.mark.parametrize("body", [MASKED, HOLDING, SWALLOWING], ids=["masked", "holding", "swallowing"])
+def test_a_task_that_cannot_be_stopped_is_replaced(
+    start: Start,
+    heard: Heard,
+    hurried: None,
+    body: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    cluster = start(workers=2, ps=1)
+    cluster.run("kept = 5")
+    before = cluster.tasks
+    gate = tmp_path / "gate"
+    run = begun(cluster, on_ranks({1: body.replace("GATE", repr(str(gate)))}, LISTENING), heard)
+    gate.touch()
+    if body is HOLDING:
+        until(run, lambda: is_silent(cluster, 1))
+    run.interrupt()
+    assert run.wait().status == "stopped"
+    old, new = before[1], cluster.tasks[1]
+    told = capsys.readouterr().out
+    assert f"/job:worker/task:1 (pid {old.pid}) did not stop within" in told
+    assert f"was replaced: its namespace is new (pid {new.pid})" in told
+    assert "All other tasks are as they were: their namespaces are kept." in told
+    assert not psutil.pid_exists(old.pid)
+    assert [cluster.tasks[0], cluster.tasks[2]] == [before[0], before[2]]
+    assert cluster.run("'kept' in globals()") == [True, False, True]
+    assert start_run("n = nb.task.rank", Options(), cluster=cluster).wait().results == {"n": 0}
+    check_it_trains_right(cluster)
+
+
+def is_silent(cluster: Cluster, rank: int) -> bool:
+    info = cluster.tasks[rank]
+    with Peer(info.address, cluster.keys) as peer:
+        try:
+            peer.call("ping", timeout=0.3)
+        except UnavailableError:
+            return True
+    return False
+
+
+@engines
+def test_it_takes_five_seconds_or_so(start: Start, heard: Heard) -> None:
+    cluster = start(workers=1)
+    run = begun(cluster, MASKED.replace("time.sleep", "print('on', flush=True); time.sleep"), heard)
+    began = time.monotonic()
+    run.interrupt()
+    to_its_end(run)
+    assert time.monotonic() - began < 15  # 4.2 s, on a machine that has time
+    assert run.status == "stopped"
+    assert cluster.run("1 + 1") == [2]
+
+
+@engines
+def test_several_are_replaced_at_once_the_chief_too(start: Start, heard: Heard, hurried: None) -> None:
+    cluster = start(workers=3)
+    before = cluster.tasks
+    cluster.run("kept = 5")
+    run = begun(cluster, on_ranks({0: MASKED, 2: SWALLOWING}, LISTENING), heard)
+    run.stop()  # as the button does
+    to_its_end(run)
+    assert run.status == "stopped"
+    assert [info.rank for info in cluster.tasks if info not in before] == [0, 2]
+    assert cluster.run("'kept' in globals()") == [False, True, False]
+    check_it_trains_right(cluster)
+
+
+@engines
+@pytest.mark.parametrize("options", [{"strategy": "multi_worker"}, {"strategy": "ps"}], ids=["all", "ps"])
+def test_a_frozen_worker_is_replaced_and_what_was_trained_is_kept(
+    start: Start, heard: Heard, hurried: None, options: dict[str, Any]
+) -> None:
+    cluster = start(workers=2, ps=1)
+    run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: heard)
+    until(run, lambda: len(run.store.replicas) == 2)
+    frozen = cluster.tasks[1].pid
+    os.kill(frozen, signal.SIGSTOP)
+    run.interrupt()
+    to_its_end(run)
+    assert run.status == "stopped"
+    assert run.model is not None
+    assert not psutil.pid_exists(frozen)
+    check_it_trains_right(cluster)
+
+
+@engines
+def test_an_error_stays_what_is_raised_and_who_hangs_is_replaced(
+    start: Start, heard: Heard, hurried: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = start(workers=3)
+    cluster.run("kept = 5")
+    run = start_run(
+        on_ranks({0: "raise ZeroDivisionError('mine')", 1: MASKED}, LISTENING), Options(), cluster=cluster
+    )
+    pid = cluster.tasks[1].pid
+    with pytest.raises(BodyError, match=r"(?s)Traceback.*ZeroDivisionError: mine.*/job:worker/task:0"):
+        run.wait()
+    assert run.status == "failed"
+    assert f"/job:worker/task:1 (pid {pid}) did not stop" in capsys.readouterr().out
+    assert cluster.run("'kept' in globals()") == [True, False, True]
+
+
+@engines
+def test_who_attached_to_the_run_may_do_it_and_who_started_it_is_told(
+    start: Start, heard: Heard, hurried: None
+) -> None:
+    cluster = start(workers=2)
+    run = begun(cluster, on_ranks({1: SWALLOWING}, LISTENING), heard)
+    old = cluster.tasks[1]
+    attached = attach_run(run.id)
+    attached.interrupt()
+    to_its_end(attached)
+    assert attached.status == "stopped"
+    assert any(f"(pid {old.pid}) did not stop" in note for note in attached.notes)
+    with pytest.raises(TaskDiedError, match=rf"\(pid {old.pid}\) is gone: it was replaced by pid"):
+        run.wait()
+    assert start_run("n = 2", Options(), cluster=cluster).wait().results == {"n": 2}
+
+
+@engines
+def test_an_impatient_user_changes_nothing(start: Start, heard: Heard, hurried: None) -> None:
+    cluster = start(workers=2)
+    run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
+    deadline = time.monotonic() + 20
+    while not run.pump():  # an interrupt at every turn
+        run.interrupt()
+        assert time.monotonic() < deadline
+    assert run.status == "stopped"
+    assert cluster.run("nbdist.task.rank if 'nbdist' in globals() else 7") == [7, 7]
+
+
+@engines
+def test_an_interrupt_in_the_middle_of_a_replacement_is_no_harm(
+    start: Start, heard: Heard, hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nbdist.cluster.replacing import Replacement
+
+    cluster = start(workers=2)
+    run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
+    look, looks = Replacement.look, itertools.count()
+
+    def pressed(replacement: Replacement) -> bool:
+        if next(looks) in (3, 9, 20):
+            replacement._steps = interrupted()
+        return look(replacement)
+
+    monkeypatch.setattr(Replacement, "look", pressed)
+    run.interrupt()
+    assert run.wait().status == "stopped"
+    monkeypatch.undo()
+    assert start_run("n = 2", Options(), cluster=cluster).wait().results == {"n": 2}
+
+
+def interrupted() -> Iterator[None]:
+    raise KeyboardInterrupt
+    yield
