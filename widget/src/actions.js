@@ -1,6 +1,6 @@
 // What can be done with a run: pause, checkpoint, stop, learning rate. Each is asked of the kernel, and
 // shown as asked until the run's progress shows that it was done.
-import { ask, settled } from "./asked.js";
+import { LONGEST, ask, settled } from "./asked.js";
 import { make, setText } from "./dom.js";
 import { RateField } from "./ratefield.js";
 
@@ -29,6 +29,7 @@ export class Actions {
     if (kind === "set" ? false : this.asked.has(kind)) return;
     this.asked.set(kind, ask(kind, value, this.progress, performance.now()));
     this.send(kind, value);
+    setTimeout(() => this.show(this.progress, this.kinds), LONGEST + 100); // whatever became of it
     this.write();
   }
 

@@ -1,7 +1,7 @@
 // What was asked of the kernel and has not come to pass. Pure: it is told the time and sends nothing.
 import { sameRate } from "./rate.js";
 
-const LONGEST = 15_000; // milliseconds after which something may be asked again, whatever became of it
+export const LONGEST = 15_000; // milliseconds after which something may be asked again, whatever became of it
 
 /** @typedef {"pause" | "resume" | "stop" | "checkpoint" | "set"} Kind */
 /** @typedef {{ kind: Kind, value: number | null, since: number, before: string }} Asked */

@@ -74,6 +74,8 @@ export class View {
     this.figures.hidden = true;
     this.table.element.addEventListener("toggle", () => this.table.show(this.head.charts));
     this.element.addEventListener("keydown", keepKeys);
+    this.claimKeys = (/** @type {KeyboardEvent} */ event) => claimKeys(event, this.element);
+    addEventListener("keydown", this.claimKeys, true);
     this.element.append(this.header.element, this.figures, this.strip.element, this.output.element);
   }
 
@@ -156,12 +158,25 @@ export class View {
     cancelAnimationFrame(this.pending);
     clearTimeout(this.later);
     this.picker.open(false);
+    removeEventListener("keydown", this.claimKeys, true);
     for (const chart of this.charts) chart.close();
   }
 }
 
-/** Keys that mean something in here are not the notebook's: there "d d" would delete the cell. @param {KeyboardEvent} event */
-function keepKeys(event) {
+/** Whether a key means something in here and nothing to the notebook: there "d d" would delete the cell. @param {KeyboardEvent} event */
+function isOurs(event) {
   const held = event.ctrlKey || event.metaKey || event.altKey;
-  if (!held && event.key !== "Escape" && !(event.shiftKey && event.key === "Enter")) event.stopPropagation();
+  return !held && event.key !== "Escape" && !(event.shiftKey && event.key === "Enter");
+}
+
+/** JupyterLab hears of a key last. @param {KeyboardEvent} event */
+function keepKeys(event) {
+  if (isOurs(event)) event.stopPropagation();
+}
+
+/** Notebook 7 hears of a key first, and takes arrows from a slider, unless it is told not to. @param {KeyboardEvent} event @param {HTMLElement} element */
+function claimKeys(event, element) {
+  if (!element.contains(/** @type {Node} */ (event.target))) return;
+  if (isOurs(event)) element.setAttribute("data-lm-suppress-shortcuts", "true");
+  else element.removeAttribute("data-lm-suppress-shortcuts");
 }

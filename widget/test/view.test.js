@@ -1,0 +1,86 @@
+// @vitest-environment happy-dom
+import { beforeEach, describe, expect, test } from "vitest";
+import { View } from "../src/view.js";
+
+const HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>";
+const TASKS = ["/job:worker/task:0", HOSTILE];
+/** @type {[string, Record<string, unknown> | undefined][]} */
+let said = [];
+
+/** @param {Record<string, unknown>} [head] @param {Record<string, unknown>} [progress] */
+function shown(head = {}, progress = {}) {
+  const view = new View("v", (kind, more) => said.push([kind, more]));
+  document.body.replaceChildren(view.element);
+  const plan = { title: HOSTILE, train: 0, validation: null };
+  view.apply(/** @type {any} */ ({
+    kind: "frame", snapshot: true, replaced: [],
+    head: { title: HOSTILE, run: `${HOSTILE} 1`, tasks: TASKS, total: 10, charts: [plan], series: [HOSTILE], controls: ["pause", "stop", "set"], ...head },
+    progress: {
+      state: HOSTILE, step: 3, unit: HOSTILE, note: HOSTILE, learning_rate: 0.1, problem: { kind: "set", number: 1, text: HOSTILE },
+      checkpoint: { number: 1, step: 3, path: HOSTILE, error: HOSTILE }, per_replica: { 0: { state: HOSTILE, step: 1, spent: { [HOSTILE]: 1 } } }, ...progress,
+    },
+    output: [{ task: HOSTILE, text: `${HOSTILE}\n`, open: HOSTILE, cut: 0 }],
+    available: { titles: [HOSTILE, "other"], count: 2, most: 6 },
+  }), [{ replica: 0, series: 0, steps: [1], values: [0.5] }]);
+  view.draw();
+  return view;
+}
+
+beforeEach(() => {
+  said = [];
+});
+
+test("whatever a run is called, it is text", () => {
+  const view = shown();
+  view.picker.open(true);
+  view.table.element.open = true;
+  view.table.show(view.head.charts);
+  view.charts[0].write();
+  expect(view.element.querySelectorAll("img, script, b img")).toHaveLength(0);
+  for (const part of [".nbd-title", ".nbd-run", ".nbd-note", ".nbd-problem", ".nbd-saved", ".nbd-chart-title", ".nbd-choices", ".nbd-data", ".nbd-tabs", ".nbd-state"]) {
+    expect(view.element.querySelector(part)?.textContent, part).toContain(HOSTILE);
+  }
+});
+
+test("nothing is ever set as HTML", () => {
+  // @ts-expect-error Vite reads the files when it builds
+  const sources = /** @type {Record<string, string>} */ (import.meta.glob("../src/*.js", { query: "?raw", import: "default", eager: true }));
+  expect(Object.keys(sources).length).toBeGreaterThan(15);
+  for (const [file, text] of Object.entries(sources)) {
+    expect(text, file).not.toMatch(/innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|eval\(/);
+  }
+});
+
+describe("what is asked for", () => {
+  test("is said to the kernel", () => {
+    const view = shown({}, { state: "training" });
+    view.header.actions.turn.click();
+    view.header.actions.rate.commit(0.25);
+    view.picker.turn("other", true);
+    expect(said).toEqual([["pause", {}], ["set", { learning_rate: 0.25 }], ["charts", { titles: [HOSTILE, "other"] }]]);
+  });
+
+  test("cannot be asked of a kernel that is gone, and the view says what can be done", () => {
+    const view = shown({ again: "nb.attach('r') follows it from a new kernel" }, { state: "training" });
+    view.disconnect();
+    view.draw();
+    expect(view.header.state.textContent).toBe("disconnected");
+    expect(view.header.note.textContent).toBe("nb.attach('r') follows it from a new kernel");
+    expect(view.header.actions.element.hidden).toBe(true);
+    expect(view.header.actions.rate.field.disabled).toBe(true);
+    view.progress = { state: "finished" };
+    view.disconnect();
+    expect(view.progress.state).toBe("finished"); // its end is its end
+  });
+});
+
+test("keys in the view are not the notebook's, except those that are always", () => {
+  const view = shown();
+  /** @type {string[]} */
+  const reached = [];
+  document.body.addEventListener("keydown", (event) => reached.push(event.key));
+  for (const init of [{ key: "d" }, { key: "Enter", shiftKey: true }, { key: "s", ctrlKey: true }, { key: "ArrowDown" }, { key: "Escape" }]) {
+    view.header.actions.stop.dispatchEvent(new KeyboardEvent("keydown", { ...init, bubbles: true }));
+  }
+  expect(reached).toEqual(["Enter", "s", "Escape"]);
+});
