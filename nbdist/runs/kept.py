@@ -34,6 +34,7 @@ class _Last:
     answer: Frame
     """To who wants to watch: the end of the run, and what it takes to know all of it."""
     watched: bool
+    folder: str = ""
     outcome: dict[str, Any] | None = None
     pieces: Sequence[Buffer] = ()
     taken: bool = False
@@ -54,8 +55,12 @@ class Kept:
         self._last: _Last | None = None
 
     def forget(self) -> None:
-        """Keep nothing any more: the next run begins."""
-        self._last = None
+        """Keep nothing any more: the next run begins. What nobody has taken home is written."""
+        last, self._last = self._last, None
+        if last is not None and last.outcome is not None:
+            if not last.taken:
+                self._write(last)
+            last.outcome, last.pieces = None, ()  # it may be large, and a timer may know of it still
 
     def end(self, run: str, answer: Frame, watched: bool) -> None:
         """Take note that a body is over, and whether anybody has heard so; its outcome is on its way."""
@@ -66,15 +71,15 @@ class Kept:
         last = self._of(run)
         if last is None:
             return
-        last.outcome = outcome
+        last.folder, last.outcome = folder, outcome
         if not last.watched:
-            self._write(last, folder)
+            self._write(last)
             return
 
         def unless_taken() -> None:
             if not last.taken and self._last is last:
                 # Not here: a large one would keep the task's Server from its other callers.
-                threading.Thread(target=self._write, args=(last, folder), daemon=True).start()
+                threading.Thread(target=self._write, args=(last,), daemon=True).start()
 
         self._later(TAKEN_SECONDS, unless_taken)
 
@@ -108,12 +113,13 @@ class Kept:
         last = self._last
         return last if last is not None and last.run == run else None
 
-    def _write(self, last: _Last, folder: str) -> None:
+    def _write(self, last: _Last) -> None:
         with last.writing:
-            if last.written:
+            pieces = last.encoded()
+            if last.written or not pieces:
                 return
             try:
-                write_outcome(private_folder(Path(folder)), self._rank, last.encoded())
+                write_outcome(private_folder(Path(last.folder)), self._rank, pieces)
             except (OSError, NbdistError) as error:  # while the task lives it can be asked
-                log.warning("the outcome of run %s could not be written to %s: %s", last.run, folder, error)
+                log.warning("the outcome of run %s could not be written: %s", last.run, error)
             last.written = True

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from runs_heard import Heard
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.folder import read_description, write_description
+from nbdist.cluster.handle import Cluster, set_current
 from nbdist.errors import BodyError, FailedPreconditionError, NotFoundError, UnavailableError
 from nbdist.metrics.home import run_folder
 from nbdist.metrics.runfile import RunFile, read_run, write_run
@@ -72,6 +73,11 @@ def at_gate(folder: Path, replicas: int) -> bool:
     return all(np.count_nonzero(losses == replica) == 12 for replica in range(replicas))
 
 
+def losses(run: Run) -> list[float]:
+    assert run.history is not None
+    return run.history["loss"]
+
+
 def same_points(run: Run) -> None:
     """Every point that was logged is there, once, in its order."""
     theirs, ours = columns_from_logs(run.folder), run.store.columns()
@@ -107,7 +113,7 @@ def test_a_second_client_has_all_and_both_see_the_end(cluster: Cluster, gate: Pa
     assert heard.ended == ["done"]
     assert np.array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
     assert np.array_equal(second.results["big"], np.arange(3_000_000.0))
-    assert second.history.history == first.history.history
+    assert losses(second) == losses(first)
     assert read_run(first.id).status == "done"
 
 
@@ -148,7 +154,7 @@ def test_one_that_is_over_is_there_at_once(cluster: Cluster, gate: Path) -> None
     again = attach_run(first.id, make_view=lambda run: heard)
     assert (again.status, heard.ended) == ("done", ["done"])
     assert again.model is None
-    assert again.history.history == first.history.history
+    assert losses(again) == losses(first)
     assert [again.last_epoch(i) for i in range(3)] == [first.last_epoch(i) for i in range(3)]
     assert heard.text["/job:worker/task:2"] == "hello from 2\nbye\n"
     same_points(again)
@@ -233,7 +239,7 @@ def test_a_run_whose_client_was_killed_goes_on_and_comes_home(leave: Callable[..
     same_points(run)
     assert heard.text["/job:worker/task:0"] == "hello from 0\nbye\n"
     assert run.model is not None
-    assert len(run.history.history["loss"]) == 6
+    assert len(losses(run)) == 6
     assert read_run(run.id).status == "done"
 
 
@@ -294,6 +300,34 @@ def test_a_worker_that_died_while_nobody_watched_is_made_known(
     assert "killed by SIGKILL; 1 of 2 go on" in heard.text["/job:worker/task:1"]
     assert run.global_step == 18
     same_points(run)
+
+
+def test_a_later_cluster_of_the_same_name_is_not_mistaken(start: Start, gate: Path) -> None:
+    gate.touch()
+    first = start(workers=1, cluster_id="again")
+    run = wait(begin(first, gate, epochs=1))
+    write_run(RunFile(**{**read_run(run.id).__dict__, "status": "running", "ended": None}))
+    outcome_path(run.folder, 0).unlink()
+    first.stop()
+    start(workers=1, cluster_id="again")
+    later = attach_run(run.id)
+    assert later.status == "failed"
+    assert f"cluster again of run {run.id} is gone" in str(later.error)
+
+
+def test_a_cluster_of_another_version_is_refused(start: Start, gate: Path) -> None:
+    cluster = start(workers=1)
+    run = begin(cluster, gate)
+    description = read_description(cluster.folder)
+    write_description(cluster.folder, {**description, "versions": {**description["versions"], "numpy": "1"}})
+    set_current(None)
+    with pytest.raises(
+        FailedPreconditionError, match=rf"run {run.id} cannot be reached.*(\n.*)*numpy +\d+ +1"
+    ):
+        attach_run(run.id)
+    write_description(cluster.folder, description)
+    gate.touch()
+    wait(run)
 
 
 def test_a_run_of_an_older_version_is_shown_without_its_tasks(own_home: Path, tmp_path: Path) -> None:

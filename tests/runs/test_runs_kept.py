@@ -1,0 +1,288 @@
+"""What a task tells who comes late: all there was, once; and what its last body came to."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbdist.metrics import writer
+from nbdist.metrics.batch import Batch
+from nbdist.metrics.recorder import Recorder
+from nbdist.metrics.store import RunStore, columns_from_logs
+from nbdist.runs import kept as keeping
+from nbdist.runs.agent import Agent, Live
+from nbdist.runs.kept import Kept
+from nbdist.runs.outcome import decode
+from nbdist.runs.outcomefile import outcome_path, read_outcome
+from nbdist.runs.output import TAIL_LIMIT, Output, tail_of
+from nbdist.runs.sofar import fill, last_words, printed
+from nbdist.runtime import task as tasks
+from nbdist.runtime.server import Server
+from nbdist.runtime.task import Task, TaskInfo
+from nbdist.train.context import Context
+from nbdist.wire.frames import Frame
+from nbdist.wire.peers import Peer
+
+RUN = "r1"
+
+
+@pytest.fixture
+def task() -> Iterator[Task]:
+    server = Server.create_local_server()
+    info = TaskInfo("worker", 0, 0, "here", 1, server.address, "CPU:0", 1)
+    task = Task(info, (info,), server, server.keys, "agents")
+    tasks.set_current(task)
+    yield task
+    tasks.set_current(None)
+    task.close()
+
+
+@pytest.fixture
+def agent(task: Task) -> Iterator[Agent]:
+    one = Agent(task)
+    yield one
+    one.parameters.close()
+
+
+@pytest.fixture
+def client(task: Task, agent: Agent) -> Iterator[Peer]:
+    with Peer(task.server.address, task.keys, name=task.name) as one:
+        yield one
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+def live(agent: Agent, folder: Path) -> Live:
+    one = Live(
+        RUN,
+        Context(control=agent.control(RUN)),
+        Recorder(folder / "metrics-0000.log", replica=0, say=lambda line: None),
+        Output(folder / "output-0000.log"),
+    )
+    agent.begin(one)
+    return one
+
+
+def finish(agent: Agent, one: Live) -> None:
+    agent.end(one)
+    one.close()
+
+
+def take(store: RunStore, client: Peer, text: str) -> str:
+    """Take in news until the end of the run; returns what was printed, ``text`` first."""
+    while True:
+        frame = client.receive(10)
+        assert frame is not None
+        text += frame.arrays[0].tobytes().decode()
+        if "batch" in frame.meta:
+            store.extend_batch(Batch.from_arrays(frame.meta["batch"], frame.arrays[1:]))
+        if frame.meta["ended"]:
+            return text
+
+
+def text_of(answer: Frame) -> str:
+    return answer.arrays[0].tobytes().decode()
+
+
+def test_who_comes_late_has_every_point_once(agent: Agent, client: Peer, folder: Path) -> None:
+    one = live(agent, folder)
+    loss = one.recorder.series("loss")
+    store, answer = RunStore(), None
+    for step in range(300):
+        one.recorder.add(loss, step, float(step))
+        one.output.write(f"{step}\n")
+        if step == 150:
+            answer = client.call("run.watch", {"run": RUN})
+            assert answer.meta["state"] == "on"
+            assert fill(store, folder, {0: answer}) == []
+    finish(agent, one)
+    assert answer is not None
+    text = take(store, client, text_of(answer))
+    assert store.points(0, "loss")[1].tolist() == [float(step) for step in range(300)]
+    assert text == "".join(f"{step}\n" for step in range(300))
+
+
+@pytest.mark.parametrize("when", ["from the start", "after a while"])
+def test_points_that_wait_for_a_full_disk_are_told(
+    agent: Agent, client: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """They stand in no file, and were sent to others before."""
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if when == "from the start":
+        monkeypatch.setattr(writer, "open_new", full)
+    one = live(agent, folder)
+    loss = one.recorder.series("loss")
+    one.recorder.add(loss, 1, 1.0)
+    one.recorder.flush()
+    monkeypatch.setattr(writer, "write_whole", full)
+    one.recorder.add(loss, 2, 2.0)
+    one.recorder.add(one.recorder.series("late"), 2, 5.0)
+    one.recorder.flush()
+    answer = client.call("run.watch", {"run": RUN})
+    store = RunStore()
+    assert fill(store, folder, {0: answer}) == []
+    assert store.points(0, "loss")[1].tolist() == [1.0, 2.0]
+    one.recorder.add(loss, 3, 3.0)
+    finish(agent, one)
+    take(store, client, "")
+    assert store.points(0, "loss")[1].tolist() == [1.0, 2.0, 3.0]
+    assert store.points(0, "late")[1].tolist() == [5.0]
+    over = client.call("run.watch", {"run": RUN})  # the disk has never taken them, and the task knows
+    assert over.meta["state"] == "over"
+    again = RunStore()
+    fill(again, folder, {0: over})
+    assert again.points(0, "loss")[1].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_states_of_a_run_on_a_task(agent: Agent, client: Peer, folder: Path) -> None:
+    def state(kind: str) -> Any:
+        return client.call(kind, {"run": RUN}).meta["state"]
+
+    assert (state("run.watch"), state("run.outcome")) == ("unknown", "unknown")
+    client.call("run.reserve", {"run": RUN})
+    assert (state("run.watch"), state("run.outcome")) == ("waiting", "coming")
+    one = live(agent, folder)
+    assert (state("run.watch"), state("run.outcome")) == ("on", "coming")
+    finish(agent, one)
+    assert (state("run.watch"), state("run.outcome")) == ("over", "coming")
+    agent.kept.put(RUN, str(folder), {"rank": 0})
+    assert state("run.outcome") == "here"
+    agent.begin(one)  # as another run's body would
+    assert client.call("run.outcome", {"run": "r0"}).meta["state"] == "unknown"
+
+
+def test_an_outcome_comes_in_pages(
+    agent: Agent, client: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "PAGE_BYTES", 100)
+    finish(agent, live(agent, folder))
+    agent.kept.put(RUN, str(folder), {"rank": 0, "results": {"w": np.arange(40.0)}})
+    data = b""
+    while True:
+        answer = client.call("run.outcome", {"run": RUN, "at": len(data)})
+        assert 0 < answer.arrays[0].size <= 100
+        data += answer.arrays[0].tobytes()
+        if len(data) == answer.meta["size"]:
+            break
+    assert decode(data)["results"]["w"].tolist() == list(range(40))
+
+
+class Timers:
+    """Keeps what is to be called later."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def after(self, seconds: float, function: Callable[[], None]) -> None:
+        self.calls.append(function)
+
+
+def kept_by(timers: Timers, folder: Path, watched: bool) -> Kept:
+    one = Kept(3, timers.after)
+    one.end(RUN, Frame("run.watched"), watched)
+    one.put(RUN, str(folder), {"rank": 3})
+    return one
+
+
+def test_an_outcome_that_nobody_hears_of_is_written_at_once(folder: Path) -> None:
+    kept_by(Timers(), folder, watched=False)
+    assert read_outcome(folder, 3) == {"rank": 3}
+    assert outcome_path(folder, 3).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_outcome_is_written_unless_it_was_taken(folder: Path, taken: bool) -> None:
+    timers = Timers()
+    one = kept_by(timers, folder, watched=True)
+    assert read_outcome(folder, 3) is None
+    if taken:
+        one.taken(RUN)
+    one.forget()
+    assert (read_outcome(folder, 3) is None) is taken
+    for call in timers.calls:  # of a run that is not the last any more
+        call()
+    assert (read_outcome(folder, 3) is None) is taken
+
+
+def test_an_outcome_that_could_not_be_made_is_unknown(folder: Path) -> None:
+    one = Kept(3, Timers().after)
+    one.end(RUN, Frame("run.watched"), True)
+    one.drop(RUN)
+    assert one.page(RUN, 0) is None
+    kept = kept_by(Timers(), folder, watched=True)
+    kept.drop(RUN)
+    assert kept.page(RUN, 0) is not None
+
+
+def test_a_folder_that_cannot_be_written_costs_no_outcome(folder: Path) -> None:
+    one = Kept(3, Timers().after)
+    one.end(RUN, Frame("run.watched"), False)
+    (folder / "file").touch()
+    one.put(RUN, str(folder / "file" / "no"), {"rank": 3})
+    page = one.page(RUN, 0)
+    assert page is not None
+    assert decode(page.arrays[0].tobytes()) == {"rank": 3}
+
+
+@given(st.lists(st.text(st.sampled_from("ab\n"), max_size=9), max_size=20), st.integers(1, 30))
+def test_the_end_of_a_text_starts_with_a_line(pieces: list[str], limit: int) -> None:
+    text = "".join(pieces)
+    tail = tail_of(text, limit)
+    assert text.endswith(tail)
+    assert len(tail) <= limit
+    if len(text) < limit:
+        assert tail == text
+    elif "\n" in text[-limit:]:
+        assert tail == text[-limit:].partition("\n")[2]
+
+
+def test_what_was_printed_is_kept_to_a_limit(folder: Path) -> None:
+    output = Output(folder / "output-0000.log")
+    for number in range(40_000):
+        output.write(f"line {number}\n")
+        if number % 1000 == 0:
+            output.take()
+    output.take()
+    tail = output.tail()
+    assert TAIL_LIMIT - 20 < len(tail) <= TAIL_LIMIT
+    assert tail.endswith("line 39999\n")
+    assert tail.startswith("line ")
+    assert len(output._tail) < 40
+    output.finish()
+    assert printed(folder, 0) == tail
+    assert printed(folder, 1) == ""
+
+
+def test_logs_of_tasks_that_say_nothing_are_read_whole(folder: Path) -> None:
+    for rank in (0, 1, 2):
+        recorder = Recorder(folder / f"metrics-{rank:04d}.log", replica=rank)
+        recorder.add(recorder.series("loss"), 7, float(rank))
+        recorder.close()
+    store = RunStore()
+    waiting = Frame("run.watched", {"state": "waiting"})
+    missing = Frame(
+        "run.watched",
+        {"state": "on", "log": "metrics-0002.log", "size": 10_000},
+        (np.empty(0, np.uint8), np.empty(0, np.uint8)),
+    )
+    notes = fill(store, folder, {1: waiting, 2: missing})
+    assert store.replicas == [0, 2]
+    assert len(notes) == 1
+    assert "and should have 10,000: points are missing" in notes[0]
+    assert last_words(store).endswith("with step 7 of replica 0, step 7 of replica 2")
+    assert len(columns_from_logs(folder)["step"]) == 3
