@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+PLAIN = (str, int, bool, type(None))
+
 
 def jsonable(value: Any) -> Any:
     """Return ``value`` with only dicts, lists, text, finite numbers, booleans and None in it.
@@ -15,13 +17,18 @@ def jsonable(value: Any) -> Any:
     >>> jsonable({1: float("nan"), "n": np.int64(3), "odd": (object, "x")})
     {'1': None, 'n': 3, 'odd': ["<class 'object'>", 'x']}
     """
+    kind = type(value)
+    if kind in PLAIN:  # most of what there is, ten times a second
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset, np.ndarray)):
         return [jsonable(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, (bool, int, str)):
+    if isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
