@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.metrics.average import mean_by_step
-from nbdist.metrics.batch import Batch, by_series
+from nbdist.metrics.batch import Batch, Points, by_series
 from nbdist.metrics.decimate import decimate
 from nbdist.metrics.log import logs_in, read_log
-from nbdist.metrics.recent import Group, Recent
+from nbdist.metrics.recent import Group, Recent, grouped
 from nbdist.metrics.thinned import Thinned
 from nbdist.metrics.trend import BUCKETS, Trend
 
@@ -26,6 +26,7 @@ Part = tuple[int, str, Steps, Floats, Floats]
 
 MOST_BUCKETS, FEWEST_BUCKETS = 2048, 64
 MANY_TRENDS = 1000  # from here on a trend gets fewer buckets
+UNSORTED = 4096  # points of one replica that may wait to be looked at, before they are sorted into series
 
 
 class Point(NamedTuple):
@@ -41,7 +42,8 @@ class RunStore:
 
     Keeps every point of a series up to 2,048, then what min/max decimation keeps (spikes, first and last).
     All series together keep about ``limit`` points (28 bytes each), and the newest ``recent`` points stand
-    in a ring for `since`. The logs in the run folder hold everything: `columns_from_logs`.
+    in a ring for `since`. Batches are sorted into series when somebody looks: that is cheap for many at once.
+    The logs in the run folder hold everything: `columns_from_logs`.
 
     >>> store = RunStore()
     >>> store.extend(0, "loss", np.array([1, 2], "u4"), np.array([0.5, 0.4]), np.array([1e9, 1e9]))
@@ -60,6 +62,7 @@ class RunStore:
         self._kept: dict[tuple[int, int], Thinned] = {}
         self._trends: dict[tuple[int, int], Trend] = {}
         self._replicas: list[int] = []  # in order
+        self._unsorted: dict[int, list[Points]] = {}  # by replica, with the ids of this store
 
     def extend(
         self, replica: int, series: str, steps: ArrayLike, values: ArrayLike, times: ArrayLike
@@ -71,25 +74,36 @@ class RunStore:
                 f"series {series!r} of replica {replica}: steps, values and times have shapes "
                 f"{steps.shape}, {values.shape}, {times.shape}; expected one length"
             )
-        if not 0 <= replica <= 0xFFFF:
-            raise InvalidArgumentError(f"replica {replica} is not in 0..65535")
         with self._lock:
+            self._see(replica)
             index = self._index(series)
+            self._sort(replica)
             self._thinned(replica, index).extend(steps, values, times)
             self._trend(replica, index).extend(steps, values)
             self._recent.extend(replica, index, steps, values)
 
     def extend_batch(self, batch: Batch) -> None:
         """Append all points of a batch that came from a task."""
+        points = batch.points.copy()
         with self._lock:
-            for name, steps, values, times in batch.by_series():
-                self.extend(batch.replica, name, steps, values, times)
+            self._see(batch.replica)
+            ids = np.array([self._index(name) for name in batch.names], np.uint16)
+            points["series"] = ids[points["series"]] if len(points) else 0
+            self._recent.extend(batch.replica, points["series"], points["step"], points["value"])
+            waiting = self._unsorted.setdefault(batch.replica, [])
+            waiting.append(points)
+            if sum(map(len, waiting)) > UNSORTED:
+                self._sort(batch.replica)
 
     @property
     def series(self) -> list[str]:
         """The names of the series; a name's index is its id in `since`."""
         with self._lock:
             return list(self._ids)
+
+    def number(self, series: str) -> int | None:
+        """Return the index of a series in `series`, or None if there is none of that name."""
+        return self._ids.get(series)
 
     @property
     def replicas(self) -> list[int]:
@@ -101,6 +115,7 @@ class RunStore:
     def dropped(self) -> int:
         """How many points have been thinned out here so far (they stand in the logs)."""
         with self._lock:
+            self._sort_all()
             return sum(one.count - one.held for one in self._kept.values())
 
     def points(self, replica: int, series: str, limit: int = 2000) -> tuple[Steps, Floats, Floats]:
@@ -116,6 +131,14 @@ class RunStore:
         Start with 0; call again until the cursor stands still. If ``new - cursor`` is more than the points
         returned, the difference had left the ring: take a snapshot with `points`.
         """
+        cursor, entries = self.entries_since(cursor, limit)
+        return cursor, grouped(entries)
+
+    def entries_since(self, cursor: int, limit: int = 20_000) -> tuple[int, NDArray[np.void]]:
+        """Return what `since` does as one array, in the order in which points came.
+
+        Its fields are "replica", "series" (an index), "step" and "value".
+        """
         with self._lock:
             return self._recent.since(cursor, limit)
 
@@ -127,6 +150,7 @@ class RunStore:
         """
         with self._lock:
             number = self._known(series)
+            self._sort_all()
             curves = {
                 replica: self._trends[replica, number].curve()
                 for replica in self.replicas
@@ -144,6 +168,7 @@ class RunStore:
         Series of few points (up to 512) are returned as they are.
         """
         with self._lock:
+            self._sort(replica)
             trend = self._trends.get((replica, self._known(series)))
             steps, values = trend.curve() if trend is not None else Trend().curve()
         return steps.astype(np.uint32), values
@@ -151,7 +176,12 @@ class RunStore:
     def last(self, replica: int, series: str) -> Point | None:
         """Return the newest point (step, value, time), or None if there is none."""
         with self._lock:
-            thinned = self._kept.get((replica, self._known(series)))
+            number = self._known(series)
+            for points in reversed(self._unsorted.get(replica, ())):
+                if len(found := np.flatnonzero(points["series"] == number)):
+                    newest = points[found[-1]]
+                    return Point(int(newest["step"]), float(newest["value"]), float(newest["time"]))
+            thinned = self._kept.get((replica, number))
             if thinned is None or not thinned.count:
                 return None
             _, step, value, time = thinned.last()[0].item()
@@ -165,12 +195,30 @@ class RunStore:
     def parts(self) -> list[Part]:
         """Return (replica, name, steps, values, times) of every series of every replica, as it is now."""
         with self._lock:
+            self._sort_all()
             names = list(self._ids)
             return [
                 (replica, names[index], kept["step"].copy(), kept["value"].copy(), kept["time"].copy())
                 for (replica, index), thinned in sorted(self._kept.items(), key=lambda item: item[0])
                 if len(kept := thinned.kept())
             ]
+
+    def _sort(self, replica: int) -> None:
+        """Put what came in batches of a replica to its series."""
+        if waiting := self._unsorted.pop(replica, None):
+            for index, steps, values, times in by_series(np.concatenate(waiting)):
+                self._thinned(replica, index).extend(steps, values, times)
+                self._trend(replica, index).extend(steps, values)
+
+    def _sort_all(self) -> None:
+        for replica in list(self._unsorted):
+            self._sort(replica)
+
+    def _see(self, replica: int) -> None:
+        if replica not in self._replicas:
+            if not 0 <= replica <= 0xFFFF:
+                raise InvalidArgumentError(f"replica {replica} is not in 0..65535")
+            insort(self._replicas, replica)
 
     def _index(self, series: str) -> int:
         if series not in self._ids and len(self._ids) == 0xFFFF:
@@ -185,8 +233,6 @@ class RunStore:
     def _thinned(self, replica: int, index: int) -> Thinned:
         key = (replica, index)
         if key not in self._kept:
-            if replica not in self._replicas:
-                insort(self._replicas, replica)
             # The limit is shared by all series, so a store with very many of them keeps less of each.
             while len(self._kept) * 2 * self._buckets > self._limit and self._buckets > FEWEST_BUCKETS:
                 self._buckets //= 2
@@ -202,6 +248,7 @@ class RunStore:
         return self._trends[key]
 
     def _points_of(self, replica: int, series: str) -> NDArray[np.void]:
+        self._sort(replica)
         thinned = self._kept.get((replica, self._known(series)))
         return thinned.kept() if thinned else np.empty(0, Thinned(1).kept().dtype)
 

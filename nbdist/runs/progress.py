@@ -190,7 +190,7 @@ class Tally:
 
 
 def _staleness(store: RunStore, replica: int) -> float | None:
-    if "staleness" not in store.series:
+    if store.number("staleness") is None:
         return None
     last = store.last(replica, "staleness")
     return None if last is None else float(last.value)

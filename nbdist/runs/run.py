@@ -31,6 +31,7 @@ CALMER = (
     1.2  # from one pause to the next: a cell is noticed to be over after a sixth more of its time at most
 )
 WRITE_SECONDS = 1.0
+STANDING_SECONDS = 0.09  # between two looks at how far the run is, for the view: it draws ten times a second
 RESTART_SECONDS = 0.25  # within which the word follows an interrupt that the kernel is being restarted
 ENDED = ("done", "stopped", "failed")
 
@@ -105,6 +106,7 @@ class Run:
         self._settled = record.status in ENDED
         self._told = 0
         self._pause = SHORTEST_PAUSE
+        self._shown_news, self._show_after = 0, 0.0
 
     @property
     def view(self) -> View | None:
@@ -271,13 +273,14 @@ class Run:
         if self._stop_at is not None and time.monotonic() >= self._stop_at and not self._leaves():
             self._stop_at = None
             self.interrupt()
-        before = self.tally.news
         with self.controls.looking():
             self._watch.look()
         # A short cell is followed closely, a long one calmly: looking costs the tasks' own cores time.
         ending = bool(self._watch.calls.ready_ranks())
         self._pause = SHORTEST_PAUSE if ending else min(self._pause * CALMER, LONGEST_PAUSE)
-        if self.tally.news != before:
+        now = time.monotonic()
+        if self.tally.news != self._shown_news and now >= self._show_after:
+            self._shown_news, self._show_after = self.tally.news, now + STANDING_SECONDS
             self._show(lambda view: view.progress(self.standing()))
         self._show(lambda view: view.tick())
         if self._watch.complete():

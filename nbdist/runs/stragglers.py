@@ -82,6 +82,8 @@ class _Lately:
     _at: float | None = None
     _intervals: deque[tuple[int, float, float]] = field(default_factory=deque)
     """Steps, busy seconds of each, and how long it all took."""
+    _steps: int = 0
+    _took: float = 0.0
     _in_a_row: int = 0
 
     def add(self, step: int, busy: float, now: float) -> bool:
@@ -92,19 +94,19 @@ class _Lately:
         steps = step - self.step
         if steps < 1:
             return False
-        self._intervals.append((steps, max(0.0, busy - self._busy) / steps, now - self._at))
+        took = now - self._at
+        self._intervals.append((steps, max(0.0, busy - self._busy) / steps, took))
+        self._steps, self._took = self._steps + steps, self._took + took
         self.step, self._busy, self._at = step, busy, now
-        while self._covers(1):
+        oldest, _, long = self._intervals[0]
+        while self._steps - oldest >= STEPS and self._took - long >= SECONDS:  # enough without it
             self._intervals.popleft()
-        if self._covers(0):
+            self._steps, self._took = self._steps - oldest, self._took - long
+            oldest, _, long = self._intervals[0]
+        if self._steps >= STEPS and self._took >= SECONDS:
             each = sorted(each for _, each, _ in self._intervals)
             self.typical, self.quick = median(each), each[int(QUICK * len(each))]
         return True
-
-    def _covers(self, without: int) -> bool:
-        """Whether the intervals, less so many of the oldest, are enough."""
-        kept = list(self._intervals)[without:]
-        return sum(steps for steps, _, _ in kept) >= STEPS and sum(took for _, _, took in kept) >= SECONDS
 
     def compare(self, others: float) -> None:
         """Decide, given the others' step."""

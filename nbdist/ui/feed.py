@@ -6,23 +6,28 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nbdist.metrics.decimate import decimate
+from nbdist.metrics.recent import ENTRY, by_curve
 from nbdist.ui.chartplan import Chart, plan_charts
 from nbdist.ui.coarse import course
 from nbdist.ui.frames import CLOCK, MEAN, TREND, Records, records
 
 if TYPE_CHECKING:
-    from nbdist.metrics.store import Floats, RunStore, Steps
+    from numpy.typing import NDArray
+
+    from nbdist.metrics.store import RunStore
 
 MOST_POINTS = 2_000  # a series, in the page, at any time
 ALL_POINTS = 24_000  # a chart, over all its replicas: what a browser redraws ten times a second at ease
 NEW_POINTS = 2_000  # appended in one frame: 24 kB
 RENEWED_POINTS = 6_000  # in curves that start over, in one frame
 TREND_POINTS = 12_000  # in the trends of all replicas together
+UNDRAWN = 0xFFFF  # stands where the index of a curve does
 MOST_REPLICAS = 64  # with lines of their own; the mean counts them all
 MEAN_EVERY, MEAN_LATEST = 0.2, 2.0  # seconds between two means, cheap or dear
 MEAN_SHARE = 0.02  # of the kernel's time should go into means and trends
@@ -104,40 +109,43 @@ class Feed:
     def news(self, now: float) -> Sending:
         """Return what the store got since the last call; the means follow at a calmer pace."""
         sending = Sending()
-        fresh = self.read()
-        total, budget = sum(len(steps) for _, _, steps, _ in fresh), self.budget()
-        for replica, index, steps, values in fresh:
-            self.changed = True
+        fresh, starts = by_curve(self.read())
+        made = records(fresh["replica"], fresh["series"], fresh["step"], fresh["value"])
+        budget, total = self.budget(), len(fresh)
+        self.changed = self.changed or total > 0
+        for start, end in pairwise([*starts.tolist(), total]):
+            key, part = (int(made["replica"][start]), int(made["series"][start])), made[start:end]
             if total > NEW_POINTS:
-                chosen = decimate(values, max(5, len(steps) * NEW_POINTS // total))
-                steps, values = steps[chosen], values[chosen]
-            if self.held[replica, index] + len(steps) > budget:
-                self.waiting[replica, index] = None
-            elif (replica, index) not in self.waiting:
-                self.held[replica, index] += len(steps)
-                sending.parts.append(records(replica, index, steps, values))
+                part = part[decimate(fresh["value"][start:end], max(5, len(part) * NEW_POINTS // total))]
+            if self.held[key] + len(part) > budget:
+                self.waiting[key] = None
+            elif key not in self.waiting:
+                self.held[key] += len(part)
+                sending.parts.append(part)
         self.add_means(sending, now)
         self.renew_waiting(sending)
         return sending
 
-    def read(self) -> list[tuple[int, int, Steps, Floats]]:
-        """Return the new points of the curves that are drawn, as (replica, index, steps, values)."""
-        drawn, series = set(self.drawn()), {name: number for number, name in enumerate(self.store.series)}
-        index_of = {series[name]: index for index, name in enumerate(self.names)}
-        read: list[tuple[int, int, Steps, Floats]] = []
+    def read(self) -> NDArray[np.void]:
+        """Return the new points of the curves that are drawn, each with the index of its curve as series."""
+        index_of = np.full(1 << 16, UNDRAWN, np.uint16)
+        for index, name in enumerate(self.names):
+            if (number := self.store.number(name)) is not None:
+                index_of[number] = index
+        read = [np.empty(0, ENTRY)]
         while True:
-            cursor, groups = self.store.since(self.cursor)
+            cursor, points = self.store.entries_since(self.cursor)
             if cursor == self.cursor:
-                return read
-            if cursor - self.cursor > sum(len(steps) for _, _, steps, _ in groups):
+                return np.concatenate(read)
+            if cursor - self.cursor > len(points):
                 # Points have left the store's ring unread, so no curve in the page is whole.
                 self.waiting.update({key: None for key in self.held if not key[1] & TREND})
             self.cursor = cursor
-            read += [
-                (replica, index_of[number], steps, values)
-                for replica, number, steps, values in groups
-                if number in index_of and replica in drawn
-            ]
+            points["series"] = index_of[points["series"]]
+            points = points[points["series"] != UNDRAWN]
+            if len(self.store.replicas) > MOST_REPLICAS:
+                points = points[np.isin(points["replica"], self.drawn())]
+            read.append(points)
 
     def renew_waiting(self, sending: Sending) -> None:
         """Send curves anew, the longest waiting first, a few in each frame."""

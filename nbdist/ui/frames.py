@@ -16,8 +16,8 @@ TREND = 0x8000  # added to a series: not its points, but the means of neighbouri
 Records = NDArray[np.void]
 
 
-def records(replica: int, series: int, steps: ArrayLike, values: ArrayLike) -> Records:
-    """Return the records of one replica's points of one series."""
+def records(replica: ArrayLike, series: ArrayLike, steps: ArrayLike, values: ArrayLike) -> Records:
+    """Return the records of points; replica and series may be one for all."""
     steps, values = np.asarray(steps), np.asarray(values, dtype=np.float64)
     made = np.empty(len(steps), dtype=RECORD)
     made["replica"], made["series"], made["step"] = replica, series, steps

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
+from nbdist.metrics import store as store_module
 from nbdist.metrics.average import mean_by_step
+from nbdist.metrics.batch import POINT, Batch
 from nbdist.metrics.decimate import decimate
 from nbdist.metrics.log import log_path
 from nbdist.metrics.recorder import Recorder
@@ -246,6 +248,53 @@ def test_readers_and_writers_at_once() -> None:
         thread.join()
     assert not failures
     assert len(store.replicas) == 3
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2), st.lists(st.tuples(st.integers(0, 3), st.floats(-5, 5, width=16)), max_size=40)
+        ),
+        max_size=12,
+    ),
+    st.sampled_from([30, 4096]),
+    st.data(),
+)
+def test_batches_are_the_same_as_series_one_by_one(
+    sent: list[tuple[int, list[tuple[int, float]]]], unsorted: int, data: st.DataObject
+) -> None:
+    names = ["loss", "accuracy", "a", "b"]
+    one, other = RunStore(limit=1_000), RunStore(limit=1_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "UNSORTED", unsorted)
+        for number, (replica, rows) in enumerate(sent):
+            points = np.zeros(len(rows), POINT)
+            points["series"], points["value"] = [r[0] for r in rows], [r[1] for r in rows]
+            points["step"], points["time"] = np.arange(len(rows)) + 100 * number, number
+            one.extend_batch(Batch(replica, names, points))
+            for name, steps, values, times in Batch(replica, names, points).by_series():
+                other.extend(replica, name, steps, values, times)
+            assert sum(map(len, one._unsorted.get(replica, ()))) <= unsorted
+            if data.draw(st.booleans()):
+                for name in set(other.series):
+                    assert repr(one.last(replica, name)) == repr(other.last(replica, name))
+    assert set(one.replicas) >= set(other.replicas)
+    assert curves_of(one) == curves_of(other)
+    for name in other.series:
+        assert repr(one.aggregate(name, 50)) == repr(other.aggregate(name, 50))
+    ours, theirs = one.columns(), other.columns()
+    order, same = (np.lexsort((c["step"], c["series"].astype(str), c["replica"])) for c in (ours, theirs))
+    for name in ours:
+        assert np.array_equal(ours[name][order], theirs[name][same])
+
+
+def curves_of(store: RunStore) -> dict[tuple[int, str], list[tuple[int, float]]]:
+    """All points that are in the ring, by replica and series."""
+    names = store.series
+    return {
+        (replica, names[series]): list(zip(steps.tolist(), values.tolist(), strict=True))
+        for replica, series, steps, values in store.since(0)[1]
+    }
 
 
 def test_batches_and_logs_tell_the_same(tmp_path: Path) -> None:
