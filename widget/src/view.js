@@ -174,9 +174,10 @@ function keepKeys(event) {
   if (isOurs(event)) event.stopPropagation();
 }
 
-/** Notebook 7 hears of a key first, and takes arrows from a slider, unless it is told not to. @param {KeyboardEvent} event @param {HTMLElement} element */
+/** Notebook 7 hears of a key first, and takes a slider's arrows unless it is told not to. @param {KeyboardEvent} event @param {HTMLElement} element */
 function claimKeys(event, element) {
-  if (!element.contains(/** @type {Node} */ (event.target))) return;
-  if (isOurs(event)) element.setAttribute("data-lm-suppress-shortcuts", "true");
-  else element.removeAttribute("data-lm-suppress-shortcuts");
+  const { target } = event;
+  if (!(target instanceof Element) || !element.contains(target)) return;
+  if (isOurs(event)) target.setAttribute("data-lm-suppress-shortcuts", "true");
+  else target.removeAttribute("data-lm-suppress-shortcuts");
 }
