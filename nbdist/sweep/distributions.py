@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 from nbdist.errors import MissingExtra
 from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, When
-from nbdist.sweep.values import Value, literal
+from nbdist.sweep.values import Value, literal, same_key
 
 try:
     from optuna.distributions import (
@@ -15,6 +18,8 @@ try:
     )
 except ImportError:
     raise MissingExtra("sweep", "the samplers of Optuna and the export to a study") from None
+
+Category: TypeAlias = "bool | int | float | str | None"
 
 
 def distribution(parameter: Parameter) -> BaseDistribution:
@@ -27,21 +32,49 @@ def distribution(parameter: Parameter) -> BaseDistribution:
         case Integer(low=low, high=high, log=log, step=step):
             # Optuna wants a highest value that a step hits.
             return IntDistribution(low, low + (high - low) // step * step, log=log, step=step)
+    return CategoricalDistribution(categories(listed(parameter)))
+
+
+class Translation:
+    """A parameter's values to and from what its distribution gives."""
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.distribution = distribution(parameter)
+        self._real = isinstance(getattr(parameter, "parameter", parameter), Real)
+        values = listed(parameter)
+        self._there = dict(zip(map(same_key, values), categories(values)))
+        self._back = dict(zip(categories(values), values))
+
+    def to_optuna(self, value: Value) -> Category:
+        """Return a value of ours as Optuna has it."""
+        if self._there:
+            return self._there[same_key(value)]
+        return float(value) if self._real else value  # type: ignore[arg-type, return-value]
+
+    def to_ours(self, found: Category) -> Value:
+        """Return a value of Optuna's as our trials get it."""
+        return self._back[found] if self._back else found
+
+
+def listed(parameter: Parameter) -> tuple[Value, ...]:
+    """Return the values of a choice or a fixed value; none for a range."""
+    match parameter:
+        case When(parameter=inner):
+            return listed(inner)
         case Choice(values=values):
-            return CategoricalDistribution([category(value) for value in values])
+            return values
         case Fixed(value=value):
-            return CategoricalDistribution([category(value)])
-    raise TypeError(f"no distribution for {parameter!r}")
+            return (value,)
+    return ()
 
 
-def as_choice(parameter: Parameter, value: Value) -> bool | int | float | str | None:
-    """Return a value as Optuna has it: a category for a choice or a fixed value, else the number."""
-    kind = parameter.parameter if isinstance(parameter, When) else parameter
-    if isinstance(kind, Real):
-        return float(value)  # type: ignore[arg-type]
-    return value if isinstance(kind, Integer) else category(value)  # type: ignore[return-value]
+def categories(values: Sequence[Value]) -> list[Category]:
+    """Return values as Optuna's categories: as they are, or their texts if Optuna could not tell them apart.
 
-
-def category(value: Value) -> str:
-    """Return a value as one of Optuna's categories: its text, since to Optuna 1, 1.0 and True are one."""
-    return value if isinstance(value, str) else literal(value)
+    >>> categories([32, 64]), categories([1, True]), categories([(32, 32), (64,)])
+    ([32, 64], ['1', 'True'], ['[32, 32]', '[64]'])
+    """
+    plain = [value for value in values if not isinstance(value, tuple)]
+    if len(set(plain)) == len(values):
+        return plain
+    return [literal(value) for value in values]

@@ -29,6 +29,7 @@ EVENT, REPORTS = 16, 17  # kinds of frames; those of a metrics log have smaller 
 LARGEST = 4 << 20  # bytes of one record; a longer one is refused, or damage
 LONGEST_ERROR = 20_000  # characters
 _REPORT = struct.Struct("<IHIdd")
+REPORT_BYTES = _REPORT.size
 
 Direction: TypeAlias = Literal["max", "min"]
 EndState: TypeAlias = Literal["complete", "pruned", "stopped", "failed"]

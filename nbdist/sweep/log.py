@@ -27,7 +27,16 @@ from nbdist.errors import (
 )
 from nbdist.metrics.log import frame, next_whole_frame, whole_frame
 from nbdist.metrics.writer import write_whole
-from nbdist.sweep.events import LARGEST, Event, Reported, decoded, encoded, encoded_reports
+from nbdist.sweep.events import (
+    LARGEST,
+    REPORT_BYTES,
+    REPORTS,
+    Event,
+    Reported,
+    decoded,
+    encoded,
+    encoded_reports,
+)
 
 MAGIC = b"nbdist sweep 1\n"
 MOST_BYTES = 2 << 30  # a longer log is not read into memory
@@ -219,6 +228,19 @@ def read_events(path: Path, offset: int = 0) -> LogPart:
 def parse(data: bytes, start: int = 0) -> LogPart:
     """Return what the records in ``data`` say from ``start`` on; never raises on damage, counts it."""
     part = LogPart()
+    reports: list[bytes] = []  # payloads that stand together are unpacked together, which takes half the time
+
+    def take(kind: int, payload: bytes) -> None:
+        try:
+            part.events += decoded(kind, payload)
+        except DataLossError:
+            part.unread += 1
+
+    def take_reports() -> None:
+        if reports:
+            take(REPORTS, b"".join(reports))
+            reports.clear()
+
     position = start
     while position < len(data):
         body = whole_frame(data, position)
@@ -230,10 +252,12 @@ def parse(data: bytes, start: int = 0) -> LogPart:
             position = following
             continue
         position += _HEAD + len(body[1])
-        try:
-            part.events += decoded(*body)
-        except DataLossError:
-            part.unread += 1
+        if body[0] == REPORTS and len(body[1]) % REPORT_BYTES == 0:
+            reports.append(body[1])
+        else:
+            take_reports()
+            take(*body)
+    take_reports()
     part.offset, part.torn = position, len(data) - position
     return part
 

@@ -12,10 +12,11 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, MissingExtra
-from nbdist.sweep.distributions import as_choice, distribution
+from nbdist.sweep.distributions import Translation
 from nbdist.sweep.events import Direction
 from nbdist.sweep.parameters import Parameter
 from nbdist.sweep.samplers import Ask, History, Sampler, Tell
@@ -29,6 +30,8 @@ try:
     from optuna.trial import TrialState
 except ImportError:
     raise MissingExtra("sweep", "the samplers of Optuna") from None
+
+NEEDS = {"gp": ("torch", "scipy")}
 
 
 class OptunaSampler(Sampler):
@@ -46,7 +49,7 @@ class OptunaSampler(Sampler):
         self._sampler = self._make(0)
         self._lasting = name != "gp"  # what that one has fitted helps, and changes, the next fit
         self._asked: tuple[int, Parameters] | None = None
-        self._distributions = {name: distribution(parameter) for name, parameter in space.items()}
+        self._translations = {name: Translation(parameter) for name, parameter in space.items()}
         self._start()
 
     def ask(self, history: History, number: int) -> Parameters:
@@ -58,7 +61,9 @@ class OptunaSampler(Sampler):
         trial = self._study.ask()
 
         def value_of(name: str, parameter: Parameter) -> Value:
-            return _suggested(trial, name, parameter, self._distributions[name])
+            known = self._translations[name]
+            # All of Trial's own ways to suggest come down to this one.
+            return known.to_ours(trial._suggest(name, known.distribution))
 
         parameters = self._space.fill(value_of)
         self._open[number] = trial.number
@@ -67,7 +72,7 @@ class OptunaSampler(Sampler):
         return parameters
 
     def _start(self) -> None:
-        with _quiet():
+        with quiet():
             self._study = optuna.create_study(
                 direction="maximize" if self._direction == "max" else "minimize"
             )
@@ -110,12 +115,12 @@ class OptunaSampler(Sampler):
     def _add(self, number: int, tell: Tell | None) -> None:
         parameters = self._given[number]
         state, value = _state(tell)
-        last = {tell.step: tell.value} if tell and tell.step is not None and _finite(tell.value) else {}
+        last = {tell.step: tell.value} if tell and tell.step is not None and finite(tell.value) else {}
         made = optuna.trial.create_trial(
             state=state,
             value=value,
-            params={name: as_choice(self._space[name], one) for name, one in parameters.items()},
-            distributions={name: self._distributions[name] for name in parameters},
+            params={name: self._translations[name].to_optuna(one) for name, one in parameters.items()},
+            distributions={name: self._translations[name].distribution for name in parameters},
             intermediate_values=last,  # type: ignore[arg-type]
         )
         self._study.add_trial(made)
@@ -130,7 +135,7 @@ class OptunaSampler(Sampler):
                 self._add(tell.number, tell)
             return
         state, value = _state(tell)
-        if state == TrialState.PRUNED and tell.step is not None and _finite(tell.value):
+        if state == TrialState.PRUNED and tell.step is not None and finite(tell.value):
             identity = self._study._storage.get_trial_id_from_study_id_trial_number(
                 self._study._study_id, index
             )
@@ -148,6 +153,11 @@ def _maker(name: str, settings: Mapping[str, Any]) -> Callable[[int], optuna.sam
         "gp": (optuna.samplers.GPSampler, {}),
     }
     kind, own = kinds[name]
+    missing = [package for package in NEEDS.get(name, ()) if find_spec(package) is None]
+    if missing:  # Optuna itself would say so only after its first random trials
+        raise InvalidArgumentError(
+            f"the sampler {name} needs another package: pip install {' '.join(missing)}"
+        )
 
     def make(seed: int) -> optuna.samplers.BaseSampler:
         try:
@@ -156,8 +166,6 @@ def _maker(name: str, settings: Mapping[str, Any]) -> Callable[[int], optuna.sam
             raise InvalidArgumentError(
                 f"the sampler {name}: {error}; Optuna's documentation lists them"
             ) from None
-        except ImportError as error:
-            raise InvalidArgumentError(f"the sampler {name} needs another package: {error}") from None
 
     return make
 
@@ -175,15 +183,6 @@ def reseed(sampler: optuna.samplers.BaseSampler, seed: int) -> None:
             reseed(part, seed)
 
 
-def _suggested(trial: optuna.trial.Trial, name: str, parameter: Parameter, known: Any) -> Value:
-    found = trial._suggest(name, known)
-    kind = getattr(parameter, "parameter", parameter)
-    for value in getattr(kind, "values", ()) or ((kind.value,) if hasattr(kind, "value") else ()):
-        if as_choice(parameter, value) == found:
-            return value  # type: ignore[no-any-return]
-    return found  # type: ignore[no-any-return]
-
-
 def _state(tell: Tell | None) -> tuple[TrialState, float | None]:
     """Return how Optuna calls an end, and the result that goes with it."""
     if tell is None:
@@ -193,12 +192,13 @@ def _state(tell: Tell | None) -> tuple[TrialState, float | None]:
     return (TrialState.PRUNED if tell.state == "pruned" else TrialState.FAIL), None
 
 
-def _finite(value: float | None) -> bool:
+def finite(value: float | None) -> bool:
+    """Return whether there is a value that Optuna can use."""
     return value is not None and math.isfinite(value)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep Optuna from saying that it made a study; how much it says otherwise is the user's."""
     logger = logging.getLogger("optuna")
     level = logger.level

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.sweep.events import Direction
+from nbdist.sweep.grid import Grid
+from nbdist.sweep.ranges import integer, log, uniform, when
+from nbdist.sweep.samplers import Ask, Sampler, Tell, make_sampler
+from nbdist.sweep.seeds import fraction, trial_seed
+from nbdist.sweep.space import Parameters, Space
+
+SPACE = Space(
+    {
+        "lr": log(1e-4, 1e-1, points=3),
+        "momentum": when(uniform(0, 0.99, points=2), opt="sgd"),
+        "opt": ["sgd", "adam"],
+        "widths": [[32], [32, 64]],
+        "batch": integer(16, 64, points=2),
+        "epochs": 3,
+    }
+)
+
+
+def result(parameters: Parameters) -> float:
+    return -abs(float(parameters["lr"]) - 1e-2) - (parameters["opt"] == "adam")  # type: ignore[arg-type]
+
+
+def drive(sampler: Sampler, count: int, history: list[Ask | Tell] | None = None) -> list[Parameters]:
+    """Ask and tell, with up to two trials running at once, some of them pruned, failed and cloned."""
+    history = [] if history is None else history
+    asked: list[Parameters] = []
+    number = 0
+    for index in range(count):
+        parameters = sampler.ask(history, number)
+        if parameters is None:
+            break
+        asked.append(parameters)
+        history.append(Ask(number, parameters, True))
+        if index % 7 == 6:
+            number += 1
+            history.append(Ask(number, {**parameters, "epochs": 30}, False))  # a clone, outside of the space
+        if index % 2:
+            tell(history, number - 1 if index % 4 == 3 else number, result(parameters), index)
+            tell(history, number if index % 4 == 3 else number - 1, result(parameters), index)
+        number += 1
+    return asked
+
+
+def tell(history: list[Ask | Tell], number: int, value: float, index: int) -> None:
+    if index % 5 == 4:
+        history.append(Tell(number, "failed", None, None))
+    elif index % 5 == 3:
+        history.append(Tell(number, "pruned", value, 2))
+    else:
+        history.append(Tell(number, "complete", value if index % 9 != 8 else float("nan"), 5))
+
+
+class SamplerContract:
+    """What every sampler keeps."""
+
+    name = ""
+    count = 24
+
+    def make(self, space: Space = SPACE, seed: int = 7, direction: Direction = "max") -> Sampler:
+        return make_sampler(self.name, space, seed, direction)
+
+    def test_what_it_asks_for_lies_in_the_space(self) -> None:
+        asked = drive(self.make(), self.count)
+        assert len(asked) == self.count
+        for parameters in asked:
+            assert SPACE.why_not(parameters) is None
+            assert list(parameters) == [name for name in SPACE if name in parameters]
+
+    def test_the_same_seed_asks_the_same(self) -> None:
+        assert drive(self.make(), self.count) == drive(self.make(), self.count)
+
+    def test_one_that_starts_from_the_history_asks_what_one_that_was_there_asked(self) -> None:
+        history: list[Ask | Tell] = []
+        drive(self.make(), self.count, history)
+        there = [place for place, one in enumerate(history) if isinstance(one, Ask) and one.sampled]
+        for place in (*there[:3], *there[10::5], there[-1]):
+            ask = history[place]
+            assert self.make().ask(history[:place], ask.number) == dict(ask.parameters)  # type: ignore[union-attr]
+
+    def test_an_ask_that_came_to_nothing_changes_nothing(self) -> None:
+        history: list[Ask | Tell] = []
+        drive(self.make(), self.count, history)
+        place = max(place for place, one in enumerate(history) if isinstance(one, Ask) and one.sampled)
+        sampler, number = self.make(), history[place].number
+        first = sampler.ask(history[:place], number)
+        assert sampler.ask(history[:place], number) == first
+        assert sampler.ask(history[: place - 4], number) == self.make().ask(history[: place - 4], number)
+
+    def test_a_history_from_another_space_is_taken(self) -> None:
+        history: list[Ask | Tell] = []
+        drive(self.make(), 10, history)
+        narrower = SPACE.with_changes({"opt": ["rmsprop", "sgd"], "lr": uniform(0, 1, points=3)})
+        number = history[-1].number + 1
+        parameters = self.make(narrower).ask(history, number)
+        assert parameters is not None
+        assert narrower.contains(parameters)
+
+    def test_a_trial_that_is_told_twice_counts_with_the_later(self) -> None:
+        history: list[Ask | Tell] = [
+            Ask(0, self.asked(0), True), Tell(0, "failed", None, None), Tell(0, "complete", 0.5, 1),
+        ]  # fmt: skip
+        for number in range(1, 14):
+            history += [Ask(number, self.asked(number), True), Tell(number, "complete", 0.1 * number, 1)]
+        parameters = self.make().ask(history, 14)
+        assert parameters is None or SPACE.contains(parameters)
+
+    def asked(self, number: int) -> Parameters:
+        return SPACE.fill(lambda name, one: one.draw(fraction(1, number, name)))
+
+
+class TestRandom(SamplerContract):
+    name = "random"
+
+    def test_another_seed_asks_something_else(self) -> None:
+        assert drive(self.make(seed=1), 5) != drive(self.make(seed=2), 5)
+
+    def test_an_edit_of_one_parameter_leaves_the_others_as_they_were(self) -> None:
+        edited = SPACE.with_changes({"new": [1, 2, 3]}, without=["batch"])
+        one, other = self.make().ask([], 3), self.make(edited).ask([], 3)
+        assert one is not None
+        assert other is not None
+        assert one["lr"] == other["lr"]
+        assert one["opt"] == other["opt"]
+
+
+class TestGrid(SamplerContract):
+    name = "grid"
+    count = 36
+
+    def test_all_points_are_asked_for_once_and_then_no_more(self) -> None:
+        sampler = self.make()
+        assert sampler.size == 36
+        asked = drive(sampler, 100)
+        assert asked == [Grid(SPACE).point(index) for index in range(36)]
+
+    def test_points_that_were_asked_for_before_an_edit_are_not_asked_for_again(self) -> None:
+        history: list[Ask | Tell] = []
+        before = drive(self.make(), 20, history)
+        wider = SPACE.with_changes({"opt": ["sgd", "adam", "rmsprop"]})
+        after = drive(self.make(wider), 100, history)
+        assert len(before) + len(after) == 48
+        assert len({repr(one) for one in before + after}) == 48
+
+
+class TestTpe(SamplerContract):
+    name = "tpe"
+
+    def test_it_learns_from_what_it_is_told(self) -> None:
+        asked = drive(self.make(), 40)
+        assert sum(one["opt"] == "sgd" for one in asked[-12:]) > 8  # adam is worse by one
+
+    def test_less_may_be_better(self) -> None:
+        sampler = self.make(direction="min")
+        history: list[Ask | Tell] = []
+        for number in range(40):
+            parameters = sampler.ask(history, number)
+            assert parameters is not None
+            history += [Ask(number, parameters, True), Tell(number, "complete", result(parameters), 1)]
+        last = [one.parameters["opt"] for one in history if isinstance(one, Ask)][-12:]
+        assert last.count("adam") > 8
+
+    def test_a_setting_that_it_has_not_is_refused(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="startup"):
+            make_sampler("tpe", SPACE, 1, settings={"startup": 3})
+        with pytest.raises(InvalidArgumentError, match="--seed"):
+            make_sampler("tpe", SPACE, 1, settings={"seed": 3})
+        assert make_sampler("tpe", SPACE, 1, settings={"n_startup_trials": 3}).ask([], 0)
+
+
+class TestTpeUnivariate(SamplerContract):
+    name = "tpe-univariate"
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="Optuna's Gaussian process needs torch")
+class TestGaussianProcess(SamplerContract):
+    name = "gp"
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is there")
+def test_a_package_that_a_sampler_needs_besides_is_named() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"the sampler gp needs another package: pip install torch"
+    ):
+        make_sampler("gp", SPACE, 1)
+
+
+def test_a_grid_of_a_range_without_points_says_what_to_write() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"lr: a grid needs .*log\(0.0001, 0.1, points=5\)"):
+        make_sampler("grid", Space({"lr": log(1e-4, 1e-1)}), 1)
+
+
+def test_a_sampler_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(InvalidArgumentError, match="no sampler 'cmaes'; choose from random, grid, tpe"):
+        make_sampler("cmaes", SPACE, 1)
+    with pytest.raises(InvalidArgumentError, match="random takes no settings"):
+        make_sampler("random", SPACE, 1, settings={"a": 1})
+
+
+@given(some.integers(0, 2**63), some.sets(some.integers(0, 10**9), min_size=2, max_size=50))
+@settings(max_examples=50)
+def test_no_two_trials_share_a_seed(seed: int, numbers: set[int]) -> None:
+    seeds = {trial_seed(seed, number) for number in numbers}
+    assert len(seeds) == len(numbers)
+    assert all(0 <= one < 2**32 for one in seeds)
+
+
+def test_optuna_is_loaded_only_by_those_who_ask_for_it() -> None:
+    code = (
+        "import sys; from nbdist.sweep import scheduler, wishes, log, columns; "
+        "sys.exit(bool({'optuna', 'pandas', 'matplotlib', 'IPython'} & sys.modules.keys()))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_optuna_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['optuna'] = None\n"
+        "from nbdist.errors import MissingExtra\n"
+        "from nbdist.sweep.samplers import make_sampler\n"
+        "from nbdist.sweep.space import Space\n"
+        "try: make_sampler('tpe', Space({'a': [1, 2]}), 1)\n"
+        "except MissingExtra as error: assert 'nbdist[sweep]' in str(error), error\n"
+        "else: sys.exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
