@@ -26,9 +26,8 @@ export class Header {
     this.saved = make("div", { class: "nbd-saved", role: "status" });
     this.element = make("div", { class: "nbd-header" },
       make("div", { class: "nbd-headline" }, make("div", { class: "nbd-names" }, this.title, this.run), this.chip,
-        make("span", { class: "nbd-space" }), this.actions.element),
-      this.bar, make("div", { class: "nbd-measures" }, this.facts, this.actions.rate.element),
-      make("div", { class: "nbd-words" }, this.note, this.saved), this.problem);
+        make("span", { class: "nbd-space" }), make("div", { class: "nbd-command" }, this.actions.element, this.actions.rate.element)),
+      this.bar, this.facts, make("div", { class: "nbd-words" }, this.note, this.saved), this.problem);
   }
 
   /**
@@ -38,6 +37,7 @@ export class Header {
   show(head, progress) {
     const state = String(progress.state ?? "starting");
     const over = OVER.includes(state);
+    const moving = !over && state !== "paused"; // how fast it was says nothing of what is left
     const total = progress.total ?? head.total ?? null;
     const step = progress.step ?? null;
     const unit = String(progress.unit ?? "steps");
@@ -56,10 +56,10 @@ export class Header {
     else this.bar.setAttribute("aria-valuenow", String(Math.round(100 * share)));
     this.writeFacts(/** @type {[string, string][]} */ ([
       [unit, step === null ? null : total ? `${formatCount(step)} / ${formatCount(total)}` : formatCount(step)],
-      [`${unit}/s`, known(progress.steps_per_second, formatShort)],
-      ["examples/s", known(progress.examples_per_second, formatShort)],
+      [`${unit}/s`, moving || over ? known(progress.steps_per_second, formatShort) : null],
+      ["examples/s", moving || over ? known(progress.examples_per_second, formatShort) : null],
       ["elapsed", known(progress.elapsed, formatDuration)],
-      ["left", over ? null : known(progress.seconds_left, formatDuration)],
+      ["left", moving ? known(progress.seconds_left, formatDuration) : null],
     ].filter(([, value]) => value !== null)));
     setText(this.note, progress.note ? String(progress.note) : "");
     setText(this.problem, progress.problem?.text ? String(progress.problem.text) : "");

@@ -22,7 +22,7 @@ export class RateField {
     });
     this.word = make("span", { class: "nbd-rate-word", id: `${name}-rate-word`, role: "status" });
     this.element = make("div", { class: "nbd-rate", role: "group", "aria-label": "Learning rate" },
-      this.word, make("span", { "aria-hidden": "true" }, "learning rate"), this.slider, this.field);
+      this.word, make("span", { class: "nbd-rate-name", "aria-hidden": "true" }, "learning rate"), this.slider, this.field);
     this.element.hidden = true;
     this.listen();
   }

@@ -79,7 +79,7 @@ function write(card, status, label, longest) {
   card.dataset.state = word;
   const parts = [
     ["step", status.step != null && `step ${formatCount(status.step)}`],
-    ["rate", status.steps_per_second != null && `${formatShort(status.steps_per_second)}/s`],
+    ["rate", status.steps_per_second != null && word !== "paused" && `${formatShort(status.steps_per_second)}/s`],
     ["stale", status.staleness != null && `stale ${formatShort(status.staleness)}`],
     ["dropped", status.dropped != null && `${formatCount(status.dropped)} dropped`],
     ["skipped", status.skipped != null && `${formatCount(status.skipped)} left out`],

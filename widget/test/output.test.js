@@ -53,6 +53,12 @@ describe("Header", () => {
     expect(header.actions.element.hidden).toBe(true);
   });
 
+  test("says nothing of speed while a run is paused", () => {
+    const header = new Header("v", () => {});
+    header.show({ title: "digits", total: 200 }, { state: "paused", step: 50, steps_per_second: 12, examples_per_second: 9, seconds_left: 12, elapsed: 3 });
+    expect(header.facts.textContent).toBe("50 / 200steps3.0 selapsed");
+  });
+
   test("a run without steps has no bar", () => {
     const header = new Header("v", () => {});
     header.show({ title: HOSTILE }, { state: HOSTILE, note: HOSTILE });
