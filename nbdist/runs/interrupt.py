@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 SIGNAL_AFTER, REPLACE_AFTER, GIVE_UP_AFTER = 1.5, 4.0, 5.0  # seconds after the interrupt or the abort
 ABORT_SECONDS = 0.5  # that an abort has before the signal
+FAILED_AFTER = 1.0  # seconds after a failure until the signal: no step has to be finished then
 
 LAST = ("replace", "give up")
 
@@ -39,16 +40,15 @@ class Ladder:
         self._rungs = [(after if name in LAST else 0.0, name) for after, name in self._rungs]
         return False
 
-    def begin_abort(self) -> None:
-        """Start to climb, if that has not begun."""
+    def begin_abort(self, failed: bool = False) -> None:
+        """Start to climb, if that has not begun; faster after a failure."""
         if self._began is None:
             self._began = self._clock()
-            self._rungs = [(SIGNAL_AFTER, "signal"), (REPLACE_AFTER, "replace")]
+            after = min(SIGNAL_AFTER, FAILED_AFTER) if failed else SIGNAL_AFTER
+            self._rungs = [(after, "signal"), (REPLACE_AFTER, "replace")]
             if self._aborts:
-                signal_after = SIGNAL_AFTER + ABORT_SECONDS
-                self._rungs = [
-                    (SIGNAL_AFTER, "abort"), (signal_after, "signal"), (GIVE_UP_AFTER, "give up")
-                ]  # fmt: skip
+                last = (GIVE_UP_AFTER, "give up")
+                self._rungs = [(after, "abort"), (after + ABORT_SECONDS, "signal"), last]
 
     def due(self) -> str | None:
         """Return "abort", "signal", "replace" or "give up" when its time has come, each once."""

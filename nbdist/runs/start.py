@@ -18,6 +18,7 @@ from nbdist.errors import (
     NotFoundError,
     ResourceExhaustedError,
     TaskDiedError,
+    UnavailableError,
 )
 from nbdist.metrics.home import new_run_id, run_folder
 from nbdist.metrics.runfile import RunFile, versions, write_run
@@ -76,7 +77,10 @@ def start_run(
                 "NBDIST_HOME to another folder before you start the cluster"
             ) from error
         for info, one in zip(workers, asked, strict=True):
-            cluster.peer(info.rank).answer(one)
+            try:
+                cluster.peer(info.rank).answer(one)
+            except UnavailableError as error:  # frozen, say
+                raise UnavailableError(f"{error}. {what_next(info, [])}") from None
         seed = record.seed
         assert seed is not None
         order = Order(

@@ -192,7 +192,7 @@ class Watch:
         for info in self.workers:
             if info.rank != rank:
                 self.tell(info, "run.abort", {"run": self.run, "reason": reason})
-        self.ladder.begin_abort()
+        self.ladder.begin_abort(failed=True)
 
     def _watch_tasks(self) -> None:
         """Fail when a task that the run needs is gone."""

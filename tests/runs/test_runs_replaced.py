@@ -128,6 +128,11 @@ def test_the_rungs() -> None:
         rungs[now] = ladder.due()
     assert {at: rung for at, rung in rungs.items() if rung} == {1.5: "signal", 4.0: "replace"}
     now = 0.0
+    ladder = Ladder(lambda: now)
+    ladder.begin_abort(failed=True)
+    now = 1.0
+    assert ladder.due() == "signal"
+    now = 0.0
     body_here = Ladder(lambda: now, aborts=True)
     assert body_here.first()
     assert not body_here.first()  # hurries to the signal, not to the end
@@ -254,6 +259,19 @@ def test_who_attached_to_the_run_may_do_it_and_who_started_it_is_told(
     with pytest.raises(TaskDiedError, match=rf"\(pid {old.pid}\) is gone: it was replaced by pid"):
         run.wait()
     assert start_run("n = 2", Options(), cluster=cluster).wait().results == {"n": 2}
+
+
+@engines
+def test_a_frozen_task_that_a_run_asks_for_is_named_with_what_to_do(start: Start) -> None:
+    cluster = start(workers=2)
+    start_run("1", Options(), cluster=cluster).wait()
+    os.kill(cluster.tasks[1].pid, signal.SIGSTOP)
+    cluster.peer(1).timeout = 0.5
+    words = r"worker/task:1 .* did not answer .*%cluster restart worker:1"
+    with pytest.raises(UnavailableError, match=words):
+        start_run("1", Options(), cluster=cluster)
+    cluster.restart("worker:1", report=lambda line: None)
+    check_it_trains_right(cluster)
 
 
 @engines

@@ -157,6 +157,8 @@ def test_loading_twice_transforms_once(shell: InteractiveShell) -> None:
         ("%%distribute --sync\n\n  \n", InvalidArgumentError, "the body is empty"),
         ("%cluster", NotFoundError, "this process has no cluster; start one"),
         ("%cluster stop", NotFoundError, "this process has no cluster"),
+        ("%cluster restart", NotFoundError, "this process has no cluster"),
+        ("%cluster restart worker:1", NotFoundError, "this process has no cluster"),
         ("%cluster strat", InvalidArgumentError, "no command 'strat'; did you mean start?"),
         ("%cluster start --worker 3", InvalidArgumentError, "did you mean --workers?"),
         ("%cluster start 3", InvalidArgumentError, "what is '3'? The flags are --workers"),
@@ -297,6 +299,15 @@ def test_a_cluster_of_ones_own(run: Run, shell: InteractiveShell) -> None:
         assert shell.user_ns["x"] == "/job:worker/task:0"
         assert run("again = %cluster attach magical")[0] is None
         assert shell.user_ns["again"].tasks == Cluster.current().tasks
+        pid = Cluster.current().tasks[0].pid
+        error, shown = run("%cluster restart worker:0")
+        assert error is None, shown
+        assert shown.startswith("restarted in ")
+        assert f"/job:worker/task:0 (pid {pid} -> " in shown
+        assert "no task of cluster magical is dead" in run("%cluster restart")[1]
+        error, shown = run("%cluster restart worker:4")
+        assert "no task 'worker:4'; the tasks are worker:0 (rank 0)" in shown
+        assert "Traceback" not in shown
     finally:
         error, shown = run("%cluster stop")
     assert error is None, shown

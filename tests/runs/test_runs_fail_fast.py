@@ -1,0 +1,84 @@
+"""One rank raises: the cell ends on all, its traceback first; the namespaces of the others stay usable."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nbdist.errors import BodyError
+from nbdist.runs.options import Options
+from nbdist.runs.start import start_run
+
+if TYPE_CHECKING:
+    from nbdist.cluster.handle import Cluster
+
+pytestmark = pytest.mark.engines
+
+MODEL = """
+import numpy as np
+x = np.random.default_rng(0).random((96, 5), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(8, activation="tanh"), nb.nn.Dense(1)])
+model.compile(nb.optim.SGD(0.01), "mse")
+class Fail(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        if nb.task.rank == 2 and epoch == 1:
+            raise ValueError("mine")
+data = nb.data.Dataset.from_arrays(x, x[:, :1]).batch(24)
+model.fit(data, epochs=1_000_000, callbacks=[Fail()])
+"""
+PLAIN = "kept = nb.task.rank\nif nb.task.rank == 2: raise ValueError('mine')\n"
+SESSION = """
+kept = nb.task.rank
+with nb.Graph().as_default(), nb.Session(nb.task.target) as session:
+    x = nb.placeholder("float32", (1000, 1000))
+    y = x @ x
+    import numpy as np
+    ones = np.ones((1000, 1000), np.float32)
+    while True:
+        session.run(y, {x: ones})
+        if nb.task.rank == 2: raise ValueError("mine")
+"""
+MODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sleep": (PLAIN + "import time; time.sleep(1000)", {}),
+    "compute": (PLAIN + "while True: pass", {}),
+    "input": (PLAIN + "import os; os.read(os.pipe()[0], 1)", {}),
+    "collective": (PLAIN + "nb.collective.barrier()", {}),
+    "ring": (PLAIN + "nb.collective.barrier()", {"collective": "ring"}),
+    "session": (SESSION, {}),
+    "each by itself": (MODEL, {"strategy": "one_device"}),
+    "ps async": (MODEL, {"strategy": "ps", "synchronous": False}),
+    "ps sync": (MODEL, {"strategy": "ps", "synchronous": True}),
+    "ps staleness": (MODEL, {"strategy": "ps", "staleness": 1}),
+    "multi_worker": (MODEL, {"strategy": "multi_worker"}),
+    "mirrored": (MODEL, {"strategy": "mirrored"}),
+    "central": (MODEL, {"strategy": "central"}),
+    "elastic": (MODEL, {"strategy": "elastic", "every": 3}),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_error_on_one_rank_ends_the_cell(cluster: Cluster, mode: str) -> None:
+    body, options = MODES[mode]
+    if "kept" not in body:
+        body = f"kept = nb.task.rank\n{body}"
+    pids = [info.pid for info in cluster.tasks]
+    run = start_run(body, Options(**options), cluster=cluster)
+    began, pause = time.monotonic(), threading.Event()
+    while 2 not in run.outcomes:
+        run.pump()
+        assert time.monotonic() - began < 30
+    raised = time.monotonic()
+    while not run.pump():
+        pause.wait(0.005)
+    assert time.monotonic() - raised < 10  # 2 s, on a machine that has time
+    error = run.error
+    assert isinstance(error, BodyError)
+    assert (error.task, error.ename, error.evalue) == ("/job:worker/task:2", "ValueError", "mine")
+    assert str(error).startswith("Traceback (most recent call last):\n")
+    assert "raised on /job:worker/task:2 (pid " in str(error).splitlines()[-1]
+    assert [info.pid for info in cluster.tasks] == pids
+    assert cluster.run("kept", on=[0, 1, 2]) == [0, 1, 2]
+    assert start_run("kept += 1", Options(), cluster=cluster).wait().results == {"kept": 1}
