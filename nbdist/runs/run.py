@@ -223,7 +223,7 @@ class Run:
         return self._watch.error
 
     def interrupt(self) -> None:
-        """Stop at a step boundary; a task that does not is signalled, and given up after 5 s in all."""
+        """Stop at a step boundary; a task that does not is signalled, and ended and replaced after 4 s."""
         self._watch.interrupted = True
         if self._watch.ladder.first():
             self.stop()
