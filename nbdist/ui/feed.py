@@ -30,7 +30,7 @@ TREND_POINTS = 12_000  # in the trends of all replicas together
 UNDRAWN = 0xFFFF  # stands where the index of a curve does
 MOST_REPLICAS = 64  # with lines of their own; the mean counts them all
 MEAN_EVERY, MEAN_LATEST = 0.2, 2.0  # seconds between two means, cheap or dear
-MEAN_SHARE = 0.02  # of the kernel's time should go into means and trends
+MEAN_SHARE = 0.012  # of the kernel's time should go into means and trends
 
 
 @dataclass
