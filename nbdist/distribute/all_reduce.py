@@ -26,7 +26,8 @@ from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
-STOP = "stop"
+WORDS = "words"
+COUNT = 10  # whether to stop, whether a learning rate follows, its eight bytes: exact in a float of any size
 OVER_NETWORK = ("ring", "hierarchical", "nccl", "mpi")
 
 
@@ -94,6 +95,7 @@ class AllReduceReplica(Replica):
         for view, (_, value) in zip(self.values, variables, strict=True):
             np.copyto(view, value)
         self._slots = [optimizer.new_slots(flat) for flat in self._flats]
+        self._wanted: float | None = None  # the learning rate that all are told in the next step
         self._group = strategy.form()
         try:
             same_variables(self._group, variables)
@@ -114,7 +116,8 @@ class AllReduceReplica(Replica):
         self._buckets = Buckets(group, self._plan, "sum", overlap=overlap)
         self._gradients = [self._buckets.views[name] for name in self._names]
         self._unmarked = set(self._names)
-        self._stop, self._stops = self._buckets.views[STOP], False
+        self._words, self._stops = self._buckets.views[WORDS], False
+        self._words[...] = 0
 
     def pull(self) -> None:
         """Do nothing: the parameters are here."""
@@ -134,7 +137,9 @@ class AllReduceReplica(Replica):
         waited = self._group.waited
         for name in self._unmarked:
             self._buckets.mark(name)
-        self._buckets.mark(STOP)
+        if self._wanted is not None:
+            self._words[1], self._words[2:] = 1, np.frombuffer(np.float64(self._wanted).tobytes(), np.uint8)
+        self._buckets.mark(WORDS)
         try:
             self._buckets.finish()
         except UnavailableError as error:
@@ -143,15 +148,35 @@ class AllReduceReplica(Replica):
             return  # it was made: the others had got further
         self._unmarked = set(self._names)
         self.waited += self._group.waited - waited
-        self._stops = bool(self._stop[0])
+        self._stops = bool(self._words[0])
+        if self._words[1]:
+            self._take_rate()
         self.global_step += 1
         for flat, row, slots in zip(self._flats, self._buckets.rows, self._slots, strict=True):
             self._optimizer.apply(flat, row, slots, self.global_step)
 
     def agree(self, stop: bool) -> bool:
         """Return whether any replica was asked to stop before the last step; tell the others in the next."""
-        self._stop[0] = stop
+        self._words[0] = stop
         return self._stops
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the next update, on the first replica."""
+        if self._group.rank:
+            return None
+        return self._optimizer.learning_rate if self._wanted is None else self._wanted
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Have all change together, in the next step: the first replica tells the others in it."""
+        if self._group.rank == 0:
+            self._wanted = rate
+
+    def _take_rate(self) -> None:
+        """Take the rate that the first replica has sent; the copies stay equal, for all do it in one step."""
+        sent = self._words[2:].astype(np.uint8)
+        self._optimizer.learning_rate = float(sent.view(np.float64)[0])
+        self._words[1:], self._wanted = 0, None
 
     def end_epoch(self, stop: bool) -> bool:
         """Return whether any replica wants to end the training."""
@@ -173,8 +198,9 @@ class AllReduceReplica(Replica):
                 raise error  # nobody is gone: it was something else
             self._group = self._strategy.form()
             try:
-                steps = self._group.all_gather(np.array(self.global_step))
-                root = int(steps.argmax())
+                own = np.array([self.global_step, self._optimizer.learning_rate])
+                known = self._group.all_gather(own)
+                root = int(known[:, 0].argmax())
                 for flat, slots in zip(self._flats, self._slots, strict=True):
                     for array in (flat, *(slots[name] for name in sorted(slots))):
                         self._group.broadcast(array, root, out=array)
@@ -182,7 +208,8 @@ class AllReduceReplica(Replica):
             except UnavailableError as another:  # one more death
                 error = another
                 continue
-            made, self.global_step = self.global_step < steps[root], int(steps[root])
+            steps, self._optimizer.learning_rate = int(known[root, 0]), float(known[root, 1])
+            made, self.global_step = self.global_step < steps, steps
             return not made
 
     def finish(self) -> None:
@@ -205,10 +232,10 @@ class AllReduceReplica(Replica):
 
 
 def _plan(variables: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
-    """Return the buckets: gradients come last layer first, and the word on stopping goes with the last."""
+    """Return the buckets: gradients come last layer first, and words to all replicas go with the last."""
     tensors = [(str(number), value.shape, value.dtype) for number, (_, value) in enumerate(variables)]
     last = tensors[0][2]
-    return plan_buckets([*reversed(tensors), (STOP, (1,), last)], align=ALIGNMENT)
+    return plan_buckets([*reversed(tensors), (WORDS, (COUNT,), last)], align=ALIGNMENT)
 
 
 def _aligned(count: int, dtype: np.dtype[Any]) -> Array:

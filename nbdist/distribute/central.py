@@ -123,6 +123,16 @@ class SharingReplica(OneDevice):
         group.barrier()
         self.waited += group.waited - waited
 
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the next update, on the thread that makes it."""
+        return super().learning_rate if self._group.rank == 0 else None
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Make updates at another rate: it is the first thread that makes them."""
+        if self._group.rank == 0:
+            super().set_learning_rate(rate)
+
     def skip(self) -> None:
         """Have no part in this step's update."""
         Replica.skip(self)

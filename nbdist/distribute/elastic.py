@@ -54,6 +54,11 @@ class ElasticAveragingStrategy(Strategy):
             raise InvalidArgumentError(f"alpha is a number above 0 and at most 1, got {alpha!r}")
         self.replica_index = self.world.index
 
+    @property
+    def keeps_pace(self) -> bool:
+        """Whether replicas wait for each other: at their meetings."""
+        return self.world.size > 1
+
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset in this replica's own order."""
         return dataset if seed is None else dataset.with_seed(seed, self.replica_index)

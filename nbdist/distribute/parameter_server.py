@@ -83,6 +83,11 @@ class ParameterServerStrategy(Strategy):
         self.num_replicas_in_sync = self.replicas if synchronous else 1
         self._trainings = 0
 
+    @property
+    def keeps_pace(self) -> bool:
+        """Whether replicas wait for each other: for a step in common, or for who is too far behind."""
+        return self.synchronous or self.rules.staleness is not None
+
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset in one order for all (synchronous), or in this replica's own order."""
         if self.synchronous:
@@ -126,7 +131,7 @@ class ParameterServerStrategy(Strategy):
             for link in links:
                 link.close()
             raise
-        return ServedReplica(links, places, self.rules, replica=self.replica_index)
+        return ServedReplica(links, places, self.rules, replica=self.replica_index, optimizer=optimizer)
 
     def _require_supply(self) -> None:
         progress = current().progress

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from nbdist.optim import Optimizer
 from nbdist.runtime.answers import APPLIED, DROPPED
 from nbdist.runtime.applied import gradient_of, parameters_for
 from nbdist.runtime.links import Link, Stopped
@@ -24,8 +25,16 @@ Array: TypeAlias = np.ndarray[Any, Any]
 class ServedReplica(Replica):
     """One replica of parameters that are kept by several links' shards; the first counts the global step."""
 
-    def __init__(self, links: Sequence[Link], places: Sequence[int], rules: Rules, *, replica: int) -> None:
-        self._links, self._rules, self._number = links, rules, replica
+    def __init__(
+        self,
+        links: Sequence[Link],
+        places: Sequence[int],
+        rules: Rules,
+        *,
+        replica: int,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        self._links, self._rules, self._number, self._optimizer = links, rules, replica, optimizer
         self.pull_is, self.push_is = ("receive", parameters_for(replica)), ("send", gradient_of(replica))
         self._counts_apart = len(links) > 1 and not rules.synchronous
         self._under_way: deque[int] = deque()
@@ -63,6 +72,42 @@ class ServedReplica(Replica):
         for link in self._links:
             link.pull()
         self.global_step = self._links[0].global_step
+
+    def newest(self) -> None:
+        """Bring the parameters as each server has them between two updates.
+
+        Those of one synchronous step are brought together, unless there are backups: then, and of replicas
+        that go their own ways, what one server has may be a step newer than what another has.
+        """
+        for link in self._links:
+            link.fetch()
+        if self._rules.synchronous and not self._rules.judged_apart:
+            newest = max(link.version for link in self._links)
+            for link in self._links:  # all gradients of that step are on their way to each of them
+                while link.version < newest:
+                    link.reach(newest)
+                    link.fetch()
+        self.global_step = self._links[0].global_step
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the next update, on the first replica."""
+        return None if self._number or self._optimizer is None else self._optimizer.learning_rate
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Have all servers change between two updates; the first replica tells them.
+
+        Synchronous replicas' servers change between the same two: none of them can complete a step without
+        the first replica's next gradient, unless there are backups.
+        """
+        if self._number:
+            return
+        while self._rules.synchronous and self._under_way:
+            self._retire()
+        for link in self._links:
+            link.set_rate(rate)
+        if self._optimizer is not None:
+            self._optimizer.learning_rate = rate
 
     def gradients(self) -> Sequence[Array]:
         """Return the arrays of the next free slot: in the server's own memory where it is shared."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import linecache
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -17,7 +17,13 @@ from typing import Any
 
 from nbdist.cluster.busy import busy_with
 from nbdist.cluster.folder import clusters_folder
-from nbdist.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from nbdist.errors import (
+    AbortedError,
+    InvalidArgumentError,
+    NbdistError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from nbdist.home import private_folder
 from nbdist.metrics.events import events_folder
 from nbdist.metrics.recorder import Recorder
@@ -156,6 +162,7 @@ def _live(order: Order, task: Task, here: Agent) -> Live:
         quiet=True,
         epochs=order.epochs,
         end_everywhere=lambda number: _end_everywhere(order, task, number),
+        rest_everywhere=lambda number: _rest_everywhere(order, task, number),
     )
     return Live(order.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
 
@@ -165,6 +172,14 @@ def _end_everywhere(order: Order, task: Task, number: int) -> None:
     for rank in order.ranks:
         if rank != task.rank:
             task.peer(rank).send("run.end_training", {"run": order.run, "number": number})
+
+
+def _rest_everywhere(order: Order, task: Task, number: int) -> None:
+    """Tell the other replicas that the chief rests."""
+    for rank in order.ranks:
+        if rank != task.rank:
+            with suppress(NbdistError):  # it is gone, which others notice
+                task.peer(rank).send("run.control", {"run": order.run, "do": "rest", "number": number})
 
 
 def _call(body: Any) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Pause, resume, another learning rate, a checkpoint: asked of a run, done by its tasks between two steps.
 
 client                                    task
-run.control   run, do: "pause" ─────────► replicas rest at their next steps (see nbdist.train.boundary)
+run.control   run, do: "pause", number ─► replicas rest at their next steps (see nbdist.train.boundary)
               do: "resume" ─────────────► they go on
               do: "set", learning_rate ─► their next updates are made at that rate
               do: "checkpoint", number ─► the chief writes one, and says so in its progress: number, path
+task                                      task
+run.control   do: "rest", number ───────► the chief rests in that pause: so do those who would wait for it
 """
 
 from __future__ import annotations
@@ -36,25 +38,35 @@ LOOK_SECONDS = 0.005  # between two looks at a run that this thread follows, and
 KEPT_SECONDS = 60.0
 
 DOES: dict[str, Callable[[Control, Mapping[str, Any]], object]] = {
-    "pause": lambda control, word: control.pause(),
+    "pause": lambda control, word: control.pause(_whole(word)),
     "resume": lambda control, word: control.resume(),
     "set": lambda control, word: control.set_rate(number("learning_rate", word.get("learning_rate"))),
-    "checkpoint": lambda control, word: control.ask_checkpoint(int(number("number", word.get("number")))),
+    "checkpoint": lambda control, word: control.ask_checkpoint(_whole(word)),
 }
 
 
 def heed(control: Control, word: Mapping[str, Any]) -> None:
     """Let a run's replicas on this task do what a ``run.control`` frame asks for."""
     do = word.get("do")
+    if do == "rest":  # said by tasks alone
+        control.rest(_whole(word))
+        return
     if do not in DOES:
         raise InvalidArgumentError(f"a run cannot be asked to {do!r}; choose from {', '.join(DOES)}")
     DOES[do](control, word)
 
 
+def _whole(word: Mapping[str, Any]) -> int:
+    found = word.get("number")
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise InvalidArgumentError(f"number is a whole number, got {found!r}")
+    return found
+
+
 def said(context: Context) -> dict[str, Any]:
     """Return a replica's progress as it travels; one that waits for others who are paused is paused, too."""
     progress, control = asdict(context.progress), context.control
-    if progress["state"] == "training" and control.paused and control.waits:
+    if progress["state"] == "training" and control.waits:
         progress["state"] = "paused"
     return progress
 
@@ -93,6 +105,8 @@ class Controls:
         """Do what a view asks for, without waiting for what comes of it."""
         if kind == "set":
             self.set({"learning_rate": value})
+        elif kind == "pause":
+            self.pause()
         elif kind == "checkpoint":
             self.ask_checkpoint()
         else:
@@ -114,6 +128,10 @@ class Controls:
         self._run.send(word)
         if self._follower == threading.get_ident() and not self._looking:
             self._run.pump()
+
+    def pause(self) -> None:
+        """Ask for a pause, which has a number that no other one has."""
+        self.ask("pause", number=time.time_ns())
 
     def set(self, values: Mapping[str, Any]) -> None:
         """Ask for other settings of the training."""

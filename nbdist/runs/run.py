@@ -151,7 +151,7 @@ class Run:
 
     def pause(self) -> None:
         """Have all replicas rest between two steps. May be called from any thread, like the next three."""
-        self.controls.ask("pause")
+        self.controls.pause()
 
     def resume(self) -> None:
         """Let paused replicas go on."""

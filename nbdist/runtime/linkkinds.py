@@ -56,7 +56,7 @@ class SharedLink(Link):
                 self.version, self.global_step = found
                 return
             self._check()  # a reader that comes out of step with a busy server is not left to starve
-            _ask_for_parameters(self, self._control, self._shard, self._replica)
+            self.fetch()
             return
         counters = self._mailbox.counters
         self.version = int(counters[VERSION])  # before the copy: what comes in between counts as missed
@@ -125,7 +125,7 @@ class SocketLink(Link):
 
     def pull(self) -> None:
         """Ask for the newest parameters, their version and the global step."""
-        _ask_for_parameters(self, self._peer, self._shard, self._replica)
+        self.fetch()
 
     def gradient(self, slot: int) -> Array:
         """Return the slot's bytes, in this process."""
@@ -160,10 +160,3 @@ class SocketLink(Link):
     def close(self) -> None:
         """Close the connection."""
         self._peer.close()
-
-
-def _ask_for_parameters(link: Link, peer: Peer, shard: str, replica: int) -> None:
-    """Have the server send the parameters, between two updates."""
-    reply = peer.call("ps.pull", {"shard": shard, "replica": replica})
-    np.copyto(link.parameters, reply.arrays[0])
-    link.version, link.global_step = reply.meta["version"], reply.meta["global_step"]

@@ -84,6 +84,18 @@ class Link(ABC):
     def _peer_of_shard(self) -> tuple[Peer, str, int]:
         """The connection, the shard's name and the replica's number."""
 
+    def fetch(self) -> None:
+        """Have the server send the parameters as they are between two updates, their version, the step."""
+        peer, shard, replica = self._peer_of_shard
+        reply = peer.call("ps.pull", {"shard": shard, "replica": replica})
+        np.copyto(self.parameters, reply.arrays[0])
+        self.version, self.global_step = reply.meta["version"], reply.meta["global_step"]
+
+    def set_rate(self, rate: float) -> None:
+        """Have the shard learn at another rate from its next update on; returns when it does."""
+        peer, shard, replica = self._peer_of_shard
+        peer.call("ps.rate", {"shard": shard, "replica": replica, "learning_rate": rate})
+
     def wait(self, slot: int) -> int | None:
         """Wait until the gradient in a slot is applied; return its staleness in updates, None if dropped.
 

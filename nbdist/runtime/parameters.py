@@ -8,6 +8,7 @@ authenticated socket. Both reach the same shard under one lock.
     ps.pull   ────────────────────────────► parameters, version, global step
     ps.push   gradient, version ──────────► ps.applied (pushed back): what became of it, when that is settled
     ps.count  ────────────────────────────► global step goes up by one
+    ps.rate   learning rate ──────────────► updates are made at that rate from the next one on
     ps.leave  ────────────────────────────► ps.left (pushed back) with the final values, once all have left
 
 Who waits for others is not left alone with one that has died: the service looks around once a second.
@@ -62,6 +63,7 @@ class ParameterService:
             "ps.pull": self._pull,
             "ps.push": self._answered(self._push),
             "ps.count": self._count,
+            "ps.rate": self._rate,
             "ps.leave": self._answered(self._leave),
         }
         for kind, handler in handlers.items():
@@ -179,6 +181,11 @@ class ParameterService:
         _, shard = self._find(frame)
         shard.count()
         return Frame("ps.counted")
+
+    def _rate(self, frame: Frame, sender: Sender) -> Frame:
+        _, shard = self._find(frame)
+        shard.set_rate(float(frame.meta["learning_rate"]))
+        return Frame("ps.rated")
 
     def _leave(self, frame: Frame, sender: Sender) -> None:
         """Let a replica go; all who leave are answered together, when the parameters are final."""

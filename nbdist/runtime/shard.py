@@ -108,6 +108,11 @@ class ParameterShard:
         with self.lock:
             self.counters[0] += 1
 
+    def set_rate(self, rate: float) -> None:
+        """Make updates at another learning rate from the next one on."""
+        with self.lock:
+            self.optimizer.learning_rate = rate
+
     def _collect(
         self, quorum: Quorum, replica: int, token: int, gradient: list[Array], version: int
     ) -> Offered:

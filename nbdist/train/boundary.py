@@ -45,7 +45,7 @@ class Boundary:
         while True:
             self.heard = control.words
             self._save_if_asked()
-            if not control.rests:
+            if not self._rests():
                 break
             progress.state = "paused"
             control.wait(self.heard)
@@ -59,6 +59,23 @@ class Boundary:
             self.show_rate()
         self.rested = control.rested()
         return time.perf_counter() - begun
+
+    def _rests(self) -> bool:
+        """Whether to rest now; where replicas wait for each other, the chief is the first to.
+
+        It must not wait for one that rests: there would be nobody to write a checkpoint.
+        """
+        context, control = self._context, self._context.control
+        if not control.rests:
+            return False
+        if not control.resting:
+            together = context.strategy.keeps_pace
+            if together and not context.is_chief:
+                return False
+            control.rest(control.pause_number)
+            if together and context.rest_everywhere is not None:
+                context.rest_everywhere(control.pause_number)
+        return True
 
     def paused_since(self) -> float:
         """Return for how many seconds the control was paused since it was heeded last."""

@@ -68,6 +68,8 @@ class Context:
     """What ``--epochs`` says; it wins over ``fit(epochs=...)``."""
     end_everywhere: Callable[[int], None] | None = None
     """Tells the other replicas that a callback of the chief has ended a training, by its number."""
+    rest_everywhere: Callable[[int], None] | None = None
+    """Tells the other replicas that the chief rests, in a pause of a number."""
     checkpoints: Checkpoints | None = None
     """Where checkpoints go that are asked for while this replica trains; the chief has it."""
     rates_heard: int = 0

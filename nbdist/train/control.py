@@ -2,9 +2,11 @@
 
     control.pause()                     # on the server's thread
     if control.words != heard:          # in the training's thread, once a step: nothing else costs it time
+        control.rest()
         control.wait(heard)             # until it goes on, is stopped, or is asked for more
 
-A word is for all replicas of a process; each takes it in at its own next step (see boundary.py).
+A word is for all replicas of a process; each takes it in at its own next step (see boundary.py). A pause has
+a number: replicas of other processes hear of it from the client, and from the first replica that it rests.
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ class Control:
     words: int = 0
     """How often something was asked for that is heeded between steps; it changes last."""
     paused: bool = False
+    """Whether a pause is asked for."""
+    resting: bool = False
+    """Whether a replica that others wait for rests: nobody may be far behind."""
+    pause_number: int = 0
     rate: float = 0.0
     """The learning rate that was asked for last, if ``rates`` is above 0."""
     rates: int = 0
@@ -35,8 +41,9 @@ class Control:
     checkpoint: int = 0
     """The number of the checkpoint that was asked for last."""
     waits: bool = False
-    """Whether a replica is seen to wait for others while it is paused: so it makes no step either."""
+    """Whether a replica is seen to wait for others while these rest: so it makes no step either."""
     _changed: threading.Condition = field(default_factory=threading.Condition, repr=False, compare=False)
+    _over: int = 0
     _rested: float = 0.0
     _since: float = 0.0
 
@@ -51,22 +58,33 @@ class Control:
         """Raise AbortedError if the run was aborted; called once in a while by who waits for others."""
         if self.aborted is not None:
             raise AbortedError(self.aborted)
-        if self.paused:
+        if self.resting:
             self.waits = True
 
-    def pause(self) -> None:
+    def pause(self, number: int | None = None) -> None:
         """Have replicas rest at their next steps."""
         with self._changed:
-            if not self.paused:
-                self._since, self.paused, self.waits = time.perf_counter(), True, False
+            number = self._over + 1 if number is None else number
+            if not self.paused and number > self._over:
+                self.paused, self.pause_number = True, number
+                self._say()
+
+    def rest(self, number: int | None = None) -> None:
+        """Note that a replica rests, here or elsewhere, in the pause of a number, unless that is over."""
+        with self._changed:
+            self.pause(number)
+            if self.paused and not self.resting:
+                self._since, self.resting, self.waits = time.perf_counter(), True, False
                 self._say()
 
     def resume(self) -> None:
         """Have replicas go on."""
         with self._changed:
-            if self.paused:
+            if self.resting:
                 self._rested += time.perf_counter() - self._since
-                self.paused = self.waits = False
+            if self.paused:
+                self.paused = self.resting = self.waits = False
+                self._over = self.pause_number
                 self._say()
 
     def set_rate(self, rate: float) -> None:
@@ -92,9 +110,9 @@ class Control:
             self._changed.wait_for(lambda: self.words != heard or not self.rests)
 
     def rested(self) -> float:
-        """Return for how many seconds all pauses so far have lasted."""
+        """Return for how many seconds replicas have rested in all pauses so far."""
         with self._changed:
-            return self._rested + (time.perf_counter() - self._since if self.paused else 0.0)
+            return self._rested + (time.perf_counter() - self._since if self.resting else 0.0)
 
     def _say(self) -> None:
         self.words += 1

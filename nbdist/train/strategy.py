@@ -152,6 +152,11 @@ class Strategy(ABC):
     keeps_values = True
     """Whether the model ends with this replica's values; of several in one process only one's are kept."""
 
+    @property
+    def keeps_pace(self) -> bool:
+        """Whether a replica waits for others while it trains, so that one that rests holds them up."""
+        return self.num_replicas_in_sync > 1
+
     @abstractmethod
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
         """Begin to train these variables, given with their initial values. Runs on every replica."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,10 +23,11 @@ from nbdist.data import Dataset
 from nbdist.distribute import Strategy
 from nbdist.errors import InvalidArgumentError, NanLossError
 from nbdist.graph.tensor import Variable
-from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, losses
+from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, load, losses
 from nbdist.optim import SGD, Adam, Optimizer
 from nbdist.train.callbacks import Callback
-from nbdist.train.context import Context, use_here
+from nbdist.train.checkpoints import Checkpoints
+from nbdist.train.context import Context, Control, use_here
 from nbdist.train.distributed import InputContext
 from nbdist.train.reduction import PerReplica
 from nbdist.train.replica_context import get_replica_context
@@ -124,6 +126,18 @@ def looped(
 def assert_alike(ours: Any, theirs: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+class AtFirstEpoch(Callback):
+    """When the first process has made its first epoch, every one is told something, as by a run."""
+
+    def __init__(self, world: World, context: Context, tell: Callable[[Control], object]) -> None:
+        self._told = [one.control for one, _ in world] if context is world[0][0] else []
+        self._tell = tell
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        for control in self._told if epoch == 0 else ():
+            self._tell(control)
 
 
 class StrategyContract:
@@ -392,6 +406,76 @@ class StrategyContract:
         assert all(8 <= steps <= 12 for _, steps in results)
         for weights, _ in results[1:]:
             assert_alike(weights, results[0][0], rtol=0, atol=0)
+
+    @pytest.mark.parametrize("optimizer", [lambda: SGD(0.3, momentum=0.5), lambda: Adam(0.01)])
+    def test_a_rate_changes_between_the_same_two_steps(
+        self, world: World, optimizer: Callable[[], Optimizer]
+    ) -> None:
+        """All replicas are told, as by a run, after the third of nine steps."""
+        rate = 0.1 * optimizer().learning_rate / 3  # not what fits in a float32
+
+        def body(whom: World, strategy: Strategy, context: Context) -> tuple[list[Array], float | None]:
+            own = optimizer()
+            ask = AtFirstEpoch(whom, context, lambda control: control.set_rate(rate))
+            return fitted(strategy, own, 60, 20, epochs=3, callbacks=[ask])[0], context.progress.learning_rate
+
+        other = Context(seed=SEED, quiet=True)
+        on_one = [(other, other.strategy)]
+        ((expected, shown),) = everywhere(on_one, lambda strategy, c: body(on_one, strategy, c))
+        results = everywhere(world, lambda strategy, context: body(world, strategy, context))
+        for weights, _ in results:
+            assert_alike(weights, expected, rtol=1e-3, atol=1e-4)
+            assert_alike(weights, results[0][0], rtol=0, atol=0)
+        assert shown == results[0][1] == rate
+        constant = alone(lambda strategy, _: fitted(strategy, optimizer(), 60, 20, epochs=3)[0])
+        assert not np.allclose(constant[0], expected[0], rtol=1e-3, atol=1e-3)
+
+    def test_a_rate_changes_in_a_loop_of_ones_own(self, world: World) -> None:
+        def body(whom: World, strategy: Strategy, context: Context) -> list[Array]:
+            with strategy.scope():
+                made, optimizer = model(), SGD(0.3)
+
+            def step(x: Any, y: Any) -> None:
+                each = losses.sparse_categorical_crossentropy(y, made(x, training=True))
+                optimizer.minimize(compute_average_loss(each, 20))
+
+            data = strategy.distribute_dataset(Dataset.from_arrays(*points(60)).batch(20))
+            for number, batch in enumerate((batch for _ in range(2) for batch in data), 1):
+                strategy.run(step, batch)
+                if number == 3 and context is whom[0][0]:
+                    for one, _ in whom:
+                        one.control.set_rate(0.05)
+            strategy.finish()
+            return made.get_weights()
+
+        other = Context(seed=SEED, quiet=True)
+        on_one = [(other, other.strategy)]
+        expected = everywhere(on_one, lambda strategy, context: body(on_one, strategy, context))[0]
+        results = everywhere(world, lambda strategy, context: body(world, strategy, context))
+        for weights in results:
+            assert_alike(weights, expected)
+            assert_alike(weights, results[0], rtol=0, atol=0)
+
+    def test_a_checkpoint_is_of_its_step(self, world: World, tmp_path: Path) -> None:
+        first, control = world[0][0], world[0][0].control
+        tmp_path.chmod(0o700)
+        first.checkpoints = Checkpoints(tmp_path / "checkpoints")
+        ask = AtFirstEpoch(world, first, lambda one: one.ask_checkpoint(1))
+        results = everywhere(
+            world,
+            lambda strategy, context: fitted(
+                strategy, SGD(0.3, momentum=0.5), 60, 20, callbacks=[ask] if context is first else []
+            ),
+        )
+        found = first.progress.checkpoint
+        assert found is not None
+        assert (found["number"], found["error"]) == (1, None)
+        assert found["step"] in (2, 3)  # of parameter servers the third may not be complete yet
+        made = {"epochs": 1, "steps_per_epoch": found["step"]}
+        expected, _ = alone(lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), 60, 20, **made))
+        assert_alike(load(found["path"]).get_weights(), expected)
+        assert [steps for _, steps in results] == [6] * len(world)
+        assert control.words == 1
 
     def test_a_loss_that_is_no_number_is_not_applied(self, world: World) -> None:
         kept: list[Array] = []

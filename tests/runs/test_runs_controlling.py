@@ -25,15 +25,16 @@ PATIENCE = 30.0
 def test_a_word_reaches_the_control() -> None:
     control = Control()
     for word in (
-        {"do": "pause"},
+        {"do": "pause", "number": 5},
+        {"do": "rest", "number": 5},
         {"do": "set", "learning_rate": 0.5},
         {"do": "checkpoint", "number": 3},
     ):
         heed(control, word)
     assert (control.paused, control.rate, control.rates, control.checkpoint) == (True, 0.5, 1, 3)
-    assert control.words == 3
+    assert (control.pause_number, control.resting, control.words) == (5, True, 4)
     heed(control, {"do": "resume"})
-    assert (control.paused, control.words) == (False, 4)
+    assert (control.paused, control.resting, control.words) == (False, False, 5)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,8 @@ def test_a_word_reaches_the_control() -> None:
         ({"do": "set", "learning_rate": float("inf")}, "must be 0 or more and finite, got inf"),
         ({"do": "set", "learning_rate": "0.1"}, "learning_rate is a number, got '0.1'"),
         ({"do": "set", "learning_rate": True}, "learning_rate is a number, got True"),
-        ({"do": "checkpoint", "number": "x"}, "number is a number, got 'x'"),
+        ({"do": "checkpoint", "number": "x"}, "number is a whole number, got 'x'"),
+        ({"do": "pause"}, "number is a whole number, got None"),
     ],
 )
 def test_what_cannot_be_asked_changes_nothing(word: dict[str, Any], said: str) -> None:
@@ -61,7 +63,10 @@ def test_one_that_waits_for_others_who_are_paused_is_paused() -> None:
     context = Context(progress=Progress(state="training"))
     context.control.check()
     context.control.pause()
-    assert said(context)["state"] == "training"  # it may be in a step
+    context.control.check()
+    assert said(context)["state"] == "training"  # others may be in a step
+    context.control.rest(1)
+    assert said(context)["state"] == "training"  # it may be in a step itself
     context.control.check()
     assert said(context)["state"] == "paused"
     context.control.resume()
@@ -103,8 +108,9 @@ def test_what_is_asked_is_sent_and_the_run_looked_at() -> None:
         run.controls.act(kind)
     run.controls.act("set", 0.25)
     run.controls.act("checkpoint")
+    pause = run.sent.pop(0)
+    assert pause == {"do": "pause", "number": pause["number"]}
     assert run.sent == [
-        {"do": "pause"},
         {"do": "resume"},
         {"do": "set", "learning_rate": 0.25},
         {"do": "checkpoint", "number": 1},

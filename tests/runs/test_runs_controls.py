@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from nbdist.runs import interrupt
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
+from nbdist.runtime.links import Stopped
 from nbdist.train import context as contexts
 from nbdist.train.context import Context
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy
@@ -83,11 +85,19 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def begin(cluster: Cluster, heard: Heard) -> Callable[..., Run]:
-    def begin_one(body: Any, **options: Any) -> Run:
-        return start_run(body, Options(seed=SEED, **options), cluster=cluster, make_view=lambda run: heard)
+def begin(cluster: Cluster, heard: Heard) -> Iterator[Callable[..., Run]]:
+    begun: list[Run] = []
 
-    return begin_one
+    def begin_one(body: Any, **options: Any) -> Run:
+        options = {"seed": SEED, **options}
+        begun.append(start_run(body, Options(**options), cluster=cluster, make_view=lambda run: heard))
+        return begun[-1]
+
+    yield begin_one
+    for run in begun:
+        if not run.over:  # a test has failed, and others use the cluster after it
+            run.stop()
+            run.wait()
 
 
 def until(run: Run, condition: Callable[[], object]) -> None:
@@ -127,6 +137,8 @@ def weights_after(rates: Callable[[int], float], steps: int) -> list[np.ndarray[
 
     class Rated(OneDevice):
         def pull(self) -> None:
+            if self.global_step == steps:
+                raise Stopped
             self.set_learning_rate(rates(self.global_step + 1))
 
     class RatedStrategy(OneDeviceStrategy):
@@ -140,7 +152,7 @@ def weights_after(rates: Callable[[int], float], steps: int) -> list[np.ndarray[
         model = nn.Sequential([nn.Dense(8, "tanh"), nn.Dense(3, "softmax")], seed=5)
         model.compile(SGD(0.03, momentum=0.5))
         data = Dataset.from_arrays(x, y).shuffle(60).batch(20)
-        model.fit(data, epochs=-(-steps // 3))
+        model.fit(data, epochs=steps // 3 + 1)
     return model.get_weights()
 
 
@@ -202,3 +214,79 @@ def test_who_sends_a_signal_to_a_paused_engine_interrupts_it(begin: Callable[...
         os.kill(info.pid, signal.SIGINT)
     run.wait()
     assert run.status == "stopped"
+
+
+@pytest.mark.parametrize("body", [TRAIN, LOOP], ids=["fit", "loop"])
+@pytest.mark.parametrize("options", TOGETHER, ids=str)
+def test_a_rate_set_in_mid_run_is_that_of_the_next_step(
+    begin: Callable[..., Run], options: dict[str, Any], body: str
+) -> None:
+    """As if one device had changed it between the same two steps, which are the chief's next."""
+    epochs = 200
+    run = begin(body.format(epochs=epochs), **options)
+    until(run, lambda: run.standing().learning_rate == 0.03)
+    chief, *_ = paused(run)
+    path = run.checkpoint()
+    step = (run.tally.checkpoint or {})["step"]
+    assert path == run.folder / "checkpoints" / f"step-{step}" / "model.safetensors"
+    run.set(learning_rate=0.007)
+    run.resume()
+    until(run, lambda: run.standing().learning_rate == 0.007)
+    assert run.wait().status == "done"
+    assert chief - 1 <= step <= chief < run.global_step == 3 * epochs  # servers may not have all gradients
+    before = weights_after(lambda _: 0.03, step)
+    for a, b in zip(nn.load(path).get_weights(), before, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    after = weights_after(lambda number: 0.03 if number <= chief else 0.007, 3 * epochs)
+    other = weights_after(lambda _: 0.03, 3 * epochs)
+    for a, b, c in zip(run.model.get_weights(), after, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+        assert not np.allclose(a, c, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", EACH_ITS_OWN, ids=str)
+def test_replicas_that_go_their_own_ways_learn_at_the_rate_that_is_set(
+    begin: Callable[..., Run], options: dict[str, Any]
+) -> None:
+    """At a rate of 0 nothing changes any more: the checkpoint is what the run ends with."""
+    run = begin(TRAIN.format(epochs=ENDLESS).replace(", momentum=0.5", ""), **options)
+    until(run, lambda: min(steps_of(run)) > 2)
+    run.set(learning_rate=0)
+    until(run, lambda: run.standing().learning_rate == 0)
+    if options["strategy"] == "elastic":
+        run.stop()
+        assert run.wait().model.optimizer.learning_rate == 0
+        return
+    first = run.checkpoint()
+    until(run, lambda: min(steps_of(run)) > 2 + max(steps_of(run)) // 2)
+    second = run.checkpoint()
+    assert first != second
+    run.stop()
+    run.wait()
+    for a, b, c in zip(
+        nn.load(first).get_weights(), nn.load(second).get_weights(), run.model.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(b, c)
+    assert run.model.optimizer.learning_rate == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"strategy": "ps", "synchronous": True}, {"strategy": "multi_worker"}], ids=str
+)
+def test_a_checkpoint_while_it_trains_is_of_its_step(
+    begin: Callable[..., Run], options: dict[str, Any]
+) -> None:
+    run = begin(TRAIN.format(epochs=ENDLESS), **options)
+    found = [(run.checkpoint(), (run.tally.checkpoint or {})["step"]) for _ in range(3)]
+    run.stop()
+    assert run.wait().status == "stopped"
+    steps = [step for _, step in found]
+    assert steps == sorted(steps)
+    for path, step in found:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        for a, b in zip(nn.load(path).get_weights(), weights_after(lambda _: 0.03, step), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3)
+    names = {one.name for one in (run.folder / "checkpoints").iterdir()}
+    assert names == {f"step-{step}" for step in steps}  # no drafts

@@ -144,6 +144,7 @@ def test_paused_time_is_in_no_step(
         if step in (3, 5):
             control.pause()
         if step == 5:  # as if another one rested already, and this one waited for it
+            control.rest(control.pause_number)
             control.check()
             assert control.waits
             passes(1000)
@@ -364,14 +365,59 @@ def test_a_loop_of_ones_own_rests_and_saves_its_model(context: Context) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_paused_time_counts_from_pause_to_resume(passes: Callable[[float], None]) -> None:
+def test_paused_time_counts_from_the_rest_on(passes: Callable[[float], None]) -> None:
     control = Control()
     control.resume()
     control.pause()
     passes(2)
-    control.pause()  # again is nothing new
+    assert (control.rested(), control.words) == (0, 1)
+    control.rest(1)
     passes(3)
-    assert (round(control.rested()), control.words) == (5, 1)
+    control.pause()  # again is nothing new
+    control.rest(1)
+    passes(3)
+    assert (round(control.rested()), control.words) == (6, 2)
     control.resume()
     passes(4)
-    assert (round(control.rested()), control.words, control.rests) == (5, 2, False)
+    assert (round(control.rested()), control.words, control.rests) == (6, 3, False)
+
+
+def test_the_word_that_the_first_replica_rests_may_come_late_or_early() -> None:
+    control = Control()
+    control.pause(7)
+    control.resume()
+    control.rest(7)  # on its way while the run was resumed
+    assert (control.paused, control.resting) == (False, False)
+    control.rest(8)  # before the client's own word
+    assert (control.paused, control.resting) == (True, True)
+    control.pause(8)
+    control.resume()
+    control.pause(8)
+    assert not control.paused
+
+
+def test_where_replicas_wait_for_each_other_the_chief_rests_first(
+    strategy: SteppingStrategy, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SteppingStrategy, "keeps_pace", True)
+    control, told = context.control, []
+    context.rest_everywhere = told.append
+    strategy.pushing = lambda step: control.pause(9) if step == 3 else None
+    thread = during(context, control.resume)
+    model().fit(data(), epochs=2)
+    thread.join(PATIENCE)
+    assert (told, control.resting) == ([9], False)
+    context.is_chief, seen = False, []
+
+    def pushing(step: int) -> None:
+        seen.append(step)
+        if step == 3:
+            control.pause(10)
+        if step == 6:
+            control.rest(10)
+
+    strategy.pushing = pushing
+    thread = during(context, lambda: seen.append(0) or control.resume())
+    model().fit(data(), epochs=2)
+    thread.join(PATIENCE)
+    assert (seen, told) == ([1, 2, 3, 4, 5, 6, 0, 7, 8], [9])
