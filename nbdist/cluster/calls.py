@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from nbdist import errors
@@ -33,6 +34,12 @@ class Calls:
         """Whether every rank has returned, raised or died."""
         self._collect()
         return not self._pending
+
+    def when_ready(self, tell: Callable[[], object]) -> None:
+        """Call ``tell`` whenever an outcome has come, on a thread of ipyparallel's; not when a task dies."""
+        for future in self._pending.values():
+            if isinstance(future, Future):
+                future.add_done_callback(lambda _: tell())
 
     def ready_ranks(self) -> list[int]:
         """Return the ranks whose outcome is known, in the order in which they became known."""

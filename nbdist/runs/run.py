@@ -18,6 +18,7 @@ from nbdist.runs import parcel
 from nbdist.runs.controlling import KEPT_SECONDS, Controls
 from nbdist.runs.options import Options
 from nbdist.runs.outcomefile import keep_light
+from nbdist.runs.pause import Pause
 from nbdist.runs.progress import Standing, Tally
 from nbdist.runs.reach import Calls, Tasks
 from nbdist.runs.timeline import collect, steps_of
@@ -105,7 +106,7 @@ class Run:
         self._stop_at: float | None = None
         self._settled = record.status in ENDED
         self._told = 0
-        self._pause = SHORTEST_PAUSE
+        self._pause, self._seconds = Pause(), SHORTEST_PAUSE
         self._shown_news, self._show_after = 0, 0.0
 
     @property
@@ -176,7 +177,7 @@ class Run:
             try:
                 if self.pump():
                     break
-                time.sleep(self._pause)
+                self._pause.rest(self._seconds)
             except KeyboardInterrupt:
                 self.signalled()
         return self._conclude()
@@ -197,7 +198,11 @@ class Run:
         Returns as well when this process ends, and the run goes on.
         """
         while not (self.pump() or self._leaves()):
-            await asyncio.sleep(self._pause)
+            await self._pause.rest_on_loop(self._seconds)
+
+    def wake(self) -> None:
+        """Have the next look come at once, for there is something to see; from any thread."""
+        self._pause.wake()
 
     def show(self) -> None:
         """Show the run here: live while it goes on; afterwards too, to look at its curves closely."""
@@ -277,7 +282,7 @@ class Run:
             self._watch.look()
         # A short cell is followed closely, a long one calmly: looking costs the tasks' own cores time.
         ending = bool(self._watch.calls.ready_ranks())
-        self._pause = SHORTEST_PAUSE if ending else min(self._pause * CALMER, LONGEST_PAUSE)
+        self._seconds = SHORTEST_PAUSE if ending else min(self._seconds * CALMER, LONGEST_PAUSE)
         now = time.monotonic()
         if self.tally.news != self._shown_news and now >= self._show_after:
             self._shown_news, self._show_after = self.tally.news, now + STANDING_SECONDS

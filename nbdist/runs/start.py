@@ -111,6 +111,7 @@ def start_run(
                 cluster, record, folder, workers, options, calls, None,
                 at_end=lambda: cluster.going_on.discard(run_id),
             )  # fmt: skip
+            calls.when_ready(run.wake)
     except BaseException:
         cluster.going_on.discard(run_id)
         if here is not None:
