@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from nbdist.errors import BodyError, NbdistError
-from nbdist.runs.progress import GONE, ReplicaStanding, Standing
+from nbdist.runs.progress import GONE, SILENT, ReplicaStanding, Standing
 from nbdist.runs.run import Run
 from nbdist.ui.display import LiveDisplay
 from nbdist.ui.shorten import clip
@@ -186,7 +186,7 @@ def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
 
 
 def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
-    """Say which replicas are gone, and which are slow."""
+    """Say which replicas are gone, of which nothing is heard, and which are slow."""
     slow = sorted(
         ((replica.slowness, i) for i, replica in enumerate(replicas) if replica.slowness), reverse=True
     )
@@ -194,15 +194,22 @@ def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
         f"{short_task(tasks[i])} is slow: {times:.1f}x the others' step" for times, i in slow[:MOST_NAMED]
     ]
     more = [f"{len(slow) - MOST_NAMED} more are slow"] if len(slow) > MOST_NAMED else []
-    return "; ".join(filter(None, [gone_among(replicas, tasks), *said, *more]))
+    return "; ".join(
+        filter(None, [gone_among(replicas, tasks), those(SILENT, replicas, tasks), *said, *more])
+    )
 
 
 def gone_among(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
     """Say which replicas the others go on without; empty if all are there."""
-    gone = [i for i, replica in enumerate(replicas) if replica.state == GONE]
-    named = ", ".join(short_task(tasks[i]) for i in gone[:MOST_NAMED])
-    more = f" and {len(gone) - MOST_NAMED} more" if len(gone) > MOST_NAMED else ""
-    return f"{named}{more} {'is' if len(gone) == 1 else 'are'} gone" if gone else ""
+    return those(GONE, replicas, tasks)
+
+
+def those(state: str, replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
+    """Say which replicas are in a state; empty if none is."""
+    found = [i for i, replica in enumerate(replicas) if replica.state == state]
+    named = ", ".join(short_task(tasks[i]) for i in found[:MOST_NAMED])
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return f"{named}{more} {'is' if len(found) == 1 else 'are'} {state}" if found else ""
 
 
 def unit_of(run: Run) -> str:

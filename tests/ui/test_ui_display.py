@@ -1,10 +1,12 @@
 import time
+from typing import Any
 
 import pytest
 from ui_runs import train
 
 from nbdist.metrics.store import RunStore
 from nbdist.ui.display import LiveDisplay, place
+from nbdist.ui.frozen import RUN
 from nbdist.ui.summary import Summary
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
@@ -75,3 +77,19 @@ def test_the_frozen_output_replaces_the_widget(store: RunStore, monkeypatch: pyt
     assert "ValueError: 7" in bundle["text/plain"]  # type: ignore[index]
     assert view.comm is None
     assert shown.view is None
+
+
+def test_what_stays_has_the_charts_that_the_page_chose(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
+    monkeypatch.setattr("IPython.display.update_display", lambda bundle, **_: said.append(bundle))
+    for name in ("loss", "mae"):
+        train(store, 0, 0, 10, name)
+    shown = LiveDisplay(store, TASKS, "digits", where="page")
+    shown.show()
+    assert shown.view is not None
+    shown.view._handle_custom_msg({"kind": "charts", "titles": ["mae"], "view": "tab"}, [])
+    shown.finish(Summary("r1", "digits", "stopped", TASKS))
+    assert [chart["title"] for chart in said[0][RUN]["charts"]] == ["mae"]

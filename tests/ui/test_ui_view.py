@@ -228,6 +228,12 @@ def test_many_that_are_gone_are_counted() -> None:
     assert gone_among([], []) == ""
 
 
+def test_those_of_which_nothing_is_heard_are_named() -> None:
+    replicas = [ReplicaStanding(state, 9, 0.0, None, {}) for state in ("training", "silent", "gone")]
+    tasks = [f"/job:worker/task:{i}" for i in range(3)]
+    assert note_on(replicas, tasks) == "worker 2 is gone; worker 1 is silent"
+
+
 def test_those_that_are_slow_are_named_the_slowest_first() -> None:
     tasks = [f"/job:worker/task:{i}" for i in range(7)]
     replicas = [

@@ -4,8 +4,9 @@ import { make, setText } from "./dom.js";
 import { drawLines } from "./draw.js";
 import { formatCount, formatDuration, formatExact, formatTick, formatValue } from "./format.js";
 import { lineLabel, linesOf } from "./lines.js";
+import { rangeOfX, rangeOfY } from "./range.js";
 import { Readout } from "./readout.js";
-import { extent, mostOf, nearest, valuesWithin, withRoom, withoutSpikes } from "./smooth.js";
+import { nearest } from "./smooth.js";
 import { COLOURED, replicaColour } from "./theme.js";
 import { linearTicks, logTicks } from "./ticks.js";
 import { panned, showing, within, zoomed } from "./zoom.js";
@@ -106,7 +107,7 @@ export class Chart {
           mousedown: (plot, _, handler) => (event) => (event.shiftKey ? this.pan(plot, event) : handler(event)),
         },
       },
-      scales: { x: { time: false, range: () => this.rangeX() }, y: { range: () => this.rangeY() } },
+      scales: { x: { time: false, range: () => this.rangeX() }, y: { range: () => rangeOfY(this.lines, this.rangeX(), shared.options.log) } },
       axes: [
         { ...axis(), size: 24, gap: 4, space: 60, label: shared.unit.axis, labelSize: 16, labelGap: 0, labelFont: axis().font,
           values: (_, ticks) => ticks.map(shared.options.byTime ? tickTime : formatTick) },
@@ -131,30 +132,9 @@ export class Chart {
     return this.shared.zoomed ?? this.whole();
   }
 
-  /** The range of x in which there are points. @returns {[number, number]} */
-  whole() {
-    let [low, high] = [Infinity, -Infinity];
-    for (const { xs } of this.lines) {
-      if (!xs.length) continue;
-      low = Math.min(low, xs[0]);
-      high = Math.max(high, xs[xs.length - 1]);
-    }
-    return low < high ? [low, high] : Number.isFinite(low) ? [low - 0.5, low + 0.5] : [0, 1];
-  }
-
   /** @returns {[number, number]} */
-  rangeY() {
-    const { log } = this.shared.options;
-    const within = this.rangeX();
-    const values = (/** @type {Line} */ line) => {
-      const found = valuesWithin(line, within);
-      return log ? found.map(Math.log10).filter(Number.isFinite) : found;
-    };
-    const points = this.lines.filter((line) => line.kind === "points").flatMap(values);
-    const read = this.lines.filter((line) => line.kind !== "points").map((line) => withoutSpikes(values(line)));
-    const range = extent([...read, mostOf(points)]);
-    if (!log) return withRoom(range);
-    return range ? [range[0] - 0.05, range[1] + 0.05] : [-1, 0];
+  whole() {
+    return rangeOfX(this.lines);
   }
 
   /** @param {uPlot} plot */

@@ -130,6 +130,6 @@ export class RateField {
     const wrong = this.word.classList.contains("nbd-wrong");
     if (wanted !== null) this.say("pending");
     else if (!wrong || !able) this.say("");
-    this.element.title = `in force: ${rateText(rate)}`;
+    this.element.title = `in force: ${Number(rate.toPrecision(7))}`;
   }
 }

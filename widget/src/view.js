@@ -28,6 +28,7 @@ import { unitWords } from "./unit.js";
 
 const GAP = 24; // CSS pixels between charts
 const NARROWEST = 300; // of a chart that stands beside another
+const NOTHING = { titles: [], count: 0, most: 0 }; // to choose from
 const TABLE_EVERY = 500; // milliseconds
 
 export class View {
@@ -60,7 +61,7 @@ export class View {
     this.header = new Header(name, (kind, rate) => say(kind, rate === null ? {} : { learning_rate: rate }));
     this.picker = new Picker(name, (titles) => say("charts", { titles }));
     /** @type {import("./picker.js").Available} */
-    this.available = { titles: [], count: 0, most: 0 };
+    this.available = NOTHING;
     this.strip = new Strip((replica) => {
       this.shared.options.chosen = replica;
       this.redraw();
@@ -129,7 +130,8 @@ export class View {
   draw() {
     this.shared.unit = unitWords(this.progress.unit, this.head.tasks.length);
     this.header.show(this.head, this.progress);
-    this.picker.show(this.available, this.head.charts.map(({ title }) => title));
+    const choosable = this.progress.state === "disconnected" ? NOTHING : this.available;
+    this.picker.show(choosable, this.head.charts.map(({ title }) => title));
     this.strip.show(this.progress.per_replica ?? {}, this.shared.labels);
     if (!this.charts.length) return;
     // While JupyterLab changes its theme nothing has a width, and nobody says when it is over.
