@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MOST_OF_POINTS = (0.03, 0.97)  # quantiles of the points that are covered
+FEWEST = 5  # values among which a spike can be told from a steep curve
 FAR = 2.0  # times the range of the others, beyond which a spike leaves the plot
 
 
@@ -44,7 +45,7 @@ def without_spikes(values: Floats) -> Floats:
     >>> without_spikes(np.array([5.0, 3.0, 2.0, 900.0, 1.0, 1.0])).tolist()
     [5.0, 3.0, 2.0, 1.0, 1.0]
     """
-    if len(values) < 3:
+    if len(values) < FEWEST:
         return values
     middle = np.median([values[:-2], values[1:-1], values[2:]], axis=0)
     low, high = middle.min(), middle.max()

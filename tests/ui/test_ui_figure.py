@@ -5,6 +5,7 @@ from nbdist.ui.chartplan import plan_charts
 from nbdist.ui.figure import draw
 from nbdist.ui.figurelines import EACH
 from nbdist.ui.summary import axis_words
+from nbdist.ui.yrange import y_range
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 STEPS = np.arange(20_000)
@@ -56,3 +57,7 @@ def test_the_axis_says_what_it_counts() -> None:
     charts = plan_charts(store.series)
     [axes] = draw(store, charts, TASKS, axis_words("updates", 2)).axes
     assert axes.get_xlabel() == "updates of each replica"
+
+
+def test_a_line_of_three_points_is_shown_whole() -> None:
+    assert y_range([np.array([0.0, 1.0, 2.0])], []) == (-0.12, 2.12)

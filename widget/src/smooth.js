@@ -90,6 +90,7 @@ export function extent(lists) {
   return low <= high ? [low, high] : null;
 }
 
+const FEWEST = 5; // values among which a spike can be told from a steep curve
 const FAR = 2; // times the range of the others, beyond which a spike leaves the plot
 
 /**
@@ -97,7 +98,7 @@ const FAR = 2; // times the range of the others, beyond which a spike leaves the
  * @param {number[]} values
  */
 export function withoutSpikes(values) {
-  if (values.length < 3) return values;
+  if (values.length < FEWEST) return values;
   const middle = [];
   for (let i = 1; i + 1 < values.length; i++) {
     const [a, b, c] = [values[i - 1], values[i], values[i + 1]];

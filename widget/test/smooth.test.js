@@ -55,7 +55,9 @@ describe("valuesWithin", () => {
 describe("what sets the range", () => {
   test("no single spike", () => expect(withoutSpikes([5, 3, 2, 900, 1, 1])).toEqual([5, 3, 2, 1, 1]));
   test("but a first value that falls", () => expect(withoutSpikes([9, 5, 3, 2, 1])).toContain(9));
-  test("and two values", () => expect(withoutSpikes([1, 100])).toEqual([1, 100]));
+  test("and a few values, whatever they are", () => {
+    for (const few of [[1, 100], [0, 1, 2], [1, 900, 1], [0.5, 1, 1, 0.2]]) expect(withoutSpikes(few)).toEqual(few);
+  });
   test("most of many points", () => {
     const points = Array.from({ length: 20_000 }, (_, i) => i % 2);
     points[7] = 1000;
