@@ -24,9 +24,13 @@ Steps = NDArray[np.uint32]
 Floats = NDArray[np.float64]
 Part = tuple[int, str, Steps, Floats, Floats]
 
-MOST_BUCKETS, FEWEST_BUCKETS = 2048, 64
-MANY_TRENDS = 1000  # from here on a trend gets fewer buckets
-UNSORTED = 4096  # points of one replica that may wait to be looked at, before they are sorted into series
+MOST_BUCKETS, FEWEST_BUCKETS = 2048, 32
+MANY_TRENDS, FEW_BUCKETS = 1000, 32  # from so many trends on, each gets so many buckets
+MOST_SERIES = 0xFFFF
+MOST_CURVES = 200_000  # series of single replicas; points of more stand in the logs only
+UNSORTED, UNSORTED_EACH = 4096, 16  # points of a replica, and of each series, that may wait to be sorted
+MANY_SERIES = 256  # from here on one series alone is taken from what waits, when somebody looks at it
+TAKEN = 0xFFFF  # no series: the point is where it belongs already
 
 
 class Point(NamedTuple):
@@ -63,6 +67,7 @@ class RunStore:
         self._trends: dict[tuple[int, int], Trend] = {}
         self._replicas: list[int] = []  # in order
         self._unsorted: dict[int, list[Points]] = {}  # by replica, with the ids of this store
+        self._left_out = 0  # points there was no room for
 
     def extend(
         self, replica: int, series: str, steps: ArrayLike, values: ArrayLike, times: ArrayLike
@@ -78,21 +83,23 @@ class RunStore:
             self._see(replica)
             index = self._index(series)
             self._sort(replica)
-            self._thinned(replica, index).extend(steps, values, times)
-            self._trend(replica, index).extend(steps, values)
+            self._append(replica, index, steps, values, times)
             self._recent.extend(replica, index, steps, values)
 
     def extend_batch(self, batch: Batch) -> None:
-        """Append all points of a batch that came from a task."""
+        """Append a batch that came from a task; points of names that there is no room for are counted."""
         points = batch.points.copy()
         with self._lock:
             self._see(batch.replica)
-            ids = np.array([self._index(name) for name in batch.names], np.uint16)
+            names = batch.names
+            if len(self._ids) + len(names) > MOST_SERIES:  # there may be too many new ones
+                names, points = self._known_only(names, points)
+            ids = np.array([self._ids.setdefault(name, len(self._ids)) for name in names], np.uint16)
             points["series"] = ids[points["series"]] if len(points) else 0
             self._recent.extend(batch.replica, points["series"], points["step"], points["value"])
             waiting = self._unsorted.setdefault(batch.replica, [])
             waiting.append(points)
-            if sum(map(len, waiting)) > UNSORTED:
+            if sum(map(len, waiting)) > max(UNSORTED, UNSORTED_EACH * len(self._ids)):
                 self._sort(batch.replica)
 
     @property
@@ -116,7 +123,7 @@ class RunStore:
         """How many points have been thinned out here so far (they stand in the logs)."""
         with self._lock:
             self._sort_all()
-            return sum(one.count - one.held for one in self._kept.values())
+            return sum(one.count - one.held for one in self._kept.values()) + self._left_out
 
     def points(self, replica: int, series: str, limit: int = 2000) -> tuple[Steps, Floats, Floats]:
         """Return (steps, values, times) with at most ``limit`` points: extremes, first and last."""
@@ -150,7 +157,7 @@ class RunStore:
         """
         with self._lock:
             number = self._known(series)
-            self._sort_all()
+            self._sort_all(number)
             curves = {
                 replica: self._trends[replica, number].curve()
                 for replica in self.replicas
@@ -168,8 +175,9 @@ class RunStore:
         Series of few points (up to 512) are returned as they are.
         """
         with self._lock:
-            self._sort(replica)
-            trend = self._trends.get((replica, self._known(series)))
+            number = self._known(series)
+            self._sort(replica, number)
+            trend = self._trends.get((replica, number))
             steps, values = trend.curve() if trend is not None else Trend().curve()
         return steps.astype(np.uint32), values
 
@@ -203,16 +211,34 @@ class RunStore:
                 if len(kept := thinned.kept())
             ]
 
-    def _sort(self, replica: int) -> None:
-        """Put what came in batches of a replica to its series."""
-        if waiting := self._unsorted.pop(replica, None):
-            for index, steps, values, times in by_series(np.concatenate(waiting)):
-                self._thinned(replica, index).extend(steps, values, times)
-                self._trend(replica, index).extend(steps, values)
+    def _sort(self, replica: int, series: int | None = None) -> None:
+        """Put what came in batches of a replica to its series, or at least that of one series."""
+        if not (waiting := self._unsorted.pop(replica, None)):
+            return
+        points = waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
+        if series is not None and len(self._ids) > MANY_SERIES:
+            self._unsorted[replica] = [points]
+            wanted = points["series"] == series
+            part = points[wanted]
+            points["series"][wanted] = TAKEN
+        else:
+            part = points[points["series"] != TAKEN]
+        for index, steps, values, times in by_series(part):
+            self._append(replica, index, steps, values, times)
 
-    def _sort_all(self) -> None:
+    def _append(self, replica: int, index: int, steps: Steps, values: Floats, times: Floats) -> None:
+        key = (replica, index)
+        if key not in self._kept:
+            if len(self._kept) >= MOST_CURVES:
+                self._left_out += len(values)
+                return
+            self._make(key)
+        self._kept[key].extend(steps, values, times)
+        self._trends[key].extend(steps, values)
+
+    def _sort_all(self, series: int | None = None) -> None:
         for replica in list(self._unsorted):
-            self._sort(replica)
+            self._sort(replica, series)
 
     def _see(self, replica: int) -> None:
         if replica not in self._replicas:
@@ -221,35 +247,36 @@ class RunStore:
             insort(self._replicas, replica)
 
     def _index(self, series: str) -> int:
-        if series not in self._ids and len(self._ids) == 0xFFFF:
+        if series not in self._ids and len(self._ids) >= MOST_SERIES:
             raise InvalidArgumentError(f"no room for series {series!r}: a run may have 65,535 names")
         return self._ids.setdefault(series, len(self._ids))
+
+    def _known_only(self, names: list[str], points: Points) -> tuple[list[str], Points]:
+        """Return the names that are known here and their points; those of others are counted."""
+        known = np.array([name in self._ids for name in names])
+        kept = points[known[points["series"]]]
+        kept["series"] = (np.cumsum(known) - 1)[kept["series"]]
+        self._left_out += len(points) - len(kept)
+        return [name for name in names if name in self._ids], kept
 
     def _known(self, series: str) -> int:
         if series not in self._ids:
             raise NotFoundError(f"no series {series!r}; there are {', '.join(self._ids) or 'none yet'}")
         return self._ids[series]
 
-    def _thinned(self, replica: int, index: int) -> Thinned:
-        key = (replica, index)
-        if key not in self._kept:
-            # The limit is shared by all series, so a store with very many of them keeps less of each.
-            while len(self._kept) * 2 * self._buckets > self._limit and self._buckets > FEWEST_BUCKETS:
-                self._buckets //= 2
-                for thinned in self._kept.values():
-                    thinned.narrow(self._buckets)
-            self._kept[key] = Thinned(self._buckets)
-        return self._kept[key]
-
-    def _trend(self, replica: int, index: int) -> Trend:
-        key = (replica, index)
-        if key not in self._trends:
-            self._trends[key] = Trend(BUCKETS if len(self._trends) < MANY_TRENDS else FEWEST_BUCKETS // 2)
-        return self._trends[key]
+    def _make(self, key: tuple[int, int]) -> None:
+        # The limit is shared by all series, so a store with very many of them keeps less of each.
+        while len(self._kept) * 2 * self._buckets > self._limit and self._buckets > FEWEST_BUCKETS:
+            self._buckets //= 2
+            for thinned in self._kept.values():
+                thinned.narrow(self._buckets)
+        self._kept[key] = Thinned(self._buckets)
+        self._trends[key] = Trend(BUCKETS if len(self._trends) < MANY_TRENDS else FEW_BUCKETS)
 
     def _points_of(self, replica: int, series: str) -> NDArray[np.void]:
-        self._sort(replica)
-        thinned = self._kept.get((replica, self._known(series)))
+        number = self._known(series)
+        self._sort(replica, number)
+        thinned = self._kept.get((replica, number))
         return thinned.kept() if thinned else np.empty(0, Thinned(1).kept().dtype)
 
 

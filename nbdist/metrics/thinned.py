@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from nbdist.metrics.decimate import extremes
 
+FIRST = 6  # points that there is room for at first
 _KEPT = np.dtype([("order", "<i8"), ("step", "<u4"), ("value", "<f8"), ("time", "<f8")])
 
 
@@ -21,12 +22,14 @@ class Thinned:
     28 bytes each.
     """
 
+    __slots__ = ("_buckets", "_filled", "_points", "_thin", "count")  # there may be very many of them
+
     def __init__(self, buckets: int) -> None:
         self.count = 0
         self._buckets = buckets
         self._filled = 0
         self._thin = 0  # how many points had been seen when it was last thinned
-        self._points = np.empty(64, _KEPT)
+        self._points = np.empty(FIRST, _KEPT)
 
     def extend(self, steps: NDArray[Any], values: NDArray[Any], times: NDArray[Any]) -> None:
         """Append points; the three have one length."""

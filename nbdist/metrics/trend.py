@@ -22,12 +22,14 @@ class Trend:
     (array([1, 3, 5, 7]), array([2., 3., 6., 7.]))
     """
 
+    __slots__ = ("_count", "_most", "_steps", "_sums", "_width")  # there may be very many of them
+
     def __init__(self, buckets: int = BUCKETS) -> None:
         self._most = 2 * buckets
         self._width = 1
         self._count = 0
-        self._sums = np.zeros(min(16, self._most))  # grows up to `_most`
-        self._steps = np.zeros(min(16, self._most), np.int64)  # the last step of each bucket
+        self._sums = np.zeros(min(4, self._most))  # grows up to `_most`
+        self._steps = np.zeros(min(4, self._most), np.int64)  # the last step of each bucket
 
     def extend(self, steps: NDArray[Any], values: NDArray[Any]) -> None:
         """Append points; the two have one length."""

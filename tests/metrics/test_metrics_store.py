@@ -258,15 +258,18 @@ def test_readers_and_writers_at_once() -> None:
         max_size=12,
     ),
     st.sampled_from([30, 4096]),
+    st.sampled_from([0, 256]),
     st.data(),
 )
 def test_batches_are_the_same_as_series_one_by_one(
-    sent: list[tuple[int, list[tuple[int, float]]]], unsorted: int, data: st.DataObject
+    sent: list[tuple[int, list[tuple[int, float]]]], unsorted: int, many: int, data: st.DataObject
 ) -> None:
     names = ["loss", "accuracy", "a", "b"]
     one, other = RunStore(limit=1_000), RunStore(limit=1_000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_module, "UNSORTED", unsorted)
+        patch.setattr(store_module, "UNSORTED_EACH", 0)
+        patch.setattr(store_module, "MANY_SERIES", many)
         for number, (replica, rows) in enumerate(sent):
             points = np.zeros(len(rows), POINT)
             points["series"], points["value"] = [r[0] for r in rows], [r[1] for r in rows]
@@ -276,8 +279,11 @@ def test_batches_are_the_same_as_series_one_by_one(
                 other.extend(replica, name, steps, values, times)
             assert sum(map(len, one._unsorted.get(replica, ()))) <= unsorted
             if data.draw(st.booleans()):
-                for name in set(other.series):
-                    assert repr(one.last(replica, name)) == repr(other.last(replica, name))
+                for name in data.draw(st.lists(st.sampled_from(names), max_size=2)):
+                    if name in other.series:
+                        assert repr(one.last(replica, name)) == repr(other.last(replica, name))
+                        assert repr(one.points(replica, name)) == repr(other.points(replica, name))
+                        assert repr(one.trend(replica, name)) == repr(other.trend(replica, name))
     assert set(one.replicas) >= set(other.replicas)
     assert curves_of(one) == curves_of(other)
     for name in other.series:
@@ -286,6 +292,47 @@ def test_batches_are_the_same_as_series_one_by_one(
     order, same = (np.lexsort((c["step"], c["series"].astype(str), c["replica"])) for c in (ours, theirs))
     for name in ours:
         assert np.array_equal(ours[name][order], theirs[name][same])
+
+
+def test_names_there_is_no_room_for_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MOST_SERIES", 3)
+    store = RunStore()
+    points = np.zeros(4, POINT)
+    points["series"], points["value"] = np.arange(4), np.arange(4)
+    store.extend_batch(Batch(0, ["a", "b"], points[:2]))
+    store.extend_batch(Batch(1, ["c", "b", "d", "a"], points))  # it cannot be known that "c" would fit
+    assert store.series == ["a", "b"]
+    assert [one.value for one in (store.last(1, "a"), store.last(1, "b")) if one] == [3.0, 1.0]
+    assert store.dropped == 2
+    store.extend(0, "c", [1], [1.0], [1.0])
+    with pytest.raises(InvalidArgumentError, match="65,535 names"):
+        store.extend(0, "d", [1], [1.0], [1.0])
+
+
+def test_curves_there_is_no_room_for_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MOST_CURVES", 2)
+    store = RunStore()
+    for number, name in enumerate("abc"):
+        store.extend(0, name, [1, 2], [number, 1.0], [1.0, 2.0])
+    assert store.last(0, "c") is None
+    assert len(store.points(0, "c")[0]) == len(store.trend(0, "c")[0]) == len(store.aggregate("c")[0]) == 0
+    assert store.dropped == 2
+    assert store.series == ["a", "b", "c"]
+
+
+def test_very_many_series_take_little_memory_and_time() -> None:
+    store = RunStore()
+    names = [f"layer {number}" for number in range(10_000)]
+    for step in range(20):
+        for replica in range(4):
+            points = np.zeros(10_000, POINT)
+            points["series"], points["step"] = np.arange(10_000), step
+            store.extend_batch(Batch(replica, names, points))
+        store.aggregate("layer 7")
+    assert sum(sum(map(len, waiting)) for waiting in store._unsorted.values()) <= 4 * 16 * 10_000
+    assert store.points(3, "layer 7")[0].tolist() == list(range(20))
+    assert store.points(3, "layer 9")[0].tolist() == list(range(20))
+    assert sum(thinned._points.nbytes for thinned in store._kept.values()) < 60e6
 
 
 def curves_of(store: RunStore) -> dict[tuple[int, str], list[tuple[int, float]]]:
