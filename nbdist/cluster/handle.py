@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -184,15 +184,15 @@ class Cluster:
             report(f"no task of cluster {self.id} is dead; name one to restart it, such as worker:0")
             return []
         check_unused(self, infos)
-        replacement = self.replace([info.rank for info in infos])
+        replacement = self.replace(infos)
         new = replacement.wait()
         report(describe(replacement))
         return new
 
-    def replace(self, ranks: Iterable[int]) -> Replacement:
+    def replace(self, tasks: Sequence[TaskInfo]) -> Replacement:
         """Begin to replace tasks at once, whatever they are doing; `look` at what is returned until done."""
         self._check_up()
-        return Replacement(self, self._link, [find_rank(tuple(self.tasks), rank) for rank in ranks])
+        return Replacement(self, self._link, tasks)
 
     def dead(self) -> list[TaskInfo]:
         """Return the tasks whose processes are gone; costs microseconds and is known at once."""

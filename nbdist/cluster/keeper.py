@@ -218,7 +218,7 @@ class Keeper:
     def _forget(self, client: socket.socket) -> None:
         if self.clients.pop(client, None) is not None:
             self.selector.unregister(client)
-            self.reforking.leave(client)
+            self.reforking.leave(self, client)
             client.close()
 
     def _note_signals(self, descriptor: int) -> None:

@@ -1,8 +1,8 @@
 """Tasks get other processes under their ranks: one that has died, or one that is to be ended.
 
-    tasks = named(cluster.tasks, "worker:1")
+    tasks = [named(cluster.tasks, "worker:1")]
     check_unused(cluster, tasks)                 # refuses while a run is on them
-    replacement = cluster.replace([1])           # they are killed now
+    replacement = cluster.replace(tasks)         # they are killed now
     while not replacement.look():                # forked, registered, opened, known to all
         ...
     replacement.tasks                            # the new ones
@@ -56,7 +56,7 @@ class Replacement:
         self._cluster, self._link, self._client = cluster, link, cluster.client
         self._begun = time.monotonic()
         self._deadline = self._begun + timeout
-        self._link.ask("end", ranks=[info.rank for info in self.old])
+        self._link.ask("end", pids={info.rank: info.pid for info in self.old})
         self._past: dict[int, int] = {}  # rank -> pid of the process that has ended
         self._steps = self._replace()
 
@@ -202,7 +202,8 @@ def check_unused(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:
         if run and used:
             raise FailedPreconditionError(
                 f"run {run} is using {', '.join(used)}: end it first (its stop button, run.stop() or an "
-                "interrupt; a task that does not stop is replaced then)"
+                f"interrupt; from another notebook, nb.attach({run!r}).stop()); a task that does not stop is "
+                "replaced then"
             )
 
 

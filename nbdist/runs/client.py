@@ -81,9 +81,9 @@ class WithClient:
         """Interrupt a task; the client's body by an exception, for the process is the notebook's."""
         return self._interrupt() if rank == self._client.rank else self._cluster.signal(rank, signum)
 
-    def replace(self, ranks: list[int]) -> Replacement:
+    def replace(self, tasks: list[TaskInfo]) -> Replacement:
         """Begin to replace tasks of the cluster."""
-        return self._cluster.replace(ranks)
+        return self._cluster.replace(tasks)
 
     def dead(self) -> list[TaskInfo]:
         """Return the tasks that are gone."""

@@ -52,9 +52,9 @@ class Joined:
         """Interrupt a task."""
         return self.cluster.signal(rank, signum)
 
-    def replace(self, ranks: list[int]) -> Replacement:
+    def replace(self, tasks: list[TaskInfo]) -> Replacement:
         """Begin to replace tasks that did not stop."""
-        return self.cluster.replace(ranks)
+        return self.cluster.replace(tasks)
 
     def dead(self) -> list[TaskInfo]:
         """Return the tasks that are gone."""
@@ -90,7 +90,7 @@ class Gone:
         """Return False: there is no process."""
         return False
 
-    def replace(self, ranks: list[int]) -> Replacement:
+    def replace(self, tasks: list[TaskInfo]) -> Replacement:
         """Raise UnavailableError: there is nothing to be replaced."""
         raise UnavailableError("the tasks of this run are gone")
 

@@ -21,7 +21,7 @@ class Tasks(Protocol):
     def signal(self, rank: int, signum: int) -> bool:
         """Interrupt a task."""
 
-    def replace(self, ranks: list[int]) -> Replacement:
+    def replace(self, tasks: list[TaskInfo]) -> Replacement:
         """End tasks and begin to give them other processes; UnavailableError while others are replaced."""
 
     def dead(self) -> list[TaskInfo]:

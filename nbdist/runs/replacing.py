@@ -28,6 +28,7 @@ class Replacing:
         self._since: float | None = None
         self._after = 0.0
         self._replacement: Replacement | None = None
+        self._old: list[TaskInfo] = []  # those that nobody else has replaced
 
     @property
     def under_way(self) -> bool:
@@ -47,7 +48,7 @@ class Replacing:
             if self._replacement is None:
                 self._replacement = self._begun()
             if self._replacement is not None and self._replacement.look():
-                self.told = told(self.ended, self._replacement.tasks, self._after, self._replacement.notes)
+                self.told = told(self._old, self._replacement.tasks, self._after, self._replacement.notes)
         except NbdistError as error:
             self.told = untold(self.ended, self._after, error)
             self.error = UnavailableError(self.told)
@@ -58,8 +59,13 @@ class Replacing:
     def _begun(self) -> Replacement | None:
         """Return the replacement, None if another one is under way; it is tried again then."""
         assert self._since is not None
+        now = self._cluster.tasks
+        self._old = [info for info in self.ended if info in now]
+        if not self._old:  # who else follows the run has been faster
+            self.told = told([], [], self._after, [])
+            return None
         try:
-            return self._cluster.replace([info.rank for info in self.ended])
+            return self._cluster.replace(self._old)
         except UnavailableError:
             if self._clock() - self._since > TRY_SECONDS:
                 raise
@@ -82,6 +88,8 @@ def told(old: list[TaskInfo], new: list[TaskInfo], after: float, notes: list[str
     More.
     All other tasks are as they were: their namespaces are kept.
     """
+    if not old:
+        return f"What did not stop within {after:g} s was replaced by another client of the cluster"
     lines = [
         f"{one.name} (pid {one.pid}) did not stop within {after:g} s and was replaced: "
         f"its namespace is new (pid {other.pid})"

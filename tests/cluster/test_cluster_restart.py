@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -184,12 +185,12 @@ def test_another_client_sees_the_new_task(start: Start) -> None:
 def test_two_clients_do_not_replace_at_once(start: Start) -> None:
     cluster = start(2)
     other = Cluster.attach(cluster.id)
-    replacement = other.replace([0])
+    replacement = other.replace(other.tasks[:1])
     with pytest.raises(UnavailableError, match="rank 0 is being replaced at this moment"):
         cluster.restart(1)
     until(replacement.look)
     cluster.restart(1, report=quietly)
-    other.replace([0])  # its turn ends when it hangs up, and the task is dead
+    other.replace(other.tasks[:1])  # its turn ends when it hangs up, and the task is dead
     other.close()
     other._link.close()
     until(cluster.dead)
@@ -202,6 +203,17 @@ def restarted(cluster: Cluster) -> bool:
         return bool(cluster.restart(report=quietly))
     except UnavailableError:  # the keeper has not heard yet that the other is gone
         return False
+
+
+def test_what_another_has_replaced_is_not_ended(start: Start) -> None:
+    cluster = start(2)
+    other = Cluster.attach(cluster.id)
+    (new,) = cluster.restart(1, report=quietly)
+    with pytest.raises(UnavailableError, match=f"rank 1 is pid {new.pid} by now"):
+        other.replace([replace(new, pid=new.pid - 1)])
+    assert cluster.run(os.getpid, on=1) == [new.pid]
+    other.close()
+    other._link.close()
 
 
 def test_a_replacement_that_does_not_start_leaves_a_dead_task(
@@ -306,7 +318,7 @@ def test_in_an_mpi_world_the_new_process_stands_outside(own_home: object) -> Non
 
 
 def test_only_our_own_processes_are_touched(start: Start) -> None:
-    """A pid that the description names is of no account: the keeper ends the child that it has forked."""
+    """The keeper ends a child that it has forked, and that is the process which is meant; no other."""
     bystander = psutil.Popen(["sleep", "100"])
     try:
         cluster = start(1)
@@ -315,9 +327,10 @@ def test_only_our_own_processes_are_touched(start: Start) -> None:
         (cluster.folder / "cluster.json").write_text(json.dumps(description))
         other = Cluster.attach(cluster.id)
         pid = cluster.tasks[0].pid
-        other.restart(0, report=quietly)
+        with pytest.raises(UnavailableError, match=f"rank 0 is pid {pid} by now, not {bystander.pid}"):
+            other.restart(0, report=quietly)
         assert bystander.poll() is None
-        assert not psutil.pid_exists(pid)
+        assert cluster.run(os.getpid) == [pid]
         other.close()
         other._link.close()
     finally:

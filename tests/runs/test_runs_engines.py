@@ -551,7 +551,7 @@ def test_a_task_that_cannot_be_stopped_nor_replaced_is_named(
     cluster = start(workers=3)
     run = start_run(DEAF, Options(on="worker:0-1"), cluster=cluster, make_view=lambda run: heard)
     until(run, lambda: len(heard.text) == 2 and 0 in run.outcomes)  # rank 0 is not what cannot be stopped
-    other = cluster.replace([2])  # one replaces at a time
+    other = cluster.replace(cluster.tasks[2:])  # one replaces at a time
     run.interrupt()
     pid = cluster.tasks[1].pid
     with pytest.raises(

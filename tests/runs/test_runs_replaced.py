@@ -275,6 +275,22 @@ def test_a_frozen_task_that_a_run_asks_for_is_named_with_what_to_do(start: Start
 
 
 @engines
+def test_two_who_interrupt_one_run_end_a_task_once(start: Start, heard: Heard, hurried: None) -> None:
+    cluster = start(workers=2)
+    run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
+    attached = attach_run(run.id)
+    run.interrupt()
+    attached.interrupt()
+    to_its_end(run)
+    pid = cluster.tasks[1].pid
+    to_its_end(attached)
+    assert cluster.tasks[1].pid == pid
+    assert cluster.run(os.getpid, on=1) == [pid]
+    assert run.status == "stopped"
+    assert attached.error is None or "it was replaced by pid" in str(attached.error)
+
+
+@engines
 def test_an_impatient_user_changes_nothing(start: Start, heard: Heard, hurried: None) -> None:
     cluster = start(workers=2)
     run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
