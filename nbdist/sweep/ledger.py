@@ -102,9 +102,12 @@ class Ledger:
         taken = self._take[type(event)](event)
         if not taken:
             self.late += 1
-            # A number whose record is lost is not given to another trial.
-            self.next_number = max(self.next_number, getattr(event, "number", -1) + 1)
+            self.reserve(getattr(event, "number", -1))
         return taken
+
+    def reserve(self, number: int) -> None:
+        """Give this number to no new trial: there was one whose record is lost."""
+        self.next_number = max(self.next_number, number + 1)
 
     @property
     def best(self) -> Trial | None:

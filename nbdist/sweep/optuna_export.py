@@ -45,7 +45,7 @@ def export_study(ledger: Ledger, storage: str | Path, name: str) -> optuna.Study
             raise FailedPreconditionError(
                 f"{storage} has a study {name!r} already; give another name or another file"
             ) from None
-    study.set_metric_names([ledger.created.metric])
+    study.set_user_attr("metric", ledger.created.metric)
     study.set_user_attr("space", str(ledger.space))
     study.set_user_attr("seed", ledger.created.seed)
     columns = {name: Column(ledger, name) for name in _parameter_names(ledger)}

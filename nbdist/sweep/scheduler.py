@@ -130,21 +130,29 @@ class Scheduler:
         ]
 
     def recover(
-        self, at_work: Collection[tuple[int, int]], now: float
-    ) -> tuple[list[Retried | Ended], list[tuple[int, int]]]:
+        self, at_work: Mapping[tuple[int, int], tuple[int, ...]], now: float
+    ) -> tuple[list[Started | Retried | Ended], list[tuple[int, int]]]:
         """Return (events, strays) for a driver that takes over, given what engines are at work on.
 
-        ``at_work`` has (number, attempt) of each trial that engines still run, or whose end they have still
-        to tell: those are adopted if they are the present attempt, and else strays, to be stopped. The others
-        that the log calls running are tried once more, or failed: none is left running, or run twice.
+        ``at_work`` has the ranks for each (number, attempt) that engines still run, or whose end they have
+        still to tell. Those that are the present attempt are adopted, also if the record of their start is
+        lost; others are strays, to be stopped. What the log calls running and nobody runs is tried once more,
+        or failed. So none is left running, and none is run twice.
         """
-        current = {(number, self.ledger.trials[number].attempt) for number in self.ledger.running}
-        here = set(at_work)
-        events = [
-            self._lost(self.ledger.trials[number], "recovery", "the driver died and nothing runs it", now)
-            for number, attempt in sorted(current - here)
+        ledger = self.ledger
+        running = {(number, ledger.trials[number].attempt) for number in ledger.running}
+        waiting = {(number, ledger.trials[number].attempt + 1) for number in ledger.waiting}
+        events: list[Started | Retried | Ended] = [
+            Started(now, number, attempt, tuple(at_work[number, attempt]))
+            for number, attempt in sorted(waiting & at_work.keys())
         ]
-        return events, sorted(here - current)
+        for number, _ in sorted(running - at_work.keys()):
+            trial = ledger.trials[number]
+            events.append(self._lost(trial, "recovery", "the driver died and nothing runs it", now))
+        strays = sorted(at_work.keys() - running - waiting)
+        for number, _ in strays:
+            ledger.reserve(number)
+        return events, strays
 
     def need(self, trial: Trial) -> int:
         """Return how many engines a trial takes."""

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from sweep_simulated import state_of
+
+from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from nbdist.metrics.table import table
+from nbdist.sweep.columns import columns, write_csv
+from nbdist.sweep.events import (
+    Asked,
+    Cloned,
+    Created,
+    Ended,
+    Event,
+    Paused,
+    Pruned,
+    Reported,
+    Retried,
+    SpaceEdited,
+    Started,
+)
+from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.log import EventLog, read_events
+from nbdist.sweep.optuna_export import export_study
+from nbdist.sweep.ranges import integer, log, uniform, when
+from nbdist.sweep.scheduler import Scheduler
+from nbdist.sweep.space import Space
+
+SPACE = Space(
+    {
+        "lr": log(1e-4, 1e-1),
+        "width": [32, 64],
+        "opt": ["sgd", "adam"],
+        "momentum": when(uniform(0, 1), opt="sgd"),
+        "batch": integer(1, 9, step=4),
+        "layers": [[32], [32, 64]],
+        "flag": [True, False],
+        "epochs": 3,
+    }
+)
+CREATED = Created(0.0, SPACE, 5, 7, "accuracy")
+FIRST = {
+    "lr": 0.1, "width": 32, "opt": "sgd", "momentum": 0.5, "batch": 5, "layers": (32,), "flag": True,
+    "epochs": 3,
+}  # fmt: skip
+SECOND = {"lr": 0.01, "width": 64, "opt": "adam", "batch": 9, "layers": (32, 64), "flag": False, "epochs": 3}
+EVENTS: list[Event] = [
+    CREATED,
+    Asked(1.0, 0, FIRST, 100),  # type: ignore[arg-type]
+    Started(1.0, 0, 1, (0,)),
+    Asked(1.0, 1, SECOND, 101),  # type: ignore[arg-type]
+    Started(1.0, 1, 1, (1,)),
+    Reported(0, 1, 1, 0.25, 2.0),
+    Reported(1, 1, 1, 0.2, 2.0),
+    Reported(0, 1, 2, 0.5, 3.0),
+    Ended(4.0, 0, 1, "complete", 0.5, {"accuracy": 0.5, "loss": 1.5}),
+    Pruned(4.0, 1, 1, 1),
+    Ended(4.5, 1, 1, "pruned"),
+    SpaceEdited(5.0, SPACE.with_changes({"width": [64, 128], "lr": log(1e-3, 1)})),
+    Asked(5.0, 2, {**SECOND, "width": 128}, 102),  # type: ignore[arg-type]
+    Started(5.0, 2, 1, (0,)),
+    Reported(2, 1, 1, math.nan, 6.0),
+    Ended(7.0, 2, 1, "failed", None, {}, "Traceback: boom"),
+    Cloned(8.0, 3, {**SECOND, "lr": 3.0, "width": 512}, 103, 1),  # type: ignore[arg-type]
+    Started(8.0, 3, 1, (1,)),
+    Reported(3, 1, 1, 0.6, 9.0),
+    Retried(9.5, 3, "death", "gone", (1,)),
+    Asked(10.0, 4, FIRST, 104),  # type: ignore[arg-type]
+    Started(11.0, 4, 1, (0,)),
+    Reported(4, 1, 1, 0.1, 12.0),
+]
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    ledger = Ledger.of(EVENTS)
+    assert ledger.late == 0
+    return ledger
+
+
+def test_the_state_of_a_sweep(ledger: Ledger) -> None:
+    assert ledger.counts == {
+        "waiting": 1, "running": 1, "complete": 1, "pruned": 1, "stopped": 0, "failed": 1,
+    }  # fmt: skip
+    assert (list(ledger.waiting), list(ledger.running)) == ([3], [4])
+    assert (ledger.sampled, ledger.left, ledger.next_number) == (4, 1, 5)
+    assert ledger.best is ledger.trials[0]
+    assert ledger.best_value == 0.5
+    assert [span[:3] + span[5:] for span in ledger.spans] == [
+        (0, 1, (0,), "complete"), (1, 1, (1,), "pruned"), (2, 1, (0,), "failed"), (3, 1, (1,), "lost"),
+    ]  # fmt: skip
+    assert ledger.curve(3) is None  # it starts again
+    assert ledger.trials[3].lost == 1
+    assert "Trial 0 complete lr=0.1" in repr(ledger.trials[0])
+
+
+def test_events_one_by_one_and_all_at_once_give_the_same() -> None:
+    following = Ledger(CREATED)
+    for place, event in enumerate(EVENTS[1:], 2):
+        following.apply(event)
+        assert state_of(following) == state_of(Ledger.of(EVENTS[:place]))
+
+
+def test_what_comes_too_late_changes_nothing(ledger: Ledger) -> None:
+    before = state_of(ledger)
+    late: list[Event] = [
+        CREATED,
+        Asked(20.0, 0, {}, 1),
+        Started(20.0, 0, 1, (0,)),
+        Started(20.0, 3, 1, (0,)),  # of the attempt that was lost
+        Started(20.0, 4, 2, (0,)),  # it runs
+        Reported(0, 1, 5, 1.0, 20.0),
+        Reported(3, 1, 5, 1.0, 20.0),
+        Ended(20.0, 0, 1, "failed"),
+        Ended(20.0, 3, 1, "complete", 9.9),
+        Ended(20.0, 4, 2, "complete", 9.9),
+        Pruned(20.0, 3, 1, 4),
+        Retried(20.0, 0, "asked"),  # complete
+        Retried(20.0, 3, "death"),  # waits already
+        Ended(20.0, 77, 1, "complete", 9.9),
+    ]
+    for event in late:
+        assert not ledger.apply(event), event
+    assert ledger.late == len(late)
+    assert ledger.next_number == 78  # the record that made trial 77 is lost: the number stays its own
+    ledger.next_number = 5
+    assert state_of(ledger) == before
+
+
+def test_a_start_that_damage_took_is_made_up_for() -> None:
+    ledger = Ledger.of([*EVENTS[:2], Reported(0, 1, 1, 0.5, 2.0), Ended(3.0, 0, 1, "complete", 0.5)])
+    assert ledger.late == 0
+    assert (ledger.trials[0].state, ledger.trials[0].attempt, ledger.best_value) == ("complete", 1, 0.5)
+
+
+def test_less_is_better_if_said_so_and_the_first_of_equals_is_best() -> None:
+    events: list[Event] = [Created(0.0, Space({"a": [1, 2, 3]}), 3, 7, "loss", "min")]
+    for number, value in enumerate([math.nan, 0.5, 0.5, math.inf]):
+        events += [Asked(1.0, number, {"a": 1}, number), Started(1.0, number, 1, (0,))]
+        events.append(Ended(2.0 + number, number, 1, "complete", value))
+    ledger = Ledger.of(events)
+    assert [(one.number, one.value) for one in ledger.improvements] == [(1, 0.5)]
+
+
+def test_a_log_without_its_first_record_makes_no_sweep() -> None:
+    for events in ([], [Paused(1.0)], EVENTS[1:]):
+        with pytest.raises(DataLossError, match="does not say what was swept"):
+            Ledger.of(events)
+
+
+def test_columns_have_a_row_for_each_trial(ledger: Ledger) -> None:
+    found = columns(ledger)
+    assert list(found) == [
+        "trial", "state", "value", "step", "seconds", "attempts", "seed", "parent", "error",
+        "lr", "width", "opt", "momentum", "batch", "layers", "flag", "epochs", "loss",
+    ]  # fmt: skip
+    assert found["state"].tolist() == ["complete", "pruned", "failed", "waiting", "running"]
+    np.testing.assert_array_equal(found["value"], [0.5, 0.2, np.nan, np.nan, 0.1])
+    np.testing.assert_array_equal(found["seconds"], [3.0, 3.5, 2.0, np.nan, np.nan])
+    np.testing.assert_array_equal(found["momentum"], [0.5, np.nan, np.nan, np.nan, 0.5])
+    assert found["width"].tolist() == [32, 64, 128, 512, 32]
+    assert found["flag"].dtype == bool
+    assert found["layers"].tolist() == [(32,), (32, 64), (32, 64), (32, 64), (32,)]
+    assert found["parent"].tolist() == [-1, -1, -1, 1, -1]
+    frame = table(found)
+    assert frame.loc[frame["value"].idxmax(), "lr"] == 0.1
+
+
+def test_a_parameter_with_the_name_of_a_column_keeps_both() -> None:
+    space = Space({"state": [1, 2], "loss": [3]})
+    events: list[Event] = [
+        Created(0.0, space, 1, 7, "accuracy"), Asked(1.0, 0, {"state": 1, "loss": 3}, 5),
+        Started(1.0, 0, 1, (0,)),
+        Ended(2.0, 0, 1, "complete", 0.5, {"accuracy": 0.5, "loss": 9.0}),
+    ]  # fmt: skip
+    found = columns(Ledger.of(events))
+    assert (found["parameter_state"][0], found["loss"][0], found["metric_loss"][0]) == (1, 3, 9.0)
+
+
+def test_a_csv_file_has_the_columns(ledger: Ledger, tmp_path: Path) -> None:
+    path = write_csv(ledger, tmp_path / "sweep.csv")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["state"] for row in rows] == ["complete", "pruned", "failed", "waiting", "running"]
+    assert (rows[1]["momentum"], rows[1]["lr"], rows[2]["error"]) == ("", "0.01", "Traceback: boom")
+
+
+@pytest.mark.parametrize("file", ["study.log", "study.db"])
+def test_an_optuna_study_has_all_trials(ledger: Ledger, tmp_path: Path, file: str) -> None:
+    export_study(ledger, tmp_path / file, "sweep")
+    storage: object = f"sqlite:///{tmp_path / file}"
+    if file.endswith(".log"):
+        backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / file))
+        storage = optuna.storages.JournalStorage(backend)
+    study = optuna.load_study(study_name="sweep", storage=storage)  # type: ignore[arg-type]
+    assert [trial.state.name for trial in study.trials] == [
+        "COMPLETE",
+        "PRUNED",
+        "FAIL",
+        "WAITING",
+        "RUNNING",
+    ]
+    assert study.best_trial.number == 0
+    assert study.best_trial.params == {**FIRST, "layers": "[32]"}
+    assert study.best_trial.intermediate_values == {1: 0.25, 2: 0.5}
+    assert study.trials[3].params["width"] == 512
+    assert study.trials[3].user_attrs["clone of"] == 1
+    assert study.trials[2].user_attrs["error"] == "Traceback: boom"
+    assert study.best_trial.duration is not None
+    assert study.best_trial.duration.total_seconds() == 3.0
+    assert study.user_attrs == {"metric": "accuracy", "space": str(ledger.space), "seed": 7}
+    sampler = optuna.samplers.RandomSampler(seed=1)
+    study.sampler = sampler
+    trial = study.ask({name: one.distributions["lr"] for name, one in [("lr", study.best_trial)]})
+    assert trial.params["lr"] > 0  # one can go on with it
+    with pytest.raises(FailedPreconditionError, match="has a study 'sweep' already"):
+        export_study(ledger, tmp_path / file, "sweep")
+
+
+def test_a_study_of_a_file_that_is_none_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"\.log, \.journal, \.db or \.sqlite"):
+        export_study(ledger, tmp_path / "study.csv", "sweep")
+
+
+def test_a_study_takes_a_parameter_that_was_a_range_and_then_a_choice(tmp_path: Path) -> None:
+    events: list[Event] = [
+        Created(0.0, Space({"lr": log(1e-4, 1e-1), "n": integer(1, 8, log=True)}), 2, 7, "accuracy"),
+        Asked(1.0, 0, {"lr": 0.01, "n": 3}, 5),
+        SpaceEdited(2.0, Space({"lr": ["small", 0.5, 1], "n": integer(0, 20)})),
+        Asked(3.0, 1, {"lr": "small", "n": 17}, 6),
+    ]
+    study = export_study(Ledger.of(events), tmp_path / "study.log", "sweep")
+    assert [trial.params for trial in study.trials] == [{"lr": 0.01, "n": 3}, {"lr": "small", "n": 17}]
+
+
+def test_a_sweep_of_many_trials_is_rebuilt_from_its_log(tmp_path: Path) -> None:
+    """How long it takes is measured elsewhere; here, that nothing is missing."""
+    path = tmp_path / "sweep.log"
+    created = Created(0.0, Space({"lr": log(1e-4, 1e-1)}), 500, 7, "accuracy", pruner="asha")
+    ledger = Ledger(created)
+    scheduler = Scheduler(ledger)
+    with EventLog.create(path) as writer:
+        writer.append(created)
+        while not scheduler.done:
+            events: list[Event] = []
+            while event := scheduler.next({0}, 1, 1.0):
+                events.append(event)
+                ledger.apply(event)
+                if isinstance(event, Started):
+                    break
+            number = ledger.next_number - 1
+            for step in range(1, 21):
+                events.append(Reported(number, 1, step, math.sin(number) * step, 2.0))
+                ledger.apply(events[-1])
+                if pruned := scheduler.judge(events[-1], 2.0):  # type: ignore[arg-type]
+                    events.append(pruned)
+                    ledger.apply(pruned)
+                    break
+            ended = scheduler.end(number, 1, "complete" if step == 20 else "stopped", 3.0)
+            assert ended is not None
+            ledger.apply(ended)
+            writer.append(*events, ended)
+    assert ledger.counts["complete"] + ledger.counts["pruned"] == 500
+    assert ledger.counts["pruned"] > 100
+    assert state_of(Ledger.of(read_events(path).events)) == state_of(ledger)

@@ -1,0 +1,440 @@
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from sweep_simulated import Simulation, state_of
+
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.sweep import wishes
+from nbdist.sweep.events import (
+    Asked,
+    Closed,
+    Created,
+    Ended,
+    Event,
+    Promoted,
+    Reported,
+    Retried,
+    SpaceEdited,
+    Started,
+    Stopped,
+)
+from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.opening import open_sweep
+from nbdist.sweep.placing import place
+from nbdist.sweep.ranges import log, when
+from nbdist.sweep.scheduler import Scheduler
+from nbdist.sweep.seeds import trial_seed
+from nbdist.sweep.space import Space
+
+SPACE = Space({"lr": [0.1, 0.2, 0.3], "width": [32, 64]})
+
+
+def opened(**given: Any) -> Created:
+    return open_sweep(
+        given.pop("space", SPACE), **{"metric": "accuracy", "now": 0.0, "trials": 6, "seed": 7, **given}
+    )
+
+
+def following(created: Created, *events: Event) -> tuple[Ledger, Scheduler]:
+    ledger = Ledger.of([created, *events])
+    assert not ledger.late
+    return ledger, Scheduler(ledger)
+
+
+def pumped(ledger: Ledger, scheduler: Scheduler, free: set[int], alive: int) -> list[Started]:
+    found = []
+    while (event := scheduler.next(free, alive, 1.0)) is not None:
+        assert ledger.apply(event)
+        if isinstance(event, Started):
+            found.append(event)
+            free = free - set(event.ranks)
+    return found
+
+
+ACTIONS = (
+    ["report"] * 8 + ["finish"] * 5 + ["death", "replace", "replace", "driver_death", "wish", "wish", "wish"]
+)
+
+
+@given(
+    some.integers(0, 2**32),
+    some.sampled_from(["random", "grid"]),
+    some.sampled_from(["none", "median", "asha"]),
+    some.integers(1, 2),
+    some.integers(1, 4),
+)
+@settings(max_examples=150)
+def test_every_trial_that_was_asked_for_is_accounted_for(
+    seed: int, sampler: str, pruner: str, per_trial: int, engines: int
+) -> None:
+    dice = Random(seed)
+    given = {"pruner_settings": {"startup": 2}} if pruner == "median" else {}
+    simulation = Simulation(
+        opened(sampler=sampler, pruner=pruner, per_trial=per_trial, trials=6, **given), engines, dice
+    )
+    for _ in range(dice.randint(0, 60)):
+        simulation.now += 1
+        getattr(simulation, dice.choice(ACTIONS))()
+        simulation.pump()
+        assert state_of(Ledger.of(simulation.log)) == state_of(simulation.ledger)
+    simulation.drain()
+    ledger = simulation.ledger
+    assert simulation.scheduler.done
+    assert sum(ledger.counts.values()) == len(ledger.trials)
+    assert all(trial.over for trial in ledger.trials.values())
+    if not ledger.closed:
+        asked = sum(trial.sampled for trial in ledger.trials.values())
+        assert asked == ledger.sampled
+        assert asked == ledger.wanted or (sampler == "grid" and asked < ledger.wanted)
+    assert sorted(ledger.trials) == list(range(ledger.next_number))
+    assert len({trial.seed for trial in ledger.trials.values()}) == len(ledger.trials)
+    for number, trial in ledger.trials.items():
+        mine = [span for span in ledger.spans if span.number == number]
+        assert [span.attempt for span in mine] == list(range(1, trial.attempt + 1))
+    for one in ledger.spans:
+        for other in ledger.spans:
+            if one is not other and set(one.ranks) & set(other.ranks):
+                assert one.end <= other.start or other.end <= one.start, "two trials on one engine at once"
+
+
+@given(some.integers(0, 2**32), some.sampled_from(["random", "grid", "tpe"]))
+@settings(max_examples=20)
+def test_going_through_the_log_again_asks_the_same(seed: int, sampler: str) -> None:
+    simulation = Simulation(opened(sampler=sampler, pruner="asha", trials=12), 3, Random(seed))
+    for _ in range(30):
+        simulation.now += 1
+        getattr(simulation, simulation.dice.choice(["report", "finish", "wish", "driver_death", "replace"]))()
+        simulation.pump()
+    for place_, event in enumerate(simulation.log):
+        if isinstance(event, Asked):
+            ledger = Ledger.of(simulation.log[:place_])
+            assert Scheduler(ledger).sampler.ask(ledger.history, event.number) == event.parameters
+            assert event.seed == trial_seed(7, event.number)
+
+
+def test_engines_get_trials_until_none_is_free() -> None:
+    ledger, scheduler = following(opened(trials=3))
+    assert [event.ranks for event in pumped(ledger, scheduler, {0, 1, 2, 3}, 4)] == [(0,), (1,), (2,)]
+    assert ledger.counts["running"] == 3
+    assert not scheduler.done
+
+
+def test_a_trial_whose_engine_died_is_tried_once_more_and_elsewhere() -> None:
+    ledger, scheduler = following(opened(trials=2))
+    pumped(ledger, scheduler, {0, 1}, 2)
+    (retried,) = scheduler.died({0}, 2.0)
+    assert retried == Retried(2.0, 0, "death", "the engine of rank 0 died", (0,))
+    ledger.apply(retried)
+    (again,) = pumped(ledger, scheduler, {0, 2}, 3)  # rank 0 is back already
+    assert (again.number, again.attempt, again.ranks) == (0, 2, (2,))
+    assert ledger.trials[0].seed == trial_seed(7, 0)
+    (failed,) = scheduler.died({2}, 3.0)
+    assert isinstance(failed, Ended)
+    assert failed.state == "failed"
+    assert failed.error == "lost 2 times; the last time the engine of rank 2 died"
+
+
+def test_where_it_died_is_better_than_nowhere() -> None:
+    ledger, scheduler = following(opened(trials=1))
+    pumped(ledger, scheduler, {0}, 1)
+    for event in scheduler.died({0}, 2.0):
+        ledger.apply(event)
+    assert [event.ranks for event in pumped(ledger, scheduler, {0}, 1)] == [(0,)]
+
+
+def test_an_engine_that_a_trial_avoids_does_other_work_first() -> None:
+    ledger, scheduler = following(opened(trials=2))
+    pumped(ledger, scheduler, {0}, 1)
+    for event in scheduler.died({0}, 2.0):
+        ledger.apply(event)
+    assert [event.number for event in pumped(ledger, scheduler, {0}, 1)] == [1]
+
+
+def test_two_engines_a_trial_are_neighbours_if_they_can_be() -> None:
+    assert place([5, 0, 2, 4], 2) == (4, 5)
+    assert place([0, 2, 4], 2) == (0, 2)
+    assert place([0, 1, 2], 2, avoid=[0, 1]) == (0, 2)
+    assert place([0], 2) is None
+
+
+def test_a_promoted_trial_that_needs_all_engines_gets_them() -> None:
+    ledger, scheduler = following(opened(trials=6))
+    pumped(ledger, scheduler, {0, 1}, 2)
+    ledger.apply(scheduler.end(0, 1, "complete", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
+    for event in wishes.promote(ledger, 0, 2.0, checkpoint="c/1", per_trial=2, changes={"epochs": 9}):
+        ledger.apply(event)
+    assert pumped(ledger, scheduler, {0}, 2) == []  # it waits for the other one, and nothing gets before it
+    ledger.apply(scheduler.end(1, 1, "complete", 3.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
+    (started,) = pumped(ledger, scheduler, {0, 1}, 2)
+    assert (started.number, started.attempt, started.ranks) == (0, 2, (0, 1))
+    promotion = ledger.trials[0].promotion
+    assert promotion is not None
+    assert (promotion.checkpoint, promotion.changes) == ("c/1", {"epochs": 9})
+    report = Reported(0, 2, 30, -5.0, 4.0)
+    ledger.apply(report)
+    assert scheduler.judge(report, 4.0) is None  # not pruned again
+
+
+def test_a_promoted_trial_that_needs_more_than_there_are_keeps_nobody_waiting() -> None:
+    ledger, scheduler = following(opened(trials=2))
+    pumped(ledger, scheduler, {0}, 1)
+    ledger.apply(scheduler.end(0, 1, "complete", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
+    for event in wishes.promote(ledger, 0, 2.0, per_trial=3):
+        ledger.apply(event)
+    assert [event.number for event in pumped(ledger, scheduler, {0}, 1)] == [1]
+    ledger.apply(scheduler.end(1, 1, "complete", 3.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
+    assert scheduler.trouble(alive=1) == (
+        "a trial needs 3 engines and 1 are alive: start more (%cluster grow), or stop the sweep"
+    )
+    with pytest.raises(InvalidArgumentError, match="--per-trial 3"):
+        wishes.promote(ledger, 1, 3.0, per_trial=3, engines=1)
+
+
+def test_a_promoted_trial_that_dies_goes_on_from_its_checkpoint_with_its_curve() -> None:
+    ledger, scheduler = following(opened(trials=1))
+    pumped(ledger, scheduler, {0}, 1)
+    ledger.apply(Reported(0, 1, 1, 0.25, 1.0))
+    ledger.apply(scheduler.end(0, 1, "stopped", 2.0))  # type: ignore[arg-type]
+    ledger.apply(Promoted(3.0, 0, "c/1"))
+    pumped(ledger, scheduler, {0}, 1)
+    for event in scheduler.died({0}, 4.0):
+        ledger.apply(event)
+    curve = ledger.curve(0)
+    assert curve is not None
+    assert curve.steps == [1]
+    assert ledger.trials[0].promotion == Promoted(3.0, 0, "c/1")
+
+
+@pytest.mark.parametrize(
+    ("values", "state", "error"),
+    [
+        ({"accuracy": 0.5}, "complete", ""),
+        ({}, "failed", "the trial never reported 'accuracy': report it, or name another"),
+        ({"loss": 1.0}, "failed", "never reported 'accuracy'; it reported loss: report it"),
+        ({"accuracy": float("nan")}, "failed", "'accuracy' is not a number at the end"),
+    ],
+)
+def test_a_result_that_is_missing_or_no_number_is_a_failure(
+    values: dict[str, float], state: str, error: str
+) -> None:
+    ledger, scheduler = following(opened(trials=1))
+    pumped(ledger, scheduler, {0}, 1)
+    ended = scheduler.end(0, 1, "complete", 2.0, values)
+    assert ended is not None
+    assert ended.state == state
+    assert error in ended.error
+    assert ledger.apply(ended)
+    assert ledger.best_value == (0.5 if state == "complete" else None)
+
+
+def test_the_last_report_is_the_result_of_a_body_that_returns_none() -> None:
+    ledger, scheduler = following(opened(trials=1))
+    pumped(ledger, scheduler, {0}, 1)
+    ledger.apply(Reported(0, 1, 2, 0.75, 1.0))
+    ledger.apply(Reported(0, 1, 1, 0.5, 1.0))  # late, and not the last step
+    ended = scheduler.end(0, 1, "complete", 2.0)
+    assert ended is not None
+    assert (ended.state, ended.value) == ("complete", 0.75)
+
+
+def test_a_driver_that_takes_over_adopts_retries_and_finds_strays() -> None:
+    ledger, scheduler = following(opened(trials=3))
+    pumped(ledger, scheduler, {0, 1, 2}, 3)
+    for event in scheduler.died({2}, 2.0):
+        ledger.apply(event)
+    pumped(ledger, scheduler, {3}, 4)  # trial 2, attempt 2
+    events, strays = scheduler.recover({(0, 1): (0,), (2, 1): (2,), (9, 1): (4,)}, 3.0)
+    assert strays == [(2, 1), (9, 1)]
+    assert [(event.number, type(event)) for event in events] == [(1, Retried), (2, Ended)]
+    for event in events:
+        ledger.apply(event)
+    assert list(ledger.running) == [0]
+    assert list(ledger.waiting) == [1]
+
+
+def test_a_trial_whose_start_was_lost_with_the_last_record_is_adopted() -> None:
+    ledger, scheduler = following(opened(trials=1), Asked(1.0, 0, {"lr": 0.1, "width": 32}, 5))
+    events, strays = scheduler.recover({(0, 1): (3,), (4, 1): (1,)}, 2.0)
+    assert events == [Started(2.0, 0, 1, (3,))]
+    assert strays == [(4, 1)]
+    assert ledger.next_number == 5  # nobody else is taken for the stray
+
+
+def test_what_was_told_to_stop_is_not_tried_again_when_its_engine_dies() -> None:
+    ledger, scheduler = following(opened(trials=1))
+    pumped(ledger, scheduler, {0}, 1)
+    for event in wishes.stop(ledger, 0, 2.0):
+        ledger.apply(event)
+    assert wishes.stop(ledger, 0, 2.0) == []
+    (ended,) = scheduler.died({0}, 3.0)
+    assert isinstance(ended, Ended)
+    assert ended.state == "stopped"
+
+
+def test_paused_nothing_starts_and_what_runs_goes_on() -> None:
+    ledger, scheduler = following(opened(trials=2))
+    pumped(ledger, scheduler, {0}, 2)
+    for event in wishes.pause(ledger, 2.0):
+        ledger.apply(event)
+    assert wishes.pause(ledger, 2.0) == []
+    assert pumped(ledger, scheduler, {1}, 2) == []
+    assert scheduler.judge(Reported(0, 1, 1, 0.5, 2.0), 2.0) is None
+    for event in wishes.resume(ledger, 3.0):
+        ledger.apply(event)
+    assert len(pumped(ledger, scheduler, {1}, 2)) == 1
+
+
+def test_added_trials_are_asked_for() -> None:
+    ledger, scheduler = following(opened(trials=1))
+    pumped(ledger, scheduler, {0}, 1)
+    ledger.apply(scheduler.end(0, 1, "complete", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
+    assert scheduler.done
+    for event in wishes.add(ledger, 2, 3.0):
+        ledger.apply(event)
+    assert not scheduler.done
+    assert len(pumped(ledger, scheduler, {0, 1, 2}, 3)) == 2
+    for wrong in (0, -1, 10**7):
+        with pytest.raises(InvalidArgumentError, match="more trials"):
+            wishes.add(ledger, wrong, 3.0)
+
+
+def test_a_clone_gets_a_seed_of_its_own_and_starts_before_new_trials() -> None:
+    ledger, scheduler = following(opened(trials=3))
+    pumped(ledger, scheduler, {0}, 1)
+    for event in wishes.clone(ledger, 0, {"lr": 0.9}, 2.0):
+        ledger.apply(event)
+    (started,) = pumped(ledger, scheduler, {1}, 2)
+    trial = ledger.trials[started.number]
+    assert (trial.parent, trial.parameters["lr"]) == (0, 0.9)
+    assert trial.seed == trial_seed(7, 1)
+    assert ledger.left == 2  # a clone is extra
+
+
+def test_a_clone_follows_the_conditions_of_the_space() -> None:
+    space = Space({"opt": ["sgd", "adam"], "momentum": when([0.5, 0.9], opt="sgd"), "lr": log(1e-4, 1)})
+    created = opened(space=space)
+    sgd = {"opt": "sgd", "momentum": 0.5, "lr": 0.1}
+    ledger, _ = following(created, Asked(1.0, 0, sgd, 5), Asked(1.0, 1, {"opt": "adam", "lr": 0.1}, 6))
+    (cloned,) = wishes.clone(ledger, 0, {"opt": "adam"}, 2.0)
+    assert cloned.parameters == {"opt": "adam", "lr": 0.1}  # type: ignore[union-attr]
+    (cloned,) = wishes.clone(ledger, 0, {"lr": 7.0}, 2.0)  # outside of the range, as somebody wished
+    assert cloned.parameters == {**sgd, "lr": 7.0}  # type: ignore[union-attr]
+    for number, changes, told in (
+        (1, {"opt": "sgd"}, r"say which momentum the new trial has; it may be when\(\[0.5, 0.9\]"),
+        (0, {"opt": "adam", "momentum": 0.5}, "momentum has no place here"),
+        (0, {"learning_rate": 1}, "no parameter learning_rate; there are opt, momentum, lr"),
+        (0, {"lr": float("nan")}, "nan cannot be"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=told):
+            wishes.clone(ledger, number, changes, 2.0)
+    with pytest.raises(NotFoundError, match="no trial 9; 0 to 1"):
+        wishes.clone(ledger, 9, {}, 2.0)
+
+
+def test_an_edit_leaves_running_trials_to_finish_or_stops_them() -> None:
+    ledger, scheduler = following(opened(sampler="grid", trials=6))
+    pumped(ledger, scheduler, {0, 1}, 2)  # lr=0.1, width 32 and 64
+    narrower = SPACE.with_changes({"width": [64]})
+    assert [trial.number for trial in wishes.outside_of(ledger, narrower)] == [0]
+    assert wishes.edit(ledger, narrower, 2.0) == [SpaceEdited(2.0, narrower)]
+    events = wishes.edit(ledger, narrower, 2.0, outside="stop")
+    assert events == [SpaceEdited(2.0, narrower), Stopped(2.0, 0, 1)]
+    for event in events:
+        ledger.apply(event)
+    assert wishes.edit(ledger, narrower, 3.0) == []
+    ledger.apply(scheduler.end(0, 1, "stopped", 3.0))  # type: ignore[arg-type]
+    started = pumped(ledger, scheduler, {0, 2, 3}, 4)
+    assert [ledger.trials[one.number].parameters for one in started] == [
+        {"lr": 0.2, "width": 64}, {"lr": 0.3, "width": 64},
+    ]  # fmt: skip
+    with pytest.raises(InvalidArgumentError, match="lr: a grid needs"):
+        wishes.edit(ledger, SPACE.with_changes({"lr": log(1e-4, 1)}), 4.0)
+    with pytest.raises(InvalidArgumentError, match="can finish or stop, not 'kill'"):
+        wishes.edit(ledger, SPACE, 4.0, outside="kill")  # type: ignore[arg-type]
+
+
+def test_an_edit_gives_up_a_new_trial_that_had_not_started() -> None:
+    asked = Asked(1.0, 0, {"lr": 0.1, "width": 32}, 5)
+    ledger, _ = following(opened(), asked)
+    events = wishes.edit(ledger, SPACE.with_changes({"width": [64]}), 2.0)
+    assert isinstance(events[1], Ended)
+    assert (events[1].number, events[1].state) == (0, "stopped")
+    assert "outside of it" in events[1].error
+    assert ledger.apply(events[1])
+
+
+def test_wishes_that_do_not_fit_say_why() -> None:
+    ledger, scheduler = following(opened(trials=2))
+    pumped(ledger, scheduler, {0, 1}, 2)
+    with pytest.raises(FailedPreconditionError, match="trial 0 is running; stop it"):
+        wishes.retry(ledger, 0, 2.0)
+    with pytest.raises(FailedPreconditionError, match="trial 0 is running; only one that is over"):
+        wishes.promote(ledger, 0, 2.0)
+    ledger.apply(scheduler.end(0, 1, "complete", 2.0, {"accuracy": 1.0}))  # type: ignore[arg-type]
+    with pytest.raises(FailedPreconditionError, match=r"clone it .* or promote it"):
+        wishes.retry(ledger, 0, 2.0)
+    for event in wishes.close(ledger, 3.0):
+        ledger.apply(event)
+    assert wishes.close(ledger, 3.0) == []
+    for wish in (
+        lambda: wishes.retry(ledger, 0, 4.0),
+        lambda: wishes.add(ledger, 1, 4.0),
+        lambda: wishes.pause(ledger, 4.0),
+    ):
+        with pytest.raises(FailedPreconditionError, match="the sweep is over"):
+            wish()
+    assert not scheduler.done  # one still has to stop
+    ledger.apply(scheduler.end(1, 1, "stopped", 5.0))  # type: ignore[arg-type]
+    assert scheduler.done
+
+
+def test_a_sweep_that_is_closed_gives_up_what_waits_and_stops_what_runs() -> None:
+    ledger, scheduler = following(opened(trials=2))
+    pumped(ledger, scheduler, {0}, 1)
+    ledger.apply(Asked(1.0, 1, {"lr": 0.1, "width": 32}, 5))
+    events = wishes.close(ledger, 2.0, "enough")
+    assert [type(event) for event in events] == [Stopped, Ended, Closed]
+    for event in events:
+        assert ledger.apply(event)
+    (ended,) = scheduler.died({0}, 3.0)
+    assert isinstance(ended, Ended)
+    assert ended.state == "stopped"
+
+
+def test_a_failed_trial_can_be_tried_again_by_hand_as_often_as_one_likes() -> None:
+    ledger, scheduler = following(opened(trials=1))
+    for attempt in range(1, 5):
+        (started,) = pumped(ledger, scheduler, {0}, 1)
+        assert started.attempt == attempt
+        ledger.apply(Reported(0, attempt, 1, 0.5, 1.0))
+        ledger.apply(scheduler.end(0, attempt, "failed", 2.0, error="raised"))  # type: ignore[arg-type]
+        for event in wishes.retry(ledger, 0, 3.0):
+            assert ledger.apply(event)
+        assert ledger.curve(0) is None
+    assert ledger.counts["waiting"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"metric": ""}, "say which metric"),
+        ({"direction": "up"}, "no direction 'up'; choose from max, min"),
+        ({"trials": 0}, "0 trials; a sweep has 1 to"),
+        ({"trials": None}, "the sampler random has no end"),
+        ({"per_trial": 0}, "--per-trial 0: a trial needs at least one"),
+        ({"per_trial": 5, "engines": 4}, "--per-trial 5: .*4 engines"),
+        ({"sampler": "sobol"}, "no sampler 'sobol'"),
+        ({"pruner": "halving"}, "no pruner 'halving'"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"body": "x" * (1 << 21)}, "a body of 2,097,152 characters"),
+        ({"sampler": "grid", "space": Space({"lr": log(1e-4, 1)})}, "lr: a grid needs"),
+    ],
+)
+def test_a_sweep_that_cannot_be_meant_is_refused_before_it_begins(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=told):
+        opened(**given)
