@@ -412,6 +412,42 @@ def test_an_optimizer_of_ones_own() -> None:
             del optim.OPTIMIZERS["signs"]
 
 
+@every_optimizer
+@pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
+def test_a_rate_may_be_a_variable(make: Any, rows: bool) -> None:
+    """A step at a rate that was assigned is one of an optimizer that has that rate."""
+    found, expected = [], []
+    with Graph().as_default():
+        w, optimizer = Variable(np.array([[1.0, 2.0], [3.0, 4.0]]), name="w"), make()
+        rate = Variable(np.float64(optimizer.learning_rate), trainable=False, name="rate")
+        optimizer.held.rates[w.device] = rate
+        used = embedding_lookup(w, np.array([0, 0])) if rows else w
+        step = optimizer.minimize(np.sum(used * used))
+        session = started()
+        session.run(step)
+        found.append(np.array(session.run(w)))
+        session.run(rate.assign(0.02))
+        session.run(step)
+        found.append(np.array(session.run(w)))
+    p, rule = np.array([1.0, 2.0, 3.0, 4.0]), make()
+    part, times = (p[:2], 4) if rows else (p, 2)
+    slots = rule.new_slots(part)
+    rule.apply(part, times * part, slots, 1)
+    expected.append(p.reshape(2, 2).copy())
+    rule.learning_rate = 0.02
+    rule.apply(part, times * part, slots, 2)
+    expected.append(p.reshape(2, 2))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_rate_is_one_float64() -> None:
+    with Graph().as_default():
+        w, optimizer = Variable(np.ones(2), name="w"), SGD(0.1)
+        optimizer.held.rates[w.device] = Variable(np.float32(1), trainable=False, name="rate")
+        with pytest.raises(InvalidArgumentError, match="a learning rate is one float64"):
+            optimizer.minimize(np.sum(w * w))
+
+
 def test_ops_with_as_many_slots_as_any_optimizer_has() -> None:
     assert {op_name(n, sparse=s) for n in range(MOST_SLOTS + 1) for s in (False, True)} <= set(OPS)
     assert OPS["apply_sparse_gradient_2"].writes == {0, 1, 2}

@@ -80,6 +80,16 @@ class InGraphReplica(Replica):
 
         return run
 
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the next update, as the first tower knows it."""
+        return None if self._strategy.replica_index else self._joint.optimizer.learning_rate
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Change the rate of all towers' updates; the first tower does it, between two of its steps."""
+        if not self._strategy.replica_index:
+            self._joint.set_rate(rate)
+
     def gradients(self) -> Sequence[Array]:
         """Return nothing: gradients never come to the client."""
         return ()

@@ -25,7 +25,7 @@ class Joint:
     """One training of some towers; any of their threads may ask it."""
 
     def __init__(self, strategy: InGraphStrategy, parts: Parts, optimizer: Optimizer) -> None:
-        self.parts, self.data = parts, strategy.data
+        self.parts, self.data, self.optimizer = parts, strategy.data, optimizer
         self.master = Master(parts, optimizer, strategy.devices, strategy.ps_devices)
         number = len(self.master.groups)
         if strategy.data == "client":  # the steps take batches of any size
@@ -70,6 +70,11 @@ class Joint:
             step = self.master.step(cuts, reading)
             self._initialise()
             return step
+
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate, wherever variables live; returns when all have."""
+        self.session.run(*self.master.rate_op(rate))
+        self.optimizer.learning_rate = rate
 
     def read(self, dataset: Dataset, towers: Sequence[int]) -> Reading:
         """Have some towers read a dataset together."""

@@ -22,6 +22,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.copying import Copier
 from nbdist.graph.device import DeviceSpec
+from nbdist.graph.op import Spec
 from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import Graph, control_dependencies, device, name_scope
 from nbdist.graph.specs import value_order
@@ -96,6 +97,15 @@ class Master:
                 }
                 for i, own in enumerate(self.groups)
             ]
+            # Where the weights are: who applies a gradient asks nobody for the rate.
+            self._new_rate = Placeholder(None, (), {}, Spec((), np.dtype(np.float64)), "new_rate")
+            rates = self._optimizer.held.rates
+            for home in dict.fromkeys(weight.device for weight in self.weights):
+                with device(home):
+                    rates[home] = Variable(
+                        np.float64(optimizer.learning_rate), trainable=False, name="learning_rate"
+                    )
+            self._set_rate = group(*(rate.assign(self._new_rate) for rate in rates.values()))
         self._steps: dict[tuple[Any, ...], Step] = {}
 
     def step(self, cuts: Mapping[int, Sequence[slice]], reading: Reading | None = None) -> Step:
@@ -115,6 +125,10 @@ class Master:
         """Return how some towers read a dataset together, each on its first device."""
         with self.graph.as_default():
             return Reading(dataset, [self.groups[number][0] for number in towers], self.parts)
+
+    def rate_op(self, rate: float) -> tuple[Tensor, dict[Tensor, Array]]:
+        """Return the op that changes the learning rate of all updates from the next step on, and its feed."""
+        return self._set_rate, {self._new_rate: np.array(rate, np.float64)}
 
     def initializer(self, variables: Sequence[Variable]) -> Tensor:
         """Return the op that initialises variables."""

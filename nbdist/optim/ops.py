@@ -2,7 +2,8 @@
 
 ``apply_gradient_n`` takes (variable, n slots, gradient, step), ``apply_sparse_gradient_n`` takes (variable,
 n slots, rows, their indices, step) and touches these rows only. The optimizer is in the attributes, as plain
-values, and its ``apply`` is the one that a parameter server of a strategy calls as well. With
+values, and its ``apply`` is the one that a parameter server of a strategy calls as well. What is ``rated``
+takes the learning rate as one more input, the last one, and not from the attributes. With
 ``use_locking`` what runs the op lets nobody look at or change the variable and its slots meanwhile.
 """
 
@@ -29,10 +30,12 @@ def _apply(
     config: dict[str, Any],
     slots: tuple[str, ...],
     use_locking: bool = False,
+    rated: bool = False,
 ) -> Array:
+    rule, rest = _rated(config, rest, rated)
     *state, gradient, step = rest
     kept = {name: _flat(array) for name, array in zip(slots, state, strict=True)}
-    _rule(tuple(config.items())).apply(_flat(variable), gradient.reshape(-1), kept, int(step))
+    rule.apply(_flat(variable), gradient.reshape(-1), kept, int(step))
     return variable
 
 
@@ -43,8 +46,10 @@ def _apply_sparse(
     config: dict[str, Any],
     slots: tuple[str, ...],
     use_locking: bool = False,
+    rated: bool = False,
 ) -> Array:
     """Change the rows in question and nothing else: the time does not depend on how many there are."""
+    rule, rest = _rated(config, rest, rated)
     *state, values, indices, step = rest
     check_rows(indices, len(variable))
     at, total = summed_rows(xp, values, indices)
@@ -52,16 +57,25 @@ def _apply_sparse(
         return variable
     rows, kept = variable[at], {name: array[at] for name, array in zip(slots, state, strict=True)}
     flat = {name: array.reshape(-1) for name, array in kept.items()}
-    _rule(tuple(config.items())).apply(rows.reshape(-1), total.reshape(-1), flat, int(step))
+    rule.apply(rows.reshape(-1), total.reshape(-1), flat, int(step))
     variable[at] = rows
     for array, changed in zip(state, kept.values(), strict=True):
         array[at] = changed
     return variable
 
 
+def _rated(
+    config: dict[str, Any], inputs: tuple[Array, ...], rated: bool
+) -> tuple[Optimizer, tuple[Array, ...]]:
+    """Return the rule to apply, and the inputs that are its own."""
+    settings = tuple(config.items())
+    return (_rule(settings, float(inputs[-1])), inputs[:-1]) if rated else (_rule(settings), inputs)
+
+
 @lru_cache(maxsize=64)
-def _rule(settings: tuple[tuple[str, Any], ...]) -> Optimizer:
-    return from_config(dict(settings))
+def _rule(settings: tuple[tuple[str, Any], ...], rate: float | None = None) -> Optimizer:
+    # Threads share a rule: another rate makes another one.
+    return from_config(dict(settings) | ({} if rate is None else {"learning_rate": rate}))
 
 
 def _flat(array: Array) -> Array:
@@ -71,17 +85,34 @@ def _flat(array: Array) -> Array:
 
 
 def _spec(
-    variable: Spec, *rest: Spec, config: dict[str, Any], slots: tuple[str, ...], use_locking: bool = False
+    variable: Spec,
+    *rest: Spec,
+    config: dict[str, Any],
+    slots: tuple[str, ...],
+    use_locking: bool = False,
+    rated: bool = False,
 ) -> Spec:
-    *state, gradient, step = rest
+    *state, gradient, step = _unrated(rest, rated)
     _check(variable, state, gradient, variable.shape, step, config, slots)
     return variable
 
 
+def _unrated(inputs: tuple[Spec, ...], rated: bool) -> tuple[Spec, ...]:
+    """Return the inputs without the learning rate."""
+    if rated and inputs[-1] != Spec((), np.dtype(np.float64)):
+        raise InvalidArgumentError(f"a learning rate is one float64, got {inputs[-1]}")
+    return inputs[:-1] if rated else inputs
+
+
 def _sparse_spec(
-    variable: Spec, *rest: Spec, config: dict[str, Any], slots: tuple[str, ...], use_locking: bool = False
+    variable: Spec,
+    *rest: Spec,
+    config: dict[str, Any],
+    slots: tuple[str, ...],
+    use_locking: bool = False,
+    rated: bool = False,
 ) -> Spec:
-    *state, values, indices, step = rest
+    *state, values, indices, step = _unrated(rest, rated)
     if len(indices.shape) != 1 or indices.dtype.kind not in "iu":
         raise InvalidArgumentError(
             f"a sparse gradient has one row number per row, got {show(indices.shape)} of {indices.dtype}"

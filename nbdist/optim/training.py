@@ -32,6 +32,8 @@ class Held:
 
     slots: dict[Variable, dict[str, Variable]] = field(default_factory=dict)
     steps: dict[Graph, Variable] = field(default_factory=dict)
+    rates: dict[str, Variable] = field(default_factory=dict)
+    """Learning rates by the device of what they are for; a variable of another device has the optimizer's."""
 
 
 def compute_gradients(loss: Any, var_list: Any, grad_loss: Any) -> Pairs:
@@ -132,16 +134,19 @@ def _update(optimizer: Optimizer, gradient: Any, variable: Variable, step: Any) 
     with graph.within(Scope(name=name, colocated=variable, control=graph.scope.control)):
         if parts[0].dtype != variable.dtype:
             parts = (parts[0].astype(variable.dtype), *parts[1:])
+        rate = optimizer.held.rates.get(variable.device)
         return record(
             op_name(len(slots), sparse=sparse),
             variable,
             *slots.values(),
             *parts,
             step,
+            *([] if rate is None else [rate]),
             name="apply",
             config=optimizer.to_config(),
             slots=tuple(slots),
             **({"use_locking": True} if optimizer.use_locking else {}),
+            **({} if rate is None else {"rated": True}),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from nbdist.data import Dataset
 from nbdist.distribute.in_graph import InGraphStrategy
 from nbdist.distribute.joint import cut_up
 from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, ResourceExhaustedError
-from nbdist.nn import BatchNorm, Dense, Dropout, Sequential
+from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, load
 from nbdist.optim import SGD, Adam
 from nbdist.runtime.server import Server
 from nbdist.train.callbacks import Callback, History
-from nbdist.train.context import Context, use
+from nbdist.train.checkpoints import Checkpoints
+from nbdist.train.context import Context, current, use
 from nbdist.train.loop import train
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
 from nbdist.train.trainable import Trainable
@@ -161,15 +163,63 @@ def test_variables_of_a_stage_live_with_it(servers: Callable[[int, int], list[Se
 
     class Look(Callback):
         def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-            seen.append([",".join(sorted(one.sessions.store.names())) for one in made])
+            names = [one.sessions.store.names() for one in made]
+            seen.append([",".join(sorted(name.partition("_rate")[0] for name in own)) for own in names])
 
     fit(strategy, stages=3, epochs=1, callbacks=(Look(),))
-    assert seen == [
-        ["dense/bias,dense/kernel", "dense_1/bias,dense_1/kernel", "dense_2/bias,dense_2/kernel", ""]
-    ]
+    weights = ["dense/bias,dense/kernel", "dense_1/bias,dense_1/kernel", "dense_2/bias,dense_2/kernel"]
+    assert seen == [[*(f"{own},learning" for own in weights), ""]]  # each with the rate at which it learns
     until(
         lambda: [one.sessions.store.used() for one in made[1:]] == [0, 0, 0]
     )  # the stations end by themselves
+
+
+class NewRate(Callback):
+    """After the first epoch, another learning rate, as a run asks for it."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        if epoch == 0:
+            current().control.set_rate(0.1 / 3)
+
+
+@pytest.mark.parametrize("optimizer", [lambda: SGD(0.3, momentum=0.5), lambda: Adam(0.01)])
+@pytest.mark.parametrize(
+    ("workers", "ps", "options"),
+    [(2, 2, {}), (2, 0, {"data": "workers"}), (3, 0, {"stages": 3}), (1, 1, {})],
+    ids=str,
+)
+def test_a_rate_changes_between_the_same_two_steps(
+    town: Town, workers: int, ps: int, options: dict[str, Any], optimizer: Callable[[], Any]
+) -> None:
+    data = {key: options[key] for key in options if key == "data"}
+    stages = {key: options[key] for key in options if key == "stages"}
+    own = optimizer()
+    ours, _, context = fit(town(workers, ps, **data), optimizer=own, callbacks=(NewRate(),), **stages)
+    theirs, *_ = fit(OneDeviceStrategy(), optimizer=optimizer(), callbacks=(NewRate(),))
+    other, *_ = fit(OneDeviceStrategy(), optimizer=optimizer())
+    assert_alike(ours, theirs, 1e-5)
+    assert not np.allclose(ours[0], other[0], rtol=1e-4, atol=1e-4)
+    assert context.progress.learning_rate == own.learning_rate == 0.1 / 3
+
+
+def test_towers_that_go_their_own_ways_learn_at_the_new_rate(town: Town, tmp_path: Path) -> None:
+    """At a rate of 0 nothing changes any more: the checkpoint is what the training ends with."""
+    tmp_path.chmod(0o700)
+
+    class Ask(Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            here = current()
+            here.checkpoints = here.checkpoints or Checkpoints(tmp_path / "checkpoints")
+            if epoch == 1:
+                here.control.set_rate(0)
+            if epoch == 2:
+                here.control.ask_checkpoint(1)
+
+    weights, _, context = fit(town(3, 1, synchronous=False), epochs=6, callbacks=(Ask(),))
+    found = context.progress.checkpoint
+    assert found is not None
+    for a, b in zip(load(found["path"]).get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("shards", [2, 3])
