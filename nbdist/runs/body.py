@@ -6,6 +6,7 @@ This is the part of a run that happens on the engine's main thread, or on a thre
 from __future__ import annotations
 
 import linecache
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -119,6 +120,7 @@ def perform(
     here.recorded.write(order.run, order.folder)
     outcome |= {
         "stopped": control.stop_requested,
+        "ended": time.time(),
         "trainings": live.context.trainings,
         "last_epochs": live.last_epochs(),
         "global_step": live.context.progress.global_step,

@@ -27,10 +27,8 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.wire.frames import Frame
 
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
-CALMER = (
-    1.2  # from one pause to the next: a cell is noticed to be over after a sixth more of its time at most
-)
+FIRST_PAUSE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.001, 0.05  # seconds; an outcome ends a pause early
+CALMER = 1.5  # from one pause to the next
 WRITE_SECONDS = 1.0
 STANDING_SECONDS = 0.09  # between two looks at how far the run is, for the view: it draws ten times a second
 RESTART_SECONDS = 0.25  # within which the word follows an interrupt that the kernel is being restarted
@@ -106,7 +104,7 @@ class Run:
         self._stop_at: float | None = None
         self._settled = record.status in ENDED
         self._told = 0
-        self._pause, self._seconds = Pause(), SHORTEST_PAUSE
+        self._pause, self._seconds = Pause(), FIRST_PAUSE
         self._shown_news, self._show_after = 0, 0.0
 
     @property
@@ -342,8 +340,10 @@ class Run:
             )
 
     def _write(self, trained: bool) -> None:
+        ends = [outcome.get("ended", 0.0) for outcome in self.outcomes.values()]  # it may have been long ago
+        ended = max(ends) if ends and all(ends) else time.time()
         self._record = dataclasses.replace(
-            self._record, status=self.status, ended=time.time(), error=str(self.error or "")
+            self._record, status=self.status, ended=ended, error=str(self.error or "")
         )
         try:
             write_run(self._record, wait=bool(self.store.series))  # a plain cell does not wait for the disk

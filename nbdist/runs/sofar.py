@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from nbdist.metrics.log import MAGIC, logs_in, parse
+from nbdist.metrics.log import LARGEST, MAGIC, logs_in, parse
 from nbdist.metrics.store import RunStore
 from nbdist.runs.output import TAIL_LIMIT, tail_of
 from nbdist.wire.frames import Frame
 
+PIECE = 8 << 20
+MOST_TORN = LARGEST + PIECE  # what is longer, and no whole frame, is damaged
 LOG = re.compile(r"metrics-(\d+)")
 
 
@@ -31,18 +35,18 @@ def fill(store: RunStore, folder: Path, answers: Mapping[int, Frame]) -> list[st
         state = answer.meta["state"] if answer is not None else ""
         if state == "waiting":  # its body begins at this moment, and tells all of it
             continue
-        size, waits = -1, b""
+        size, waits = path.stat().st_size, b""
         if answer is not None and answer.meta.get("log") == path.name:
-            size, waits = int(answer.meta["size"]), answer.arrays[1].tobytes()
+            told, size = size, int(answer.meta["size"])
+            waits = answer.arrays[1].tobytes()
+            if told < size:
+                notes.append(f"{path} has {told:,} bytes and should have {size:,}: points are missing")
         with path.open("rb") as file:
-            data = file.read(size)
-        if 0 <= len(data) < size:
-            notes.append(f"{path} has {len(data):,} bytes and should have {size:,}: points are missing")
-        _read(store, data + waits)
+            _read(store, chain(_pieces(file, size), [waits]))
     there = {path.name for path in logs_in(folder)}
     for answer in answers.values():
         if "log" in answer.meta and answer.meta["log"] not in there:  # the disk was full from the start
-            _read(store, answer.arrays[1].tobytes())
+            _read(store, [answer.arrays[1].tobytes()])
             if answer.meta["size"]:
                 notes.append(f"{folder / answer.meta['log']} is not here: points are missing")
     return notes
@@ -57,11 +61,6 @@ def printed(folder: Path, rank: int) -> str:
             return tail_of(file.read().decode("utf-8", "replace"))
     except FileNotFoundError:
         return ""
-
-
-def said(answer: Frame) -> str:
-    """Return the end of what a task has printed so far, from its answer."""
-    return answer.arrays[0].tobytes().decode("utf-8", "replace")
 
 
 def last_words(store: RunStore) -> str:
@@ -81,12 +80,30 @@ def last_words(store: RunStore) -> str:
     return f"its log ends on {when} with {steps}{', ...' * (len(ends) > 4)}"
 
 
-def _read(store: RunStore, data: bytes) -> None:
-    if not data.startswith(MAGIC):  # it was only just made, or is damaged at its very start
-        return
-    log = parse(data, len(MAGIC))
-    points = log.points
-    for series in np.unique(points["series"]):
-        one = points[points["series"] == series]
-        name = log.names.get(int(series), f"series {series}")
-        store.extend(log.replica or 0, name, one["step"], one["value"], one["time"])
+def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield a file's first ``size`` bytes, a piece at a time: a log may be larger than the memory."""
+    while size > 0 and (piece := file.read(min(size, PIECE))):
+        size -= len(piece)
+        yield piece
+
+
+def _read(store: RunStore, pieces: Iterable[bytes]) -> None:
+    """Put the points of one log into the store; what is damaged is stepped over."""
+    rest, begun, replica = b"", False, 0
+    names: dict[int, str] = {}
+    for piece in pieces:
+        rest += piece
+        if not begun:
+            if len(rest) < len(MAGIC):
+                continue
+            if not rest.startswith(MAGIC):
+                return
+            rest, begun = rest[len(MAGIC) :], True
+        log = parse(rest)
+        rest = rest[log.offset :] if log.torn <= MOST_TORN else b""
+        names.update(log.names)
+        replica = replica if log.replica is None else log.replica
+        for series in np.unique(log.points["series"]):
+            one = log.points[log.points["series"] == series]
+            name = names.get(int(series), f"series {series}")
+            store.extend(replica, name, one["step"], one["value"], one["time"])

@@ -18,6 +18,7 @@ from nbdist.metrics.batch import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.runs import kept as keeping
+from nbdist.runs import sofar
 from nbdist.runs.agent import Agent, Live
 from nbdist.runs.kept import Kept
 from nbdist.runs.outcome import decode
@@ -266,6 +267,39 @@ def test_what_was_printed_is_kept_to_a_limit(folder: Path) -> None:
     output.finish()
     assert printed(folder, 0) == tail
     assert printed(folder, 1) == ""
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 1 << 20])
+def test_a_log_is_read_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    recorder = Recorder(folder / "metrics-0000.log", replica=4)
+    for step in range(60):
+        recorder.add(recorder.series(f"name {step % 7}"), step, float(step))
+        if step % 9 == 0:
+            recorder.flush()
+    recorder.close()
+    monkeypatch.setattr(sofar, "PIECE", piece)
+    store = RunStore()
+    fill(store, folder, {})
+    assert store.replicas == [4]
+    assert sorted(store.columns()["value"].tolist()) == [float(step) for step in range(60)]
+
+
+def test_what_is_damaged_in_a_log_is_stepped_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(folder / "metrics-0000.log", replica=0)
+    for step in range(40):
+        recorder.add(recorder.series("loss"), step, float(step))
+        recorder.flush()
+    recorder.close()
+    data = bytearray(recorder.path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    recorder.path.write_bytes(data)
+    monkeypatch.setattr(sofar, "PIECE", 100)
+    store = RunStore()
+    fill(store, folder, {})
+    assert len(store.columns()["value"]) == 39
+    recorder.path.write_bytes(b"something else")
+    fill(store, folder, {})
+    assert len(store.columns()["value"]) == 39
 
 
 def test_logs_of_tasks_that_say_nothing_are_read_whole(folder: Path) -> None:
