@@ -20,6 +20,8 @@ export class Strip {
     /** @type {Map<number, HTMLButtonElement>} */
     this.cards = new Map();
     this.grid = make("div", { class: "nbd-strip" });
+    this.grid.addEventListener("keydown", (event) => this.onKey(event));
+    this.at = 0; // the replica whose card Tab comes to, where there are many
     this.key = make("div", { class: "nbd-parts", "aria-hidden": "true" }, make("span", {}, "time of a step"),
       ...PARTS.map((part) => make("span", {}, make("i", { "data-part": part }), part))); // each bar says it in words
     this.element = make("div", { class: "nbd-replicas", role: "group", "aria-label": "Replicas" }, this.grid, this.key);
@@ -40,6 +42,7 @@ export class Strip {
       }
     }
     const longest = Math.max(0, ...numbers.map((number) => whole(replicas[number].spent)));
+    const here = this.cards.has(this.at) ? this.at : numbers[0];
     for (const number of numbers) {
       let card = this.cards.get(number);
       if (!card) {
@@ -48,9 +51,24 @@ export class Strip {
         const after = numbers.find((other) => other > number && this.cards.has(other));
         this.grid.insertBefore(card, after === undefined ? null : this.cards.get(after) ?? null);
       }
+      card.tabIndex = numbers.length > COLOURED && number !== here ? -1 : 0;
       write(card, replicas[number], labels[number] ?? `replica ${number}`, longest);
     }
     this.key.hidden = longest === 0;
+  }
+
+  /** Arrow keys go from card to card. @param {KeyboardEvent} event */
+  onKey(event) {
+    const cards = /** @type {HTMLElement[]} */ ([...this.grid.children]);
+    const here = cards.indexOf(/** @type {HTMLElement} */ (document.activeElement));
+    const below = cards.findIndex((card) => card.offsetTop > cards[0].offsetTop);
+    const columns = below < 0 ? cards.length : below;
+    const moves = /** @type {Record<string, number>} */ ({
+      ArrowLeft: here - 1, ArrowRight: here + 1, ArrowUp: here - columns, ArrowDown: here + columns, Home: 0, End: cards.length - 1,
+    });
+    if (here < 0 || !(event.key in moves)) return;
+    cards[moves[event.key]]?.focus();
+    event.preventDefault();
   }
 
   /** @param {number} number */
@@ -59,6 +77,10 @@ export class Strip {
       make("i", { class: `nbd-swatch nbd-r${number % COLOURED}`, "aria-hidden": "true" }),
       make("span", { class: "nbd-name" }), make("span", { class: "nbd-state" }), make("span", { class: "nbd-figures" }),
       make("span", { class: "nbd-spent", role: "img" }));
+    card.addEventListener("focus", () => {
+      if (this.cards.size > COLOURED) for (const [n, other] of this.cards) other.tabIndex = n === number ? 0 : -1;
+      this.at = number;
+    });
     card.addEventListener("click", () => {
       this.chosen = this.chosen === number ? null : number;
       for (const [n, other] of this.cards) other.setAttribute("aria-pressed", String(n === this.chosen));

@@ -110,4 +110,25 @@ describe("Strip", () => {
     card.click();
     expect(chosen).toEqual([1, null]);
   });
+
+  test("many cards are one stop for Tab, and arrow keys go through them", () => {
+    const strip = new Strip(() => {});
+    document.body.replaceChildren(strip.element);
+    const show = (/** @type {number} */ count) =>
+      strip.show(Object.fromEntries(Array.from({ length: count }, (_, i) => [i, {}])), []);
+    const stops = () => [...strip.cards].filter(([, card]) => card.tabIndex === 0).map(([number]) => number);
+    show(3);
+    expect(stops()).toEqual([0, 1, 2]);
+    show(16);
+    expect(stops()).toEqual([0]);
+    strip.cards.get(0)?.focus();
+    for (const key of ["ArrowRight", "ArrowRight", "ArrowLeft", "ArrowLeft", "ArrowLeft", "End"]) {
+      strip.grid.dispatchEvent(new KeyboardEvent("keydown", { key }));
+    }
+    expect(document.activeElement).toBe(strip.cards.get(15));
+    show(16);
+    expect(stops()).toEqual([15]);
+    show(10);
+    expect(stops()).toEqual([0]);
+  });
 });
