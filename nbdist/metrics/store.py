@@ -14,15 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.metrics.average import mean_by_step
 from nbdist.metrics.batch import Batch, Points, by_series
+from nbdist.metrics.columns import Floats, Part, Steps, as_columns, parts_from_logs
 from nbdist.metrics.decimate import decimate
-from nbdist.metrics.log import logs_in, read_log
 from nbdist.metrics.recent import Group, Recent, grouped
 from nbdist.metrics.thinned import Thinned
 from nbdist.metrics.trend import BUCKETS, Trend
-
-Steps = NDArray[np.uint32]
-Floats = NDArray[np.float64]
-Part = tuple[int, str, Steps, Floats, Floats]
+from nbdist.metrics.unsorted import Unsorted
 
 MOST_BUCKETS, FEWEST_BUCKETS = 2048, 32
 MANY_TRENDS, FEW_BUCKETS = 1000, 32  # from so many trends on, each gets so many buckets
@@ -30,7 +27,6 @@ MOST_SERIES = 0xFFFF
 MOST_CURVES = 200_000  # series of single replicas; points of more stand in the logs only
 UNSORTED, UNSORTED_EACH = 4096, 16  # points of a replica, and of each series, that may wait to be sorted
 MANY_SERIES = 256  # from here on one series alone is taken from what waits, when somebody looks at it
-TAKEN = 0xFFFF  # no series: the point is where it belongs already
 
 
 class Point(NamedTuple):
@@ -66,7 +62,7 @@ class RunStore:
         self._kept: dict[tuple[int, int], Thinned] = {}
         self._trends: dict[tuple[int, int], Trend] = {}
         self._replicas: list[int] = []  # in order
-        self._unsorted: dict[int, list[Points]] = {}  # by replica, with the ids of this store
+        self._unsorted = Unsorted()
         self._left_out = 0  # points there was no room for
 
     def extend(
@@ -97,9 +93,7 @@ class RunStore:
             ids = np.array([self._ids.setdefault(name, len(self._ids)) for name in names], np.uint16)
             points["series"] = ids[points["series"]] if len(points) else 0
             self._recent.extend(batch.replica, points["series"], points["step"], points["value"])
-            waiting = self._unsorted.setdefault(batch.replica, [])
-            waiting.append(points)
-            if sum(map(len, waiting)) > max(UNSORTED, UNSORTED_EACH * len(self._ids)):
+            if self._unsorted.add(batch.replica, points) > max(UNSORTED, UNSORTED_EACH * len(self._ids)):
                 self._sort(batch.replica)
 
     @property
@@ -185,10 +179,8 @@ class RunStore:
         """Return the newest point (step, value, time), or None if there is none."""
         with self._lock:
             number = self._known(series)
-            for points in reversed(self._unsorted.get(replica, ())):
-                if len(found := np.flatnonzero(points["series"] == number)):
-                    newest = points[found[-1]]
-                    return Point(int(newest["step"]), float(newest["value"]), float(newest["time"]))
+            if (newest := self._unsorted.last(replica, number)) is not None:
+                return Point(int(newest["step"]), float(newest["value"]), float(newest["time"]))
             thinned = self._kept.get((replica, number))
             if thinned is None or not thinned.count:
                 return None
@@ -213,16 +205,7 @@ class RunStore:
 
     def _sort(self, replica: int, series: int | None = None) -> None:
         """Put what came in batches of a replica to its series, or at least that of one series."""
-        if not (waiting := self._unsorted.pop(replica, None)):
-            return
-        points = waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
-        if series is not None and len(self._ids) > MANY_SERIES:
-            self._unsorted[replica] = [points]
-            wanted = points["series"] == series
-            part = points[wanted]
-            points["series"][wanted] = TAKEN
-        else:
-            part = points[points["series"] != TAKEN]
+        part = self._unsorted.take(replica, series if len(self._ids) > MANY_SERIES else None)
         for index, steps, values, times in by_series(part):
             self._append(replica, index, steps, values, times)
 
@@ -237,7 +220,7 @@ class RunStore:
         self._trends[key].extend(steps, values)
 
     def _sort_all(self, series: int | None = None) -> None:
-        for replica in list(self._unsorted):
+        for replica in self._unsorted.replicas:
             self._sort(replica, series)
 
     def _see(self, replica: int) -> None:
@@ -283,38 +266,6 @@ class RunStore:
 def columns_from_logs(folder: Path) -> dict[str, NDArray[Any]]:
     """Return every point in a run folder's logs in the shape of `RunStore.columns`."""
     return as_columns(parts_from_logs(folder))
-
-
-def parts_from_logs(folder: Path) -> list[Part]:
-    """Return every point in a run folder's logs in the shape of `RunStore.parts`, by replica and name."""
-    parts: list[Part] = []
-    for path in logs_in(folder):
-        log = read_log(path)
-        for series, steps, values, times in by_series(log.points):
-            name = log.names.get(series, f"series {series}")
-            parts.append((log.replica or 0, name, steps, values, times))
-    return sorted(parts, key=lambda part: part[:2])
-
-
-def as_columns(parts: list[Part]) -> dict[str, NDArray[Any]]:
-    """Join (replica, name, steps, values, times) into five columns of one length."""
-    lengths = [len(steps) for _, _, steps, _, _ in parts]
-    names = np.array(
-        [name for _, name, _, _, _ in parts], object
-    )  # one shared str each, not a copy per point
-
-    def joined(index: int, dtype: str) -> NDArray[Any]:
-        return np.concatenate([np.empty(0, dtype), *(part[index] for part in parts)]).astype(
-            dtype, copy=False
-        )
-
-    return {
-        "replica": np.repeat(np.array([part[0] for part in parts], np.uint16), lengths),
-        "series": np.repeat(names, lengths),
-        "step": joined(2, "u4"),
-        "value": joined(3, "f8"),
-        "time": joined(4, "f8"),
-    }
 
 
 def check_limit(limit: int) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from nbdist.metrics.store import as_columns, parts_from_logs
+from nbdist.metrics.columns import as_columns, parts_from_logs
 
 if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
