@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 INK, MUTED, GRID, PAPER, FAN = "#1c1c1e", "#6b6b70", "#e8e8ec", "#ffffff", "#9aa1ab"
-TRAIN, VALIDATION = "#1f6fc4", "#c2620a"
+TRAIN, VALIDATION = "#1a66b8", "#b35605"
 REPLICAS = ("#3a8a5f", "#8a5cc4", "#c04f86", "#8f7d1e", "#1f8f9c", "#b8473f", "#6b7a8f", "#7d6250")
 STEPS = (1.0, 0.75, 0.5, 0.3, 0.15)
 
