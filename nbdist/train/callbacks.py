@@ -10,7 +10,7 @@ from nbdist.train.context import Context, current
 
 
 class Callback:
-    """Override what you need; every method may be left out.
+    """Override what you need; every method may be left out. After an epoch the model has its newest weights.
 
     >>> class Print(Callback):
     ...     def on_epoch_end(self, epoch, logs):

@@ -113,15 +113,19 @@ def _train(
             loop.boundary.show_rate()  # a callback may have set it
             batches = endless if endless is not None else context.strategy.batches(dataset)
             goes_on = loop.epoch(itertools.islice(batches, steps_per_epoch))
-            if goes_on and validate is not None and context.is_chief:
+            validates = validate is not None and context.is_chief
+            if goes_on and (validates or callbacks):
                 try:
                     replica.fetch()
                 except Stopped:
                     goes_on = False
                 else:
-                    with _noted(context, "compute", "validation"):
-                        logs = validate(replica.values)
-                    history.validated(logs, loop.of_all())
+                    if callbacks:  # which may look at the model
+                        _bring_home(model, replica)
+                    if validate is not None and validates:
+                        with _noted(context, "compute", "validation"):
+                            logs = validate(replica.values)
+                        history.validated(logs, loop.of_all())
             history.end_epoch(epoch, whole=goes_on)
             if history.stop_training and context.end_everywhere is not None and context.is_chief:
                 context.end_everywhere(context.trainings)
@@ -142,9 +146,14 @@ def _train(
         raise
     finally:
         if context.strategy.keeps_values:
-            for (_, own), value in zip(model.variables, replica.values, strict=True):
-                np.copyto(own, to_host(value))
+            _bring_home(model, replica)
         replica.close()
+
+
+def _bring_home(model: Trainable, replica: Replica) -> None:
+    """Give the model the values that the replica has."""
+    for (_, own), value in zip(model.variables, replica.values, strict=True):
+        np.copyto(own, to_host(value))
 
 
 @contextlib.contextmanager

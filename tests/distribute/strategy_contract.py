@@ -393,6 +393,25 @@ class StrategyContract:
         for _, w in results:
             np.testing.assert_array_equal(w, results[0][1])
 
+    def test_callbacks_find_the_newest_weights_in_the_model(self, world: World) -> None:
+        def body(strategy: Strategy, _: Context) -> list[list[Array]]:
+            with strategy.scope():
+                made = model()
+                made.compile(SGD(0.1))
+            seen = []
+
+            class Look(Callback):
+                def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+                    seen.append([array.copy() for array in made.get_weights()])
+
+            made.fit(Dataset.from_arrays(*points(60)).batch(20), epochs=3, callbacks=[Look()])
+            assert len(seen) == 3
+            return [*seen, made.get_weights()]
+
+        for first, _, last, final in everywhere(world, body):
+            assert_alike(last, final, rtol=0, atol=0)
+            assert any((a != b).any() for a, b in zip(first, final, strict=True))
+
     def test_fit_stops_everywhere(self, world: World) -> None:
         class StopAll(Callback):
             def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
