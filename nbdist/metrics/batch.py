@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,29 +37,36 @@ class Batch:
     dropped: int = 0
 
     def arrays(self) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-        """Return (a dict for msgpack, four plain arrays: series u2, step u4, value f8, time f8)."""
-        meta = {"replica": self.replica, "names": self.names, "dropped": self.dropped}
-        return meta, [np.ascontiguousarray(self.points[field]) for field in POINT.names or ()]
+        """Return (a dict for msgpack, five plain arrays: names, series u2, step u4, value f8, time f8).
+
+        Names are text in JSON: ten thousand of them are more than the head of a message may hold.
+        """
+        meta = {"replica": self.replica, "dropped": self.dropped}
+        names = np.frombuffer(json.dumps(self.names).encode(), np.uint8)
+        return meta, [names, *(np.ascontiguousarray(self.points[field]) for field in POINT.names or ())]
 
     @classmethod
     def from_arrays(cls, meta: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> Batch:
         """Undo `arrays`; raises `InvalidArgumentError` if what came off the wire does not fit together."""
         try:
-            replica, names, dropped = int(meta["replica"]), list(meta["names"]), int(meta["dropped"])
-        except (KeyError, TypeError, ValueError) as error:
+            replica, dropped = int(meta["replica"]), int(meta["dropped"])
+            names = json.loads(arrays[0].tobytes())
+        except (LookupError, TypeError, ValueError) as error:
             raise InvalidArgumentError(
-                f"a metrics batch needs replica, names and dropped: {meta!r}"
+                f"a metrics batch needs replica, dropped and names: {meta!r}"
             ) from error
-        fields = POINT.names or ()
-        shapes = [(array.dtype.str, array.shape) for array in arrays]
-        wanted = [(POINT[field].str, arrays[0].shape if arrays else ()) for field in fields]
-        if shapes != wanted or arrays[0].ndim != 1 or not all(isinstance(name, str) for name in names):
+        fields, columns = POINT.names or (), arrays[1:]
+        shapes = [(column.dtype.str, column.shape) for column in columns]
+        wanted = [(POINT[field].str, columns[0].shape if columns else ()) for field in fields]
+        if shapes != wanted or columns[0].ndim != 1:
             raise InvalidArgumentError(
                 f"a metrics batch has arrays {shapes}; expected u2, u4, f8, f8 of one length"
             )
-        points = np.empty(len(arrays[0]), POINT)
-        for field, array in zip(fields, arrays, strict=True):
-            points[field] = array
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InvalidArgumentError("the names in a metrics batch are no list of text")
+        points = np.empty(len(columns[0]), POINT)
+        for field, column in zip(fields, columns, strict=True):
+            points[field] = column
         if len(points) and int(points["series"].max()) >= len(names):
             raise InvalidArgumentError(f"a metrics batch names {len(names)} series but uses more")
         return cls(replica, names, points, dropped)

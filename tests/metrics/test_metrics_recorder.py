@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
 from pathlib import Path
@@ -325,15 +326,32 @@ def test_batches_survive_the_wire() -> None:
     assert back.points.tobytes() == points.tobytes()
 
 
+def in_json(value: Any) -> np.ndarray:
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def test_names_of_a_batch_are_no_part_of_the_head_of_a_message() -> None:
+    names = [f"{number} " + "\n\0<b>\u00fc" * 40 for number in range(10_000)]
+    points = np.zeros(10_000, POINT)
+    points["series"] = np.arange(10_000)
+    meta, arrays = Batch(2, names, points).arrays()
+    assert len(repr(meta)) < 1_000
+    assert Batch.from_arrays(meta, arrays).names == names
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda meta, arrays: ({}, arrays),
-        lambda meta, arrays: ({**meta, "names": []}, arrays),
-        lambda meta, arrays: ({**meta, "names": [3]}, arrays),
-        lambda meta, arrays: (meta, arrays[:3]),
-        lambda meta, arrays: (meta, [*arrays[:3], arrays[3][:0]]),
-        lambda meta, arrays: (meta, [arrays[0].astype("u4"), *arrays[1:]]),
+        lambda meta, arrays: ({"replica": 0}, arrays),
+        lambda meta, arrays: (meta, [in_json([]), *arrays[1:]]),
+        lambda meta, arrays: (meta, [in_json([3]), *arrays[1:]]),
+        lambda meta, arrays: (meta, [in_json("loss"), *arrays[1:]]),
+        lambda meta, arrays: (meta, [arrays[0][:-1], *arrays[1:]]),
+        lambda meta, arrays: (meta, arrays[:4]),
+        lambda meta, arrays: (meta, [*arrays[:4], arrays[4][:0]]),
+        lambda meta, arrays: (meta, [arrays[0], arrays[1].astype("u4"), *arrays[2:]]),
+        lambda meta, arrays: (meta, arrays[:1]),
         lambda meta, arrays: (meta, []),
     ],
 )

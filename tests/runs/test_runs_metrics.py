@@ -121,3 +121,15 @@ def mode_of(folder: Path) -> set[int]:
 
 def test_without_the_option_there_are_no_events(begin: Callable[..., Run]) -> None:
     assert not (begin(FIT, strategy="ps").wait().folder / "tensorboard").exists()
+
+
+def test_ten_thousand_series_with_long_names_arrive(begin: Callable[..., Run]) -> None:
+    body = (
+        "names = [f'<img src=x onerror=alert({n})> ' + 'x' * 150 for n in range(10_000)]\n"
+        "for step in range(3):\n    nb.log(dict.fromkeys(names, float(step)), step=step)"
+    )
+    run = begin(body, on="worker:0-1").wait()
+    assert len(run.store.series) == 10_000
+    for i in range(2):
+        assert run.store.trend(i, run.store.series[-1])[1].tolist() == [0.0, 1.0, 2.0]
+    assert len(run.metrics()) == 2 * 3 * 10_000
