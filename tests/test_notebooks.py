@@ -20,6 +20,11 @@ SAYS = {  # what a notebook is about to show, and would not if it went wrong wit
         "do not agree on collective",
         "updates: 96",
     ],
+    "06_watching_and_steering_a_run.ipynb": [
+        "on at 0.1: loss",
+        "the run is running",
+        "the model is here: True",
+    ],
 }
 IN_A_BROWSER = "01_quickstart.ipynb"  # which test_browser_quickstart runs
 
