@@ -27,6 +27,7 @@ from nbdist.graph.picture.nodes import Node
 from nbdist.ui.graphfacts import sends
 from nbdist.ui.graphtext import width
 from nbdist.ui.graphview import PICTURE_LIMIT, GraphView, show_graph
+from nbdist.ui.palette import INK, TRAIN
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\x00\x1b\ud800]]>\"'"
