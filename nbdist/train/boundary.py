@@ -44,9 +44,9 @@ class Boundary:
         state = progress.state
         while True:
             self.heard = control.words
-            self._save_if_asked()
             if not self._rests():
                 break
+            self._save_if_asked()
             progress.state = "paused"
             control.wait(self.heard)
         if progress.state == "paused":
@@ -57,6 +57,7 @@ class Boundary:
             for replica in self._replicas():
                 replica.set_learning_rate(control.rate)
             self.show_rate()
+        self._save_if_asked()
         self.rested = control.rested()
         return time.perf_counter() - begun
 

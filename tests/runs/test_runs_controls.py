@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from runs_heard import Heard
 
 from nbdist import nn
 from nbdist.data import Dataset
-from nbdist.errors import BodyError
+from nbdist.errors import BodyError, FailedPreconditionError, InvalidArgumentError
 from nbdist.optim import SGD
 from nbdist.runs import interrupt
 from nbdist.runs.options import Options
@@ -77,6 +78,13 @@ IN_GRAPH = [
     {"replication": "in-graph", "synchronous": True, "data": "workers"},
 ]
 IN_GRAPH_APART = [{"replication": "in-graph"}]
+
+
+def ways(options: list[dict[str, Any]]) -> list[Any]:
+    """By fit and by a loop of one's own, where there are such."""
+    fits = [pytest.param(TRAIN, one, id=f"fit {one}") for one in options]
+    loops = [pytest.param(LOOP, one, id=f"loop {one}") for one in options if "replication" not in one]
+    return fits + loops
 
 
 @pytest.fixture
@@ -156,8 +164,7 @@ def weights_after(rates: Callable[[int], float], steps: int) -> list[np.ndarray[
     return model.get_weights()
 
 
-@pytest.mark.parametrize("body", [TRAIN, LOOP], ids=["fit", "loop"])
-@pytest.mark.parametrize("options", EACH_ITS_OWN + TOGETHER, ids=str)
+@pytest.mark.parametrize(("body", "options"), ways(EACH_ITS_OWN + TOGETHER + IN_GRAPH + IN_GRAPH_APART))
 def test_paused_nothing_moves_and_resumed_it_goes_on(
     begin: Callable[..., Run], options: dict[str, Any], body: str
 ) -> None:
@@ -173,7 +180,9 @@ def test_paused_nothing_moves_and_resumed_it_goes_on(
     assert run.wait().status == "stopped"
 
 
-@pytest.mark.parametrize("options", [{"strategy": "ps"}, {"strategy": "multi_worker"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"strategy": "ps"}, {"strategy": "multi_worker"}, *IN_GRAPH[:1], *IN_GRAPH_APART], ids=str
+)
 @pytest.mark.parametrize("how", ["stop", "interrupt"])
 def test_what_is_paused_can_be_stopped(
     begin: Callable[..., Run], options: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
@@ -216,8 +225,7 @@ def test_who_sends_a_signal_to_a_paused_engine_interrupts_it(begin: Callable[...
     assert run.status == "stopped"
 
 
-@pytest.mark.parametrize("body", [TRAIN, LOOP], ids=["fit", "loop"])
-@pytest.mark.parametrize("options", TOGETHER, ids=str)
+@pytest.mark.parametrize(("body", "options"), ways(TOGETHER + IN_GRAPH))
 def test_a_rate_set_in_mid_run_is_that_of_the_next_step(
     begin: Callable[..., Run], options: dict[str, Any], body: str
 ) -> None:
@@ -244,7 +252,7 @@ def test_a_rate_set_in_mid_run_is_that_of_the_next_step(
         assert not np.allclose(a, c, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", EACH_ITS_OWN, ids=str)
+@pytest.mark.parametrize("options", EACH_ITS_OWN + IN_GRAPH_APART, ids=str)
 def test_replicas_that_go_their_own_ways_learn_at_the_rate_that_is_set(
     begin: Callable[..., Run], options: dict[str, Any]
 ) -> None:
@@ -253,7 +261,7 @@ def test_replicas_that_go_their_own_ways_learn_at_the_rate_that_is_set(
     until(run, lambda: min(steps_of(run)) > 2)
     run.set(learning_rate=0)
     until(run, lambda: run.standing().learning_rate == 0)
-    if options["strategy"] == "elastic":
+    if options.get("strategy") == "elastic":
         run.stop()
         assert run.wait().model.optimizer.learning_rate == 0
         return
@@ -290,3 +298,116 @@ def test_a_checkpoint_while_it_trains_is_of_its_step(
             np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3)
     names = {one.name for one in (run.folder / "checkpoints").iterdir()}
     assert names == {f"step-{step}" for step in steps}  # no drafts
+
+
+IN_NO_TIME = """
+from nbdist.wire.collective.watch import Watch
+kept, Watch.frozen.__defaults__ = Watch.frozen.__defaults__, (0.0,)  # seconds in which one counts as frozen
+try:
+{body}
+finally:
+    Watch.frozen.__defaults__ = kept
+"""
+
+
+def look_every(seconds: float) -> float:
+    """Let a parameter server look so often for replicas that are gone; returns how often it did before."""
+    from nbdist.runtime import parameters
+
+    before, parameters.LOOK_SECONDS = parameters.LOOK_SECONDS, seconds
+    return before
+
+
+look_every.__module__ = "__main__"  # so that it travels as it is: engines do not have this file
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "multi_worker"},
+        {"strategy": "ps", "synchronous": True},
+        {"strategy": "ps", "staleness": 1},
+        {"strategy": "ps", "transport": "socket"},
+        {"strategy": "elastic"},
+    ],
+    ids=str,
+)
+def test_nobody_counts_as_frozen_because_the_run_is_paused(
+    begin: Callable[..., Run], cluster: Cluster, options: dict[str, Any]
+) -> None:
+    """Others wait for the chief all the while, and look whether it lives; it then makes its exact steps."""
+    servers = [info.rank for info in cluster.tasks if info.job == "ps"]
+    before = cluster.submit(look_every, 0.02, on=servers).results(timeout=PATIENCE)
+    try:
+        epochs = 150
+        run = begin(IN_NO_TIME.format(body=textwrap.indent(TRAIN.format(epochs=epochs), "    ")), **options)
+        steps = paused(run)
+        news(run, rounds=12)
+        assert steps_of(run) == steps
+        assert states_of(run) == {"paused"}
+        run.resume()
+        assert run.wait().status == "done"
+    finally:
+        cluster.submit(look_every, before[0], on=servers).results(timeout=PATIENCE)
+    assert run._watch.lost == set()
+    assert steps_of(run) == [3 * epochs] * 3
+    shared = options["strategy"] != "elastic" and not options.get("synchronous")
+    assert run.global_step == 3 * epochs * (3 if shared and options["strategy"] == "ps" else 1)
+
+
+def test_one_that_dies_while_the_run_is_paused_is_done_without(start: Callable[..., Cluster]) -> None:
+    """And the rate that was set meanwhile is that of the others' next step."""
+    cluster = start(workers=3)
+    run = start_run(
+        TRAIN.format(epochs=ENDLESS),
+        Options(strategy="multi_worker", min_workers=2, seed=SEED),
+        cluster=cluster,
+    )
+    paused(run)
+    run.set(learning_rate=0.001)
+    os.kill(cluster.tasks[2].pid, signal.SIGKILL)
+    until(run, lambda: run._watch.lost == {cluster.tasks[2].rank})
+    before = steps_of(run)
+    run.resume()
+    until(run, lambda: min(steps_of(run)[:2]) > max(before) + 5)
+    assert run.standing().learning_rate == 0.001
+    run.stop()
+    assert run.wait().status == "stopped"
+    assert run.model.optimizer.learning_rate == 0.001
+
+
+def test_a_run_is_asked_from_any_thread(begin: Callable[..., Run]) -> None:
+    """Here one waits for the run, and another asks; what it asks is sent by the first."""
+    run = begin(TRAIN.format(epochs=ENDLESS), strategy="ps")
+    until(run, lambda: min(steps_of(run)) > 2)
+    found: list[Any] = []
+
+    def ask() -> None:
+        try:
+            run.set(learning_rate=0.5)
+            found.append(run.checkpoint())
+        finally:
+            run.stop()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    run.wait()
+    thread.join(PATIENCE)
+    assert nn.load(found[0]).optimizer.learning_rate == run.model.optimizer.learning_rate == 0.5
+
+
+def test_a_run_that_does_not_train_or_is_over_says_so(begin: Callable[..., Run]) -> None:
+    run = begin(
+        "import threading\nfrom nbdist.train.context import current\nc = current().control\n"
+        "with c._changed:\n    c._changed.wait_for(lambda: c.stop_requested)"
+    )
+    news(run, 1)
+    for ask in (run.pause, run.checkpoint, lambda: run.set(learning_rate=0.1)):
+        with pytest.raises(FailedPreconditionError, match="does not train"):
+            ask()
+    with pytest.raises(InvalidArgumentError, match="choose from learning_rate"):
+        run.set(momentum=0.1)
+    run.stop()
+    run.wait()
+    with pytest.raises(FailedPreconditionError, match=r"is over \(stopped\)"):
+        run.resume()

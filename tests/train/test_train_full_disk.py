@@ -1,0 +1,72 @@
+"""A checkpoint on a disk that is full, really: a file system of 64 kB in a namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from nbdist import nn
+from nbdist.data import Dataset
+from nbdist.train import Callback
+from nbdist.train import context as contexts
+from nbdist.train.checkpoints import Checkpoints
+
+folder = Path(sys.argv[1])
+folder.chmod(0o700)
+context = contexts.Context(seed=1, quiet=True, checkpoints=Checkpoints(folder / "checkpoints"))
+found = []
+
+class Ask(Callback):
+    def on_epoch_end(self, epoch, logs):
+        found.append(context.progress.checkpoint)
+        context.control.ask_checkpoint(epoch + 1)
+
+x, y = np.ones((8, width := int(sys.argv[2])), np.float32), np.arange(8) % 2
+with contexts.use(context):
+    for units in (2, 40):
+        model = nn.Sequential([nn.Dense(units, "tanh"), nn.Dense(2, "softmax")])
+        model.compile("sgd")
+        model.fit(Dataset.from_arrays(x, y).batch(4), epochs=3, callbacks=[Ask()])
+        found.append(context.progress.checkpoint)
+paths = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+kept = [one["path"] for one in found if one and one["path"]]
+shapes = [[list(w.shape) for w in nn.load(path).get_weights()] for path in sorted(set(kept))]
+steps = context.progress.step
+print(json.dumps({"found": found, "paths": paths, "shapes": shapes, "steps": steps}))
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[list[str], Path]:
+    """Return what a command has to begin with so that a folder is a disk of 64 kB, and that folder."""
+    begin = ["unshare", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*begin, "true"], check=False).returncode:
+        pytest.skip("this user may not mount a file system in a namespace of its own")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounting = f'mount -t tmpfs -o size=64k tmpfs {disk} && exec "$@"'
+    return [*begin, "sh", "-c", mounting, "sh"], disk
+
+
+def test_training_goes_on_and_the_old_checkpoint_is_valid(small: tuple[list[str], Path]) -> None:
+    begin, disk = small
+    command = [*begin, sys.executable, "-c", TRAIN, str(disk), "500"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    last = said["found"][-1]
+    assert (last["number"], last["path"], said["steps"]) == (3, None, 12)
+    assert "the checkpoint of step 12 could not be written" in last["error"]
+    assert "No space left on device" in last["error"]
+    assert said["shapes"]
+    assert all(shape == [[500, 2], [2], [2, 2], [2]] for shape in said["shapes"])
+    assert not [path for path in said["paths"] if "draft" in path or "partial" in path]
