@@ -56,22 +56,25 @@ class Notebook:
     def start(self, code: str) -> str:
         return str(self.client.execute(code, stop_on_error=False))
 
-    def run(self, code: str, timeout: float = 90) -> str:
-        """Run a cell; return what it has printed, and what it raised."""
-        request, text = self.start(code), ""
+    def messages(self, code: str, timeout: float = 90) -> list[tuple[str, dict[str, Any]]]:
+        """Run a cell; return the kinds and contents of what it has sent."""
+        request, found = self.start(code), []
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             message = self.client.get_iopub_msg(timeout=timeout)
-            if message["parent_header"].get("msg_id") != request:
-                continue
-            content: dict[str, Any] = message["content"]
-            if message["msg_type"] == "stream":
-                text += content["text"]
-            elif message["msg_type"] == "error":
-                text += "\n".join(content["traceback"])
-            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
-                return text
+            if message["parent_header"].get("msg_id") == request:
+                found.append((message["msg_type"], message["content"]))
+                if found[-1][1].get("execution_state") == "idle":
+                    return found
         raise AssertionError(f"no end of: {code}")
+
+    def run(self, code: str) -> str:
+        """Run a cell; return what it has printed, and what it raised."""
+        return "".join(
+            content["text"] if kind == "stream" else "\n".join(content["traceback"])
+            for kind, content in self.messages(code)
+            if kind in ("stream", "error")
+        )
 
     def value(self, expression: str) -> str:
         printed = self.run(f"print(repr(({expression})))")
@@ -193,6 +196,10 @@ def test_a_killed_kernels_run_comes_back_whole(notebook: Notebook, tmp_path: Pat
         notebook.value("finished.history.history == run.history.history, finished is run") == "(True, False)"
     )
     assert record(folder).status == "done"
+    shown = notebook.messages("_ = nb.attach(finished.id)")
+    *_, frozen = (content for kind, content in shown if kind in ("display_data", "update_display_data"))
+    assert {"image/png", "text/html", "application/vnd.nbdist.run+json"} <= set(frozen["data"])
+    assert "application/vnd.jupyter.widget-view+json" not in frozen["data"]
 
 
 @pytest.mark.parametrize("awaited", [True, False], ids=["awaited", "blocking"])
