@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from nbdist import errors
@@ -38,8 +37,7 @@ class Calls:
     def when_ready(self, tell: Callable[[], object]) -> None:
         """Call ``tell`` whenever an outcome has come, on a thread of ipyparallel's; not when a task dies."""
         for future in self._pending.values():
-            if isinstance(future, Future):
-                future.add_done_callback(lambda _: tell())
+            future.add_done_callback(lambda _: tell())
 
     def ready_ranks(self) -> list[int]:
         """Return the ranks whose outcome is known, in the order in which they became known."""

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -54,7 +55,7 @@ class Cluster:
         self._link = link
         self._tasks: list[TaskInfo] = list(roster)
         self._process = os.getpid()
-        self._views: dict[int, Any] = {}
+        self._views: dict[tuple[int, ...], Any] = {}
         self._connections = threading.local()
         self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._stopped = False
@@ -123,11 +124,8 @@ class Cluster:
         ranks = self._ranks(on)
         infos = {info.rank: info for info in self.tasks}
         died = self._deaths(infos)
-        pending = {}
-        for rank in ranks:
-            pending[rank] = (
-                _Failed(died[rank]) if rank in died else self._send(rank, function, arguments, named)
-            )
+        sent = self._send([rank for rank in ranks if rank not in died], function, arguments, named)
+        pending = {rank: sent[rank] if rank in sent else _Failed(died[rank]) for rank in ranks}
         return Calls(pending, infos, partial(self._deaths, infos))
 
     def run(
@@ -263,11 +261,17 @@ class Cluster:
         else:
             self.stop()
 
-    def _send(self, rank: int, function: Callable[..., Any], arguments: Any, named: Any) -> Any:
-        view = self._views.get(rank)
+    def _send(
+        self, ranks: list[int], function: Callable[..., Any], arguments: Any, named: Any
+    ) -> dict[int, Any]:
+        """Send a call, packed once for all ranks; return who waits for each one's answer."""
+        if not ranks:
+            return {}
+        view = self._views.get(tuple(ranks))
         if view is None:
-            view = self._views[rank] = self.client.direct_view(rank, block=False)
-        return view.apply_async(function, *arguments, **named)
+            view = self._views[tuple(ranks)] = self.client.direct_view(ranks, block=False)
+        answers = view.apply_async(function, *arguments, **named)
+        return {rank: _Sent(one, answers) for rank, one in zip(ranks, answers._children, strict=True)}
 
     def _ranks(self, on: int | Iterable[int] | None) -> list[int]:
         known = [info.rank for info in self.tasks]
@@ -325,6 +329,23 @@ class Cluster:
         return f"<Cluster {self.id}: {what}{' (stopped)' if self._stopped else ''}>"
 
 
+class _Sent:
+    """Waits for one task's answer to a call that several were sent."""
+
+    def __init__(self, one: Future[Any], answers: Any) -> None:
+        self._one, self._answers = one, answers
+        self.done, self.add_done_callback = one.done, one.add_done_callback
+
+    def result(self) -> Any:
+        found = self._one.result()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def wait(self, timeout: float) -> None:
+        wait([self._one], timeout)
+
+
 class _Failed:
     """Stands for a call that could not even be sent."""
 
@@ -333,6 +354,9 @@ class _Failed:
 
     def done(self) -> bool:
         return True
+
+    def add_done_callback(self, tell: Callable[[Any], object]) -> None:
+        tell(self)
 
     def result(self) -> Any:
         raise self.error
