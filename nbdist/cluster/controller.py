@@ -114,14 +114,21 @@ def run_controller(
 
 def forget_the_gone(hub: Any, gone: int) -> None:
     """Have the hub forget engines whose ranks come from a pipe, which the keeper writes to."""
+    stranded = hub._handle_stranded_msgs
 
     def heard(descriptor: int, events: int) -> None:
         lines = os.read(descriptor, 4096)
         if not lines:
             IOLoop.current().remove_handler(descriptor)
-        for line in lines.splitlines():
-            hub.unregister_engine(b"keeper", {"content": {"id": int(line)}})
+        for rank in map(int, lines.splitlines()):
+            engine = hub.engines.get(rank)
+            hub.unregister_engine(b"keeper", {"content": {"id": rank}})
+            if engine is not None:
+                stranded(rank, engine.uuid)
+                hub.queues[rank] = []
 
+    # Later the hub would take what the engine in its place was sent for messages that the dead one has left.
+    hub._handle_stranded_msgs = lambda id, uuid: None if id in hub.engines else stranded(id, uuid)
     IOLoop.current().add_handler(gone, heard, IOLoop.READ)
 
 
