@@ -112,7 +112,7 @@ def test_a_png_opens_and_is_as_large_as_its_scale_says() -> None:
             )
             assert image.convert("RGB").getpixel((1, 1)) == (255, 255, 255)
             colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
-    assert {(0x1F, 0x6F, 0xC4), (0x1C, 0x1C, 0x1E)} <= colours  # what is sent, and words
+    assert {tuple(bytes.fromhex(colour[1:])) for colour in (TRAIN, INK)} <= colours  # what is sent, and words
 
 
 def test_a_picture_is_saved_by_its_suffix(tmp_path: Path) -> None:
