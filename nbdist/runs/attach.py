@@ -52,6 +52,9 @@ def attach_run(run_id: str | None = None, *, make_view: Callable[[Run], View] | 
     if cluster is None:
         return _opened(found, None, {}, make_view)
     joined = Joined(cluster)
+    if found.towers:  # nobody drives them any more
+        found.release(joined)
+        return _opened(found, None, {}, make_view)
     answers = found.ask(joined)
     if not any(answer.meta["state"] != "unknown" for answer in answers.values()):
         if not found.settled:
@@ -142,7 +145,7 @@ class _Found:
     def cluster(self) -> Cluster | None:
         """Return the run's cluster, None if it is gone; raises what keeps this process from it."""
         name = self.record.cluster.get("id")
-        if self.towers or not name or name not in living():
+        if not name or name not in living() or (self.towers and self.settled):
             return None
         with suppress(NotFoundError):
             if (current := Cluster.current()).id == name:
@@ -165,6 +168,16 @@ class _Found:
         """Whether that is the cluster that the run was on, not a later one of its name."""
         known = {info.incarnation for info in self.members}
         return known == {0} or any(info.incarnation in known for info in cluster.tasks)
+
+    def release(self, joined: Joined) -> None:
+        """Free the tasks that the run has reserved; they write their parts of its timeline."""
+        dead = {info.rank for info in joined.dead()}
+        for info in joined.tasks:
+            if info.rank not in dead:
+                with suppress(NbdistError):
+                    meta = {"run": self.record.id, "folder": str(self.folder)}
+                    joined.peer(info.rank).call("run.release", meta)
+        joined.close()
 
     def ask(self, joined: Joined) -> dict[int, Frame]:
         """Ask every worker to tell all that follows; returns what they say of what there was, by rank."""

@@ -302,6 +302,19 @@ def test_a_worker_that_died_while_nobody_watched_is_made_known(
     same_points(run)
 
 
+def test_an_in_graph_run_ends_with_its_kernel_and_frees_its_towers(leave: Callable[..., Left]) -> None:
+    left = leave(replication="in-graph")
+    heard = Heard()
+    run = attach_run(left.run, make_view=lambda run: heard)
+    assert run.status == "failed"
+    assert run.tasks == ["/job:worker/task:0", "/job:worker/task:1"]
+    assert "ended with it; its log ends on" in str(run.error)
+    same_points(run)
+    assert Cluster.current().id == left.cluster
+    free = wait(start_run("n = nb.task.rank", Options(), cluster=Cluster.current()))
+    assert free.results["n"] == 0
+
+
 def test_a_later_cluster_of_the_same_name_is_not_mistaken(start: Start, gate: Path) -> None:
     gate.touch()
     first = start(workers=1, cluster_id="again")
