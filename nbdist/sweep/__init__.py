@@ -1,10 +1,21 @@
 """Hyperparameter sweeps: the space, who asks and who prunes, the log that is the truth, what to do next.
 
-The pure core. A driver reads the log into a ledger, asks the scheduler for the next event, writes it down,
-and only then acts on it:
+The pure core; only `eventlog` touches a file, and nothing else looks at a clock. A driver reads the log into a
+ledger, asks the scheduler for the next event, writes it down, and only then acts on it:
 
-    space.py      what may vary           spacetext.py  the same, from the text of a magic
-    samplers.py   which parameters next   pruners.py    which trials are not worth going on with
-    events.py     what happened           log.py        where it is written
-    ledger.py     the state of it all     scheduler.py  what to do next
+    ranges, parameters   what one may be        samplers   which parameters next (Optuna's: optuna_sampler)
+    space, spacetext     all of them            pruners    which trials are not worth going on with
+    edits, grid          changed, counted       reports    what pruners look at
+    events, eventlog     what happened          scheduler  what to do next
+    ledger, trial        the state of it all    wishes     what somebody may wish meanwhile
+    columns, optuna_export   the trials for others
+
+>>> from nbdist import sweep
+>>> print(sweep.Space({"lr": sweep.log(1e-4, 1e-1), "width": [32, 64]}))
+lr=log(0.0001, 0.1) width=[32, 64]
 """
+
+from nbdist.sweep.ranges import choice, fixed, integer, log, uniform, when
+from nbdist.sweep.space import Space
+
+__all__ = ["Space", "choice", "fixed", "integer", "log", "uniform", "when"]

@@ -55,8 +55,7 @@ def check_conditions(parameters: Mapping[str, Parameter], order: tuple[str, ...]
 
 
 def _check_reachable(name: str, on: str, value: Value, parameter: Parameter) -> None:
-    kind = getattr(parameter, "parameter", parameter)
-    if isinstance(kind, Real):
+    if isinstance(parameter.kind, Real):
         raise InvalidArgumentError(
             f"{name} depends on {on}={value!r}, but {on} is {parameter}, which hits no value exactly; "
             "conditions look at a choice, an int or a fixed value"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from nbdist.errors import MissingExtra
-from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, When
+from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real
 from nbdist.sweep.values import Value, literal, same_key
 
 try:
@@ -24,9 +24,7 @@ Category: TypeAlias = "bool | int | float | str | None"
 
 def distribution(parameter: Parameter) -> BaseDistribution:
     """Return the distribution of what a parameter may be."""
-    match parameter:
-        case When(parameter=inner):
-            return distribution(inner)
+    match parameter.kind:
         case Real(low=low, high=high, log=log):
             return FloatDistribution(low, high, log=log)
         case Integer(low=low, high=high, log=log, step=step):
@@ -40,7 +38,7 @@ class Translation:
 
     def __init__(self, parameter: Parameter) -> None:
         self.distribution = distribution(parameter)
-        self._real = isinstance(getattr(parameter, "parameter", parameter), Real)
+        self._real = isinstance(parameter.kind, Real)
         values = listed(parameter)
         self._there = dict(zip(map(same_key, values), categories(values)))
         self._back = dict(zip(categories(values), values))
@@ -58,9 +56,7 @@ class Translation:
 
 def listed(parameter: Parameter) -> tuple[Value, ...]:
     """Return the values of a choice or a fixed value; none for a range."""
-    match parameter:
-        case When(parameter=inner):
-            return listed(inner)
+    match parameter.kind:
         case Choice(values=values):
             return values
         case Fixed(value=value):

@@ -227,8 +227,16 @@ def encoded(event: Event) -> tuple[int, bytes]:
 
 
 def encoded_reports(reports: Iterable[Reported]) -> tuple[int, bytes]:
-    """Return (kind, payload) of one frame for many reports."""
-    return REPORTS, b"".join(_REPORT.pack(*report) for report in reports)
+    """Return (kind, payload) of one frame for many reports; `InvalidArgumentError` for what is no report."""
+    packed = []
+    for report in reports:
+        try:
+            packed.append(_REPORT.pack(*report))
+        except struct.error:
+            raise InvalidArgumentError(
+                f"{report!r:.200}: a step is a whole number, 0 to 2**32 - 1, and a value a number"
+            ) from None
+    return REPORTS, b"".join(packed)
 
 
 def decoded(kind: int, payload: bytes) -> list[Event]:

@@ -1,6 +1,6 @@
 """The points of a grid over a space, numbered. Pure.
 
->>> from nbdist.sweep.space import Space, when
+>>> from nbdist.sweep.ranges import when
 >>> grid = Grid(Space({"opt": ["sgd", "adam"], "momentum": when([0.0, 0.9], opt="sgd"), "width": [32, 64]}))
 >>> grid.size
 6

@@ -61,9 +61,7 @@ class Column:
     """
 
     def __init__(self, ledger: Ledger, name: str) -> None:
-        kinds: list[Parameter] = [
-            getattr(space[name], "parameter", space[name]) for space in ledger.spaces if name in space
-        ]
+        kinds: list[Parameter] = [space[name].kind for space in ledger.spaces if name in space]
         trials = ledger.trials.values()
         values = [trial.parameters[name] for trial in trials if name in trial.parameters]
         self._there: dict[object, Any] = {}

@@ -150,7 +150,7 @@ def _maker(name: str, settings: Mapping[str, Any]) -> Callable[[int], optuna.sam
     kinds: dict[str, tuple[Callable[..., optuna.samplers.BaseSampler], dict[str, Any]]] = {
         "tpe": (optuna.samplers.TPESampler, {}),
         "tpe-univariate": (optuna.samplers.TPESampler, {"multivariate": False}),
-        "gp": (optuna.samplers.GPSampler, {}),
+        "gp": (optuna.samplers.GPSampler, {"warn_independent_sampling": False}),
     }
     kind, own = kinds[name]
     missing = [package for package in NEEDS.get(name, ()) if find_spec(package) is None]

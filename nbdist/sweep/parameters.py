@@ -43,6 +43,11 @@ class Parameter(ABC):
         """The values that other parameters must have for this one to exist; mostly none."""
         return {}
 
+    @property
+    def kind(self) -> Parameter:
+        """The range, choice or fixed value that it is when it exists."""
+        return self
+
 
 @dataclass(frozen=True)
 class Real(Parameter):
@@ -58,7 +63,7 @@ class Real(Parameter):
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):
-            object.__setattr__(self, name, number(getattr(self, name), f"{name} of {self._kind}"))
+            object.__setattr__(self, name, number(getattr(self, name), f"{name} of {self._word}"))
         _check_range(self)
 
     def draw(self, fraction: float) -> float:
@@ -75,7 +80,7 @@ class Real(Parameter):
             return [self.low]
         if self.points is None:
             raise InvalidArgumentError(
-                f"a grid needs to know how many values {self} has: {self._kind}({self.low!r}, {self.high!r}, "
+                f"a grid needs to know how many values {self} has: {self._word}({self.low!r}, {self.high!r}, "
                 "points=5), or give a list"
             )
         return [*(self._at(index / (self.points - 1)) for index in range(self.points - 1)), self.high]
@@ -85,10 +90,10 @@ class Real(Parameter):
         return _given(kind="float", low=self.low, high=self.high, log=self.log, points=self.points)
 
     def __str__(self) -> str:
-        return f"{self._kind}({self.low!r}, {self.high!r}{_points(self.points)})"
+        return f"{self._word}({self.low!r}, {self.high!r}{_points(self.points)})"
 
     @property
-    def _kind(self) -> str:
+    def _word(self) -> str:
         return "log" if self.log else "uniform"
 
     def _at(self, fraction: float) -> float:
@@ -256,6 +261,11 @@ class When(Parameter):
     def conditions(self) -> dict[str, tuple[Value, ...]]:
         """The values that other parameters must have for this one to exist."""
         return dict(self.only)
+
+    @property
+    def kind(self) -> Parameter:
+        """The parameter without its conditions."""
+        return self.parameter
 
     def draw(self, fraction: float) -> Value:
         """Return the value at ``fraction`` of what is allowed."""

@@ -3,7 +3,7 @@
 A sampler answers from the space, the seed, the number of the trial and the history only, so that going
 through a log again gives the same questions the same answers.
 
->>> from nbdist.sweep.space import Space, log
+>>> from nbdist.sweep.ranges import log
 >>> space = Space({"lr": log(1e-4, 1e-1), "width": [32, 64]})
 >>> random = make_sampler("random", space, seed=7)
 >>> random.ask([], 0) == make_sampler("random", space, seed=7).ask([Ask(0, {}, True)], 0)

@@ -36,6 +36,7 @@ from nbdist.sweep.pruners import make_pruner
 from nbdist.sweep.samplers import Sampler, make_sampler
 from nbdist.sweep.seeds import trial_seed
 from nbdist.sweep.trial import Trial
+from nbdist.sweep.values import is_number
 
 RETRIES = 1
 """How often a trial whose engine or driver died is tried again by itself."""
@@ -95,27 +96,30 @@ class Scheduler:
         attempt: int,
         state: EndState,
         now: float,
-        values: Mapping[str, float] | None = None,
+        values: Mapping[str, object] | None = None,
         error: str = "",
     ) -> Ended | None:
         """Return how a trial ended, from what its engines say; None if that attempt is no longer theirs.
 
-        A trial that was told to stop ends as what it was told to stop for. A complete one whose metric was
-        never reported, or is not a number, has failed: the error says so.
+        ``values`` are the metrics that it ended with; what is no number among them is left out. A trial that
+        was told to stop ends as what it was told to stop for. A complete one whose metric was never reported,
+        or is not a number, has failed: the error says so.
         """
         trial = self.ledger.trials.get(number)
         if trial is None or trial.state != "running" or trial.attempt != attempt:
             return None
-        metric, values = self.ledger.created.metric, dict(values or {})
-        value = values.get(metric, trial.value)
+        metric = self.ledger.created.metric
+        found, wrong = numbers_in(values or {})
+        value = found.get(metric, trial.value)
         if state in ("stopped", "pruned"):
             state = trial.stopping or state
         if state == "complete" and value is None:
-            there = f"; it reported {', '.join(values)}" if values else ""
+            there = f"; it reported {', '.join(found)}" if found else ""
             state, error = "failed", f"the trial never reported {metric!r}{there}: report it, or name another"
+            error = f"{metric!r} is {wrong[metric]!r:.80}, and no number" if metric in wrong else error
         elif state == "complete" and value is not None and math.isnan(value):
             state, error = "failed", f"{metric!r} is not a number at the end (NaN): the training diverged"
-        return Ended(now, number, attempt, state, value, values, error)
+        return Ended(now, number, attempt, state, value, found, error)
 
     def died(self, ranks: Collection[int], now: float, error: str = "") -> list[Retried | Ended]:
         """Return what becomes of the trials that ran on engines which are gone: once more, or failed."""
@@ -213,3 +217,21 @@ class Scheduler:
             return Retried(now, trial.number, reason, error, trial.ranks)
         told = f"lost {trial.lost + 1} times; the last time {error}"
         return Ended(now, trial.number, trial.attempt, "failed", None, {}, told)
+
+
+def numbers_in(values: Mapping[str, object]) -> tuple[dict[str, float], dict[str, object]]:
+    """Return (what is a number, what is not); a NumPy scalar is one, text and truth values are not.
+
+    >>> numbers_in({"loss": 1, "accuracy": "high"})
+    ({'loss': 1.0}, {'accuracy': 'high'})
+    """
+    found: dict[str, float] = {}
+    wrong: dict[str, object] = {}
+    for name, value in values.items():
+        item = getattr(value, "item", None)
+        one = item() if item is not None and getattr(value, "shape", None) == () else value
+        if is_number(one):
+            found[str(name)] = float(one)  # type: ignore[arg-type]
+        else:
+            wrong[str(name)] = value
+    return found, wrong

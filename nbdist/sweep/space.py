@@ -1,5 +1,6 @@
 """What a sweep searches: names and what each may be. Pure.
 
+>>> from nbdist.sweep.ranges import log, when
 >>> space = Space({"lr": log(1e-4, 1e-1, points=4), "opt": ["sgd", "adam"], "epochs": 5,
 ...                "momentum": when([0.0, 0.9], opt="sgd")})
 >>> print(space)
@@ -21,7 +22,7 @@ from typing import Any, TypeAlias
 from nbdist.errors import InvalidArgumentError
 from nbdist.sweep.conditions import check_conditions, in_order
 from nbdist.sweep.parameters import Parameter
-from nbdist.sweep.ranges import as_parameter, log, parameter_from_json, when
+from nbdist.sweep.ranges import as_parameter, parameter_from_json
 from nbdist.sweep.values import Value, same_key
 
 Parameters: TypeAlias = "dict[str, Value]"
@@ -29,8 +30,6 @@ Parameters: TypeAlias = "dict[str, Value]"
 
 VERSION = 1
 MOST_PARAMETERS = 200
-
-__all__ = ["Parameters", "Space", "log", "when"]
 
 
 class Space(Mapping[str, Parameter]):
@@ -94,7 +93,7 @@ class Space(Mapping[str, Parameter]):
                 if name in parameters:
                     return f"{name} has no place here: it is {parameter}"
             elif name not in parameters:
-                return f"{name} is missing; it may be {getattr(parameter, 'parameter', parameter)}"
+                return f"{name} is missing; it may be {parameter.kind}"
             elif not parameter.contains(parameters[name]):
                 return f"{name}={parameters[name]!r} is outside of {parameter}"
         return None
@@ -102,8 +101,8 @@ class Space(Mapping[str, Parameter]):
     def with_changes(self, changes: Mapping[str, object], without: Iterable[str] = ()) -> Space:
         """Return the space with parameters replaced or added, and others taken out.
 
-        >>> print(Space({"lr": log(1e-4, 1), "width": [32, 64]}).with_changes({"width": [64, 128]}))
-        lr=log(0.0001, 1.0) width=[64, 128]
+        >>> print(Space({"width": [32, 64], "epochs": 5}).with_changes({"width": [64, 128]}))
+        width=[64, 128] epochs=5
         """
         gone = set(without)
         for name in gone - self.keys():

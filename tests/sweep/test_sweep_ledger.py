@@ -12,6 +12,7 @@ from sweep_simulated import state_of
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from nbdist.metrics.table import table
 from nbdist.sweep.columns import columns, write_csv
+from nbdist.sweep.eventlog import EventLog, read_events
 from nbdist.sweep.events import (
     Asked,
     Cloned,
@@ -26,7 +27,6 @@ from nbdist.sweep.events import (
     Started,
 )
 from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.log import EventLog, read_events
 from nbdist.sweep.optuna_export import export_study
 from nbdist.sweep.ranges import integer, log, uniform, when
 from nbdist.sweep.scheduler import Scheduler

@@ -17,12 +17,14 @@ from hypothesis import strategies as some
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,
+    InvalidArgumentError,
     NotAllowedError,
     NotFoundError,
     ResourceExhaustedError,
 )
 from nbdist.metrics.log import frame
-from nbdist.sweep import log as log_module
+from nbdist.sweep import eventlog as log_module
+from nbdist.sweep.eventlog import EventLog, parse, read_events
 from nbdist.sweep.events import (
     EVENT,
     LARGEST,
@@ -46,7 +48,6 @@ from nbdist.sweep.events import (
     decoded,
     encoded,
 )
-from nbdist.sweep.log import EventLog, parse, read_events
 from nbdist.sweep.ranges import log, when
 from nbdist.sweep.space import Space
 
@@ -114,7 +115,7 @@ def test_only_the_user_may_read_it_and_links_are_not_followed(path: Path, tmp_pa
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     link = tmp_path / "link.log"
     link.symlink_to(path)
-    with pytest.raises(OSError, match="symbolic"):
+    with pytest.raises(NotAllowedError, match="is a link"):
         EventLog.reopen(link)
     path.chmod(0o666)
     with pytest.raises(NotAllowedError, match=r"others could have written it.*chmod 600"):
@@ -125,7 +126,7 @@ def test_a_second_writer_is_refused_and_told_who_writes(path: Path) -> None:
     first = EventLog.create(path)
     with pytest.raises(FailedPreconditionError, match=f"written by process {os.getpid()}"):
         EventLog.reopen(path)
-    code = f"from nbdist.sweep.log import *; EventLog.reopen(Path({str(path)!r}))"
+    code = f"from nbdist.sweep.eventlog import *; EventLog.reopen(Path({str(path)!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"is being written by process {os.getpid()}" in done.stderr
     first.close()
@@ -229,6 +230,17 @@ def test_what_is_too_large_is_not_written(path: Path) -> None:
     assert len(ended.error) == 20_000
 
 
+@pytest.mark.parametrize(
+    "bad", [{"step": -1}, {"step": 1.5}, {"step": 2**32}, {"value": "x"}, {"value": None}]
+)
+def test_a_report_that_is_none_is_not_written(path: Path, bad: dict[str, Any]) -> None:
+    with EventLog.create(path) as log:
+        with pytest.raises(InvalidArgumentError, match="a step is a whole number"):
+            log.append(Paused(1.0), Reported(0, 1, 2, 0.5, 3.0)._replace(**bad))
+        log.append(Reported(0, 1, 2, 0.5, 3.0))
+    assert len(read_events(path).events) == 1
+
+
 def test_a_file_that_is_too_long_is_not_read(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(log_module.MOST_BYTES + 1)
@@ -257,7 +269,7 @@ def test_a_full_disk_leaves_the_log_whole(path: Path, monkeypatch: pytest.Monkey
 
 def test_a_driver_that_is_killed_loses_nothing_that_it_had_appended(path: Path) -> None:
     code = (
-        "import sys; from nbdist.sweep.log import *; from nbdist.sweep.events import *\n"
+        "import sys; from nbdist.sweep.eventlog import *; from nbdist.sweep.events import *\n"
         f"log = EventLog.create(Path({str(path)!r}))\n"
         "for step in range(10**9):\n"
         "    log.append(Reported(0, 1, step, 0.5, 1.0))\n"

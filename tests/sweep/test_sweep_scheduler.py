@@ -3,6 +3,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
@@ -216,11 +217,13 @@ def test_a_promoted_trial_that_dies_goes_on_from_its_checkpoint_with_its_curve()
         ({"accuracy": 0.5}, "complete", ""),
         ({}, "failed", "the trial never reported 'accuracy': report it, or name another"),
         ({"loss": 1.0}, "failed", "never reported 'accuracy'; it reported loss: report it"),
+        ({"accuracy": np.float32(0.5), "name": "x"}, "complete", ""),
+        ({"accuracy": "high"}, "failed", "'accuracy' is 'high', and no number"),
         ({"accuracy": float("nan")}, "failed", "'accuracy' is not a number at the end"),
     ],
 )
 def test_a_result_that_is_missing_or_no_number_is_a_failure(
-    values: dict[str, float], state: str, error: str
+    values: dict[str, Any], state: str, error: str
 ) -> None:
     ledger, scheduler = following(opened(trials=1))
     pumped(ledger, scheduler, {0}, 1)

@@ -51,12 +51,10 @@ def spaces(draw: some.DrawFn) -> Space:
     made: dict[str, Parameter] = {}
     for index in range(draw(some.integers(1, 5))):
         parameter = draw(ranges())
-        deciding = [
-            name for name, one in made.items() if not isinstance(getattr(one, "parameter", one), Real)
-        ]
+        deciding = [name for name, one in made.items() if not isinstance(one.kind, Real)]
         if deciding and draw(some.booleans()):
             on = draw(some.sampled_from(deciding))
-            allowed = getattr(made[on], "parameter", made[on])
+            allowed = made[on].kind
             value = allowed.draw(draw(some.floats(0, 1, exclude_max=True)))
             parameter = when(parameter, {on: [value]})
         made[f"p{index}"] = parameter
@@ -139,7 +137,7 @@ def test_the_points_of_a_grid_are_all_different_and_all_in_the_space(space: Spac
         return
     seen = [grid.point(k) for k in range(min(grid.size, 60))]
     assert all(space.contains(one) for one in seen)
-    if not any(isinstance(getattr(one, "parameter", one), Real) for one in space.values()):
+    if not any(isinstance(one.kind, Real) for one in space.values()):
         assert len({repr(one) for one in seen}) == len(seen)
 
 

@@ -10,6 +10,7 @@ counted. No pickle; mode 0600.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -267,7 +268,7 @@ def take_lock(path: Path) -> int:
 
     Raises `FailedPreconditionError` with the process that holds it.
     """
-    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    lock = _open(path.with_name(f"{path.name}.lock"), os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -283,7 +284,12 @@ def take_lock(path: Path) -> int:
 
 
 def _open(path: Path, more: int) -> int:
-    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | more, 0o600)
+    try:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | more, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise NotAllowedError(f"{path} is a link; a sweep's log is a file of its own") from None
 
 
 def _check_own(descriptor: int, path: Path) -> None:
