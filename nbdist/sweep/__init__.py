@@ -1,7 +1,7 @@
 """Hyperparameter sweeps: the space, who asks and who prunes, the log that is the truth, what to do next.
 
-The pure core; only `eventlog` touches a file, and nothing else looks at a clock. A driver reads the log into a
-ledger, asks the scheduler for the next event, writes it down, and only then acts on it:
+The pure core; only `eventlog` touches a file, and nothing else looks at a clock. A driver reads the log into
+a ledger, asks the scheduler for the next event, writes it down, and only then acts on it:
 
     ranges, parameters   what one may be        samplers   which parameters next (Optuna's: optuna_sampler)
     space, spacetext     all of them            pruners    which trials are not worth going on with
