@@ -42,7 +42,7 @@ def closed_at_end(opened: Lab) -> Iterator[Lab]:
 # The same test in each place where a notebook may be: each has a server of its own, for all its tests.
 
 
-@pytest.fixture(scope="module", params=["lab", "lab-without-subshells", "notebook"])
+@pytest.fixture(scope="session", params=["lab", "lab-without-subshells", "notebook"])
 def place_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LabServer]:
