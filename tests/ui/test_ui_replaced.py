@@ -85,11 +85,8 @@ def test_a_task_is_restarted_by_hand(kernel: Kernel) -> None:
     reply = kernel.run("%cluster restart nobody")
     assert reply["ename"] == "InvalidArgumentError"
     assert "the tasks are worker:0 (rank 0), worker:1 (rank 1), worker:2 (rank 2)" in reply["evalue"]
-    assert (
-        kernel.run(
-            "import os, signal\nimport nbdist as nb\nos.kill(nb.Cluster.current().tasks[0].pid, signal.SIGKILL)"
-        )["status"]
-        == "ok"
+    kernel.run(
+        "import os, signal\nimport nbdist as nb\nos.kill(nb.Cluster.current().tasks[0].pid, signal.SIGKILL)"
     )
     reply = kernel.run("%%distribute\n1")
     assert "Go on without it with --on, or start it again with %cluster restart worker:0" in reply["evalue"]
