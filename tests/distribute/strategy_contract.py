@@ -12,6 +12,7 @@ is `SEED`, and it is quiet. All entries together have ``strategy.num_replicas_in
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -126,6 +127,13 @@ def looped(
 def assert_alike(ours: Any, theirs: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline
+        pause.wait(0.002)
 
 
 class AtFirstEpoch(Callback):
@@ -495,6 +503,42 @@ class StrategyContract:
         assert_alike(load(found["path"]).get_weights(), expected)
         assert [steps for _, steps in results] == [6] * len(world)
         assert control.words == 1
+
+    def test_paused_it_rests_and_writes_a_checkpoint_all_the_same(self, world: World, tmp_path: Path) -> None:
+        """The chief is between two steps: it waits for none that rests. Then it is trained as ever."""
+        first, contexts = world[0][0], [one for one, _ in world]
+        tmp_path.chmod(0o700)
+        first.checkpoints = Checkpoints(tmp_path / "checkpoints")
+        first.rest_everywhere = lambda number: [one.control.rest(number) for one in contexts[1:]]  # type: ignore[assignment,return-value]
+        seen: list[int] = []
+
+        def look() -> None:
+            until(lambda: first.progress.state == "paused")
+            for number in (1, 2):
+                for one in contexts:
+                    one.control.ask_checkpoint(number)
+                until(lambda: (first.progress.checkpoint or {}).get("number") == len(seen) + 1)
+                seen.append(first.progress.step)
+            for one in contexts:
+                one.control.resume()
+
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+        body = lambda strategy, context: fitted(
+            strategy,
+            SGD(0.3, momentum=0.5),
+            60,
+            20,
+            epochs=4,
+            callbacks=[AtFirstEpoch(world, context, lambda control: control.pause(5))],
+        )
+        results = everywhere(world, body)
+        watcher.join(PATIENCE)
+        expected, steps = alone(lambda s, _: fitted(s, SGD(0.3, momentum=0.5), 60, 20, epochs=4))
+        assert seen == [3, 3]
+        for weights, made in results:
+            assert_alike(weights, expected)
+            assert made == steps
 
     def test_a_loss_that_is_no_number_is_not_applied(self, world: World) -> None:
         kept: list[Array] = []
