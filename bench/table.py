@@ -236,6 +236,20 @@ BENCHMARKS: list[Benchmark | Survey] = [
         Bar("<=", 1.2),
     ),
     Survey(
+        "p10.driver",
+        "what a sweep costs its driver, engines aside: ms of CPU for each trial of 20 reports",
+        (
+            Goal("random, 1,000 trials", "ms", None),
+            Goal("random, 10,000 trials", "ms", None),
+            Goal("grid, 1,000 trials", "ms", None),
+            Goal("grid, 10,000 trials", "ms", None),
+            Goal("TPE, trial 1,000", "ms", None),
+            Goal("rebuild 10,000 trials", "s", Bar("<=", 2, "figure")),
+            Goal("rebuild, CPU", "s", None),
+        ),
+        here("sweep_core"),
+    ),
+    Survey(
         "p12",
         "8 tasks that record 1,000 points a second each, on their way to disk and to a page",
         (
@@ -259,6 +273,15 @@ BENCHMARKS: list[Benchmark | Survey] = [
         ),
         here("page_flow", timeout=3600),
         most=1,
+    ),
+    Survey(
+        "reload",
+        "a page is loaded anew, 20 s into a run of 16 replicas: until the curve is there again, to its end",
+        (
+            Goal("curve back", "s after the notebook is there", Bar("<=", 2, "figure")),
+            Goal("JupyterLab and notebook before that", "s", None),
+        ),
+        here("page_reload"),
     ),
     *(
         Benchmark(
