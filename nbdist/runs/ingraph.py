@@ -130,7 +130,7 @@ def _live(
         epochs=order.epochs,
     )
     events = [events_folder(folder, info.name) if order.tensorboard else None for info in towers]
-    reported = Towers(folder, len(towers), context, events)
+    reported = Towers(folder, len(towers), context, events, [info.name for info in towers])
     context.towers = reported.context
     context.strategy = in_graph_strategy(cluster, order, towers, servers, context, reported)
     client.agent.recorded.sources.append(lambda run: reported.spans(client.name) if run == order.run else ())

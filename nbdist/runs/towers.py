@@ -15,27 +15,35 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from nbdist.metrics.batch import Batch
+from nbdist.metrics.intervals import covered
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.timeline import Span
 from nbdist.train.context import Context, Progress
 from nbdist.train.steplog import StepLog
 
+JUDGED = 3  # traces that a tower's share of a step is judged by, so that one hiccup is none
 MOST_TRACES = 4  # the newest; each is some hundred spans
 
 
 class Towers:
     """Recorders, contexts and progress of ``count`` towers; ``context`` is that of the body.
 
-    ``events`` are folders for TensorBoard's files, one for each.
+    ``events`` are folders for TensorBoard's files, one for each; ``tasks`` are the names of their workers.
     """
 
     def __init__(
-        self, folder: Path, count: int, context: Context, events: Sequence[Path | None] = ()
+        self,
+        folder: Path,
+        count: int,
+        context: Context,
+        events: Sequence[Path | None] = (),
+        tasks: Sequence[str] = (),
     ) -> None:
-        self.main = context
+        self.main, self._tasks = context, list(tasks)
         self._towers = [
             _Tower(Recorder(folder / f"metrics-{i:04d}.log", replica=i, events=into))
             for i, into in enumerate(events or [None] * count)
@@ -94,7 +102,7 @@ class Towers:
         progress = tower.progress
         progress.step = step
         progress.examples += examples
-        progress.spent["compute"] += seconds
+        progress.spent["compute"] += seconds * tower.share
 
     def news(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
         """Return (replica, progress, new points) of every tower."""
@@ -124,6 +132,9 @@ class Towers:
     def on_trace(self, spans: list[Span]) -> None:
         """Note what all tasks did in a step; called by a thread that trains."""
         before = self._steps_before
+        if self._traces:  # the first trace also shows how tracing gets ready
+            for tower, share in zip(self._towers, shares(spans, self._tasks)):
+                tower.see(share)
         self._traces.append([replace(s, step=None if s.step is None else s.step + before) for s in spans])
 
     def close(self) -> None:
@@ -155,12 +166,34 @@ class Towers:
         return replace(main, step=own.step, examples=own.examples, spent=spent)
 
 
+def shares(spans: Sequence[Span], tasks: Sequence[str]) -> list[float]:
+    """Return for how much of a step each task was at work, and did not wait.
+
+    >>> spans = [Span("a", "CPU:0", "compute", "step", 0.0, 2.0), Span("a", "CPU:0", "wait", "x", 2.0, 1.0),
+    ...          Span("b", "CPU:0", "compute", "step", 0.0, 4.0)]
+    >>> shares(spans, ["a", "b"])
+    [0.5, 1.0]
+    """
+    begin = min((span.start for span in spans), default=0.0)
+    lasted = max((span.start + span.seconds for span in spans), default=0.0) - begin
+    if not lasted:
+        return []
+    work: dict[str, list[tuple[float, float]]] = {task: [] for task in tasks}
+    for span in spans:
+        if span.kind != "wait" and span.task in work:
+            work[span.task].append((span.start, span.start + span.seconds))
+    return [covered(intervals) / lasted for intervals in work.values()]
+
+
 @dataclass
 class _Tower:
     recorder: Recorder
     progress: Progress = field(default_factory=Progress)
     context: Context | None = None
     last_epoch: dict[str, float] = field(default_factory=dict)
+    share: float = 1.0
+    """How much of a step that all towers make together this one's worker is at work, as far as is known."""
+    _shares: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGED))
     _sums: dict[str, float] = field(default_factory=dict)
     _count: int = 0
 
@@ -168,6 +201,11 @@ class _Tower:
         self._count += examples
         for name, value in logs.items():
             self._sums[name] = self._sums.get(name, 0.0) + value * examples
+
+    def see(self, share: float) -> None:
+        self._shares.append(share)
+        if len(self._shares) == JUDGED:
+            self.share = median(self._shares)
 
     def end_epoch(self) -> None:
         if self._count:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -230,5 +233,48 @@ def test_the_slow_worker_is_named(begin: Callable[..., Run], body: str, options:
         assert not run.pump(), f"the run is over: {run.error}"
         assert time.monotonic() < deadline
         pause.wait(0.01)
+    run.stop()
+    run.wait()
+
+
+TOWERS = """
+import numpy as np
+x, y = np.ones((120, 300), np.float32), np.ones((120, 10), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(600, "tanh"), nb.nn.Dense(600, "tanh"), nb.nn.Dense(10)])
+model.compile(nb.optim.SGD(0.01), "mse")
+model.fit(nb.data.Dataset.from_arrays(x, y).repeat().batch(60), steps_per_epoch=10**6)
+"""
+
+
+@contextmanager
+def halting(pid: int) -> Iterator[None]:
+    """Have a process stand still most of the time, as if others had its core."""
+    over = threading.Event()
+
+    def halt() -> None:
+        while not over.wait(0.02):
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(0.06)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=halt)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_the_slow_tower_is_named(begin: Callable[..., Run], cluster: Cluster, synchronous: bool) -> None:
+    run = begin(TOWERS, replication="in-graph", strategy="ps", synchronous=synchronous)
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    with halting(cluster.tasks[1].pid):
+        while 1 not in slow_ones(run):
+            assert not run.pump(), f"the run is over: {run.error}"
+            assert time.monotonic() < deadline
+            pause.wait(0.01)
     run.stop()
     run.wait()

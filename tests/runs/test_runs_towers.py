@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nbdist.metrics.log import read_log
+from nbdist.metrics.timeline import Span
 from nbdist.runs.towers import Towers
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context
@@ -59,6 +60,30 @@ def test_towers_that_step_together(towers: Towers, main: Context, tmp_path: Path
         ("loss", 1, 1.0), ("accuracy", 1, 0.1), ("step_ms", 1, 500.0), ("val_loss", 1, 9.0),
     ]  # fmt: skip
     assert points(tmp_path, 1) == [("loss", 1, 3.0), ("accuracy", 1, 0.3), ("step_ms", 1, 500.0)]
+
+
+def traced(step: int, busy: tuple[float, float]) -> list[Span]:
+    """What two workers did in a step of a second: they worked, and waited for the rest of it."""
+    return [
+        Span(f"/job:worker/task:{i}", "CPU:0", kind, "step", start, seconds, step)
+        for i, own in enumerate(busy)
+        for kind, start, seconds in (("compute", 0.0, own), ("wait", own, 1.0 - own))
+    ]
+
+
+def test_towers_that_step_together_are_told_apart_by_what_was_traced(tmp_path: Path, main: Context) -> None:
+    tmp_path.chmod(0o700)
+    towers = Towers(tmp_path, 2, main, tasks=[f"/job:worker/task:{i}" for i in range(2)])
+    History(context=main, metric_names=["accuracy"])
+    main.progress.spent["compute"] = 10.0
+    for number, busy in enumerate([(0.1, 0.1), (0.5, 1.0), (0.9, 0.3), (0.5, 1.0), (0.5, 1.0)], 1):
+        towers.on_trace(traced(number, busy))
+        step(towers, number, (0.0, 0.0))
+    spent = [progress["spent"] for _, progress, _ in towers.news()]
+    # The first trace does not count, and before there are three more each tower is taken to work throughout.
+    assert [one["compute"] for one in spent] == [0.5 * (3 + 2 * 0.5), 0.5 * 5]
+    assert [one["compute"] + one["wait"] for one in spent] == [10.0, 10.0]
+    towers.close()
 
 
 def test_each_has_means_of_its_own_over_the_last_epoch(towers: Towers, main: Context) -> None:
