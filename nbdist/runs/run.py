@@ -245,7 +245,10 @@ class Run:
     def _stay(self) -> None:
         """Raise KeyboardInterrupt if this process ends: the run goes on without it."""
         if self._leaves():
-            raise KeyboardInterrupt(f"the kernel ends; run {self.id} goes on: nb.attach({self.id!r})")
+            error = KeyboardInterrupt(f"the kernel ends; run {self.id} goes on: nb.attach({self.id!r})")
+            # A whole traceback takes IPython a second, and Jupyter waits little longer for the kernel's end.
+            error._render_traceback_ = lambda: [f"KeyboardInterrupt: {error}"]  # type: ignore[attr-defined]
+            raise error
 
     # Joining one that is under way. Before it is followed.
 
