@@ -16,21 +16,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "browser"))
+from bench.page_lab import STEP, feeding
 
 MINUTES = float(os.environ.get("BENCH_MINUTES", "10"))
 REPLICAS, RATE = 64, 100
-SHOWN = "section.nbdist-live"
-CELL = "from bench import page_body\nawait page_body.feed({seconds}, {replicas}, {rate})"
 OBSERVE = (
     "() => { window.longTasks = []; window.longTaskObserver = new PerformanceObserver(list => {"
     " for (const entry of list.getEntries()) window.longTasks.push(entry.duration) });"
     " window.longTaskObserver.observe({type: 'longtask'}) }"
-)
-STEP = (
-    "() => Number(/step ([\\d,]+)/.exec(document.querySelector('.nbd-plot')?.ariaLabel)?.[1]"
-    ".replaceAll(',', '') ?? 0)"
 )
 
 
@@ -50,46 +43,30 @@ def measure(
     minutes: float, replicas: int, folder: Path, profiled: int = 0, screenshot: str = ""
 ) -> dict[str, float]:
     """Return the figures of P13; the first minute (a fifth, if there are few) is no part of them."""
-    from browser_lab import Lab, LabServer, start_chromium
-    from playwright.sync_api import sync_playwright
-
     whole = 60.0 * minutes
     warm_up = min(60.0, whole / 5)
-    server = LabServer(folder)
-    try:
-        with sync_playwright() as playwright:
-            browser = start_chromium(playwright)
-            lab = Lab(server, browser)
-            cell = CELL.format(seconds=whole + 5, replicas=replicas, rate=RATE)
-            lab.write("p13.ipynb", [cell])
-            page = lab.open("p13.ipynb")
-            lab.run(0, wait=False)
-            page.wait_for_selector(f"{SHOWN} .nbd-plot")
-            page.locator(SHOWN).evaluate("node => node.scrollIntoView({block: 'start'})")
-            time.sleep(warm_up)
-            chromium = page.context.new_cdp_session(page)
-            chromium.send("Performance.enable")
-            heap, step = used(chromium), page.evaluate(STEP)
-            page.evaluate(OBSERVE)
-            begin, busy = time.monotonic(), task_seconds(chromium)
-            if profiled:
-                tell_profile(chromium, profiled)
-            while time.monotonic() - begin < whole - warm_up:
-                page.wait_for_timeout(500)
-            lasted = time.monotonic() - begin
-            busy = task_seconds(chromium) - busy
-            tasks = page.evaluate("() => (window.longTaskObserver.disconnect(), window.longTasks)")
-            if page.evaluate(STEP) <= step:
-                raise RuntimeError(f"the curve stood still at step {step}: nothing was measured")
-            if screenshot:
-                lab.screenshot(screenshot)
-            grown = used(chromium) - heap
-            lab.wait_done(0)
-            said = re.search(r"frames a second: ([\d.]+)", lab.output(0).inner_text())
-            lab.close()
-            browser.close()
-    finally:
-        server.close()
+    with feeding(folder, whole + 5, replicas, RATE) as lab:
+        page = lab.page
+        page.wait_for_timeout(1000 * warm_up)
+        chromium = page.context.new_cdp_session(page)
+        chromium.send("Performance.enable")
+        heap, step = used(chromium), page.evaluate(STEP)
+        page.evaluate(OBSERVE)
+        begin, busy = time.monotonic(), task_seconds(chromium)
+        if profiled:
+            tell_profile(chromium, profiled)
+        while (left := whole - warm_up - (time.monotonic() - begin)) > 0:
+            page.wait_for_timeout(min(1000.0, 1000 * left))
+        lasted = time.monotonic() - begin
+        busy = task_seconds(chromium) - busy
+        tasks = page.evaluate("() => (window.longTaskObserver.disconnect(), window.longTasks)")
+        if page.evaluate(STEP) <= step:
+            raise RuntimeError(f"the curve stood still at step {step}: nothing was measured")
+        if screenshot:
+            lab.screenshot(screenshot)
+        grown = used(chromium) - heap
+        lab.wait_done(0)
+        said = re.search(r"frames a second: ([\d.]+)", lab.output(0).inner_text())
     return {
         "time in tasks over 50 ms": 100 * sum(tasks) / 1e3 / lasted,
         "heap growth": grown / 1e6,
