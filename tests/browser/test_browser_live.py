@@ -108,30 +108,43 @@ def in_colour(page: Page) -> None:
     )
 
 
+WIDTHS = {"JupyterLab Light": (2000, 1600, 700, 320), "JupyterLab Dark": (320, 400, 1100, 2000)}
+OUTSIDE = """view => { const {left, right} = view.getBoundingClientRect();
+  return [...view.querySelectorAll('*')].filter(node => !node.closest('.nbd-scroll, .nbd-plot, .nbd-spoken'))
+    .filter(node => { const box = node.getBoundingClientRect();
+      return box.width && (box.left < left - 1 || box.right > right + 1) })
+    .map(node => node.outerHTML.slice(0, 120)) }"""
+
+
 def test_themes_and_widths(lab: Lab) -> None:
-    lab.write("wide.ipynb", cells(replicas=16, steps=1600))
+    """Nothing sticks out of the view, from 320 to 2,000 pixels."""
+    task = (
+        "for task in workers(16): shown.output(task, 'a line of some length that a rank has printed ' * 3)\n"
+    )
+    setup, run, _ = cells(replicas=16, steps=1600)
+    act = "shown.on_control(lambda kind, rate: None)\nshown.show()\nshown.progress({'learning_rate': 0.01})\n"
+    lab.write("wide.ipynb", [setup, run.replace("shown.show()\n", act + task)])
     page = lab.open("wide.ipynb", width=1600)
     lab.run(0)
     lab.run(1)
     expect(page.locator(f"{LIVE} .nbd-card")).to_have_count(16)
-    show(page)
-    lab.screenshot("live-16-wide")
-    lab.theme("JupyterLab Dark")
-    in_colour(page)
-    show(page)
-    lab.screenshot("live-16-wide-dark")
-    page.set_viewport_size({"width": 400, "height": 1100})
-    page.wait_for_function(
-        "() => new Set([...document.querySelectorAll('.nbd-chart')].map(c => c.offsetLeft)).size === 1"
-    )
-    show(page)
-    lab.screenshot("live-16-narrow-dark")
+    for theme, widths in WIDTHS.items():
+        lab.theme(theme)
+        for width in widths:
+            page.set_viewport_size({"width": width, "height": 1100})
+            page.wait_for_function(SETTLED)
+            in_colour(page)
+            show(page)
+            lab.screenshot(f"live-16-{width}-{theme.split()[1].lower()}")
+            assert page.locator(LIVE).evaluate(OUTSIDE) == [], width
+            assert page.locator(LIVE).evaluate("node => node.scrollWidth - node.clientWidth") <= 0, width
     lab.theme("JupyterLab Light")
-    in_colour(page)
-    show(page)
-    lab.screenshot("live-16-narrow")
-    sideways = page.locator(LIVE).evaluate("node => node.scrollWidth - node.clientWidth")
-    assert sideways <= 0
+
+
+SETTLED = """() => { const grid = document.querySelector('.nbd-charts');
+  const charts = [...grid.querySelectorAll('.nbd-plot canvas')].map(canvas => canvas.getBoundingClientRect());
+  const {right} = grid.getBoundingClientRect();
+  return Math.abs(Math.max(...charts.map(box => box.right)) - right) < 8 }"""  # charts fill the width
 
 
 def test_names_and_output_are_text_never_html(lab: Lab) -> None:
