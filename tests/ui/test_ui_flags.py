@@ -37,6 +37,7 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--no-live", {"show": False}),
         ("--fetch a,b", {"fetch": ("a", "b")}),
         ("--tensorboard", {"tensorboard": True}),
+        ("--background", {"background": True}),
         ("--transport socket", {"transport": "socket"}),
         ("--backups 1", {"backups": 1}),
         ("--aggregate 3", {"aggregate": 3}),
