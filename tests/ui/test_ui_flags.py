@@ -67,6 +67,7 @@ def test_flags_of_distribute(line: str, options: dict[str, Any]) -> None:
         ("--threads 2", {"threads": 2}),
         ("--id mine", {"cluster_id": "mine"}),
         ("--timeout 2.5", {"timeout": 2.5}),
+        ("--orphan-timeout 5", {"orphan_timeout": 5.0}),
     ],
 )
 def test_flags_of_cluster_start(line: str, options: dict[str, Any]) -> None:
