@@ -283,15 +283,6 @@ BENCHMARKS: list[Benchmark | Survey] = [
         ),
         here("page_reload"),
     ),
-    Survey(
-        "reload",
-        "a page is loaded anew, 20 s into a run of 16 replicas: until the curve is there again, to its end",
-        (
-            Goal("curve back", "s after the notebook is there", Bar("<=", 2, "figure")),
-            Goal("JupyterLab and notebook before that", "s", None),
-        ),
-        here("page_reload"),
-    ),
     *(
         Benchmark(
             f"p14.{name}-{tasks}",
