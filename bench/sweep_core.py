@@ -13,7 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from nbdist.sweep.eventlog import EventLog, read_events
+from nbdist.sweep.eventlog import EventLog
+from nbdist.sweep.eventreader import read_events
 from nbdist.sweep.events import Created, Event, Reported, Started
 from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.opening import open_sweep

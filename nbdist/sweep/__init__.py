@@ -3,7 +3,7 @@
 The pure core; only `eventlog` touches a file, and nothing else looks at a clock. A driver reads the log into
 a ledger, asks the scheduler for the next event, writes it down, and only then acts on it:
 
-    ranges, parameters   what one may be        samplers   which parameters next (Optuna's: optuna_sampler)
+    ranges, parameters, numeric                 samplers   which parameters next (Optuna's: optuna_sampler)
     space, spacetext     all of them            pruners    which trials are not worth going on with
     edits, grid          changed, counted       reports    what pruners look at
     events, eventlog     what happened          scheduler  what to do next

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.sweep.parameters import Parameter, Real
+from nbdist.sweep.numeric import Real
+from nbdist.sweep.parameters import Parameter
 from nbdist.sweep.values import Value, literal, same_key
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from nbdist.errors import MissingExtra
-from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real
+from nbdist.sweep.numeric import Integer, Real
+from nbdist.sweep.parameters import Choice, Fixed, Parameter
 from nbdist.sweep.values import Value, literal, same_key
 
 try:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, When
+from nbdist.sweep.numeric import Integer, Real
+from nbdist.sweep.parameters import Choice, Fixed, Parameter, When
 from nbdist.sweep.space import Space
 from nbdist.sweep.values import Value
 

@@ -9,8 +9,9 @@ from typing import Any
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 from nbdist.sweep.distributions import categories, distribution, listed
 from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.numeric import Integer, Real
 from nbdist.sweep.optuna_sampler import quiet
-from nbdist.sweep.parameters import Integer, Parameter, Real
+from nbdist.sweep.parameters import Parameter
 from nbdist.sweep.trial import Trial
 from nbdist.sweep.values import Value, is_number, same_key
 

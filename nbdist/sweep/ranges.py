@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, When
+from nbdist.sweep.numeric import Integer, Real
+from nbdist.sweep.parameters import Choice, Fixed, Parameter, When
 from nbdist.sweep.values import plain
 
 

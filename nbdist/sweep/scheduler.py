@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
+from nbdist.sweep.eventcode import LONGEST_ERROR
 from nbdist.sweep.events import (
     Asked,
     Ended,
@@ -119,7 +120,7 @@ class Scheduler:
             error = f"{metric!r} is {wrong[metric]!r:.80}, and no number" if metric in wrong else error
         elif state == "complete" and value is not None and math.isnan(value):
             state, error = "failed", f"{metric!r} is not a number at the end (NaN): the training diverged"
-        return Ended(now, number, attempt, state, value, found, error)
+        return Ended(now, number, attempt, state, value, found, error[-LONGEST_ERROR:])
 
     def died(self, ranks: Collection[int], now: float, error: str = "") -> list[Retried | Ended]:
         """Return what becomes of the trials that ran on engines which are gone: once more, or failed."""

@@ -12,7 +12,8 @@ from sweep_simulated import state_of
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from nbdist.metrics.table import table
 from nbdist.sweep.columns import columns, write_csv
-from nbdist.sweep.eventlog import EventLog, read_events
+from nbdist.sweep.eventlog import EventLog
+from nbdist.sweep.eventreader import read_events
 from nbdist.sweep.events import (
     Asked,
     Cloned,

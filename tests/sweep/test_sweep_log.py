@@ -23,12 +23,11 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.metrics.log import frame
-from nbdist.sweep import eventlog as log_module
-from nbdist.sweep.eventlog import EventLog, parse, read_events
+from nbdist.sweep import eventreader as log_module
+from nbdist.sweep.eventcode import EVENT, LARGEST, REPORTS, decoded, encoded
+from nbdist.sweep.eventlog import EventLog
+from nbdist.sweep.eventreader import parse, read_events
 from nbdist.sweep.events import (
-    EVENT,
-    LARGEST,
-    REPORTS,
     Added,
     Asked,
     Cloned,
@@ -45,8 +44,6 @@ from nbdist.sweep.events import (
     SpaceEdited,
     Started,
     Stopped,
-    decoded,
-    encoded,
 )
 from nbdist.sweep.ranges import log, when
 from nbdist.sweep.space import Space
