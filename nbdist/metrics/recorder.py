@@ -124,6 +124,11 @@ class Recorder:
                 self._ids[name] = len(self.names) - 1
             return self._ids[name]
 
+    @property
+    def end(self) -> int:
+        """How many bytes of the log have been flushed so far, those that wait for the disk among them."""
+        return self._log.end
+
     def position(self) -> tuple[int, bytes]:
         """Return what has been flushed so far: how many bytes of the log, and those that wait for the disk.
 

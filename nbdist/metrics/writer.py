@@ -44,6 +44,11 @@ class Appending:
             self._held -= len(old)
             self.lost += count_
 
+    @property
+    def end(self) -> int:
+        """How many bytes were appended so far, those that wait for the disk among them."""
+        return self._good + self._held
+
     def position(self) -> tuple[int, bytes]:
         """Return how many bytes stand in the file, and those that wait for the disk and follow them."""
         return self._good, b"".join(data for data, _ in self._backlog)

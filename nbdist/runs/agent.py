@@ -2,7 +2,7 @@
 
 client                            task
 run.reserve  run, watch ────────► one run at a time: busy is an error that names the run there is
-run.watch    run ───────────────► what there was so far, then run.news (pushed ten times a second): points,
+run.watch    run[, again] ──────► what there was so far, then run.news (pushed ten times a second): points,
                                   text, progress
 run.using    ────────────────────► the run that has this task, and which other tasks it needs
 run.outcome  run, at ───────────► what the body came to, in pages, until the next one begins
@@ -126,6 +126,8 @@ class Agent:
                 "replica": replica,
                 "progress": progress,
                 "ended": ended and n == len(news) - 1,
+                "at": live.recorder.end,
+                "printed": live.output.taken,
             }
             arrays: list[Any] = [printed if n == 0 else printed[:0]]
             if batch is not None:
@@ -174,15 +176,28 @@ class Agent:
         run = self._busy()
         return {"run": run, "ranks": self._needs[1] if run == self._needs[0] else None}
 
-    def _watch(self, frame: Frame, sender: Sender) -> Frame:
+    def _watch(self, frame: Frame, sender: Sender) -> Frame | None:
         run, live = frame.meta["run"], self._live
         over = self.kept.answer(run)
+        if frame.meta.get("again"):  # from who hears nothing: it may have been left out, or not
+            self._watch_again(run, sender, over)
+            return None
         if over is not None:
             return over
         self._add_watcher(run, sender)
         if live is not None and live.run == run:
             return self._so_far(live, ended=False)
         return Frame("run.watched", {"state": "waiting" if self._is_here(run) else "unknown"})
+
+    def _watch_again(self, run: str, sender: Sender, over: Frame | None) -> None:
+        """Push all there was so far to who is not told the news any more, and those that follow."""
+        live = self._live
+        if over is None and sender not in self._watchers.get(run, ()):
+            self._add_watcher(run, sender)
+            if live is not None and live.run == run:
+                over = self._so_far(live, ended=False)
+        if over is not None:
+            sender.push(over)
 
     def _add_watcher(self, run: str, sender: Sender) -> None:
         watchers = self._watchers.setdefault(run, [])
@@ -204,6 +219,8 @@ class Agent:
             "ended": ended,
             "log": live.recorder.path.name,
             "size": size,
+            "at": size + len(waiting),
+            "printed": live.output.taken,
         }
         tail = live.output.tail().encode("utf-8", "replace")
         return Frame("run.watched", meta, tuple(np.frombuffer(part, np.uint8) for part in (tail, waiting)))

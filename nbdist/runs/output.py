@@ -26,6 +26,7 @@ class Output:
         self._written = 0
         self._tail: deque[str] = deque()
         self._tail_size = 0
+        self.taken = 0  # characters
         self._file = open(path, "ab", opener=_private)  # noqa: SIM115
 
     def write(self, text: str) -> int:
@@ -55,6 +56,7 @@ class Output:
             except OSError:  # a full disk never stops a body; the client still gets the text
                 self._written = FILE_LIMIT
         if text:
+            self.taken += len(text)
             self._tail.append(text)
             self._tail_size += len(text)
             while self._tail_size - len(self._tail[0]) >= TAIL_LIMIT:

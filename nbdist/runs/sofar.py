@@ -52,6 +52,17 @@ def fill(store: RunStore, folder: Path, answers: Mapping[int, Frame]) -> list[st
     return notes
 
 
+def add_since(store: RunStore, folder: Path, answer: Frame, after: int) -> None:
+    """Put the points of a task's log into ``store`` that follow its first ``after`` bytes."""
+    path = folder / answer.meta["log"]
+    waits = [answer.arrays[1].tobytes()]
+    if not path.exists():
+        _read(store, waits, after)
+        return
+    with path.open("rb") as file:
+        _read(store, chain(_pieces(file, int(answer.meta["size"])), waits), after)
+
+
 def printed(folder: Path, rank: int) -> str:
     """Return the end of what a task printed, from the run's folder; "" if it printed nothing."""
     path = folder / f"output-{rank:04d}.log"
@@ -87,12 +98,22 @@ def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
         yield piece
 
 
-def _read(store: RunStore, pieces: Iterable[bytes]) -> None:
-    """Put the points of one log into the store; what is damaged is stepped over."""
-    rest, begun, replica = b"", False, 0
-    names: dict[int, str] = {}
+def _cut(pieces: Iterable[bytes], at: int) -> Iterator[bytes]:
+    """Yield the pieces, with one that reaches over position ``at`` cut in two."""
+    start = 0
     for piece in pieces:
+        inside = at - start
+        yield from (piece[:inside], piece[inside:]) if 0 < inside < len(piece) else (piece,)
+        start += len(piece)
+
+
+def _read(store: RunStore, pieces: Iterable[bytes], after: int = 0) -> None:
+    """Put the points of one log into the store, those after its first bytes; damage is stepped over."""
+    rest, begun, replica, read = b"", False, 0, 0
+    names: dict[int, str] = {}
+    for piece in _cut(pieces, after):
         rest += piece
+        read += len(piece)
         if not begun:
             if len(rest) < len(MAGIC):
                 continue
@@ -103,6 +124,8 @@ def _read(store: RunStore, pieces: Iterable[bytes]) -> None:
         rest = rest[log.offset :] if log.torn <= MOST_TORN else b""
         names.update(log.names)
         replica = replica if log.replica is None else log.replica
+        if read <= after:  # only the names matter
+            continue
         for series in np.unique(log.points["series"]):
             one = log.points[log.points["series"] == series]
             name = names.get(int(series), f"series {series}")

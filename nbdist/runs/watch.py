@@ -12,6 +12,7 @@ from nbdist.cluster.replacing import short_name
 from nbdist.errors import BodyError, FailedPreconditionError, NbdistError, TaskDiedError, UnavailableError
 from nbdist.metrics.batch import Batch
 from nbdist.metrics.store import RunStore
+from nbdist.runs.hearing import Hearing
 from nbdist.runs.interrupt import REPLACE_AFTER, Ladder
 from nbdist.runs.progress import Tally
 from nbdist.runs.reach import Calls, Tasks
@@ -67,6 +68,7 @@ class Watch:
         self._cluster, self._printed = cluster, printed
         self._names = {info.rank: info.name for info in workers}
         self._held = time.monotonic()
+        self._hearing = {info.rank: Hearing(self._held) for info in workers}
         self._doubtful: dict[int, float] = {}
         self._undecided: dict[int, float] = {}  # dead since then, and perhaps the others go on
         self.lost: set[int] = set()
@@ -93,6 +95,7 @@ class Watch:
                 self.tell(info, "run.control", {"run": self.run, **word})
         for info in self.workers:
             self.hear(info)
+            self._ask_again(info)
         self._watch_tasks()  # first: what a task says of a dead one's silence is but a consequence
         self._collect()
         self._watch_trainings()
@@ -118,8 +121,12 @@ class Watch:
         try:
             peer = self._cluster.peer(info.rank)
             while (frame := peer.receive(0)) is not None:
-                if frame.kind == "run.news" and frame.meta["run"] == self.run:
+                if frame.meta.get("run") != self.run:
+                    continue
+                if frame.kind == "run.news":
                     self._take_news(info, frame)
+                elif frame.kind == "run.watched":
+                    self._catch_up(info, frame)
         except UnavailableError:
             self._ended.add(info.rank)  # a death is noticed by the cluster, with its reason
 
@@ -127,7 +134,21 @@ class Watch:
         """Take in what a task says of a run that goes on, or is over: how far it is, what it has printed."""
         self._take_news(info, Frame("run.news", answer.meta, answer.arrays[:1]))
 
+    def _ask_again(self, info: TaskInfo) -> None:
+        """Ask a task that says nothing, and has a body, to be told its news: it may have left us out."""
+        over = info.rank in self.through or info.rank in self.lost or self.towers
+        if not over and self._hearing[info.rank].asks(time.monotonic()):
+            self.tell(info, "run.watch", {"run": self.run, "again": True})
+
+    def _catch_up(self, info: TaskInfo, answer: Frame) -> None:
+        """Take in what a task says that has left us out."""
+        self._hearing[info.rank].catch_up(
+            answer, self.store, self.folder, lambda text: self._printed(info.name, text)
+        )
+        self.join(info, Frame("run.watched", answer.meta, (answer.arrays[0][:0],)))
+
     def _take_news(self, info: TaskInfo, frame: Frame) -> None:
+        self._hearing[info.rank].take(frame, time.monotonic())
         replica = int(frame.meta["replica"])
         text, *columns = frame.arrays
         if columns:

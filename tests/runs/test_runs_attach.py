@@ -40,6 +40,10 @@ x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
 print(f"hello from {{nb.task.rank}}")
 class Gate(nb.train.Callback):
     def on_epoch_end(self, epoch, logs):
+        if epoch == 1 and {deaf}:
+            from nbdist.runs.agent import agent
+            agent()._watchers.clear()
+            print("unheard")
         if epoch == 3:
             while not os.path.exists({gate!r}):
                 pass
@@ -93,7 +97,7 @@ def gate(tmp_path: Path) -> Path:
 
 
 def begin(cluster: Cluster, gate: Path, epochs: int = 6, **options: Any) -> Run:
-    body = BODY.format(gate=str(gate), epochs=epochs)
+    body = BODY.format(gate=str(gate), epochs=epochs, deaf=options.pop("deaf", False))
     return start_run(body, Options(**{"seed": 3, **options}), cluster=cluster)
 
 
@@ -129,6 +133,23 @@ def test_each_of_two_clients_may_stop_it(cluster: Cluster, gate: Path) -> None:
     assert read_run(first.id).status == "stopped"
     same_points(second)
     assert np.array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_who_was_left_out_catches_up(cluster: Cluster, gate: Path, ends: bool) -> None:
+    """As it happens to a notebook that computes for minutes and takes in nothing meanwhile."""
+    if ends:
+        gate.touch()
+    heard = Heard()
+    run = begin(cluster, gate, deaf=True, strategy="one_device")
+    run.show_in(heard)
+    until(lambda: run.pump() or all("unheard" in heard.text.get(name, "") for name in run.tasks))
+    gate.touch()
+    wait(run)
+    same_points(run)
+    assert run.status == "done"
+    for rank in range(3):
+        assert heard.text[f"/job:worker/task:{rank}"] == f"hello from {rank}\nunheard\nbye\n"
 
 
 def test_what_failed_fails_for_who_comes_later(cluster: Cluster) -> None:
@@ -198,7 +219,7 @@ class Left:
 
     def __init__(self, tmp_path: Path, gate: Path, epochs: int = 6, **options: Any) -> None:
         body = tmp_path / "body.py"
-        body.write_text(BODY.format(gate=str(gate), epochs=epochs))
+        body.write_text(BODY.format(gate=str(gate), epochs=epochs, deaf=False))
         done = subprocess.run(
             [sys.executable, "-c", STARTER, str(body), str(tmp_path), repr({"seed": 3, **options})],
             capture_output=True, text=True, timeout=100,

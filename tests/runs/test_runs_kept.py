@@ -284,6 +284,55 @@ def test_a_log_is_read_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch, 
     assert sorted(store.columns()["value"].tolist()) == [float(step) for step in range(60)]
 
 
+@pytest.mark.parametrize("piece", [1, 50, 1 << 20])
+def test_a_gap_is_filled_from_where_it_begins(
+    agent: Agent, client: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(sofar, "PIECE", piece)
+    one = live(agent, folder)
+    ends = [one.recorder.end]
+    for step in range(9):
+        one.recorder.add(one.recorder.series(f"name {step // 3}"), step, float(step))
+        one.recorder.flush()
+        ends.append(one.recorder.end)
+    assert ends == sorted(set(ends))
+    answer = client.call("run.watch", {"run": RUN})
+    assert answer.meta["at"] == ends[-1]
+    for known, end in enumerate(ends):
+        store = RunStore()
+        sofar.add_since(store, folder, answer, end)
+        assert sorted(store.columns()["value"].tolist()) == [float(step) for step in range(known, 9)]
+        assert set(store.series) <= {"name 0", "name 1", "name 2"}
+    finish(agent, one)
+
+
+def test_who_was_left_out_is_told_again(agent: Agent, client: Peer, folder: Path) -> None:
+    def ask_again() -> None:
+        client.send("run.watch", {"run": RUN, "again": True})
+        client.call("run.hello")
+
+    one = live(agent, folder)
+    client.call("run.watch", {"run": RUN})
+    ask_again()
+    agent._watchers.clear()
+    while client.receive(0.3) is not None:  # it is told nothing any more
+        pass
+    one.output.write("unheard\n")
+    one.output.take()
+    ask_again()
+    frame = client.receive(10)
+    assert frame is not None
+    assert (frame.kind, text_of(frame)) == ("run.watched", "unheard\n")
+    agent._watchers.clear()
+    finish(agent, one)
+    ask_again()
+    while frame.kind == "run.news" or not frame.meta["ended"]:
+        found = client.receive(10)
+        assert found is not None
+        frame = found
+    assert frame.meta["state"] == "over"
+
+
 def test_what_is_damaged_in_a_log_is_stepped_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(folder / "metrics-0000.log", replica=0)
     for step in range(40):
