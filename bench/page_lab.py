@@ -21,12 +21,21 @@ STEP = (
 
 
 @contextmanager
-def feeding(folder: Path, seconds: float, replicas: int, rate: int) -> Iterator[Any]:
-    """Yield the lab with the live view on its screen; all of it ends with the block."""
+def feeding(
+    folder: Path,
+    seconds: float,
+    replicas: int,
+    rate: int,
+    settings: dict[str, dict[str, object]] | None = None,
+) -> Iterator[Any]:
+    """Yield the lab with the live view on its screen; all of it ends with the block.
+
+    ``settings`` are JupyterLab's own, by plugin.
+    """
     from browser_lab import Lab, LabServer, start_chromium
     from playwright.sync_api import sync_playwright
 
-    server = LabServer(folder)
+    server = LabServer(folder, settings=settings)
     try:
         with sync_playwright() as playwright:
             browser = start_chromium(playwright)
