@@ -143,5 +143,6 @@ class InGraphStrategy(Strategy):
         )
         own.replica_index, own._joint, own.keeps_values = i, self._joint, False
         made.is_chief, made.quiet, made.seed, made.epochs = False, True, context.seed, context.epochs
+        made.checkpoints = None  # they are the chief's to write
         made.trainings = context.trainings
         return made
