@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.errors import FailedPreconditionError, NbdistError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError
 from nbdist.metrics.batch import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.runs import agent as agents
@@ -183,6 +183,30 @@ def test_words_reach_only_the_run_they_are_for(agent: Agent, client: Peer, folde
     assert client.call("run.stop", {"run": "r1"}).meta == {"running": True}
     assert client.call("run.abort", {"run": "r1", "reason": "another failed"}).meta == {"running": True}
     assert (control.stop_requested, control.aborted) == (True, "another failed")
+    finish(agent, one)
+
+
+def test_what_a_run_is_asked_reaches_its_control(agent: Agent, client: Peer, folder: Path) -> None:
+    client.call("run.watch", {"run": "r1"})
+    one = live(agent, folder)
+    control, progress = one.context.control, one.context.progress
+    assert client.call("run.control", {"run": "r0", "do": "pause", "number": 1}).meta == {"running": False}
+    assert client.call("run.control", {"run": "r1", "do": "pause", "number": 1}).meta == {"running": True}
+    assert (control.paused, control.pause_number) == (True, 1)
+    client.call("run.control", {"run": "r1", "do": "set", "learning_rate": 0.5})
+    assert (control.rates, control.rate) == (1, 0.5)
+    for wrong, said in (
+        ({"do": "fly"}, "cannot be asked to 'fly'; choose from pause, resume, set, checkpoint"),
+        ({"do": "set", "learning_rate": -1}, "learning_rate must be 0 or more and finite, got -1"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=said):
+            client.call("run.control", {"run": "r1", **wrong})
+    progress.state, progress.learning_rate = "training", 0.5
+    progress.checkpoint = {"number": 1, "step": 3, "path": None, "error": "full"}
+    control.rest(1)
+    control.check()  # as it does who waits for others
+    found = told(client, lambda frames: frames[-1].meta["progress"]["state"] == "paused")[-1].meta["progress"]
+    assert (found["learning_rate"], found["checkpoint"]) == (0.5, progress.checkpoint)
     finish(agent, one)
 
 

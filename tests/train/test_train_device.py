@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from nbdist.data import Dataset
 from nbdist.distribute import MirroredStrategy, OneDeviceStrategy, Strategy, get_replica_context
 from nbdist.graph import backend
 from nbdist.graph.tensor import Variable
-from nbdist.nn import Dense, Dropout, Sequential, compute_average_loss, losses
+from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, load, losses
 from nbdist.optim import SGD, Adam
+from nbdist.train import Callback
 from nbdist.train import context as contexts
+from nbdist.train.checkpoints import Checkpoints
 
 
 @pytest.fixture
@@ -80,3 +83,49 @@ def test_a_loop_of_ones_own_on_devices_equals_one_on_the_host(fake_gpu: None, de
     host, device = results
     for a, b in zip(host, device, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [["GPU:0"], ["GPU:0", "GPU:1"]], ids=str)
+@pytest.mark.parametrize("own_loop", [False, True], ids=["fit", "loop"])
+def test_a_rate_and_a_checkpoint_on_devices(
+    fake_gpu: None, devices: list[str], own_loop: bool, tmp_path: Path
+) -> None:
+    """Asked for after the first of two epochs: the checkpoint has the values that the devices had then."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((48, 6), np.float32), rng.integers(0, 3, 48)
+    tmp_path.chmod(0o700)
+
+    class Ask(Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            if epoch == 0:
+                context.control.set_rate(0.0)
+                context.control.ask_checkpoint(1)
+
+    with contexts.use(
+        contexts.Context(quiet=True, seed=4, checkpoints=Checkpoints(tmp_path / "c"))
+    ) as context:
+        strategy = MirroredStrategy(devices)
+        with strategy.scope():
+            model = Sequential([Dense(5, "sigmoid"), BatchNorm(), Dense(3, "softmax")], seed=1)
+            optimizer = SGD(0.5)
+            model.compile(optimizer)
+        data = Dataset.from_arrays(x, y).batch(16)
+        if not own_loop:
+            model.fit(data, epochs=2, callbacks=[Ask()])
+        else:
+
+            def step(x: Any, y: Any) -> None:
+                each = losses.sparse_categorical_crossentropy(y, model(x, training=True))
+                optimizer.minimize(compute_average_loss(each, 16))
+
+            for epoch in range(2):
+                for batch in strategy.distribute_dataset(data):
+                    strategy.run(step, batch)
+                Ask().on_epoch_end(epoch, {})
+            strategy.finish()
+    found = strategy._runner.held.context.progress.checkpoint if own_loop else context.progress.checkpoint  # type: ignore[attr-defined]
+    assert (found["step"], found["error"], optimizer.learning_rate) == (3, None, 0.0)
+    weights = [w for w in load(found["path"]).get_weights() if w.ndim == 2]
+    assert len(weights) == 2
+    for a, b in zip(weights, [w for w in model.get_weights() if w.ndim == 2], strict=True):
+        np.testing.assert_array_equal(a, b)  # at a rate of 0 the weights stay; what BatchNorm keeps goes on
