@@ -32,6 +32,8 @@ class Progress:
     examples: int = 0
     global_step: int = 0
     """Updates by all replicas together, over all trainings of the run."""
+    by_updates: bool = False
+    """Whether curves are drawn over ``global_step``, and not over this replica's own steps."""
     state: str = "starting"
     trainings: int = 0
     """Trainings begun so far: replicas that share parameters have to begin the same number."""

@@ -16,7 +16,7 @@ from typing import Any
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.tensor import Tensor
 from nbdist.metrics.recorder import LARGEST_STEP, Recorder, check_name
-from nbdist.train.context import current
+from nbdist.train.context import Progress, current
 
 PRINT_SECONDS = 1.0
 MOST_PRINTED = 8  # values in a line
@@ -28,8 +28,8 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
 
     A value is a number: a Python, NumPy or CuPy scalar, or an array of one element; NaN and infinity count.
     What is no Python name, such as ``"encoder/loss"``, goes into a mapping, and so does ``"step"``; a series
-    that begins with ``val_`` is drawn with the one that it is the validation of. ``step`` is the replica's
-    current one if it is not given. A value costs about a microsecond, and waits for no disk and no notebook.
+    that begins with ``val_`` is drawn with the one that it is the validation of. ``step`` is where this
+    replica is, if it is not given. A value costs about a microsecond, and waits for no disk and no notebook.
     Where no run is on, as in a plain cell, there is nothing to record into: the values are checked and
     printed, at most once a second.
 
@@ -40,12 +40,17 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     step 12: lr 0.1 (nb.log prints where no run is on, once a second at most)
     """
     context = current()
-    at = context.progress.step if step is None else _checked(step)
+    at = _now(context.progress) if step is None else _checked(step)
     values = {name: as_number(name, value) for name, value in {**(series or {}), **more}.items()}
     if context.recorder is None:
         _print(at, values)
     else:
         _record(context.recorder, at, values)
+
+
+def _now(progress: Progress) -> int:
+    """Return the step at which the replica's loss would be drawn."""
+    return progress.global_step if progress.by_updates else progress.step
 
 
 def _record(recorder: Recorder, step: int, values: Mapping[str, float]) -> None:

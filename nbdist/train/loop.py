@@ -102,6 +102,7 @@ def _train(
     _begin_progress(context, dataset, epochs, steps_per_epoch)
     history = History(callbacks, context, model.metric_names)
     replica = on_device(context.strategy.begin(model, optimizer), context.device)
+    context.progress.by_updates = replica.by_updates
     try:
         history.begin(replica.notes)
         if context.step_log is not None:

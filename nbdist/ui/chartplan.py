@@ -53,5 +53,5 @@ def chart_titles(series: Sequence[str]) -> list[str]:
     >>> chart_titles(["step_ms", "mae", "val_loss", "loss"])
     ['loss', 'mae', 'step_ms']
     """
-    titles = dict.fromkeys(name.removeprefix(VALIDATION) for name in series)
+    titles = dict.fromkeys(name.removeprefix(VALIDATION) or name for name in series)
     return sorted(titles, key=lambda title: (title != "loss", title != "accuracy", title in NOT_CURVES))

@@ -81,6 +81,22 @@ def test_each_replica_logs_for_itself(begin: Callable[..., Run], options: dict[s
     assert len(run.metrics()) == len(columns_from_logs(run.folder)["step"])
 
 
+def test_with_backups_the_step_is_that_of_all(begin: Callable[..., Run]) -> None:
+    run = begin(FIT.replace("epochs=2", "epochs=6"), strategy="ps", synchronous=True, backups=1).wait()
+    found = run.metrics()
+    compared = 0
+    for i in range(3):
+        own = found[found["replica"] == i].sort_values("time", kind="stable")
+        losses = own[own["series"] == "loss"]
+        for time, step in own[own["series"] == "own/epoch"][["time", "step"]].itertuples(index=False):
+            before, after = losses[losses["time"] <= time], losses[losses["time"] > time]
+            assert (
+                before["step"].max() - 1 <= step <= (after["step"].min() if len(after) else run.global_step)
+            )
+            compared += 1
+    assert compared
+
+
 def test_a_custom_loop_logs_for_its_replica(begin: Callable[..., Run]) -> None:
     run = begin(LOOP, strategy="multi_worker").wait()
     assert points(run, "seen") == [(i, step, i + 0.5) for i in range(3) for step in (1, 2)]

@@ -6,6 +6,10 @@ def test_a_series_and_its_validation_share_a_chart() -> None:
     assert charts == [Chart("loss", "loss", "val_loss"), Chart("accuracy", "accuracy", "val_accuracy")]
 
 
+def test_a_series_that_is_called_as_the_prefix_is_one_of_its_own() -> None:
+    assert plan_charts(["val_", "val_loss"]) == [Chart("loss", None, "val_loss"), Chart("val_", "val_", None)]
+
+
 def test_no_series_no_charts() -> None:
     assert plan_charts([]) == plan_charts(["step_ms"]) == []
 
