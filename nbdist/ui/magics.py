@@ -19,6 +19,7 @@ from nbdist.cluster.handle import Cluster
 from nbdist.errors import BodyError, InvalidArgumentError, NbdistError, NotFoundError
 from nbdist.runs.options import DATA, REPLICATIONS, STRATEGIES, Options
 from nbdist.runs.run import Run
+from nbdist.ui.answering import answer_meanwhile
 from nbdist.ui.background import follow_in_background
 from nbdist.ui.flags import Flag, grouped, names, parse, unknown, usage
 from nbdist.ui.graphmagic import GRAPH_FLAGS, graph
@@ -333,6 +334,8 @@ def awaited(lines: list[str]) -> list[str]:
 def load(shell: Any) -> None:
     """Register the magics; what ``%load_ext nbdist`` does."""
     shell.register_magics(DistributedMagics(shell))
+    if (kernel := getattr(shell, "kernel", None)) is not None:
+        answer_meanwhile(kernel)
     transformers = shell.input_transformers_cleanup
     if not any(getattr(t, "__name__", "") == "awaited" for t in transformers):
         transformers.append(awaited)
