@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "tests" / "browser"))  # whose JupyterLab and Chro
 
 NAME = "feed.ipynb"
 SHOWN = "section.nbdist-live"
-CELL = "from bench import page_body\nawait page_body.feed({seconds}, {replicas}, {rate})"
+CELL = "%load_ext nbdist\nfrom bench import page_body\nawait page_body.feed({seconds}, {replicas}, {rate})"
 STEP = (
     "() => Number(/step ([\\d,]+)/.exec(document.querySelector('.nbd-plot')?.ariaLabel)?.[1]"
     ".replaceAll(',', '') ?? 0)"
@@ -21,21 +21,12 @@ STEP = (
 
 
 @contextmanager
-def feeding(
-    folder: Path,
-    seconds: float,
-    replicas: int,
-    rate: int,
-    settings: dict[str, dict[str, object]] | None = None,
-) -> Iterator[Any]:
-    """Yield the lab with the live view on its screen; all of it ends with the block.
-
-    ``settings`` are JupyterLab's own, by plugin.
-    """
+def feeding(folder: Path, seconds: float, replicas: int, rate: int) -> Iterator[Any]:
+    """Yield the lab with the live view on its screen; all of it ends with the block."""
     from browser_lab import Lab, LabServer, start_chromium
     from playwright.sync_api import sync_playwright
 
-    server = LabServer(folder, settings=settings)
+    server = LabServer(folder)
     try:
         with sync_playwright() as playwright:
             browser = start_chromium(playwright)

@@ -1,8 +1,4 @@
-"""Seconds from when a page that was loaded anew has its notebook until the curve of its run is back.
-
-JupyterLab 4.6 sends nothing to a kernel that is busy with a cell before its own Kernel Info Timeout is over:
-3 s, or what its settings say, at least 1 s. It is measured with both.
-"""
+"""Seconds from when a page that was loaded anew has its notebook until the curve of its run is back."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ from pathlib import Path
 from bench.page_lab import NAME, STEP, feeding
 
 REPLICAS, RATE, BEFORE = 16, 100, 20.0
-SHORT = {"apputils-extension/kernels-settings": {"kernelInfoTimeout": 1000}}
 
 
 def main() -> None:
@@ -23,24 +18,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=BEFORE, help="of the run before the reload")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        plain = measure(options.seconds, Path(folder) / "plain")
-        short = measure(options.seconds, Path(folder) / "short", SHORT)
-    print(
-        json.dumps(
-            {
-                "curve back": plain["back"],
-                "curve back, Kernel Info Timeout 1 s": short["back"],
-                "JupyterLab and notebook before that": plain["ready"],
-            }
-        )
-    )
+        print(json.dumps(measure(options.seconds, Path(folder))))
 
 
-def measure(
-    before: float, folder: Path, settings: dict[str, dict[str, object]] | None = None
-) -> dict[str, float]:
+def measure(before: float, folder: Path) -> dict[str, float]:
     """Return what a reload takes after ``before`` seconds: until the notebook is ready, and from then on."""
-    with feeding(folder, before + 90, REPLICAS, RATE, settings) as lab:
+    with feeding(folder, before + 90, REPLICAS, RATE) as lab:
         page = lab.page
         page.wait_for_timeout(1000 * before)
         lab.save()
@@ -51,7 +34,7 @@ def measure(
         ready = time.perf_counter()
         page.wait_for_function(f"reached => ({STEP})() >= reached", arg=reached)
         back = time.perf_counter()
-    return {"ready": ready - loaded, "back": back - ready}
+    return {"curve back": back - ready, "JupyterLab and notebook before that": ready - loaded}
 
 
 if __name__ == "__main__":

@@ -279,7 +279,6 @@ BENCHMARKS: list[Benchmark | Survey] = [
         "a page is loaded anew, 20 s into a run of 16 replicas: until the curve is there again, to its end",
         (
             Goal("curve back", "s after the notebook is there", Bar("<=", 2, "figure")),
-            Goal("curve back, Kernel Info Timeout 1 s", "s", Bar("<=", 2, "figure")),
             Goal("JupyterLab and notebook before that", "s", None),
         ),
         here("page_reload"),

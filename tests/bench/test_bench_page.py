@@ -31,5 +31,4 @@ def test_a_page_is_measured(tmp_path: Path) -> None:
 @pytest.mark.browser
 def test_a_reload_is_measured(tmp_path: Path) -> None:
     found = page_reload.measure(2.0, tmp_path)
-    assert found["ready"] > 0
-    assert found["back"] > 0
+    assert all(seconds > 0 for seconds in found.values())
