@@ -3,12 +3,13 @@
 The pure core; only `eventlog` touches a file, and nothing else looks at a clock. A driver reads the log into
 a ledger, asks the scheduler for the next event, writes it down, and only then acts on it:
 
-    ranges, parameters, numeric                 samplers   which parameters next (Optuna's: optuna_sampler)
-    space, spacetext     all of them            pruners    which trials are not worth going on with
-    edits, grid          changed, counted       reports    what pruners look at
-    events, eventlog     what happened          scheduler  what to do next
-    ledger, trial        the state of it all    wishes     what somebody may wish meanwhile
-    columns, optuna_export   the trials for others
+    ranges, parameters, numeric   what one may be         samplers       which parameters next
+    space, spacetext, conditions  all of them together    optuna_sampler Optuna's of these
+    grid, edits                   counted, and changed    pruners        what is not worth going on with
+    events, eventcode             what happened           reports        what pruners look at
+    eventlog, eventreader         written, and read       scheduler      what to do next
+    ledger, trial                 the state of it all     wishes         what somebody may wish meanwhile
+    opening                       its first record        columns, optuna_export   the trials for others
 
 >>> from nbdist import sweep
 >>> print(sweep.Space({"lr": sweep.log(1e-4, 1e-1), "width": [32, 64]}))

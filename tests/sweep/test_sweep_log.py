@@ -216,6 +216,12 @@ def test_a_length_in_the_log_takes_no_memory() -> None:
     assert part.events == [Paused(1.0)]
 
 
+def test_a_record_that_is_too_large_is_damage() -> None:
+    large = frame(EVENT, b" " * (LARGEST + 1))
+    part = parse(large + frame(*encoded(Paused(1.0))))
+    assert (part.events, part.damaged) == ([Paused(1.0)], len(large))
+
+
 def test_what_is_too_large_is_not_written(path: Path) -> None:
     with EventLog.create(path) as log:
         with pytest.raises(ResourceExhaustedError, match="at most"):

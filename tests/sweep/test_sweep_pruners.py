@@ -108,6 +108,14 @@ class TestMedian:
         reports.add(2, 3, 0.2)
         assert MedianPruner(startup=3).decide(reports, 5, 3) == "keep"  # its best so far counts
 
+    def test_of_an_even_number_the_worse_of_the_two_in_the_middle_counts(self) -> None:
+        reports = collect(
+            [(0, 1, 0.1), (1, 1, 0.2), (2, 1, 0.4), (3, 1, 0.5), (4, 1, 0.3)], "max", {0, 1, 2, 3}
+        )
+        assert self.pruner.decide(reports, 4, 1) == "keep"
+        reports.add(4, 1, 0.19)
+        assert self.pruner.decide(reports, 4, 1) == "prune"
+
     def test_nothing_but_nan_is_pruned(self) -> None:
         reports = collect([(0, 1, 1.0), (1, 1, 2.0), (2, 1, math.nan)], "min", {0, 1})
         assert self.pruner.decide(reports, 2, 1) == "prune"

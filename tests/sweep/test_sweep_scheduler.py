@@ -140,6 +140,17 @@ def test_a_trial_whose_engine_died_is_tried_once_more_and_elsewhere() -> None:
     assert failed.error == "lost 2 times; the last time the engine of rank 2 died"
 
 
+def test_what_an_attempt_that_was_given_up_still_says_is_not_taken() -> None:
+    ledger, scheduler = following(opened(trials=1))
+    pumped(ledger, scheduler, {0}, 1)
+    for event in scheduler.died({0}, 2.0):
+        ledger.apply(event)
+    pumped(ledger, scheduler, {1}, 1)
+    assert scheduler.end(0, 1, "complete", 3.0, {"accuracy": 1.0}) is None
+    assert scheduler.judge(Reported(0, 1, 1, 0.0, 3.0), 3.0) is None
+    assert scheduler.end(0, 2, "complete", 3.0, {"accuracy": 1.0}) is not None
+
+
 def test_where_it_died_is_better_than_nowhere() -> None:
     ledger, scheduler = following(opened(trials=1))
     pumped(ledger, scheduler, {0}, 1)
