@@ -278,3 +278,29 @@ def test_the_slow_tower_is_named(begin: Callable[..., Run], cluster: Cluster, sy
             pause.wait(0.01)
     run.stop()
     run.wait()
+
+
+@pytest.mark.engines
+def test_a_worker_that_stands_still_is_silent_until_it_speaks_again(
+    begin: Callable[..., Run], cluster: Cluster
+) -> None:
+    run = begin(FIT, strategy="ps")
+    deadline, pause = time.monotonic() + 30, threading.Event()
+
+    def until(wanted: set[str]) -> None:
+        while run.standing().replicas[1].state not in wanted:
+            assert not run.pump(), f"the run is over: {run.error}"
+            assert time.monotonic() < deadline
+            pause.wait(0.01)
+
+    until({"training", "straggler"})
+    pid = cluster.tasks[1].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until({"silent"})
+        assert run.standing().replicas[0].state in {"training", "straggler"}
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until({"training", "straggler"})
+    run.stop()
+    run.wait()
