@@ -161,9 +161,9 @@ class Controls:
                     "run.model is what it has trained"
                 )
             raise DeadlineExceededError(
-                f"run {self._run.id} has written no checkpoint within {timeout:g} s: its chief has come to no "
-                "end of a step, or nobody follows the run. Give it more time with checkpoint(timeout=...), or "
-                "follow it with run.wait()"
+                f"run {self._run.id} has written no checkpoint within {timeout:g} s: its chief has come to "
+                "no end of a step, or nobody follows the run. Give it more time with "
+                "checkpoint(timeout=...), or follow it with run.wait()"
             )
         if found["error"]:
             raise ResourceExhaustedError(f"{found['error']}. The run goes on")
