@@ -3,7 +3,7 @@
 The study is in memory, and only a way to ask: the log is what lasts. It is filled from the history, and each
 ask has a random state of its own, from the sweep's seed and the trial's number; so a driver that starts again
 from the log asks what the first one would have asked. Only those of Optuna's samplers can do that which know
-nothing but the trials: TPE and the Gaussian process. CMA-ES, NSGA-II and QMC keep a state in the study.
+nothing but the trials: TPE. CMA-ES, NSGA-II and QMC keep a state in the study; the Gaussian process needs torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, MissingExtra
@@ -31,13 +30,11 @@ try:
 except ImportError:
     raise MissingExtra("sweep", "the samplers of Optuna") from None
 
-NEEDS = {"gp": ("torch", "scipy")}
-
 
 class OptunaSampler(Sampler):
     """Asks one of Optuna's samplers; ``settings`` are that one's own, such as ``n_startup_trials``.
 
-    Raises `InvalidArgumentError` for a setting that it has not, or a package that it needs besides.
+    Raises `InvalidArgumentError` for a setting that it has not.
     """
 
     def __init__(
@@ -47,7 +44,6 @@ class OptunaSampler(Sampler):
         self._direction = direction
         self._make = _maker(name, settings)
         self._sampler = self._make(0)
-        self._lasting = name != "gp"  # what that one has fitted helps, and changes, the next fit
         self._asked: tuple[int, Parameters] | None = None
         self._translations = {name: Translation(parameter) for name, parameter in space.items()}
         self._start()
@@ -83,8 +79,6 @@ class OptunaSampler(Sampler):
         self._asked = None
 
     def _seeded(self, seed: int) -> optuna.samplers.BaseSampler:
-        if not self._lasting:
-            return self._make(seed)
         reseed(self._sampler, seed)
         return self._sampler
 
@@ -150,14 +144,8 @@ def _maker(name: str, settings: Mapping[str, Any]) -> Callable[[int], optuna.sam
     kinds: dict[str, tuple[Callable[..., optuna.samplers.BaseSampler], dict[str, Any]]] = {
         "tpe": (optuna.samplers.TPESampler, {}),
         "tpe-univariate": (optuna.samplers.TPESampler, {"multivariate": False}),
-        "gp": (optuna.samplers.GPSampler, {"warn_independent_sampling": False}),
     }
     kind, own = kinds[name]
-    missing = [package for package in NEEDS.get(name, ()) if find_spec(package) is None]
-    if missing:  # Optuna itself would say so only after its first random trials
-        raise InvalidArgumentError(
-            f"the sampler {name} needs another package: pip install {' '.join(missing)}"
-        )
 
     def make(seed: int) -> optuna.samplers.BaseSampler:
         try:

@@ -10,7 +10,7 @@ through a log again gives the same questions the same answers.
 True
 >>> make_sampler("annealing", space, seed=7)
 Traceback (most recent call last):
-nbdist.errors.InvalidArgumentError: no sampler 'annealing'; choose from random, grid, tpe, tpe-univariate, gp
+nbdist.errors.InvalidArgumentError: no sampler 'annealing'; choose from random, grid, tpe, tpe-univariate
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nbdist.sweep.seeds import fraction
 from nbdist.sweep.space import Parameters, Space
 from nbdist.sweep.values import Value, same_key
 
-OF_OPTUNA = ("tpe", "tpe-univariate", "gp")
+OF_OPTUNA = ("tpe", "tpe-univariate")
 SAMPLERS = ("random", "grid", *OF_OPTUNA)
 
 

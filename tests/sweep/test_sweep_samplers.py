@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 from hypothesis import given, settings
@@ -181,19 +180,6 @@ class TestTpe(SamplerContract):
 
 class TestTpeUnivariate(SamplerContract):
     name = "tpe-univariate"
-
-
-@pytest.mark.skipif(find_spec("torch") is None, reason="Optuna's Gaussian process needs torch")
-class TestGaussianProcess(SamplerContract):
-    name = "gp"
-
-
-@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is there")
-def test_a_package_that_a_sampler_needs_besides_is_named() -> None:
-    with pytest.raises(
-        InvalidArgumentError, match=r"the sampler gp needs another package: pip install torch"
-    ):
-        make_sampler("gp", SPACE, 1)
 
 
 def test_a_grid_of_a_range_without_points_says_what_to_write() -> None:
