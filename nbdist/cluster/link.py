@@ -163,6 +163,10 @@ class KeeperLink:
             self._socket.close()
             self.gone = True
 
+    def __del__(self) -> None:
+        if hasattr(self, "_socket"):
+            self._socket.close()
+
     def keeper_log(self) -> str:
         """Return the end of what the keeper itself has printed."""
         try:
