@@ -3,7 +3,7 @@
 The study is in memory, and only a way to ask: the log is what lasts. It is filled from the history, and each
 ask has a random state of its own, from the sweep's seed and the trial's number; so a driver that starts again
 from the log asks what the first one would have asked. Only those of Optuna's samplers can do that which know
-nothing but the trials: TPE. CMA-ES, NSGA-II and QMC keep a state in the study; the Gaussian process needs torch.
+nothing but the trials: TPE. CMA-ES, NSGA-II and QMC keep a state in the study.
 """
 
 from __future__ import annotations
