@@ -139,6 +139,19 @@ class Lab:
         if wait:
             self.wait_done(cell, timeout)
 
+    def run_after_error(self, cell: int) -> None:
+        """Run the n-th cell, again if the kernel still drops what came after a failure."""
+        ran = "n => window.jupyterapp.shell.currentWidget.content.widgets[n].model.executionCount !== null"
+        while True:
+            self.run(cell, wait=False)
+            self.page.wait_for_function(
+                "n => !window.jupyterapp.shell.currentWidget.content.widgets[n].node"
+                ".querySelector('.jp-InputPrompt').textContent.includes('*')",
+                arg=cell,
+            )
+            if self.page.evaluate(ran, cell):
+                return
+
     def wait_done(self, cell: int, timeout: float = PATIENCE) -> None:
         """Wait until the n-th cell has ended."""
         self.page.wait_for_function(

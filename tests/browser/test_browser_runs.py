@@ -6,7 +6,7 @@ import json
 
 import psutil
 import pytest
-from browser_lab import LIVE, Lab, wait_for_curve
+from browser_lab import LIVE, Lab, record, wait_for_curve
 from browser_server import LabServer
 from playwright.sync_api import Page, expect
 
@@ -61,7 +61,7 @@ def last_end(server: LabServer) -> float:
 
 def check_usable(lab: Lab) -> None:
     """What was trained is in the notebook, and the cluster ends as ever."""
-    lab.run(2)
+    lab.run_after_error(2)
     assert "stopped (359, 10) True" in output_of(lab.page, 2)
     lab.run(3)
     assert "is stopped" in output_of(lab.page, 3)
@@ -99,7 +99,9 @@ def test_a_page_that_is_loaded_anew_finds_the_run_again(training: Lab) -> None:
     page = training.page
     page.reload()
     training.settle("long.ipynb")
+    ready = page.evaluate("Date.now()")
     wait_for_curve(page)
+    record("reload: from the notebook to its curve, s", (page.evaluate("Date.now()") - ready) / 1000)
     page.get_by_role("button", name="Stop", exact=True).click()
     expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("stopped")  # it has no other output
     training.wait_idle()

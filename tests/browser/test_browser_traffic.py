@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
-from browser_lab import LIVE, Lab, record
+from browser_lab import LIVE, Lab, record, wait_for_curve
 from playwright.sync_api import expect
 from test_browser_live import SETUP, starting_with
 
@@ -58,27 +59,44 @@ display(view)
 """
 
 
-def test_nothing_travels_while_the_output_is_not_on_the_screen(lab: Lab) -> None:
+HIDE = """hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});
+  document.dispatchEvent(new Event('visibilitychange')) }"""
+SCROLL = "hidden => { const area = document.querySelector('.jp-WindowedPanel-outer');\
+  area.scrollTo(0, hidden ? area.scrollHeight : 0) }"
+
+
+@pytest.mark.parametrize("hide", [SCROLL, HIDE], ids=["scrolled away", "another tab in front"])
+def test_nothing_travels_to_who_does_not_look_and_nothing_is_missed(lab: Lab, hide: str) -> None:
     source = COUNTED + (
-        "await feed(view, store, 1, 100, until=lambda: not view.pace.watching)\n"
+        "await feed(view, store, 4, 1000, until=lambda: not view.pace.watching)\n"
         "before = len(sent)\n"
-        "await feed(view, store, 1, 100, seconds=1)\n"
+        "for part in range(1000, 5000, 100):\n"
+        "    add_points(store, 4, part, 100, 5000)\n"
+        "    view.output(workers(1)[0], f'at {part}\\n')\n"
+        "    view.tick(time.monotonic())\n"
+        "    await asyncio.sleep(0.02)\n"
         "print(before, len(sent) - before)\n"
-        "await feed(view, store, 1, 100, seconds=1, until=lambda: bool(view.pace.watching))\n"
+        "while not settled(view):\n"
+        "    view.tick(time.monotonic())\n"
+        "    await asyncio.sleep(0.02)\n"
     )
     lab.write("hidden.ipynb", [SETUP, source, "pass\n" * 200])
     page = lab.open("hidden.ipynb")
     lab.run(0)
     lab.run(1, wait=False)
-    page.wait_for_function("() => /step \\d/.test(document.querySelector('.nbd-plot')?.ariaLabel)")
-    area = page.locator(".jp-WindowedPanel-outer").first
-    area.evaluate("node => node.scrollTo(0, node.scrollHeight)")
+    wait_for_curve(page)
+    page.evaluate(hide, True)
     printed = page.locator(".jp-OutputArea-output[data-mime-type$='stdout']")
     before, hidden = (printed.text_content() or "").split()
-    area.evaluate("node => node.scrollTo(0, 0)")
+    page.evaluate(hide, False)
     lab.wait_done(1)  # it waits to be seen again
     assert int(before) >= 1
     assert int(hidden) == 0
+    chart = page.locator(f"{LIVE} .nbd-plot").first
+    expect(chart).to_have_attribute("aria-label", starting_with("loss by step; at step 4,999:"))
+    chart.press("Home")
+    expect(chart).to_have_attribute("aria-label", re.compile("at step [0-9]{1,2}:"))
+    expect(page.locator(f"{LIVE} .nbd-output pre")).to_contain_text("at 1000\nat 1100\nat 1200")
 
 
 def test_at_most_ten_frames_travel_in_a_second(lab: Lab) -> None:
