@@ -55,6 +55,13 @@ def write_run(run: RunFile, *, wait: bool = True) -> Path:
     return path
 
 
+def sync_run(run_id: str) -> None:
+    """Bring a ``run.json`` to the disk that was written without ``wait``; raises `OSError`."""
+    folder = run_folder(run_id)
+    sync(folder / "run.json", os.O_RDWR)
+    sync_folder(folder)
+
+
 def read_run(run_id: str) -> RunFile:
     """Read a run's ``run.json``; raises `NotFoundError` or `DataLossError`."""
     path = run_folder(run_id) / "run.json"
@@ -126,9 +133,13 @@ def write_whole_file(path: Path, content: bytes, wait: bool = True) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Bring a rename in ``folder`` to the disk (POSIX)."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    if os.name != "nt":
+        sync(folder, os.O_RDONLY)
+
+
+def sync(path: Path, flags: int) -> None:
+    """Bring a file or folder to the disk, opened with ``flags``."""
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:

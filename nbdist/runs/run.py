@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nbdist.errors import FailedPreconditionError, NbdistError
-from nbdist.metrics.runfile import RunFile, write_run
+from nbdist.metrics.runfile import RunFile, sync_run, write_run
 from nbdist.metrics.store import RunStore
 from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
@@ -106,6 +106,7 @@ class Run:
         self._told = 0
         self._pause, self._seconds = Pause(), FIRST_PAUSE
         self._shown_news, self._show_after = 0, 0.0
+        self._secured = False
 
     @property
     def view(self) -> View | None:
@@ -281,6 +282,7 @@ class Run:
             self.interrupt()
         with self.controls.looking():
             self._watch.look()
+        self._secure()
         # A short cell is followed closely, a long one calmly: looking costs the tasks' own cores time.
         ending = bool(self._watch.calls.ready_ranks())
         self._seconds = SHORTEST_PAUSE if ending else min(self._seconds * CALMER, LONGEST_PAUSE)
@@ -292,6 +294,16 @@ class Run:
         if self._watch.complete():
             self._finish()
         return self.over
+
+    def _secure(self) -> None:
+        """See to it that run.json outlives a power failure, once there is something in its logs."""
+        if self._secured or not self.store.series:
+            return
+        self._secured = True
+        try:
+            sync_run(self.id)
+        except OSError as error:
+            self.notes.append(f"run.json could not be brought to the disk: {error}")
 
     def _show(self, tell: Callable[[View], object]) -> None:
         """Tell the view; one that fails is left out, for the run matters more than how it is shown."""

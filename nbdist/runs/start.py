@@ -70,7 +70,7 @@ def start_run(
         record = _record(run_id, body, options, cluster, workers)
         folder = run_folder(run_id)
         try:
-            write_run(record)
+            write_run(record, wait=False)
         except OSError as error:
             raise ResourceExhaustedError(
                 f"the run's folder {folder} cannot be written: {error.strerror}; make room there, or set "

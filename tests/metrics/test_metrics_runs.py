@@ -9,7 +9,15 @@ import pytest
 from nbdist.errors import DataLossError, InvalidArgumentError, NotAllowedError, NotFoundError
 from nbdist.home import default_home, home
 from nbdist.metrics.home import new_run_id, run_folder, slug
-from nbdist.metrics.runfile import RunFile, read_run, runs, versions, write_run, write_whole_file
+from nbdist.metrics.runfile import (
+    RunFile,
+    read_run,
+    runs,
+    sync_run,
+    versions,
+    write_run,
+    write_whole_file,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +152,14 @@ def test_a_home_that_cannot_be_made_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("NBDIST_HOME", "/dev/null/nbdist")
     with pytest.raises(NotAllowedError, match=r"cannot be made: .*; set NBDIST_HOME"):
         home()
+
+
+def test_a_run_file_can_be_brought_to_the_disk_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    run = RunFile(new_run_id("later"))
+    write_run(run, wait=False)
+    assert synced == []
+    sync_run(run.id)
+    assert len(synced) == 2  # the file, and the folder that names it
+    assert read_run(run.id) == run

@@ -197,7 +197,7 @@ def test_who_only_waits_for_a_large_model_to_come_home_is_not_hurried(
 def test_a_folder_that_cannot_be_written_is_named_and_the_tasks_are_free(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(record: object) -> None:
+    def full(record: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
