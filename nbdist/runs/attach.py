@@ -241,7 +241,7 @@ def _opened(
             run.join(info, answer)
         else:
             run.hear_text(info, _printed_by(found, info))
-    run.began(time.monotonic() - max(0.0, time.time() - record.created))
+    run.began(time.monotonic() - max(0.0, (record.ended or time.time()) - record.created))
     if joined is None or len(run.through) == len(found.workers):
         deadline = time.monotonic() + OVER_SECONDS
         while not run.pump() and time.monotonic() < deadline:
