@@ -193,13 +193,21 @@ def short_name(info: TaskInfo) -> str:
 def check_unused(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:
     """Raise FailedPreconditionError while a run is using one of the tasks.
 
-    Any task of a run tells; one that does not answer at all, for it is frozen say, is not waited for.
+    Any task of a run tells; one that does not answer at all, for it is frozen say, is not waited for. What a
+    run has lost and goes on without, it does not use.
     """
     dead = {info.rank for info in cluster.dead()}
-    for answer in _asked(cluster, [info for info in cluster.tasks if info.rank not in dead], "run.using"):
-        run, ranks = answer.meta["run"], answer.meta["ranks"]
-        used = [info.name for info in tasks if ranks is None or info.rank in ranks]
-        if run and used:
+    living = [info for info in cluster.tasks if info.rank not in dead]
+    answers = [answer.meta for answer in _asked(cluster, living, "run.using") if answer.meta["run"]]
+    lost = {(meta["run"], rank) for meta in answers for rank in meta["lost"]}
+    for meta in answers:
+        run, ranks = meta["run"], meta["ranks"]
+        used = [
+            info.name
+            for info in tasks
+            if (ranks is None or info.rank in ranks) and (run, info.rank) not in lost
+        ]
+        if used:
             raise FailedPreconditionError(
                 f"run {run} is using {', '.join(used)}: end it first (its stop button, run.stop() or an "
                 f"interrupt; from another notebook, nb.attach({run!r}).stop()); a task that does not stop is "

@@ -172,9 +172,10 @@ class Agent:
         return None
 
     def _using(self) -> dict[str, Any]:
-        """Return the run that has this task, and the ranks that it needs; None if it has not said which."""
+        """Return the run that has this task, the ranks that it needs, if it has said which, and has lost."""
         run = self._busy()
-        return {"run": run, "ranks": self._needs[1] if run == self._needs[0] else None}
+        needs = self._needs[1] if run == self._needs[0] else None
+        return {"run": run, "ranks": needs, "lost": self.groups.lost(run or "")}
 
     def _watch(self, frame: Frame, sender: Sender) -> Frame | None:
         run, live = frame.meta["run"], self._live

@@ -54,6 +54,10 @@ class Gathering:
         for name in list(here.groups):
             self._see_group(here, name)
 
+    def lost(self, run: str) -> list[int]:
+        """Return the ranks of a run that are gone, as far as it is known here."""
+        return sorted(self._runs[run].lost) if run in self._runs else []
+
     def drop_run(self, run: str) -> None:
         """Forget a run, with groups of it that were never complete; who comes now is told that it is over."""
         self._runs.pop(run, None)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from runs_heard import Heard
 
-from nbdist.errors import BodyError, TaskDiedError, UnavailableError
+from nbdist.errors import BodyError, FailedPreconditionError, TaskDiedError, UnavailableError
 from nbdist.runs import interrupt
 from nbdist.runs.attach import attach_run
 from nbdist.runs.interrupt import Ladder
@@ -272,6 +272,36 @@ def test_a_frozen_task_that_a_run_asks_for_is_named_with_what_to_do(start: Start
         start_run("1", Options(), cluster=cluster)
     cluster.restart("worker:1", report=lambda line: None)
     check_it_trains_right(cluster)
+
+
+@engines
+@pytest.mark.parametrize("options", [{"strategy": "multi_worker"}, {"strategy": "ps"}], ids=["all", "ps"])
+def test_what_a_run_has_lost_can_come_back_while_it_goes_on(
+    start: Start, heard: Heard, options: dict[str, Any]
+) -> None:
+    cluster = start(workers=3, ps=1)
+    run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: heard)
+    until(run, lambda: len(run.store.replicas) == 3)
+    with pytest.raises(FailedPreconditionError, match=f"run {run.id} is using /job:worker/task:2"):
+        cluster.restart("worker:2")
+    os.kill(cluster.tasks[2].pid, signal.SIGKILL)
+    until(run, lambda: "2 of 3 go on" in heard.text.get("/job:worker/task:2", ""))
+    until(run, lambda: came_back(cluster))
+    step = run.standing().step
+    until(run, lambda: run.standing().step > step + 10)
+    run.interrupt()
+    to_its_end(run)
+    assert (run.status, run.error) == ("stopped", None)
+    assert run.model is not None
+    check_it_trains_right(cluster)
+
+
+def came_back(cluster: Cluster) -> bool:
+    """Whether what is dead was restarted: at once, or when the first worker knows that it is lost."""
+    try:
+        return bool(cluster.restart(report=lambda line: None))
+    except FailedPreconditionError:
+        return False
 
 
 @engines
