@@ -113,8 +113,9 @@ class Feed:
         made = records(fresh["replica"], fresh["series"], fresh["step"], fresh["value"])
         budget, total = self.budget(), len(fresh)
         self.changed = self.changed or total > 0
-        for start, end in pairwise([*starts.tolist(), total]):
-            key, part = (int(made["replica"][start]), int(made["series"][start])), made[start:end]
+        firsts = made[["replica", "series"]][starts].tolist()
+        for key, (start, end) in zip(firsts, pairwise([*starts.tolist(), total]), strict=True):
+            part = made[start:end]
             if total > NEW_POINTS:
                 part = part[decimate(fresh["value"][start:end], max(5, len(part) * NEW_POINTS // total))]
             if self.held[key] + len(part) > budget:
