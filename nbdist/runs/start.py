@@ -217,7 +217,7 @@ def _record(
             "workers": [info.rank for info in workers],
             "owner": this_process(),
         },
-        options={k: v for k, v in dataclasses.asdict(options).items() if v is not None},
+        options={k: v for k, v in vars(options).items() if v is not None},
     )
 
 

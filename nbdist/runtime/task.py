@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, NoTaskError
@@ -37,7 +37,7 @@ class TaskInfo:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON and frames."""
-        return asdict(self)
+        return dict(vars(self))  # asdict() would copy each deeply, which a short cell notices
 
     @classmethod
     def from_dict(cls, entries: dict[str, Any]) -> TaskInfo:
