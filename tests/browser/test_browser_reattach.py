@@ -10,6 +10,7 @@ from typing import Any
 import nbformat
 import numpy as np
 import pytest
+from browser_axe import violations
 from browser_lab import LIVE, Lab, wait_for_curve
 from playwright.sync_api import Page, expect
 from test_browser_controls import run_folder, times_of_steps
@@ -65,6 +66,7 @@ def test_a_run_outlives_its_kernel_and_is_taken_up_again(lab: Lab, end: Any) -> 
     expect(lab.output(1).locator(f"{LIVE} .nbd-chip")).to_contain_text("disconnected")
     expect(lab.output(1).locator(f"{LIVE} .nbd-note")).to_contain_text("nb.attach(")
     expect(page.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
+    assert not violations(page, LIVE)
     lab.screenshot(f"reattach-{end.__name__}-disconnected")
     seen = latest(page)
     left = max(float(times.max()) for times in times_of_steps(folder))
@@ -112,6 +114,9 @@ def check_saved(path: Path) -> None:
     notebook: Any = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     nbformat.validate(notebook)
     assert "widgets" not in notebook.metadata
+    assert path.stat().st_size < 150_000
+    dead = notebook.cells[1].outputs[-1]  # nobody can take this view off the page any more
+    assert "nb.attach('" in dead.data["text/plain"]
     frozen = [output for output in notebook.cells[2].outputs if "data" in output]
     assert [set(output.data) for output in frozen] == [
         {"image/png", "text/html", "text/plain", "application/vnd.nbdist.run+json"}

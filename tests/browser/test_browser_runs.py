@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import psutil
 import pytest
@@ -21,6 +22,18 @@ x_train, y_train, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.001), "sparse_categorical_crossentropy", metrics=["accuracy"])
 history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(10), epochs=1_000_000)
+"""
+SLOW = """%%distribute --strategy ps --seed 1 --name one-is-slow
+import time
+import numpy as np
+x, y = nb.data.digits()[:2]
+def batches():
+    while True:
+        time.sleep(0.02 if nb.task.rank == 1 else 0.01)
+        yield x[:20], y[:20]
+model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
+model.compile(nb.optim.SGD(0.001), "sparse_categorical_crossentropy")
+model.fit(nb.data.Dataset.from_generator(batches), epochs=1, steps_per_epoch=1_000_000)
 """
 USE = "print(run.status, model.predict(x_test).shape, len(history.history['loss']) >= 0)"
 
@@ -124,7 +137,7 @@ def test_a_second_tab_shows_the_same_run(training: Lab) -> None:
     check_usable(training)
 
 
-def test_a_kernel_that_restarts_takes_its_engines_along(training: Lab) -> None:
+def test_a_cluster_that_nobody_takes_up_again_ends(training: Lab) -> None:
     page = training.page
     running = engines(training.server)
     assert len(running) >= 3
@@ -137,3 +150,20 @@ def test_a_kernel_that_restarts_takes_its_engines_along(training: Lab) -> None:
     training.run(0)  # the page goes on, and so does a new cluster
     training.run(3)
     assert "is stopped" in output_of(page, 3)
+
+
+def test_a_slow_worker_is_named(lab: Lab) -> None:
+    lab.write("slow.ipynb", [SETUP.replace("workers=2", "workers=3"), SLOW, "%cluster stop"])
+    page = lab.open("slow.ipynb")
+    lab.run(0)
+    lab.run(1, wait=False)
+    wait_for_curve(page)
+    card = page.locator(f"{LIVE} .nbd-card[data-state=straggler]", has_text="worker 1")
+    expect(card).to_be_visible()
+    steps = card.locator(".nbd-figures").inner_text()
+    record("straggler: its step when seen to be named", int(re.sub(r"\D", "", steps.partition("·")[0])))
+    lab.screenshot("run-straggler")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    lab.wait_done(1)
+    lab.run_after_error(2)
+    assert "is stopped" in output_of(page, 2)
