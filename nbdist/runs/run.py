@@ -106,7 +106,7 @@ class Run:
         self._told = 0
         self._pause, self._seconds = Pause(), FIRST_PAUSE
         self._shown_news, self._show_after = 0, 0.0
-        self._secured = False
+        self._secured, self._is_to_train = False, options.wants_training
 
     @property
     def view(self) -> View | None:
@@ -215,7 +215,7 @@ class Run:
     @property
     def trains(self) -> bool:
         """Whether it trains, or is meant to."""
-        return self.options.wants_training or self._watch.has_trained
+        return self._is_to_train or self._watch.has_trained
 
     def send(self, word: dict[str, Any]) -> None:
         """Have a word for all replicas sent at the next look; see :mod:`nbdist.runs.controlling`."""
