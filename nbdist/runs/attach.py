@@ -27,10 +27,12 @@ from nbdist.errors import (
 )
 from nbdist.metrics.home import run_folder
 from nbdist.metrics.runfile import RunFile, read_run, runs
+from nbdist.runs.ending import ENDED
+from nbdist.runs.following import View
 from nbdist.runs.late import Gone, Joined, Outcomes
 from nbdist.runs.options import Options, select
 from nbdist.runs.reach import Tasks
-from nbdist.runs.run import ENDED, Run, View
+from nbdist.runs.run import Run
 from nbdist.runs.sofar import fill, last_words, printed
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.frames import Frame

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nbdist.runs.attach import attach_run
-from nbdist.runs.run import Run, View
+from nbdist.runs.following import View
+from nbdist.runs.run import Run
 from nbdist.ui.background import follow_in_background
 from nbdist.ui.leaving import leaving
 from nbdist.ui.showing import show

@@ -13,8 +13,9 @@ import pytest
 from nbdist.metrics.home import run_folder
 from nbdist.metrics.runfile import RunFile
 from nbdist.runs.late import Gone
+from nbdist.runs.leaving import RESTART_SECONDS
 from nbdist.runs.options import Options
-from nbdist.runs.run import RESTART_SECONDS, Run
+from nbdist.runs.run import Run
 from nbdist.runtime.task import TaskInfo
 
 WORKER = TaskInfo("worker", 0, 0, "", 0, "", "", 0)

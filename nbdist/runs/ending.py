@@ -1,0 +1,82 @@
+"""How a run ends: what it came to, what its chief brings home, its tasks free again, its run.json.
+
+Outcomes are what bodies returned, by rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from nbdist.errors import FailedPreconditionError, NbdistError
+from nbdist.metrics.runfile import RunFile, write_run
+from nbdist.runs import parcel
+from nbdist.runs.outcomefile import keep_light
+from nbdist.runs.watch import Watch
+from nbdist.runtime.task import TaskInfo
+
+Outcomes: TypeAlias = Mapping[int, Mapping[str, Any]]
+
+ENDED = ("done", "stopped", "failed")
+WRITE_SECONDS = 1.0
+
+
+def verdict(
+    record: RunFile, outcomes: Outcomes, error: NbdistError | None, interrupted: bool, wants_training: bool
+) -> tuple[NbdistError | None, str]:
+    """Return what went wrong in a run whose bodies are over, and its status.
+
+    >>> verdict(RunFile("digits"), {0: {"trainings": 1}}, None, interrupted=False, wants_training=True)
+    (None, 'done')
+    """
+    if record.status in ENDED:  # long ago
+        if record.status != "failed":
+            return None, record.status
+        unknown = "it failed, and its run.json does not say why"
+        return error or NbdistError(record.error or unknown), record.status
+    interrupted = interrupted or any(outcome.get("stopped") for outcome in outcomes.values())  # by others too
+    if error is None and wants_training and not trained(outcomes) and not interrupted:
+        error = FailedPreconditionError(
+            "the body never trained: a strategy or epochs were asked for, but no model.fit(...) ran on "
+            "any worker. Call fit in the body, or drop the flags to run it as a plain cell on each worker"
+        )
+    return error, "failed" if error is not None else "stopped" if interrupted else "done"
+
+
+def trained(outcomes: Outcomes) -> bool:
+    """Whether any body has trained."""
+    return any(outcome.get("trainings") for outcome in outcomes.values())
+
+
+def brought_home(outcome: Mapping[str, Any], chief: str) -> tuple[dict[str, Any], list[str]]:
+    """Return what the chief's body left, by name, and what is to be said of the rest."""
+    found: dict[str, Any] = {}
+    notes: list[str] = []
+    for name, packed in outcome.get("results", {}).items():
+        try:
+            found[name] = parcel.unpack(packed)
+        except NbdistError as error:  # a layer of a kind that only the tasks know
+            notes.append(f"{name} stayed on {chief}: {error}")
+    found.update(outcome.get("values", {}))  # of a body in this process
+    return found, [*notes, *outcome.get("left", ())]
+
+
+def release(watch: Watch, tasks: Sequence[TaskInfo]) -> None:
+    """Free the tasks of a run."""
+    waits = watch.servers if trained(watch.outcomes) else ()
+    for info in tasks:
+        # A server writes its part of the timeline then, and the next line may be cluster.stop().
+        wait = WRITE_SECONDS if info in waits else 0.0
+        watch.tell(info, "run.release", {"run": watch.run, "folder": str(watch.folder)}, wait)
+
+
+def write(record: RunFile, status: str, error: NbdistError | None, watch: Watch) -> None:
+    """Write a run's end into its folder, and what is worth keeping. Raises OSError if the disk is full."""
+    ends = [outcome.get("ended", 0.0) for outcome in watch.outcomes.values()]  # it may have been long ago
+    ended = max(ends) if ends and all(ends) else time.time()
+    record = dataclasses.replace(record, status=status, ended=ended, error=str(error or ""))
+    write_run(record, wait=bool(watch.store.series))  # a plain cell does not wait for the disk
+    if trained(watch.outcomes):
+        keep_light(watch.folder, watch.outcomes)
