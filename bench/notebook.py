@@ -97,6 +97,7 @@ class Notebook:
         printed, error = [], None
         while True:
             if time.perf_counter() - begin > patience:
+                self.manager.interrupt_kernel()  # so that the next cell can end what this one began
                 raise CellError(f"the cell is not over after {patience:g} s:\n{code}")
             meanwhile()
             message = self.look()

@@ -259,7 +259,7 @@ BENCHMARKS: list[Benchmark | Survey] = [
             Goal("CPU of the kernel", "% of a core", Bar("<=", 5, "figure")),
             Goal("points recorded", "a second and task", None),
         ),
-        here("points_flow"),
+        here("points_flow", timeout=600),
     ),
     Survey(
         "p13",
