@@ -53,6 +53,7 @@ class Keeper:
         self.lock = lock
         self.selector = selectors.DefaultSelector()
         self.clients: dict[socket.socket, bytes] = {}
+        self.watching: set[socket.socket] = set()  # clients that only look: the cluster is not theirs
         self.children: dict[int, int] = {}  # pid -> rank
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.deadline: float | None = None  # when what still lives is killed
@@ -162,6 +163,7 @@ class Keeper:
     def _open_door(self, door: socket.socket) -> None:
         client, _ = door.accept()
         self._welcome(client)
+        self.watching.add(client)
 
     def _welcome(self, client: socket.socket) -> None:
         client.setblocking(False)
@@ -190,7 +192,9 @@ class Keeper:
 
     def _answer(self, request: dict[str, Any], client: socket.socket) -> Reply:
         match request["request"]:
-            case "status":
+            case "status" | "watch":
+                if request["request"] == "status":
+                    self.watching.discard(client)
                 exits = {str(rank): how for rank, how in self.exits.items()}
                 roster = self.reforking.roster
                 stopping = self.deadline is not None
@@ -216,6 +220,7 @@ class Keeper:
             self._forget(client)
 
     def _forget(self, client: socket.socket) -> None:
+        self.watching.discard(client)
         if self.clients.pop(client, None) is not None:
             self.selector.unregister(client)
             self.reforking.leave(self, client)
@@ -268,7 +273,7 @@ class Keeper:
         return min((wait for wait in (end, look) if wait is not None), default=None)
 
     def _left(self) -> bool:
-        return not self.clients and self.deadline is None
+        return self.clients.keys() <= self.watching and self.deadline is None
 
     def _do_due(self) -> None:
         now = time.monotonic()

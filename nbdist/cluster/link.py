@@ -66,8 +66,8 @@ class KeeperLink:
         return cls(ours, folder, process)
 
     @classmethod
-    def reach(cls, folder: Path) -> KeeperLink:
-        """Connect to the keeper of a living cluster."""
+    def reach(cls, folder: Path, *, watch: bool = False) -> KeeperLink:
+        """Connect to the keeper of a living cluster; only to ``watch``, which does not keep it alive."""
         one = socket.socket(socket.AF_UNIX)
         try:
             with short_path(folder) as short:
@@ -76,7 +76,7 @@ class KeeperLink:
             one.close()
             raise UnavailableError(f"the keeper of cluster {folder.name} does not answer: {error}") from None
         link = cls(one, folder)
-        status = link.ask("status")
+        status = link.ask("watch" if watch else "status")
         link.pids = {int(rank): pid for rank, pid in status["pids"].items()}
         link.exits = {int(rank): how for rank, how in status["exits"].items()}
         link.roster = status["tasks"]

@@ -44,7 +44,8 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
         """Return a launcher for engines that run already; raises NotRunning if they do not."""
         self: LocalTaskLauncher = super().from_dict(d, **kwargs)
         try:
-            self.link = KeeperLink.reach(Path(self.keeper_folder))
+            # ipyparallel's panel does this to all clusters, while a page is open: they are others' clusters.
+            self.link = KeeperLink.reach(Path(self.keeper_folder), watch=True)
         except UnavailableError as error:
             raise NotRunning(str(error)) from None
         self._watch()
@@ -126,7 +127,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
 
     def _watch(self) -> None:
         """Tell ipyparallel when all engines have ended, from a thread with a connection of its own."""
-        loop, link = self.loop, KeeperLink.reach(Path(self.keeper_folder))
+        loop, link = self.loop, KeeperLink.reach(Path(self.keeper_folder), watch=True)
 
         def listen() -> None:
             while not link.gone and len(set(link.exits) - {CONTROLLER}) < self.n:

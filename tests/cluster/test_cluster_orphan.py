@@ -20,6 +20,7 @@ from nbdist.cluster.adopt import adopt, choose, going_on, left_behind, start_or_
 from nbdist.cluster.busy import busy_with, is_busy, runs_on
 from nbdist.cluster.folder import clusters_folder, read_description
 from nbdist.cluster.handle import Cluster
+from nbdist.cluster.link import KeeperLink
 from nbdist.cluster.orphan import LOOK_SECONDS, Orphan
 from nbdist.cluster.owner import is_this, lives, this_process
 from nbdist.errors import InvalidArgumentError
@@ -164,6 +165,15 @@ def nothing_left(name: str, pid: int) -> bool:
 def test_past_its_patience_nothing_is_left_of_one_in_a_run(tmp_path: Path) -> None:
     name, pid = elsewhere(0.5, WAITS.format(gate=str(tmp_path / "never")))
     until(lambda: nothing_left(name, pid))
+
+
+@pytest.mark.engines
+def test_who_only_watches_keeps_nothing_alive() -> None:
+    """As ipyparallel's panel does, in the server of any page that is open."""
+    name, pid = elsewhere(3.0)
+    watching = KeeperLink.reach(clusters_folder() / name, watch=True)
+    until(lambda: nothing_left(name, pid))
+    watching.close()
 
 
 @pytest.mark.engines
