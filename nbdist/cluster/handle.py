@@ -7,7 +7,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,17 +16,12 @@ from nbdist.cluster import tasks
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.connect import HubEngines, check_versions, close_client, connect_client
 from nbdist.cluster.folder import find, living, read_description, remove_traces, write_description
-from nbdist.cluster.link import CONTROLLER, KeeperLink, describe_exit
+from nbdist.cluster.link import KeeperLink
+from nbdist.cluster.members import Members
 from nbdist.cluster.owner import this_process
 from nbdist.cluster.replacing import Replacement, check_unused, describe, named
-from nbdist.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    NotFoundError,
-    TaskDiedError,
-    UnavailableError,
-)
-from nbdist.runtime.clusterengine import forget, know
+from nbdist.cluster.sending import Sending
+from nbdist.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from nbdist.runtime.task import Roster, TaskInfo, chief_of_roster, find_rank, roster_spec
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.peers import Peer
@@ -53,16 +47,14 @@ class Cluster:
         self.keys = keys
         self.client = client
         self._link = link
-        self._tasks: list[TaskInfo] = list(roster)
+        self._members = Members(roster, keys, link, self._await_hub)
+        self._sending = Sending(client)
         self._process = os.getpid()
-        self._views: dict[tuple[int, ...], Any] = {}
         self._connections = threading.local()
         self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._stopped = False
         self.going_on: set[str] = set()
         """Runs that this process has on the cluster; while one goes on, the cluster outlives the process."""
-        for info in self._tasks:
-            know(f"nbdist://{info.address}", keys)
         set_current(self)
         if owner:
             atexit.register(self._stop_at_exit)
@@ -91,11 +83,7 @@ class Cluster:
     @property
     def tasks(self) -> list[TaskInfo]:
         """The tasks by rank, as they are now: one that was replaced, by whomever, is the new one."""
-        self._link.ended()
-        heard = self._link.roster
-        if heard is not None:
-            self._meet(heard)
-        return self._tasks
+        return self._members.now()
 
     @property
     def target(self) -> str:
@@ -121,12 +109,10 @@ class Cluster:
         counts as failed.
         """
         self._check_up()
-        ranks = self._ranks(on)
+        ranks = self._members.ranks(on)
         infos = {info.rank: info for info in self.tasks}
-        died = self._deaths(infos)
-        sent = self._send([rank for rank in ranks if rank not in died], function, arguments, named)
-        pending = {rank: sent[rank] if rank in sent else _Failed(died[rank]) for rank in ranks}
-        return Calls(pending, infos, partial(self._deaths, infos))
+        died = partial(self._members.deaths, infos)
+        return Calls(self._sending.send(ranks, died(), function, arguments, named), infos, died)
 
     def run(
         self,
@@ -194,32 +180,15 @@ class Cluster:
 
     def dead(self) -> list[TaskInfo]:
         """Return the tasks whose processes are gone; costs microseconds and is known at once."""
-        tasks = self.tasks
-        ended = self._link.ended()
-        return [info for info in tasks if info.rank in ended]
+        return self._members.dead()
 
     def controller_died(self) -> str | None:
         """Return how the controller ended, if it has; the cluster then ends too."""
-        how = self._link.ended().get(CONTROLLER)
-        return None if how is None else describe_exit(how)
+        return self._members.controller_died()
 
     def status(self) -> list[dict[str, Any]]:
         """Return a row per task: rank, name, host, pid, device, address, state, and how it ended."""
-        tasks, rows = self.tasks, []
-        ended = self._link.ended()
-        for info in tasks:
-            how = ended.get(info.rank)
-            row = {
-                "rank": info.rank,
-                "name": info.name,
-                "job": info.job,
-                "index": info.index,
-                "pid": info.pid,
-            }
-            row |= {"host": info.host, "device": info.device, "address": info.address}
-            row |= {"state": "running" if how is None else "dead", "ended": how and describe_exit(how)}
-            rows.append(row)
-        return rows
+        return self._members.status()
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """End every process of the cluster and remove all that it leaves. May be called twice."""
@@ -261,59 +230,9 @@ class Cluster:
         else:
             self.stop()
 
-    def _send(
-        self, ranks: list[int], function: Callable[..., Any], arguments: Any, named: Any
-    ) -> dict[int, Any]:
-        """Send a call, packed once for all ranks; return who waits for each one's answer."""
-        if not ranks:
-            return {}
-        view = self._views.get(tuple(ranks))
-        if view is None:
-            view = self._views[tuple(ranks)] = self.client.direct_view(ranks, block=False)
-        answers = view.apply_async(function, *arguments, **named)
-        return {rank: _Sent(one, answers) for rank, one in zip(ranks, answers._children, strict=True)}
-
-    def _ranks(self, on: int | Iterable[int] | None) -> list[int]:
-        known = [info.rank for info in self.tasks]
-        if on is None:
-            return known
-        ranks = [on] if isinstance(on, int) else sorted(set(on))
-        unknown = [rank for rank in ranks if rank not in known]
-        if unknown or not ranks:
-            raise InvalidArgumentError(f"no task has rank {unknown or ranks}; the ranks are {known}")
-        return ranks
-
-    def _deaths(self, infos: dict[int, TaskInfo]) -> dict[int, TaskDiedError]:
-        """Return what has become of those of the tasks that are gone."""
-        current = {info.rank: info for info in self.tasks}
-        ended = self._link.ended()
-        deaths = {}
-        for info in infos.values():
-            how = ended.get(info.rank) or ended.get(CONTROLLER)
-            if current[info.rank] != info:
-                deaths[info.rank] = TaskDiedError(
-                    f"{info.name} (pid {info.pid}) is gone: it was replaced by pid {current[info.rank].pid}"
-                )
-            elif how is not None:
-                what = "" if info.rank in ended else "the controller of "
-                deaths[info.rank] = TaskDiedError(
-                    f"{what}{info.name} (pid {how['pid']}) is gone: {describe_exit(how)}; "
-                    f"its log ended with:\n{how['log'].strip() or '(nothing)'}"
-                )
-        return deaths
-
-    def _meet(self, heard: list[dict[str, Any]]) -> None:
-        """Take the roster in which tasks have been replaced."""
-        if [entries["incarnation"] for entries in heard] == [info.incarnation for info in self._tasks]:
-            return
-        if not self._stopped:
-            HubEngines(self.client).wait(HUB_SECONDS)  # what is sent to a task must not go to its old engine
-        before = self._tasks
-        self._tasks = [TaskInfo.from_dict(entries) for entries in heard]
-        for old, new in zip(before, self._tasks, strict=True):
-            if old != new:
-                forget(f"nbdist://{old.address}")
-                know(f"nbdist://{new.address}", self.keys)
+    def _await_hub(self) -> None:
+        if not self._stopped:  # what is sent to a task must not go to its old engine
+            HubEngines(self.client).wait(HUB_SECONDS)
 
     def _check_up(self) -> None:
         if self._stopped:
@@ -327,39 +246,6 @@ class Cluster:
             jobs[info.job] = jobs.get(info.job, 0) + 1
         what = ", ".join(f"{n} {job}{'s' * (job == 'worker' and n > 1)}" for job, n in jobs.items())
         return f"<Cluster {self.id}: {what}{' (stopped)' if self._stopped else ''}>"
-
-
-class _Sent:
-    """Waits for one task's answer to a call that several were sent."""
-
-    def __init__(self, one: Future[Any], answers: Any) -> None:
-        self._one, self._answers = one, answers
-        self.done, self.add_done_callback = one.done, one.add_done_callback
-
-    def result(self) -> Any:
-        found = self._one.result()
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-    def wait(self, timeout: float) -> None:
-        wait([self._one], timeout)
-
-
-class _Failed:
-    """Stands for a call that could not even be sent."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def done(self) -> bool:
-        return True
-
-    def add_done_callback(self, tell: Callable[[Any], object]) -> None:
-        tell(self)
-
-    def result(self) -> Any:
-        raise self.error
 
 
 def set_current(cluster: Cluster | None) -> None:
