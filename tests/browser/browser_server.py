@@ -10,9 +10,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.request import Request, urlopen
+
+import psutil
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds for whatever a page is to show: a limit for a busy machine, and no promise
@@ -79,10 +82,23 @@ class LabServer:
         assert self.process.stdout is not None
         self.log.extend(self.process.stdout)
 
+    def engines(self) -> list[psutil.Process]:
+        """The living processes of the clusters that this server's notebooks have started."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                ours = process.environ().get("NBDIST_HOME") == str(self.home)
+                if ours and "nbdist" in " ".join(process.cmdline()):
+                    found.append(process)
+        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
     def end_kernels(self) -> None:
-        """End all kernels."""
+        """End all kernels, and what a test that failed has left in training: it would go on for an hour."""
         for kernel in self._ask("GET", "/api/kernels"):
             self._ask("DELETE", f"/api/kernels/{kernel['id']}")
+        for process in self.engines():
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
 
     def _ask(self, method: str, path: str) -> Any:
         headers = {"Authorization": f"token {self.token}"}

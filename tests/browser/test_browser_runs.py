@@ -53,19 +53,6 @@ def output_of(page: Page, cell: int) -> str:
     return str(page.locator(".jp-Notebook-cell").nth(cell).locator(".jp-Cell-outputArea").inner_text())
 
 
-def engines(server: LabServer) -> list[psutil.Process]:
-    """The living processes of this server's clusters."""
-    home = str(server.notebooks.parent / "nbdist_home")
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("NBDIST_HOME") == home and "nbdist" in " ".join(process.cmdline()):
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
-
-
 def last_end(server: LabServer) -> float:
     """When the latest run of this server ended, in seconds since 1970."""
     records = (server.notebooks.parent / "nbdist_home" / "runs").glob("*/run.json")
@@ -139,7 +126,7 @@ def test_a_second_tab_shows_the_same_run(training: Lab) -> None:
 
 def test_a_cluster_that_nobody_takes_up_again_ends(training: Lab) -> None:
     page = training.page
-    running = engines(training.server)
+    running = training.server.engines()
     assert len(running) >= 3
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
     _, alive = psutil.wait_procs(running, timeout=30)
