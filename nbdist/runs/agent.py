@@ -17,24 +17,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from nbdist.errors import FailedPreconditionError, NbdistError
-from nbdist.metrics.batch import Batch
-from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.timeline import Span
-from nbdist.runs.controlling import heed, said
+from nbdist.runs.controlling import heed
 from nbdist.runs.kept import Kept
-from nbdist.runs.output import Output
+from nbdist.runs.live import Live
 from nbdist.runs.recorded import Recorded
+from nbdist.runs.watchers import Watchers
 from nbdist.runtime import task as tasks
 from nbdist.runtime.gathering import Gathering
 from nbdist.runtime.parameters import ParameterService
 from nbdist.runtime.server import Handler
-from nbdist.train.context import Context, Control
+from nbdist.train.context import Control
 from nbdist.train.steplog import StepLog
 from nbdist.wire.frames import Frame
 from nbdist.wire.peers import Sender
@@ -55,7 +53,7 @@ class Agent:
         self._needs: tuple[str, list[int] | None] = ("", None)  # a run, and the ranks of all its tasks
         self._live: Live | None = None
         self._control = ("", Control())
-        self._watchers: dict[str, list[Sender]] = {}
+        self._watchers = Watchers()
         self._step_log: tuple[str, StepLog] | None = None
         self.kept = Kept(task.rank, task.server.after)
         self.recorded = Recorded(task, [self._steps, lambda run: self.parameters.logs.spans(run, task.name)])
@@ -100,7 +98,7 @@ class Agent:
                 live.cancel()
                 watched = self._tell(live, ended=True)
             finally:
-                self.kept.end(live.run, self._so_far(live, ended=True), watched)
+                self.kept.end(live.run, live.so_far(self.task.rank, ended=True), watched)
                 self._live = None
                 if self._reserved is not None and self._reserved[0] == live.run:
                     self._reserved = None
@@ -115,36 +113,12 @@ class Agent:
 
     def _tell(self, live: Live, ended: bool) -> bool:
         """Send the news to who watches; whether anybody does."""
-        text = live.output.take()
-        # Text goes as bytes: a frame's meta is small, and not every str that a body prints is valid UTF-8.
-        printed = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
-        news = live.news()
-        for n, (replica, progress, batch) in enumerate(news):
-            meta: dict[str, Any] = {
-                "run": live.run,
-                "rank": self.task.rank,
-                "replica": replica,
-                "progress": progress,
-                "ended": ended and n == len(news) - 1,
-                "at": live.recorder.end,
-                "printed": live.output.taken,
-            }
-            arrays: list[Any] = [printed if n == 0 else printed[:0]]
-            if batch is not None:
-                meta["batch"], columns = batch.arrays()
-                arrays.extend(columns)
-            self._push(live.run, Frame("run.news", meta, tuple(arrays)))
-        watched = bool(self._watchers.get(live.run))
+        for frame in live.told(self.task.rank, ended):
+            self._watchers.push(live.run, frame)
+        watched = self._watchers.any(live.run)
         if ended:
-            self._watchers.pop(live.run, None)
+            self._watchers.drop(live.run)
         return watched
-
-    def _push(self, run: str, frame: Frame) -> None:
-        for sender in list(self._watchers.get(run, ())):
-            try:
-                sender.push(frame)
-            except ConnectionError:  # a client that went away, or does not read: the log has it all
-                self._watchers[run].remove(sender)
 
     def _reserve(self, frame: Frame, sender: Sender) -> Frame:
         run = frame.meta["run"]
@@ -160,7 +134,7 @@ class Agent:
             self._needs = (run, list(frame.meta["ranks"]))
         self.control(run)
         if frame.meta.get("watch"):  # in the same call: a short body would be over before another word
-            self._add_watcher(run, sender)
+            self._watchers.add(run, sender)
         return Frame("run.reserved")
 
     def _busy(self) -> str | None:
@@ -185,46 +159,20 @@ class Agent:
             return None
         if over is not None:
             return over
-        self._add_watcher(run, sender)
+        self._watchers.add(run, sender)
         if live is not None and live.run == run:
-            return self._so_far(live, ended=False)
+            return live.so_far(self.task.rank, ended=False)
         return Frame("run.watched", {"state": "waiting" if self._is_here(run) else "unknown"})
 
     def _watch_again(self, run: str, sender: Sender, over: Frame | None) -> None:
         """Push all there was so far to who is not told the news any more, and those that follow."""
         live = self._live
-        if over is None and sender not in self._watchers.get(run, ()):
-            self._add_watcher(run, sender)
+        if over is None and not self._watchers.has(run, sender):
+            self._watchers.add(run, sender)
             if live is not None and live.run == run:
-                over = self._so_far(live, ended=False)
+                over = live.so_far(self.task.rank, ended=False)
         if over is not None:
             sender.push(over)
-
-    def _add_watcher(self, run: str, sender: Sender) -> None:
-        watchers = self._watchers.setdefault(run, [])
-        if sender not in watchers:
-            watchers.append(sender)
-
-    def _so_far(self, live: Live, ended: bool) -> Frame:
-        """Return what who comes late has to know of a run here; the next news say what follows it.
-
-        All on the Server's thread, as the news are: so no point is in both, and none in neither.
-        """
-        size, waiting = live.recorder.position()
-        meta = {
-            "state": "over" if ended else "on",
-            "run": live.run,
-            "rank": self.task.rank,
-            "replica": live.recorder.replica,
-            "progress": said(live.context),
-            "ended": ended,
-            "log": live.recorder.path.name,
-            "size": size,
-            "at": size + len(waiting),
-            "printed": live.output.taken,
-        }
-        tail = live.output.tail().encode("utf-8", "replace")
-        return Frame("run.watched", meta, tuple(np.frombuffer(part, np.uint8) for part in (tail, waiting)))
 
     def _outcome(self, frame: Frame, sender: Sender) -> Frame:
         run = frame.meta["run"]
@@ -273,7 +221,7 @@ class Agent:
         run = frame.meta["run"]
         if self._live is None and self._reserved is not None and self._reserved[0] == run:
             self._reserved = None
-            self._watchers.pop(run, None)
+            self._watchers.drop(run)
         self.parameters.drop_run(run)
         self.groups.drop_run(run)
         self.kept.taken(run)
@@ -286,27 +234,6 @@ class Agent:
         if live is not None:
             return live.run == run
         return self._reserved is not None and self._reserved[0] == run
-
-
-class Live:
-    """One run on one task, while its body runs."""
-
-    def __init__(self, run: str, context: Context, recorder: Recorder, output: Output) -> None:
-        self.run, self.context, self.recorder, self.output = run, context, recorder, output
-        self.cancel: Callable[[], None] = lambda: None
-
-    def news(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
-        """Return (replica, progress, new points) of each replica that this body trains."""
-        return [(self.recorder.replica, said(self.context), self.recorder.flush())]
-
-    def last_epochs(self) -> dict[int, dict[str, float]]:
-        """Return the means of the last epoch of each replica that this body has trained."""
-        return {self.recorder.replica: self.context.last_epoch}
-
-    def close(self) -> None:
-        """Close the logs."""
-        self.recorder.close()
-        self.output.finish()
 
 
 _agent: Agent | None = None

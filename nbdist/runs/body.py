@@ -30,8 +30,9 @@ from nbdist.metrics.events import events_folder
 from nbdist.metrics.recorder import Recorder
 from nbdist.nn import Model
 from nbdist.runs import bodycode, parcel
-from nbdist.runs.agent import Agent, Live, agent
+from nbdist.runs.agent import Agent, agent
 from nbdist.runs.bodycode import Code
+from nbdist.runs.live import Live
 from nbdist.runs.output import Output, printing_to
 from nbdist.runs.strategies import strategy_of
 from nbdist.runs.tracebacks import shown

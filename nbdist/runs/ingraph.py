@@ -22,10 +22,10 @@ from nbdist.graph.tensor import default_graph
 from nbdist.home import private_folder
 from nbdist.metrics.batch import Batch
 from nbdist.metrics.events import events_folder
-from nbdist.runs.agent import Live
 from nbdist.runs.body import Order, check_fetched, perform
 from nbdist.runs.bodythread import BodyThread, Gate
 from nbdist.runs.client import ClientTask, WithClient
+from nbdist.runs.live import Live
 from nbdist.runs.output import Output
 from nbdist.runs.threadoutput import printing_here
 from nbdist.runs.towers import Towers

@@ -12,7 +12,8 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistE
 from nbdist.metrics.batch import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.runs import agent as agents
-from nbdist.runs.agent import Agent, Live
+from nbdist.runs.agent import Agent
+from nbdist.runs.live import Live
 from nbdist.runs.output import Output
 from nbdist.runtime import task as tasks
 from nbdist.runtime.server import Server

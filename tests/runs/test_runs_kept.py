@@ -19,8 +19,9 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.runs import kept as keeping
 from nbdist.runs import sofar
-from nbdist.runs.agent import Agent, Live
+from nbdist.runs.agent import Agent
 from nbdist.runs.kept import Kept
+from nbdist.runs.live import Live
 from nbdist.runs.outcome import decode
 from nbdist.runs.outcomefile import outcome_path, read_outcome
 from nbdist.runs.output import TAIL_LIMIT, Output, tail_of

@@ -1,0 +1,79 @@
+"""One run on one task while its body runs: what there is to tell those who watch it, as frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from nbdist.metrics.batch import Batch
+from nbdist.metrics.recorder import Recorder
+from nbdist.runs.controlling import said
+from nbdist.runs.output import Output
+from nbdist.train.context import Context
+from nbdist.wire.frames import Frame
+
+
+class Live:
+    """One run on one task, while its body runs."""
+
+    def __init__(self, run: str, context: Context, recorder: Recorder, output: Output) -> None:
+        self.run, self.context, self.recorder, self.output = run, context, recorder, output
+        self.cancel: Callable[[], None] = lambda: None
+
+    def news(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
+        """Return (replica, progress, new points) of each replica that this body trains."""
+        return [(self.recorder.replica, said(self.context), self.recorder.flush())]
+
+    def last_epochs(self) -> dict[int, dict[str, float]]:
+        """Return the means of the last epoch of each replica that this body has trained."""
+        return {self.recorder.replica: self.context.last_epoch}
+
+    def told(self, rank: int, ended: bool) -> Iterator[Frame]:
+        """Yield what is new, a frame for each replica; what was printed is in the first."""
+        text = self.output.take()
+        # Text goes as bytes: a frame's meta is small, and not every str that a body prints is valid UTF-8.
+        printed = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
+        news = self.news()
+        for n, (replica, progress, batch) in enumerate(news):
+            meta: dict[str, Any] = {
+                "run": self.run,
+                "rank": rank,
+                "replica": replica,
+                "progress": progress,
+                "ended": ended and n == len(news) - 1,
+                "at": self.recorder.end,
+                "printed": self.output.taken,
+            }
+            arrays: list[Any] = [printed if n == 0 else printed[:0]]
+            if batch is not None:
+                meta["batch"], columns = batch.arrays()
+                arrays.extend(columns)
+            yield Frame("run.news", meta, tuple(arrays))
+
+    def so_far(self, rank: int, ended: bool) -> Frame:
+        """Return what who comes late has to know of a run here; the next news say what follows it.
+
+        All on the Server's thread, as the news are: so no point is in both, and none in neither.
+        """
+        size, waiting = self.recorder.position()
+        meta = {
+            "state": "over" if ended else "on",
+            "run": self.run,
+            "rank": rank,
+            "replica": self.recorder.replica,
+            "progress": said(self.context),
+            "ended": ended,
+            "log": self.recorder.path.name,
+            "size": size,
+            "at": size + len(waiting),
+            "printed": self.output.taken,
+        }
+        tail = self.output.tail().encode("utf-8", "replace")
+        return Frame("run.watched", meta, tuple(np.frombuffer(part, np.uint8) for part in (tail, waiting)))
+
+    def close(self) -> None:
+        """Close the logs."""
+        self.recorder.close()
+        self.output.finish()
