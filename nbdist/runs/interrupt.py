@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from nbdist.runtime.task import TaskInfo
 
 SIGNAL_AFTER, REPLACE_AFTER, GIVE_UP_AFTER = 1.5, 4.0, 5.0  # seconds after the interrupt or the abort
 ABORT_SECONDS = 0.5  # that an abort has before the signal
@@ -55,3 +57,13 @@ class Ladder:
         if self._began is None or not self._rungs or self._clock() - self._began < self._rungs[0][0]:
             return None
         return self._rungs.pop(0)[1]
+
+
+def given_up(stuck: Iterable[TaskInfo]) -> str:
+    """Return what to say of tasks in this process that did not stop, and cannot be replaced."""
+    names = ", ".join(f"{info.name} (pid {info.pid})" for info in stuck)
+    return (
+        f"{names} did not stop within 5 s of the interrupt; the body goes on in this process: it "
+        "waits, or is in native code, or does not let itself be interrupted. Restart the kernel if "
+        "it does not end"
+    )

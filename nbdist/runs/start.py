@@ -24,11 +24,11 @@ from nbdist.metrics.home import new_run_id, run_folder
 from nbdist.metrics.runfile import RunFile, versions, write_run
 from nbdist.runs.agent import install
 from nbdist.runs.body import Order, run_body
+from nbdist.runs.deaths import what_next
 from nbdist.runs.following import View
 from nbdist.runs.ingraph import InGraph
 from nbdist.runs.options import BELONGS, TOGETHER, Options, check_numbers, select
 from nbdist.runs.run import Run
-from nbdist.runs.watch import what_next
 from nbdist.runtime.task import TaskInfo
 
 _prepared: set[int] = set()

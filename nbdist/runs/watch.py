@@ -8,22 +8,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.replacing import short_name
-from nbdist.errors import BodyError, FailedPreconditionError, NbdistError, TaskDiedError, UnavailableError
+from nbdist.errors import BodyError, NbdistError, TaskDiedError, UnavailableError
 from nbdist.metrics.batch import Batch
 from nbdist.metrics.store import RunStore
+from nbdist.runs.deaths import Deaths
+from nbdist.runs.failures import Doubts, body_error
+from nbdist.runs.fits import left_waiting
 from nbdist.runs.hearing import Hearing
-from nbdist.runs.interrupt import REPLACE_AFTER, Ladder
+from nbdist.runs.interrupt import REPLACE_AFTER, Ladder, given_up
 from nbdist.runs.progress import Tally
 from nbdist.runs.reach import Calls, Tasks
-from nbdist.runs.replacing import Replacing, gone_among
+from nbdist.runs.replacing import Replacing
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.frames import Frame
 
 LAST_NEWS_SECONDS = 5.0  # how long the last points of a task, sent before its outcome, may come after it
-DEATH_SECONDS = 1.0  # how long what cut a task off may come after the word that it was cut off
-NEWS_SECONDS = 0.5  # how long the first word of a training may come after the death of a task that was in it
-CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
 HOLD_SECONDS = 10.0  # between two words that towers are still needed: without one they are free again
 
 
@@ -53,7 +52,10 @@ class Watch:
         printed: Callable[[str, str], object],
     ) -> None:
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
-        self.towers, self.least, self.trains = towers, least, trains
+        self.towers = towers
+        self._deaths = Deaths(cluster, workers, [*servers, *towers], least, trains)
+        self.lost = self._deaths.lost
+        """Ranks that have died, and without which the others go on."""
         self.calls, self.store, self.tally = calls, store, tally
         self.outcomes: dict[int, dict[str, Any]] = {}
         self.error: NbdistError | None = None
@@ -69,10 +71,7 @@ class Watch:
         self._names = {info.rank: info.name for info in workers}
         self._held = time.monotonic()
         self._hearing = {info.rank: Hearing(self._held) for info in workers}
-        self._doubtful: dict[int, float] = {}
-        self._undecided: dict[int, float] = {}  # dead since then, and perhaps the others go on
-        self.lost: set[int] = set()
-        """Ranks that have died, and without which the others go on."""
+        self._doubts = Doubts()
         self._begun: dict[int, int] = {}  # trainings that a rank has begun, as far as it is known
         self._ended: set[int] = set()
         self._all_in: float | None = None
@@ -172,7 +171,7 @@ class Watch:
             outcome = self.calls.outcome(rank)
             if isinstance(outcome, TaskDiedError):
                 self._watch_tasks()  # it says more, and whether the others go on
-                if rank in self.lost or rank in self._undecided:
+                if rank in self.lost or rank in self._deaths.undecided:
                     continue
             if isinstance(outcome, BaseException):
                 self.outcomes[rank] = {}
@@ -183,25 +182,13 @@ class Watch:
                 self._fail(error, rank)
                 continue
             wrong = outcome.get("error")
-            if wrong and self._may_be_a_consequence(wrong, rank):
+            if wrong and self.error is None and self._doubts.about(wrong, rank):
                 continue
             self.outcomes[rank] = outcome
             stopped = self.interrupted or outcome.get("stopped")  # from here, or by another client
             if wrong and not wrong["aborted"] and not (stopped and wrong["interrupted"]):
-                self._fail(self._body_error(rank, wrong), rank)
-
-    def _may_be_a_consequence(self, wrong: dict[str, Any], rank: int) -> bool:
-        """Whether to wait for news that say more: a task is gone, or has raised what cut this one off."""
-        if self.error is not None or wrong["type"] not in CONSEQUENCES:
-            return False
-        now = time.monotonic()
-        return now - self._doubtful.setdefault(rank, now) < DEATH_SECONDS
-
-    def _body_error(self, rank: int, wrong: dict[str, Any]) -> BodyError:
-        info = next(info for info in self.workers if info.rank == rank)
-        error = BodyError(f"{wrong['traceback'].rstrip()}\n\nraised on {info.name} (pid {info.pid})")
-        error.task, error.ename, error.evalue = info.name, wrong["type"], wrong["message"]
-        return error
+                info = next(info for info in self.workers if info.rank == rank)
+                self._fail(body_error(info, wrong), rank)
 
     def _fail(self, error: NbdistError, rank: int | None) -> None:
         """Note the first error and abort the other tasks."""
@@ -229,29 +216,14 @@ class Watch:
                 None,
             )
             return
-        needed = {info.rank for info in (*self.workers, *self.servers, *self.towers)}
-        dead = gone_among(self._cluster, [*self.workers, *self.servers, *self.towers])
-        for info in dead:
-            if info.rank in needed and info.rank not in self.lost and info not in self.replacing.ended:
-                if self._goes_on_without(info, {gone.rank for gone in dead}) or info.rank in self._undecided:
-                    continue
-                died = f"{self._how_it_died(info)}. {logged} {what_next(info, dead)}"
-                self._fail(TaskDiedError(died), info.rank)
-
-    def _goes_on_without(self, info: TaskInfo, dead: set[int]) -> bool:
-        """Whether the others can train on; if so, the one where they meet is told."""
-        first, left = self.workers[0], [w for w in self.workers if w.rank not in dead]
-        if self.least is None or info not in self.workers or info is first or len(left) < self.least:
-            return False
-        if not self.trains and not any(self._begun.values()):  # a plain cell, unless others say more
-            now = time.monotonic()
-            if now - self._undecided.setdefault(info.rank, now) >= NEWS_SECONDS:
-                del self._undecided[info.rank]
-            return False
-        self._undecided.pop(info.rank, None)
-        self._lose(info, self._how_it_died(info))
-        self.tell(first, "run.lost", {"run": self.run, "ranks": sorted(self.lost)})
-        return True
+        for death in self._deaths.new(self.has_trained, self.replacing.ended):
+            if death.goes_on:
+                self._lose(death.task, death.how)
+                ranks = sorted(self.lost)
+                self.tell(self.workers[0], "run.lost", {"run": self.run, "ranks": ranks})
+            else:
+                died = TaskDiedError(f"{death.how}. {logged} {death.next}")
+                self._fail(died, death.task.rank)
 
     def _lose(self, info: TaskInfo, how: str) -> None:
         """Do without a worker from now on."""
@@ -262,30 +234,14 @@ class Watch:
         left = len(self.workers) - len(self.lost)
         self._printed(info.name, f"{how}; {left} of {len(self.workers)} go on\n")
 
-    def _how_it_died(self, info: TaskInfo) -> str:
-        now = next(row for row in self._cluster.status() if row["rank"] == info.rank)
-        how = now["ended"] if now["pid"] == info.pid else f"it was replaced by pid {now['pid']}"
-        return f"{info.name} (pid {info.pid}) is gone: {how}"
-
     def _watch_trainings(self) -> None:
         """Fail when a replica waits in a fit() that another one's body has ended without."""
-        ended = {rank: outcome.get("trainings", 0) for rank, outcome in self.outcomes.items()}
-        over = self.error is not None or self.interrupted or len(ended) == len(self.workers)
+        over = self.error is not None or self.interrupted or len(self.outcomes) == len(self.workers)
         if over or not self.servers:
             return
-        most = max(self._begun.values(), default=0)
-        there = [info for info in self.workers if info.rank not in self.lost]
-        short = [info.name for info in there if ended.get(info.rank, most) < most]
-        if short:
-            waits = next(info.name for info in self.workers if self._begun.get(info.rank) == most)
-            self._fail(
-                FailedPreconditionError(
-                    f"{waits} trains, and {', '.join(short)} ended without its part in fit number {most}: "
-                    "replicas that share parameters have to call fit the same number of times. Call it on "
-                    "every worker, or use --strategy one_device"
-                ),
-                None,
-            )
+        wrong = left_waiting(self.workers, self.lost, self._begun, self.outcomes)
+        if wrong is not None:
+            self._fail(wrong, None)
 
     def _climb(self) -> None:
         """Press on with tasks that do not end though they were asked to."""
@@ -309,12 +265,7 @@ class Watch:
                 self.outcomes[info.rank] = {}
                 self._ended.add(info.rank)
         if step == "give up" and stuck:
-            names = ", ".join(f"{info.name} (pid {info.pid})" for info in stuck)
-            self.stuck = (
-                f"{names} did not stop within 5 s of the interrupt; the body goes on in this process: it "
-                "waits, or is in native code, or does not let itself be interrupted. Restart the kernel if "
-                "it does not end"
-            )
+            self.stuck = given_up(stuck)
             self.error = self.error or UnavailableError(self.stuck)
             self._given_up = True
 
@@ -350,12 +301,3 @@ class Watch:
                     peer.send(kind, meta)
             except NbdistError:
                 self._ended.add(info.rank)
-
-
-def what_next(gone: TaskInfo, dead: list[TaskInfo]) -> str:
-    """Return what to do about a task that is gone; ``dead`` are all that are."""
-    if gone.job == "ps":
-        return f"The parameters are lost: start it again with %cluster restart {short_name(gone)}"
-    if any(info.job == "ps" for info in dead):
-        return "Start all that are gone again with %cluster restart"
-    return f"Go on without it with --on, or start it again with %cluster restart {short_name(gone)}"

@@ -1,0 +1,34 @@
+"""What a body has raised: a failure of its own, or perhaps only what came of another task's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nbdist.errors import BodyError
+from nbdist.runtime.task import TaskInfo
+
+DEATH_SECONDS = 1.0  # how long what cut a task off may come after the word that it was cut off
+CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
+
+
+def body_error(info: TaskInfo, wrong: Mapping[str, Any]) -> BodyError:
+    """Return the error of a body, with its traceback there."""
+    error = BodyError(f"{wrong['traceback'].rstrip()}\n\nraised on {info.name} (pid {info.pid})")
+    error.task, error.ename, error.evalue = info.name, wrong["type"], wrong["message"]
+    return error
+
+
+class Doubts:
+    """Failures that may be consequences: for a while there may be news that say more."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+
+    def about(self, wrong: Mapping[str, Any], rank: int) -> bool:
+        """Whether to wait for news: a task is gone, or has raised what cut this one off."""
+        if wrong["type"] not in CONSEQUENCES:
+            return False
+        now = time.monotonic()
+        return now - self._since.setdefault(rank, now) < DEATH_SECONDS
