@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,16 +35,23 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engines
 
 TRAIN = """
-import numpy as np
+import numpy as np, os, time
+gate = ""
+class AtTheGate(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        while epoch == 2 and not os.path.exists(gate):
+            time.sleep(0.002)
 rng = np.random.default_rng(0)
 y = np.arange(60) % 3
 x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
 model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")], seed=5)
 model.compile(nb.optim.SGD(0.03, momentum=0.5), "sparse_categorical_crossentropy")
-history = model.fit(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20), epochs={epochs})
+data = nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20)
+history = model.fit(data, epochs={epochs}, callbacks=[AtTheGate()] if gate else [])
 """
 LOOP = """
-import numpy as np
+import numpy as np, os, time
+gate = ""
 rng = np.random.default_rng(0)
 y = np.arange(60) % 3
 x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
@@ -58,6 +66,8 @@ def step(x, y):
     return loss
 data = strategy.distribute_dataset(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20))
 for epoch in range({epochs}):
+    while epoch == 3 and gate and not os.path.exists(gate):
+        time.sleep(0.002)
     for batch in data:
         strategy.run(step, batch)
 """
@@ -131,10 +141,19 @@ def news(run: Run, rounds: int = 3) -> None:
     until(run, lambda: run.tally.news >= before + rounds * len(run.tasks))
 
 
-def paused(run: Run) -> list[int]:
+def gated(body: str, gate: Path) -> str:
+    """Have a body of few epochs wait after nine steps for a file, so that it is not over before."""
+    return body.replace('gate = ""', f"gate = {str(gate)!r}")
+
+
+def paused(run: Run, gate: Path | None = None) -> list[int]:
     """Pause a run, once all replicas train, and return the steps that they then have."""
     until(run, lambda: min(steps_of(run)) > 2)
     run.pause()
+    if gate is not None:
+        for info in run._watch.workers:  # who answers has heard what was said before
+            run._watch._cluster.peer(info.rank).call("run.hello")
+        gate.touch()
     until(run, lambda: states_of(run) == {"paused"})
     news(run, 1)  # who had got further by one step says so
     return steps_of(run)
@@ -227,20 +246,20 @@ def test_who_sends_a_signal_to_a_paused_engine_interrupts_it(begin: Callable[...
 
 @pytest.mark.parametrize(("body", "options"), ways(TOGETHER + IN_GRAPH))
 def test_a_rate_set_in_mid_run_is_that_of_the_next_step(
-    begin: Callable[..., Run], options: dict[str, Any], body: str
+    begin: Callable[..., Run], options: dict[str, Any], body: str, tmp_path: Path
 ) -> None:
     """As if one device had changed it between the same two steps, which are the chief's next."""
-    epochs = 200
-    run = begin(body.format(epochs=epochs), **options)
+    epochs, gate = 50, tmp_path / "gate"
+    run = begin(gated(body.format(epochs=epochs), gate), **options)
     until(run, lambda: run.standing().learning_rate == 0.03)
-    chief, *_ = paused(run)
+    chief, *_ = paused(run, gate)
     path = run.checkpoint()
     step = (run.tally.checkpoint or {})["step"]
     assert path == run.folder / "checkpoints" / f"step-{step}" / "model.safetensors"
     run.set(learning_rate=0.007)
     run.resume()
-    until(run, lambda: run.standing().learning_rate == 0.007)
     assert run.wait().status == "done"
+    assert run.standing().learning_rate == 0.007
     assert chief - 1 <= step <= chief < run.global_step == 3 * epochs  # servers may not have all gradients
     before = weights_after(lambda _: 0.03, step)
     for a, b in zip(nn.load(path).get_weights(), before, strict=True):
@@ -333,15 +352,16 @@ look_every.__module__ = "__main__"  # so that it travels as it is: engines do no
     ids=str,
 )
 def test_nobody_counts_as_frozen_because_the_run_is_paused(
-    begin: Callable[..., Run], cluster: Cluster, options: dict[str, Any]
+    begin: Callable[..., Run], cluster: Cluster, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """Others wait for the chief all the while, and look whether it lives; it then makes its exact steps."""
     servers = [info.rank for info in cluster.tasks if info.job == "ps"]
     before = cluster.submit(look_every, 0.02, on=servers).results(timeout=PATIENCE)
     try:
-        epochs = 150
-        run = begin(IN_NO_TIME.format(body=textwrap.indent(TRAIN.format(epochs=epochs), "    ")), **options)
-        steps = paused(run)
+        epochs, gate = 20, tmp_path / "gate"
+        body = textwrap.indent(gated(TRAIN.format(epochs=epochs), gate), "    ")
+        run = begin(IN_NO_TIME.format(body=body), **options)
+        steps = paused(run, gate)
         news(run, rounds=12)
         assert steps_of(run) == steps
         assert states_of(run) == {"paused"}

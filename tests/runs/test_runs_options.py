@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.runs.interrupt import ABORT_SECONDS, GIVE_UP_AFTER, SIGNAL_AFTER, Ladder
+from nbdist.runs.interrupt import ABORT_SECONDS, GIVE_UP_AFTER, REPLACE_AFTER, SIGNAL_AFTER, Ladder
 from nbdist.runs.options import Options, check_numbers, parse_on, select
 from nbdist.runtime.task import TaskInfo
 
@@ -138,7 +138,7 @@ class Clock:
         return self.now
 
 
-def test_the_ladder_signals_and_then_gives_up() -> None:
+def test_the_ladder_signals_and_then_replaces() -> None:
     clock = Clock()
     ladder = Ladder(clock)
     assert ladder.due() is None
@@ -148,8 +148,8 @@ def test_the_ladder_signals_and_then_gives_up() -> None:
     clock.now += 0.2
     assert ladder.due() == "signal"
     assert ladder.due() is None
-    clock.now += GIVE_UP_AFTER
-    assert ladder.due() == "give up"
+    clock.now += REPLACE_AFTER
+    assert ladder.due() == "replace"
     assert ladder.due() is None
 
 
@@ -161,8 +161,8 @@ def test_a_second_interrupt_hurries_to_the_signal_only() -> None:
     assert ladder.due() == "signal"
     assert not ladder.first()
     assert ladder.due() is None
-    clock.now += GIVE_UP_AFTER
-    assert ladder.due() == "give up"
+    clock.now += REPLACE_AFTER
+    assert ladder.due() == "replace"
 
 
 def test_a_ladder_that_aborts_does_so_before_it_signals() -> None:
@@ -188,11 +188,11 @@ def test_an_abort_does_not_start_the_clock_again() -> None:
     clock = Clock()
     ladder = Ladder(clock)
     ladder.first()
-    clock.now += GIVE_UP_AFTER - 0.1
+    clock.now += REPLACE_AFTER - 0.1
     ladder.begin_abort()
     assert ladder.due() == "signal"
     clock.now += 0.2
-    assert ladder.due() == "give up"
+    assert ladder.due() == "replace"
 
 
 def test_an_interrupt_after_an_abort_hurries_too() -> None:
