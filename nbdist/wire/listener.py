@@ -105,6 +105,9 @@ class Listener:
                 identity = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return None
+            if not self._socket.rcvmore:  # the last part of a message whose others an interrupt took along
+                self.damaged += 1
+                continue
             sender = Sender(self, identity, 0)
             try:
                 parts, total = receive_parts(self._socket, self._limit)
@@ -114,9 +117,6 @@ class Listener:
             except (DataLossError, ResourceExhaustedError) as error:
                 self.damaged += 1
                 sender.fail(error)
-                continue
-            except zmq.Again:  # the last part of a message whose others were read when an interrupt came
-                self.damaged += 1
                 continue
             if role in (CALL, SEND):
                 return sender, frame
