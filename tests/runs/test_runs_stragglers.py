@@ -202,11 +202,18 @@ model.fit(nb.data.Dataset.from_arrays(x, y).repeat().batch(3).map(work), steps_p
 
 
 @pytest.fixture
-def begin(cluster: Cluster) -> Callable[..., Run]:
-    def begin_one(body: Any, **options: Any) -> Run:
-        return start_run(body, Options(**options), cluster=cluster, make_view=lambda run: Heard())
+def begin(cluster: Cluster) -> Iterator[Callable[..., Run]]:
+    begun: list[Run] = []
 
-    return begin_one
+    def begin_one(body: Any, **options: Any) -> Run:
+        begun.append(start_run(body, Options(**options), cluster=cluster, make_view=lambda run: Heard()))
+        return begun[-1]
+
+    yield begin_one
+    for run in begun:
+        if not run.over:  # a test has failed, and others use the cluster after it
+            run.stop()
+            run.wait()
 
 
 def slow_ones(run: Run) -> dict[int, float]:
@@ -240,7 +247,7 @@ def test_the_slow_worker_is_named(begin: Callable[..., Run], body: str, options:
 TOWERS = """
 import numpy as np
 x, y = np.ones((120, 300), np.float32), np.ones((120, 10), np.float32)
-model = nb.nn.Sequential([nb.nn.Dense(600, "tanh"), nb.nn.Dense(600, "tanh"), nb.nn.Dense(10)])
+model = nb.nn.Sequential([nb.nn.Dense(1200, "tanh"), nb.nn.Dense(1200, "tanh"), nb.nn.Dense(10)])
 model.compile(nb.optim.SGD(0.01), "mse")
 model.fit(nb.data.Dataset.from_arrays(x, y).repeat().batch(60), steps_per_epoch=10**6)
 """
@@ -248,13 +255,13 @@ model.fit(nb.data.Dataset.from_arrays(x, y).repeat().batch(60), steps_per_epoch=
 
 @contextmanager
 def halting(pid: int) -> Iterator[None]:
-    """Have a process stand still most of the time, as if others had its core."""
+    """Have a process stand still most of the time, several times in each step, as if others had its core."""
     over = threading.Event()
 
     def halt() -> None:
-        while not over.wait(0.02):
+        while not over.wait(0.002):
             os.kill(pid, signal.SIGSTOP)
-            over.wait(0.06)
+            over.wait(0.006)
             os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=halt)
