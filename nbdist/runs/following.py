@@ -15,7 +15,7 @@ from nbdist.runs.watch import Watch
 if TYPE_CHECKING:
     from nbdist.runs.run import Run
 
-FIRST_PAUSE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.001, 0.05  # seconds; an outcome ends a pause early
+FIRST_PAUSE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.001, 0.07  # seconds; an outcome ends a pause early
 CALMER = 1.5  # from one pause to the next
 STANDING_SECONDS = 0.09  # between two looks at how far the run is, for the view: it draws ten times a second
 
