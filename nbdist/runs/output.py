@@ -27,7 +27,7 @@ class Output:
         self._tail: deque[str] = deque()
         self._tail_size = 0
         self.taken = 0  # characters
-        self._file = open(path, "ab", opener=_private)  # noqa: SIM115
+        self._file = open(path, "ab", opener=_private)  # noqa: SIM115 - `finish` closes it
 
     def write(self, text: str) -> int:
         """Take text; what exceeds the limit before the next flush is counted, not kept."""
@@ -101,7 +101,7 @@ class Screen(io.TextIOBase):
     output: Output | None = None
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]
+    def encoding(self) -> str:  # type: ignore[override]  # typeshed has a plain attribute
         """The encoding that libraries ask for."""
         return "utf-8"
 

@@ -48,6 +48,7 @@ class Translation:
         """Return a value of ours as Optuna has it."""
         if self._there:
             return self._there[same_key(value)]
+        # Only numbers get here: what is listed by value, text among it, was found above.
         return float(value) if self._real else value  # type: ignore[arg-type, return-value]
 
     def to_ours(self, found: Category) -> Value:

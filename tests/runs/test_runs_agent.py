@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +15,10 @@ from nbdist.runs import agent as agents
 from nbdist.runs.agent import Agent
 from nbdist.runs.live import Live
 from nbdist.runs.output import Output
-from nbdist.runtime import task as tasks
-from nbdist.runtime.server import Server
-from nbdist.runtime.task import Task, TaskInfo
+from nbdist.runtime.task import Task
 from nbdist.train.context import Context
 from nbdist.wire.frames import Frame
 from nbdist.wire.peers import Peer
-
-
-@pytest.fixture
-def task() -> Iterator[Task]:
-    server = Server.create_local_server()
-    info = TaskInfo("worker", 0, 0, "here", 1, server.address, "CPU:0", 1)
-    task = Task(info, (info,), server, server.keys, "agents")
-    tasks.set_current(task)
-    yield task
-    tasks.set_current(None)
-    task.close()
-
-
-@pytest.fixture
-def agent(task: Task) -> Iterator[Agent]:
-    one = Agent(task)
-    yield one
-    one.parameters.close()
-
-
-@pytest.fixture
-def client(task: Task, agent: Agent) -> Iterator[Peer]:
-    with Peer(task.server.address, task.keys, name=task.name) as one:
-        yield one
 
 
 def live(agent: Agent, folder: Path, run: str = "r1") -> Live:

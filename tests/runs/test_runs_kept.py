@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,38 +26,11 @@ from nbdist.runs.outcome import decode
 from nbdist.runs.outcomefile import outcome_path, read_outcome
 from nbdist.runs.output import TAIL_LIMIT, Output, tail_of
 from nbdist.runs.sofar import fill, last_words, printed
-from nbdist.runtime import task as tasks
-from nbdist.runtime.server import Server
-from nbdist.runtime.task import Task, TaskInfo
 from nbdist.train.context import Context
 from nbdist.wire.frames import Frame
 from nbdist.wire.peers import Peer
 
 RUN = "r1"
-
-
-@pytest.fixture
-def task() -> Iterator[Task]:
-    server = Server.create_local_server()
-    info = TaskInfo("worker", 0, 0, "here", 1, server.address, "CPU:0", 1)
-    task = Task(info, (info,), server, server.keys, "agents")
-    tasks.set_current(task)
-    yield task
-    tasks.set_current(None)
-    task.close()
-
-
-@pytest.fixture
-def agent(task: Task) -> Iterator[Agent]:
-    one = Agent(task)
-    yield one
-    one.parameters.close()
-
-
-@pytest.fixture
-def client(task: Task, agent: Agent) -> Iterator[Peer]:
-    with Peer(task.server.address, task.keys, name=task.name) as one:
-        yield one
 
 
 @pytest.fixture

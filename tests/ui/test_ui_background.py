@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from ui_kernel import Kernel
 
@@ -15,14 +13,6 @@ model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.001), "sparse_categorical_crossentropy")
 history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(10), epochs={epochs})
 """
-
-
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    kernel = Kernel(tmp_path_factory.mktemp("kernel") / "home")
-    assert kernel.run("%load_ext nbdist\n%cluster start --workers 2 --ps 1")["status"] == "ok"
-    yield kernel
-    kernel.close()
 
 
 def test_a_run_goes_on_while_other_cells_run_and_can_be_stopped(kernel: Kernel) -> None:

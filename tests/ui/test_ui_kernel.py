@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,14 +16,6 @@ model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.001), "sparse_categorical_crossentropy")
 history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(10), epochs=1_000_000)
 """
-
-
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    kernel = Kernel(tmp_path_factory.mktemp("kernel") / "home")
-    assert kernel.run("%load_ext nbdist\n%cluster start --workers 2 --ps 1")["status"] == "ok"
-    yield kernel
-    kernel.close()
 
 
 def test_an_interrupt_stops_at_a_step_and_keeps_what_was_trained(kernel: Kernel) -> None:
