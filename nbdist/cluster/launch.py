@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster import tasks as on_task
-from nbdist.cluster.connect import close_client, connect_client, own_versions
+from nbdist.cluster.connect import HubEngines, close_client, connect_client, own_versions
 from nbdist.cluster.folder import claim, new_id, remove_traces, write_description
 from nbdist.cluster.handle import Cluster
 from nbdist.cluster.link import CONTROLLER, KeeperLink, describe_exit
@@ -33,6 +33,7 @@ from nbdist.wire.keys import ClusterKeys
 
 LAUNCHERS = ("local", "mpi")
 LEAST_ROOM = 64 << 10  # bytes on the disk of the cluster's folder, without which nothing starts
+ASK_SECONDS = 0.25  # between two questions to the hub which engines it has
 Report = Callable[[str], object]
 
 
@@ -184,8 +185,12 @@ class _Start:
 
     def _engines(self) -> None:
         wanted = len(self.plans)
+        hub, asked = HubEngines(self.client), time.monotonic()
         while len(self.client.ids) < wanted:
             self._await_more("the engines", 0.005)
+            if time.monotonic() - asked > ASK_SECONDS:  # notifications go lost while a client connects
+                asked = time.monotonic()
+                hub.ids()
         self._phase(f"{wanted} engine{'s' * (wanted > 1)}")
 
     def _servers(self) -> Roster:

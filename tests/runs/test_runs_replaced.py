@@ -55,7 +55,7 @@ MODEL = """
 import numpy as np
 x = np.random.default_rng(0).random((96, 5), np.float32)
 model = nb.nn.Sequential([nb.nn.Dense(8, activation="tanh"), nb.nn.Dense(1)])
-model.compile(nb.optim.SGD(0.1), "mse")
+model.compile(nb.optim.SGD(0.01), "mse")  # stale gradients of 0.1 may diverge
 data = nb.data.Dataset.from_arrays(x, x[:, :1]).batch(24)
 """
 TRAIN = MODEL + "history = model.fit(data, epochs=3)\nends = [w for w in model.get_weights()]"
@@ -221,7 +221,7 @@ def test_a_frozen_worker_is_replaced_and_what_was_trained_is_kept(
     os.kill(frozen, signal.SIGSTOP)
     run.interrupt()
     to_its_end(run)
-    assert run.status == "stopped"
+    assert run.status == "stopped", run.error
     assert run.model is not None
     assert not psutil.pid_exists(frozen)
     check_it_trains_right(cluster)
