@@ -1,6 +1,6 @@
 // Colours, read from the page so that the canvas follows the theme.
 
-const NAMES = /** @type {const} */ (["ink", "muted", "grid", "accent", "second", "bad", "surface", "fan"]);
+const NAMES = /** @type {const} */ (["ink", "muted", "grid", "accent", "second", "good", "bad", "surface", "fan"]);
 
 /** @typedef {Record<typeof NAMES[number], string> & { replicas: string[] }} Colours */
 
