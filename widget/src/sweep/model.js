@@ -1,0 +1,211 @@
+// All that the page knows of a sweep: merges what the kernel sends, and says who has something to draw.
+import { columnOf, number, numbers } from "./columns.js";
+import { STATES } from "./states.js";
+
+/** @typedef {"data" | "chosen" | "hovered" | "brushed"} Kind */
+/** @typedef {{ name: string, kind: "uniform" | "log" | "int" | "choice" | "fixed", low?: number, high?: number, step?: number | null, log?: boolean, values?: any[], text: string, when: string | null }} Parameter */
+/** @typedef {{ id: string, name: string, metric: string, direction: "max" | "min", began: number, sampler: string, pruner: string, per_trial: number, seed: string, space: string, again: string, engines: [number, string][], parameters: Parameter[] }} Head */
+/** @typedef {{ state: string, now: number, wanted: number, counts: Record<string, number>, engines: [number, "busy" | "free" | "gone", number | null][], trouble: string | null, best: number | null, trials_per_second: number | null, seconds_left: number | null, closed: boolean }} Status */
+/** @typedef {{ steps: number[], values: number[] }} Curve */
+/** @typedef {{ number: number, attempt: number, ranks: number[], start: number, end: number, how: string }} Span `end` is NaN while it goes on */
+
+const NUMBERS = /** @type {const} */ (["value", "step", "attempt", "parent", "asked", "started", "ended"]);
+const PAIR = 8; // bytes of a point: two float32
+
+/** Trials stand in rows, in the order in which they came; a column has `count` of them. */
+export class Model {
+  constructor() {
+    /** @type {Head | null} */
+    this.head = null;
+    /** @type {Status | null} */
+    this.status = null;
+    this.count = 0;
+    /** @type {Map<number, number>} */
+    this.rows = new Map();
+    /** @type {Int32Array} */
+    this.number = new Int32Array(0);
+    /** @type {Uint8Array} */
+    this.state = new Uint8Array(0); // places in STATES
+    /** @type {Float64Array} */
+    this.value = new Float64Array(0);
+    this.step = this.attempt = this.parent = this.asked = this.started = this.ended = this.value;
+    /** @type {(string | null)[]} */
+    this.stopping = [];
+    /** @type {boolean[]} */
+    this.promoted = [];
+    /** @type {number[][]} */
+    this.ranks = [];
+    /** @type {(string | null)[]} */
+    this.error = [];
+    /** @type {(string | null)[]} */
+    this.seed = [];
+    /** @type {Map<string, any[]>} */
+    this.parameters = new Map(); // undefined where a trial has none
+    /** @type {Map<string, number[]>} */
+    this.metrics = new Map(); // NaN where a trial has none
+    /** @type {Map<number, Curve>} */
+    this.curves = new Map();
+    /** @type {Span[]} */
+    this.spans = [];
+    /** @type {{ time: number, number: number, value: number }[]} */
+    this.best = [];
+    this.chosen = -1;
+    this.hovered = -1;
+    /** @type {Uint8Array | null} */
+    this.brushed = null; // 1 in the rows that are brushed; null: nothing is, which is all
+    this.brushedCount = 0;
+    /** @type {Set<{ kinds: Kind[], callback: (kind: Kind) => void }>} */
+    this.listeners = new Set();
+  }
+
+  clear() {
+    this.count = 0;
+    this.number = new Int32Array(0);
+    this.state = new Uint8Array(0);
+    for (const name of NUMBERS) this[name] = new Float64Array(0);
+    for (const one of [this.rows, this.parameters, this.metrics, this.curves]) one.clear();
+    for (const one of [this.stopping, this.promoted, this.ranks, this.error, this.seed, this.spans, this.best]) one.length = 0;
+  }
+
+  /** The row of a trial, or -1. @param {number} number */
+  row(number) {
+    return this.rows.get(number) ?? -1;
+  }
+
+  /** Whether a value is better than another; any is better than none. @param {number} value @param {number} other */
+  better(value, other) {
+    if (Number.isNaN(value)) return false;
+    if (Number.isNaN(other)) return true;
+    return this.head?.direction === "max" ? value > other : value < other;
+  }
+
+  /** Takes one message of kind "sweep", which must be the next one or a snapshot. @param {Record<string, any>} content @param {DataView[]} [buffers] */
+  apply(content, buffers = []) {
+    const before = content.snapshot ? { number: this.number, brushed: this.brushed } : null;
+    if (content.snapshot) this.clear();
+    if (content.head) this.head = content.head;
+    if (content.status) this.status = content.status;
+    if (content.trials) this.takeTrials(content.trials);
+    for (const number of content.replaced ?? []) this.curves.delete(number);
+    if (content.points) this.takePoints(content.points, buffers[0]);
+    for (const [trial, [steps, values]] of Object.entries(content.curves ?? {})) {
+      this.curves.set(Number(trial), { steps, values: numbers(values) });
+    }
+    for (const [trial, attempt, ranks, start, end, how] of content.spans ?? []) this.takeSpan({ number: trial, attempt, ranks, start: number(start), end: number(end), how });
+    for (const [time, trial, value] of content.best ?? []) this.best.push({ time, number: trial, value: number(value) });
+    if (this.chosen >= 0 && this.row(this.chosen) < 0) this.choose(-1);
+    if (this.hovered >= 0 && this.row(this.hovered) < 0) this.hover(-1);
+    if (this.brushed) this.carryBrush(before);
+    this.say("data");
+  }
+
+  /** @param {Record<string, any>} trials columns of the rows that changed */
+  takeTrials(trials) {
+    const { number: names, parameters = {}, metrics = {} } = trials;
+    const rows = names.map((/** @type {number} */ one) => this.rows.get(one) ?? (this.rows.set(one, this.count), this.count++));
+    this.number = grown(this.number, this.count);
+    this.state = grown(this.state, this.count);
+    for (const name of NUMBERS) this[name] = grown(this[name], this.count);
+    rows.forEach((/** @type {number} */ row, /** @type {number} */ i) => {
+      this.number[row] = names[i];
+      this.state[row] = trials.state[i];
+      for (const name of NUMBERS) this[name][row] = number(trials[name]?.[i]);
+      this.stopping[row] = trials.stopping?.[i] ?? null;
+      this.promoted[row] = Boolean(trials.promoted?.[i]);
+      this.ranks[row] = trials.ranks?.[i] ?? [];
+      this.error[row] = trials.error?.[i] ?? null;
+      this.seed[row] = trials.seed?.[i] ?? null;
+    });
+    const keepsNull = new Set(this.head?.parameters.filter(({ when, values }) => !when && values?.includes(null)).map(({ name }) => name));
+    const gone = (/** @type {string} */ name) => (/** @type {any} */ value) => (value === null && !keepsNull.has(name) ? undefined : value);
+    for (const [name, column] of Object.entries(parameters)) columnOf(this.parameters, name, this.count, undefined, rows, column, gone(name));
+    for (const [name, column] of Object.entries(metrics)) columnOf(this.metrics, name, this.count, NaN, rows, column, number);
+    for (const column of this.parameters.values()) while (column.length < this.count) column.push(undefined);
+    for (const column of this.metrics.values()) while (column.length < this.count) column.push(NaN);
+  }
+
+  /** One trial's points after the other's. @param {{ number: number[], count: number[] }} points @param {DataView | undefined} bytes */
+  takePoints({ number: trials, count }, bytes) {
+    const all = count.reduce((sum, one) => sum + one, 0);
+    if ((bytes?.byteLength ?? 0) !== PAIR * all) throw new RangeError(`${all} points cannot have ${bytes?.byteLength ?? 0} bytes`);
+    let at = 0;
+    trials.forEach((trial, i) => {
+      const curve = this.curves.get(trial) ?? { steps: [], values: [] };
+      this.curves.set(trial, curve);
+      for (const end = at + PAIR * count[i]; at < end; at += PAIR) {
+        curve.steps.push(/** @type {DataView} */ (bytes).getFloat32(at, true));
+        curve.values.push(/** @type {DataView} */ (bytes).getFloat32(at + 4, true));
+      }
+    });
+  }
+
+  /** A span that goes on is told again when it ends. @param {Span} span */
+  takeSpan(span) {
+    for (let i = this.spans.length - 1; i >= 0; i--) {
+      const one = this.spans[i];
+      if (one.number !== span.number || one.attempt !== span.attempt || one.start !== span.start) continue;
+      this.spans[i] = span;
+      return;
+    }
+    this.spans.push(span);
+  }
+
+  /** Rows that are new are not brushed, until whoever brushes says so. @param {{ number: Int32Array, brushed: Uint8Array | null } | null} before a snapshot */
+  carryBrush(before) {
+    const mask = new Uint8Array(this.count);
+    if (before) before.number.forEach((trial, row) => this.row(trial) >= 0 && (mask[this.row(trial)] = before.brushed?.[row] ?? 0));
+    else mask.set(/** @type {Uint8Array} */ (this.brushed).subarray(0, this.count));
+    this.brush(mask);
+  }
+
+  /** @param {number} trial its number, or -1 for none */
+  choose(trial) {
+    if (trial === this.chosen) return;
+    this.chosen = trial;
+    this.say("chosen");
+  }
+
+  /** @param {number} trial its number, or -1 for none */
+  hover(trial) {
+    if (trial === this.hovered) return;
+    this.hovered = trial;
+    this.say("hovered");
+  }
+
+  /** @param {Uint8Array | null} mask by row; null brushes nothing */
+  brush(mask) {
+    if (!mask && !this.brushed) return;
+    this.brushed = mask;
+    this.brushedCount = 0;
+    if (mask) for (const one of mask) this.brushedCount += one;
+    this.say("brushed");
+  }
+
+  /** @param {Kind | Kind[]} kinds @param {(kind: Kind) => void} callback @returns {() => void} ends it */
+  on(kinds, callback) {
+    const listener = { kinds: [kinds].flat(), callback };
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  /** @param {Kind} kind */
+  say(kind) {
+    for (const listener of [...this.listeners]) if (listener.kinds.includes(kind)) listener.callback(kind);
+  }
+
+  /** The name of a row's state. @param {number} row */
+  stateOf(row) {
+    return STATES[this.state[row]].name;
+  }
+}
+
+/** A longer array with the same start; its buffer has room for more, so that growing one by one stays cheap.
+ * @template {Int32Array | Uint8Array | Float64Array} A @param {A} array @param {number} count @returns {A} */
+function grown(array, count) {
+  if (array.length === count) return array;
+  const kind = /** @type {any} */ (array.constructor);
+  if (count * array.BYTES_PER_ELEMENT <= array.buffer.byteLength) return new kind(array.buffer, 0, count);
+  const larger = new kind(new ArrayBuffer(2 * count * array.BYTES_PER_ELEMENT), 0, count);
+  larger.set(array);
+  return larger;
+}
