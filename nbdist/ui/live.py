@@ -14,51 +14,28 @@ Nothing of it is widget state, so nothing of it is saved with a notebook.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anywidget
-import traitlets
-
-from nbdist.errors import NotFoundError
 from nbdist.ui.available import Available, chosen
 from nbdist.ui.control import KINDS, Callback, Controls
 from nbdist.ui.feed import Feed, Sending
 from nbdist.ui.frames import frame
 from nbdist.ui.jsonable import jsonable
-from nbdist.ui.pace import Pace
+from nbdist.ui.paced import PacedView
 from nbdist.ui.shorten import clip
 from nbdist.ui.transcript import Transcript
 
 if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
 
-LOADED_AFTER = 3.0  # seconds in which a page has loaded the widget, or never will
-STATIC = Path(__file__).parent / "static"
 
-
-@cache
-def bundled(name: str) -> str:
-    """Return a file of the built front end; NotFoundError says how to build it."""
-    try:
-        return (STATIC / name).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise NotFoundError(
-            f"no {STATIC / name}; build it with `npm ci && npm run build` in widget/"
-        ) from None
-
-
-class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types
+class LiveView(PacedView):
     """Curves, progress, replicas and output of one run. All methods belong to the kernel's main thread.
 
     ``tasks`` are task names in replica order; parameter servers may follow, and have output only.
     """
-
-    _esm = traitlets.Unicode().tag(sync=True)
-    _css = traitlets.Unicode().tag(sync=True)
 
     def __init__(
         self,
@@ -75,8 +52,6 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         self.planned = None if charts is None else list(charts)  # what is drawn unless the page chooses
         self.feed = Feed(store, self.planned)
         self.available = Available()
-        self.pace = Pace()
-        self.now = 0.0
         self.head: dict[str, Any] = {"title": title, "run": run_id, "tasks": list(tasks)}
         self.head |= {"total": total_steps, "again": again}
         self.controls = controls or Controls()
@@ -84,31 +59,12 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         self.status_is_new = True
         self.transcripts = {task: Transcript() for task in tasks} if transcripts is None else transcripts
         self.shown: dict[str, tuple[int, str]] = {}  # task -> what the page has of its transcript
-        self.snapshot_wanted = True
-        self.finished = False
-        self.views: set[str] = set()  # in pages, on a screen or not
-        self.closes_unseen = False
-        super().__init__(_esm=bundled("live.js"), _css=bundled("live.css"))
-        self.on_msg(self._on_page_message)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """Return what is displayed, with words for those who cannot show a widget, or not any more."""
-        found = super()._repr_mimebundle_(**kwargs)
-        data = found[0] if isinstance(found, tuple) else found
-        if data is not None:
-            data["text/plain"] = self._in_words()
-        return found
+        super().__init__("live")
 
     def _in_words(self) -> str:
         title, run_id, again = (clip(self.head[key]) for key in ("title", "run", "again"))
         named = f"{title} ({run_id})" if run_id not in ("", title) else title
         return f"Live view of {named}; {again}" if again else f"Live view of {named}"
-
-    def tick(self, now: float) -> None:
-        """Send at most one frame, if something is new and the page keeps up; ``now`` in seconds."""
-        self.now = now
-        if self.pace.may_send(now):
-            self._send_frame(now)
 
     def progress(self, status: Mapping[str, Any]) -> None:
         """Take note of the run's progress; what is not known may be left out or None.
@@ -131,26 +87,7 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
     def finish(self, state: str) -> None:
         """The run is over (``finished``, ``stopped`` or ``failed``); no further tick is needed."""
         self.progress({"state": state, "seconds_left": None})
-        self.finished = self.snapshot_wanted = True  # the last picture is complete, whatever was lost before
-        self._send_last()
-
-    def close(self) -> None:
-        """Take the widget off the page, and its layout model too, which would stay in a saved notebook."""
-        layout = self.layout
-        super().close()
-        if layout is not None:
-            layout.close()
-
-    def close_unseen(self) -> None:
-        """Close as soon as no page holds the widget: one that was loaded in mid-run has no other output."""
-        self.closes_unseen = True
-        if self.views:
-            return
-        try:
-            # A page that is still loading the widget stumbles over one that is gone.
-            asyncio.get_running_loop().call_later(LOADED_AFTER, self._close_if_unseen)
-        except RuntimeError:  # no loop, no page
-            self.close()
+        self.send_the_end()
 
     def on_control(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
         """Call back with what is wanted of the run, of these kinds, and with "set" the learning rate.
@@ -160,47 +97,16 @@ class LiveView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no t
         self.controls.on(callback, kinds)
         self.snapshot_wanted = True
 
-    def _on_page_message(self, _: object, message: Mapping[str, Any], __: object) -> None:
-        kind, view = str(message.get("kind")), str(message.get("view"))
+    def _said(self, kind: str, message: Mapping[str, Any]) -> None:
         if kind in KINDS:
             self.progress({"problem": self.controls.act(kind, message.get("learning_rate"))})
         elif kind == "charts":
             choose = partial(self._choose_charts, message.get("titles"))
             self.progress({"problem": self.controls.trying(kind, choose)})
-        elif kind == "gone":
-            self.pace.looked_at(view, False)
-            self.views.discard(view)
-            if self.closes_unseen:
-                self._close_if_unseen()
-                return
-        elif kind == "ack":
-            self.pace.acknowledged(int(message["sequence"]), self.now)
-        elif kind in ("ready", "visible", "snapshot"):
-            self.views.add(view)
-            self.pace.looked_at(view, bool(message["visible"]))
-            self._catch_up(int(message["sequence"]))
-        if self.finished:  # nobody ticks any more
-            self._send_last()
 
     def _choose_charts(self, titles: object) -> None:
         self.feed.choose(chosen(titles, self.feed.store.series) or self.planned)
         self.snapshot_wanted = self.snapshot_wanted or self.finished  # nobody ticks any more
-
-    def _catch_up(self, has: int) -> None:
-        """The page has drawn everything up to a frame; if that is not the last one, start over."""
-        if has != self.pace.sequence or has == 0:
-            self.pace.start_over()
-            self.snapshot_wanted = True
-        else:
-            self.pace.acknowledged(has, self.now)
-
-    def _close_if_unseen(self) -> None:
-        if not self.views:
-            self.close()
-
-    def _send_last(self) -> None:
-        if self.snapshot_wanted and self.pace.has_room(self.now):
-            self._send_frame(self.now)
 
     def _send_frame(self, now: float) -> None:
         snapshot = self.snapshot_wanted
