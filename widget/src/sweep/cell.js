@@ -1,0 +1,152 @@
+// Puts text into the notebook cell after the one that an element is in. A widget has no notebook to ask, so this
+// works on the page, as a hand would: an empty code cell is filled; otherwise one is inserted and filled.
+
+/** @typedef {"filled" | "inserted" | "copied" | "failed"} Outcome */
+/** What is used of a CodeMirror 6 editor.
+ * @typedef {{ state: { doc: { length: number, toString: () => string }, readOnly: boolean }, dispatch: (change: object) => void }} Editor */
+
+const PATIENCE = 2000; // milliseconds for a cell to be there that was asked for
+const INSERT = '[data-command="notebook:insert-cell-below"]';
+
+/**
+ * Sets the text of the next cell, if that is an empty code cell, or of one that is inserted there. Text that is
+ * there is never overwritten. Where neither is possible, as outside a notebook, the text is copied.
+ * @param {Element} element in the output of a cell
+ * @param {string} text
+ * @returns {Promise<Outcome>} "filled" the empty cell that was there, "inserted" one, "copied" to the clipboard, or "failed"
+ */
+export async function fillNextCell(element, text) {
+  const cell = element.closest(".jp-Cell");
+  const next = cell && nextCell(cell);
+  if (next && put(next, text)) return "filled";
+  if (cell && put(await insertBelow(cell), text)) return "inserted";
+  return (await copy(text)) ? "copied" : "failed";
+}
+
+/** The cell after another, if it is on the page: a long notebook shows only what is near. @param {Element} cell */
+function nextCell(cell) {
+  const cells = [...(cell.closest(".jp-Notebook")?.querySelectorAll(".jp-Cell") ?? [])];
+  const next = cells[cells.indexOf(cell) + 1];
+  const [here, there] = [cell, next].map((each) => Number(each?.getAttribute("data-windowed-list-index") ?? NaN));
+  return next && (Number.isNaN(here) || Number.isNaN(there) || there === here + 1) ? next : null;
+}
+
+/** Writes into a cell, unless it is not an empty code cell that can be written to. @param {Element | null} cell @param {string} text */
+function put(cell, text) {
+  const content = cell?.matches(".jp-CodeCell") ? cell.querySelector(".jp-InputArea-editor .cm-content") : null;
+  if (!content || !isEmpty(content)) return false;
+  const editor = editorOf(content);
+  if (editor) editor.dispatch({ changes: { from: 0, to: editor.state.doc.length, insert: text }, userEvent: "input.paste" });
+  else paste(content, text);
+  return read(content) === text.trim();
+}
+
+/** @param {Element} content */
+function isEmpty(content) {
+  const writable = content.getAttribute("contenteditable") === "true" && !editorOf(content)?.state.readOnly;
+  return writable && read(content) === "";
+}
+
+/** The trimmed text of an editor. @param {Element} content */
+function read(content) {
+  const lines = [...content.querySelectorAll(".cm-line")].map((line) => line.textContent);
+  return (editorOf(content)?.state.doc.toString() ?? lines.join("\n")).trim();
+}
+
+/** The editor whose text an element shows: CodeMirror keeps it there, under a name that has changed once.
+ * @param {any} content @returns {Editor | undefined} */
+function editorOf(content) {
+  return content.cmTile?.root?.view ?? content.cmTile?.view ?? content.cmView?.rootView?.view ?? content.cmView?.view;
+}
+
+/** Pastes into an editor, which needs nothing of what it keeps to itself. @param {Element} content @param {string} text */
+function paste(content, text) {
+  const clipboardData = new DataTransfer();
+  clipboardData.setData("text/plain", text);
+  content.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+}
+
+/** Asks for a new cell below another, by a button or by the key for it. @param {Element} cell @returns {Promise<Element | null>} */
+async function insertBelow(cell) {
+  const notebook = cell.closest(".jp-Notebook");
+  if (!notebook) return null;
+  const before = new Set(notebook.querySelectorAll(".jp-Cell"));
+  const fresh = () => {
+    const next = nextCell(cell);
+    return next && !before.has(next) && next.querySelector(".cm-content") ? next : null;
+  };
+  const focused = document.activeElement;
+  for (const ask of [pressButton, pressKey]) {
+    activate(cell);
+    ask(cell);
+    const found = await becomes(fresh, notebook);
+    if (!found) continue;
+    // Whoever works in the widget stays there; the notebook has moved on to the new cell.
+    if (focused instanceof HTMLElement && cell.contains(focused)) focused.focus({ preventScroll: true });
+    return found;
+  }
+  return null;
+}
+
+/** Makes a cell the active one of the notebook that has the focus. @param {Element} cell */
+function activate(cell) {
+  /** @type {HTMLElement} */ (cell).focus({ preventScroll: true });
+  const prompt = cell.querySelector(".jp-InputPrompt") ?? cell;
+  for (const kind of ["mousedown", "mouseup"]) prompt.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, button: 0 }));
+}
+
+/** @param {Element} cell */
+function pressButton(cell) {
+  const buttons = cell.closest(".jp-NotebookPanel")?.querySelectorAll(INSERT) ?? [];
+  const [button] = [...buttons].filter((each) => !each.closest(".jp-Cell") || cell.contains(each));
+  /** @type {HTMLElement | undefined} */ (button)?.click();
+}
+
+/** @param {Element} cell */
+function pressKey(cell) {
+  const b = { key: "b", code: "KeyB", keyCode: 66, bubbles: true, cancelable: true, composed: true };
+  cell.dispatchEvent(new KeyboardEvent("keydown", b));
+}
+
+/** What is found, now or when something within a place changes. @template T @param {() => T | null} find @param {Element} place @returns {Promise<T | null>} */
+function becomes(find, place) {
+  return new Promise((resolve) => {
+    const end = (/** @type {T | null} */ found) => {
+      seen.disconnect();
+      clearTimeout(timer);
+      resolve(found);
+    };
+    const look = () => {
+      const found = find();
+      if (found) end(found);
+    };
+    const seen = new MutationObserver(look);
+    seen.observe(place, { childList: true, subtree: true });
+    const timer = setTimeout(() => end(find()), PATIENCE);
+    look();
+  });
+}
+
+/** @param {string} text @returns {Promise<boolean>} */
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copyOld(text); // a page that is not secure has no clipboard to write to, but may still copy a selection
+  }
+}
+
+/** @param {string} text */
+function copyOld(text) {
+  const area = document.createElement("textarea");
+  area.value = text;
+  area.style.cssText = "position:fixed;opacity:0";
+  const focused = document.activeElement;
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand?.("copy") ?? false;
+  area.remove();
+  if (focused instanceof HTMLElement) focused.focus({ preventScroll: true });
+  return copied;
+}
