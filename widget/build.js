@@ -1,12 +1,15 @@
-// Bundles the front end into the two files that the Python package carries.
+// Bundles the front end into the files that the Python package carries: a script and its style for each page.
 import { build, context } from "esbuild";
 import { statSync } from "node:fs";
 
 const LARGEST = 100_000; // bytes: it travels once with every widget
 
+const SCRIPTS = { live: "src/widget.js", sweep: "src/sweep/widget.js" };
+const STYLES = { live: "src/live.css", sweep: "src/sweep/sweep.css" };
+
 /** @type {import("esbuild").BuildOptions} */
 const options = {
-  entryPoints: { live: "src/widget.js" },
+  entryPoints: SCRIPTS,
   outdir: "../nbdist/ui/static",
   bundle: true,
   format: "esm",
@@ -20,8 +23,8 @@ if (process.argv.includes("--watch")) {
   await (await context(options)).watch();
 } else {
   await build({ ...options, define: {} });
-  await build({ ...options, entryPoints: { live: "src/live.css" } });
-  for (const name of ["live.js", "live.css"]) {
+  await build({ ...options, entryPoints: STYLES });
+  for (const name of Object.keys(SCRIPTS).flatMap((page) => [`${page}.js`, `${page}.css`])) {
     const { size } = statSync(`${options.outdir}/${name}`);
     if (size > LARGEST) throw new Error(`${name} has ${size} bytes; at most ${LARGEST} may be`);
   }

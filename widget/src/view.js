@@ -6,6 +6,7 @@ import { make } from "./dom.js";
 import { shortTask } from "./format.js";
 import { Header, OVER } from "./header.js";
 import { Output } from "./output.js";
+import { takeKeys } from "./keys.js";
 import { Picker } from "./picker.js";
 import { Strip } from "./strip.js";
 import { Table } from "./table.js";
@@ -74,9 +75,7 @@ export class View {
       this.controls.element, this.grid, this.table.element);
     this.figures.hidden = true;
     this.table.element.addEventListener("toggle", () => this.table.show(this.head.charts));
-    this.element.addEventListener("keydown", keepKeys);
-    this.claimKeys = (/** @type {KeyboardEvent} */ event) => claimKeys(event, this.element);
-    addEventListener("keydown", this.claimKeys, true);
+    this.giveKeysBack = takeKeys(this.element);
     this.element.append(this.header.element, this.figures, this.strip.element, this.output.element);
   }
 
@@ -160,26 +159,7 @@ export class View {
     cancelAnimationFrame(this.pending);
     clearTimeout(this.later);
     this.picker.open(false);
-    removeEventListener("keydown", this.claimKeys, true);
+    this.giveKeysBack();
     for (const chart of this.charts) chart.close();
   }
-}
-
-/** Whether a key means something in here and nothing to the notebook: there "d d" would delete the cell. @param {KeyboardEvent} event */
-function isOurs(event) {
-  const held = event.ctrlKey || event.metaKey || event.altKey;
-  return !held && event.key !== "Escape" && !(event.shiftKey && event.key === "Enter");
-}
-
-/** JupyterLab hears of a key last. @param {KeyboardEvent} event */
-function keepKeys(event) {
-  if (isOurs(event)) event.stopPropagation();
-}
-
-/** Notebook 7 hears of a key first, and takes a slider's arrows unless it is told not to. @param {KeyboardEvent} event @param {HTMLElement} element */
-function claimKeys(event, element) {
-  const { target } = event;
-  if (!(target instanceof Element) || !element.contains(target)) return;
-  if (isOurs(event)) target.setAttribute("data-lm-suppress-shortcuts", "true");
-  else target.removeAttribute("data-lm-suppress-shortcuts");
 }

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { Model } from "../../src/sweep/model.js";
+import { Model } from "../src/sweep/model.js";
 
 const HEAD = { metric: "loss", direction: "min", parameters: [
   { name: "lr", kind: "log", low: 1e-4, high: 0.1, text: "log(0.0001, 0.1)", when: null },

@@ -1,0 +1,60 @@
+// Wishes on their way to the kernel, each with a number, and the answers that come back.
+import { make, setText } from "../dom.js";
+
+/** @typedef {{ ok: boolean, message: string, number?: number, text?: string }} Answer */
+/** @typedef {(kind: string, more?: Record<string, unknown>) => Promise<Answer>} Ask */
+
+export class Asks {
+  /** @param {(kind: string, more: Record<string, unknown>) => void} send */
+  constructor(send) {
+    this.send = send;
+    this.next = Math.floor(Math.random() * 2 ** 40); // every view of a sweep hears all answers: numbers must differ
+    /** @type {Map<number, (answer: Answer) => void>} */
+    this.open = new Map();
+  }
+
+  /** Resolves with the kernel's answer. @type {Ask} */
+  ask(kind, more = {}) {
+    const asked = this.next++;
+    return new Promise((resolve) => {
+      this.open.set(asked, resolve);
+      this.send(kind, { ...more, asked });
+    });
+  }
+
+  /** @param {Record<string, any>} content of kind "answer" */
+  hear({ asked, ok, message, number, text }) {
+    this.open.get(asked)?.({ ok: Boolean(ok), message: String(message ?? ""), number, text });
+    this.open.delete(asked);
+  }
+
+  /** Nobody will answer any more. @param {string} message */
+  giveUp(message) {
+    for (const resolve of this.open.values()) resolve({ ok: false, message });
+    this.open.clear();
+  }
+}
+
+/** Where an answer is shown, beside what was asked. */
+export class Told {
+  constructor() {
+    this.element = make("div", { class: "nbs-told", role: "status" });
+    this.latest = 0;
+  }
+
+  /** @param {string} text @param {boolean} [wrong] */
+  say(text, wrong = false) {
+    this.latest++;
+    setText(this.element, text);
+    this.element.classList.toggle("nbd-wrong", wrong);
+  }
+
+  /** Shows what becomes of a wish, unless something else is shown by then. @param {Promise<Answer>} promise @param {string} [meanwhile] @returns {Promise<Answer>} */
+  async follow(promise, meanwhile = "asked…") {
+    this.say(meanwhile);
+    const turn = this.latest;
+    const answer = await promise;
+    if (turn === this.latest) this.say(answer.message || (answer.ok ? "done" : "refused"), !answer.ok);
+    return answer;
+  }
+}

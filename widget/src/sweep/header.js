@@ -1,0 +1,117 @@
+// The sweep's name, state and progress, its best trial so far, and what can be done with all of it.
+import { make, setText } from "../dom.js";
+import { formatCount, formatDuration, formatShort, formatValue } from "../format.js";
+import { Told } from "./asks.js";
+import { button, enable, opener, sureButton } from "./button.js";
+import { Edit } from "./edit.js";
+import { STATES } from "./states.js";
+import { parameterWords } from "./words.js";
+
+const GLYPHS = /** @type {Record<string, string>} */ ({ running: "●", paused: "❚❚", done: "✓", stopped: "■", failed: "✕", disconnected: "○" });
+/** States after which nothing comes; disconnected is the page's own, when the kernel is gone. */
+export const OVER = ["done", "stopped", "failed", "disconnected"];
+const SEGMENTS = ["complete", "pruned", "stopped", "failed", "running"]; // of the bar; what is missing waits
+const MOST = 1_000_000; // trials to add at once
+
+export class Header {
+  /** @param {import("./model.js").Model} model @param {string} name unique in the page @param {import("./asks.js").Ask} ask */
+  constructor(model, name, ask) {
+    this.model = model;
+    this.told = new Told();
+    this.title = make("span", { class: "nbd-title", role: "heading", "aria-level": "3" });
+    this.id = make("span", { class: "nbd-run", title: "The sweep's id" });
+    this.glyph = make("span", { "aria-hidden": "true" });
+    this.state = make("span");
+    this.chip = make("span", { class: "nbd-chip", role: "status" }, this.glyph, this.state);
+    const tell = (/** @type {string} */ kind, more = {}) => this.told.follow(ask(kind, more));
+    this.edit = new Edit(name, ask, () => this.editing.turn(false));
+    this.editing = opener("Edit the space", "What trials may be from now on", this.edit.element);
+    this.turn = button("Pause", "Running trials go on; no new one starts", () => tell(this.model.status?.state === "paused" ? "resume" : "pause"));
+    this.number = make("input", { class: "nbs-number", type: "number", min: "1", max: String(MOST), step: "1", value: "10", "aria-label": "Trials to add" });
+    this.add = button("Add trials", "So many more trials are wanted", () => {
+      const trials = Number(this.number.value);
+      if (Number.isInteger(trials) && trials >= 1 && trials <= MOST) tell("add", { trials });
+      else this.told.say(`"${this.number.value}" is no number of trials; give one from 1 to ${formatCount(MOST)}`, true);
+    });
+    this.number.addEventListener("keydown", (event) => event.key === "Enter" && this.add.click());
+    this.end = sureButton("End", "Running trials are stopped; everything is kept", "End the sweep?", "End it", () => tell("close"));
+    this.actions = make("div", { class: "nbs-actions", role: "group", "aria-label": "Sweep control" },
+      this.turn, make("span", { class: "nbs-adder" }, this.number, this.add), this.editing, this.end.element);
+    this.segments = SEGMENTS.map((state) => make("i", { "data-state": state }));
+    this.bar = make("div", { class: "nbs-bar", role: "progressbar", "aria-label": "Trials done", "aria-valuemin": "0" }, ...this.segments);
+    this.facts = make("div", { class: "nbd-facts" });
+    this.counts = make("div", { class: "nbs-counts", role: "group", "aria-label": "Trials by state" });
+    this.best = make("button", { class: "nbs-best", type: "button", title: "Choose the best trial" }, make("span", {}, "best"), make("b"), make("span"), make("code"));
+    this.best.addEventListener("click", () => model.choose(model.status?.best ?? -1));
+    this.trouble = make("div", { class: "nbs-trouble", role: "alert" });
+    this.element = make("div", { class: "nbd-header" },
+      make("div", { class: "nbd-headline" }, make("div", { class: "nbd-names" }, this.title, this.id), this.chip, make("span", { class: "nbd-space" }), this.actions),
+      this.told.element, this.edit.element, this.bar, make("div", { class: "nbs-figures" }, this.facts, this.counts), this.best, this.trouble);
+  }
+
+  draw() {
+    const { head, status } = this.model;
+    if (!head || !status) return;
+    const { state, counts, wanted, trouble } = status;
+    const over = OVER.includes(state) || status.closed;
+    setText(this.title, head.name);
+    setText(this.id, head.id === head.name ? "" : head.id);
+    setText(this.glyph, GLYPHS[state] ?? "●");
+    setText(this.state, state);
+    this.chip.dataset.state = state;
+    setText(this.turn, state === "paused" ? "Resume" : "Pause");
+    this.turn.title = state === "paused" ? "New trials start again" : "Running trials go on; no new one starts";
+    this.actions.hidden = state === "disconnected" || status.closed;
+    enable(this.turn, !over);
+    if (this.actions.hidden) this.editing.turn(false);
+    this.edit.show(head);
+    const done = (counts.complete ?? 0) + (counts.pruned ?? 0) + (counts.stopped ?? 0) + (counts.failed ?? 0);
+    const all = Math.max(wanted, done + (counts.running ?? 0), 1);
+    this.segments.forEach((segment, i) => (segment.style.width = `${(100 * (counts[SEGMENTS[i]] ?? 0)) / all}%`));
+    this.bar.setAttribute("aria-valuemax", String(all));
+    this.bar.setAttribute("aria-valuenow", String(done));
+    this.bar.setAttribute("aria-valuetext", `${formatCount(done)} of ${formatCount(wanted)} trials done`);
+    this.writeFacts(/** @type {[string, string | null][]} */ ([
+      ["trials", `${formatCount(done)} / ${formatCount(wanted)}`],
+      ["trials/s", over || status.trials_per_second === null ? null : formatShort(status.trials_per_second)],
+      ["elapsed", formatDuration(status.now)],
+      ["left", over || state === "paused" || status.seconds_left === null ? null : formatDuration(status.seconds_left)],
+      [head.per_trial > 1 ? "engines each" : "", head.per_trial > 1 ? String(head.per_trial) : null],
+      ["", `${head.sampler}${head.pruner && head.pruner !== "none" ? `, ${head.pruner}` : ""}`],
+    ]));
+    this.writeCounts(counts);
+    this.writeBest();
+    setText(this.trouble, trouble ?? "");
+  }
+
+  /** @param {[string, string | null][]} all name and value */
+  writeFacts(all) {
+    const facts = all.filter(([, value]) => value !== null);
+    while (this.facts.children.length > facts.length) this.facts.lastChild?.remove();
+    facts.forEach(([name, value], i) => {
+      const fact = this.facts.children[i] ?? this.facts.appendChild(make("span", {}, make("b"), make("span")));
+      setText(fact.children[0], value ?? "");
+      setText(fact.children[1], name);
+    });
+  }
+
+  /** @param {Record<string, number>} counts */
+  writeCounts(counts) {
+    STATES.forEach(({ name, glyph }, i) => {
+      const count = this.counts.children[i] ?? this.counts.appendChild(
+        make("span", { class: "nbs-count", "data-state": name }, make("i", { "aria-hidden": "true" }, glyph), make("b"), make("span", {}, name)));
+      setText(count.children[1], formatCount(counts[name] ?? 0));
+      /** @type {HTMLElement} */ (count).hidden = !counts[name];
+    });
+  }
+
+  writeBest() {
+    const { model } = this;
+    const row = model.row(model.status?.best ?? -1);
+    this.best.hidden = row < 0;
+    if (row < 0) return;
+    setText(this.best.children[1], `${model.head?.metric} ${formatValue(model.value[row])}`);
+    setText(this.best.children[2], `trial ${model.number[row]}`);
+    setText(this.best.children[3], parameterWords(model, row));
+  }
+}
