@@ -1,0 +1,245 @@
+"""What travels of a sweep to its grid: everything at first, then what is new.
+
+    feed = SweepFeed(sweep)
+    content, points = feed.everything(now)     # a snapshot
+    content, points = feed.news(now)           # what came since; content is empty if nothing did
+
+``points`` are pairs of float32, step and value, one trial's after the other's; ``content["points"]`` says
+whose they are. A curve that cannot just be appended to is named in ``content["replaced"]``, and told anew.
+
+Long curves are thinned for the page, in a way that only depends on the curve: so a page that took all news
+has just what a new page gets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nbdist.metrics.decimate import decimate
+from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.reports import Curve
+from nbdist.sweep.trial import STATES, Span, Trial
+from nbdist.sweep.values import jsonable
+from nbdist.ui.shorten import clip
+from nbdist.ui.sweephead import SweepSeen, head, since, status
+
+MANY = 500  # trials above which each is told more briefly
+MOST_POINTS = {False: 256, True: 64}  # of a curve on the page, by whether there are many trials
+LONGEST_ERROR = {False: 400, True: 120}
+STATUS_EVERY = 1.0  # seconds after which the time is told, if nothing else is new
+MOVES_BY_ITSELF = ("now", "seconds_left", "trials_per_second")  # in a status
+INDEX = {state: index for index, state in enumerate(STATES)}
+
+Points = NDArray[np.float32]
+
+
+class Sending(NamedTuple):
+    """One frame: its content, which is plain JSON, and its points."""
+
+    content: dict[str, Any]
+    points: bytes
+
+
+class Sent(NamedTuple):
+    """How much of a curve the page has."""
+
+    curve: Curve
+    points: int
+    thinned: int  # the first so many were thinned
+    reports: int
+    last: int  # step
+
+
+class SweepFeed:
+    """What the page has of a sweep, and so what is new to it; called with the sweep's lock held."""
+
+    def __init__(self, sweep: SweepSeen) -> None:
+        self.sweep = sweep
+        self.many = False
+        self._touched = self._spans = self._best = 0
+        self._head: dict[str, Any] = {}
+        self._status: dict[str, Any] = {}
+        self._curves: dict[int, Sent] = {}
+        self._metrics: dict[str, None] = {}
+
+    def everything(self, now: float) -> Sending:
+        """Return a snapshot, and count all of it as sent; ``now`` in seconds since 1970."""
+        ledger = self.sweep.ledger
+        self.many = len(ledger.trials) > MANY
+        self._touched, self._spans, self._best = len(self.sweep.touched), 0, 0
+        self._head, self._status = head(self.sweep), status(self.sweep, now)
+        self._curves, self._metrics = {}, {}
+        content = {
+            "snapshot": True,
+            "head": self._head,
+            "status": self._status,
+            "trials": self._rows(sorted(ledger.trials)),
+        }
+        return self._sending(content, ledger.reports.curves)
+
+    def news(self, now: float) -> Sending:
+        """Return what is new, and count it as sent; a snapshot, if trials have become many."""
+        ledger = self.sweep.ledger
+        if (len(ledger.trials) > MANY) != self.many:
+            return self.everything(now)
+        touched = sorted(set(self.sweep.touched[self._touched :]) & ledger.trials.keys())
+        self._touched = len(self.sweep.touched)
+        content: dict[str, Any] = {"snapshot": False}
+        if (latest := head(self.sweep)) != self._head:
+            self._head = content["head"] = latest
+        stands = status(self.sweep, now)
+        if self._differs(stands):
+            self._status = content["status"] = stands
+        if touched:
+            content["trials"] = self._rows(touched)
+        sending = self._sending(content, touched)
+        return sending if len(content) > 1 else Sending({}, b"")
+
+    def _differs(self, stands: Mapping[str, Any]) -> bool:
+        if not self.sweep.over and stands["now"] - self._status["now"] >= STATUS_EVERY:
+            return True
+        return any(stands[key] != self._status[key] for key in stands if key not in MOVES_BY_ITSELF)
+
+    def _rows(self, numbers: Sequence[int]) -> dict[str, Any]:
+        trials = [self.sweep.ledger.trials[number] for number in numbers]
+        for trial in trials:
+            self._metrics.update(dict.fromkeys(trial.values))
+        self._metrics.pop(self.sweep.ledger.created.metric, None)
+        return rows(self.sweep.ledger, trials, self._metrics, LONGEST_ERROR[self.many])
+
+    def _sending(self, content: dict[str, Any], numbers: Iterable[int]) -> Sending:
+        """Add the curves of these trials, and the spans and improvements that the page has not."""
+        ledger = self.sweep.ledger
+        replaced, steps, values = [], list[int](), list[float]()
+        told: dict[str, list[int]] = {"number": [], "count": []}
+        for number in numbers:
+            before, curve = self._curves.get(number), ledger.curve(number)
+            if curve is None:
+                if before is not None:
+                    replaced.append(number)
+                    del self._curves[number]
+                continue
+            after = self._of(curve)
+            if before is not None and goes_on(before, after):
+                new = curve.steps[before.points :], curve.values[before.points :]
+            else:
+                if before is not None:
+                    replaced.append(number)
+                new = thinned(curve, after.thinned, MOST_POINTS[self.many])
+            self._curves[number] = after
+            if new[0]:
+                told["number"].append(number)
+                told["count"].append(len(new[0]))
+                steps += new[0]
+                values += new[1]
+        spans, improvements = ledger.spans[self._spans :], ledger.improvements[self._best :]
+        self._spans, self._best = len(ledger.spans), len(ledger.improvements)
+        if steps:
+            content["points"] = told
+        if replaced:
+            content["replaced"] = replaced
+        if spans:
+            content["spans"] = [span_row(ledger, span) for span in spans]
+        if improvements:
+            content["best"] = [[since(ledger, at), number, plain(best)] for at, number, best in improvements]
+        return Sending(content, pairs(steps, values))
+
+    def _of(self, curve: Curve) -> Sent:
+        points = len(curve.steps)
+        most = MOST_POINTS[self.many]
+        # Half of what may be shown is thinned, at every half more; the rest are the latest, all of them.
+        whole = 0 if points <= most else points // (most // 2) * (most // 2)
+        return Sent(curve, points, whole, curve.count, curve.steps[-1] if points else -1)
+
+
+def goes_on(before: Sent, after: Sent) -> bool:
+    """Whether a curve is what it was, with points added at its end."""
+    return (
+        before.curve is after.curve
+        and before.thinned == after.thinned
+        and after.points - before.points == after.reports - before.reports
+        and (before.points == 0 or after.curve.steps[before.points - 1] == before.last)
+    )
+
+
+def thinned(curve: Curve, whole: int, most: int) -> tuple[list[int], list[float]]:
+    """Return a curve's points, the first ``whole`` of them as at most half of ``most``."""
+    if not whole:
+        return curve.steps, curve.values
+    kept = decimate(np.array(curve.values[:whole]), most // 2).tolist()
+    return (
+        [*(curve.steps[index] for index in kept), *curve.steps[whole:]],
+        [*(curve.values[index] for index in kept), *curve.values[whole:]],
+    )
+
+
+def pairs(steps: Sequence[int], values: Sequence[float]) -> bytes:
+    """Return points as they travel: float32 pairs of step and value, little-endian.
+
+    >>> pairs([1, 2], [0.5, 1.0]).hex(" ", 4)
+    '0000803f 0000003f 00000040 0000803f'
+    """
+    made = np.empty((len(steps), 2), "<f4")
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond single precision is inf, and drawn as such
+        made[:, 0], made[:, 1] = steps, values
+    return made.tobytes()
+
+
+def rows(
+    ledger: Ledger, trials: Sequence[Trial], metrics: Iterable[str], longest_error: int
+) -> dict[str, Any]:
+    """Return trials as columns of plain JSON values; a parameter that a trial has not is None in its row."""
+    names = dict.fromkeys(name for trial in trials for name in trial.parameters)
+    return {
+        "number": [trial.number for trial in trials],
+        "state": [INDEX[trial.state] for trial in trials],
+        "value": [plain(trial.value) for trial in trials],
+        "step": [trial.step for trial in trials],
+        "attempt": [trial.attempt for trial in trials],
+        "parent": [-1 if trial.parent is None else trial.parent for trial in trials],
+        "asked": [since(ledger, trial.asked_at) for trial in trials],
+        "started": [since(ledger, trial.started_at) for trial in trials],
+        "ended": [since(ledger, trial.ended_at) for trial in trials],
+        "stopping": [trial.stopping for trial in trials],
+        "promoted": [trial.promotion is not None for trial in trials],
+        "ranks": [list(trial.ranks) for trial in trials],
+        "error": [cause(trial.error, longest_error) for trial in trials],
+        "seed": [str(trial.seed) for trial in trials],
+        "parameters": {name: [jsonable(one.parameters.get(name)) for one in trials] for name in names},
+        "metrics": {name: [plain(trial.values.get(name)) for trial in trials] for name in metrics},
+    }
+
+
+def span_row(ledger: Ledger, span: Span) -> list[Any]:
+    """Return a span as a row of plain JSON values."""
+    start, end = since(ledger, span.start), since(ledger, span.end)
+    return [span.number, span.attempt, list(span.ranks), start, end, span.how]
+
+
+def plain(value: float | None) -> float | str | None:
+    """Return a number as JSON has it, and in words where JSON has none.
+
+    >>> plain(0.5), plain(float("nan")), plain(float("-inf")), plain(None)
+    (0.5, 'NaN', '-Infinity', None)
+    """
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def cause(error: str, longest: int) -> str:
+    """Return what went wrong in a line: of a traceback the last, else the first.
+
+    >>> cause("Traceback (most recent call last):" + chr(10) + "  ..." + chr(10) + "ValueError: 7", 80)
+    'ValueError: 7'
+    """
+    lines = [line for line in error.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    last = next((line for line in reversed(lines) if not line.startswith(" ")), lines[-1])
+    return clip(last if lines[0].startswith("Traceback") else lines[0], longest)

@@ -1,0 +1,57 @@
+"""The grid of a sweep: a widget that follows the sweep's ledger, and passes on what the page wishes.
+
+    view = SweepView(sweep)
+    display(view)
+    ...                       # ten times a second, on the kernel's main thread:
+    view.tick(time.monotonic())
+    view.finish()             # once it is over
+
+What travels is in sweepdata.py (to the page) and sweepwishes.py (from it, each with an answer).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbdist.ui.paced import PacedView
+from nbdist.ui.shorten import clip
+from nbdist.ui.sweepdata import SweepFeed
+from nbdist.ui.sweepwishes import WISHES, SweepHandle, answer
+
+
+class SweepView(PacedView):
+    """Trials, curves, engines and controls of one sweep. All methods belong to the kernel's main thread.
+
+    ``clock`` tells the time in seconds since 1970, as the sweep's events do.
+    """
+
+    def __init__(self, sweep: SweepHandle, clock: Callable[[], float] = time.time) -> None:
+        self.sweep = sweep
+        self.clock = clock
+        self.feed = SweepFeed(sweep)
+        super().__init__("sweep")
+
+    def finish(self) -> None:
+        """The sweep is over; no further tick is needed."""
+        self.send_the_end()
+
+    def _in_words(self) -> str:
+        name, id_ = clip(self.sweep.name), clip(self.sweep.id)
+        named = f"{name} ({id_})" if id_ not in ("", name) else name
+        return f"Grid of the sweep {named}; nb.attach({id_!r}) follows it from a new kernel"
+
+    def _said(self, kind: str, message: Mapping[str, Any]) -> None:
+        if kind in WISHES:
+            self.send(answer(self.sweep, message))
+
+    def _send_frame(self, now: float) -> None:
+        with self.sweep.lock:
+            wall = self.clock()
+            content, points = self.feed.everything(wall) if self.snapshot_wanted else self.feed.news(wall)
+        if not content:
+            return
+        self.snapshot_wanted = False
+        sequence = self.pace.sent(now)
+        self.send({"kind": "sweep", "sequence": sequence, **content}, [points])
