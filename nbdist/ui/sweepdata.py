@@ -26,7 +26,7 @@ from nbdist.sweep.reports import Curve
 from nbdist.sweep.trial import STATES, Span, Trial
 from nbdist.sweep.values import jsonable
 from nbdist.ui.shorten import clip
-from nbdist.ui.sweephead import SweepSeen, head, since, status
+from nbdist.ui.sweephead import SweepSeen, head, names_of, since, status
 
 MANY = 500  # trials above which each is told more briefly
 MOST_POINTS = {False: 256, True: 64}  # of a curve on the page, by whether there are many trials
@@ -66,13 +66,15 @@ class SweepFeed:
         self._status: dict[str, Any] = {}
         self._curves: dict[int, Sent] = {}
         self._metrics: dict[str, None] = {}
+        self._names: dict[int, str] = {}
 
     def everything(self, now: float) -> Sending:
         """Return a snapshot, and count all of it as sent; ``now`` in seconds since 1970."""
         ledger = self.sweep.ledger
         self.many = len(ledger.trials) > MANY
         self._touched, self._spans, self._best = len(self.sweep.touched), 0, 0
-        self._head, self._status = head(self.sweep), status(self.sweep, now)
+        self._names = names_of(self.sweep, ledger.spans, self._names)
+        self._head, self._status = head(self.sweep, self._names), status(self.sweep, now)
         self._curves, self._metrics = {}, {}
         content = {
             "snapshot": True,
@@ -90,7 +92,8 @@ class SweepFeed:
         touched = sorted(set(self.sweep.touched[self._touched :]) & ledger.trials.keys())
         self._touched = len(self.sweep.touched)
         content: dict[str, Any] = {"snapshot": False}
-        if (latest := head(self.sweep)) != self._head:
+        self._names = names_of(self.sweep, ledger.spans[self._spans :], self._names)
+        if (latest := head(self.sweep, self._names)) != self._head:
             self._head = content["head"] = latest
         stands = status(self.sweep, now)
         if self._differs(stands):

@@ -12,7 +12,7 @@ momentum choice [0.0, 0.9] opt is 'sgd'
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
@@ -21,6 +21,7 @@ from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.numeric import Integer, Real
 from nbdist.sweep.parameters import Choice, Fixed, Parameter
 from nbdist.sweep.space import Space
+from nbdist.sweep.trial import Span
 from nbdist.sweep.values import jsonable, literal
 
 RECENT = 64  # attempts whose ends tell how fast trials end
@@ -89,8 +90,8 @@ class SweepSeen(Protocol):
         """Return the engines, by rank."""
 
 
-def head(sweep: SweepSeen) -> dict[str, Any]:
-    """Return what stays the same until the space is edited or the engines are others."""
+def head(sweep: SweepSeen, names: Mapping[int, str]) -> dict[str, Any]:
+    """Return what stays the same until the space is edited or an engine comes; ``names`` of engines by rank."""
     created = sweep.ledger.created
     return {
         "id": sweep.id,
@@ -104,9 +105,18 @@ def head(sweep: SweepSeen) -> dict[str, Any]:
         "seed": str(created.seed),  # JavaScript would round it
         "space": str(sweep.ledger.space),
         "again": f"nb.attach({sweep.id!r}) follows it from a new kernel",
-        "engines": [[engine.rank, engine.name] for engine in sweep.engines()],
+        "engines": [[rank, names[rank]] for rank in sorted(names)],
         "parameters": parameters(sweep.ledger.space),
     }
+
+
+def names_of(sweep: SweepSeen, spans: Iterable[Span], known: Mapping[int, str]) -> dict[int, str]:
+    """Return the names of the engines that there are, or were, by rank.
+
+    Nobody drives a sweep that is over, and then nobody says what its engines were called.
+    """
+    ran = {rank: f"rank {rank}" for span in spans for rank in span.ranks}
+    return {**ran, **known, **{engine.rank: engine.name for engine in sweep.engines()}}
 
 
 def parameters(space: Space) -> list[dict[str, Any]]:

@@ -31,10 +31,12 @@ class SweepView(PacedView):
         self.sweep = sweep
         self.clock = clock
         self.feed = SweepFeed(sweep)
+        self.goes_on: Callable[[], object] = lambda: None
+        """Called when a sweep that was over goes on, since the page wished so: somebody has to tick again."""
         super().__init__("sweep")
 
     def finish(self) -> None:
-        """The sweep is over; no further tick is needed."""
+        """The sweep is over; no further tick is needed, unless it goes on."""
         self.send_the_end()
 
     def _in_words(self) -> str:
@@ -45,6 +47,9 @@ class SweepView(PacedView):
     def _said(self, kind: str, message: Mapping[str, Any]) -> None:
         if kind in WISHES:
             self.send(answer(self.sweep, message))
+            if self.finished and not self.sweep.over:
+                self.finished = False
+                self.goes_on()
 
     def _send_frame(self, now: float) -> None:
         with self.sweep.lock:

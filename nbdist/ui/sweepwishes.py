@@ -34,7 +34,7 @@ class SweepHandle(SweepSeen, Protocol):
     def add(self, trials: int, /) -> object:
         """Want so many trials more."""
 
-    def edit(self, space: str, /, outside: Literal["finish", "stop"] = ...) -> object:
+    def edit(self, space: str, /, *, outside: Literal["finish", "stop"] = ...) -> object:
         """Ask for trials from another space from here on."""
 
     def stop(self, number: int, /) -> object:

@@ -111,7 +111,7 @@ class ShownSweep:
     def add(self, trials: int) -> None:
         self._wish("add", trials)
 
-    def edit(self, space: str | Space, outside: Any = "finish") -> None:
+    def edit(self, space: str | Space, *, outside: Any = "finish") -> None:
         self._wish("edit", space, outside)
 
     def stop(self, number: int) -> None:

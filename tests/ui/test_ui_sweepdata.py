@@ -110,6 +110,17 @@ def test_an_edit_and_new_engines_bring_a_new_head() -> None:
     assert len(feed.news(BEGAN + 21.2).content["head"]["engines"]) == 3
 
 
+def test_engines_that_nobody_names_any_more_keep_their_places() -> None:
+    sweep = sweep_of_three()
+    feed = SweepFeed(sweep)
+    named = feed.everything(BEGAN + 21).content["head"]["engines"]
+    sweep.size = 0
+    assert "head" not in feed.news(BEGAN + 22).content
+    assert feed.everything(BEGAN + 22).content["head"]["engines"] == named
+    attached = SweepFeed(sweep).everything(BEGAN + 22).content["head"]["engines"]
+    assert attached == [[0, "rank 0"], [1, "rank 1"]]
+
+
 def test_every_kind_of_parameter_is_described() -> None:
     space = Space({"a": log(1e-3, 1), "b": integer(1, 64, log=True), "c": [(1, 2), None], "d": 5})
     assert [(one["kind"], one["text"]) for one in parameters(space)] == [
