@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.allreduce_work import SIZES
 from bench.frame import Bar, Benchmark, Goal, Survey, close
 from bench.script import elsewhere, here
+from bench.table_sweep import SWEEPS
 
 # Both sides end with the same number of updates on the same data from the same weights. Asynchronous workers
 # apply them in another order each time, which moves the figures in the third digit.
@@ -235,20 +236,7 @@ BENCHMARKS: list[Benchmark | Survey] = [
         here("cell", "--with", "px", "--body", "print"),
         Bar("<=", 1.2),
     ),
-    Survey(
-        "p10.driver",
-        "what a sweep costs its driver, engines aside: ms of CPU for each trial of 20 reports",
-        (
-            Goal("random, 1,000 trials", "ms", None),
-            Goal("random, 10,000 trials", "ms", None),
-            Goal("grid, 1,000 trials", "ms", None),
-            Goal("grid, 10,000 trials", "ms", None),
-            Goal("TPE, trial 1,000", "ms", None),
-            Goal("rebuild 10,000 trials", "s", Bar("<=", 2, "figure")),
-            Goal("rebuild, CPU", "s", None),
-        ),
-        here("sweep_core"),
-    ),
+    *SWEEPS,
     Survey(
         "p12",
         "8 tasks that record 1,000 points a second each, on their way to disk and to a page",

@@ -1,0 +1,51 @@
+"""What the sides of p10.ask and p10.rebuild share: the space, the stand-in for a training, how it is timed.
+
+One trial is asked for, told to have come to something, and both are where the side keeps them, before the
+next one is asked for. Looked at is what that takes when so many trials are there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+from nbdist.sweep.spacetext import read_space
+
+SPACE = read_space(  # a grid of 10,400 points
+    "lr=log(1e-4, 1e-1, points=100) hidden=[32, 64, 128, 256] batch=int(16, 128, points=13) "
+    "opt=['sgd', 'adam']"
+)
+WARM_UP, MOST = 5, 100
+SECONDS = 15.0  # and no longer: there are sides that need seconds for a trial
+
+
+def options() -> argparse.Namespace:
+    """Return what both sides are told on their command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sampler", choices=["random", "grid", "tpe"], default="random")
+    parser.add_argument("--trials", type=int, default=1000, help="how many there are before the clock starts")
+    parser.add_argument("--storage", choices=["memory", "journal"], default="journal", help="of the peer")
+    parser.add_argument("--value", choices=["ask", "rebuild"], default="ask")
+    return parser.parse_args()
+
+
+def result(parameters: Mapping[str, object]) -> float:
+    """Return what a trial comes to; the best is 0, at a rate of 0.003 with 128 units."""
+    rate, width = float(str(parameters["lr"])), int(str(parameters["hidden"]))
+    return -abs(math.log10(rate / 0.003)) - abs(math.log2(width / 128)) / 10
+
+
+def milliseconds(one_trial: Callable[[], None]) -> float:
+    """Return the median ms that a trial takes; the median leaves out whom a neighbour kept waiting."""
+    for _ in range(WARM_UP):
+        one_trial()
+    taken: list[float] = []
+    start = time.perf_counter()
+    while not taken or (len(taken) < MOST and time.perf_counter() - start < SECONDS):
+        begin = time.perf_counter()
+        one_trial()
+        taken.append(time.perf_counter() - begin)
+    return 1e3 * median(taken)
