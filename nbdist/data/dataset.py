@@ -207,13 +207,7 @@ class Dataset:
         """
         buffers = 1 if reuse_buffers else 0
         if opened is not None:
-            counts = [whole_number("iterate: opened", count, 0) for count in opened]
-            tokens = self._tokens()
-            if len(counts) != len(tokens):
-                raise InvalidArgumentError(
-                    f"iterate: {len(counts)} counts of openings for a dataset with {len(tokens)} shuffles"
-                )
-            run = Pass(dict(zip(tokens, counts, strict=True)), 0, self._salt, buffers)
+            run = Pass(self._openings_of("iterate", opened), 0, self._salt, buffers)
         elif epoch is None:
             run = Pass(self._openings, 0, self._salt, buffers)
         else:
@@ -224,6 +218,13 @@ class Dataset:
     def opened(self) -> tuple[int, ...]:
         """How often each of its shuffles was opened so far: the order of the next pass follows from it."""
         return tuple(self._openings.get(token, 0) for token in self._tokens())
+
+    def reopen(self, opened: Sequence[int]) -> None:
+        """Go on where another object of this dataset was when it had that :attr:`opened`.
+
+        The next pass is the one that would have come next there.
+        """
+        self._openings.update(self._openings_of("reopen", opened))
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -277,6 +278,15 @@ class Dataset:
     def _then(self, step: Step, made: Blocks, **changes: Any) -> Dataset:
         steps = (*self._stage.steps, step)
         return Dataset(replace(self._stage, blocks=made, steps=steps, **changes), self._salt)
+
+    def _openings_of(self, what: str, opened: Sequence[int]) -> dict[int, int]:
+        counts = [whole_number(f"{what}: opened", count, 0) for count in opened]
+        tokens = self._tokens()
+        if len(counts) != len(tokens):
+            raise InvalidArgumentError(
+                f"{what}: {len(counts)} counts of openings for a dataset with {len(tokens)} shuffles"
+            )
+        return dict(zip(tokens, counts, strict=True))
 
     def _tokens(self) -> list[int]:
         return [step[-1] for step in self._stage.steps if step[0] == "shuffle"]

@@ -81,6 +81,16 @@ class Layout:
         """Return one flat array per dtype, padding included, in the memory of ``buffer``."""
         return [buffer[o : o + n * np.dtype(k).itemsize].view(k) for k, o, n in self.groups]
 
+    def cut(self, flats: Sequence[Array]) -> list[Array]:
+        """Return one array per variable, in the memory of flat arrays such as :meth:`flats` returns."""
+        groups = {kind: (start, flat) for (kind, start, _), flat in zip(self.groups, flats, strict=True)}
+        found = []
+        for entry in self.entries:
+            start, flat = groups[entry.dtype]
+            first = (entry.offset - start) // flat.itemsize
+            found.append(flat[first : first + prod(entry.shape)].reshape(entry.shape))
+        return found
+
     def buffer(self) -> Array:
         """Return a new zeroed buffer that starts on a cache line."""
         raw = np.zeros(self.size + ALIGNMENT, np.uint8)
