@@ -62,10 +62,11 @@ class Choice(Parameter):
             raise InvalidArgumentError("a choice needs at least one value, got none")
         if len(values) > MOST_VALUES:
             raise InvalidArgumentError(f"a choice has at most {MOST_VALUES:,} values, got {len(values):,}")
-        keys = [same_key(value) for value in values]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
-                raise InvalidArgumentError(f"{values[index]!r} stands twice in {list(values)!r}; drop one")
+        seen: set[object] = set()
+        for value in values:
+            if same_key(value) in seen:
+                raise InvalidArgumentError(f"{value!r} stands twice in {list(values)!r:.200}; drop one")
+            seen.add(same_key(value))
         object.__setattr__(self, "values", values)
 
     def draw(self, fraction: float) -> Value:

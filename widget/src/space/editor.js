@@ -1,0 +1,173 @@
+// The space editor's page: draws what the kernel says, and sends what is done to it.
+import { make, setText } from "../dom.js";
+import { Edits } from "./edits.js";
+import { button, enable, field, fill, labelled, mark, select } from "./parts.js";
+import { ParameterRow } from "./row.js";
+import { plural, trialWords, whyNotStart } from "./state.js";
+
+/** @typedef {import("./state.js").State} State */
+
+const PATIENCE = 1500; // milliseconds after which the page says what it waits for
+
+export class Editor {
+  /** @param {string} view unique in the page @param {(kind: string, more?: Record<string, unknown>) => void} say */
+  constructor(view, say) {
+    this.view = view;
+    this.say = say;
+    /** @type {State | null} */
+    this.state = null;
+    /** @type {Map<number, ParameterRow>} */
+    this.rows = new Map();
+    this.adding = 0; // the edit that added a parameter, whose name is typed next
+    this.lost = false;
+    this.edits = new Edits((number, change) => {
+      this.say("edit", { number, change });
+      this.wait();
+    });
+    this.list = make("div", { class: "nbe-rows" });
+    this.general = make("div", { class: "nbe-problem", role: "status" });
+    this.add = button("Add a parameter", "", () => (this.adding = this.edits.once({ what: "add" })));
+    this.sampler = select("sampler", (value) => this.edits.type("sampler", { what: "sampler", value }));
+    this.pruner = select("pruner", (value) => this.edits.type("pruner", { what: "pruner", value }));
+    this.trials = field({ class: "nbe-field nbe-short", inputmode: "numeric" }, (value) => this.edits.type("trials", { what: "trials", value }));
+    this.count = make("div", { class: "nbe-count", role: "status", id: `${view}-count` });
+    this.sweep = make("fieldset", { class: "nbe-sweep" }, make("legend", {}, "Trials"),
+      make("div", { class: "nbe-head" }, labelled("Sampler", this.sampler), labelled("Pruner", this.pruner), labelled("How many", this.trials)), this.count);
+    this.text = make("pre", { class: "nbe-text", tabindex: "0", role: "region", "aria-label": "The space as %%sweep takes it" });
+    this.copy = button("Copy", "Copy the space", () => this.copyText());
+    this.copied = make("span", { class: "nbe-copied", role: "status" });
+    this.asText = make("div", { class: "nbe-as-text" }, this.text, make("div", { class: "nbe-copying" }, this.copy, this.copied));
+    this.start = button("Start", "", () => this.press());
+    this.start.classList.add("nbe-start");
+    this.why = make("span", { class: "nbe-why", id: `${view}-why` });
+    this.start.setAttribute("aria-describedby", this.why.id);
+    this.starting = make("div", { class: "nbe-starting" }, this.start, this.why);
+    this.waiting = make("div", { class: "nbe-waiting", role: "status" });
+    this.said = make("div", { class: "nbe-said", role: "status" });
+    this.failed = make("div", { class: "nbe-said nbe-problem", role: "alert" });
+    this.element = make("section", { class: "nbdist-space", "aria-label": "Space editor" },
+      make("div", { class: "nbd-title" }, "Space"), this.list, this.general, make("div", {}, this.add), this.sweep, this.asText,
+      this.starting, this.waiting, this.said, this.failed);
+  }
+
+  /** @param {State} state */
+  apply(state) {
+    this.state = state;
+    const heard = state.heard[this.view] ?? 0;
+    this.edits.heard(heard);
+    if (heard >= this.edits.number) this.stopWaiting();
+    this.showRows(state);
+    setText(this.general, state.general);
+    if (!this.edits.waits("sampler")) fill(this.sampler, state.samplers.map((one) => [one, one]), state.sampler);
+    if (!this.edits.waits("pruner")) fill(this.pruner, state.pruners.map((one) => [one, one]), state.pruner);
+    if (!this.edits.waits("trials") && this.trials.value !== state.trials) this.trials.value = state.trials;
+    this.trials.placeholder = state.sampler === "grid" ? "all" : "";
+    setText(this.count, trialWords(state));
+    this.count.classList.toggle("nbe-problem", state.trials_problem !== "");
+    mark(this.trials, state.trials_problem !== "", this.count.id);
+    setText(this.text, state.text ?? (state.too_long ? "(longer than %%sweep takes: use editor.space)" : "(not right yet)"));
+    enable(this.copy, state.text !== null);
+    this.showStart(state);
+  }
+
+  /** @param {State} state */
+  showRows(state) {
+    const focused = /** @type {HTMLElement | null} */ (document.activeElement);
+    const removed = [...this.rows.values()].findIndex((row) => row.drop === focused);
+    for (const [id, row] of this.rows) {
+      if (state.rows.some((one) => one.id === id)) continue;
+      row.element.remove();
+      this.rows.delete(id);
+    }
+    for (const one of state.rows) {
+      let row = this.rows.get(one.id);
+      if (!row) {
+        row = new ParameterRow(this.view, one.id, this.edits);
+        this.rows.set(one.id, row);
+        this.list.append(row.element);
+        row.show(one, state);
+        if (this.adding && (state.heard[this.view] ?? 0) >= this.adding) {
+          this.adding = 0;
+          row.fields.name.focus();
+          row.fields.name.select();
+        }
+      } else row.show(one, state);
+    }
+    this.order(state.rows.map((one) => one.id), focused);
+    if (removed >= 0 && !focused?.isConnected) {
+      const next = [...this.rows.values()];
+      (next[Math.min(removed, next.length - 1)]?.drop ?? this.add).focus();
+    }
+  }
+
+  /** @param {number[]} ids @param {HTMLElement | null} focused */
+  order(ids, focused) {
+    if (ids.every((id, place) => this.list.children[place] === this.rows.get(id)?.element)) return;
+    const rows = ids.map((id) => /** @type {[number, ParameterRow]} */ ([id, this.rows.get(id)]));
+    this.rows = new Map(rows);
+    this.list.append(...rows.map(([, row]) => row.element));
+    if (focused?.isConnected && focused !== document.activeElement) focused.focus(); // moved, it loses the focus
+  }
+
+  /** @param {State} state */
+  showStart(state) {
+    this.starting.hidden = !state.startable;
+    const why = whyNotStart(state);
+    enable(this.start, why === "" && !state.starting && !this.lost);
+    setText(this.start, state.starting ? "Starting…" : state.count !== null && !why ? `Start ${plural(state.count, "trial")}` : "Start");
+    setText(this.why, state.starting ? "" : why);
+    setText(this.said, state.said?.ok ? state.said.text : "");
+    setText(this.failed, state.said && !state.said.ok ? state.said.text : "");
+  }
+
+  press() {
+    this.edits.flush();
+    this.edits.number += 1;
+    this.say("start", { number: this.edits.number });
+    this.wait();
+  }
+
+  wait() {
+    if (this.timer) return;
+    this.timer = setTimeout(() => setText(this.waiting, "Waiting for the kernel, which is busy…"), PATIENCE);
+  }
+
+  stopWaiting() {
+    clearTimeout(this.timer);
+    this.timer = undefined;
+    if (!this.lost) setText(this.waiting, "");
+  }
+
+  /** The kernel is gone, and what the page shows with it cannot be changed any more. */
+  disconnect() {
+    if (this.lost) return;
+    this.lost = true;
+    this.stopWaiting();
+    this.edits.forget();
+    setText(this.waiting, "The kernel is gone: run the editor's cell again.");
+    for (const one of this.element.querySelectorAll("fieldset")) one.disabled = true;
+    for (const one of [this.add, this.start]) enable(one, false);
+  }
+
+  async copyText() {
+    const text = this.state?.text;
+    if (!text) return;
+    try {
+      await navigator.clipboard.writeText(text);
+      setText(this.copied, "copied");
+    } catch {
+      // No clipboard without a secure address: what is selected can be copied with the keyboard.
+      const selection = getSelection();
+      selection?.selectAllChildren(this.text);
+      setText(this.copied, "selected: press Ctrl+C");
+    }
+    clearTimeout(this.forgetting);
+    this.forgetting = setTimeout(() => setText(this.copied, ""), 4000);
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    clearTimeout(this.forgetting);
+    this.element.remove();
+  }
+}
