@@ -59,7 +59,7 @@ def read(draft: Draft) -> Parameter:
     if draft.kind == "fixed":
         return Fixed(_one_value(draft.value))
     if draft.kind == "choice":
-        return Choice(tuple(read_values(draft.values)))  # type: ignore[arg-type]  # plain values, all of them
+        return Choice(tuple(read_values(draft.values)))
     points = read_whole(draft.points, "number of grid points") if draft.points.strip() else None
     low, high = (read_number(text, end) for text, end in ((draft.low, "lowest"), (draft.high, "highest")))
     if draft.kind == "uniform":

@@ -1,5 +1,8 @@
 """What the page may do to the parameters in the space editor. Pure.
 
+>>> from nbdist.sweep import Space, when
+>>> from nbdist.ui.spacecheck import check
+>>> from nbdist.ui.spacedraft import drafts_of
 >>> drafts = drafts_of(Space({"opt": ["sgd", "adam"], "momentum": when([0.0, 0.9], opt="sgd")}))
 >>> drafts = edited(drafts, {"what": "field", "id": 0, "field": "name", "value": "optimizer"})
 >>> print(check(drafts).space)
@@ -65,9 +68,8 @@ def _field(drafts: Drafts, place: int, change: Change) -> Drafts:
     field, value = change.get("field"), _text(change.get("value"))
     if field not in FIELDS:
         raise InvalidArgumentError(f"no field {field!r:.80}; there are {', '.join(FIELDS)}")
-    return _with(
-        drafts, place, replace(drafts[place], **{field: value.strip() if field == "name" else value})
-    )
+    typed: dict[str, Any] = {field: value.strip() if field == "name" else value}
+    return _with(drafts, place, replace(drafts[place], **typed))
 
 
 def _kind(drafts: Drafts, place: int, change: Change) -> Drafts:
