@@ -15,12 +15,12 @@ from nbdist.cluster.resources import count_cores
 from nbdist.data import Dataset
 from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.sharing import one_order
-from nbdist.errors import TaskDiedError, UnavailableError
+from nbdist.errors import DataLossError, TaskDiedError, UnavailableError
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World, called
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.train.context import current
-from nbdist.train.strategy import Again, Replica, Strategy
+from nbdist.train.strategy import Again, Replica, Strategy, by_variable
 from nbdist.train.trainable import Trainable
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
@@ -38,6 +38,7 @@ class AllReduceStrategy(Strategy):
     """
 
     name = "all_reduce"
+    continues = True
 
     def __init__(self, collective: str = "auto", *, world: World | None = None) -> None:
         self.world = current().world if world is None else world
@@ -86,12 +87,7 @@ class AllReduceReplica(Replica):
         self._names = [str(number) for number in range(len(variables))]
         self._plan = _plan(variables)
         self._flats = [_aligned(bucket.count, bucket.dtype) for bucket in self._plan]
-        views = {
-            place.name: flat[place.start : place.stop].reshape(place.shape)
-            for bucket, flat in zip(self._plan, self._flats, strict=True)
-            for place in bucket.places
-        }
-        self.values = [views[name] for name in self._names]
+        self.values = self._cut(self._flats)
         for view, (_, value) in zip(self.values, variables, strict=True):
             np.copyto(view, value)
         self._slots = [optimizer.new_slots(flat) for flat in self._flats]
@@ -108,6 +104,15 @@ class AllReduceReplica(Replica):
             raise
         said = f"{self._group.size} replicas, gradients by all-reduce ({self._group.kind})"
         self.notes = [*([said] if self._group.size > 1 and self._group.rank == 0 else []), *self._group.notes]
+
+    def _cut(self, flats: Sequence[Array]) -> list[Array]:
+        """Return one array per variable, in the memory of flat arrays, one for each bucket."""
+        views = {
+            place.name: flat[place.start : place.stop].reshape(place.shape)
+            for bucket, flat in zip(self._plan, flats, strict=True)
+            for place in bucket.places
+        }
+        return [views[name] for name in self._names]
 
     def _share_out(self) -> None:
         """Make the buckets of a group that is new."""
@@ -171,6 +176,22 @@ class AllReduceReplica(Replica):
         """Have all change together, in the next step: the first replica tells the others in it."""
         if self._group.rank == 0:
             self._wanted = rate
+
+    @property
+    def slots(self) -> list[dict[str, Array]]:
+        """What the optimizer keeps for each variable."""
+        return by_variable(self._slots, self._cut, len(self.values))
+
+    def resume(self, updates: int, rate: float, mark: int) -> None:
+        """Go on after so many updates, at a learning rate; raise unless all replicas do, from one state."""
+        marks = self._group.all_gather(np.array([updates, mark], np.int64))
+        for name, theirs in zip(self._group.called, marks, strict=True):
+            if (theirs != marks[0]).any():
+                raise DataLossError(
+                    f"{name} goes on from another state than {self._group.called[0]}: all replicas need "
+                    "the chief's file, on a file system that they share"
+                )
+        self.global_step, self._optimizer.learning_rate = updates, rate
 
     def _take_rate(self) -> None:
         """Take the rate that the first replica has sent; the copies stay equal, for all do it in one step."""

@@ -55,6 +55,7 @@ class Threads:
             quiet=True,
             epochs=context.epochs,
             trainings=context.trainings,
+            states=context.states,
         )
 
 

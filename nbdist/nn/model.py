@@ -155,6 +155,7 @@ class Model:
                 callbacks=callbacks,
                 nan=nan,
                 save=lambda values, folder: save(self, folder / MODEL, objective.all_arrays(values)),
+                config=self.to_config,
             )
 
     def evaluate(self, data: Any, y: Any = None) -> dict[str, float]:

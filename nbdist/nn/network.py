@@ -186,6 +186,14 @@ class Objective(Trainable):
         held = dict(zip(self.network.trainable, values, strict=True)) | self.states
         return [held[v] for v in self.network.variables]
 
+    def origin(self) -> list[int]:
+        """Return the seed, and the number of the training."""
+        return [self.seed, self.training]
+
+    def draw_from(self, origin: Sequence[int]) -> None:
+        """Draw as a training did that had this origin."""
+        self.seed, self.training = origin
+
     def twin(self) -> Objective:
         """Return the same for another replica: it has moving averages and such of its own."""
         twin = copy(self)

@@ -53,7 +53,8 @@ def load(path: str | Path) -> Model:
     try:
         with safe_open(str(path), "np") as file:
             config: Any = json.loads((file.metadata() or {})["nbdist"])
-            weights = [file.get_tensor(name) for name in sorted(file.keys())]
+            # The state of a training has more than weights, by other names.
+            weights = [file.get_tensor(name) for name in sorted(file.keys()) if name.isdigit()]
         model = Sequential.from_config(config)
         model.set_weights(weights)
     except (SafetensorError, LookupError, TypeError, ValueError) as error:

@@ -86,6 +86,7 @@ class History:
         self._sums: dict[str, float] = {}
         self._count = 0
         self._validation: dict[str, float] = {}
+        self._before: dict[str, Any] | None = None
         if context is not None:
             context.metric_names = self.metric_names
         self._recorder = context.recorder if context else None
@@ -151,6 +152,8 @@ class History:
         """Close an epoch: its means go to the history and, if it was not cut short, to the callbacks."""
         if not self._count:
             return
+        if not whole:
+            self._before = self.state()
         logs = {name: total / self._count for name, total in self._sums.items()} | self._validation
         self._sums, self._count, self._validation = {}, 0, {}
         self.epoch.append(epoch)
@@ -168,6 +171,25 @@ class History:
         self.global_step = global_step
         for callback in self._callbacks:
             callback.on_train_end()
+
+    def state(self) -> dict[str, Any]:
+        """Return what :meth:`resume` takes, as plain values; an epoch that was cut short is open."""
+        if self._before is not None:
+            return self._before
+        return {
+            "history": {name: [float(v) for v in values] for name, values in self.history.items()},
+            "epoch": list(self.epoch),
+            "sums": {name: float(total) for name, total in self._sums.items()},
+            "count": self._count,
+        }
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` has returned."""
+        self.history = {name: list(values) for name, values in state["history"].items()}
+        self.epoch, self._sums = list(state["epoch"]), dict(state["sums"])
+        self._count = int(state["count"])
+        if self._context is not None:
+            self._context.last_epoch = {name: values[-1] for name, values in self.history.items() if values}
 
     def to_config(self) -> dict[str, Any]:
         """Return plain values, for :meth:`from_config`."""

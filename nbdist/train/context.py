@@ -17,6 +17,7 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.runtime.groups import World
 from nbdist.train.checkpoints import Checkpoints
 from nbdist.train.control import Control as Control
+from nbdist.train.resume import TrainingStates
 from nbdist.train.steplog import StepLog
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
 
@@ -74,6 +75,10 @@ class Context:
     """Tells the other replicas that the chief rests, in a pause of a number."""
     checkpoints: Checkpoints | None = None
     """Where checkpoints go that are asked for while this replica trains; the chief has it."""
+    states: TrainingStates | None = None
+    """Where the state of each training goes at its end, and the one to go on from."""
+    ends_in_log: bool = False
+    """Whether ``nb.log`` ends a body that was asked to stop, for there may be no step that would."""
     rates_heard: int = 0
     """How many of the control's learning rates this replica has taken in."""
     towers: Callable[[int], Context] | None = None

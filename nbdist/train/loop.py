@@ -6,7 +6,6 @@ A step is: pull, run the program, push. What the strategy is, the loop does not 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -26,6 +25,8 @@ from nbdist.train.checkpoints import save_variables
 from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
 from nbdist.train.finite import check_policy, what_is_wrong
+from nbdist.train.keeping import Config, Keeping
+from nbdist.train.passes import Passes
 from nbdist.train.strategy import Again, Replica
 from nbdist.train.together import together
 from nbdist.train.trainable import Trainable
@@ -49,13 +50,14 @@ def train(
     callbacks: Sequence[Callback] = (),
     nan: str = "stop",
     save: Save | None = None,
+    config: Config | None = None,
 ) -> History:
     """Train ``model`` under the strategy of the current context; its variables end with the final values.
 
     Ends early, keeping what was trained, when the run is asked to stop. A gradient is not applied if it or
     the loss is not a finite number: with ``nan`` "stop" that raises NanLossError, with "skip" this replica's
     part of the step is left out. ``save`` writes a checkpoint with given values into a folder; without it the
-    variables are written by name.
+    variables are written by name. ``config`` says what the model is, for the state in which it ends.
     """
     context = current()
     one = partial(
@@ -65,6 +67,7 @@ def train(
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         skip_nan=check_policy(nan),
+        config=config,
     )
     strategy = context.strategy
     if nan == "skip" and not strategy.skips:
@@ -92,28 +95,31 @@ def _train(
     validate: Validate | None = None,
     callbacks: Sequence[Callback] = (),
     save: Save | None = None,
+    config: Config | None = None,
 ) -> History:
     """Train one replica."""
     epochs = context.epochs or epochs
     context.trainings += 1
     context.progress.trainings = context.trainings
-    seed = context.seed
-    dataset = context.strategy.dataset(dataset, None if seed is None else seed + context.trainings - 1)
+    keeping = Keeping(context, model, optimizer, config)
+    dataset, place = keeping.begin(dataset, steps_per_epoch)
     _begin_progress(context, dataset, epochs, steps_per_epoch)
     history = History(callbacks, context, model.metric_names)
-    replica = on_device(context.strategy.begin(model, optimizer), context.device)
-    context.progress.by_updates = replica.by_updates
+    replica = own = context.strategy.begin(model, optimizer)
     try:
+        keeping.resume(own, history, epochs)
+        replica = on_device(own, context.device)
+        context.progress.by_updates = replica.by_updates
         history.begin(replica.notes)
         if context.step_log is not None:
             context.step_log.begin(replica)
         loop = _Loop(model, replica, context, history, skip_nan, save)
-        # One endless dataset serves all epochs; a finite one is gone through once in each.
-        endless = context.strategy.batches(dataset) if dataset.endless else None
-        for epoch in range(epochs):
+        passes = Passes(context.strategy, dataset, steps_per_epoch, place, context.control.check)
+        for epoch in range(place.epoch, epochs):
             loop.boundary.show_rate()  # a callback may have set it
-            batches = endless if endless is not None else context.strategy.batches(dataset)
-            goes_on = loop.epoch(itertools.islice(batches, steps_per_epoch))
+            before = loop.step
+            goes_on = loop.epoch(passes.following())
+            passes.made(loop.step - before, whole=goes_on)
             validates = validate is not None and context.is_chief
             if goes_on and (validates or callbacks):
                 try:
@@ -140,6 +146,7 @@ def _train(
         context.progress.global_step = loop.updates_before + replica.global_step
         context.progress.dropped = loop.dropped_before + replica.dropped
         loop.boundary.end()
+        keeping.end(own, history, passes.place)
         history.end(replica.global_step)
         return history
     except BaseException as error:
@@ -196,7 +203,8 @@ class _Loop:
     ) -> None:
         self.model, self.replica, self.context, self.history = model, replica, context, history
         self.skip_nan, self._again = skip_nan, False
-        self.step, self.updates_before = context.progress.step, context.progress.global_step
+        self.step = context.progress.step
+        self.updates_before = context.progress.global_step - replica.global_step
         self.dropped_before = context.progress.dropped
         self._programs: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._scales: dict[int, Array] = {}

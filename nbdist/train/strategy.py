@@ -115,6 +115,18 @@ class Replica(ABC):
         """Tell the replicas that wait for this one why it makes no more steps."""
         return
 
+    @property
+    def slots(self) -> list[dict[str, Array]]:
+        """What the optimizer keeps for each variable, in its own memory."""
+        raise FailedPreconditionError(f"{type(self).__name__} has nothing of what the optimizer keeps")
+
+    def resume(self, updates: int, rate: float, mark: int) -> None:
+        """Go on after so many updates, at a learning rate, once ``slots`` are what they were.
+
+        ``mark`` stands for the state that is continued: replicas in sync must have the same.
+        """
+        raise FailedPreconditionError(f"{type(self).__name__} cannot go on with a training")
+
     @abstractmethod
     def gradients(self) -> Sequence[Array]:
         """Return the arrays to write this step's gradients to, one per variable."""
@@ -147,6 +159,8 @@ class Strategy(ABC):
     replica_index: int = 0
     skips = True
     """Whether a replica's part of a step can be left out."""
+    continues = False
+    """Whether its replicas have all that a training goes on from: see ``TrainingStates``."""
     no_loops: ClassVar[str] = ""
     """Why loops of one's own cannot be run, if they cannot."""
     keeps_values = True
@@ -292,7 +306,7 @@ class OneDevice(Replica):
         optimizer: Optimizer,
         parameters: Array | None = None,
     ) -> None:
-        layout = layout_of(variables)
+        self._layout = layout = layout_of(variables)
         gradient = layout.buffer()
         parameters = layout.buffer() if parameters is None else parameters
         self.values, self._gradients = layout.views(parameters), layout.views(gradient)
@@ -315,6 +329,15 @@ class OneDevice(Replica):
     def set_learning_rate(self, rate: float) -> None:
         """Make updates at another rate from the next step on."""
         self._optimizer.learning_rate = rate
+
+    @property
+    def slots(self) -> list[dict[str, Array]]:
+        """What the optimizer keeps for each variable."""
+        return by_variable([slots for *_, slots in self._flats], self._layout.cut, len(self.values))
+
+    def resume(self, updates: int, rate: float, mark: int) -> None:
+        """Go on after so many updates, at a learning rate."""
+        self.global_step, self._optimizer.learning_rate = updates, rate
 
     def gradients(self) -> Sequence[Array]:
         """Return the gradient buffers, one per variable."""
@@ -341,6 +364,14 @@ def layout_of(variables: Sequence[tuple[str, Array]]) -> Layout:
     return Layout.of((name, value.shape, value.dtype) for name, value in variables)
 
 
+def by_variable(
+    slots: Sequence[dict[str, Array]], cut: Callable[[Sequence[Array]], list[Array]], count: int
+) -> list[dict[str, Array]]:
+    """Return the slots of each of ``count`` variables, given those of flat arrays, which ``cut`` cuts up."""
+    columns = {name: cut([one[name] for one in slots]) for name in slots[0]}
+    return [{name: column[i] for name, column in columns.items()} for i in range(count)]
+
+
 class OneDeviceStrategy(Strategy):
     """Everything on one device: for testing code before distributing it.
 
@@ -349,6 +380,7 @@ class OneDeviceStrategy(Strategy):
     """
 
     name = "one_device"
+    continues = True
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
         """Begin to train in this process."""

@@ -56,6 +56,18 @@ class Trainable(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} draws, and does not say from what")
 
+    def origin(self) -> list[int]:
+        """Return the numbers that random numbers follow from, beside the step and the example's place."""
+        return []
+
+    def draw_from(self, origin: Sequence[int]) -> None:
+        """Draw as a training did that had this :meth:`origin`."""
+        return
+
+    def all_arrays(self, values: Sequence[Array]) -> list[Array]:
+        """Return all that training changes, weights and states, in a fixed order, given the weights."""
+        return list(values)
+
     def twin(self) -> Trainable:
         """Return what another replica of this process trains: the same, with states of its own."""
         return self

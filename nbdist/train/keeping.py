@@ -1,0 +1,168 @@
+"""What a training goes on from, and what it leaves: between the loop and the file of its state.
+
+keeping = Keeping(context, model, optimizer, config)            # without context.states it does nothing
+dataset, place = keeping.begin(dataset, steps_per_epoch)        # the model has its weights
+keeping.resume(replica, history, epochs)                        # all else is where it was
+keeping.end(replica, history, place)
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nbdist.data import Dataset
+from nbdist.errors import InvalidArgumentError
+from nbdist.optim import Optimizer
+from nbdist.train.callbacks import History
+from nbdist.train.context import Context
+from nbdist.train.passes import Place
+from nbdist.train.resume import Found, write_state
+from nbdist.train.state import State, made_of, require_same, settings_of
+from nbdist.train.strategy import Replica
+from nbdist.train.trainable import Trainable
+
+Config = Callable[[], dict[str, Any]]
+
+
+class Keeping:
+    """The state of one training on one replica, before and after it."""
+
+    def __init__(
+        self, context: Context, model: Trainable, optimizer: Optimizer, config: Config | None
+    ) -> None:
+        self._context, self._model, self._optimizer = context, model, optimizer
+        self._config = config or dict
+        self._found: Found | None = None
+        self._seed = None if context.seed is None else context.seed + context.trainings - 1
+        self._given_rate = optimizer.learning_rate
+        self._epochs, self._stopped_before = 0, context.control.stop_requested
+
+    def begin(self, dataset: Dataset, steps: int | None) -> tuple[Dataset, Place]:
+        """Return the dataset in this training's order, and the place to begin at; give the model its values.
+
+        Raises InvalidArgumentError, with the difference, if what is found is of a training unlike this one.
+        """
+        context, states, strategy = self._context, self._context.states, self._context.strategy
+        self._data, self._steps, place = dataset, steps, Place()
+        if states is not None:
+            if states.read is not None and not strategy.continues:
+                raise InvalidArgumentError(
+                    f"strategy {strategy.name} cannot go on with a training from {states.read}: use "
+                    "one_device, mirrored or multi_worker, or train anew, without it"
+                )
+            self._found = states.find(context.trainings)
+            if self._found is not None:
+                place = self._take(self._found)
+            elif self._seed is None and strategy.continues and _unseeded(dataset):
+                self._seed = secrets.randbits(32)  # so that whoever goes on has these orders
+        self._began = context.progress.step
+        return strategy.dataset(dataset, self._seed), place
+
+    def _take(self, found: Found) -> Place:
+        """Check what is found, and give it to the model."""
+        state, context = found.state, self._context
+        own = self._model.all_arrays([value for _, value in self._model.variables])
+        made_with = self._made_with(self._config(), own)
+        require_same(str(context.states and context.states.read), state.made_with, made_with)
+        for array, kept in zip(own, found.arrays, strict=True):
+            np.copyto(array, kept)
+        self._model.draw_from(state.origin)
+        self._seed, context.progress.step = state.seed, state.began
+        return state.place
+
+    def resume(self, replica: Replica, history: History, epochs: int) -> None:
+        """Put the replica, the history and what counts progress where they were."""
+        found, self._found, self._epochs = self._found, None, epochs
+        if found is None:
+            return
+        state, context = found.state, self._context
+        for own, kept in zip(replica.slots, found.slots):  # not strict: some optimizers keep nothing
+            for name, array in own.items():
+                np.copyto(array, kept[name])
+        as_given = self._given_rate == state.given_rate
+        rate = state.rate if as_given else self._given_rate
+        replica.resume(state.updates, rate, found.mark)
+        history.resume(state.history)
+        progress = context.progress
+        progress.step, progress.examples, progress.skipped = state.step, state.examples, state.skipped
+        progress.global_step = state.updates_before + state.updates
+        over = state.place.epoch >= epochs
+        if over:
+            progress.total = state.step
+        if context.states is not None:
+            context.states.continued = state.training
+        if context.is_chief:
+            at = "" if as_given else f", at learning rate {rate:g}"
+            print(
+                f"all {epochs} epochs are over: the training ended after step {state.step}, and none is made"
+                if over
+                else f"the training goes on after step {state.step}, in epoch {state.place.epoch + 1}{at}"
+            )
+
+    def end(self, replica: Replica, history: History, place: Place) -> None:
+        """Leave the state, if it is wanted; a failure ends nothing."""
+        context, states, strategy = self._context, self._context.states, self._context.strategy
+        if states is None or states.write is None or not context.is_chief:
+            return
+        stopped_before = self._stopped_before or states.cut
+        # Not by a callback, so that later trainings of the run do not begin where this one was to end.
+        states.cut = stopped_before or (place.epoch < self._epochs and not history.stop_training)
+        if stopped_before or context.trainings < states.awaited:
+            return  # it is an earlier training that goes on
+        if not strategy.continues:
+            states.error = f"strategy {strategy.name} leaves no state that a training can go on from"
+            return
+        try:
+            config = self._config()
+            arrays = self._model.all_arrays(replica.values)
+            state = self._state(replica, history, place, self._made_with(config, arrays))
+            write_state(states.write, state, config, arrays, replica.slots)
+            states.error, states.written = None, True
+        except Exception as error:  # a full disk, say: what was trained is as good as before
+            states.fail(
+                f"the state of training {context.trainings}, step {context.progress.step}, could not be "
+                f"written to {states.write}: {type(error).__name__}: {error}; it cannot be continued"
+            )
+
+    def _state(self, replica: Replica, history: History, place: Place, made_with: dict[str, Any]) -> State:
+        progress, rate = self._context.progress, replica.learning_rate
+        return State(
+            training=self._context.trainings,
+            place=place,
+            seed=self._seed,
+            origin=self._model.origin(),
+            began=self._began,
+            step=progress.step,
+            updates_before=progress.global_step - replica.global_step,
+            updates=replica.global_step,
+            examples=progress.examples,
+            skipped=progress.skipped,
+            given_rate=self._given_rate,
+            rate=self._given_rate if rate is None else rate,
+            history=history.state(),
+            made_with=made_with,
+        )
+
+    def _made_with(self, config: dict[str, Any], arrays: list[Any]) -> dict[str, Any]:
+        """Return what has to be the same for a training that goes on."""
+        kept = {name: config.get(name) for name in ("layers", "input_shape", "loss", "metrics")}
+        made = {
+            **kept,
+            "arrays": [f"{array.dtype} {array.shape}" for array in arrays],
+            "optimizer": settings_of(self._optimizer),
+            "data": made_of(self._data),
+            "steps_per_epoch": self._steps,
+            "replicas": self._context.strategy.num_replicas_in_sync,
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(made))
+        return plain
+
+
+def _unseeded(dataset: Dataset) -> bool:
+    """Whether some order of a dataset follows from no seed."""
+    return any(step[0] == "shuffle" and step[2] is None for step in dataset.steps)

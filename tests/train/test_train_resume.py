@@ -1,0 +1,560 @@
+"""A training that was stopped and continued is the one that was never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbdist import nn
+from nbdist.data import Dataset
+from nbdist.distribute import (
+    CentralStorageStrategy,
+    ElasticAveragingStrategy,
+    MirroredStrategy,
+    Strategy,
+)
+from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from nbdist.metrics.recorder import Recorder
+from nbdist.metrics.store import columns_from_logs
+from nbdist.nn import BatchNorm, Conv2D, Dense, Dropout, Flatten, LayerNorm, Sequential
+from nbdist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from nbdist.train import Callback, EarlyStopping
+from nbdist.train.context import Context, current, use_here
+from nbdist.train.passes import Place
+from nbdist.train.resume import TrainingStates, read_state
+from nbdist.train.state import difference
+from nbdist.train.strategy import OneDevice, OneDeviceStrategy
+
+ROWS = 20
+x = np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32)
+y = np.arange(ROWS) % 3
+
+OPTIMIZERS: list[Callable[[], Optimizer]] = [
+    lambda: SGD(0.1),
+    lambda: SGD(0.05, momentum=0.9),
+    lambda: SGD(0.05, momentum=0.9, nesterov=True),
+    lambda: Adam(0.01),
+    lambda: Adam(0.01, amsgrad=True),
+    lambda: AdamW(0.01, weight_decay=0.1),
+    lambda: RMSprop(0.01, momentum=0.5, centered=True),
+    lambda: Adagrad(0.05),
+]
+LAYERS: dict[str, Callable[[], list[nn.Layer]]] = {
+    "dense": lambda: [Dense(5, "tanh")],
+    "dropout": lambda: [Dense(7, "relu"), Dropout(0.4)],
+    "norms": lambda: [Dense(7), BatchNorm(), LayerNorm()],
+    "images": lambda: [nn.Reshape((2, 3, 1)), Conv2D(3, 2), Flatten(), Dropout(0.2)],
+}
+DATA: dict[str, Callable[[], dict[str, Any]]] = {
+    "arrays": lambda: {"data": x, "y": y, "batch_size": 6},
+    "finite": lambda: {"data": Dataset.from_arrays(x, y).shuffle(7).batch(6)},
+    "in order": lambda: {"data": Dataset.from_arrays(x, y).batch(6)},
+    "cut": lambda: {"data": Dataset.from_arrays(x, y).shuffle(99).batch(3), "steps_per_epoch": 4},
+    "endless": lambda: {
+        "data": Dataset.from_arrays(x, y).shuffle(8).repeat().batch(6),
+        "steps_per_epoch": 4,
+    },
+    "fetched ahead": lambda: {
+        "data": Dataset.from_arrays(x, y).shuffle(8, seed=3).repeat(2).batch(10).map(scaled).prefetch(2)
+    },
+    "generated": lambda: {"data": Dataset.from_generator(lambda: zip(x, y)).shuffle(9).batch(5)},
+}
+
+
+def scaled(a: Any, b: Any) -> Any:
+    return a * np.float32(0.5), b
+
+
+class Stopping(OneDevice):
+    """One device that asks for a stop once it has made so many steps in all."""
+
+    at: int | None = None
+    context: Context
+
+    def push(self) -> None:
+        super().push()
+        self.count()
+
+    def skip(self) -> None:
+        self.count()
+
+    def count(self) -> None:
+        if self.context.progress.step + 1 == self.at:
+            self.context.control.stop_requested = True
+
+
+class StoppingStrategy(OneDeviceStrategy):
+    """Makes such replicas."""
+
+    at: int | None = None
+    context: Context
+
+    def replica(self, variables: Any, optimizer: Optimizer) -> OneDevice:
+        made = Stopping(variables, optimizer)
+        made.at, made.context = self.at, self.context
+        return made
+
+
+class Ended(NamedTuple):
+    """What a body has left."""
+
+    model: Sequential
+    history: dict[str, list[float]]
+    points: dict[str, dict[int, float]]
+    context: Context
+
+
+class Bench:
+    """Runs a body in contexts that are new each time, as a trial's attempts do."""
+
+    def __init__(self, folder: Path, strategy: Callable[[], Strategy] = StoppingStrategy) -> None:
+        self.folder, self._strategy, self._count = folder, strategy, 0
+
+    def run(
+        self,
+        body: Callable[[], tuple[Sequential, Any]],
+        stop: int | None = None,
+        read: Path | None = None,
+        seed: int | None = 5,
+        epochs: int | None = None,
+    ) -> Ended:
+        self._count += 1
+        own = self.folder / str(self._count)
+        own.mkdir(parents=True)
+        recorder = Recorder(own / "metrics-0000.log", replica=0)
+        strategy = self._strategy()
+        states = TrainingStates(write=own / "state.safetensors", read=read)
+        context = Context(
+            strategy=strategy, recorder=recorder, seed=seed, quiet=True, states=states, epochs=epochs
+        )
+        if isinstance(strategy, StoppingStrategy):
+            strategy.at, strategy.context = stop, context
+        with use_here(context):
+            model, history = body()
+        recorder.close()
+        columns = columns_from_logs(own)
+        points: dict[str, dict[int, float]] = {}
+        for name, step, value in zip(columns["series"], columns["step"], columns["value"], strict=True):
+            if name != "step_ms":
+                points.setdefault(str(name), {})[int(step)] = float(value)
+        return Ended(model, history.history, points, context)
+
+    @property
+    def state(self) -> Path:
+        """The state that the last run has left."""
+        return self.folder / str(self._count) / "state.safetensors"
+
+    def check(self, body: Callable[[int], Any], epochs: int, stop: int, **options: Any) -> Ended:
+        """Train in one go, and in two parts; both are the same. Return the second part."""
+        whole = self.run(lambda: body(epochs), **options)
+        first = self.run(lambda: body(epochs), stop=stop, **options)
+        assert first.context.progress.step == stop
+        second = self.run(lambda: body(epochs), read=self.state, **options)
+        same(whole, first, second)
+        return second
+
+
+def same(whole: Ended, first: Ended, second: Ended) -> None:
+    for a, b in zip(whole.model.get_weights(), second.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert repr(second.history) == repr(whole.history)  # NaN too
+    for name, points in whole.points.items():
+        parts = first.points.get(name, {}), second.points.get(name, {})
+        assert not set(parts[0]) & set(parts[1])
+        assert repr(sorted((parts[0] | parts[1]).items())) == repr(sorted(points.items()))
+    mine, theirs = second.context.progress, whole.context.progress
+    for field in ("step", "total", "examples", "global_step", "skipped", "trainings"):
+        assert getattr(mine, field) == getattr(theirs, field), field
+    assert second.context.last_epoch == whole.context.last_epoch or "nan" in repr(whole.context.last_epoch)
+
+
+def body_of(
+    layers: Callable[[], list[nn.Layer]] = LAYERS["dense"],
+    optimizer: Callable[[], Optimizer] = OPTIMIZERS[3],
+    data: Callable[[], dict[str, Any]] = DATA["arrays"],
+    **options: Any,
+) -> Callable[[int], tuple[Sequential, Any]]:
+    def body(epochs: int) -> tuple[Sequential, Any]:
+        model = Sequential([*layers(), Dense(3, "softmax")])
+        model.compile(optimizer(), "sparse_categorical_crossentropy", ["accuracy"])
+        return model, model.fit(**data(), epochs=epochs, **options)
+
+    return body
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.mark.parametrize("stop", [1, 4, 6, 8])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda make: repr(make()))
+def test_every_optimizer_goes_on_from_what_it_has_kept(
+    bench: Bench, optimizer: Callable[[], Optimizer], stop: int
+) -> None:
+    """Four steps make an epoch: stops in the middle of one, and between two."""
+    bench.check(body_of(optimizer=optimizer), epochs=3, stop=stop)
+
+
+@pytest.mark.parametrize("stop", [3, 4])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_layers_draw_and_average_as_if_nothing_had_happened(bench: Bench, layers: str, stop: int) -> None:
+    bench.check(body_of(LAYERS[layers], validation_data=(x[:7], y[:7])), epochs=3, stop=stop)
+
+
+@pytest.mark.parametrize("seed", [5, None])
+@pytest.mark.parametrize("stop", [2, 4, 7])
+@pytest.mark.parametrize("data", DATA)
+def test_the_same_batches_follow(bench: Bench, data: str, stop: int, seed: int | None) -> None:
+    """Without a seed each run is another one, unless the model and the data bring theirs."""
+    if seed is not None:
+        bench.check(body_of(data=DATA[data]), epochs=3, stop=stop)
+        return
+    first = bench.run(lambda: body_of(LAYERS["dropout"], data=DATA[data])(3), stop=stop, seed=None)
+    ends = []
+    for _ in range(2):
+        ends.append(
+            bench.run(
+                lambda: body_of(LAYERS["dropout"], data=DATA[data])(3),
+                read=bench.folder / "1" / "state.safetensors",
+                seed=None,
+            )
+        )
+    same(ends[0]._replace(points={}), first, ends[1])
+
+
+@settings(max_examples=25)
+@given(
+    epochs=st.integers(1, 4),
+    part=st.floats(0, 1),
+    again=st.floats(0, 1),
+    batch=st.integers(1, 9),
+    shuffle=st.sampled_from([None, 1, 5, 50]),
+    endless=st.booleans(),
+)
+def test_however_it_is_cut(
+    tmp_path_factory: pytest.TempPathFactory,
+    epochs: int,
+    part: float,
+    again: float,
+    batch: int,
+    shuffle: int | None,
+    endless: bool,
+) -> None:
+    """Two stops anywhere, and what comes out is what comes of none."""
+    bench = Bench(tmp_path_factory.mktemp("cut"))
+
+    def data() -> dict[str, Any]:
+        rows = Dataset.from_arrays(x, y) if shuffle is None else Dataset.from_arrays(x, y).shuffle(shuffle)
+        rows = rows.repeat() if endless else rows
+        return {"data": rows.batch(batch), "steps_per_epoch": 3 if endless else None}
+
+    body = body_of(LAYERS["dropout"], OPTIMIZERS[3], data)
+    whole = bench.run(lambda: body(epochs))
+    steps = whole.context.progress.step
+    first_stop = 1 + round(part * (steps - 1))
+    second_stop = first_stop + round(again * (steps - first_stop))
+    first = bench.run(lambda: body(epochs), stop=first_stop)
+    second = bench.run(lambda: body(epochs), stop=second_stop, read=bench.state)
+    third = bench.run(lambda: body(epochs), read=bench.state)
+    joined = {n: first.points.get(n, {}) | second.points.get(n, {}) for n in whole.points}
+    same(whole, first._replace(points=joined), third)
+
+
+def test_five_epochs_and_five_more_are_ten(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    body = body_of(LAYERS["norms"], OPTIMIZERS[1], validation_data=(x, y))
+    whole = bench.run(lambda: body(10))
+    first = bench.run(lambda: body(5))
+    second = bench.run(lambda: body(10), read=bench.state)
+    same(whole, first, second)
+    assert second.context.progress.total == 40
+    assert "the training goes on after step 20, in epoch 6\n" in capsys.readouterr().out
+
+
+def test_the_epochs_of_the_run_count_too(bench: Bench) -> None:
+    whole = bench.run(lambda: body_of()(1), epochs=4)
+    first = bench.run(lambda: body_of()(1), epochs=2)
+    same(whole, first, bench.run(lambda: body_of()(1), read=bench.state, epochs=4))
+
+
+@pytest.mark.parametrize("epochs", [2, 1])
+def test_if_all_epochs_are_over_nothing_is_trained(
+    bench: Bench, capsys: pytest.CaptureFixture[str], epochs: int
+) -> None:
+    first = bench.run(lambda: body_of()(2))
+    left = read_state(bench.state)
+    second = bench.run(lambda: body_of()(epochs), read=bench.state)
+    same(first, first, second._replace(points={}))
+    assert second.points == {}
+    assert f"all {epochs} epochs are over: the training ended after step 8" in capsys.readouterr().out
+    assert read_state(bench.state) == left, "the state is left once more"
+
+
+def test_a_callback_that_ends_a_training_leaves_a_state(bench: Bench) -> None:
+    def body(patience: int) -> tuple[Sequential, Any]:
+        stopper = EarlyStopping("accuracy", patience=patience, min_delta=2.0)
+        return body_of(callbacks=[stopper])(6)
+
+    whole, first = bench.run(lambda: body(9)), bench.run(lambda: body(1))
+    assert len(first.history["loss"]) == 2
+    same(whole, first, bench.run(lambda: body(9), read=bench.state))
+
+
+def test_a_stop_asked_for_between_epochs(bench: Bench) -> None:
+    class Stop(Callback):
+        def __init__(self, on: bool) -> None:
+            self.on = on
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            if self.on and epoch == 1:
+                current().control.stop_requested = True
+
+    def body(on: bool) -> tuple[Sequential, Any]:
+        return body_of(LAYERS["dropout"], validation_data=(x, y), callbacks=[Stop(on)])(4)
+
+    whole, first = bench.run(lambda: body(False)), bench.run(lambda: body(True))
+    assert read_state(bench.state).place == Place(2, 0, (2,))
+    same(whole, first, bench.run(lambda: body(False), read=bench.state))
+
+
+def test_a_rate_that_was_changed_meanwhile_is_in_force(bench: Bench) -> None:
+    """By a callback here, and by the control below; one given anew is a change that is wanted."""
+
+    class Halve(Callback):
+        def __init__(self, optimizer: Optimizer) -> None:
+            self.optimizer = optimizer
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            self.optimizer.learning_rate /= 2
+
+    def body(epochs: int, rate: float = 0.1) -> tuple[Sequential, Any]:
+        optimizer = Adam(rate)
+        return body_of(optimizer=lambda: optimizer, callbacks=[Halve(optimizer)])(epochs)
+
+    second = bench.check(body, epochs=4, stop=10)
+    assert second.context.progress.learning_rate == 0.1 / 8
+    bench.run(lambda: body(4), stop=10)
+    other = bench.run(lambda: body(4, 0.3), read=bench.state)
+    assert other.context.progress.learning_rate == 0.3 / 2
+
+
+def test_a_rate_of_the_control_is_in_force(bench: Bench) -> None:
+    def body(epochs: int, rate: float | None = None) -> tuple[Sequential, Any]:
+        if rate is not None:
+            current().control.set_rate(rate)
+        return body_of()(epochs)
+
+    whole = bench.run(lambda: body(3, 0.2))
+    first = bench.run(lambda: body(3, 0.2), stop=5)
+    same(whole, first, bench.run(lambda: body(3), read=bench.state))
+
+
+def test_steps_that_are_no_numbers_are_left_out_again(bench: Bench) -> None:
+    holed = x.copy()
+    holed[[2, 11, 17]] = np.nan
+
+    def data() -> dict[str, Any]:
+        return {"data": Dataset.from_arrays(holed, y).shuffle(20).batch(2)}
+
+    body = body_of(LAYERS["norms"], OPTIMIZERS[3], data, nan="skip")
+    for stop in (9, 15):
+        second = bench.check(body, epochs=3, stop=stop)
+        assert second.context.progress.skipped >= 6
+
+
+def test_the_training_that_was_stopped_goes_on_and_others_are_made_again(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """The first is run as it was and leaves no state; the third, which had no step, is none to go on from."""
+    seen: list[int] = []
+
+    def body() -> tuple[Sequential, Any]:
+        model, _ = body_of(LAYERS["dropout"])(2)
+        seen.append(len(list(tmp_path.glob("*/state.safetensors"))))
+        for batch_size in (5, 4):
+            history = model.fit(x, y, batch_size=batch_size, epochs=3)
+        return model, history
+
+    def late(ended: Ended) -> Ended:  # the first training's points are there twice
+        points = {n: {s: v for s, v in p.items() if s > 8} for n, p in ended.points.items()}
+        return ended._replace(points=points)
+
+    whole, first = bench.run(body), bench.run(body, stop=8 + 5)
+    state = read_state(bench.state)
+    assert (state.training, state.step, state.place) == (2, 13, Place(1, 1, (1,)))
+    second = bench.run(body, read=bench.state)
+    same(late(whole), late(first), late(second))
+    assert seen == [1, 2, 2], "none while the state that is continued is further"
+    states = second.context.states
+    assert states is not None
+    assert (states.continued, states.newest, read_state(bench.state).training) == (2, bench.state, 3)
+
+
+def test_a_stop_before_a_training_leaves_what_there_is(bench: Bench) -> None:
+    bench.run(lambda: body_of()(2), stop=3)
+    earlier = bench.state
+
+    def body() -> tuple[Sequential, Any]:
+        current().control.stop_requested = True
+        return body_of()(2)
+
+    states = bench.run(body, read=earlier).context.states
+    assert states is not None
+    assert (states.newest, bench.state.exists()) == (earlier, False)
+    states = bench.run(body).context.states
+    assert states is not None
+    assert states.newest is None
+
+
+def test_one_file_may_be_read_and_written(bench: Bench, tmp_path: Path) -> None:
+    whole = bench.run(lambda: body_of()(4))
+    context: Context | None = None
+    for stop in (3, 4, 9, None):
+        path = tmp_path / "state.safetensors"
+        strategy = StoppingStrategy()
+        context = Context(strategy=strategy, seed=5, quiet=True)
+        context.states = TrainingStates(write=path, read=path if path.exists() else None)
+        strategy.at, strategy.context = stop, context
+        with use_here(context):
+            model, history = body_of()(4)
+    assert history.history == whole.history
+    for a, b in zip(whole.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_state_is_a_model_that_can_be_loaded(bench: Bench) -> None:
+    ended = bench.run(lambda: body_of(LAYERS["norms"], OPTIMIZERS[4])(2), stop=6)
+    model = nn.load(bench.state)
+    for a, b in zip(ended.model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(model.predict(x), ended.model.predict(x))
+    assert stat.S_IMODE(bench.state.stat().st_mode) == 0o600
+    assert sorted(p.name for p in bench.state.parent.iterdir()) == ["metrics-0000.log", "state.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers": lambda: [Dense(6, "tanh")]}, r"layers\[0\].units was 5 and is 6 now"),
+        ({"layers": lambda: [Dense(5, "relu")]}, r"layers\[0\].activation was 'tanh' and is 'relu'"),
+        ({"layers": lambda: [Dense(5, "tanh"), Dropout(0.5)]}, r"layers\[1\]"),
+        ({"optimizer": OPTIMIZERS[0]}, "optimizer.name was 'Adam' and is 'SGD' now"),
+        ({"optimizer": OPTIMIZERS[4]}, "optimizer.amsgrad was False and is True now"),
+        ({"data": lambda: {"data": x[:18], "y": y[:18], "batch_size": 6}}, "data.rows was 20 and is 18 now"),
+        ({"data": lambda: {"data": x, "y": y, "batch_size": 5}}, r"data.steps\[2\]\[1\] was 6 and is 5 now"),
+        ({"steps_per_epoch": 3}, "steps_per_epoch was None and is 3 now"),
+    ],
+)
+def test_another_training_is_refused(bench: Bench, change: dict[str, Any], said: str) -> None:
+    bench.run(lambda: body_of()(2), stop=3)
+    with pytest.raises(InvalidArgumentError, match=f"is the state of another training: .*{said}"):
+        bench.run(lambda: body_of(**change)(2), read=bench.state)
+
+
+def test_other_data_that_ends_too_early_is_refused(bench: Bench) -> None:
+    def body(rows: int) -> tuple[Sequential, Any]:
+        made = Dataset.from_generator(lambda: zip(x[:rows], y[:rows])).batch(5)
+        return body_of(data=lambda: {"data": made})(2)
+
+    bench.run(lambda: body(20), stop=3)
+    with pytest.raises(InvalidArgumentError, match=r"ended after 1 batches, and .* had had 3"):
+        bench.run(lambda: body(5), read=bench.state)
+
+
+def test_a_damaged_or_foreign_file_is_refused(bench: Bench, tmp_path: Path) -> None:
+    model = bench.run(lambda: body_of()(2), stop=3).model
+    good = bench.state.read_bytes()
+    where = good.index(b'given_rate\\": 0.') + len(b'given_rate\\": 0.')
+    flipped = bytearray(good)
+    flipped[-5] ^= 4
+    flipped_text = bytearray(good)
+    flipped_text[where] ^= 1
+    path = tmp_path / "other"
+    for content in (good[:-7], good[:40], b"", bytes(flipped), bytes(flipped_text), b"{}" * 99):
+        path.write_bytes(content)
+        with pytest.raises(DataLossError, match="is no state of a training, or is damaged"):
+            bench.run(lambda: body_of()(2), read=path)
+    model.save(path)
+    with pytest.raises(DataLossError, match="it says nothing of a training"):
+        bench.run(lambda: body_of()(2), read=path)
+    with pytest.raises(NotFoundError, match="no state of a training at"):
+        bench.run(lambda: body_of()(2), read=tmp_path / "none")
+
+
+def test_an_error_leaves_no_state(bench: Bench) -> None:
+    class Fail(Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            raise RuntimeError("of the user's own")
+
+    with pytest.raises(RuntimeError, match="of the user's own"):
+        bench.run(lambda: body_of(callbacks=[Fail()])(2))
+    assert not bench.state.exists()
+
+
+def test_a_state_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = Context(seed=5, quiet=True)
+    context.states = states = TrainingStates(write=tmp_path / "none" / "state.safetensors")
+    with use_here(context):
+        for _ in range(2):
+            _, history = body_of()(2)
+            assert len(history["loss"]) == 2
+    said = capsys.readouterr().out
+    assert said.count("the state of training") == 1
+    assert states.error is not None
+    assert "FileNotFoundError" in states.error
+    (tmp_path / "none").mkdir()
+    with use_here(context):
+        body_of()(1)
+    assert states.error is None
+    assert read_state(tmp_path / "none" / "state.safetensors").training == 3
+
+
+def test_mirrored_replicas_of_this_process(tmp_path: Path) -> None:
+    """Two threads: each takes in the state, and only the first one writes."""
+    bench = Bench(tmp_path, lambda: MirroredStrategy(["CPU:0", "CPU:0"]))
+
+    class Stop(Callback):
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            current().control.stop_requested = True
+
+    def body(*callbacks: Callback) -> tuple[Sequential, Any]:
+        layers = lambda: [*LAYERS["norms"](), Dropout(0.3)]
+        return body_of(layers, validation_data=(x, y), callbacks=callbacks)(3)
+
+    whole, first = bench.run(body), bench.run(lambda: body(Stop()))
+    assert 0 < first.context.progress.step < 12
+    path = bench.state
+    same(whole, first, bench.run(body, read=path))
+    with pytest.raises(InvalidArgumentError, match="replicas was 2 and is 1 now"):
+        Bench(tmp_path / "other").run(body, read=path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: CentralStorageStrategy(["CPU:0", "CPU:0"]), lambda: ElasticAveragingStrategy()],
+)
+def test_other_strategies_are_refused(tmp_path: Path, make: Callable[[], Strategy]) -> None:
+    bench = Bench(tmp_path, make)
+    ended = bench.run(lambda: body_of()(1))
+    assert ended.context.states is not None
+    assert "leaves no state" in str(ended.context.states.error)
+    assert not bench.state.exists()
+    alone = Bench(tmp_path / "alone")
+    alone.run(lambda: body_of()(1))
+    with pytest.raises(InvalidArgumentError, match="cannot go on with a training"):
+        bench.run(lambda: body_of()(2), read=alone.state)
+
+
+def test_the_first_difference_is_said() -> None:
+    assert difference("", {"a": [1, (2, 3)]}, {"a": [1, [2, 3]]}) is None
+    assert difference("", {"a": [1, 2]}, {"a": [1, 2, 3]}) == "a had 2 parts and has 3 now"
+    assert difference("", {"a": 1}, {"a": 1, "b": 2}) == "b was None and is 2 now"
