@@ -41,21 +41,22 @@ class TrainingStates:
     """Where trainings of a run leave their states, and the state to go on from; ``context.states``.
 
     Each ``fit`` of the run writes its state to ``write`` when it ends: after its epochs, because it was asked
-    to stop between two steps, or because a callback has ended it; not when it fails, nor after one that was
-    stopped. The chief writes. The folder has to be there. What cannot be written is said once and is in ``error``; training goes on.
+    to stop between two steps, or because a callback has ended it. Not when it fails, nor after one that was
+    stopped. The chief writes, into a folder that is there. What cannot be written is said once, and is in
+    ``error``; training goes on.
 
     ``read`` is such a file. The training of the run that has its number goes on from it: losses, weights and
     history are then, bit for bit, those of a training that was never stopped. Earlier trainings of the run
-    are made again as they were, from the same seed, and leave no state; ``write`` is there from the continued
-    one on. ``fit(epochs=)`` counts from the beginning: a larger number trains on, and if all epochs are over
-    no step is made. All replicas are given the same file (shared file system, or one host). A learning rate
-    other than the one that the stopped training was begun with is a change that is wanted, and is used;
-    otherwise the rate in force when it stopped is. Anything else that differs is an InvalidArgumentError that
-    names it, a damaged or foreign file a DataLossError.
+    are made again as they were, from the same seed, and leave no state. All replicas are given the same file
+    (on a shared file system, or on one host). ``fit(epochs=)`` counts from the beginning: a larger number
+    trains on, and if all epochs are over no step is made. The batches of the epoch under way, or of all
+    epochs if the data is endless, are made again and put aside. Anything that differs is an
+    InvalidArgumentError that names it, but for a learning rate that is given anew, which is used; a damaged
+    or foreign file is a DataLossError.
 
-    Exact for strategies one_device, mirrored and multi_worker, if the data is the same and comes in an order
-    that follows from seeds. Others are refused with ``read`` and write nothing. Loops of one's own
-    (``strategy.run``) write nothing, and are run again. What callbacks keep is not kept: they begin anew.
+    Exact for strategies one_device, mirrored and multi_worker, if the data comes in an order that follows
+    from seeds. Other strategies write nothing, and refuse ``read``. Loops of one's own (``strategy.run``)
+    write nothing, and are run again. What callbacks keep is not kept: they begin anew.
     """
 
     def __init__(self, write: Path | None = None, read: Path | None = None) -> None:
