@@ -1,0 +1,336 @@
+// When each engine had which trial: a lane for each engine, a bar for each attempt, its colour and shape saying how
+// it ended, and at the right how much of the time the engine was busy.
+import { make, setText } from "../dom.js";
+import { formatCount } from "../format.js";
+import { drawFootAxis, timeTicks, timeWords } from "./axes.js";
+import { timeFacts } from "./bestline.js";
+import { barsOf, busyShares, lanesOf, LOST } from "./lanes.js";
+import { Layer } from "./layer.js";
+import { along, setTexts, Sheet } from "./sheet.js";
+import { drawGlyphs, RUNNING, STATES } from "./states.js";
+
+/** @typedef {import("./model.js").Model} Model */
+/** @typedef {import("./sheet.js").Page} Page */
+/** @typedef {import("./lanes.js").Bar} Bar */
+/** @typedef {{ left: number, top: number, width: number, height: number, lane: number, from: number, to: number }} Place */
+
+const TALL = 330; // CSS pixels that the lanes share, as long as none is too low to be seen
+const [LOWEST, HIGHEST] = [6, 20]; // CSS pixels of a lane
+const WINDOWS = [60, 600, 3600, 21600]; // seconds that can be looked at
+const A_FRAME = 2500; // bars
+const LABEL = 13; // CSS pixels from label to label
+const HELP = "Click a bar to choose its trial. Keys: left and right go through an engine's trials, up and down from engine to engine, " +
+  "plus and minus show less and more time, 0 shows all, Enter chooses, Escape chooses none.";
+
+/** @param {Model} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
+export function makeTimeline(model) {
+  return new Timeline(model);
+}
+
+class Timeline {
+  /** @param {Model} model */
+  constructor(model) {
+    this.model = model;
+    this.layer = new Layer(A_FRAME);
+    /** @type {import("./lanes.js").Lane[]} */
+    this.lanes = [];
+    /** @type {Bar[]} */
+    this.bars = [];
+    /** @type {WeakMap<object, Bar>} */
+    this.known = new WeakMap();
+    /** @type {{ bars: Bar[], place: Place } | null} */
+    this.painted = null; // what the layer shows
+    this.window = 0; // seconds that are shown; 0: all
+    this.now = 0;
+    this.dirty = true;
+    this.version = 0;
+    this.pending = 0;
+    this.lane = 0; // on which the keys are
+    /** @type {Place | null} */
+    this.place = null;
+    this.sheet = new Sheet(model, {
+      name: "timeline", title: "Engines", help: HELP, at: (x, y) => this.barAt(x, y)?.number ?? -1,
+      move: (number, key) => this.move(number, key),
+      facts: (row) => this.facts(row),
+    });
+    this.busy = make("span", {});
+    this.how = make("span", { class: "nbd-legend" });
+    this.buttons = make("span", { class: "nbs-actions", role: "group", "aria-label": "Time shown" });
+    this.sheet.note.append(this.busy, this.how, this.buttons);
+    this.element = this.sheet.element;
+    this.offs = [model.on(["data"], () => (this.dirty = true)), model.on(["brushed"], () => this.version++)];
+  }
+
+  draw() {
+    if (this.dirty) this.look();
+    const count = Math.max(1, this.lanes.length);
+    const lane = Math.max(LOWEST, Math.min(HIGHEST, Math.floor(TALL / count)));
+    const page = this.sheet.page(() => 4 + lane * count + 26);
+    if (!page) return;
+    const place = (this.place = this.placeFor(page, lane));
+    drawFootAxis(page, place, timeTicks(place.from, place.to, Math.max(2, place.width / 76)).map((time) => ({ at: xOf(place, time), text: timeWords(time) })));
+    this.drawLanes(page, place);
+    const spot = [page.width, page.height, page.ratio, page.theme.ink, page.theme.good, this.window].join();
+    if (this.layer.begin(spot, String(this.version), page, () => this.visible(place))) this.painted = { bars: this.bars, place };
+    if (!this.layer.whole() && this.painted) {
+      const { bars, place: then } = this.painted;
+      const hatch = hatching(page);
+      this.layer.work((canvas, items) => this.drawBars(canvas, page, then, hatch, items.map((item) => bars[item])));
+    }
+    const done = this.layer.whole() && this.layer.key === String(this.version);
+    this.layer.put(page);
+    this.drawMeant(page, place);
+    this.write();
+    cancelAnimationFrame(this.pending);
+    this.pending = done ? 0 : requestAnimationFrame(() => this.draw());
+    this.sheet.describe(() => this.summary());
+  }
+
+  look() {
+    const { model } = this;
+    this.dirty = false;
+    this.version++;
+    this.now = Math.max(model.status?.now ?? 0, ...model.spans.slice(-50).map(({ end }) => end || 0));
+    const lanes = lanesOf(model);
+    if (lanes.map(({ rank }) => rank).join() !== this.lanes.map(({ rank }) => rank).join()) this.known = new WeakMap();
+    this.lanes = lanes;
+    this.bars = barsOf(model, this.lanes, this.now, this.known);
+  }
+
+  /** @param {Page} page @param {number} lane @returns {Place} */
+  placeFor(page, lane) {
+    page.canvas.font = page.font;
+    const widest = Math.max(0, ...this.lanes.slice(0, 200).map((lane) => page.canvas.measureText(nameOf(lane)).width));
+    const left = Math.min(Math.ceil(widest) + 10, Math.round(page.width * 0.3));
+    const from = this.window ? Math.max(0, this.now - this.window) : 0;
+    return { left, top: 4, width: Math.max(40, page.width - left - 46), height: lane * Math.max(1, this.lanes.length), lane, from, to: this.now || 1 };
+  }
+
+  /** Places in `bars` of those that can be seen. @param {Place} place */
+  visible({ from, to }) {
+    /** @type {number[]} */
+    const seen = [];
+    this.bars.forEach((bar, i) => bar.end >= from && bar.start <= to && seen.push(i));
+    return seen;
+  }
+
+  /** Names of engines, and how busy they were. @param {Page} page @param {Place} place */
+  drawLanes({ canvas, theme, font }, place) {
+    this.shares = busyShares(this.bars, this.lanes.length, place.from, place.to);
+    const every = Math.ceil(LABEL / place.lane);
+    canvas.font = font;
+    canvas.textBaseline = "middle";
+    this.lanes.forEach((lane, i) => {
+      const y = place.top + i * place.lane;
+      canvas.fillStyle = theme.grid;
+      if (place.lane >= 10 || i % every === 0) canvas.fillRect(place.left, y + place.lane - 1, place.width, 1);
+      if (i % every !== 0) return;
+      canvas.textAlign = "right";
+      canvas.fillStyle = lane.gone ? theme.bad : theme.muted;
+      canvas.fillText(nameOf(lane), place.left - 8, y + place.lane / 2, place.left - 10);
+      canvas.fillStyle = theme.ink;
+      canvas.fillText(`${Math.round(100 * (this.shares?.[i] ?? 0))}%`, place.left + place.width + 40, y + place.lane / 2);
+    });
+  }
+
+  /** @param {CanvasRenderingContext2D} canvas @param {Page} page @param {Place} place @param {CanvasPattern | null} hatch @param {Bar[]} bars */
+  drawBars(canvas, page, place, hatch, bars) {
+    const { model } = this;
+    canvas.save();
+    canvas.beginPath();
+    canvas.rect(place.left, place.top, place.width, place.height);
+    canvas.clip();
+    for (const bar of bars) {
+      canvas.globalAlpha = !model.brushed || model.brushed[model.row(bar.number)] ? 1 : 0.16;
+      for (const { x, y, width, height } of boxes(place, bar)) {
+        canvas.fillStyle = bar.state === LOST ? hatch ?? page.theme.bad : STATES[bar.state].color(page.theme);
+        canvas.fillRect(x, y, width, height);
+        if (bar.state === LOST && width > 3) {
+          canvas.strokeStyle = page.theme.bad;
+          canvas.lineWidth = 1;
+          canvas.setLineDash([]);
+          canvas.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+        }
+        writeBar(canvas, page, bar, x, y, width, height);
+      }
+    }
+    canvas.restore();
+  }
+
+  /** @param {Page} page @param {Place} place */
+  drawMeant({ canvas, theme }, place) {
+    const { model } = this;
+    canvas.save();
+    canvas.beginPath();
+    canvas.rect(place.left - 3, place.top - 3, place.width + 6, place.height + 6);
+    canvas.clip();
+    for (const [number, color] of /** @type {[number, string][]} */ ([[model.chosen, theme.accent], [model.hovered, theme.ink]])) {
+      if (number < 0) continue;
+      for (const bar of this.bars) {
+        if (bar.number !== number || bar.end < place.from) continue;
+        for (const { x, y, width, height } of boxes(place, bar)) {
+          canvas.setLineDash([]);
+          for (const [tone, line] of /** @type {[string, number][]} */ ([[theme.surface, 5], [color, 2.5]])) {
+            canvas.strokeStyle = tone;
+            canvas.lineWidth = line;
+            canvas.strokeRect(x - 0.5, y - 0.5, Math.max(width, 3) + 1, height + 1);
+          }
+        }
+      }
+    }
+    canvas.restore();
+  }
+
+  /** The key, and the buttons for how much time is shown. */
+  write() {
+    const shares = this.shares ?? new Float64Array(0);
+    const mean = shares.reduce((sum, one) => sum + one, 0) / (shares.length || 1);
+    setText(this.busy, shares.length ? `${formatCount(shares.length)} engines, ${Math.round(100 * mean)}% busy` : "no engines yet");
+    const lost = this.bars.some(({ state }) => state === LOST);
+    const shown = STATES.filter((_, state) => this.bars.some((bar) => bar.state === state));
+    setTexts(this.how, [...shown.map(({ glyph, name }) => `${glyph} ${name}`), ...(lost ? ["▨ lost"] : [])]);
+    const windows = [0, ...WINDOWS.filter((seconds) => seconds < this.now)];
+    while (this.buttons.children.length > windows.length) this.buttons.lastChild?.remove();
+    windows.forEach((seconds, i) => {
+      const button = /** @type {HTMLElement} */ (this.buttons.children[i] ?? this.buttons.appendChild(this.button()));
+      button.dataset.seconds = String(seconds);
+      setText(button, seconds ? `last ${timeWords(seconds)}` : "all");
+      button.setAttribute("aria-pressed", String(seconds === this.window));
+    });
+    this.buttons.hidden = windows.length < 2;
+  }
+
+  button() {
+    const button = make("button", { class: "nbd-button", type: "button" });
+    button.addEventListener("click", () => this.show(Number(button.dataset.seconds)));
+    return button;
+  }
+
+  /** @param {number} seconds at the end; 0: all */
+  show(seconds) {
+    this.window = seconds;
+    this.draw();
+  }
+
+  /** @param {number} x @param {number} y */
+  barAt(x, y) {
+    const { place } = this;
+    if (!place || x < place.left - 3 || x > place.left + place.width + 3) return null;
+    const lane = Math.floor((y - place.top) / place.lane);
+    let found = null;
+    let least = 4; // CSS pixels beside a bar that may be too narrow to hit
+    for (const bar of this.bars) {
+      if (!bar.lanes.some(([first, last]) => lane >= first && lane <= last)) continue;
+      const far = Math.max(xOf(place, bar.start) - x, x - xOf(place, bar.end), 0);
+      if (far < least || (far === 0 && least === 0)) [found, least] = [bar, far];
+    }
+    return found;
+  }
+
+  /** @param {number} number @param {string} key */
+  move(number, key) {
+    if (key === "+" || key === "=" || key === "-" || key === "0") {
+      const windows = [0, ...WINDOWS.filter((seconds) => seconds < this.now).reverse()];
+      const at = windows.indexOf(this.window) + (key === "0" ? -windows.length : key === "-" ? -1 : 1);
+      this.show(windows[Math.max(0, Math.min(windows.length - 1, at))]);
+      return number;
+    }
+    const mine = this.bars.find((bar) => bar.number === number && holds(bar, this.lane)) ?? this.bars.findLast((bar) => bar.number === number);
+    if (mine && !holds(mine, this.lane)) this.lane = mine.lanes[0]?.[0] ?? 0;
+    if (key === "ArrowUp" || key === "ArrowDown") {
+      this.lane = Math.max(0, Math.min(this.lanes.length - 1, this.lane + (key === "ArrowDown" ? 1 : -1)));
+      const time = mine ? (mine.start + mine.end) / 2 : this.now;
+      const far = (/** @type {Bar} */ bar) => Math.max(bar.start - time, time - bar.end, 0);
+      const near = this.bars.filter((bar) => holds(bar, this.lane)).reduce((/** @type {Bar | null} */ best, bar) => (!best || far(bar) < far(best) ? bar : best), null);
+      return near?.number ?? number;
+    }
+    return along(() => [...new Set(this.bars.filter((bar) => holds(bar, this.lane)).map((bar) => bar.number))], ["ArrowRight"], ["ArrowLeft"])(number, key);
+  }
+
+  /** @param {number} row */
+  facts(row) {
+    const { model } = this;
+    const attempts = this.bars.filter(({ number }) => number === model.number[row]);
+    const names = this.lanes.filter(({ rank }) => model.ranks[row]?.includes(rank)).map(({ label }) => label);
+    return [
+      ...timeFacts(model, row),
+      ...(names.length ? [names.length > 3 ? `${names[0]} to ${names[names.length - 1]}, ${names.length} engines` : names.join(", ")] : []),
+      ...(attempts.length > 1 ? [`${attempts.length} attempts${attempts.some(({ state }) => state === LOST) ? ", one with an engine that was lost" : ""}`] : []),
+    ];
+  }
+
+  summary() {
+    const shares = [...(this.shares ?? [])];
+    const said = this.lanes.slice(0, 16).map(({ label, gone }, i) => `${label}${gone ? ", which is gone," : ""} ${Math.round(100 * (shares[i] ?? 0))}%`);
+    const running = this.bars.filter(({ state }) => state === RUNNING).length;
+    const time = this.window ? `in the last ${timeWords(this.window)}` : `in ${timeWords(this.now)}`;
+    const more = this.lanes.length > 16 ? `, and ${this.lanes.length - 16} more` : "";
+    return `${formatCount(this.bars.length)} attempts on ${this.lanes.length} engines ${time}, ${running} running. Busy: ${said.join(", ") || "none"}${more}.`;
+  }
+
+  destroy() {
+    cancelAnimationFrame(this.pending);
+    for (const off of this.offs) off();
+    this.sheet.destroy();
+  }
+}
+
+/** @param {import("./lanes.js").Lane} lane */
+function nameOf({ label, gone }) {
+  return gone ? `✕ ${label}` : label;
+}
+
+/** @param {Place} place @param {number} time */
+function xOf(place, time) {
+  return place.left + ((time - place.from) / (place.to - place.from)) * place.width;
+}
+
+/** @param {Bar} bar @param {number} lane */
+function holds(bar, lane) {
+  return bar.lanes.some(([first, last]) => lane >= first && lane <= last);
+}
+
+/** A bar's boxes on the page: one for each run of neighbouring lanes. @param {Place} place @param {Bar} bar */
+function boxes(place, bar) {
+  const left = Math.max(place.left - 4, xOf(place, bar.start));
+  const right = Math.max(left, xOf(place, bar.end));
+  const gap = right - left > 3 ? 1 : 0; // between one bar and the next
+  const rim = place.lane >= 10 ? 2 : 1;
+  return bar.lanes.map(([first, last]) => ({
+    x: left, y: place.top + first * place.lane + rim - 1, width: Math.max(0.75, right - left - gap), height: (last - first + 1) * place.lane - rim,
+  }));
+}
+
+/** How it ended and which trial it was, as far as there is room. @param {CanvasRenderingContext2D} canvas @param {Page} page @param {Bar} bar
+ * @param {number} x @param {number} y @param {number} width @param {number} height */
+function writeBar(canvas, { theme, font }, { state, number }, x, y, width, height) {
+  if (height < 9 || width < 14 || state === LOST) return;
+  const r = Math.min(4, height / 2 - 2);
+  drawGlyphs(canvas, state, [x + 7, y + height / 2], r, theme.surface);
+  const text = String(number);
+  if (height < 12 || width < 20 + 7 * text.length) return;
+  canvas.font = font;
+  canvas.textAlign = "left";
+  canvas.textBaseline = "middle";
+  canvas.fillStyle = theme.surface;
+  canvas.fillText(text, x + 14, y + height / 2 + 0.5);
+}
+
+/** Stripes, for what was lost. @param {Page} page */
+function hatching({ canvas, theme, ratio }) {
+  const size = Math.round(6 * ratio);
+  const tile = make("canvas", { width: String(size), height: String(size) });
+  const ink = tile.getContext("2d");
+  if (!ink) return null;
+  ink.strokeStyle = theme.bad;
+  ink.lineWidth = 1.6 * ratio;
+  for (const shift of [-size, 0, size]) {
+    ink.beginPath();
+    ink.moveTo(shift - 1, size + 1);
+    ink.lineTo(shift + size + 1, -1);
+    ink.stroke();
+  }
+  const pattern = canvas.createPattern(tile, "repeat");
+  pattern?.setTransform(new DOMMatrix().scale(1 / ratio));
+  return pattern;
+}
