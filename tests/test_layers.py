@@ -17,6 +17,7 @@ FLOORS = {
     "cluster": 3, "train": 3,
     "nn": 4, "distribute": 4, "collective": 4, "horovod": 4.5,
     "runs": 5, "frameworks": 5, "sweep": 5,
+    "trials": 5.5,
     "ui": 6, "testing": 6,
 }  # fmt: skip
 

@@ -50,6 +50,7 @@ class Agent:
         self.parameters = ParameterService(task.server, self.prefix)
         self.groups = Gathering(task.server)
         self._reserved: tuple[str, float] | None = None
+        self._holder: str | None = None
         self._needs: tuple[str, list[int] | None] = ("", None)  # a run, and the ranks of all its tasks
         self._live: Live | None = None
         self._control = ("", Control())
@@ -107,6 +108,21 @@ class Agent:
         self.task.server.post(last)
         told.wait(5.0)
 
+    def hold(self, holder: str) -> None:
+        """Keep the task for what runs bodies of its own here, such as a sweep, until it lets go."""
+        self._holder = holder
+
+    def let_go(self, holder: str) -> None:
+        """Hold the task no more."""
+        if self._holder == holder:
+            self._holder = None
+        if self._reserved is not None and self._reserved[0] == holder:
+            self._reserved = None
+
+    def watch(self, run: str, sender: Sender) -> None:
+        """Have a connection told the news of a run here. On the Server's thread."""
+        self._watchers.add(run, sender)
+
     def close(self) -> None:
         """Give up what this task keeps for runs."""
         self.parameters.close()
@@ -139,6 +155,8 @@ class Agent:
 
     def _busy(self) -> str | None:
         """Return the run that has this task, if one has."""
+        if self._holder is not None:
+            return self._holder
         if self._live is not None:
             return self._live.run
         if self._reserved is not None and time.monotonic() - self._reserved[1] < RESERVED_SECONDS:
@@ -233,7 +251,9 @@ class Agent:
         live = self._live
         if live is not None:
             return live.run == run
-        return self._reserved is not None and self._reserved[0] == run
+        if self._reserved is None and self._holder is None:
+            return False
+        return run == self._control[0] or (self._reserved is not None and self._reserved[0] == run)
 
 
 _agent: Agent | None = None

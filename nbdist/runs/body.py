@@ -66,15 +66,19 @@ class Order:
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the strategy, by the names of Options."""
     tensorboard: bool = False
+    timeline: bool = True
+    """Whether what the task did when is written into the folder."""
+    names: dict[str, Any] | None = None
+    """What the body is given: a text its variables, in a namespace of their own, a function its arguments."""
 
 
 def run_body(order: Order, body: str | Callable[[], Any]) -> dict[str, Any]:
     """Run a body on this engine; return its outcome as plain data, what it raises too."""
     task, here = current(), agent()
     with busy_with(clusters_folder() / task.cluster_id, order.run):
-        live = _live(order, task, here)
+        live = live_of(order, task, here)
         try:
-            outcome = perform(order, body, task, here, live, _around(live), partial(_packed, task))
+            outcome = perform(order, body, task, here, live, around(live), partial(_packed, task))
             here.kept.put(order.run, order.folder, outcome)
         finally:
             here.kept.drop(order.run)
@@ -83,27 +87,27 @@ def run_body(order: Order, body: str | Callable[[], Any]) -> dict[str, Any]:
 
 def perform(
     order: Order,
-    body: str | Callable[[], Any],
+    body: str | Callable[..., Any],
     task: Task,
     here: Agent,
     live: Live,
-    around: AbstractContextManager[object],
+    surrounding: AbstractContextManager[object],
     brought: Callable[[Order, dict[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Run a body as ``live`` on a task, inside ``around``, and return its outcome.
+    """Run a body as ``live`` on a task, inside ``surrounding``, and return its outcome.
 
     ``brought`` makes the part of the outcome that holds the results, from what the body has defined.
     """
     here.begin(live)
     outcome: dict[str, Any] = {"rank": task.rank, "task": task.name}
     code, control = (
-        Code(order.run, order.fetch, body) if isinstance(body, str) else None,
+        Code(order.run, order.fetch, body, order.names) if isinstance(body, str) else None,
         live.context.control,
     )
     try:
-        with around:
+        with surrounding:
             live.context.progress.state = "running"
-            found = code.run() if code is not None else _call(body)
+            found = code.run() if code is not None else _call(body, order.names or {})
             end_loops(live.context, whole=True)
             outcome |= brought(order, found)
     except BaseException as error:
@@ -115,12 +119,14 @@ def perform(
     finally:
         end_loops(live.context, whole=False)
         live.context.progress.state = "done"
+        stopped = control.stop_requested  # what is asked for later has stopped nothing
         here.end(live)
         live.context.world.end()
         live.close()
-    here.recorded.write(order.run, order.folder)
+    if order.timeline:
+        here.recorded.write(order.run, order.folder)
     outcome |= {
-        "stopped": control.stop_requested,
+        "stopped": stopped,
         "ended": time.time(),
         "trainings": live.context.trainings,
         "last_epochs": live.last_epochs(),
@@ -133,13 +139,14 @@ def perform(
 
 
 @contextmanager
-def _around(live: Live) -> Iterator[None]:
+def around(live: Live) -> Iterator[None]:
     """Give the whole process to a body: an engine has nothing else to do meanwhile."""
     with contexts.use(live.context), printing_to(live.output):
         yield
 
 
-def _live(order: Order, task: Task, here: Agent) -> Live:
+def live_of(order: Order, task: Task, here: Agent, kind: Callable[..., Live] = Live) -> Live:
+    """Return what a body on this task has around it; ``kind`` makes it of its parts."""
     folder = private_folder(Path(order.folder))
     recorder = Recorder(
         folder / f"metrics-{task.rank:04d}.log",
@@ -167,7 +174,7 @@ def _live(order: Order, task: Task, here: Agent) -> Live:
         end_everywhere=lambda number: _end_everywhere(order, task, number),
         rest_everywhere=lambda number: _rest_everywhere(order, task, number),
     )
-    return Live(order.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
+    return kind(order.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
 
 
 def _end_everywhere(order: Order, task: Task, number: int) -> None:
@@ -185,11 +192,11 @@ def _rest_everywhere(order: Order, task: Task, number: int) -> None:
                 task.peer(rank).send("run.control", {"run": order.run, "do": "rest", "number": number})
 
 
-def _call(body: Any) -> dict[str, Any]:
+def _call(body: Any, names: dict[str, Any]) -> dict[str, Any]:
     """Run a function; return what it returned, and the model and the history in it, by name."""
     if getattr(body, "__module__", "") == "__main__":  # typed by the user, who knows nbdist as nb
         getattr(body, "__globals__", {}).setdefault("nb", import_module("nbdist"))
-    value = body()
+    value = body(**names)
     return {"result": value, **_named(value)}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -15,10 +15,12 @@ USUAL_NAMES = ("history", "model")
 
 
 class Code:
-    """A body that is source text, run in the task's namespace."""
+    """A body that is source text, run in the task's namespace; with ``names`` in a copy that has these."""
 
-    def __init__(self, run: str, fetch: Sequence[str], source: str) -> None:
-        self._run, self._fetch, self._source = run, fetch, source
+    def __init__(
+        self, run: str, fetch: Sequence[str], source: str, names: Mapping[str, Any] | None = None
+    ) -> None:
+        self._run, self._fetch, self._source, self._names = run, fetch, source, names
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
         self._before: dict[str, Any] = {}
 
@@ -29,15 +31,19 @@ class Code:
         shell, source = get_ipython(), self._source
         if shell is not None:
             self._namespace, source = shell.user_ns, shell.transform_cell(source)
-        namespace, filename = self._namespace, _filename(self._run, source)
+        if self._names is not None:
+            self._namespace = {**self._namespace, **self._names}
+        namespace, file = self._namespace, filename(self._run)
+        # With the body's lines, tracebacks show them.
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         namespace.setdefault("nb", import_module("nbdist"))  # the name that bodies know it by
-        tree = ast.parse(source, filename)
+        tree = ast.parse(source, file)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         self._before = {name: namespace.get(name) for name in assigned_names(tree)}
         wanted = {*self._fetch, *(certain_names(tree) | set(USUAL_NAMES)) & set(self._before)}
-        exec(compile(tree, filename, "exec"), namespace)
+        exec(compile(tree, file, "exec"), namespace)
         if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), filename, "eval"), namespace)
+            value = eval(compile(ast.Expression(last.value), file, "eval"), namespace)
             if value is not None:
                 print(repr(value))
         return self.bound() | {name: namespace[name] for name in wanted if name in namespace}
@@ -48,11 +54,9 @@ class Code:
         return {name: value for name, value in there.items() if value is not self._before[name]}
 
 
-def _filename(run: str, source: str) -> str:
-    """Register the body's lines, so that tracebacks show them."""
-    name = f"<distribute {run}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    return name
+def filename(run: str) -> str:
+    """Return what the body of a run is called in tracebacks."""
+    return f"<distribute {run}>"
 
 
 def assigned_names(tree: ast.Module) -> list[str]:

@@ -42,21 +42,23 @@ def start_run(
     cluster: Cluster | None = None,
     make_view: Callable[[Run], View] | None = None,
     report: Callable[[str], object] = print,
+    names: dict[str, Any] | None = None,
 ) -> Run:
     """Start ``body`` on the tasks and return its run, to be followed or waited for.
 
-    Without a cluster a small local one is brought up. Nothing is left behind when starting fails.
+    ``names`` are variables for a body of text, which then has a namespace of its own, or arguments for a
+    function. Without a cluster a small local one is brought up. Nothing is left behind when starting fails.
     """
     if not isinstance(body, str) and not callable(body):
         raise InvalidArgumentError(f"the body is source text or a function, not {body!r}")
     if isinstance(body, str) and not body.strip():
         raise InvalidArgumentError("the body is empty: there is nothing to run")
-    cluster = cluster or _any_cluster(report)
+    cluster = cluster or any_cluster(report)
     options = _resolved(options, cluster)
     workers = select(tuple(cluster.tasks), options.on)
     check_numbers(options, len(workers))
     _check_alive(cluster, workers, options)
-    _prepare(cluster)
+    prepare(cluster)
     run_id = new_run_id(options.name)
     reserved: list[TaskInfo] = []
     here: InGraph | None = None
@@ -97,6 +99,7 @@ def start_run(
             data=options.data,
             settings=options.settings(),
             tensorboard=options.tensorboard,
+            names=names,
         )
         if options.replication == "in-graph":
             here = InGraph(cluster, order, body, workers, servers)
@@ -130,7 +133,8 @@ def start_run(
     return run
 
 
-def _any_cluster(report: Callable[[str], object]) -> Cluster:
+def any_cluster(report: Callable[[str], object]) -> Cluster:
+    """Return this process's cluster, or one that it has left behind, or else a small new one."""
     try:
         return Cluster.current()
     except NotFoundError:
@@ -177,8 +181,8 @@ def _check_alive(cluster: Cluster, workers: list[TaskInfo], options: Options) ->
             )
 
 
-def _prepare(cluster: Cluster) -> None:
-    """Give every living task its agent, at the first run of this client on this cluster."""
+def prepare(cluster: Cluster) -> None:
+    """Give every living task its agent, at the first use of this client on this cluster."""
     dead = {info.rank for info in cluster.dead()}
     fresh = [info for info in cluster.tasks if info.rank not in dead and info.incarnation not in _prepared]
     missing = [info.rank for info in fresh if not _has_agent(cluster, info.rank)]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import AbortedError, InvalidArgumentError
 from nbdist.graph.tensor import Tensor
 from nbdist.metrics.recorder import LARGEST_STEP, Recorder, check_name
 from nbdist.train.context import Progress, current
@@ -33,6 +33,8 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     Where no run is on, as in a plain cell, there is nothing to record into: the values are checked and
     printed, at most once a second.
 
+    In a trial of a sweep that is asked to stop it raises AbortedError, which ends the trial.
+
     Raises InvalidArgumentError for text, None, complex numbers and larger arrays, ResourceExhaustedError for
     more than 65,535 names. Runs in a task, and in the notebook where the body does.
 
@@ -40,6 +42,8 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     step 12: lr 0.1 (nb.log prints where no run is on, once a second at most)
     """
     context = current()
+    if context.ends_in_log and context.control.stop_requested:
+        raise AbortedError("this body was asked to stop: it is pruned, or somebody has stopped it")
     at = _now(context.progress) if step is None else _checked(step)
     values = {name: as_number(name, value) for name, value in {**(series or {}), **more}.items()}
     if context.recorder is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,13 @@ def parse(line: str, flags: Mapping[str, Flag], magic: str) -> tuple[list[str], 
         words = shlex.split(line)
     except ValueError as error:
         raise InvalidArgumentError(f"{magic}: cannot read {line!r}: {error}") from None
+    return parse_words(words, flags, magic)
+
+
+def parse_words(
+    words: Iterable[str], flags: Mapping[str, Flag], magic: str
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the plain words and the options among the words of a magic's line."""
     plain, options = [], {}
     following = iter(words)
     for word in following:

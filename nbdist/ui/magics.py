@@ -1,13 +1,11 @@
-"""%cluster, %%distribute and %graph.
+"""%cluster, %%distribute and %graph; %%sweep is in sweepmagic.py.
 
-In a notebook a cell that starts with %%distribute becomes an awaited call, so that the live view can talk to
-the kernel while the cell runs (see :func:`await_distribute`). The plain magic does the same without a loop.
+In a notebook a cell that starts with %%distribute or %%sweep becomes an awaited call, so that the live view
+can talk to the kernel while the cell runs (see :func:`await_distribute`). The plain magic does the same without a loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from inspect import cleandoc
 from typing import Any
 
@@ -16,11 +14,12 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from nbdist.cluster.adopt import announce, start_or_adopt
 from nbdist.cluster.handle import Cluster
-from nbdist.errors import BodyError, InvalidArgumentError, NbdistError, NotFoundError
+from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.ui.answering import answer_meanwhile
 from nbdist.ui.background import follow_in_background
+from nbdist.ui.brief import brief, shown_briefly
 from nbdist.ui.flags import Flag, parse, unknown, usage
 from nbdist.ui.graphmagic import GRAPH_FLAGS, graph
 from nbdist.ui.graphview import GraphView
@@ -28,30 +27,6 @@ from nbdist.ui.launch import start
 from nbdist.ui.magicflags import DISTRIBUTE_FLAGS, START_FLAGS
 
 COMMANDS = ("start", "status", "attach", "restart", "stop")
-
-
-def shown_briefly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have IPython show nbdist's errors as their message alone: the way to it is no concern of the user's."""
-
-    @wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except NbdistError as error:
-            raise brief(error) from None
-        except KeyboardInterrupt as error:
-            said = str(error) or f"{function.__name__} was interrupted"
-            error._render_traceback_ = lambda: [f"KeyboardInterrupt: {said}"]  # type: ignore[attr-defined]
-            raise
-
-    return wrapper
-
-
-def brief(error: NbdistError) -> NbdistError:
-    """Return the error, made to show as its message alone in IPython."""
-    if not isinstance(error, BodyError):
-        error._render_traceback_ = lambda: [f"{type(error).__name__}: {error}"]  # type: ignore[attr-defined]
-    return error
 
 
 @magics_class
@@ -244,8 +219,13 @@ async def await_distribute(line: str, cell: str) -> None:
     finish(run)
 
 
+AWAITED = {
+    "%%distribute": ("nbdist.ui.magics", "await_distribute"),
+}
+
+
 def awaited(lines: list[str]) -> list[str]:
-    """Turn a cell that starts with %%distribute into an awaited call. An IPython input transformer.
+    """Turn a cell that starts with %%distribute or %%sweep into an awaited call. An input transformer.
 
     >>> awaited(["%%distribute --sync\\n", "x = 1\\n"])
     ["await __import__('nbdist.ui.magics', fromlist=['']).await_distribute('--sync', 'x = 1\\\\n')\\n"]
@@ -254,11 +234,11 @@ def awaited(lines: list[str]) -> list[str]:
     if first is None:
         return lines
     name, _, rest = lines[first].strip().partition(" ")
-    if name != "%%distribute" or rest.strip() in ("?", "??"):
+    if name not in AWAITED or rest.strip() in ("?", "??"):
         return lines
     body = "".join(lines[first + 1 :])
-    module = "__import__('nbdist.ui.magics', fromlist=[''])"
-    return [f"await {module}.await_distribute({rest.strip()!r}, {body!r})\n"]
+    module, function = AWAITED[name]
+    return [f"await __import__({module!r}, fromlist=['']).{function}({rest.strip()!r}, {body!r})\n"]
 
 
 def load(shell: Any) -> None:

@@ -186,6 +186,11 @@ class Peer:
                 )
             self._require_met(patience)
 
+    def wake(self, poller: zmq.Poller) -> None:
+        """Have a poll of the caller's own end when something has come, to wait for several peers at once."""
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+
     def close(self, linger: float = 0.0) -> None:
         """Close the connection; what was not sent within `linger` s, behind the scenes, is dropped.
 

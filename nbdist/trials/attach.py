@@ -1,0 +1,72 @@
+"""Takes over a sweep whose kernel is gone, or opens one that is over: everything comes from its log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nbdist.cluster.folder import living
+from nbdist.cluster.handle import Cluster
+from nbdist.errors import NotFoundError
+from nbdist.runs.start import any_cluster
+from nbdist.sweep.eventlog import EventLog
+from nbdist.sweep.ledger import Ledger
+from nbdist.trials.folder import LOG, read_about, sweep_folder
+from nbdist.trials.record import Record
+from nbdist.trials.start import check_trial, keep, order_of
+from nbdist.trials.sweep import Sweep
+
+
+def attach_sweep(
+    sweep: str,
+    *,
+    trial: Callable[..., Any] | None = None,
+    cluster: Cluster | None = None,
+    report: Callable[[str], object] = print,
+) -> Sweep:
+    """Return a sweep by its id, with all its trials; it goes on if it has work left.
+
+    Trials that engines still run are adopted, those that nobody runs any more are tried once again, and none
+    runs twice. Where its cluster is gone it goes on with another. ``trial`` is the function, where the trial
+    was one. Raises FailedPreconditionError while another process drives it.
+    """
+    folder = sweep_folder(sweep)
+    about = read_about(folder)
+    if trial is not None:
+        check_trial(trial)
+    log = EventLog.reopen(folder / LOG)
+    try:
+        ledger = Ledger.of(log.found.events)
+        if complaint := log.found.complaint():
+            report(f"{folder / LOG}: {complaint}")
+        body: Any = trial if about["function"] else ledger.created.body
+        record = Record(folder, log, ledger, cluster or its_cluster(about["cluster"]))
+        if record.goes_on:
+            record.cluster = record.cluster or any_cluster(report)
+        same = record.cluster is not None and record.cluster.id == about["cluster"]
+        ranks = list(about["ranks"]) if same else None
+        found = Sweep(
+            record, order_of(folder, about, ledger.created.metric), body, ranks, about["name"],
+            taken_over=True,
+        )  # fmt: skip
+        found.begin()
+    except BaseException:
+        log.close()
+        raise
+    keep(found)
+    return found
+
+
+def its_cluster(name: str) -> Cluster | None:
+    """Return the cluster that a sweep ran on, if it lives."""
+    try:
+        current = Cluster.current()
+        if current.id == name:
+            return current
+    except NotFoundError:
+        pass
+    if name not in living():
+        return None
+    cluster = Cluster.attach(name)
+    cluster.own()
+    return cluster

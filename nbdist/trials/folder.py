@@ -1,0 +1,86 @@
+"""Sweep folders: ``<home>/sweeps/<id>/`` with the event log, ``sweep.json`` and a folder for each trial."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from nbdist.home import home, private_folder
+from nbdist.metrics.home import slug
+
+LOG = "sweep.log"
+ABOUT = "sweep.json"
+MOST_ABOUT = 1 << 20  # bytes
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
+
+
+def sweeps_folder() -> Path:
+    """Return the folder of all sweeps, made with mode 0700 if it is not there."""
+    return private_folder(home() / "sweeps")
+
+
+def new_sweep_folder(name: str) -> Path:
+    """Make the folder of a new sweep; its id sorts by time (UTC), as a run's does."""
+    base = f"{time.strftime('%y%m%d-%H%M%S', time.gmtime())}-{slug(name)}"
+    for number in count(1):
+        folder = sweeps_folder() / (base if number == 1 else f"{base}-{number}")
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("count() has no end")
+
+
+def sweep_folder(sweep: str) -> Path:
+    """Return the folder of a sweep; raises `NotFoundError` with those there are."""
+    if not _ID.fullmatch(sweep):
+        raise InvalidArgumentError(f"{sweep!r:.80} is no id of a sweep; nb.sweeps() lists them")
+    folder = sweeps_folder() / sweep
+    if not (folder / LOG).exists():
+        there = ", ".join(sweeps()[-5:]) or "none"
+        raise NotFoundError(f"no sweep {sweep}; the latest are {there}")
+    return folder
+
+
+def is_sweep(sweep: str) -> bool:
+    """Whether this is the id of a sweep that has a log."""
+    return bool(_ID.fullmatch(sweep)) and (sweeps_folder() / sweep / LOG).exists()
+
+
+def sweeps() -> list[str]:
+    """Return the ids of all sweeps, the oldest first.
+
+    ``nb.attach(id)`` opens one, also years later.
+    """
+    return sorted(path.parent.name for path in sweeps_folder().glob(f"*/{LOG}"))
+
+
+def write_about(folder: Path, about: Mapping[str, Any]) -> None:
+    """Write what is to be known of a sweep beside its log; whole, or not at all."""
+    draft = folder / f".{ABOUT}.{os.getpid()}"
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(dict(about), file)
+    draft.rename(folder / ABOUT)
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """Return what `write_about` wrote; raises `DataLossError` if it cannot be read."""
+    path = folder / ABOUT
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_ABOUT + 1)
+        found = json.loads(data) if len(data) <= MOST_ABOUT else None
+    except (OSError, ValueError) as error:
+        raise DataLossError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise DataLossError(f"{path} is no description of a sweep")
+    return found

@@ -1,0 +1,56 @@
+"""One trial on one engine while its body runs: what it reports of the sweep's metric goes to the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nbdist.metrics.batch import Batch
+from nbdist.metrics.recorder import Recorder
+from nbdist.runs.live import Live
+from nbdist.runs.output import Output
+from nbdist.train.context import Context
+from nbdist.trials.order import SweepOrder, TrialOrder
+from nbdist.wire.frames import Frame
+
+MOST = 32  # reports at once; of a series with a point for every step so many are enough
+
+
+class TrialLive(Live):
+    """A trial, as its engine knows it. Points of all series stay in its own log."""
+
+    def __init__(
+        self,
+        run: str,
+        context: Context,
+        recorder: Recorder,
+        output: Output,
+        *,
+        sweep: SweepOrder,
+        trial: TrialOrder,
+    ) -> None:
+        super().__init__(run, context, recorder, output)
+        self._metric = sweep.metric
+        self._meta = {"sweep": sweep.sweep, "number": trial.number, "attempt": trial.attempt}
+
+    def told(self, rank: int, ended: bool) -> Iterator[Frame]:
+        """Yield what was reported since the last time, if anything was."""
+        self.output.take()  # into its file
+        batch = self.recorder.flush()
+        if batch is None or not self.context.is_chief:
+            return
+        steps, values = reports(batch, self._metric)
+        if len(steps):
+            yield Frame("trial.news", {**self._meta, "rank": rank}, (steps, values))
+
+
+def reports(batch: Batch, metric: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the steps and values of a metric in a batch, both (n,); of very many some, and the last."""
+    if metric not in batch.names:
+        return np.empty(0, np.int64), np.empty(0, np.float64)
+    points = batch.points[batch.points["series"] == batch.names.index(metric)]
+    if len(points) > MOST:
+        points = points[np.linspace(0, len(points) - 1, MOST).astype(np.intp)]
+    return points["step"].astype(np.int64), points["value"].astype(np.float64)

@@ -1,0 +1,88 @@
+"""What an engine is asked for: once for a sweep, and for each of its trials. Plain values, that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbdist.runs.body import Order
+
+STATE = "state.safetensors"
+"""The file in a trial's folder from which its training can be continued."""
+
+
+@dataclass(frozen=True)
+class SweepOrder:
+    """What all trials of a sweep have in common."""
+
+    sweep: str
+    folder: str
+    metric: str
+    strategy: str = "one_device"
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the strategy, by the names of Options."""
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """One attempt at a trial, for every rank that takes part.
+
+    ``resume`` is the file from which its training goes on, empty for a beginning; ``epochs`` wins over what
+    the body says.
+    """
+
+    number: int
+    attempt: int
+    ranks: tuple[int, ...]
+    parameters: dict[str, Any]
+    seed: int
+    resume: str = ""
+    epochs: int | None = None
+
+    def to_meta(self) -> dict[str, Any]:
+        """Return it as a frame's meta."""
+        return {**vars(self), "ranks": list(self.ranks)}
+
+    @classmethod
+    def from_meta(cls, meta: Mapping[str, Any]) -> TrialOrder:
+        """Return what `to_meta` made."""
+        names = cls.__dataclass_fields__
+        return cls(**{**{name: meta[name] for name in names}, "ranks": tuple(meta["ranks"])})
+
+
+def run_name(sweep: str, number: int, attempt: int) -> str:
+    """Return the name by which tasks know an attempt at a trial, as they know a run.
+
+    >>> run_name("261120-digits", 7, 1)
+    '261120-digits.7.1'
+    """
+    return f"{sweep}.{number}.{attempt}"
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """Return the folder of a trial within the sweep's; its attempts share it.
+
+    >>> str(trial_folder(Path("/sweeps/digits"), 7))
+    '/sweeps/digits/trials/000007'
+    """
+    return folder / "trials" / f"{number:06d}"
+
+
+def order_of(sweep: SweepOrder, trial: TrialOrder) -> Order:
+    """Return the order for a trial's body, as for the body of a run."""
+    return Order(
+        run=run_name(sweep.sweep, trial.number, trial.attempt),
+        folder=str(trial_folder(Path(sweep.folder), trial.number)),
+        ranks=trial.ranks,
+        strategy=sweep.strategy,
+        synchronous=len(trial.ranks) > 1,
+        transport="auto",
+        seed=trial.seed,
+        epochs=trial.epochs,
+        fetch=(),
+        settings=sweep.settings,
+        timeline=False,
+        names=trial.parameters,
+    )

@@ -1,0 +1,183 @@
+"""Starts a sweep: its space is checked, its folder and its log are made, its engines are won."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import secrets
+import shutil
+import textwrap
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nbdist.cluster.handle import Cluster
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, ResourceExhaustedError
+from nbdist.runs.options import COLLECTIVE_KINDS, choose, select
+from nbdist.runs.start import any_cluster, prepare
+from nbdist.sweep.eventlog import EventLog
+from nbdist.sweep.events import Direction
+from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.opening import LONGEST_BODY, open_sweep
+from nbdist.sweep.space import Space
+from nbdist.trials.folder import LOG, new_sweep_folder, write_about
+from nbdist.trials.order import SweepOrder
+from nbdist.trials.record import Record
+from nbdist.trials.sweep import Sweep, as_space
+
+STRATEGIES = ("multi_worker", "mirrored")
+"""Under which several engines can train a trial together."""
+
+_sweeps: weakref.WeakSet[Sweep] = weakref.WeakSet()
+
+
+def start_sweep(
+    trial: str | Callable[..., Any],
+    space: Space | Mapping[str, object] | str,
+    *,
+    metric: str,
+    direction: Direction = "max",
+    trials: int | None = None,
+    sampler: str = "random",
+    pruner: str = "none",
+    per_trial: int = 1,
+    strategy: str | None = None,
+    collective: str = "auto",
+    on: str | None = None,
+    seed: int | None = None,
+    name: str = "sweep",
+    sampler_settings: Mapping[str, Any] | None = None,
+    pruner_settings: Mapping[str, Any] | None = None,
+    cluster: Cluster | None = None,
+    report: Callable[[str], object] = print,
+) -> Sweep:
+    """Start a sweep and return it; its trials run from here on. Nothing is left behind if starting fails.
+
+    ``trial`` is source text, which finds the parameters as variables, or a function that takes them by name.
+    Without a cluster a small local one is brought up.
+    """
+    check_trial(trial)
+    searched = as_space(space)
+    if strategy is not None:
+        choose("--strategy", strategy, STRATEGIES)
+    choose("--collective", collective, COLLECTIVE_KINDS)
+    opened = open_sweep(  # before a cluster is brought up for it
+        searched,
+        metric=metric,
+        now=time.time(),
+        trials=trials,
+        seed=secrets.randbits(31) if seed is None else seed,
+        direction=direction,
+        sampler=sampler,
+        pruner=pruner,
+        per_trial=per_trial,
+        sampler_settings=sampler_settings,
+        pruner_settings=pruner_settings,
+        body=source_of(trial),
+    )
+    cluster = cluster or any_cluster(report)
+    workers = select(tuple(cluster.tasks), on)
+    from nbdist.sweep.opening import check_per_trial
+
+    check_per_trial(per_trial, len(workers))
+    ranks = [info.rank for info in workers]
+    win(cluster, ranks)
+    folder = new_sweep_folder(name)
+    try:
+        settings = {} if collective == "auto" else {"collective": collective}
+        about = {
+            "name": name,
+            "cluster": cluster.id,
+            "ranks": ranks,
+            "strategy": strategy or ("one_device" if per_trial == 1 else "multi_worker"),
+            "settings": settings,
+            "function": not isinstance(trial, str),
+        }
+        write_about(folder, about)
+        log = EventLog.create(folder / LOG)
+        record = Record(folder, log, Ledger(opened), cluster)
+        log.append(opened)
+        sweep = Sweep(record, order_of(folder, about, metric), trial, ranks, name)
+        sweep.begin()
+    except BaseException as error:
+        let_go(cluster, ranks)
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError) and not isinstance(error, NbdistError):
+            raise ResourceExhaustedError(
+                f"the sweep's folder {folder} cannot be written: {error.strerror}; make room there, or set "
+                "NBDIST_HOME to another folder before you start the cluster"
+            ) from error
+        raise
+    keep(sweep)
+    return sweep
+
+
+def order_of(folder: Path, about: Mapping[str, Any], metric: str) -> SweepOrder:
+    """Return what engines are told of a sweep, from what stands beside its log."""
+    return SweepOrder(folder.name, str(folder), metric, about["strategy"], dict(about["settings"]))
+
+
+def check_trial(trial: object) -> None:
+    """Raise `InvalidArgumentError` unless a trial's body is text or a function."""
+    if isinstance(trial, str):
+        if not trial.strip():
+            raise InvalidArgumentError("the trial is empty: write what one trial does, with the names set")
+        try:
+            compile(trial, "<trial>", "exec", dont_inherit=True)
+        except SyntaxError:
+            if not any(line.lstrip().startswith(("%", "!")) for line in trial.splitlines()):
+                raise
+    elif not callable(trial):
+        raise InvalidArgumentError(f"a trial is source text or a function, not {trial!r:.80}")
+
+
+def source_of(trial: str | Callable[..., Any]) -> str:
+    """Return a trial's source for the log; of a function that has none its name."""
+    if isinstance(trial, str):
+        return trial
+    try:
+        return textwrap.dedent(inspect.getsource(trial))[:LONGEST_BODY]
+    except (OSError, TypeError):
+        return f"{getattr(trial, '__module__', '?')}.{getattr(trial, '__qualname__', repr(trial))}"
+
+
+def win(cluster: Cluster, ranks: list[int]) -> None:
+    """Reserve engines; raises the error that names the run which has one. Frees all if one is busy."""
+    prepare(cluster)
+    dead = {info.rank: info for info in cluster.dead()}
+    living = [rank for rank in ranks if rank not in dead]
+    if not living:
+        raise FailedPreconditionError(
+            f"no worker of cluster {cluster.id} is alive; %cluster restart brings them back"
+        )
+    try:
+        for rank in living:
+            cluster.peer(rank).call("run.reserve", {"run": RESERVING})
+    finally:
+        let_go(cluster, living)
+
+
+RESERVING = "sweep"
+
+
+def let_go(cluster: Cluster, ranks: list[int]) -> None:
+    """Free engines that were reserved."""
+    for rank in ranks:
+        with suppress(NbdistError):
+            cluster.peer(rank).send("run.release", {"run": RESERVING})
+
+
+def keep(sweep: Sweep) -> None:
+    """See to it that the sweep lets go of its engines and its log when this process ends."""
+    if not _sweeps:
+        atexit.register(leave_all)
+    _sweeps.add(sweep)
+
+
+def leave_all() -> None:
+    """Let go of all sweeps that this process drives."""
+    for sweep in list(_sweeps):
+        sweep.leave()
