@@ -149,12 +149,17 @@ def turned(draft: Draft, kind: Kind) -> Draft:
     if kind == "fixed" and not draft.value.strip():
         other = replace(other, value=draft.low or draft.values.partition(",")[0])
     if kind in NUMBERS:
+        if (draft.low, draft.high) == FIRST.get(draft.kind):  # nobody has chosen it
+            return _in_range(other, *FIRST[kind])
         try:
             read(other)
         except InvalidArgumentError:
-            low, high = FIRST[kind]
-            other = replace(other, low=low, high=high, step="", points="")
+            return _in_range(other, *FIRST[kind])
     return other
+
+
+def _in_range(draft: Draft, low: str, high: str) -> Draft:
+    return replace(draft, low=low, high=high, step="", points="")
 
 
 def literals(text: str) -> list[tuple[str, str]]:

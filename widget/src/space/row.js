@@ -38,7 +38,7 @@ export class ParameterRow {
     this.legend = make("legend", { class: "nbd-spoken" });
     this.steps = labelled("Step", this.fields.step, "nbe-short");
     this.points = labelled("Grid points", this.fields.points, "nbe-short");
-    this.range = make("div", { class: "nbe-range" }, this.end("From", "low"), this.end("To", "high"), make("div", { class: "nbe-more" }, this.steps, this.points));
+    this.range = make("div", { class: "nbe-range" }, this.end("From", "low"), this.end("To", "high"));
     this.values = labelled("Values", this.fields.values, "nbe-wide");
     this.value = labelled("Value", this.fields.value, "nbe-wide");
     this.chips = make("ul", { class: "nbe-chips", "aria-label": "Read as" });
@@ -47,7 +47,8 @@ export class ParameterRow {
     this.element = make("fieldset", { class: "nbe-row" }, this.legend,
       make("div", { class: "nbe-head" }, labelled("Name", this.fields.name), labelled("Kind", this.kinds),
         make("div", { class: "nbe-buttons" }, this.up, this.down, this.drop)),
-      this.range, this.values, this.value, this.chips, this.conditions.element, this.problem);
+      this.range, this.values, this.value,
+      make("div", { class: "nbe-foot" }, this.steps, this.points, this.chips, this.conditions.element), this.problem);
   }
 
   /** @param {"low" | "high"} name @param {string} word */
@@ -85,7 +86,7 @@ export class ParameterRow {
     const ranges = RANGES.includes(row.kind);
     this.range.hidden = !ranges;
     this.steps.hidden = row.kind !== "int";
-    this.points.hidden = state.sampler !== "grid" && row.points === "" && !this.edits.waits(`${this.id}.points`);
+    this.points.hidden = !ranges || (state.sampler !== "grid" && row.points === "" && !this.edits.waits(`${this.id}.points`));
     this.values.hidden = row.kind !== "choice";
     this.value.hidden = row.kind !== "fixed";
     if (ranges) this.showSliders();

@@ -22,7 +22,7 @@ export function scaleOf(kind, low, high) {
   return {
     first: negative ? -last : 0,
     last,
-    valueAt: (place) => Number((place * step).toPrecision(12)),
+    valueAt: (place) => Number((place * step).toPrecision(15)),
     placeOf: (value) => clamp(Math.round(value / step), negative ? -last : 0, last),
   };
 }

@@ -1,4 +1,5 @@
 // The anywidget module of the space editor: joins the page to the kernel.
+import { takeKeys } from "../keys.js";
 import { Editor } from "./editor.js";
 
 /** @type {import("@anywidget/types").Render} */
@@ -12,6 +13,7 @@ function render({ model, el }) {
     }
   });
   el.append(editor.element);
+  const leaveKeys = takeKeys(editor.element);
   const onMessage = (/** @type {any} */ message) => {
     if (message.kind === "state") editor.apply(message);
   };
@@ -19,6 +21,7 @@ function render({ model, el }) {
   editor.say("ready");
   return () => {
     model.off("msg:custom", onMessage);
+    leaveKeys();
     editor.close();
   };
 }
