@@ -83,7 +83,7 @@ def test_workers_go_on_together(tmp_path: Path, size: int, optimizer: Callable[[
             if rank == 0 or number not in (
                 4,
                 5,
-            ):  # moving averages of the others are their own, and stay there
+            ):  # the others keep moving averages of their own
                 np.testing.assert_array_equal(a, b)
         assert ours[2:] == theirs[2:]
     assert found[0][1] == expected[0][1]
