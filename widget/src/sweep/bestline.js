@@ -39,6 +39,7 @@ class BestLine {
     this.place = null;
     this.sheet = new Sheet(model, {
       name: "bestline", title: "Best so far", help: HELP, at: (x, y) => this.at(x, y),
+      spot: (number) => this.place && spotOf(model, this.place, model.row(number), nowOf(model)),
       move: along(() => inTime(model), ["ArrowRight", "ArrowUp"], ["ArrowLeft", "ArrowDown"]),
       facts: (row) => timeFacts(model, row),
     });

@@ -17,6 +17,7 @@ import { STATES } from "./states.js";
  * @property {string} help what pointer and keys do
  * @property {(x: number, y: number) => number} at the trial at a place of the page, or -1
  * @property {Move} move
+ * @property {(number: number) => { x: number, y: number } | null} spot where a trial is on the page
  * @property {(row: number) => string[]} [facts] more than its state and value to say of a trial
  */
 
@@ -42,6 +43,7 @@ export class Sheet {
     this.title = make("span", { class: "nbd-chart-title", title: plan.help }, plan.title);
     this.note = make("span", { class: "nbd-legend" });
     this.element = make("figure", { class: `nbd-chart nbd-${plan.name}` }, make("figcaption", {}, this.title, this.note), this.box, this.summary, this.spoken);
+    this.shown = -1; // the trial whose values are shown
     this.due = 0;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.later = undefined;
@@ -54,6 +56,7 @@ export class Sheet {
 
   /** The canvas, empty and in the pixels of the device; null while nothing has a width. @param {(width: number) => number} heightFor @returns {Page | null} */
   page(heightFor) {
+    if (this.shown !== this.model.hovered) this.readout.hide(); // another view shows another one
     const width = this.box.clientWidth;
     const canvas = width > 0 ? this.surface.getContext("2d") : null;
     if (!canvas) return null;
@@ -79,9 +82,10 @@ export class Sheet {
   /** @param {PointerEvent} event */
   point(event) {
     const number = this.under(event);
+    const { left, top } = this.surface.getBoundingClientRect();
     this.box.style.cursor = number < 0 ? "" : "pointer";
     this.model.hover(number);
-    this.show(number, event.clientX - this.surface.getBoundingClientRect().left, event.clientY - this.surface.getBoundingClientRect().top);
+    this.show(number, event.clientX - left, event.clientY - top);
   }
 
   leave() {
@@ -92,8 +96,9 @@ export class Sheet {
   /** Exact values beside a place. @param {number} number @param {number} x @param {number} y in CSS pixels of the page */
   show(number, x, y) {
     const row = this.model.row(number);
+    this.shown = number;
     if (row < 0) return this.readout.hide();
-    const entries = [this.valueOf(row), ...(this.plan.facts?.(row) ?? [])].map((text) => ({ tone: "transparent", kind: "fact", label: text, value: "", where: "" }));
+    const entries = [this.valueOf(row), ...(this.plan.facts?.(row) ?? [])].map((text) => ({ tone: "transparent", kind: "fact", label: unbroken(text), value: "", where: "" }));
     this.readout.show(this.nameOf(row), entries, x, this.box.clientWidth);
     const { element } = this.readout;
     for (const line of element.querySelectorAll("i")) line.hidden = true; // no line is meant
@@ -129,7 +134,8 @@ export class Sheet {
       if (row >= 0) {
         const said = [this.nameOf(row).slice(2), this.valueOf(row), ...(plan.facts?.(row) ?? [])];
         setText(this.spoken, said.join(", "));
-        this.show(there, this.box.clientWidth / 2, 0);
+        const { x, y } = plan.spot(there) ?? { x: 0, y: 0 };
+        this.show(there, x, y);
       }
     }
     event.preventDefault();
@@ -157,6 +163,11 @@ export class Sheet {
     clearTimeout(this.later);
     this.element.remove();
   }
+}
+
+/** A number stays on a line with its unit. @param {string} text */
+function unbroken(text) {
+  return text.replace(/(\d) (?=[a-zµ])/g, "$1\u00a0");
 }
 
 /** Short texts beside one another, each in an element of its own. @param {HTMLElement} element @param {string[]} texts */

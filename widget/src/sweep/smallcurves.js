@@ -45,6 +45,7 @@ class SmallCurves {
     this.sheet = new Sheet(model, {
       name: "smallcurves", title: "Learning curves", help: HELP,
       at: (x, y) => this.at(x, y),
+      spot: (number) => this.place && endOf(this.place, model.curves.get(number)),
       move: along(ranked, ["ArrowDown", "ArrowRight"], ["ArrowUp", "ArrowLeft"]),
       facts: (row) => stepFact(model.curves.get(model.number[row])),
     });

@@ -50,6 +50,7 @@ class Timeline {
     this.place = null;
     this.sheet = new Sheet(model, {
       name: "timeline", title: "Engines", help: HELP, at: (x, y) => this.barAt(x, y)?.number ?? -1,
+      spot: (number) => this.spot(number),
       move: (number, key) => this.move(number, key),
       facts: (row) => this.facts(row),
     });
@@ -141,7 +142,8 @@ class Timeline {
     canvas.rect(place.left, place.top, place.width, place.height);
     canvas.clip();
     for (const bar of bars) {
-      canvas.globalAlpha = !model.brushed || model.brushed[model.row(bar.number)] ? 1 : 0.16;
+      const plain = !model.brushed || model.brushed[model.row(bar.number)] === 1;
+      canvas.globalAlpha = plain ? 1 : 0.16;
       for (const { x, y, width, height } of boxes(place, bar)) {
         canvas.fillStyle = bar.state === LOST ? hatch ?? page.theme.bad : STATES[bar.state].color(page.theme);
         canvas.fillRect(x, y, width, height);
@@ -151,7 +153,7 @@ class Timeline {
           canvas.setLineDash([]);
           canvas.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
         }
-        writeBar(canvas, page, bar, x, y, width, height);
+        if (plain) writeBar(canvas, page, bar, x, y, width, height);
       }
     }
     canvas.restore();
@@ -235,16 +237,25 @@ class Timeline {
       this.show(windows[Math.max(0, Math.min(windows.length - 1, at))]);
       return number;
     }
-    const mine = this.bars.find((bar) => bar.number === number && holds(bar, this.lane)) ?? this.bars.findLast((bar) => bar.number === number);
+    const bars = this.bars.filter(({ end }) => end >= (this.place?.from ?? 0));
+    const mine = bars.find((bar) => bar.number === number && holds(bar, this.lane)) ?? bars.findLast((bar) => bar.number === number);
     if (mine && !holds(mine, this.lane)) this.lane = mine.lanes[0]?.[0] ?? 0;
     if (key === "ArrowUp" || key === "ArrowDown") {
       this.lane = Math.max(0, Math.min(this.lanes.length - 1, this.lane + (key === "ArrowDown" ? 1 : -1)));
       const time = mine ? (mine.start + mine.end) / 2 : this.now;
       const far = (/** @type {Bar} */ bar) => Math.max(bar.start - time, time - bar.end, 0);
-      const near = this.bars.filter((bar) => holds(bar, this.lane)).reduce((/** @type {Bar | null} */ best, bar) => (!best || far(bar) < far(best) ? bar : best), null);
+      const near = bars.filter((bar) => holds(bar, this.lane)).reduce((/** @type {Bar | null} */ best, bar) => (!best || far(bar) < far(best) ? bar : best), null);
       return near?.number ?? number;
     }
-    return along(() => [...new Set(this.bars.filter((bar) => holds(bar, this.lane)).map((bar) => bar.number))], ["ArrowRight"], ["ArrowLeft"])(number, key);
+    return along(() => [...new Set(bars.filter((bar) => holds(bar, this.lane)).map((bar) => bar.number))], ["ArrowRight"], ["ArrowLeft"])(number, key);
+  }
+
+  /** @param {number} number */
+  spot(number) {
+    const { place } = this;
+    const bar = this.bars.findLast((each) => each.number === number);
+    const [box] = place && bar ? boxes(place, bar) : [];
+    return box ? { x: box.x + box.width / 2, y: box.y + box.height } : null;
   }
 
   /** @param {number} row */
