@@ -117,8 +117,11 @@ def add_legend(figure: Figure, keys: Mapping[str, Any], columns: int) -> None:
         handle.set(**({"alpha": 0.35, "linewidth": 5} if name == EACH else {"alpha": 1}))
 
 
-def encode(figure: Figure, dots: int) -> bytes:
-    """Return the figure as a PNG of few colours: thin curves lose nothing by it, a notebook file gains."""
+def encode(figure: Figure, dots: int, colours: Sequence[int] | None = None) -> bytes:
+    """Return the figure as a PNG of few colours: thin curves lose nothing by it, a notebook file gains.
+
+    ``colours`` are red, green, blue, red, ... of at most 256 (default: those of a run's curves).
+    """
     from PIL import Image
 
     figure.set_dpi(dots)
@@ -126,7 +129,7 @@ def encode(figure: Figure, dots: int) -> bytes:
     canvas.draw()
     pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     table = Image.new("P", (1, 1))
-    table.putpalette(shades())
+    table.putpalette(shades() if colours is None else list(colours))
     file = io.BytesIO()
     pixels.quantize(palette=table, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
     return file.getvalue()

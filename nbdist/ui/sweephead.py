@@ -91,7 +91,7 @@ class SweepSeen(Protocol):
 
 
 def head(sweep: SweepSeen, names: Mapping[int, str]) -> dict[str, Any]:
-    """Return what stays the same until the space is edited or an engine comes; ``names`` of engines by rank."""
+    """Return what stays until the space is edited or an engine comes; ``names`` are the engines' by rank."""
     created = sweep.ledger.created
     return {
         "id": sweep.id,

@@ -1,0 +1,186 @@
+import asyncio
+from typing import Any
+
+import pytest
+from sweep_shown import BEGAN, ShownSweep
+
+from nbdist.sweep.events import Asked, Started
+from nbdist.ui.sweepdisplay import SweepDisplay, follow_sweep_in_background
+from nbdist.ui.sweepfrozen import SWEEP
+
+FIRST = {"lr": 0.01, "hidden": 64, "opt": "sgd"}
+Said = list[tuple[str, Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is the test, so its JavaScript need not have been built."""
+    monkeypatch.setattr("nbdist.ui.paced.bundled", lambda name: f"/* {name} */")
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Said:
+    said: Said = []
+    for name, word in (("display", "display"), ("update_display", "update")):
+
+        def tell(shown: Any, word: str = word, **more: Any) -> None:
+            said.append((word, shown, more.get("display_id")))
+
+        monkeypatch.setattr(f"IPython.display.{name}", tell)
+    return said
+
+
+@pytest.fixture
+def sweep() -> ShownSweep:
+    sweep = ShownSweep().run(0, FIRST, [0.5, 0.953])
+    return sweep.tell(Asked(BEGAN + 20, 1, FIRST, 1), Started(BEGAN + 20, 1, 1, (1,)))
+
+
+def test_a_terminal_gets_a_line_every_two_seconds_and_the_table_at_the_end(
+    sweep: ShownSweep, said: Said
+) -> None:
+    lines: list[str] = []
+    shown = SweepDisplay(sweep, report=lines.append)
+    shown.show()
+    for tick in range(50):
+        shown.tick(tick / 10)
+    line = "mnist: 1 of 24 trials, 1 running, best val_accuracy 0.953 (trial 0: lr=0.01 hidden=64 opt=sgd)"
+    assert lines == [line] * 3
+    sweep.trouble = "no engine is alive: %cluster restart"
+    shown.tick(10.0)
+    assert lines[-1] == f"{line}, no engine is alive: %cluster restart"
+    sweep.end("stopped")
+    shown.finish()
+    shown.finish()
+    assert len(lines) == 5
+    assert lines[-1].startswith("mnist  ■ stopped · 1 of 24 trials")
+    assert said == []
+
+
+def test_the_picture_replaces_the_grid(sweep: ShownSweep, said: Said) -> None:
+    shown = SweepDisplay(sweep, where="page")
+    shown.show()
+    view = shown.view
+    assert view is not None
+    shown.tick(0.0)
+    sweep.end()
+    shown.finish()
+    (first, widget, there), (second, frozen, here) = said
+    assert (first, second, there == here, widget is view) == ("display", "update", True, True)
+    assert frozen[SWEEP]["status"]["state"] == "done"
+    assert "0.953" in frozen["text/html"]
+    assert (view.comm, shown.view) == (None, None)
+    shown.finish()
+    assert len(said) == 2
+
+
+def test_nbconvert_gets_words_and_then_the_picture(sweep: ShownSweep, said: Said) -> None:
+    shown = SweepDisplay(sweep, where="batch")
+    shown.show()
+    shown.tick(0.0)
+    sweep.end()
+    shown.finish()
+    (_, words, there), (_, frozen, here) = said
+    assert words == {"text/plain": "mnist: running"}
+    assert there == here
+    assert SWEEP in frozen
+
+
+def test_a_sweep_that_is_over_is_shown_again_with_everything(sweep: ShownSweep, said: Said) -> None:
+    sweep.end()
+    SweepDisplay(sweep, where="page").show_again()
+    [(_, view, _)] = said
+    assert view.finished
+    SweepDisplay(sweep, where="batch").show_again()
+    assert SWEEP in said[-1][1]
+    lines: list[str] = []
+    SweepDisplay(sweep, where="terminal", report=lines.append).show_again()
+    assert lines[0].startswith("mnist  ✓ done")
+
+
+def test_a_sweep_that_goes_on_is_shown_twice_as_one(sweep: ShownSweep, said: Said) -> None:
+    shown = SweepDisplay(sweep, where="page")
+    shown.show()
+    shown.show_again()
+    assert said[0] == said[1]
+
+
+def test_it_is_followed_in_the_background_until_it_is_over(sweep: ShownSweep, said: Said) -> None:
+    async def notebook() -> None:
+        shown = SweepDisplay(sweep, where="page")
+        shown.show()
+        assert follow_sweep_in_background(sweep, shown)
+        assert follow_sweep_in_background(sweep, shown)  # once is enough
+        following = [task for task in asyncio.all_tasks() if task.get_name().startswith("nbdist shows")]
+        assert len(following) == 1
+        await asyncio.sleep(0)
+        assert not shown.frozen
+        sweep.end()
+        while not shown.frozen:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(notebook(), 20))
+    assert [word for word, *_ in said] == ["display", "update"]
+
+
+def test_it_gets_a_display_if_it_has_none(
+    sweep: ShownSweep, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbdist.ui.sweepdisplay.place", lambda: "page")
+
+    async def notebook() -> None:
+        sweep.end()
+        assert follow_sweep_in_background(sweep)
+        while len(said) < 2:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(notebook(), 20))
+    assert SWEEP in said[1][1]
+
+
+def test_without_a_loop_nobody_follows(sweep: ShownSweep, said: Said) -> None:
+    assert not follow_sweep_in_background(sweep)
+    assert said == []
+
+
+def test_an_interrupt_of_another_cell_leaves_it_alone(
+    sweep: ShownSweep, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = SweepDisplay(sweep, where="page")
+    shown.show()
+    ticks: list[float] = []
+
+    def tick(now: float | None = None) -> None:
+        ticks.append(0.0)
+        if len(ticks) == 1:
+            raise KeyboardInterrupt
+        sweep.end()
+
+    monkeypatch.setattr(shown, "tick", tick)
+
+    async def notebook() -> None:
+        follow_sweep_in_background(sweep, shown)
+        while not shown.frozen:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(notebook(), 20))
+    assert len(ticks) == 2
+
+
+def test_a_wish_on_the_grid_of_a_sweep_that_is_over_brings_it_back(sweep: ShownSweep, said: Said) -> None:
+    async def notebook() -> None:
+        sweep.end()
+        shown = SweepDisplay(sweep, where="page")
+        shown.show_again()
+        [(_, view, _)] = said
+        view._handle_custom_msg({"kind": "ready", "view": "tab", "sequence": 0, "visible": True}, [])
+        sweep.state, sweep.over = "running", False
+        view._handle_custom_msg({"kind": "add", "trials": 2, "asked": 1, "view": "tab"}, [])
+        assert shown.view is view
+        await asyncio.sleep(0)
+        sweep.end()
+        while not shown.frozen:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(notebook(), 20))
+    assert [word for word, *_ in said] == ["display", "display"]
