@@ -252,6 +252,9 @@ class Objective(Trainable):
         targets = [states[v] for v in updates if isinstance(v, Variable)]
 
         def stateful(*arrays: Array) -> tuple[Array, ...]:
+            if xp is not np:  # programs for other shapes have moved them, or a step was undone
+                for v, state in states.items():
+                    state[...] = xp.asarray(self.states[v])
             results = program(*arrays[:fed], *arrays[fed:][::forward], *targets)
             if xp is not np:
                 for v, state in states.items():

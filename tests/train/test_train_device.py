@@ -44,6 +44,24 @@ def test_training_on_a_device_equals_training_on_the_host(fake_gpu: None, optimi
         np.testing.assert_allclose(values, device_history[name], rtol=1e-4)
 
 
+@pytest.mark.parametrize("holes", [[], [3, 40]], ids=["whole", "holes"])
+def test_averages_on_a_device_are_those_on_the_host(fake_gpu: None, holes: list[int]) -> None:
+    """Batches of two sizes have a program each, and a step that is left out moves nothing."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((50, 6), np.float32), rng.integers(0, 3, 50)
+    x[holes] = np.nan
+    averages = []
+    for device in ("CPU:0", "GPU:0"):
+        model = Sequential([BatchNorm(), Dense(3, "softmax")], seed=1)
+        model.compile(SGD(0.1))
+        with contexts.use(contexts.Context(device=device, quiet=True)):
+            model.fit(Dataset.from_arrays(x, y).batch(16), epochs=3, nan="skip")
+        averages.append(model.get_weights()[2:4])
+    for host, ours in zip(*averages, strict=True):
+        assert np.isfinite(host).all()
+        np.testing.assert_allclose(ours, host, rtol=1e-5, atol=1e-6)
+
+
 def test_without_cupy_a_gpu_is_a_clear_error() -> None:
     if backend.np.__name__ == "numpy":
         try:
