@@ -1,4 +1,4 @@
-"""A checkpoint on a disk that is full, really: a file system of 64 kB in a namespace of its own."""
+"""Checkpoints and states on a disk that is full, really: a file system of 64 kB in a namespace of its own."""
 
 from __future__ import annotations
 
@@ -44,6 +44,28 @@ steps = context.progress.step
 print(json.dumps({"found": found, "paths": paths, "shapes": shapes, "steps": steps}))
 """
 
+LEAVE = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from nbdist import nn
+from nbdist.train import context as contexts
+from nbdist.train.resume import TrainingStates, read_state
+
+folder = Path(sys.argv[1])
+states = TrainingStates(write=folder / "state.safetensors")
+x, y = np.ones((8, int(sys.argv[2])), np.float32), np.arange(8) % 2
+errors = []
+with contexts.use(contexts.Context(seed=1, quiet=True, states=states)):
+    for units in (2, 40, 40):
+        model = nn.Sequential([nn.Dense(units, "tanh"), nn.Dense(2, "softmax")])
+        model.compile("adam")
+        model.fit(x, y, epochs=3)
+        errors.append(states.error)
+paths = [path.name for path in folder.iterdir()]
+print(json.dumps({"errors": errors, "paths": paths, "training": read_state(states.write).training}))
+"""
+
 
 @pytest.fixture
 def small(tmp_path: Path) -> tuple[list[str], Path]:
@@ -70,3 +92,16 @@ def test_training_goes_on_and_the_old_checkpoint_is_valid(small: tuple[list[str]
     assert said["shapes"]
     assert all(shape == [[500, 2], [2], [2, 2], [2]] for shape in said["shapes"])
     assert not [path for path in said["paths"] if "draft" in path or "partial" in path]
+
+
+def test_a_training_ends_well_and_the_old_state_is_valid(small: tuple[list[str], Path]) -> None:
+    begin, disk = small
+    command = [*begin, sys.executable, "-c", LEAVE, str(disk), "500"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    first, *others = said["errors"]
+    assert first is None
+    assert all("No space left on device" in error for error in others)
+    assert done.stdout.count("No space left") == 1 + len(others), "it is said once, and told in the errors"
+    assert (said["paths"], said["training"]) == (["state.safetensors"], 1)

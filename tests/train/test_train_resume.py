@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from fake_cupy import FakeCupy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from nbdist.distribute import (
     Strategy,
 )
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from nbdist.graph import backend
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
 from nbdist.nn import BatchNorm, Conv2D, Dense, Dropout, Flatten, LayerNorm, Sequential
@@ -114,8 +116,10 @@ class Ended(NamedTuple):
 class Bench:
     """Runs a body in contexts that are new each time, as a trial's attempts do."""
 
-    def __init__(self, folder: Path, strategy: Callable[[], Strategy] = StoppingStrategy) -> None:
-        self.folder, self._strategy, self._count = folder, strategy, 0
+    def __init__(
+        self, folder: Path, strategy: Callable[[], Strategy] = StoppingStrategy, device: str = "CPU:0"
+    ) -> None:
+        self.folder, self._strategy, self._device, self._count = folder, strategy, device, 0
 
     def run(
         self,
@@ -132,7 +136,13 @@ class Bench:
         strategy = self._strategy()
         states = TrainingStates(write=own / "state.safetensors", read=read)
         context = Context(
-            strategy=strategy, recorder=recorder, seed=seed, quiet=True, states=states, epochs=epochs
+            strategy=strategy,
+            recorder=recorder,
+            seed=seed,
+            quiet=True,
+            states=states,
+            epochs=epochs,
+            device=self._device,
         )
         if isinstance(strategy, StoppingStrategy):
             strategy.at, strategy.context = stop, context
@@ -516,6 +526,14 @@ def test_a_state_that_cannot_be_written_ends_nothing(
         body_of()(1)
     assert states.error is None
     assert read_state(tmp_path / "none" / "state.safetensors").training == 3
+
+
+def test_arrays_on_a_device_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are on the device, and what the optimizer keeps is on the host."""
+    module = FakeCupy()
+    monkeypatch.setattr(backend, "_cupy", lambda: module)
+    bench = Bench(tmp_path, device="GPU:0")
+    bench.check(body_of(LAYERS["norms"], OPTIMIZERS[3], validation_data=(x, y)), epochs=3, stop=6)
 
 
 def test_mirrored_replicas_of_this_process(tmp_path: Path) -> None:
