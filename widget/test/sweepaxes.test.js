@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { scaleFor, settled, share, timeTicks, timeWords, valueTicks } from "../src/sweep/axes.js";
 import { bestFew, nearestCurve, Reach, valueAt } from "../src/sweep/curvesets.js";
-import { barsOf, busyShares, lanesOf, LOST, neighbours } from "../src/sweep/lanes.js";
+import { busyShares, Ended, lanesOf, LOST, neighbours, runningBars } from "../src/sweep/lanes.js";
 import { Model } from "../src/sweep/model.js";
 
 /** @typedef {import("../src/sweep/lanes.js").Bar} Bar */
@@ -85,9 +85,20 @@ describe("lanes", () => {
     });
     const lanes = lanesOf(model);
     expect(lanes).toEqual([{ rank: 0, label: "worker 0", gone: false }, { rank: 1, label: "worker 1", gone: true }, { rank: 7, label: "engine 7", gone: false }]);
-    const bars = barsOf(model, lanes, 12);
+    const ended = new Ended();
+    expect(ended.look(model, lanes)).toBe(0);
+    const bars = [...ended.bars, ...runningBars(model, lanes, 12)];
     expect(bars.map(({ number, start, end, state, lanes: [[first, last]] }) => [number, start, end, state, first, last])).toEqual([[0, 0, 4, 2, 0, 1], [1, 5, 8, LOST, 2, 2], [1, 9, 12, 1, 2, 2]]);
     expect([...busyShares(bars, 3, 0, 12)]).toEqual([4 / 12, 4 / 12, 6 / 12]);
     expect([...busyShares(bars, 3, 6, 10)]).toEqual([0, 0, 3 / 4]);
+
+    // Only what is new is looked at: an attempt that has ended now, and not one that goes on.
+    model.apply({ snapshot: false, spans: [[1, 2, [7], 9, 20, "pruned"], [2, 1, [0], 5, null, "running"]] });
+    expect(ended.look(model, lanes)).toBe(2);
+    expect(ended.bars.slice(2).map(({ number, end }) => [number, end])).toEqual([[1, 20]]);
+    expect(ended.look(model, lanes)).toBe(3);
+    model.apply({ snapshot: true, spans: [[0, 1, [0], 0, 4, "complete"]] });
+    expect(ended.look(model, lanes)).toBe(0);
+    expect(ended.bars).toHaveLength(1);
   });
 });

@@ -4,7 +4,7 @@ import { make, setText } from "../dom.js";
 import { formatCount, formatValue } from "../format.js";
 import { chartArea, chartHeight, drawFootAxis, drawValueAxis, scaleFor, settled, share, timeTicks, timeWords } from "./axes.js";
 import { Layer } from "./layer.js";
-import { along, setTexts, Sheet } from "./sheet.js";
+import { along, sameBrush, setTexts, Sheet } from "./sheet.js";
 import { COMPLETE, drawGlyphs, FAILED, PRUNED, RUNNING, STATES, STOPPED, WAITING } from "./states.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -48,7 +48,10 @@ class BestLine {
     this.beyond = make("span", {});
     this.sheet.note.append(this.key, this.counts, this.beyond);
     this.element = this.sheet.element;
-    this.offs = [model.on(["data"], () => (this.dirty = true)), model.on(["brushed"], () => this.version++)];
+    /** @type {Uint8Array | null} */
+    this.mask = null;
+    this.marked = new Float64Array(0); // by row: when and how it ended, as far as it was looked at
+    this.off = model.on(["data"], () => (this.dirty = true));
   }
 
   draw() {
@@ -56,7 +59,9 @@ class BestLine {
     const page = sheet.page(chartHeight);
     if (!page) return;
     const now = nowOf(model);
-    if (this.dirty) this.rescale(now);
+    const ended = this.dirty ? this.look(now) : [];
+    if (!sameBrush(this.mask, model.brushed)) this.version++;
+    this.mask = model.brushed;
     const area = chartArea(page);
     const place = (this.place = {
       area,
@@ -66,7 +71,7 @@ class BestLine {
     drawValueAxis(page, area, this.scale);
     drawFootAxis(page, area, timeTicks(0, this.end, Math.max(2, area.width / 76)).map((time) => ({ at: place.x(time), text: timeWords(time) })));
     const spot = [page.width, page.height, page.ratio, page.theme.ink, page.theme.good, this.placing].join();
-    this.marks.begin(spot, String(this.version), page, () => endedRows(model));
+    if (!this.marks.begin(spot, String(this.version), page, () => endedRows(model))) this.marks.add(ended);
     this.marks.work((canvas, rows) => drawMarks(canvas, model, place, page, rows));
     const done = this.marks.whole() && this.marks.key === String(this.version);
     this.marks.put(page);
@@ -79,20 +84,36 @@ class BestLine {
     sheet.describe(() => summary(model));
   }
 
-  /** @param {number} now */
-  rescale(now) {
+  /** Looks at what is new. @param {number} now @returns {number[]} rows that have ended since */
+  look(now) {
     const { model } = this;
     this.dirty = false;
-    this.version++;
+    const over = ["done", "stopped", "failed"].includes(model.status?.state ?? "");
+    const end = over || now > this.end || now < this.end / 2 ? (over ? now : now * AHEAD) || 1 : this.end;
+    if (end !== this.end) this.placing++;
+    this.end = end;
+    const ended = [];
+    const marked = new Float64Array(model.count);
+    let same = model.count >= this.marked.length;
+    for (let row = 0; row < model.count; row++) {
+      marked[row] = model.state[row] > RUNNING && Number.isFinite(model.ended[row]) ? 8 * model.ended[row] + model.state[row] : 0;
+      if (marked[row] === (this.marked[row] ?? 0)) continue;
+      if (this.marked[row]) same = false; // it was tried again
+      else ended.push(row);
+    }
+    if (!same) this.version++;
+    this.marked = marked;
+    if (!same || ended.length > 0) this.rescale();
+    return ended;
+  }
+
+  rescale() {
+    const { model } = this;
     const values = Array.from(model.value.subarray(0, model.count)).filter((value, row) => Number.isFinite(value) && model.state[row] !== RUNNING);
     const best = model.best.slice(-3).map(({ value }) => value); // the first ones may lie far off
     const scale = settled(this.scale, scaleFor(values, best));
     if (scale !== this.scale) this.placing++;
     this.scale = scale;
-    const over = ["done", "stopped", "failed"].includes(model.status?.state ?? "");
-    const end = over || now > this.end || now < this.end / 2 ? (over ? now : now * AHEAD) || 1 : this.end;
-    if (end !== this.end) this.placing++;
-    this.end = end;
     this.outside = values.filter((value) => share(this.scale, value) < 0 || share(this.scale, value) > 1).length;
   }
 
@@ -179,7 +200,7 @@ class BestLine {
 
   destroy() {
     cancelAnimationFrame(this.pending);
-    for (const off of this.offs) off();
+    this.off();
     this.sheet.destroy();
   }
 }
@@ -205,7 +226,7 @@ function spotOf(model, place, row, now) {
   return { x: place.x(time), y: Number.isFinite(value) ? place.y(value) : place.area.top + place.area.height };
 }
 
-/** Rows of trials that have ended: the most ordinary first, and those that are brushed last, on top. @param {Model} model */
+/** Rows of all trials that have ended: the most ordinary first, and those that are brushed last, on top. @param {Model} model */
 function endedRows(model) {
   /** @type {number[][]} */
   const heaps = [[], [], [], []];

@@ -26,24 +26,54 @@ export function lanesOf(model) {
   return sorted.map(([rank, task]) => ({ rank, label: task ? shortTask(task) : `engine ${rank}`, gone: gone.has(rank) }));
 }
 
-/** A bar for each attempt that ended, and one for each trial that runs. @param {Model} model @param {Lane[]} lanes @param {number} now
- * @param {WeakMap<object, Bar>} [known] bars made before, of spans in the same lanes @returns {Bar[]} by when they began */
-export function barsOf(model, lanes, now, known = new WeakMap()) {
-  const laneOf = new Map(lanes.map(({ rank }, i) => [rank, i]));
-  const bar = (/** @type {number} */ number, /** @type {number} */ attempt, /** @type {number[]} */ ranks, /** @type {number} */ start, /** @type {number} */ end, /** @type {number} */ state) =>
-    ({ number, attempt, start, end: Math.max(start, end), state, lanes: neighbours(ranks.flatMap((rank) => laneOf.get(rank) ?? [])) });
-  const bars = [];
-  for (const span of model.spans) {
-    if (!Number.isFinite(span.end)) continue; // its trial runs, and is in a row
-    const made = known.get(span) ?? bar(span.number, span.attempt, span.ranks, span.start, span.end, stateOf(span.how));
-    known.set(span, made);
-    bars.push(made);
+/** @param {number} number @param {number} attempt @param {number[]} ranks @param {number} start @param {number} end @param {number} state @param {Map<number, number>} laneOf @returns {Bar} */
+function barOf(number, attempt, ranks, start, end, state, laneOf) {
+  return { number, attempt, start, end: Math.max(start, end), state, lanes: neighbours(ranks.flatMap((rank) => laneOf.get(rank) ?? [])) };
+}
+
+/** The bars of attempts that have ended, kept up to date by looking only at spans that are new. */
+export class Ended {
+  constructor() {
+    /** @type {Bar[]} */
+    this.bars = [];
+    this.lanes = "";
+    /** @type {object | undefined} */
+    this.first = undefined;
+    this.seen = 0; // spans
+    /** @type {number[]} */
+    this.open = []; // places of spans that went on when they were looked at
+    this.version = 0; // another when bars that were there may be gone
   }
+
+  /** @param {Model} model @param {Lane[]} lanes @returns {number} from which bar on they are new */
+  look(model, lanes) {
+    const named = lanes.map(({ rank }) => rank).join();
+    if (named !== this.lanes || model.spans.length < this.seen || model.spans[0] !== this.first) {
+      Object.assign(this, { bars: [], lanes: named, first: model.spans[0], seen: 0, open: [], version: this.version + 1 });
+    }
+    const before = this.bars.length;
+    const laneOf = new Map(lanes.map(({ rank }, i) => [rank, i]));
+    const places = this.open;
+    for (; this.seen < model.spans.length; this.seen++) places.push(this.seen);
+    this.open = places.filter((place) => {
+      const { number, attempt, ranks, start, end, how } = model.spans[place];
+      if (!Number.isFinite(end)) return true; // its trial runs, and is in a row
+      this.bars.push(barOf(number, attempt, ranks, start, end, stateOf(how), laneOf));
+      return false;
+    });
+    return before;
+  }
+}
+
+/** A bar for each trial that runs. @param {Model} model @param {Lane[]} lanes @param {number} now @returns {Bar[]} */
+export function runningBars(model, lanes, now) {
+  const laneOf = new Map(lanes.map(({ rank }, i) => [rank, i]));
+  const bars = [];
   for (let row = 0; row < model.count; row++) {
     if (model.state[row] !== RUNNING || !Number.isFinite(model.started[row])) continue;
-    bars.push(bar(model.number[row], model.attempt[row], model.ranks[row], model.started[row], now, RUNNING));
+    bars.push(barOf(model.number[row], model.attempt[row], model.ranks[row], model.started[row], now, RUNNING, laneOf));
   }
-  return bars.sort((a, b) => a.start - b.start);
+  return bars;
 }
 
 /** @param {string} how an attempt ended */
@@ -64,7 +94,7 @@ export function neighbours(lanes) {
   return runs;
 }
 
-/** The share of a time that each lane had a trial, from 0 to 1. @param {Bar[]} bars @param {number} count of lanes @param {number} from @param {number} to */
+/** The share of a time that each lane had a trial, from 0 to 1. @param {Iterable<Bar>} bars @param {number} count of lanes @param {number} from @param {number} to */
 export function busyShares(bars, count, from, to) {
   const busy = new Float64Array(count);
   if (!(to > from)) return busy;

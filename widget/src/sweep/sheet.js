@@ -165,6 +165,14 @@ export class Sheet {
   }
 }
 
+/** Whether a brush is as it was, but for rows that are new. @param {Uint8Array | null} was @param {Uint8Array | null} now */
+export function sameBrush(was, now) {
+  if (was === now || !was || !now) return was === now;
+  const both = Math.min(was.length, now.length);
+  for (let row = 0; row < both; row++) if (was[row] !== now[row]) return false;
+  return true;
+}
+
 /** A number stays on a line with its unit. @param {string} text */
 function unbroken(text) {
   return text.replace(/(\d) (?=[a-zµ])/g, "$1\u00a0");

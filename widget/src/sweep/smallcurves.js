@@ -6,7 +6,7 @@ import { linearTicks } from "../ticks.js";
 import { chartArea, chartHeight, drawFootAxis, drawValueAxis, share, valueTicks } from "./axes.js";
 import { bestFew, FEW, nearestCurve, Reach } from "./curvesets.js";
 import { Layer } from "./layer.js";
-import { along, setTexts, Sheet } from "./sheet.js";
+import { along, sameBrush, setTexts, Sheet } from "./sheet.js";
 import { COMPLETE, drawGlyphs, FAILED, PRUNED, STATES } from "./states.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -38,7 +38,8 @@ class SmallCurves {
     this.place = null;
     this.changed = 0; // counts what was new in the data
     this.brushes = 0;
-    this.mask = model.brushed;
+    /** @type {Uint8Array | null} */
+    this.mask = null;
     this.dirty = true;
     this.pending = 0;
     const ranked = () => ranking(model, model.curves.keys());
@@ -53,18 +54,7 @@ class SmallCurves {
     this.ends = make("span", { class: "nbd-legend" });
     this.sheet.note.append(...this.keys, this.ends);
     this.element = this.sheet.element;
-    this.offs = [
-      model.on(["data"], () => (this.dirty = true)),
-      model.on(["brushed"], () => this.onBrush()),
-    ];
-  }
-
-  /** New trials are told of with the brush; as long as none of them is in it, what is drawn stays. */
-  onBrush() {
-    const { brushed } = this.model;
-    const same = brushed && this.mask && brushed.every((one, row) => one === (this.mask?.[row] ?? 0));
-    this.mask = brushed;
-    if (!same) this.brushes++;
+    this.off = model.on(["data"], () => (this.dirty = true));
   }
 
   draw() {
@@ -72,6 +62,8 @@ class SmallCurves {
     const page = this.sheet.page(chartHeight);
     if (!page) return;
     const grown = this.dirty ? this.look() : [];
+    if (!sameBrush(this.mask, model.brushed)) this.brushes++;
+    this.mask = model.brushed;
     const area = chartArea(page);
     const from = Math.min(reach.first, 0);
     const place = (this.place = {
@@ -204,7 +196,7 @@ class SmallCurves {
 
   destroy() {
     cancelAnimationFrame(this.pending);
-    for (const off of this.offs) off();
+    this.off();
     this.sheet.destroy();
   }
 }

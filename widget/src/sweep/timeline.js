@@ -4,9 +4,9 @@ import { make, setText } from "../dom.js";
 import { formatCount } from "../format.js";
 import { drawFootAxis, timeTicks, timeWords } from "./axes.js";
 import { timeFacts } from "./bestline.js";
-import { barsOf, busyShares, lanesOf, LOST } from "./lanes.js";
+import { busyShares, Ended, lanesOf, LOST, runningBars } from "./lanes.js";
 import { Layer } from "./layer.js";
-import { along, setTexts, Sheet } from "./sheet.js";
+import { along, sameBrush, setTexts, Sheet } from "./sheet.js";
 import { drawGlyphs, RUNNING, STATES } from "./states.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -18,6 +18,8 @@ const TALL = 330; // CSS pixels that the lanes share, as long as none is too low
 const [LOWEST, HIGHEST] = [6, 20]; // CSS pixels of a lane
 const WINDOWS = [60, 600, 3600, 21600]; // seconds that can be looked at
 const A_FRAME = 2500; // bars
+const AHEAD = 1.05; // room on the time axis
+const STEPS = 30; // in which the time shown goes on, if it is a part
 const LABEL = 13; // CSS pixels from label to label
 const HELP = "Click a bar to choose its trial. Keys: left and right go through an engine's trials, up and down from engine to engine, " +
   "plus and minus show less and more time, 0 shows all, Enter chooses, Escape chooses none.";
@@ -34,12 +36,14 @@ class Timeline {
     this.layer = new Layer(A_FRAME);
     /** @type {import("./lanes.js").Lane[]} */
     this.lanes = [];
+    this.ended = new Ended();
     /** @type {Bar[]} */
-    this.bars = [];
-    /** @type {WeakMap<object, Bar>} */
-    this.known = new WeakMap();
-    /** @type {{ bars: Bar[], place: Place } | null} */
-    this.painted = null; // what the layer shows
+    this.running = [];
+    this.shares = new Float64Array(0); // how busy each engine was
+    this.shownOf = ""; // the time that the shares are of
+    this.end = 1; // of the axis, in seconds
+    /** @type {Uint8Array | null} */
+    this.mask = null;
     this.window = 0; // seconds that are shown; 0: all
     this.now = 0;
     this.dirty = true;
@@ -59,11 +63,18 @@ class Timeline {
     this.buttons = make("span", { class: "nbs-actions", role: "group", "aria-label": "Time shown" });
     this.sheet.note.append(this.busy, this.how, this.buttons);
     this.element = this.sheet.element;
-    this.offs = [model.on(["data"], () => (this.dirty = true)), model.on(["brushed"], () => this.version++)];
+    this.off = model.on(["data"], () => (this.dirty = true));
+  }
+
+  get bars() {
+    return [...this.ended.bars, ...this.running];
   }
 
   draw() {
-    if (this.dirty) this.look();
+    const { model } = this;
+    const before = this.dirty ? this.look() : this.ended.bars.length;
+    if (!sameBrush(this.mask, model.brushed)) this.version++;
+    this.mask = model.brushed;
     const count = Math.max(1, this.lanes.length);
     const lane = Math.max(LOWEST, Math.min(HIGHEST, Math.floor(TALL / count)));
     const page = this.sheet.page(() => 4 + lane * count + 26);
@@ -71,15 +82,8 @@ class Timeline {
     const place = (this.place = this.placeFor(page, lane));
     drawFootAxis(page, place, timeTicks(place.from, place.to, Math.max(2, place.width / 76)).map((time) => ({ at: xOf(place, time), text: timeWords(time) })));
     this.drawLanes(page, place);
-    const spot = [page.width, page.height, page.ratio, page.theme.ink, page.theme.good, this.window].join();
-    if (this.layer.begin(spot, String(this.version), page, () => this.visible(place))) this.painted = { bars: this.bars, place };
-    if (!this.layer.whole() && this.painted) {
-      const { bars, place: then } = this.painted;
-      const hatch = hatching(page);
-      this.layer.work((canvas, items) => this.drawBars(canvas, page, then, hatch, items.map((item) => bars[item])));
-    }
-    const done = this.layer.whole() && this.layer.key === String(this.version);
-    this.layer.put(page);
+    const done = this.drawEnded(page, place, before);
+    this.drawBars(page.canvas, page, place, null, this.running);
     this.drawMeant(page, place);
     this.write();
     cancelAnimationFrame(this.pending);
@@ -87,15 +91,37 @@ class Timeline {
     this.sheet.describe(() => this.summary());
   }
 
+  /** Looks at what is new. @returns {number} from which bar on they are new */
   look() {
     const { model } = this;
     this.dirty = false;
-    this.version++;
     this.now = Math.max(model.status?.now ?? 0, ...model.spans.slice(-50).map(({ end }) => end || 0));
-    const lanes = lanesOf(model);
-    if (lanes.map(({ rank }) => rank).join() !== this.lanes.map(({ rank }) => rank).join()) this.known = new WeakMap();
-    this.lanes = lanes;
-    this.bars = barsOf(model, this.lanes, this.now, this.known);
+    this.lanes = lanesOf(model);
+    this.running = runningBars(model, this.lanes, this.now);
+    const over = ["done", "stopped", "failed"].includes(model.status?.state ?? "");
+    if (over || this.now > this.end || this.now < this.end / 2) this.end = (over ? this.now : this.now * AHEAD) || 1;
+    this.shownOf = "";
+    return this.ended.look(model, this.lanes);
+  }
+
+  /** @param {Page} page @param {Place} place @param {number} before bars that are drawn */
+  drawEnded(page, place, before) {
+    const { bars, version } = this.ended;
+    const spot = [page.width, page.height, page.ratio, page.theme.ink, page.theme.good, place.left, place.from, place.to, version].join();
+    const key = String(this.version);
+    const from = (/** @type {number} */ first) => {
+      /** @type {number[]} */
+      const seen = [];
+      for (let i = first; i < bars.length; i++) if (bars[i].end >= place.from && bars[i].start <= place.to) seen.push(i);
+      return seen;
+    };
+    if (!this.layer.begin(spot, key, page, () => from(0))) this.layer.add(from(before));
+    if (!this.layer.whole()) {
+      const hatch = hatching(page);
+      this.layer.work((canvas, items) => this.drawBars(canvas, page, place, hatch, items.map((item) => bars[item])));
+    }
+    this.layer.put(page);
+    return this.layer.whole() && this.layer.key === key;
   }
 
   /** @param {Page} page @param {number} lane @returns {Place} */
@@ -103,21 +129,18 @@ class Timeline {
     page.canvas.font = page.font;
     const widest = Math.max(0, ...this.lanes.slice(0, 200).map((lane) => page.canvas.measureText(nameOf(lane)).width));
     const left = Math.min(Math.ceil(widest) + 10, Math.round(page.width * 0.3));
-    const from = this.window ? Math.max(0, this.now - this.window) : 0;
-    return { left, top: 4, width: Math.max(40, page.width - left - 46), height: lane * Math.max(1, this.lanes.length), lane, from, to: this.now || 1 };
-  }
-
-  /** Places in `bars` of those that can be seen. @param {Place} place */
-  visible({ from, to }) {
-    /** @type {number[]} */
-    const seen = [];
-    this.bars.forEach((bar, i) => bar.end >= from && bar.start <= to && seen.push(i));
-    return seen;
+    // It goes on in steps, so that what is drawn need not be drawn anew ten times a second.
+    const step = this.window / STEPS;
+    const to = this.window ? Math.ceil(this.now / step) * step : this.end;
+    const from = this.window ? Math.max(0, to - this.window) : 0;
+    return { left, top: 4, width: Math.max(40, page.width - left - 46), height: lane * Math.max(1, this.lanes.length), lane, from, to };
   }
 
   /** Names of engines, and how busy they were. @param {Page} page @param {Place} place */
   drawLanes({ canvas, theme, font }, place) {
-    this.shares = busyShares(this.bars, this.lanes.length, place.from, place.to);
+    const shown = `${place.from},${this.now}`;
+    if (shown !== this.shownOf) this.shares = busyShares(this.bars, this.lanes.length, place.from, this.now);
+    this.shownOf = shown;
     const every = Math.ceil(LABEL / place.lane);
     canvas.font = font;
     canvas.textBaseline = "middle";
@@ -130,7 +153,7 @@ class Timeline {
       canvas.fillStyle = lane.gone ? theme.bad : theme.muted;
       canvas.fillText(nameOf(lane), place.left - 8, y + place.lane / 2, place.left - 10);
       canvas.fillStyle = theme.ink;
-      canvas.fillText(`${Math.round(100 * (this.shares?.[i] ?? 0))}%`, place.left + place.width + 40, y + place.lane / 2);
+      canvas.fillText(`${Math.round(100 * (this.shares[i]))}%`, place.left + place.width + 40, y + place.lane / 2);
     });
   }
 
@@ -185,11 +208,11 @@ class Timeline {
 
   /** The key, and the buttons for how much time is shown. */
   write() {
-    const shares = this.shares ?? new Float64Array(0);
+    const { shares } = this;
     const mean = shares.reduce((sum, one) => sum + one, 0) / (shares.length || 1);
     setText(this.busy, shares.length ? `${formatCount(shares.length)} engines, ${Math.round(100 * mean)}% busy` : "no engines yet");
-    const lost = this.bars.some(({ state }) => state === LOST);
-    const shown = STATES.filter((_, state) => this.bars.some((bar) => bar.state === state));
+    const lost = this.ended.bars.some(({ state }) => state === LOST);
+    const shown = STATES.filter((_, state) => (state === RUNNING ? this.running.length > 0 : this.ended.bars.some((bar) => bar.state === state)));
     setTexts(this.how, [...shown.map(({ glyph, name }) => `${glyph} ${name}`), ...(lost ? ["▨ lost"] : [])]);
     const windows = [0, ...WINDOWS.filter((seconds) => seconds < this.now)];
     while (this.buttons.children.length > windows.length) this.buttons.lastChild?.remove();
@@ -237,7 +260,7 @@ class Timeline {
       this.show(windows[Math.max(0, Math.min(windows.length - 1, at))]);
       return number;
     }
-    const bars = this.bars.filter(({ end }) => end >= (this.place?.from ?? 0));
+    const bars = this.bars.filter(({ end }) => end >= (this.place?.from ?? 0)).sort((a, b) => a.start - b.start);
     const mine = bars.find((bar) => bar.number === number && holds(bar, this.lane)) ?? bars.findLast((bar) => bar.number === number);
     if (mine && !holds(mine, this.lane)) this.lane = mine.lanes[0]?.[0] ?? 0;
     if (key === "ArrowUp" || key === "ArrowDown") {
@@ -271,17 +294,16 @@ class Timeline {
   }
 
   summary() {
-    const shares = [...(this.shares ?? [])];
+    const shares = [...this.shares];
     const said = this.lanes.slice(0, 16).map(({ label, gone }, i) => `${label}${gone ? ", which is gone," : ""} ${Math.round(100 * (shares[i] ?? 0))}%`);
-    const running = this.bars.filter(({ state }) => state === RUNNING).length;
     const time = this.window ? `in the last ${timeWords(this.window)}` : `in ${timeWords(this.now)}`;
     const more = this.lanes.length > 16 ? `, and ${this.lanes.length - 16} more` : "";
-    return `${formatCount(this.bars.length)} attempts on ${this.lanes.length} engines ${time}, ${running} running. Busy: ${said.join(", ") || "none"}${more}.`;
+    return `${formatCount(this.bars.length)} attempts on ${this.lanes.length} engines ${time}, ${this.running.length} running. Busy: ${said.join(", ") || "none"}${more}.`;
   }
 
   destroy() {
     cancelAnimationFrame(this.pending);
-    for (const off of this.offs) off();
+    this.off();
     this.sheet.destroy();
   }
 }
