@@ -230,12 +230,22 @@ class Strokes {
         if (end) drawGlyphs(canvas, state, [end.x, end.y], 3.5, STATES[state].color(page.theme));
       }
       canvas.restore();
+      if (!style.marks) tint(canvas, page, style.color);
     });
   }
 
   whole() {
     return this.layer.whole() && this.wanted === `${this.layer.place} ${this.layer.key}`;
   }
+}
+
+/** Gives all that is drawn one colour: many faint lines over one another come to another one, since each is rounded.
+ * @param {CanvasRenderingContext2D} canvas @param {Page} page @param {string} color */
+function tint(canvas, page, color) {
+  canvas.globalCompositeOperation = "source-in";
+  canvas.fillStyle = color;
+  canvas.fillRect(0, 0, page.width, page.height);
+  canvas.globalCompositeOperation = "source-over";
 }
 
 /** How opaque one of many curves is: their sum is a shade. @param {number} count */

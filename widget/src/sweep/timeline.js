@@ -7,7 +7,7 @@ import { timeFacts } from "./bestline.js";
 import { busyShares, Ended, lanesOf, LOST, runningBars } from "./lanes.js";
 import { Layer } from "./layer.js";
 import { along, sameBrush, setTexts, Sheet } from "./sheet.js";
-import { drawGlyphs, RUNNING, STATES } from "./states.js";
+import { drawGlyphs, FAILED, RUNNING, STATES } from "./states.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./sheet.js").Page} Page */
@@ -15,7 +15,8 @@ import { drawGlyphs, RUNNING, STATES } from "./states.js";
 /** @typedef {{ left: number, top: number, width: number, height: number, lane: number, from: number, to: number }} Place */
 
 const TALL = 330; // CSS pixels that the lanes share, as long as none is too low to be seen
-const [LOWEST, HIGHEST] = [6, 20]; // CSS pixels of a lane
+const [LOWEST, LOW, HIGHEST] = [2, 6, 20]; // CSS pixels of a lane
+const CROWD = 96; // engines from which lanes may be lower still
 const WINDOWS = [60, 600, 3600, 21600]; // seconds that can be looked at
 const A_FRAME = 2500; // bars
 const AHEAD = 1.05; // room on the time axis
@@ -76,7 +77,7 @@ class Timeline {
     if (!sameBrush(this.mask, model.brushed)) this.version++;
     this.mask = model.brushed;
     const count = Math.max(1, this.lanes.length);
-    const lane = Math.max(LOWEST, Math.min(HIGHEST, Math.floor(TALL / count)));
+    const lane = Math.max(count > CROWD ? LOWEST : LOW, Math.min(HIGHEST, Math.floor(TALL / count)));
     const page = this.sheet.page(() => 4 + lane * count + 26);
     if (!page) return;
     const place = (this.place = this.placeFor(page, lane));
@@ -148,7 +149,10 @@ class Timeline {
       const y = place.top + i * place.lane;
       canvas.fillStyle = theme.grid;
       if (place.lane >= 10 || i % every === 0) canvas.fillRect(place.left, y + place.lane - 1, place.width, 1);
-      if (i % every !== 0) return;
+      if (i % every !== 0) {
+        if (lane.gone) drawGlyphs(canvas, FAILED, [place.left - 6, y + place.lane / 2], 3, theme.bad); // its name has no room
+        return;
+      }
       canvas.textAlign = "right";
       canvas.fillStyle = lane.gone ? theme.bad : theme.muted;
       canvas.fillText(nameOf(lane), place.left - 8, y + place.lane / 2, place.left - 10);
