@@ -49,6 +49,8 @@ class Sweep:
         """What ended it, if it failed."""
         self.shown_by: Callable[[Sweep], object] = print
         """What `show` calls; the user interface puts the grid here."""
+        self.looking: Callable[[], object] = lambda: None
+        """What `wait` calls ten times a second and at the end; the user interface keeps its grid moving."""
         self.rerun_by: Callable[[Sweep, Trial], Any] | None = None
         self._record, self._order, self._body, self._ranks = record, order, body, ranks
         self._taken_over = taken_over
@@ -300,6 +302,7 @@ class Sweep:
         deadline = None if timeout is None else time.monotonic() + timeout
         troubled: float | None = None
         while not self.over:
+            self.looking()
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 return self
@@ -309,6 +312,7 @@ class Sweep:
                 raise UnavailableError(f"sweep {self.id} waits: {trouble}")
             with self._changed:
                 self._changed.wait(0.1)
+        self.looking()
         return self.conclude()
 
     def conclude(self) -> Sweep:
