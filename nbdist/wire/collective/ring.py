@@ -116,7 +116,8 @@ class RingCollective(Collective):
         place, pieces = places(call, self.rank)
         value = np.ascontiguousarray(x, call.work) if place == 0 else np.empty(call.shape, call.work)
         row = value.reshape(-1)
-        for number, piece in enumerate(pieces):
+        # Their numbers follow those of the agreement, so that none is taken for one of it that was lost.
+        for number, piece in enumerate(pieces, self.size - 1):
             if place > 0:
                 row[piece] = self._neighbours.receive(number).view(call.work)
             if place < self.size - 1:

@@ -1,0 +1,66 @@
+"""A connection that is lost and made again loses letters: a rank says so, whichever letter it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from collective_worlds import formed
+
+from nbdist.errors import DataLossError, NbdistError
+from nbdist.wire.collective.base import Collective
+from nbdist.wire.collective.neighbours import DATA, Neighbours
+from nbdist.wire.collective.ring import RingCollective
+from nbdist.wire.post import Outbox
+
+Calls = Callable[[Collective], object]
+CALLS: dict[str, Calls] = {
+    "all_reduce": lambda group: group.all_reduce(np.ones(2_000_000, np.float32)),
+    # The root is through when it has sent all, and hears of the loss in its next call.
+    "broadcast": lambda group: (group.broadcast(np.ones(2_000_000, np.float32)), group.barrier()),
+    "barriers": lambda group: [group.barrier() for _ in range(3)],
+}
+
+
+class Lossy:
+    """An outbox whose connection is lost, and made again, while one of its letters is on the way."""
+
+    def __init__(self, outbox: Outbox, lost: int) -> None:
+        self._outbox, self._lost, self._sent = outbox, lost, 0
+
+    def send(self, kind: int, *order: Any, **more: Any) -> None:
+        self._sent += kind == DATA
+        if kind != DATA or self._sent - 1 != self._lost:
+            self._outbox.send(kind, *order, **more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._outbox, name)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("what", list(CALLS))
+def test_a_letter_that_is_lost_is_no_other_call(what: str, lost: int) -> None:
+    groups = formed(["left", "right"], "ring")
+    first = groups[0]
+    assert isinstance(first, RingCollective)
+    assert isinstance(first._neighbours, Neighbours)
+    first._neighbours._outboxes[1] = Lossy(first._neighbours._outboxes[1], lost)  # type: ignore[assignment]
+
+    def outcome(group: Collective) -> Exception | None:
+        try:
+            CALLS[what](group)
+        except NbdistError as error:
+            return error
+        return None
+
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            outcomes = list(pool.map(outcome, groups))
+    finally:
+        for group in groups:
+            group.close()
+    assert [type(one) for one in outcomes] == [DataLossError, DataLossError]
+    assert "is missing" in str(outcomes[1])
