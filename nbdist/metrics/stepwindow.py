@@ -1,7 +1,8 @@
 """Which part of a timeline shows one step of every task. Pure.
 
 Tasks that step together have the same step. Tasks that go their own ways have each the step that they were
-at; there the moment is chosen so that as many tasks as possible are seen, and of those moments the latest.
+at; there the moment is chosen so that as many tasks as possible are seen, those that serve them among them,
+and of those moments the latest.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def step_window(timeline: Timeline, step: int | None = None, steps: int = 1) -> 
         begins, ends = zip(*(trained[task][traced] for task in _together(trained, traced)), strict=True)
         return Window(min(begins), max(ends), traced, traced)
     if step is None:
-        moment = common_moment(trained)
+        moment = common_moment(trained, served_intervals(timeline))
     else:
         having = [intervals for intervals in trained.values() if step in intervals]
         if not having:
@@ -98,15 +99,29 @@ def step_intervals(timeline: Timeline) -> dict[str, Steps]:
     return found
 
 
-def common_moment(trained: dict[str, Steps]) -> float:
-    """Return the latest moment at which the most tasks have steps on record."""
-    known = {task: stretches(intervals) for task, intervals in trained.items()}
-    candidates = {stretch.last_end for found in known.values() for stretch in found}
+def served_intervals(timeline: Timeline) -> dict[str, list[Steps]]:
+    """Return what the tasks that do not compute did with each thing that comes in every step, by task."""
+    computing = {span.task for span in timeline.spans if span.kind == "compute" and span.step is not None}
+    found: dict[str, dict[str, Steps]] = {}
+    for span in timeline.spans:
+        if span.step is not None and span.task not in computing:
+            found.setdefault(span.task, {}).setdefault(span.name, {})[span.step] = (span.start, span.end)
+    return {task: list(named.values()) for task, named in found.items()}
 
-    def seen(moment: float) -> int:
-        return sum(_stretch_at(found, moment) is not None for found in known.values())
 
-    return max(candidates, key=lambda moment: (seen(moment), moment))
+def common_moment(trained: dict[str, Steps], served: dict[str, list[Steps]]) -> float:
+    """Return the latest moment at which the most tasks have steps on record, and of those the most servers.
+
+    A server thins its record by its own clock and load: at the end of a task it may have kept nothing.
+    """
+    known = [[stretches(intervals)] for intervals in trained.values()]
+    serving = [[stretches(intervals) for intervals in named] for named in served.values()]
+    moments = {one.last_end for task in (*known, *serving) for found in task for one in found}
+
+    def seen(tasks: list[list[list[Stretch]]], moment: float) -> int:
+        return sum(any(_stretch_at(found, moment) for found in task) for task in tasks)
+
+    return max(moments, key=lambda moment: (seen(known, moment), seen(serving, moment), moment))
 
 
 def most_together(trained: dict[str, Steps]) -> int | None:
@@ -116,7 +131,7 @@ def most_together(trained: dict[str, Steps]) -> int | None:
     """
     found = {n: len(_together(trained, n)) for n in set().union(*trained.values())}
     best = max(found, key=lambda n: (found[n], n))
-    moment = common_moment(trained)
+    moment = common_moment(trained, {})
     seen = sum(_stretch_at(stretches(steps), moment) is not None for steps in trained.values())
     return best if found[best] > seen else None
 

@@ -170,6 +170,14 @@ def test_a_task_that_was_through_earlier_is_seen_at_a_moment_on_both_tapes() -> 
     assert inside["slow"]["compute"] > 0
 
 
+def test_a_server_is_seen_too_where_it_kept_nothing_of_the_last_moment() -> None:
+    found = timeline(a=steps(0.0, 1.0, 1, 20), b=steps(0.0, 3.0, 1, 8))  # which have 20.0 in common
+    kept = [Span("ps", "mailbox", "apply", "gradient of a", n + 0.1, 0.1, n) for n in (8, 9, 10, 15, 16)]
+    assert step_window(Timeline([*found.spans, *kept])) == pytest.approx((12.0, 16.0))
+    of_b = [Span("ps", "mailbox", "apply", "gradient of b", 3.0 * n + 0.1, 0.1, n) for n in range(1, 9)]
+    assert step_window(Timeline([*found.spans, *kept, *of_b])) == step_window(found)
+
+
 def test_a_task_that_is_never_there_at_the_same_time_leaves_its_row_empty() -> None:
     found = timeline(a=steps(0.0, 1.0, 1, 3), b=steps(50.0, 1.0, 1, 3), c=steps(50.1, 1.0, 1, 3))
     assert step_window(found) == pytest.approx((52.0, 53.1))

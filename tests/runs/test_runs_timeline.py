@@ -125,7 +125,7 @@ def test_one_step_of_every_task_is_in_the_window(
     if synchronous:  # the same step of all, or those at one moment where a task was held up before the last
         assert re.fullmatch(r"window · (step|one step each, of \d+ to) \d+", step.title)
     more = run.timeline(steps=20)
-    assert more.seconds > step.seconds
+    assert more.seconds >= step.seconds  # no longer where one step of a task that was held up is as long
     assert more.totals()["/job:ps/task:0"]["apply"] > 0
     chosen = run.timeline(895)
     assert 895 in {span.step for span in chosen.spans if span.task == run.tasks[0]}
