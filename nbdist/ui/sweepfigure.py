@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHARPEST, COARSEST = 200, 40  # dots per inch
+SHARPEST, COARSEST = 160, 40  # dots per inch
 PANEL = (4.7, 3.1)  # inches
 MOST_POINTS = 400
 MOST_CURVES = 6
@@ -57,6 +57,7 @@ def picture(ledger: Ledger, limit: int) -> bytes | None:
         colours = [*shades(), *ramp_shades()]
         dots = SHARPEST
         while len(png := encode(figure, dots, colours)) > limit and dots > COARSEST:
+            figure.set_layout_engine("none")  # everything stays where it was put
             dots = max(COARSEST, min(dots - 5, int(dots * (limit / len(png)) ** 0.7)))
     return png
 

@@ -30,8 +30,8 @@ ENOUGH = 24  # trials, for which curves give way
 MOST_TRIALS = 200
 MOST_PARAMETERS, MOST_METRICS, MOST_ENGINES, MOST_IMPROVEMENTS = 12, 6, 32, 24
 MOST_VALUES = (24, 8, 3)
+KEPT = ("number", "state")  # columns that are there even if there is no trial
 LONGEST_TEXT, LONGEST_SPACE, LONGEST_ERROR = 60, 1_000, 100
-NOTHING: tuple[object, ...] = (None, "", False)
 
 
 def sweep_data(sweep: SweepSeen, limit: int) -> dict[str, Any]:
@@ -140,9 +140,8 @@ def told(curve: Curve, points: int) -> list[list[Any]]:
 
 def empty(name: str, column: Any) -> bool:
     """Whether nothing stands in a column."""
-    if name == "parent":
-        return all(value == -1 for value in column)
-    return isinstance(column, list) and all(value in NOTHING for value in column) and name != "state"
+    nothing = (lambda one: one == -1) if name == "parent" else (lambda one: one in (None, "") or one is False)
+    return name not in KEPT and isinstance(column, list) and all(map(nothing, column))
 
 
 def digits(value: float | None) -> float | str | None:
