@@ -251,7 +251,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
     def _start_and_tell(self, here: bool) -> None:
         try:
             made = self.start()
-        except Exception as error:  # shown in the page: nobody else would see it
+        except (Exception, KeyboardInterrupt) as error:  # shown in the page: nobody else would see it
             known = isinstance(error, NbdistError)
             ok, said = False, str(error) if known else f"{type(error).__name__}: {error}"
         else:

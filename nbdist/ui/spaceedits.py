@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.sweep.space import MOST_PARAMETERS
-from nbdist.ui.spacedraft import MOST_TYPED, Condition, Draft, new_draft, turned
+from nbdist.ui.spacedraft import MOST_TYPED, Condition, Draft, literals, new_draft, turned
 
 Drafts: TypeAlias = tuple[Draft, ...]
 Change: TypeAlias = Mapping[str, Any]
@@ -77,14 +77,18 @@ def _kind(drafts: Drafts, place: int, change: Change) -> Drafts:
 
 
 def _condition(drafts: Drafts, place: int, change: Change) -> Drafts:
-    """Set the condition number ``at``, or add one at their end; on None takes it away."""
+    """Set the condition number ``at``, or add one at their end; on None takes it away.
+
+    Without values it takes the first one that the other parameter has.
+    """
     conditions, at, on = list(drafts[place].when), change.get("at"), change.get("on")
     if type(at) is not int or not 0 <= at <= len(conditions):
         raise NotFoundError(f"{drafts[place].name} has no condition number {at!r:.80} any more")
     known = on is None or isinstance(on, str) or any(one.id == on for one in drafts)
     if not known or isinstance(on, bool):
         raise NotFoundError(f"there is no parameter number {on!r:.80} any more")
-    conditions[at : at + 1] = [] if on is None else [Condition(on, _text(change.get("values", "")))]
+    values = _text(change["values"]) if "values" in change else _first_value(drafts, on)
+    conditions[at : at + 1] = [] if on is None else [Condition(on, values)]
     return _with(drafts, place, replace(drafts[place], when=tuple(conditions)))
 
 
@@ -95,6 +99,14 @@ EDITS: dict[str, Callable[[Drafts, int, Change], Drafts]] = {
 
 def _with(drafts: Drafts, place: int, draft: Draft) -> Drafts:
     return (*drafts[:place], draft, *drafts[place + 1 :])
+
+
+def _first_value(drafts: Drafts, on: object) -> str:
+    draft = next((one for one in drafts if one.id == on), None)
+    typed = {"choice": "values", "fixed": "value", "int": "low", "log int": "low"}
+    if draft is None or draft.kind not in typed:
+        return ""
+    return next((text for text, _ in literals(getattr(draft, typed[draft.kind]))), "")
 
 
 def _text(value: object) -> str:

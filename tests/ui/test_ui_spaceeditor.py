@@ -196,6 +196,16 @@ def test_a_condition_on_what_is_gone_or_can_never_be() -> None:
     assert not page.problems
 
 
+def test_a_new_condition_takes_the_first_value_there_is() -> None:
+    given = "opt=['sgd', 'adam'] n=int(2, 9) e=5 lr=log(0.001, 0.1) m=[0.9]"
+    page = Page(editor := SpaceEditor(given, trials=3))
+    for on, text in [(0, "opt=['sgd']"), (1, "n=[2]"), (2, "e=[5]")]:
+        page.edit("condition", id=4, at=0, on=on)
+        assert editor.text.endswith(f"m=when([0.9], {text})")
+    page.edit("condition", id=4, at=0, on=3)
+    assert "say which values of lr it needs" in page.problems["m"][1]
+
+
 def test_a_new_name_is_followed_by_the_conditions_on_it() -> None:
     page = Page(editor := SpaceEditor("opt=['sgd', 'adam'] m=when([0.9], opt='sgd')", trials=3))
     for name in ("op", "", "m", "optimizer"):

@@ -83,9 +83,9 @@ test("each kind has its own fields", () => {
 test("a condition is chosen and ticked", () => {
   const editor = shown([opt, row(2, "momentum")]);
   const [line] = part(editor, 2).conditions.lines;
-  expect([...line.on.options].map((one) => one.text)).toEqual(["(always there)", "opt"]);
+  expect([...line.on.options].map((one) => one.text)).toEqual(["(always)", "opt"]);
   type(line.on, "1", "change");
-  expect(said.pop().change).toEqual({ what: "condition", id: 2, at: 0, on: 1, values: "'sgd'" });
+  expect(said.pop().change).toEqual({ what: "condition", id: 2, at: 0, on: 1 });
   editor.apply(state([opt, row(2, "momentum", { when: [{ on: 1, name: "opt", values: "'sgd'", read: ["'sgd'"] }] })], { heard: { v: 1 } }));
   const boxes = [...line.boxes.querySelectorAll("input")];
   expect(boxes.map((box) => box.checked)).toEqual([true, false]);
@@ -112,6 +112,13 @@ test("a new parameter's name is typed at once; one that goes gives the focus on"
   part(editor, 0).drop.click();
   editor.apply(state([row(1, "b"), row(2, "p1")], { heard: { v: 2 } }));
   expect(document.activeElement).toBe(part(editor, 1).drop);
+});
+
+test("an empty space is an invitation, too many parameters are a problem", () => {
+  const editor = shown([], { general: "the space is empty", valid: false });
+  expect(editor.general.classList.contains("nbe-problem")).toBe(false);
+  editor.apply(state([opt], { general: "too many", valid: false }));
+  expect(editor.general.classList.contains("nbe-problem")).toBe(true);
 });
 
 test("rows change places with the focus", () => {

@@ -49,8 +49,6 @@ class Line {
     this.edits = edits;
     /** @type {Condition | null} */
     this.condition = null;
-    /** @type {Row[]} */
-    this.others = [];
     this.key = `${id}.when${at}`;
     this.shown = "[]"; // the values that have a box
     this.on = select(this.key, (value) => this.choose(value));
@@ -67,8 +65,7 @@ class Line {
       return;
     }
     const on = value.startsWith("name:") ? value.slice(5) : Number(value);
-    const values = tickable(this.others.find((one) => one.id === on))?.[0] ?? "";
-    this.edits.once({ what: "condition", id: this.id, at: this.at, on, values });
+    this.edits.once({ what: "condition", id: this.id, at: this.at, on }); // the kernel takes its first value
   }
 
   /** @param {string} values */
@@ -79,8 +76,7 @@ class Line {
   /** @param {Condition | null} condition @param {Row[]} others */
   show(condition, others) {
     this.condition = condition;
-    this.others = others;
-    const options = /** @type {[string, string][]} */ ([[ALWAYS, condition || this.at ? "(no condition)" : "(always there)"], ...others.map((one) => [String(one.id), one.name || "without a name"])]);
+    const options = /** @type {[string, string][]} */ ([[ALWAYS, condition || this.at ? "(no condition)" : "(always)"], ...others.map((one) => [String(one.id), one.name || "without a name"])]);
     const gone = condition && typeof condition.on === "string";
     if (gone) options.push([`name:${condition.on}`, `${condition.on} (not there)`]);
     fill(this.on, options, condition ? (gone ? `name:${condition.on}` : String(condition.on)) : ALWAYS);

@@ -25,7 +25,7 @@ export class Editor {
       this.wait();
     });
     this.list = make("div", { class: "nbe-rows" });
-    this.general = make("div", { class: "nbe-problem", role: "status" });
+    this.general = make("div", { class: "nbe-general", role: "status" });
     this.add = button("Add a parameter", "", () => (this.adding = this.edits.once({ what: "add" })));
     this.sampler = select("sampler", (value) => this.edits.type("sampler", { what: "sampler", value }));
     this.pruner = select("pruner", (value) => this.edits.type("pruner", { what: "pruner", value }));
@@ -58,6 +58,7 @@ export class Editor {
     if (heard >= this.edits.number) this.stopWaiting();
     this.showRows(state);
     setText(this.general, state.general);
+    this.general.classList.toggle("nbe-problem", state.rows.length > 0);
     if (!this.edits.waits("sampler")) fill(this.sampler, state.samplers.map((one) => [one, one]), state.sampler);
     if (!this.edits.waits("pruner")) fill(this.pruner, state.pruners.map((one) => [one, one]), state.pruner);
     if (!this.edits.waits("trials") && this.trials.value !== state.trials) this.trials.value = state.trials;
