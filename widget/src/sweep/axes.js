@@ -1,6 +1,7 @@
 // Where values and times lie on a view's page, and the axes that say so. All but the drawing is pure.
 import { formatTick } from "../format.js";
 import { linearTicks, logTicks } from "../ticks.js";
+import { OVER } from "./header.js";
 
 /** @typedef {import("./sheet.js").Page} Page */
 /** @typedef {{ left: number, top: number, width: number, height: number }} Area CSS pixels */
@@ -58,6 +59,13 @@ export function valueTicks({ low, high, log }, most) {
 export function timeTicks(from, to, most) {
   const step = [...FRACTIONS, ...TIMES].find((each) => (to - from) / each <= most) ?? (to - from) / most;
   return linearTicks(from, to, step);
+}
+
+/** Where an axis of time ends: a little after now, so that it does not move ten times a second; at the end of a sweep that is over.
+ * @param {number} was @param {number} now @param {string | undefined} state of the sweep @param {number} ahead */
+export function timeEnd(was, now, state, ahead) {
+  if (OVER.includes(state ?? "")) return now || 1;
+  return now > was || now < was / 2 ? now * ahead || 1 : was;
 }
 
 /** Seconds in words: 0.5 s, 30 s, 5 min, 1 h 30 min, 2 d. @param {number} seconds */

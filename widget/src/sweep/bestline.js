@@ -2,9 +2,9 @@
 // and ticks at the right edge for those that run.
 import { make, setText } from "../dom.js";
 import { formatCount, formatValue } from "../format.js";
-import { chartArea, chartHeight, drawFootAxis, drawValueAxis, scaleFor, settled, share, timeTicks, timeWords } from "./axes.js";
+import { chartArea, chartHeight, drawFootAxis, drawValueAxis, scaleFor, settled, share, timeEnd, timeTicks, timeWords } from "./axes.js";
 import { Layer } from "./layer.js";
-import { along, sameBrush, setTexts, Sheet } from "./sheet.js";
+import { along, sameBrush, setTexts, Sheet, writeName } from "./sheet.js";
 import { COMPLETE, drawGlyphs, FAILED, PRUNED, RUNNING, STATES, STOPPED, WAITING } from "./states.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -13,7 +13,7 @@ import { COMPLETE, drawGlyphs, FAILED, PRUNED, RUNNING, STATES, STOPPED, WAITING
 
 const NEAR = 12; // CSS pixels from a mark at which it is meant
 const A_FRAME = 2500; // marks
-const AHEAD = 1.08; // room on the time axis, so that it does not move ten times a second
+const AHEAD = 1.08; // room on the time axis
 const MANY = 2000; // trials from which each is a dot only
 /** Width and height of a dot, where each trial is one: shapes that are told apart and cost little. @type {Record<number, [number, number]>} */
 const DOTS = { [COMPLETE]: [2.5, 2.5], [PRUNED]: [3.5, 1.25], [STOPPED]: [1.25, 3.5] };
@@ -34,7 +34,6 @@ class BestLine {
     this.version = 0; // another when a mark is
     this.placing = 0; // another when all marks lie elsewhere
     this.dirty = true;
-    this.pending = 0;
     /** @type {Place | null} */
     this.place = null;
     this.sheet = new Sheet(model, {
@@ -79,8 +78,7 @@ class BestLine {
     this.drawRunning(page, place, now);
     this.drawMeant(page, place, now);
     this.write(page);
-    cancelAnimationFrame(this.pending);
-    this.pending = done ? 0 : requestAnimationFrame(() => this.draw());
+    sheet.goOn(done, () => this.draw());
     sheet.describe(() => summary(model));
   }
 
@@ -88,8 +86,7 @@ class BestLine {
   look(now) {
     const { model } = this;
     this.dirty = false;
-    const over = ["done", "stopped", "failed"].includes(model.status?.state ?? "");
-    const end = over || now > this.end || now < this.end / 2 ? (over ? now : now * AHEAD) || 1 : this.end;
+    const end = timeEnd(this.end, now, model.status?.state, AHEAD);
     if (end !== this.end) this.placing++;
     this.end = end;
     const ended = [];
@@ -136,7 +133,8 @@ class BestLine {
   }
 
   /** The chosen trial and the one that is pointed at. @param {Page} page @param {Place} place @param {number} now */
-  drawMeant({ canvas, theme, font }, place, now) {
+  drawMeant(page, place, now) {
+    const { canvas, theme } = page;
     const { model } = this;
     for (const [number, color] of /** @type {[number, string][]} */ ([[model.chosen, theme.accent], [model.hovered, theme.ink]])) {
       const row = model.row(number);
@@ -151,16 +149,10 @@ class BestLine {
       canvas.setLineDash([]);
       canvas.stroke();
       drawGlyphs(canvas, model.state[row], [spot.x, spot.y], 4.5, STATES[model.state[row]].color(theme));
-      canvas.font = `600 ${font}`;
       canvas.textBaseline = "middle";
       canvas.textAlign = spot.x > place.area.left + place.area.width - 60 ? "right" : "left";
       const x = spot.x + (canvas.textAlign === "right" ? -12 : 12);
-      canvas.strokeStyle = theme.surface;
-      canvas.lineWidth = 3;
-      canvas.lineJoin = "round";
-      canvas.strokeText(`#${number}`, x, spot.y);
-      canvas.fillStyle = color;
-      canvas.fillText(`#${number}`, x, spot.y);
+      writeName(page, number, x, spot.y, color);
     }
   }
 
@@ -199,7 +191,6 @@ class BestLine {
   }
 
   destroy() {
-    cancelAnimationFrame(this.pending);
     this.off();
     this.sheet.destroy();
   }

@@ -44,7 +44,7 @@ export class Sheet {
     this.note = make("span", { class: "nbd-legend" });
     this.element = make("figure", { class: `nbd-chart nbd-${plan.name}` }, make("figcaption", {}, this.title, this.note), this.box, this.summary, this.spoken);
     this.shown = -1; // the trial whose values are shown
-    this.due = 0;
+    this.pending = this.due = 0;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.later = undefined;
     this.box.addEventListener("pointermove", (event) => this.point(event));
@@ -159,7 +159,14 @@ export class Sheet {
     }
   }
 
+  /** Goes on in the next frame with what there was no time for. @param {boolean} done @param {() => void} draw */
+  goOn(done, draw) {
+    cancelAnimationFrame(this.pending);
+    this.pending = done ? 0 : requestAnimationFrame(draw);
+  }
+
   destroy() {
+    cancelAnimationFrame(this.pending);
     clearTimeout(this.later);
     this.element.remove();
   }
@@ -176,6 +183,18 @@ export function sameBrush(was, now) {
 /** A number stays on a line with its unit. @param {string} text */
 function unbroken(text) {
   return text.replace(/(\d) (?=[a-zµ])/g, "$1\u00a0");
+}
+
+/** The name of a trial beside its mark, to be read on whatever is there. @param {Page} page @param {number} number @param {number} x @param {number} y @param {string} color */
+export function writeName({ canvas, theme, font }, number, x, y, color) {
+  canvas.font = `600 ${font}`;
+  canvas.lineWidth = 3;
+  canvas.strokeStyle = theme.surface;
+  canvas.lineJoin = "round";
+  canvas.setLineDash([]);
+  canvas.strokeText(`#${number}`, x, y);
+  canvas.fillStyle = color;
+  canvas.fillText(`#${number}`, x, y);
 }
 
 /** Short texts beside one another, each in an element of its own. @param {HTMLElement} element @param {string[]} texts */

@@ -6,7 +6,7 @@ import { linearTicks } from "../ticks.js";
 import { chartArea, chartHeight, drawFootAxis, drawValueAxis, share, valueTicks } from "./axes.js";
 import { bestFew, FEW, nearestCurve, Reach } from "./curvesets.js";
 import { Layer } from "./layer.js";
-import { along, sameBrush, setTexts, Sheet } from "./sheet.js";
+import { along, sameBrush, setTexts, Sheet, writeName } from "./sheet.js";
 import { COMPLETE, drawGlyphs, FAILED, PRUNED, STATES } from "./states.js";
 
 /** @typedef {import("./model.js").Model} Model */
@@ -41,7 +41,6 @@ class SmallCurves {
     /** @type {Uint8Array | null} */
     this.mask = null;
     this.dirty = true;
-    this.pending = 0;
     const ranked = () => ranking(model, model.curves.keys());
     this.sheet = new Sheet(model, {
       name: "smallcurves", title: "Learning curves", help: HELP,
@@ -75,8 +74,7 @@ class SmallCurves {
     const done = this.drawMany(page, place, grown);
     this.drawFew(page, place);
     this.write(page);
-    cancelAnimationFrame(this.pending);
-    this.pending = done ? 0 : requestAnimationFrame(() => this.draw());
+    this.sheet.goOn(done, () => this.draw());
     this.sheet.describe(() => summary(model, this.best));
   }
 
@@ -119,7 +117,7 @@ class SmallCurves {
   /** Those that stand out. @param {Page} page @param {Place} place */
   drawFew(page, place) {
     const { model } = this;
-    const { canvas, theme, font } = page;
+    const { canvas, theme } = page;
     /** @type {[number, string, number][]} */
     const lines = [...this.best].reverse().map((number) => [number, theme.good, number === this.best[0] ? 2.25 : 1.5]);
     if (model.chosen >= 0) lines.push([model.chosen, theme.accent, 2.5]);
@@ -133,7 +131,6 @@ class SmallCurves {
       strokeCurve(canvas, place, curve, 0, { color, alpha: 1, width, dash: model.state[model.row(number)] === PRUNED });
     }
     canvas.restore();
-    canvas.font = `600 ${font}`;
     canvas.textAlign = "right";
     canvas.textBaseline = "bottom";
     /** @type {{ x: number, y: number }[]} */
@@ -148,13 +145,7 @@ class SmallCurves {
       const x = Math.min(end.x + 5, place.area.left + place.area.width);
       if (labels.some((other) => Math.abs(other.y - y) < 13 && Math.abs(other.x - x) < 36)) continue;
       labels.push({ x, y });
-      canvas.lineWidth = 3;
-      canvas.strokeStyle = theme.surface;
-      canvas.lineJoin = "round";
-      canvas.setLineDash([]);
-      canvas.strokeText(`#${number}`, x, y);
-      canvas.fillStyle = color;
-      canvas.fillText(`#${number}`, x, y);
+      writeName(page, number, x, y, color);
     }
   }
 
@@ -195,7 +186,6 @@ class SmallCurves {
   }
 
   destroy() {
-    cancelAnimationFrame(this.pending);
     this.off();
     this.sheet.destroy();
   }

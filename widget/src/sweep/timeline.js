@@ -2,7 +2,7 @@
 // it ended, and at the right how much of the time the engine was busy.
 import { make, setText } from "../dom.js";
 import { formatCount } from "../format.js";
-import { drawFootAxis, timeTicks, timeWords } from "./axes.js";
+import { drawFootAxis, timeEnd, timeTicks, timeWords } from "./axes.js";
 import { timeFacts } from "./bestline.js";
 import { busyShares, Ended, lanesOf, LOST, runningBars } from "./lanes.js";
 import { Layer } from "./layer.js";
@@ -49,7 +49,6 @@ class Timeline {
     this.now = 0;
     this.dirty = true;
     this.version = 0;
-    this.pending = 0;
     this.lane = 0; // on which the keys are
     /** @type {Place | null} */
     this.place = null;
@@ -87,8 +86,7 @@ class Timeline {
     this.drawBars(page.canvas, page, place, null, this.running);
     this.drawMeant(page, place);
     this.write();
-    cancelAnimationFrame(this.pending);
-    this.pending = done ? 0 : requestAnimationFrame(() => this.draw());
+    this.sheet.goOn(done, () => this.draw());
     this.sheet.describe(() => this.summary());
   }
 
@@ -99,8 +97,7 @@ class Timeline {
     this.now = Math.max(model.status?.now ?? 0, ...model.spans.slice(-50).map(({ end }) => end || 0));
     this.lanes = lanesOf(model);
     this.running = runningBars(model, this.lanes, this.now);
-    const over = ["done", "stopped", "failed"].includes(model.status?.state ?? "");
-    if (over || this.now > this.end || this.now < this.end / 2) this.end = (over ? this.now : this.now * AHEAD) || 1;
+    this.end = timeEnd(this.end, this.now, model.status?.state, AHEAD);
     this.shownOf = "";
     return this.ended.look(model, this.lanes);
   }
@@ -306,7 +303,6 @@ class Timeline {
   }
 
   destroy() {
-    cancelAnimationFrame(this.pending);
     this.off();
     this.sheet.destroy();
   }
