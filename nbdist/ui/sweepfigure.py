@@ -158,5 +158,4 @@ def learning(axes: Axes, ledger: Ledger, trials: Sequence[Trial]) -> None:
         room = 0.08 * (max(late) - min(late))
         axes.set_ylim(min(late) - room, max(late) + room)
     handles, labels = axes.get_legend_handles_labels()
-    up = ledger.created.direction == "max"
-    legend(axes, handles[::-1], labels[::-1], loc="lower right" if up else "upper right", ncols=2)
+    legend(axes, handles[::-1], labels[::-1], loc="best", ncols=2)

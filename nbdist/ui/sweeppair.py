@@ -124,6 +124,8 @@ def one_parameter(axes: Axes, ledger: Ledger, axis: Axis) -> None:
     frame(axes, f"{clip(ledger.created.metric, 20)} by {clip(axis.name, 20)}")
     for state, inside in (("pruned", "none"), ("complete", TRAIN)):
         some = [one for one in ledger.trials.values() if one.state == state and one.value is not None]
+        if not some:
+            continue
         places = [axis.place(one.parameters.get(axis.name)) for one in some]
         axes.scatter(
             spread(places, some, axis),
