@@ -79,6 +79,8 @@ class Context:
     """Where the state of each training goes at its end, and the one to go on from."""
     ends_in_log: bool = False
     """Whether ``nb.log`` ends a body that was asked to stop, for there may be no step that would."""
+    fitting: bool = False
+    """Whether a ``fit`` is under way, which ends by itself when it is asked to stop."""
     rates_heard: int = 0
     """How many of the control's learning rates this replica has taken in."""
     towers: Callable[[int], Context] | None = None

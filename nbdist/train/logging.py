@@ -33,7 +33,8 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     Where no run is on, as in a plain cell, there is nothing to record into: the values are checked and
     printed, at most once a second.
 
-    In a trial of a sweep that is asked to stop it raises AbortedError, which ends the trial.
+    In a trial of a sweep that is asked to stop it raises AbortedError, which ends the trial; in a callback it
+    does not, for ``fit`` ends then, and what was trained can be continued.
 
     Raises InvalidArgumentError for text, None, complex numbers and larger arrays, ResourceExhaustedError for
     more than 65,535 names. Runs in a task, and in the notebook where the body does.
@@ -42,7 +43,7 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     step 12: lr 0.1 (nb.log prints where no run is on, once a second at most)
     """
     context = current()
-    if context.ends_in_log and context.control.stop_requested:
+    if context.ends_in_log and context.control.stop_requested and not context.fitting:
         raise AbortedError("this body was asked to stop: it is pruned, or somebody has stopped it")
     at = _now(context.progress) if step is None else _checked(step)
     values = {name: as_number(name, value) for name, value in {**(series or {}), **more}.items()}

@@ -74,12 +74,14 @@ def train(
         raise InvalidArgumentError(
             f"fit: strategy {strategy.name} cannot leave out a replica's part of a step: drop nan='skip'"
         )
+    context.fitting = True
     try:
         companions = strategy.companions(context, model, optimizer)
         others = [partial(one, companion, model=model.twin()) for companion in companions]
         with together(others, context.control):
             return one(context, model=model, validate=validate, callbacks=callbacks, save=save)
     finally:
+        context.fitting = False
         strategy.end()
 
 

@@ -21,7 +21,7 @@ from nbdist.distribute import (
     MirroredStrategy,
     Strategy,
 )
-from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from nbdist.errors import AbortedError, DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.graph import backend
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
@@ -29,6 +29,7 @@ from nbdist.nn import BatchNorm, Conv2D, Dense, Dropout, Flatten, LayerNorm, Seq
 from nbdist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from nbdist.train import Callback, EarlyStopping
 from nbdist.train.context import Context, current, use_here
+from nbdist.train.logging import log
 from nbdist.train.passes import Place
 from nbdist.train.resume import TrainingStates, read_state
 from nbdist.train.state import difference
@@ -332,6 +333,30 @@ def test_a_stop_asked_for_between_epochs(bench: Bench) -> None:
     whole, first = bench.run(lambda: body(False)), bench.run(lambda: body(True))
     assert read_state(bench.state).place == Place(2, 0, (2,))
     same(whole, first, bench.run(lambda: body(False), read=bench.state))
+
+
+def test_what_callbacks_log_does_not_end_a_fit_without_a_state(bench: Bench) -> None:
+    """A trial that is to stop ends at its next ``nb.log``; in a fit that is left to the next step."""
+
+    class Log(Callback):
+        def __init__(self, stops: bool) -> None:
+            self.stops = stops
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            current().ends_in_log = True
+            current().control.stop_requested = self.stops and epoch == 1
+            log(twice=2 * logs["loss"])
+
+    def body(stops: bool) -> tuple[Sequential, Any]:
+        made = body_of(callbacks=[Log(stops)])(4)
+        if stops:
+            with pytest.raises(AbortedError, match="asked to stop"):
+                log(afterwards=1)
+        return made
+
+    whole, first = bench.run(lambda: body(False)), bench.run(lambda: body(True))
+    same(whole, first, bench.run(lambda: body(False), read=bench.state))
+    assert sorted(first.points["twice"]) == [4, 8]
 
 
 def test_a_rate_that_was_changed_meanwhile_is_in_force(bench: Bench) -> None:
