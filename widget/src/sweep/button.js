@@ -1,5 +1,5 @@
 // Buttons that can be switched off and keep the focus, and those that ask once more.
-import { make, setText } from "../dom.js";
+import { make } from "../dom.js";
 
 /** @param {string} text @param {string} title @param {() => void} act */
 export function button(text, title, act) {
@@ -12,10 +12,10 @@ export function button(text, title, act) {
 
 /** @param {HTMLElement} element @param {boolean} on @param {string} [why] not, as its title */
 export function enable(element, on, why) {
-  if (on === (element.getAttribute("aria-disabled") !== "true") && (!why || element.title === why)) return;
+  element.dataset.title ??= element.title;
+  element.title = (!on && why) || element.dataset.title;
   if (on) element.removeAttribute("aria-disabled");
   else element.setAttribute("aria-disabled", "true");
-  if (why) element.title = why;
 }
 
 /** A button that opens and closes something. @param {string} text @param {string} title @param {HTMLElement} what with an id @param {(open: boolean) => void} [told] */
@@ -42,7 +42,6 @@ export function opener(text, title, what, told = () => {}) {
 
 /** What cannot be taken back is asked once more. @param {string} text @param {string} title @param {string} question @param {string} yes @param {() => void} act */
 export function sureButton(text, title, question, yes, act) {
-  const words = make("span", {}, question);
   const ask = (/** @type {boolean} */ open) => {
     sure.hidden = !open;
     first.hidden = open;
@@ -55,12 +54,12 @@ export function sureButton(text, title, question, yes, act) {
   });
   const no = button("No", "Nothing happens", () => ask(false));
   go.classList.add("nbs-grave");
-  const sure = make("span", { class: "nbs-sure", role: "group", "aria-label": question }, words, go, no);
+  const sure = make("span", { class: "nbs-sure", role: "group", "aria-label": question }, question, go, no);
   sure.hidden = true;
   sure.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     ask(false);
     event.stopPropagation();
   });
-  return { element: make("span", { class: "nbs-twice" }, first, sure), first, go, no, setQuestion: (/** @type {string} */ said) => setText(words, said) };
+  return make("span", { class: "nbs-twice" }, first, sure);
 }

@@ -1,11 +1,27 @@
 // The whole page of a sweep: puts the views together and redraws what changed, at most once a screen frame.
-import { make } from "../dom.js";
+import { make, setText } from "../dom.js";
+import { formatCount } from "../format.js";
 import { takeKeys } from "../keys.js";
+import { readColours } from "../theme.js";
 import { Asks } from "./asks.js";
+import { makeBestLine } from "./bestline.js";
+import { Brush } from "./brush.js";
+import { button } from "./button.js";
 import { Header, OVER } from "./header.js";
+import { makeHeatmap } from "./heatmap.js";
 import { Model } from "./model.js";
+import { makePanel } from "./panel.js";
+import { makeParallel } from "./parallel.js";
+import { Places } from "./places.js";
+import { rampFor } from "./ramp.js";
+import { makeSmallCurves } from "./smallcurves.js";
+import { makeTable } from "./table.js";
+import { makeTimeline } from "./timeline.js";
 
 /** @typedef {{ element: HTMLElement, draw: () => void, destroy: () => void }} View */
+
+const RAMPS = { light: rampFor(false), dark: rampFor(true) };
+const FONT_SIZE = 11; // CSS pixels, on canvases
 
 export class Grid {
   /** @param {string} name unique in the page @param {(kind: string, more?: Record<string, unknown>) => void} say */
@@ -13,10 +29,38 @@ export class Grid {
     this.model = new Model();
     this.asks = new Asks(say);
     this.pending = 0;
-    this.header = new Header(this.model, name, (kind, more) => this.asks.ask(kind, more));
-    this.element = make("section", { class: "nbdist-sweep", "aria-label": "Sweep" }, this.header.element);
+    const ask = this.asks.ask.bind(this.asks);
+    const places = (this.places = new Places(this.model));
+    const brush = (this.brush = new Brush(this.model, places));
+    this.header = new Header(this.model, name, ask);
+    this.element = make("section", { class: "nbdist-sweep", "aria-label": "Sweep" });
+    /** @type {import("./surface.js").Look} */
+    this.look = { colours: readColours(this.element), ramp: RAMPS.light, font: `${FONT_SIZE}px sans-serif` };
+    const options = { places, brush, look: this.look, table: `${name}-trials` };
+    const [parallel, heatmap, best, curves, timeline, table] = [makeParallel(this.model, options), makeHeatmap(this.model, options),
+      makeBestLine(this.model), makeSmallCurves(this.model), makeTimeline(this.model), makeTable(this.model, options)];
+    const panel = makePanel(this.model, { name, ask });
+    /** @type {View[]} */
+    this.views = [parallel, heatmap, best, curves, timeline, table, panel];
+    this.told = make("span", { role: "status" });
+    this.clear = button("Show all", "Nothing is brushed any more", () => brush.clear());
+    this.brushed = make("div", { class: "nbs-brushing" }, this.told, this.clear);
+    this.figures = make("div", { class: "nbs-figures-area", role: "group", "aria-label": "Figures" },
+      make("div", { class: "nbs-wide" }, this.brushed, parallel.element), heatmap.element, curves.element, best.element, timeline.element);
+    this.body = make("div", { class: "nbs-body" }, this.figures, panel.element, table.element);
+    this.body.hidden = true;
+    this.element.append(this.header.element, this.body);
     this.giveKeysBack = takeKeys(this.element);
-    this.off = this.model.on(["data", "chosen", "hovered", "brushed"], () => this.redraw());
+    this.offs = [
+      this.model.on("data", () => this.onData()),
+      this.model.on(["chosen", "hovered", "brushed"], () => this.redraw()),
+    ];
+  }
+
+  onData() {
+    this.places.forget();
+    if (this.brush.parts.size) this.brush.refresh();
+    this.redraw();
   }
 
   redraw() {
@@ -27,7 +71,24 @@ export class Grid {
   }
 
   draw() {
+    if (!this.model.head) return;
+    this.element.setAttribute("aria-label", `Sweep ${this.model.head.name}`);
     this.header.draw();
+    this.body.hidden = false;
+    this.readLook();
+    const { brushed, brushedCount, count } = this.model;
+    setText(this.told, brushed ? `${formatCount(brushedCount)} of ${formatCount(count)} trials: ${this.brush.words()}` : "");
+    this.brushed.classList.toggle("nbs-idle", !brushed);
+    this.clear.hidden = !brushed;
+    for (const view of this.views) view.draw();
+  }
+
+  /** The theme may have changed, and canvases do not follow it by themselves. */
+  readLook() {
+    const style = getComputedStyle(this.element);
+    this.look.colours = readColours(this.element);
+    this.look.font = `${FONT_SIZE}px ${style.fontFamily}`;
+    this.look.ramp = isLight(style.color) ? RAMPS.dark : RAMPS.light; // light letters are on a dark page
   }
 
   /** The kernel is gone; what was drawn stays. */
@@ -41,7 +102,14 @@ export class Grid {
 
   destroy() {
     cancelAnimationFrame(this.pending);
-    this.off();
+    for (const off of this.offs) off();
+    for (const view of this.views) view.destroy();
     this.giveKeysBack();
   }
+}
+
+/** @param {string} color as a browser computes it */
+function isLight(color) {
+  const [red, green, blue] = (color.match(/[\d.]+/g) ?? ["0", "0", "0"]).map(Number);
+  return 0.3 * red + 0.6 * green + 0.1 * blue > 128;
 }

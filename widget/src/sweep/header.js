@@ -4,6 +4,7 @@ import { formatCount, formatDuration, formatShort, formatValue } from "../format
 import { Told } from "./asks.js";
 import { button, enable, opener, sureButton } from "./button.js";
 import { Edit } from "./edit.js";
+import { fillPairs } from "./parts.js";
 import { STATES } from "./states.js";
 import { parameterWords } from "./words.js";
 
@@ -36,7 +37,7 @@ export class Header {
     this.number.addEventListener("keydown", (event) => event.key === "Enter" && this.add.click());
     this.end = sureButton("End", "Running trials are stopped; everything is kept", "End the sweep?", "End it", () => tell("close"));
     this.actions = make("div", { class: "nbs-actions", role: "group", "aria-label": "Sweep control" },
-      this.turn, make("span", { class: "nbs-adder" }, this.number, this.add), this.editing, this.end.element);
+      this.turn, make("span", { class: "nbs-adder" }, this.number, this.add), this.editing, this.end);
     this.segments = SEGMENTS.map((state) => make("i", { "data-state": state }));
     this.bar = make("div", { class: "nbs-bar", role: "progressbar", "aria-label": "Trials done", "aria-valuemin": "0" }, ...this.segments);
     this.facts = make("div", { class: "nbd-facts" });
@@ -71,28 +72,16 @@ export class Header {
     this.bar.setAttribute("aria-valuemax", String(all));
     this.bar.setAttribute("aria-valuenow", String(done));
     this.bar.setAttribute("aria-valuetext", `${formatCount(done)} of ${formatCount(wanted)} trials done`);
-    this.writeFacts(/** @type {[string, string | null][]} */ ([
-      ["trials", `${formatCount(done)} / ${formatCount(wanted)}`],
-      ["trials/s", over || status.trials_per_second === null ? null : formatShort(status.trials_per_second)],
-      ["elapsed", formatDuration(status.now)],
-      ["left", over || state === "paused" || status.seconds_left === null ? null : formatDuration(status.seconds_left)],
-      [head.per_trial > 1 ? "engines each" : "", head.per_trial > 1 ? String(head.per_trial) : null],
-      ["", `${head.sampler}${head.pruner && head.pruner !== "none" ? `, ${head.pruner}` : ""}`],
-    ]));
+    const facts = /** @type {[string, string][]} */ ([[`${formatCount(done)} / ${formatCount(wanted)}`, "trials"]]);
+    if (!over && status.trials_per_second !== null) facts.push([formatShort(status.trials_per_second), "trials/s"]);
+    facts.push([formatDuration(status.now), "elapsed"]);
+    if (!over && state !== "paused" && status.seconds_left !== null) facts.push([formatDuration(status.seconds_left), "left"]);
+    if (head.per_trial > 1) facts.push([String(head.per_trial), "engines each"]);
+    facts.push([head.pruner && head.pruner !== "none" ? `${head.sampler}, ${head.pruner}` : head.sampler, ""]);
+    fillPairs(this.facts, facts, () => make("span", {}, make("b"), make("span")));
     this.writeCounts(counts);
     this.writeBest();
     setText(this.trouble, trouble ?? "");
-  }
-
-  /** @param {[string, string | null][]} all name and value */
-  writeFacts(all) {
-    const facts = all.filter(([, value]) => value !== null);
-    while (this.facts.children.length > facts.length) this.facts.lastChild?.remove();
-    facts.forEach(([name, value], i) => {
-      const fact = this.facts.children[i] ?? this.facts.appendChild(make("span", {}, make("b"), make("span")));
-      setText(fact.children[0], value ?? "");
-      setText(fact.children[1], name);
-    });
   }
 
   /** @param {Record<string, number>} counts */

@@ -1,0 +1,117 @@
+// What a clone or a promotion is to be: small forms that are filled with the trial's own values.
+import { make } from "../dom.js";
+import { formatCount } from "../format.js";
+import { Told } from "./asks.js";
+import { button } from "./button.js";
+import { sameKey } from "./scales.js";
+import { readChanges, readValue } from "./typed.js";
+import { asText, valueWords } from "./words.js";
+
+/** @typedef {import("./model.js").Parameter} Parameter */
+
+/** A clone with changes: a field for each parameter. */
+export class CloneForm {
+  /** @param {import("./model.js").Model} model @param {string} name unique in the page @param {import("./asks.js").Ask} ask */
+  constructor(model, name, ask) {
+    this.model = model;
+    this.ask = ask;
+    this.name = name;
+    this.number = -1;
+    /** @type {{ parameter: Parameter, before: any, field: HTMLElement, read: () => import("./typed.js").Read }[]} */
+    this.fields = [];
+    this.told = new Told();
+    this.list = make("div", { class: "nbs-fields" });
+    this.element = make("form", { class: "nbs-form", id: `${name}-clone`, "aria-label": "Clone with changes" }, this.list,
+      make("div", { class: "nbs-row" }, button("Clone", "A new trial with these parameters", () => this.send()), this.told.element));
+    this.element.addEventListener("submit", (event) => event.preventDefault());
+    this.element.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && event.target instanceof HTMLInputElement) this.send();
+    });
+  }
+
+  /** @param {number} number of the trial */
+  show(number) {
+    if (number === this.number) return;
+    this.number = number;
+    this.told.say("");
+    const row = this.model.row(number);
+    this.fields = (this.model.head?.parameters ?? []).map((parameter, i) => this.field(parameter, this.model.parameters.get(parameter.name)?.[row], `${this.name}-clone-${i}`));
+    this.list.replaceChildren(...this.fields.map(({ parameter, field }) => make("div", { class: "nbs-field" },
+      make("label", { for: field.id, title: parameter.when ? `${parameter.text}, when ${parameter.when}` : parameter.text }, parameter.name), field)));
+  }
+
+  /** @param {Parameter} parameter @param {any} before @param {string} id */
+  field(parameter, before, id) {
+    if (parameter.kind !== "choice") {
+      const field = make("input", { id, type: "text", autocomplete: "off", spellcheck: "false", title: parameter.text });
+      field.value = asText(before);
+      field.placeholder = before === undefined ? "none" : "";
+      return { parameter, before, field, read: () => (field.value === asText(before) ? { value: before } : readValue(parameter, field.value)) };
+    }
+    const values = [...(parameter.values ?? [])];
+    if (!values.some((value) => sameKey(value) === sameKey(before))) values.unshift(before);
+    const field = make("select", { id, title: parameter.text }, ...values.map((value) => make("option", {}, value === undefined ? "none" : valueWords(value))));
+    field.selectedIndex = values.findIndex((value) => sameKey(value) === sameKey(before));
+    return { parameter, before, field, read: () => ({ value: values[field.selectedIndex] }) };
+  }
+
+  async send() {
+    const read = readChanges(this.fields);
+    if ("problem" in read) return this.told.say(read.problem, true);
+    const answer = await this.told.follow(this.ask("clone", { number: this.number, changes: read.changes }), ["asked…", ...read.notes].join(" "));
+    if (answer.ok && answer.number !== undefined && this.model.row(answer.number) >= 0) this.model.choose(answer.number);
+  }
+}
+
+/** A promotion: longer, or on more engines, from where the trial stopped. */
+export class PromoteForm {
+  /** @param {import("./model.js").Model} model @param {string} name unique in the page @param {import("./asks.js").Ask} ask */
+  constructor(model, name, ask) {
+    this.model = model;
+    this.ask = ask;
+    this.number = -1;
+    this.told = new Told();
+    this.epochs = make("input", { id: `${name}-epochs`, type: "number", min: "1", step: "1", placeholder: "as before" });
+    this.engines = make("input", { id: `${name}-engines`, type: "number", min: "1", step: "1", placeholder: "as before" });
+    this.element = make("form", { class: "nbs-form", id: `${name}-promote`, "aria-label": "Promote" },
+      make("p", { class: "nbs-help" }, "Trains on from its checkpoint, and is not pruned again."),
+      make("div", { class: "nbs-fields" },
+        make("div", { class: "nbs-field" }, make("label", { for: this.epochs.id }, "epochs"), this.epochs),
+        make("div", { class: "nbs-field" }, make("label", { for: this.engines.id }, "engines"), this.engines)),
+      make("div", { class: "nbs-row" },
+        button("Continue from its checkpoint", "With the epochs and engines above", () => this.send(whole(this.engines))),
+        button("On the whole cluster", "On every engine there is", () => this.send(this.all()))),
+      this.told.element);
+    this.element.addEventListener("submit", (event) => event.preventDefault());
+  }
+
+  /** Engines that are there. */
+  all() {
+    const { status, head } = this.model;
+    return (status?.engines ?? []).filter(([, state]) => state !== "gone").length || (head?.engines.length ?? 1);
+  }
+
+  /** @param {number} number of the trial */
+  show(number) {
+    if (number === this.number) return;
+    this.number = number;
+    this.told.say("");
+    this.epochs.value = this.engines.value = "";
+  }
+
+  /** @param {number | null} engines */
+  send(engines) {
+    const epochs = whole(this.epochs);
+    const wrong = [["epochs", epochs, this.epochs], ["engines", engines, this.engines]].find(([, one]) => Number.isNaN(one));
+    if (wrong) return this.told.say(`${wrong[0]} is a whole number from 1, not "${/** @type {HTMLInputElement} */ (wrong[2]).value}"`, true);
+    if (engines !== null && engines > this.all()) return this.told.say(`${formatCount(engines)} engines; there are ${formatCount(this.all())}`, true);
+    this.told.follow(this.ask("promote", { number: this.number, epochs, per_trial: engines, changes: {} }));
+  }
+}
+
+/** What stands in a field: null for nothing, NaN for what is no whole number from 1. @param {HTMLInputElement} field @returns {number | null} */
+function whole(field) {
+  if (field.value.trim() === "" && !field.validity?.badInput) return null;
+  const value = Number(field.value);
+  return Number.isInteger(value) && value >= 1 ? value : NaN;
+}

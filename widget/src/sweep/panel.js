@@ -1,0 +1,154 @@
+// The chosen trial: what it is and came to, what it printed, and what can be done with it.
+import { make, setText } from "../dom.js";
+import { formatCount, formatDuration, formatExact } from "../format.js";
+import { Told } from "./asks.js";
+import { button, enable, opener } from "./button.js";
+import { fillNextCell } from "./cell.js";
+import { CloneForm, PromoteForm } from "./forms.js";
+import { fillPairs } from "./parts.js";
+import { COMPLETE, RUNNING, STATES } from "./states.js";
+import { parametersOf, valueWords } from "./words.js";
+
+const OUTCOMES = { filled: "the next cell has its parameters", inserted: "a new cell below has its parameters", copied: "its parameters are on the clipboard: no cell could be filled", failed: "no cell could be filled: copy it from here" };
+const NOTHING = "Choose a trial: click a line, a cell, a curve or a row.";
+
+/** @param {import("./model.js").Model} model @param {{ name: string, ask: import("./asks.js").Ask }} options */
+export function makePanel(model, { name, ask }) {
+  let shown = -1;
+  const glyph = make("span", { class: "nbs-glyph", "aria-hidden": "true" });
+  const title = make("span", { class: "nbd-chart-title", role: "heading", "aria-level": "4" });
+  const word = make("span", { class: "nbs-state" });
+  const leave = button("Close", "Choose no trial", () => model.choose(-1));
+  const figure = make("div", { class: "nbs-value" }, make("b"), make("span"));
+  const parameters = make("dl", { class: "nbs-list nbs-parameters" });
+  const facts = make("dl", { class: "nbs-list nbs-facts" });
+  const error = make("pre", { class: "nbs-error", tabindex: "0", "aria-label": "Error" });
+  const told = new Told();
+  const code = make("pre", { class: "nbs-code", tabindex: "0", "aria-label": "Its parameters as code" });
+  const clone = new CloneForm(model, name, ask);
+  const promote = new PromoteForm(model, name, ask);
+  const tell = (/** @type {string} */ kind) => told.follow(ask(kind, { number: model.chosen }));
+  const stop = button("Stop", "Its engine is free for another trial; what it has trained is kept", () => tell("stop"));
+  const retry = button("Retry", "It starts again with the same parameters and seed", () => tell("retry"));
+  const only = (/** @type {() => ReturnType<typeof opener>} */ other) => (/** @type {boolean} */ open) => open && other().turn(false);
+  /** @type {ReturnType<typeof opener>} */
+  const cloning = opener("Clone…", "A new trial with changes", clone.element, only(() => promoting));
+  /** @type {ReturnType<typeof opener>} */
+  const promoting = opener("Promote…", "Train longer, or on more engines, from its checkpoint", promote.element, only(() => cloning));
+  const fill = button("Fill next cell", "Put its parameters into the notebook's next cell", () => fillCell());
+  const printed = make("pre", { class: "nbs-printed", tabindex: "0", "aria-label": "What it printed" });
+  const again = button("Again", "Ask for what it has printed by now", () => askOutput());
+  const output = make("details", { class: "nbs-output" }, make("summary", {}, "What it printed"), again, printed);
+  output.addEventListener("toggle", () => output.open && askOutput());
+  const nothing = make("p", { class: "nbs-help" }, NOTHING);
+  const body = make("div", { class: "nbs-panel-body" }, figure, parameters,
+    make("div", { class: "nbs-actions", role: "group", "aria-label": "Trial control" }, fill, stop, retry, cloning, promoting),
+    told.element, code, clone.element, promote.element, facts, error, output);
+  const element = make("section", { class: "nbs-panel", "aria-label": "Chosen trial" },
+    make("div", { class: "nbs-panel-head" }, glyph, title, word, leave), nothing, body);
+
+  function draw() {
+    const row = model.row(model.chosen);
+    nothing.hidden = row >= 0;
+    body.hidden = leave.hidden = row < 0;
+    if (row < 0) {
+      setText(title, "No trial chosen");
+      setText(glyph, "");
+      setText(word, "");
+      shown = -1;
+      return;
+    }
+    if (shown !== model.chosen) begin();
+    const state = STATES[model.state[row]];
+    setText(glyph, state.glyph);
+    glyph.dataset.state = state.name;
+    setText(title, `Trial ${model.chosen}`);
+    setText(word, model.stopping[row] ? `${state.name}, being ${model.stopping[row]}` : state.name);
+    setText(figure.children[0], exact(model.value[row]));
+    setText(figure.children[1], `${model.head?.metric ?? "value"}${model.status?.best === model.chosen ? ", the best so far" : ""}`);
+    fillPairs(parameters, parametersOf(model, row).map(([name, value]) => [name, valueWords(value)]), pair);
+    fillPairs(facts, factsOf(row), pair);
+    setText(error, model.error[row] ?? "");
+    error.hidden = !model.error[row];
+    allow(model.state[row]);
+  }
+
+  /** Another trial is shown. */
+  function begin() {
+    shown = model.chosen;
+    told.say("");
+    cloning.turn(false);
+    promoting.turn(false);
+    setText(code, "");
+    code.hidden = true;
+    output.open = false;
+    setText(printed, "");
+    clone.show(shown);
+    promote.show(shown);
+  }
+
+  /** @param {number} row @returns {[string, string][]} */
+  function factsOf(row) {
+    const { head, status } = model;
+    const engine = (/** @type {number} */ rank) => head?.engines.find(([one]) => one === rank)?.[1].replace(/^\/job:([^/]+)\/.*task:/, "$1 ") ?? `engine ${rank}`;
+    const end = Number.isNaN(model.ended[row]) ? status?.now ?? NaN : model.ended[row];
+    const parent = model.parent[row];
+    return /** @type {[string, string][]} */ ([
+      ...[...model.metrics].filter(([, column]) => !Number.isNaN(column[row])).map(([name, column]) => [name, exact(column[row])]),
+      ["step", formatCount(model.step[row])],
+      ["time", Number.isNaN(model.started[row]) ? "" : formatDuration(end - model.started[row])],
+      ["asked at", formatDuration(model.asked[row])],
+      ["attempts", model.attempt[row] > 1 ? formatCount(model.attempt[row]) : ""],
+      ["on", model.ranks[row]?.map(engine).join(", ") ?? ""],
+      ["clone of", parent >= 0 ? `trial ${parent}` : ""],
+      ["promoted", model.promoted[row] ? "yes" : ""],
+      ["seed", model.seed[row] ?? ""],
+    ].filter(([, text]) => text && text !== "–"));
+  }
+
+  /** Only what applies can be asked for. @param {number} state */
+  function allow(state) {
+    const { status } = model;
+    const over = status?.closed || status?.state === "disconnected";
+    const why = status?.closed ? "The sweep has ended" : "The kernel is gone";
+    const set = (/** @type {HTMLElement} */ one, /** @type {boolean} */ can, /** @type {string} */ not) => enable(one, can && !over, over ? why : not);
+    set(stop, state <= RUNNING, "It does not run");
+    set(retry, state > COMPLETE, state === COMPLETE ? "It is complete: clone it to run its parameters again" : "Stop it before it is tried again");
+    set(cloning, true, "");
+    set(promoting, state > RUNNING, "It is not over yet");
+    enable(fill, status?.state !== "disconnected");
+    if (over) for (const one of [cloning, promoting]) one.turn(false);
+  }
+
+  async function fillCell() {
+    const number = model.chosen;
+    const answer = await told.follow(ask("cell", { number }));
+    if (!answer.ok || number !== model.chosen) return;
+    const text = answer.text ?? "";
+    const outcome = await fillNextCell(element, text);
+    if (number !== model.chosen) return;
+    told.say(OUTCOMES[outcome], outcome === "failed");
+    code.hidden = outcome !== "failed";
+    setText(code, outcome === "failed" ? text : "");
+  }
+
+  async function askOutput() {
+    const number = model.chosen;
+    if (!printed.textContent) setText(printed, "asked…");
+    const answer = await ask("output", { number });
+    if (number === model.chosen) setText(printed, answer.ok ? answer.text || "It has printed nothing." : answer.message);
+  }
+
+  return { element, draw, destroy: () => element.remove() };
+}
+
+/** @returns {Element} a name and a text in a list */
+function pair() {
+  return make("div", {}, make("dt"), make("dd"));
+}
+
+/** @param {number} value */
+function exact(value) {
+  return Number.isNaN(value) ? "–" : formatExact(Number(value.toPrecision(6)));
+}
+

@@ -1,0 +1,192 @@
+// All trials as a table: the data behind the figures, for those who do not see them, and for exact values.
+import { make, setText } from "../dom.js";
+import { formatCount, formatDuration, formatExact } from "../format.js";
+import { button, enable } from "./button.js";
+import { fill } from "./parts.js";
+import { STATES } from "./states.js";
+import { sortedRows } from "./trialrows.js";
+import { valueWords } from "./words.js";
+
+const SIZE = 40; // rows of a page
+const CALM = 500; // milliseconds: nobody reads it ten times a second
+const MOST_COLUMNS = 40;
+
+/** @typedef {{ key: string, title: string, value: ((row: number) => any) | null, text: (row: number) => string }} Column without a value: by rank */
+
+/** @param {import("./model.js").Model} model @param {import("./surface.js").Options} options */
+export function makeTable(model, options) {
+  let page = 0;
+  let sort = "value";
+  let down = false;
+  let due = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let later = undefined;
+  let version = -1; // of the trials that it shows
+  /** @type {Uint8Array | null | undefined} */
+  let mask = undefined;
+  /** @type {number[]} */
+  let rows = [];
+  /** @type {Column[]} */
+  let columns = [];
+  const caption = make("caption", {});
+  const head = make("tr");
+  const body = make("tbody");
+  const range = make("span", { class: "nbs-range", role: "status" });
+  const back = button("Previous", "The trials before these", () => turn(-1));
+  const on = button("Next", "The trials after these", () => turn(1));
+  const element = make("section", { class: "nbs-table", id: options.table, "aria-label": "Table of trials" },
+    make("div", { class: "nbs-table-head" }, make("span", { class: "nbd-chart-title" }, "Trials"), range, back, on),
+    make("div", { class: "nbd-scroll", tabindex: "0", role: "group", "aria-label": "Table of trials" },
+      make("table", {}, caption, make("thead", {}, head), body)));
+  body.addEventListener("click", onClick);
+  body.addEventListener("keydown", onKey);
+  body.addEventListener("pointerover", (event) => model.hover(numberAt(event)));
+  body.addEventListener("pointerleave", () => model.hover(-1));
+
+  function draw() {
+    const { places } = options;
+    if (mask !== model.brushed && (mask === undefined || version === places.version)) return write(); // by hand: at once
+    if (version !== places.version) {
+      const wait = due - performance.now();
+      clearTimeout(later);
+      if (wait <= 0) return write();
+      later = setTimeout(() => draw(), wait);
+    }
+    mark();
+  }
+
+  function write() {
+    clearTimeout(later);
+    due = performance.now() + CALM;
+    if (mask !== model.brushed && Boolean(mask) !== Boolean(model.brushed)) page = 0;
+    [version, mask] = [options.places.version, model.brushed];
+    columns = columnsNow();
+    writeHead();
+    const column = columns.find(({ key }) => key === sort);
+    rows = sortedRows(options.places.ranked(), model.brushed, column?.value ?? null, down);
+    writeBody();
+  }
+
+  /** @returns {Column[]} */
+  function columnsNow() {
+    const seconds = (/** @type {number} */ row) => (Number.isNaN(model.ended[row]) ? model.status?.now ?? NaN : model.ended[row]) - model.started[row];
+    const parameters = options.places.names().map((name) => {
+      const column = model.parameters.get(name) ?? [];
+      return { key: `parameter ${name}`, title: name, value: (/** @type {number} */ row) => column[row], text: (/** @type {number} */ row) => valueWords(column[row]) };
+    });
+    const metrics = [...model.metrics].map(([name, column]) =>
+      ({ key: `metric ${name}`, title: name, value: (/** @type {number} */ row) => column[row], text: (/** @type {number} */ row) => exact(column[row]) }));
+    /** @type {Column[]} */
+    const columns = [
+      { key: "number", title: "trial", value: (row) => model.number[row], text: (row) => String(model.number[row]) },
+      { key: "state", title: "state", value: (row) => model.state[row], text: (row) => `${STATES[model.state[row]].glyph} ${STATES[model.state[row]].name}` },
+      { key: "value", title: model.head?.metric ?? "value", value: null, text: (row) => exact(model.value[row]) },
+      ...parameters,
+      { key: "step", title: "step", value: (row) => model.step[row], text: (row) => formatCount(model.step[row]) },
+      { key: "seconds", title: "time", value: seconds, text: (row) => formatDuration(seconds(row)) },
+      ...metrics,
+    ];
+    return columns.slice(0, MOST_COLUMNS);
+  }
+
+  function writeHead() {
+    fill(head, columns.length, () => make("th", { scope: "col" }, make("button", { type: "button" }, make("span"), make("i", { "aria-hidden": "true" })))).forEach((cell, i) => {
+      const { key, title } = columns[i];
+      const order = /** @type {HTMLElement} */ (cell.firstChild);
+      const sorted = key === sort;
+      setText(order.children[0], title);
+      const falls = down !== (key === "value" && model.head?.direction === "max");
+      setText(order.children[1], sorted ? (falls ? " ↓" : " ↑") : "");
+      if (sorted) cell.setAttribute("aria-sort", falls ? "descending" : "ascending");
+      else cell.removeAttribute("aria-sort");
+      order.onclick = () => sortBy(key);
+    });
+  }
+
+  /** @param {string} key of a column */
+  function sortBy(key) {
+    down = key === sort && !down;
+    sort = key;
+    page = 0;
+    write();
+  }
+
+  function writeBody() {
+    page = Math.max(0, Math.min(page, Math.ceil(rows.length / SIZE) - 1));
+    const shown = rows.slice(page * SIZE, (page + 1) * SIZE);
+    fill(body, shown.length, () => make("tr")).forEach((line, i) => {
+      const row = shown[i];
+      fill(line, columns.length, (at) => (at === 0 ? make("th", { scope: "row" }, make("button", { type: "button" })) : make("td")));
+      columns.forEach(({ text }, at) => setText(at === 0 ? /** @type {Node} */ (line.children[0].firstChild) : line.children[at], text(row)));
+      line.dataset.number = String(model.number[row]);
+      line.dataset.state = STATES[model.state[row]].name;
+    });
+    const first = page * SIZE;
+    const brushed = model.brushed ? " brushed" : "";
+    setText(range, rows.length ? `${formatCount(first + 1)}–${formatCount(first + shown.length)} of ${formatCount(rows.length)}${brushed}` : model.brushed ? "none brushed" : "none yet");
+    setText(caption, `${model.brushed ? "Brushed trials" : "All trials"}, ${columns.find(({ key }) => key === sort)?.title ?? ""} ${sort === "value" && !down ? "best first" : "in order"}`);
+    enable(back, page > 0);
+    enable(on, first + shown.length < rows.length);
+    mark();
+  }
+
+  /** Which row is chosen or pointed at, and which one the Tab key comes to. */
+  function mark() {
+    const { chosen, hovered } = model;
+    const lines = /** @type {HTMLElement[]} */ ([...body.children]);
+    const tabbed = lines.find((line) => line.contains(document.activeElement)) ?? lines.find((line) => line.dataset.number === String(chosen)) ?? lines[0];
+    for (const line of lines) {
+      const number = Number(line.dataset.number);
+      const choice = /** @type {HTMLElement} */ (line.children[0].firstChild);
+      line.classList.toggle("nbs-hovered", number === hovered);
+      if (choice.getAttribute("aria-pressed") !== String(number === chosen)) choice.setAttribute("aria-pressed", String(number === chosen));
+      if (choice.tabIndex !== (line === tabbed ? 0 : -1)) choice.tabIndex = line === tabbed ? 0 : -1;
+    }
+  }
+
+  /** @param {number} by pages */
+  function turn(by) {
+    page += by;
+    writeBody();
+  }
+
+  /** @param {Event} event @returns {number} the trial whose row it is in, or -1 */
+  function numberAt(event) {
+    const line = event.target instanceof Element ? event.target.closest("tr") : null;
+    return Number(line?.dataset.number ?? -1);
+  }
+
+  /** @param {Event} event */
+  function onClick(event) {
+    const number = numberAt(event);
+    if (number >= 0) model.choose(number);
+  }
+
+  /** @param {KeyboardEvent} event */
+  function onKey(event) {
+    const by = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
+    const lines = [...body.children];
+    const here = lines.findIndex((line) => line.contains(document.activeElement));
+    if (!by || here < 0) return;
+    event.preventDefault();
+    const there = lines[here + by];
+    if (there) /** @type {HTMLElement} */ (there.children[0].firstChild).focus();
+    else if (page + by >= 0 && (page + by) * SIZE < rows.length) {
+      turn(by);
+      /** @type {HTMLElement} */ ((by > 0 ? body.firstElementChild : body.lastElementChild)?.children[0].firstChild)?.focus();
+    }
+    mark();
+  }
+
+  function destroy() {
+    clearTimeout(later);
+    element.remove();
+  }
+
+  return { element, draw, destroy };
+}
+
+/** @param {number} value */
+function exact(value) {
+  return Number.isNaN(value) ? "–" : formatExact(Number(value.toPrecision(5)));
+}
