@@ -34,7 +34,7 @@ from nbdist.ui.spaceedits import Drafts, edited
 from nbdist.ui.spacestate import rows
 
 run: Callable[[SpaceEditor], object] | None = None
-"""Starts the sweep of an editor that was given a ``trial``; put here by the package's facade."""
+"""Starts the sweep of an editor that was given a ``trial``; None means `nb.run_sweep`."""
 
 MOST_VIEWS = 50  # whose last edit is remembered
 ELSEWHERE = "This page was loaded after the editor's cell had run, so that it shows nothing below it."
@@ -44,7 +44,8 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
     """A space that is edited in the page; ``space``, ``sampler``, ``pruner``, ``trials`` can be set as well.
 
     ``space`` is a `Space`, a mapping of names to ranges, or the text that ``%%sweep`` takes. With ``trial``
-    (what a trial does) there is a Start button, whose sweep is ``editor.sweep``; ``options`` go with it.
+    (what a trial does) there is a Start button: it calls `nb.run_sweep` with ``options`` (``metric`` and the
+    like), and what that returns is ``editor.sweep``.
     Raises `InvalidArgumentError` for what cannot be meant.
 
     >>> editor = SpaceEditor({"lr": [0.1, 0.01], "width": [32, 64]}, sampler="grid")
@@ -65,6 +66,8 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
         pruner: str = "none",
         **options: Any,
     ) -> None:
+        if trial is not None and not options.get("metric"):
+            raise InvalidArgumentError('say which metric of the trials counts, such as metric="val_accuracy"')
         self.trial, self.options = trial, options
         self.sweep: object = None
         """What the last Start made."""
@@ -164,13 +167,9 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
 
         Raises `InvalidArgumentError` for a space or a number of trials that cannot be meant.
         """
-        space, count = self.space, self.count
+        self.count  # noqa: B018  # raises for what cannot be started
         if self.trial is not None:
-            if run is None:
-                raise FailedPreconditionError(
-                    f"nothing here starts a sweep of {count} trials over {space}; import nbdist first"
-                )
-            self.sweep = run(self)
+            self.sweep = (run or _run_sweep)(self)
         elif not self._callbacks:
             raise FailedPreconditionError(
                 "give SpaceEditor a trial, or say what to do with on_start(callback)"
@@ -288,6 +287,19 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
             "startable": self.trial is not None or bool(self._callbacks),
             "starting": self._starting, "said": self._said,
         }  # fmt: skip
+
+
+def _run_sweep(editor: SpaceEditor) -> object:
+    from nbdist.ui.sweeplaunch import run_sweep  # only a sweep needs clusters and runs
+
+    return run_sweep(
+        editor.trial,  # type: ignore[arg-type]  # looked at there
+        editor.space,
+        trials=editor.trials,
+        sampler=editor.sampler,
+        pruner=editor.pruner,
+        **editor.options,
+    )
 
 
 def _as_space(space: Space | Mapping[str, object] | str) -> Space:

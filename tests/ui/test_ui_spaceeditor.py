@@ -12,7 +12,7 @@ from nbdist import sweep
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.sweep import Space
 from nbdist.sweep.spacetext import read_space
-from nbdist.ui import spaceeditor
+from nbdist.ui import spaceeditor, sweeplaunch
 from nbdist.ui.spaceeditor import SpaceEditor
 
 TEXT = (
@@ -329,7 +329,7 @@ def test_start_runs_the_trial_and_keeps_the_sweep(monkeypatch: pytest.MonkeyPatc
         id = "sweep-1"
 
     monkeypatch.setattr(spaceeditor, "run", lambda editor: Sweep())
-    editor = SpaceEditor("a=[1, 2]", trial=print, trials=3)
+    editor = SpaceEditor("a=[1, 2]", trial=print, trials=3, metric="loss")
     page = Page(editor)
     assert page.states[-1]["startable"]
     page.say("start", number=1)
@@ -337,7 +337,15 @@ def test_start_runs_the_trial_and_keeps_the_sweep(monkeypatch: pytest.MonkeyPatc
     assert page.states[-1]["said"]["text"] == "Started sweep-1."
 
 
-def test_what_start_raises_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_calls_run_sweep_with_what_stands_in_the_editor(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+    monkeypatch.setattr(sweeplaunch, "run_sweep", lambda *given, **named: called.extend([given, named]))
+    SpaceEditor("a=[1, 2]", trial=print, sampler="grid", pruner="asha", metric="loss", seed=3).start()
+    options = {"trials": None, "sampler": "grid", "pruner": "asha", "metric": "loss", "seed": 3}
+    assert called == [(print, read_space("a=[1, 2]")), options]
+
+
+def test_what_start_raises_is_shown() -> None:
     editor = SpaceEditor("a=[1, 2]", trials=3)
     page = Page(editor)
 
@@ -350,14 +358,18 @@ def test_what_start_raises_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     page.edit("field", id=0, field="values", value="")
     page.say("start", number=3)  # by a page that is behind
     assert "needs at least one value" in page.states[-1]["said"]["text"]
-    monkeypatch.setattr(spaceeditor, "run", None)
-    with pytest.raises(FailedPreconditionError, match="import nbdist first"):
-        SpaceEditor("a=[1, 2]", trial=print, trials=3).start()
     with pytest.raises(FailedPreconditionError, match="on_start"):
         SpaceEditor("a=[1, 2]", trials=3).start()
 
 
 def test_bad_arguments() -> None:
-    for wrong in ({"sampler": "x"}, {"pruner": "x"}, {"space": 5}, {"space": "a=b"}, {"trials": 0}):
+    for wrong in (
+        {"sampler": "x"},
+        {"pruner": "x"},
+        {"space": 5},
+        {"space": "a=b"},
+        {"trials": 0},
+        {"trial": print},
+    ):
         with pytest.raises(InvalidArgumentError):
             SpaceEditor(**wrong)
