@@ -140,10 +140,11 @@ class SmallCurves {
       if (!end) continue;
       const ordinary = model.state[model.row(number)] === COMPLETE && color === theme.good;
       drawGlyphs(canvas, model.state[model.row(number)], [end.x, end.y], ordinary ? 3 : 4.5, color);
-      // Their ends lie close together: what stands out most is named first, and what has no room is not.
-      const y = end.y - 6 > place.area.top + 11 ? end.y - 6 : end.y + 18;
+      if (color === theme.good && number !== this.best[0]) continue; // the ends of the best lie close together
       const x = Math.min(end.x + 5, place.area.left + place.area.width);
-      if (labels.some((other) => Math.abs(other.y - y) < 13 && Math.abs(other.x - x) < 36)) continue;
+      const isFree = (/** @type {number} */ y) => y > place.area.top + 11 && !labels.some((other) => Math.abs(other.y - y) < 13 && Math.abs(other.x - x) < 36);
+      const y = [end.y - 6, end.y + 18, end.y - 20, end.y + 32].find(isFree);
+      if (y === undefined) continue;
       labels.push({ x, y });
       writeName(page, number, x, y, color);
     }
