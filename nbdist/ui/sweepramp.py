@@ -11,8 +11,9 @@ import numpy as np
 from nbdist.sweep.events import Direction
 from nbdist.ui.palette import INK, PAPER, STEPS
 
-STOPS = ("#dbe9c8", "#9ccfb4", "#56a9b5", "#2f74a8", "#264382", "#1c1a4e")
-"""Of about even steps in lightness, so that they are told apart in grey and by those who see few colours."""
+STOPS = ("#e9e6a0", "#93d390", "#00b69b", "#0086ad", "#004fa1", "#31156d")
+"""Those of the grid on a light page, with a palest that is seen on white; of even steps in lightness, so that
+they are told apart in grey too."""
 COUNT = 16
 
 
@@ -77,4 +78,4 @@ class Scale(NamedTuple):
 
     def ink(self, value: float | None) -> str:
         """Return the colour of letters on the colour of a value."""
-        return INK if self.share(value) < 0.5 else PAPER
+        return INK if self.share(value) < 0.62 else PAPER
