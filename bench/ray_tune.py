@@ -16,7 +16,7 @@ import time
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 SLOTS = 4
-TRIALS = 60  # its rate is steady: 120 and 500 take twice and eight times as long
+TRIALS = 60  # each is a process of its own, with a second of CPU: more of them take as much longer
 
 
 def main() -> None:
