@@ -63,6 +63,7 @@ class SweepDisplay:
         A grid of a sweep that is over has all of it, and its wishes still work: one that adds trials lets the
         sweep go on. It lives as long as the page does; what is saved is the picture below the first cell.
         """
+        self.frozen = self.frozen or self.sweep.over  # this is all there is to show of it
         if self.where == "terminal":
             if self.sweep.over:
                 self.report(self._in_words())

@@ -88,7 +88,9 @@ def test_nbconvert_gets_words_and_then_the_picture(sweep: ShownSweep, said: Said
 
 def test_a_sweep_that_is_over_is_shown_again_with_everything(sweep: ShownSweep, said: Said) -> None:
     sweep.end()
-    SweepDisplay(sweep, where="page").show_again()
+    shown = SweepDisplay(sweep, where="page")
+    shown.show_again()
+    shown.finish()  # as whoever waits for it may do
     [(_, view, _)] = said
     assert view.finished
     SweepDisplay(sweep, where="batch").show_again()
