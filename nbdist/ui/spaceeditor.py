@@ -255,7 +255,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
             ok, said = False, str(error) if known else f"{type(error).__name__}: {error}"
         else:
             named = getattr(made, "id", None)
-            ok, said = True, "Started" + (f" {named}." if isinstance(named, str) else ".")
+            ok, said = True, "Started" + (f" sweep {named}." if isinstance(named, str) else ".")
             said += "" if here else f" {ELSEWHERE}"
             if not here and isinstance(named, str):
                 said += f" nb.attach({named!r}) in a new cell shows the sweep."

@@ -214,3 +214,29 @@ def test_axe_finds_nothing(lab: Lab, width: int) -> None:
     wrong = {f"{when}: {text}" for when, texts in found.items() for text in texts}
     assert not wrong, "\n".join(sorted(wrong))
     assert editor.evaluate("node => node.scrollWidth <= node.clientWidth + 1")
+
+
+SWEEP = """%load_ext nbdist
+%cluster start --workers 2
+import nbdist as nb
+def trial(width):
+    return {"loss": 1.0 / width}
+editor = nb.SpaceEditor({"width": [1, 2, 4, 8]}, trial=trial, sampler="grid", metric="loss", direction="min")
+editor"""
+BEST = """best = editor.sweep.wait(60).best
+print("best", best.parameters, "of", editor.sweep.ledger.counts["complete"])"""
+
+
+def test_start_runs_a_sweep_and_its_grid_is_below_the_editor(lab: Lab) -> None:
+    lab.write("space-sweep.ipynb", [SWEEP, BEST, "%cluster stop"])
+    page = lab.open("space-sweep.ipynb", height=1300)
+    lab.run(0)
+    editor = page.locator(EDITOR)
+    editor.get_by_role("button", name="Start 4 trials").click()
+    expect(editor).to_contain_text("Started sweep")
+    lab.run(1)
+    expect(lab.output(1)).to_contain_text("best {'width': 8} of 4")
+    expect(lab.output(0).locator("img, section.nbdist-sweep").first).to_be_visible()
+    expect(editor).to_be_visible()
+    lab.screenshot("space-sweep")
+    lab.run(2)

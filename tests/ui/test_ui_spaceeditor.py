@@ -326,7 +326,7 @@ def test_start_calls_back_with_the_editor() -> None:
 
 def test_start_runs_the_trial_and_keeps_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     class Sweep:
-        id = "sweep-1"
+        id = "one"
 
     monkeypatch.setattr(spaceeditor, "run", lambda editor: Sweep())
     editor = SpaceEditor("a=[1, 2]", trial=print, trials=3, metric="loss")
@@ -334,7 +334,7 @@ def test_start_runs_the_trial_and_keeps_the_sweep(monkeypatch: pytest.MonkeyPatc
     assert page.states[-1]["startable"]
     page.say("start", number=1)
     assert isinstance(editor.sweep, Sweep)
-    assert page.states[-1]["said"]["text"] == "Started sweep-1."
+    assert page.states[-1]["said"]["text"] == "Started sweep one."
 
 
 def test_start_calls_run_sweep_with_what_stands_in_the_editor(monkeypatch: pytest.MonkeyPatch) -> None:
