@@ -172,6 +172,10 @@ class Sweep:
             )
         return path
 
+    def has_trained(self, number: int) -> bool:
+        """Whether a trial has left what it has trained, here."""
+        return self._record.checkpoint(number).exists()
+
     def model(self, number: int | None = None) -> Any:
         """Return the model that a trial (without a number the best) has trained."""
         from nbdist.nn import load
