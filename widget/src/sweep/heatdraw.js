@@ -20,7 +20,8 @@ import { fitted } from "./surface.js";
 /** @typedef {import("./bins.js").Bin} Bin */
 
 const GAP = 2; // CSS pixels between cells
-const MARKED = [RUNNING, PRUNED, STOPPED, FAILED]; // what is complete is the ordinary case
+const GLYPH = 11; // CSS pixels
+const MARKED = [RUNNING, FAILED, PRUNED, STOPPED]; // what is complete is the ordinary case
 
 /** @param {CanvasRenderingContext2D} canvas @param {Heatmap} heat worked out */
 export function drawHeat(canvas, heat) {
@@ -61,43 +62,34 @@ function drawCell(canvas, heat, cell, [x, y, w, h]) {
   canvas.globalAlpha = 1;
   if (cell.rows.length === 0) return;
   const ink = shade < 0 ? colours.ink : ramp.ink[shade];
-  const lines = [shade < 0 ? "" : formatValue(model.value[cell.best]), `${shade < 0 ? "" : `${formatValue(cell.median)} · `}${formatCount(cell.rows.length)}`];
-  const middle = x + w / 2;
+  const [n, middle] = [cell.rows.length, x + w / 2];
+  const lines = h < 28 || shade < 0 || w < 40 ? [] : [formatValue(model.value[cell.best])];
+  if (lines.length > 0 && h >= 46 && n > 1) lines.push(`~${formatValue(cell.median)}`);
+  const step = 14;
+  const top = y + h / 2 - (lines.length * step) / 2;
   canvas.fillStyle = ink;
   canvas.textAlign = "center";
-  const room = h >= 30 && w >= 44;
-  if (!room) lines.splice(0, 2, formatCount(cell.rows.length));
-  const marks = MARKED.filter((state) => cell.counts[state] > 0);
-  const withMarks = marks.length > 0 && w >= 12 * marks.length + 6 && h >= (room ? 44 : 26);
-  const step = 14;
-  const top = y + h / 2 - ((lines.length - 1 + (withMarks ? 1 : 0)) * step) / 2;
   lines.forEach((text, i) => {
-    canvas.font = i === 0 && room ? font.replace("11px", "600 12px") : font;
-    if (text && canvas.measureText(text).width <= w - 4) canvas.fillText(text, middle, top + i * step);
-    else if (text && i > 0) canvas.fillText(formatCount(cell.rows.length), middle, top + i * step);
+    canvas.font = i === 0 ? font.replace("11px", "600 12px") : font;
+    canvas.fillText(fitted(canvas, text, w - 2), middle, top + i * step);
   });
   canvas.font = font;
-  if (withMarks) drawMarks(canvas, cell, marks, middle, top + lines.length * step, w, ink);
+  drawMarks(canvas, cell, middle, top + lines.length * step, w, ink);
 }
 
 /**
- * Glyphs of what is not complete, with their counts if there is room.
- * @param {CanvasRenderingContext2D} canvas @param {import("./bins.js").Cell} cell @param {number[]} marks
+ * How many trials, and glyphs of what is not complete as far as there is room.
+ * @param {CanvasRenderingContext2D} canvas @param {import("./bins.js").Cell} cell
  * @param {number} middle @param {number} y @param {number} w @param {string} ink
  */
-function drawMarks(canvas, cell, marks, middle, y, w, ink) {
-  const texts = marks.map((state) => String(cell.counts[state]));
-  const widths = texts.map((text) => 13 + canvas.measureText(text).width + 5);
-  const counted = widths.reduce((sum, one) => sum + one, 0) <= w - 4;
-  const all = counted ? widths : marks.map(() => 12);
-  let at = middle - all.reduce((sum, one) => sum + one, 0) / 2;
+function drawMarks(canvas, cell, middle, y, w, ink) {
+  const count = formatCount(cell.rows.length);
+  const wide = canvas.measureText(count).width;
+  const marks = MARKED.filter((state) => cell.counts[state] > 0).slice(0, Math.max(0, Math.floor((w - wide - 8) / GLYPH)));
+  const start = middle - (wide + marks.length * GLYPH) / 2;
   canvas.textAlign = "left";
-  marks.forEach((state, i) => {
-    drawGlyphs(canvas, state, [at + 6, y], 4, ink);
-    canvas.fillStyle = ink;
-    if (counted) canvas.fillText(texts[i], at + 12, y + 0.5);
-    at += all[i];
-  });
+  canvas.fillText(count, start, y);
+  marks.forEach((state, i) => drawGlyphs(canvas, state, [start + wide + (i + 0.6) * GLYPH, y - 0.5], 3.5, ink));
 }
 
 /** @param {CanvasRenderingContext2D} canvas @param {Heatmap} heat @param {number} wide @param {number} high */

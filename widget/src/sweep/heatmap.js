@@ -19,7 +19,7 @@ import { plural } from "./words.js";
 
 const HELP = "Click a cell to choose its best trial. Drag along an axis, or Shift and drag over cells, to brush. " +
   "Keys: arrows go from cell to cell, Enter chooses the best trial, B brushes the cell, Escape brushes nothing.";
-const [LEAST, LINE, MOST_HIGH] = [46, 40, 360]; // CSS pixels of a cell's width, its height, and all lines
+const [LEAST, LINE, MOST_HIGH] = [46, 50, 400]; // CSS pixels of a cell's width, its height, and all lines
 const MOST_BINS = 12;
 const NAMED = 6; // trials of a cell that are named
 

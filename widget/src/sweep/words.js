@@ -15,9 +15,9 @@ export function valueWords(value) {
 /** A number to four digits, with no more zeros than it has. @param {number} value */
 export function numberWords(value) {
   if (!Number.isFinite(value)) return formatValue(value);
-  if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value).replace("-", "−");
-  const size = Math.abs(value);
-  const text = size >= 1e6 || size < 1e-4 ? value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e") : String(Number(value.toPrecision(4)));
+  const near = Number.isInteger(value) && Math.abs(value) < 1e6 ? value : Number(value.toPrecision(4));
+  const size = Math.abs(near);
+  const text = size !== 0 && (size >= 1e6 || size < 1e-4) ? near.toExponential().replace("e+", "e") : String(near);
   return text.replaceAll("-", "−");
 }
 
