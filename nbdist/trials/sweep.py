@@ -51,6 +51,8 @@ class Sweep:
         """What `show` calls; the user interface puts the grid here."""
         self.looking: Callable[[], object] = lambda: None
         """What `wait` calls ten times a second and at the end; the user interface keeps its grid moving."""
+        self.goes_on: Callable[[], object] = lambda: None
+        """What is called when it goes on, from any thread; the user interface shows it again."""
         self.rerun_by: Callable[[Sweep, Trial], Any] | None = None
         self._record, self._order, self._body, self._ranks = record, order, body, ranks
         self._taken_over = taken_over
@@ -343,6 +345,7 @@ class Sweep:
             self._taken_over = True  # whoever drives it next asks what engines are at
             cluster.going_on.add(self.id)
             self._driver.start()
+            self.goes_on()
 
     def leave(self) -> None:
         """Drive it no more and let others write its log; `nb.attach` takes it over. May be called twice."""

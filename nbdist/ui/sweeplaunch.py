@@ -1,0 +1,156 @@
+"""nb.run_sweep: what %%sweep does, as a plain call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from nbdist.cluster.handle import Cluster
+from nbdist.runs.options import Options
+from nbdist.runs.run import Run
+from nbdist.runs.start import start_run
+from nbdist.sweep.events import Direction
+from nbdist.sweep.space import Space
+from nbdist.sweep.trial import Trial
+from nbdist.trials.attach import attach_sweep
+from nbdist.trials.start import start_sweep
+from nbdist.trials.sweep import Sweep
+from nbdist.ui.sweepdisplay import SweepDisplay, follow_sweep_in_background
+from nbdist.ui.view import RunView
+
+LOOK_SECONDS = 0.1
+
+
+def run_sweep(
+    trial: str | Callable[..., Any],
+    space: Space | Mapping[str, object] | str,
+    *,
+    metric: str,
+    direction: Direction = "max",
+    trials: int | None = None,
+    sampler: str | None = None,
+    pruner: str = "none",
+    per_trial: int = 1,
+    strategy: str | None = None,
+    collective: str = "auto",
+    on: str | None = None,
+    seed: int | None = None,
+    name: str = "sweep",
+    live: bool = True,
+    wait: bool = False,
+    cluster: Cluster | None = None,
+    sampler_settings: Mapping[str, Any] | None = None,
+    pruner_settings: Mapping[str, Any] | None = None,
+) -> Sweep:
+    """Train one network per engine, with other parameters each, and show the grid of them. Same as %%sweep.
+
+    ``trial`` is source text, which finds the parameters as variables, or a function that takes them by name
+    (it must be able to travel). Its metrics are those that ``fit`` or ``nb.log`` report, what the function
+    returns (a number, or a dict of them), or the variable of the metric's name. Returns at once: trials run
+    while the notebook goes on, and ``sweep.wait()`` waits for the end; with ``wait`` that is done here.
+
+    - ``space``: text as %%sweep takes it, a dict (a list of values, or nbdist.sweep's log, uniform, integer,
+      choice, fixed, when), a Space, or a SpaceEditor
+    - ``metric`` counts, "max" or "min" by ``direction``; ``trials`` None: all points of a grid
+    - ``sampler``: "random", "grid", or of Optuna "tpe", "tpe-univariate" (`pip install nbdist[sweep]`)
+    - ``pruner``: "none", "median" or "asha", asked whenever a trial reports the metric
+    - ``per_trial`` engines train a trial together, under ``strategy`` "multi_worker" or "mirrored"
+    - ``seed`` fixes what is asked for, and each trial's own seed
+    - ``live``: False shows no grid
+
+    Raises InvalidArgumentError for a space that is empty or contradicts itself, and the like. Runs in the
+    client::
+
+        def trial(lr, hidden):
+            model = ...
+            return model.fit(train, epochs=5, validation_data=held_out)
+
+        sweep = nb.run_sweep(trial, "lr=log(1e-4, 1e-1) hidden=[32, 64]", metric="val_accuracy", trials=24)
+        sweep.wait().best
+    """
+    sweep = start_sweep(
+        trial,
+        space,
+        metric=metric,
+        direction=direction,
+        trials=trials,
+        sampler=sampler or ("grid" if trials is None else "random"),
+        pruner=pruner,
+        per_trial=per_trial,
+        strategy=strategy,
+        collective=collective,
+        on=on,
+        seed=seed,
+        name=name,
+        sampler_settings=sampler_settings,
+        pruner_settings=pruner_settings,
+        cluster=cluster,
+    )
+    dress(sweep, live)
+    return wait_for(sweep) if wait else sweep
+
+
+def attach_to_sweep(sweep: str, trial: Callable[..., Any] | None = None) -> Sweep:
+    """Return a sweep of another kernel, and show its grid; it goes on if it has work left."""
+    found = attach_sweep(sweep, trial=trial)
+    dress(found, live=True)
+    return found
+
+
+def dress(sweep: Sweep, live: bool) -> None:
+    """Give a sweep what shows it, and show it."""
+    sweep.shown_by, sweep.rerun_by = show, rerun
+    if live:
+        show(sweep)
+
+
+def show(sweep: Sweep) -> SweepDisplay:
+    """Show the grid of a sweep in this cell."""
+    display = SweepDisplay(sweep)
+    sweep.looking = partial(look, sweep, display)
+    if sweep.over:
+        display.show_again()
+        return display
+    display.show()
+    follow_sweep_in_background(sweep, display)
+    return display
+
+
+def look(sweep: Sweep, display: SweepDisplay) -> None:
+    """Show what is new of a sweep that somebody waits for, so that nobody else has the thread."""
+    if threading.current_thread() is threading.main_thread():
+        if sweep.over:
+            display.finish()
+        else:
+            display.tick()
+
+
+def wait_for(sweep: Sweep) -> Sweep:
+    """Wait for a sweep's end where there is no loop; an interrupt ends it."""
+    try:
+        return sweep.wait()
+    except KeyboardInterrupt:
+        sweep.close()
+        raise
+
+
+def rerun(sweep: Sweep, trial: Trial) -> Run:
+    """Run a trial once more, as a run of its own."""
+    options = Options(
+        seed=trial.seed,
+        on=f"worker:{_worker(sweep)}",
+        strategy="one_device" if sweep.has_trained(trial.number) else None,
+        name=f"{sweep.name}-{trial.number}",
+    )
+    run = start_run(
+        sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=dict(trial.parameters)
+    )
+    return run.wait()
+
+
+def _worker(sweep: Sweep) -> int:
+    """Return the index of the first living worker."""
+    dead = {info.rank for info in sweep.cluster.dead()}
+    return next(info.index for info in sweep.cluster.tasks if info.job == "worker" and info.rank not in dead)

@@ -1,0 +1,106 @@
+"""%%sweep inside a real kernel: it goes on beside other cells, is waited for, interrupted."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from ui_kernel import Kernel
+
+from nbdist.sweep.eventreader import read_events
+from nbdist.sweep.events import Started
+
+pytestmark = pytest.mark.engines
+
+GATED = """%%sweep x=[1, 2, 3, 4, 5] --metric value --name {name} {flags}
+import os
+while not os.path.exists({gate!r}): nb.log(value=x)
+value = 10 * x
+"""
+
+
+def gated(kernel: Kernel, name: str, flags: str = "") -> tuple[str, Path]:
+    """A sweep whose trials end when a file is there."""
+    gate = kernel.home / f"gate-{name}"
+    return GATED.format(name=name, flags=flags, gate=str(gate)), gate
+
+
+def started(kernel: Kernel, name: str) -> None:
+    """Wait until both workers have a trial of a sweep, by its log."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for log in kernel.home.glob(f"sweeps/*-{name}/sweep.log"):
+            if sum(isinstance(event, Started) for event in read_events(log).events) >= 2:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"sweep {name} started no trials")
+
+
+def test_it_goes_on_beside_other_cells(kernel: Kernel) -> None:
+    code, gate = gated(kernel, "beside")
+    assert kernel.run(code)["status"] == "ok"
+    started(kernel, "beside")
+    assert kernel.value("sweep.state") == "'running'"
+    assert kernel.value("sorted(one.state for one in sweep.engines())") == "['busy', 'busy']"
+    busy = kernel.run("%%distribute\n1")
+    assert busy["status"] == "error"
+    assert "is busy with run" in busy["evalue"]
+    gate.touch()
+    assert kernel.run("sweep.wait()")["status"] == "ok"
+    assert kernel.value("sweep.best.value, sweep.best.parameters, sweep.ledger.counts['complete']") == (
+        "(50.0, {'x': 5}, 5)"
+    )
+    assert kernel.value("'value' in globals(), 'x' in globals()") == "(False, False)"
+    assert kernel.run("%%distribute\nassert 'value' not in globals()")["status"] == "ok"
+    assert kernel.run("again = sweep.rerun(3); assert again.results['value'] == 40")["status"] == "ok"
+
+
+def test_a_cell_that_waits_is_ended_by_an_interrupt(kernel: Kernel) -> None:
+    code, _ = gated(kernel, "ended", "--wait")
+    request = kernel.start(code)
+    started(kernel, "ended")
+    kernel.manager.interrupt_kernel()
+    reply = kernel.reply(request)
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert "its trials are in `sweep`" in reply["evalue"]
+    assert kernel.value("sweep.state, sweep.ledger.counts['running'], sweep.ledger.counts['stopped']") == (
+        "('stopped', 0, 2)"
+    )
+
+
+def test_a_cell_that_waits_raises_what_all_trials_raise(kernel: Kernel) -> None:
+    reply = kernel.run("%%sweep x=[1, 2, 3, 4, 5] --metric value --wait --no-live\nvalue = missing")
+    assert reply["ename"] == "BodyError"
+    assert "NameError: name 'missing' is not defined" in reply["evalue"]
+    assert kernel.value("sweep.state") == "'failed'"
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        ("%%sweep x=[1]\n1", "say what counts: --metric NAME"),
+        ("%%sweep --metric m\n1", "say what may vary"),
+        ("%%sweep x=log(0, 1) --metric m --trials 2\n1", "x=log(0, 1)"),
+        ("%%sweep x=log(1, 2) --metric m --sampler random\n1", "--trials N"),
+        ("%%sweep x=[1] --metric m --per-trial 3\n1", "--per-trial 3"),
+        ("%%sweep x=[1] --metric m --sampler best\n1", "no sampler 'best'; choose from"),
+        ("%%sweep x=[1] --metric m --space other\n1", "this notebook has no 'other'"),
+        ("%%sweep x=[1] --metric m\n  ", "the trial is empty"),
+        ("%%sweep x=[1] --metric m\ny = (", "SyntaxError"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_starts(
+    kernel: Kernel, code: str, wanted: str
+) -> None:
+    before = set(kernel.home.glob("sweeps/*"))
+    reply = kernel.run(code)
+    assert reply["status"] == "error"
+    assert wanted in reply["ename"] + reply["evalue"]
+    assert set(kernel.home.glob("sweeps/*")) == before
+
+
+def test_a_space_of_the_notebook(kernel: Kernel) -> None:
+    assert kernel.run("import nbdist as nb\nmy_space = nb.sweep.Space({'x': [2, 3]})")["status"] == "ok"
+    assert kernel.run("%%sweep --space my_space --metric m --wait\nm = -x")["status"] == "ok"
+    assert kernel.value("sweep.best.parameters") == "{'x': 2}"
