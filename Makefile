@@ -49,7 +49,7 @@ PROJECT := pyproject.toml widget/package.json widget/package-lock.json
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
 	touch $@
 
-.venv/demo.stamp: .venv/pip.stamp $(PROJECT) $(wildcard widget/src/*)
+.venv/demo.stamp: .venv/pip.stamp $(PROJECT) $(wildcard widget/src/*.* widget/src/*/*)
 	rm -f nbdist/ui/static/live.js
 	$(BIN)/python -m pip install --quiet --editable ".[demo]"
 	touch $@

@@ -57,6 +57,11 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "Cluster": ("nbdist.cluster.handle", "Cluster"),
     "start_cluster": ("nbdist.cluster.launch", "start_cluster"),
     "launch": ("nbdist.ui.launch", "launch"),
+    "run_sweep": ("nbdist.ui.sweeplaunch", "run_sweep"),
+    "Sweep": ("nbdist.trials.sweep", "Sweep"),
+    "sweeps": ("nbdist.trials.folder", "sweeps"),
+    "sweep": ("nbdist.sweep", None),
+    "SpaceEditor": ("nbdist.ui.spaceeditor", "SpaceEditor"),
     "attach": ("nbdist.ui.attach", "attach"),
     "show_graph": ("nbdist.ui.graphview", "show_graph"),
     "runs": ("nbdist.metrics.runfile", "runs"),
@@ -84,5 +89,5 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register %cluster and %%distribute; called by ``%load_ext nbdist``."""
+    """Register %cluster, %%distribute, %%sweep and %graph; called by ``%load_ext nbdist``."""
     import_module("nbdist.ui.magics").load(shell)

@@ -1,7 +1,8 @@
 """%cluster, %%distribute and %graph; %%sweep is in sweepmagic.py.
 
 In a notebook a cell that starts with %%distribute or %%sweep becomes an awaited call, so that the live view
-can talk to the kernel while the cell runs (see :func:`await_distribute`). The plain magic does the same without a loop.
+can talk to the kernel while the cell runs (see :func:`await_distribute`). The plain magic does the same
+without a loop.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from nbdist.ui.graphmagic import GRAPH_FLAGS, graph
 from nbdist.ui.graphview import GraphView
 from nbdist.ui.launch import start
 from nbdist.ui.magicflags import DISTRIBUTE_FLAGS, START_FLAGS
+from nbdist.ui.sweepmagic import SweepMagics
 
 COMMANDS = ("start", "status", "attach", "restart", "stop")
 
@@ -221,6 +223,7 @@ async def await_distribute(line: str, cell: str) -> None:
 
 AWAITED = {
     "%%distribute": ("nbdist.ui.magics", "await_distribute"),
+    "%%sweep": ("nbdist.ui.sweepmagic", "await_sweep"),
 }
 
 
@@ -243,7 +246,7 @@ def awaited(lines: list[str]) -> list[str]:
 
 def load(shell: Any) -> None:
     """Register the magics; what ``%load_ext nbdist`` does."""
-    shell.register_magics(DistributedMagics(shell))
+    shell.register_magics(DistributedMagics(shell), SweepMagics(shell))
     if (kernel := getattr(shell, "kernel", None)) is not None:
         answer_meanwhile(kernel)
     transformers = shell.input_transformers_cleanup

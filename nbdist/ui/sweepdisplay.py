@@ -86,6 +86,7 @@ class SweepDisplay:
     def tick(self, now: float | None = None) -> None:
         """Send what is new, about ten times a second; ``now`` in seconds on a steady clock."""
         now = time.monotonic() if now is None else now
+        self.frozen = False  # it goes on, or goes on again: what it comes to is another picture
         if self.view is not None:
             self.view.tick(now)
         elif self.where == "terminal" and now >= self.line_due:

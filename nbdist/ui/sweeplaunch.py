@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -110,12 +112,27 @@ def show(sweep: Sweep) -> SweepDisplay:
     """Show the grid of a sweep in this cell."""
     display = SweepDisplay(sweep)
     sweep.looking = partial(look, sweep, display)
+    show_again_when_it_goes_on(sweep, display)
     if sweep.over:
         display.show_again()
         return display
     display.show()
     follow_sweep_in_background(sweep, display)
     return display
+
+
+def show_again_when_it_goes_on(sweep: Sweep, display: SweepDisplay) -> None:
+    """Have a sweep that was over followed again as soon as something is wished of it, where there is a loop."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+
+    def again() -> None:
+        with suppress(RuntimeError):  # the loop has ended, and nobody looks
+            loop.call_soon_threadsafe(follow_sweep_in_background, sweep, display)
+
+    sweep.goes_on = again
 
 
 def look(sweep: Sweep, display: SweepDisplay) -> None:

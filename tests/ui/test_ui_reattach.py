@@ -234,3 +234,29 @@ def test_an_interrupt_still_stops_a_run(notebook: Notebook, tmp_path: Path) -> N
     begin(notebook, tmp_path / "never", "interrupted")
     notebook.manager.interrupt_kernel()
     assert notebook.value("run.status, run.model is not None") == "('stopped', True)"
+
+
+SWEEP = """%%sweep x=[1, 2, 3, 4, 5] --metric value --name swept
+import os
+with open({starts!r}, "a") as file: print(x, file=file)
+while not os.path.exists({gate!r}): pass
+value = 10 * x
+"""
+
+
+@pytest.mark.parametrize("end", ["restart", "kill"])
+def test_a_sweep_is_taken_over_and_no_trial_runs_twice(notebook: Notebook, tmp_path: Path, end: str) -> None:
+    gate, starts = tmp_path / "gate", tmp_path / "starts"
+    notebook.run("%cluster start --workers 2")
+    notebook.run(SWEEP.format(gate=str(gate), starts=str(starts)))
+    until(lambda: starts.exists() and len(starts.read_text().split()) == 2)
+    name = notebook.value("sweep.id").strip("'")
+    getattr(notebook, end)()
+    gate.touch()  # both trials end while nobody drives
+    notebook.run(START)
+    notebook.run(f"sweep = nb.attach({name!r}).wait()")
+    assert notebook.value("sweep.state, sweep.best.value, sweep.ledger.counts['complete']") == (
+        "('done', 50.0, 5)"
+    )
+    assert sorted(starts.read_text().split()) == ["1", "2", "3", "4", "5"]
+    assert notebook.value("{trial.attempt for trial in sweep.trials}") == "{1}"
