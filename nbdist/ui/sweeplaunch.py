@@ -122,7 +122,7 @@ def show(sweep: Sweep) -> SweepDisplay:
 
 
 def show_again_when_it_goes_on(sweep: Sweep, display: SweepDisplay) -> None:
-    """Have a sweep that was over followed again as soon as something is wished of it, where there is a loop."""
+    """Have a sweep that was over followed again once something is wished of it, where there is a loop."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
