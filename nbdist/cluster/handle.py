@@ -96,6 +96,11 @@ class Cluster:
         """The ClusterSpec of the tasks' addresses."""
         return roster_spec(tuple(self.tasks))
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was stopped or closed here."""
+        return self._stopped
+
     def submit(
         self,
         function: Callable[..., Any],

@@ -112,6 +112,17 @@ class Agent:
         """Keep the task for what runs bodies of its own here, such as a sweep, until it lets go."""
         self._holder = holder
 
+    def claim(self, run: str) -> str:
+        """Reserve the task for a run if nobody else has it; return who has, empty if that is done.
+
+        On the Server's thread.
+        """
+        busy = self._busy()
+        if busy is not None and busy != run:
+            return busy
+        self._reserved, self._needs = (run, time.monotonic()), (run, [self.task.rank])
+        return ""
+
     def let_go(self, holder: str) -> None:
         """Hold the task no more."""
         if self._holder == holder:
@@ -122,6 +133,10 @@ class Agent:
     def watch(self, run: str, sender: Sender) -> None:
         """Have a connection told the news of a run here. On the Server's thread."""
         self._watchers.add(run, sender)
+
+    def unwatch(self, run: str) -> None:
+        """Tell nobody of a run any more. On the Server's thread."""
+        self._watchers.drop(run)
 
     def close(self) -> None:
         """Give up what this task keeps for runs."""

@@ -72,6 +72,6 @@ def check_per_trial(per_trial: int, engines: int | None) -> None:
         raise InvalidArgumentError(f"--per-trial {per_trial}: a trial needs at least one engine")
     if engines is not None and per_trial > engines:
         raise InvalidArgumentError(
-            f"--per-trial {per_trial}: the cluster has {engines} engines; start more with %cluster grow, "
-            "or give less"
+            f"--per-trial {per_trial}: the cluster has {engines} engines; start a larger one "
+            "(%cluster stop, %cluster start), or give less"
         )

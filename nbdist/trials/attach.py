@@ -13,7 +13,7 @@ from nbdist.sweep.eventlog import EventLog
 from nbdist.sweep.ledger import Ledger
 from nbdist.trials.folder import LOG, read_about, sweep_folder
 from nbdist.trials.record import Record
-from nbdist.trials.start import check_trial, keep, order_of
+from nbdist.trials.start import check_trial, held, keep, order_of, source_of
 from nbdist.trials.sweep import Sweep
 
 
@@ -34,12 +34,18 @@ def attach_sweep(
     about = read_about(folder)
     if trial is not None:
         check_trial(trial)
+    if (mine := held(sweep)) is not None:
+        if mine.driven or mine.error is None:
+            return mine
+        mine.leave()
     log = EventLog.reopen(folder / LOG)
     try:
         ledger = Ledger.of(log.found.events)
         if complaint := log.found.complaint():
             report(f"{folder / LOG}: {complaint}")
         body: Any = trial if about["function"] else ledger.created.body
+        if about["function"] and trial is not None and source_of(trial) != ledger.created.body:
+            report(f"the function is not what sweep {sweep} began with: trials from here on run this one")
         record = Record(folder, log, ledger, cluster or its_cluster(about["cluster"]))
         if record.goes_on:
             record.cluster = record.cluster or any_cluster(report)

@@ -1,13 +1,14 @@
 """Where an engine takes trials in: on its Server's thread, while the main thread runs the one before.
 
 driver                                  engine
-trial.enlist  sweep ───────────────►    the driver is there, and hears of everything from now on
-trial.start   sweep, a TrialOrder ──►   waits in line for the main thread
-trial.leave   sweep ───────────────►    nothing follows: the main thread is free for others
-              ◄── trial.standing        whether it serves, what it is at, and how the last trial ended
+trial.enlist  sweep, token ────────►    the driver is there: what is free is kept for it, and it hears of all
+trial.start   sweep, a TrialOrder ──►   waits for the main thread
+trial.leave   sweep, token ────────►    nothing follows: the main thread is free for others
+              ◄── trial.standing        whether it serves, what it is at, how the last trial ended, who has it
               ◄── trial.over            a trial's end; kept until the next one ends, for a driver that is late
 
-A driver that says nothing for half a minute has died: then an engine with nothing to do leaves as well.
+A driver that says nothing for half a minute has died: then an engine with nothing to do leaves as well. Only
+the driver that enlisted last is listened to, and what it says twice is done once.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from nbdist.errors import NbdistError
 from nbdist.runs.agent import Agent, agent
 from nbdist.trials.order import SweepOrder, TrialOrder, run_name
-from nbdist.wire.frames import Frame
+from nbdist.wire.frames import Frame, encode
 from nbdist.wire.peers import Sender
 
 SILENT_SECONDS = 30.0  # of a driver, after which it counts as gone
 LOOK_SECONDS = 2.0
+KEPT = 8  # sweeps whose last end here is kept
 
 
 class Desk:
@@ -33,10 +37,11 @@ class Desk:
     def __init__(self, here: Agent) -> None:
         self.agent = here
         self.sweep = ""
-        self._serving = False
+        self._serving = self._leaving = False
+        self._left = ""  # the token of the driver that has left last
         self._lock = threading.Lock()
         self._present: TrialOrder | None = None
-        self._over: dict[str, Any] | None = None
+        self._over: dict[str, dict[str, Any]] = {}  # the last end, by sweep
         self._line: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
         self._driver: Sender | None = None
         self._heard = 0.0
@@ -47,16 +52,16 @@ class Desk:
 
     # The engine's main thread.
 
-    def open(self, order: SweepOrder) -> None:
-        """Begin to serve a sweep; the driver is told that trials can come."""
+    def open(self, order: SweepOrder, token: str) -> None:
+        """Begin to serve a sweep for the driver of a token, which is told that trials can come."""
         with self._lock:
-            if self.sweep != order.sweep:
-                self._over = None
             self.sweep, self._serving, self._heard = order.sweep, True, time.monotonic()
             self._line = queue.SimpleQueue()
-            self._present = None
+            self._present, self._leaving = None, token == self._left
+            if self._leaving:  # before the main thread was free
+                self._line.put(None)
         self.agent.hold(order.sweep)
-        self._tell(self._standing)
+        self._tell(lambda: self._standing(order.sweep))
 
     def next(self) -> TrialOrder | None:
         """Wait for a trial; None if none follows."""
@@ -71,71 +76,99 @@ class Desk:
 
     def end(self, trial: TrialOrder, over: dict[str, Any]) -> None:
         """Take note of how a trial has ended, and tell the driver."""
+        sweep, run = self.sweep, run_name(self.sweep, trial.number, trial.attempt)
+        told = {**trial.to_meta(), **over, "sweep": sweep, "rank": self.agent.task.rank}
+        try:
+            encode(Frame("trial.over", told))
+        except NbdistError as error:  # names of metrics that are no text, or very long
+            told |= {"state": "failed", "values": {}, "error": f"what the trial ended with is lost: {error}"}
         with self._lock:
             self._present = None
-            self._over = {**trial.to_meta(), **over, "sweep": self.sweep, "rank": self.agent.task.rank}
-            frame = Frame("trial.over", self._over)
-        self._tell(lambda: frame)
+            self._over.pop(sweep, None)
+            self._over[sweep] = told
+            while len(self._over) > KEPT:
+                del self._over[next(iter(self._over))]
+
+        def frame() -> Frame:
+            self.agent.unwatch(run)
+            return Frame("trial.over", told)
+
+        self._tell(frame)
 
     def close(self) -> None:
         """Serve no more; how the last trial ended is kept."""
+        sweep = self.sweep
         with self._lock:
             self._serving, self._present = False, None
-        self.agent.let_go(self.sweep)
-        self._tell(self._standing)
+        self.agent.let_go(sweep)
+        self._tell(lambda: self._standing(sweep))
 
     # The Server's thread.
 
     def _enlist(self, frame: Frame, sender: Sender) -> None:
-        self._driver, self._heard = sender, time.monotonic()
+        sweep = frame.meta["sweep"]
         with self._lock:
-            present = self._present
-        if present is not None and frame.meta["sweep"] == self.sweep:
-            self.agent.watch(run_name(self.sweep, present.number, present.attempt), sender)
-        sender.push(self._standing())
+            present = self._present if self.sweep == sweep else None
+        held = self.agent.claim(sweep)
+        if not held:
+            self._driver, self._heard = sender, time.monotonic()
+        if present is not None:
+            self.agent.watch(run_name(sweep, present.number, present.attempt), sender)
+        sender.push(self._standing(sweep, held))
 
     def _start(self, frame: Frame, sender: Sender) -> None:
-        self._driver, self._heard = sender, time.monotonic()
-        trial = TrialOrder.from_meta(frame.meta)
+        if sender != self._driver:
+            return  # of a driver that has died since
+        self._heard = time.monotonic()
+        sweep, trial = frame.meta["sweep"], TrialOrder.from_meta(frame.meta)
         with self._lock:
-            mine = self._serving and self.sweep == frame.meta["sweep"]
-            over = self._over or {"number": -1, "attempt": -1}
-            if mine and (
-                trial == self._present or (trial.number, trial.attempt) == (over["number"], over["attempt"])
-            ):
-                return  # it came twice: the driver thought that it had gone lost
-            if mine:
+            mine = self._serving and not self._leaving and self.sweep == sweep
+            over = self._over.get(sweep, {"number": -1, "attempt": -1})
+            if (trial.number, trial.attempt) == (over["number"], over["attempt"]):
+                mine = False
+            elif mine and self._present is None:
+                run = run_name(sweep, trial.number, trial.attempt)
                 self._present = trial
-                run = run_name(self.sweep, trial.number, trial.attempt)
                 self.agent.control(run)  # a word may come before the body
                 self.agent.watch(run, sender)
                 self._line.put(trial)
+            mine = mine and trial == self._present
         if not mine:
-            sender.push(self._standing())
+            sender.push(self._standing(sweep))
 
     def _leave(self, frame: Frame, sender: Sender) -> None:
-        if frame.meta["sweep"] == self.sweep:
-            self._line.put(None)
-
-    def _standing(self) -> Frame:
+        if sender != self._driver:
+            return
         with self._lock:
-            present = None if self._present is None else self._present.to_meta()
+            self._left = frame.meta["token"]
+            if self._serving and self.sweep == frame.meta["sweep"]:
+                self._leaving = True
+                self._line.put(None)
+                return
+        self.agent.let_go(frame.meta["sweep"])
+
+    def _standing(self, sweep: str, held: str = "") -> Frame:
+        with self._lock:
+            mine = self.sweep == sweep and self._serving
+            present = self._present.to_meta() if mine and self._present is not None else None
             meta = {
-                "sweep": self.sweep,
+                "sweep": sweep,
                 "rank": self.agent.task.rank,
-                "serving": self._serving,
+                "serving": mine and not self._leaving,
                 "present": present,
-                "over": self._over,
+                "over": self._over.get(sweep),
+                "held": held,
             }
         return Frame("trial.standing", meta)
 
-    def _tell(self, frame: Any) -> None:
+    def _tell(self, frame: Callable[[], Frame]) -> None:
         """Push a frame to the driver, from any thread."""
 
         def push() -> None:
+            told = frame()
             if self._driver is not None:
                 with suppress(ConnectionError):  # it went away; another will ask
-                    self._driver.push(frame())
+                    self._driver.push(told)
 
         self.agent.task.server.post(push)
 

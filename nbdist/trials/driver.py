@@ -24,7 +24,7 @@ from nbdist.runs.replacing import Replacing
 from nbdist.sweep import wishes
 from nbdist.sweep.events import EndState, Reported, Started
 from nbdist.sweep.trial import Trial
-from nbdist.trials.engines import Engines
+from nbdist.trials.engines import Attempt, Engines
 from nbdist.trials.order import TrialOrder
 from nbdist.wire.frames import Frame
 
@@ -37,6 +37,8 @@ FULL_SECONDS = 1.0  # between two attempts to write on a full disk
 RECOVER_SECONDS = 10.0  # that engines have to say what they are at, when a sweep is taken over
 LEAVE_SECONDS = 2.0  # for engines to leave
 LEAST_FAILURES = 4
+PRUNED_PATIENCE = 10.0  # times as long as others has a trial that is pruned
+UNKNOWN_SECONDS = 1.0  # the same as RECOVER_SECONDS, where the log knows of nothing that runs
 
 
 class Driver:
@@ -50,14 +52,19 @@ class Driver:
         self.trouble: str | None = None
         self._recovering = taken_over
         self._ended = ended
-        self._overs: dict[tuple[int, int], dict[int, dict[str, Any]]] = {}
-        self._told: dict[tuple[int, int], tuple[float, int]] = {}  # attempts that are to end: since, rungs
+        self._overs: dict[Attempt, dict[int, dict[str, Any]]] = {}
+        self._told: dict[Attempt, tuple[float, int]] = {}  # attempts that are to end: since, rungs
         self._replacing: list[Replacing] = []
+        self._failed_before = record.ledger.counts["failed"]
+        self._failed = 0  # as many trials as have to have failed for another look at them
+        self.hopeless = False
+        """Whether the trouble does not pass by itself."""
         self._inbox: deque[Frame] = deque()
         self._died: set[int] = set()
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
+        engines.wake = self.wake
         self._closing = threading.Lock()
         self._leaving = False
         self._thread = threading.Thread(target=self._run, name=f"nbdist sweep {record.id}", daemon=True)
@@ -86,7 +93,6 @@ class Driver:
 
     def _run(self) -> None:
         try:
-            self.engines.join()
             if self._recovering:
                 self._recover()
             while not self._leaving:
@@ -105,7 +111,7 @@ class Driver:
             )
             self.error.__cause__ = error
         finally:
-            with suppress(NbdistError):
+            with suppress(Exception):  # what ended it is said already
                 self._leave()
             with self._closing:
                 os.close(self._wake_in)
@@ -119,33 +125,42 @@ class Driver:
         deadline = time.monotonic() + LEAVE_SECONDS
         while not self.engines.have_left() and time.monotonic() < deadline:
             self.engines.wait(self._wake_in, 0.002)
-            self.engines.look(time.monotonic())
+            for frame in self.engines.look(time.monotonic())[0]:
+                self.engines.take(frame, time.monotonic())
 
     # Taking over.
 
     def _recover(self) -> None:
-        """Find out what engines are at, and what has ended meanwhile, and write down what is lost."""
-        deadline = time.monotonic() + RECOVER_SECONDS
-        waiting = {one.rank for one in self.engines.standing() if one.state != "gone"}
-        at_work: dict[tuple[int, int], tuple[int, ...]] = {}
-        while waiting and time.monotonic() < deadline and not self._leaving:
-            frames, died = self.engines.look(time.monotonic())
-            waiting -= died
-            for frame in frames:
-                self._inbox.append(frame)
-                if frame.kind == "trial.standing":
-                    self.engines.take(frame, time.monotonic())
-                    waiting.discard(int(frame.meta["rank"]))
-                    for one in (frame.meta["present"], frame.meta["over"]):
-                        if one is not None:
-                            at_work[one["number"], one["attempt"]] = tuple(one["ranks"])
-            self.engines.wait(self._wake_in, 0.05)
+        """Find out what engines are at, and what has ended meanwhile, and write down what is lost.
+
+        An attempt is adopted if all its engines are at it, or have been.
+        """
         record = self.record
         with record.lock:
-            events, strays = record.scheduler.recover(at_work, time.time())
+            seconds = RECOVER_SECONDS if record.ledger.running else UNKNOWN_SECONDS
+        deadline = time.monotonic() + seconds
+        waiting = {one.rank for one in self.engines.standing() if one.state != "gone"}
+        ranks: dict[tuple[int, int], tuple[int, ...]] = {}
+        found: dict[tuple[int, int], set[int]] = {}
+        while waiting and time.monotonic() < deadline and not self._leaving:
+            frames, died = self.engines.look(time.monotonic())
+            self._inbox.extend(frames)
+            self._died |= died
+            for frame in frames:
+                waiting.discard(int(frame.meta["rank"]))
+                for one in parts_of(frame):
+                    key = one["number"], one["attempt"]
+                    ranks[key] = tuple(one["ranks"])
+                    found.setdefault(key, set()).add(int(frame.meta["rank"]))
+            waiting -= self._died
+            if waiting:
+                self.engines.wait(self._wake_in, 0.05)
+        at_work = {key: those for key, those in ranks.items() if found[key] >= set(those)}
+        if self._leaving:
+            return
+        with record.lock:
+            events, _ = record.scheduler.recover(at_work, time.time())
             record.write(*events)
-        for number, attempt in strays:  # to those that have ended long ago nobody listens any more
-            self.engines.stop(number, attempt, "the sweep has given this attempt up")
 
     # Looking.
 
@@ -156,10 +171,10 @@ class Driver:
         record = self.record
         with record.lock:
             try:
-                self._bury()
-                while self._inbox:
+                while self._inbox:  # before deaths: what has ended is not tried again
                     self._hear(self._inbox[0])
                     self._inbox.popleft()
+                self._bury()
                 record.full = ""
             except ResourceExhaustedError as error:  # nothing is lost: it is written when there is room
                 record.full = str(error)
@@ -177,19 +192,22 @@ class Driver:
         for event in events:  # the other engines of such a trial cannot go on without
             attempt = record.ledger.trials[event.number].attempt
             self._overs.pop((event.number, attempt), None)
-            self.engines.stop(event.number, attempt, "another engine of this trial died")
+            self.engines.disown(event.number, attempt)
 
     def _hear(self, frame: Frame) -> None:
         now = time.monotonic()
         if frame.kind == "trial.news":
             self._take_news(frame)
             return
-        over = frame.meta if frame.kind == "trial.over" else frame.meta.get("over")
+        over = frame.meta if frame.kind == "trial.over" else frame.meta["over"]
         if over is not None:
             self._take_over(over)
             self.engines.take(Frame("trial.over", {**over, "rank": frame.meta["rank"]}), now)
         if frame.kind == "trial.standing":
-            self.engines.take(frame, now)
+            present = frame.meta["present"]
+            trial = None if present is None else self.record.ledger.trials.get(present["number"])
+            wanted = trial is not None and trial.state == "running" and trial.attempt == present["attempt"]
+            self.engines.take(frame, now, wanted)
 
     def _take_news(self, frame: Frame) -> None:
         number, attempt = int(frame.meta["number"]), int(frame.meta["attempt"])
@@ -221,18 +239,16 @@ class Driver:
         failed = next(
             (one for one in overs.values() if one["state"] == "failed" and not one.get("aborted")), None
         )
-        if failed is not None and len(overs) < len(trial.ranks):
-            self.engines.stop(number, attempt, "another engine of this trial failed")
-        if set(overs) < set(trial.ranks):
+        ranks = [int(rank) for rank in over["ranks"]]
+        if not set(overs) >= set(ranks):
             return
         del self._overs[key]
-        shown = failed or overs[trial.ranks[0]]
+        shown = failed or overs[ranks[0]]
         ended = record.scheduler.end(
             number, attempt, state_of(shown), time.time(), shown["values"], str(shown["error"])
         )
         if ended is not None:
             record.write(ended)
-            self._told.pop(key, None)
 
     # Acting.
 
@@ -252,50 +268,89 @@ class Driver:
                 record.sync(SYNC_SECONDS)
             except ResourceExhaustedError as error:
                 record.full = str(error)
-            stopping = [
-                record.ledger.trials[n] for n in record.ledger.running if record.ledger.trials[n].stopping
-            ]
-            keys = [(trial.number, trial.attempt) for trial in stopping]
+            ending = self._ending()
             self.trouble = record.full or record.scheduler.trouble(alive) or None
             over = not record.goes_on
+            idle = not over and not record.ledger.running
         for trial in started:
             self.engines.start(trial, time.monotonic())
-        for key in keys:
-            self._press(key)
+        self._press(ending)
         if (wrong := self.engines.wrong) is not None:
             raise wrong
+        self.hopeless = self.trouble is not None
+        if self.trouble is None and idle and (held := self.engines.held):
+            self.trouble = f"run {held} has the engines; the sweep goes on when it is over"
+        self._replacing = [one for one in self._replacing if one.under_way or one.error is not None]
+        if self.trouble is None and self._replacing:
+            self.trouble = next((one.told for one in self._replacing if one.error is not None), None)
         return over and not record.full and not any(one.under_way for one in self._replacing)
 
-    def _press(self, key: tuple[int, int]) -> None:
-        """Have a trial end: it is asked, then signalled, at last its engines are replaced."""
+    def _ending(self) -> dict[Attempt, tuple[str, float]]:
+        """Return the attempts that are to end: why they are aborted, if so, and how patiently."""
+        record, found = self.record, dict[Attempt, tuple[str, float]]()
+        for number in record.ledger.running:
+            trial = record.ledger.trials[number]
+            if trial.stopping:  # one that is pruned harms nobody: its step may take its time
+                found[number, trial.attempt] = "", PRUNED_PATIENCE if trial.stopping == "pruned" else 1.0
+        for key, overs in self._overs.items():
+            if any(one["state"] == "failed" for one in overs.values()):
+                found[key] = "another engine of this trial failed", 1.0
+        for key in self.engines.strays():
+            found[key] = "the sweep has given this attempt up", 1.0
+        return found
+
+    def _press(self, ending: dict[Attempt, tuple[str, float]]) -> None:
+        """Have attempts end: they are asked, then signalled, at last their engines are replaced."""
         now = time.monotonic()
-        since, rung = self._told.get(key, (now, 0))
-        if rung == 0:
-            self.engines.stop(*key)
-            rung = 1
-        elif rung == 1 and now - since >= SIGNAL_AFTER:
-            self.engines.interrupt(*key)
-            rung = 2
-        elif rung == 2 and now - since >= REPLACE_AFTER:
-            stuck = self.engines.infos(*key)
-            if stuck:
-                one = Replacing(self.engines.cluster)
-                one.begin(stuck, REPLACE_AFTER)
-                self._replacing.append(one)
-            rung = 3
-        self._told[key] = (since, rung)
+        self._told = {key: self._told.get(key, (now, 0)) for key in ending}
+        for key, (reason, patience) in ending.items():
+            since, rung = self._told[key]
+            if rung == 0:
+                self.engines.stop(*key, reason)
+            elif rung == 1 and now - since >= SIGNAL_AFTER * patience:
+                self.engines.interrupt(*key)
+            elif rung == 2 and now - since >= REPLACE_AFTER * patience:
+                stuck = self.engines.infos(*key)
+                if stuck:
+                    one = Replacing(self.engines.cluster)
+                    one.begin(stuck, REPLACE_AFTER * patience)
+                    self._replacing.append(one)
+            else:
+                continue
+            self._told[key] = since, rung + 1
 
     def _check_failures(self) -> None:
         """End a sweep whose trials all fail: the body is wrong, and a thousand trials would not mend it."""
         ledger = self.record.ledger
         counts = ledger.counts
-        failed = counts["failed"]
-        others = counts["complete"] + counts["pruned"] + counts["stopped"]
-        if ledger.closed or others or failed < max(LEAST_FAILURES, 2 * self.engines.alive):
+        failed = counts["failed"] - self._failed_before
+        if ledger.closed or failed <= 0 or failed < self._failed:
             return
-        first = next(trial for trial in ledger.trials.values() if trial.state == "failed")
-        self.error = all_failed(first, failed)
-        self.record.write(*wishes.close(ledger, time.time(), "all trials failed"))
+        if counts["complete"] + counts["pruned"] + counts["stopped"]:
+            return
+        all_over = self.record.over and not counts["waiting"]
+        if not all_over and failed < max(LEAST_FAILURES, 2 * self.engines.alive):
+            return
+        those = [trial for trial in ledger.trials.values() if trial.state == "failed"]
+        longest = max(trial.seconds or 0.0 for trial in those)
+        now = time.time()
+        for number in ledger.running:  # one that has come further than they did may be fine
+            trial = ledger.trials[number]
+            if trial.step is not None or now - (trial.started_at or now) > longest:
+                self._failed = failed + 1
+                return
+        self.error = all_failed(those[0], failed)
+        if not all_over:
+            self.record.write(*wishes.close(ledger, now, "all trials failed"))
+
+
+def parts_of(frame: Frame) -> list[dict[str, Any]]:
+    """Return the attempts that an engine speaks of: at which it is, and which has ended."""
+    if frame.kind == "trial.over":
+        return [frame.meta]
+    if frame.kind != "trial.standing":
+        return []
+    return [one for one in (frame.meta["present"], frame.meta["over"]) if one is not None]
 
 
 def state_of(over: dict[str, Any]) -> EndState:
@@ -308,7 +363,7 @@ def all_failed(first: Trial, count: int) -> BodyError:
     """Return the error of a sweep none of whose trials has done anything but fail."""
     given = " ".join(f"{name}={value!r}" for name, value in first.parameters.items())
     error = BodyError(
-        f"all of the first {count} trials failed, and the sweep was ended. "
+        f"all of the first {count} trials failed, and the sweep has ended. "
         f"Trial {first.number} ({given}):\n{first.error}"
     )
     error.ename, error.evalue = last_line(first.error)

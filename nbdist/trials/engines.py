@@ -1,28 +1,41 @@
-"""The engines of a sweep, seen from its driver: which are free, busy or gone, and what they say."""
+"""The engines of a sweep, seen from its driver: which are free, busy or gone, and what they say.
+
+    joining ──► free ◄──► busy          an engine that nobody else has serves the sweep until it is left
+       │          └────────┴──► gone    dead, frozen or cut off; one that comes back joins again
+
+Nothing here waits for an engine: what one is at is known from what it says (`take`), asked every few seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import secrets
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import zmq
 
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.handle import Cluster
-from nbdist.errors import FailedPreconditionError, NbdistError, TaskDiedError, UnavailableError
-from nbdist.runs.start import prepare
+from nbdist.errors import NbdistError, TaskDiedError, UnavailableError
 from nbdist.runtime.task import TaskInfo
 from nbdist.trials.desk import open_desk
 from nbdist.trials.order import SweepOrder, TrialOrder, run_name
 from nbdist.trials.serving import serve
 from nbdist.wire.frames import Frame
+from nbdist.wire.peers import Peer
 
 ENLIST_SECONDS = 5.0  # between two words that the driver is there; what was lost meanwhile comes up then
 RESEND_SECONDS = 2.0  # after which a trial that an engine knows nothing of has gone lost
-JOIN_SECONDS = 1.0  # between two attempts to win an engine that another run has
+JOIN_SECONDS = 1.0  # between two attempts to win an engine that another run has, or to reach a lost one
+LOST_SECONDS = 10.0  # of silence after its connection broke; then an engine is frozen or cut off, and gone
+MOST_FAILURES = 3  # attempts to have an engine serve
 
-State: TypeAlias = Literal["joining", "free", "busy", "gone"]
+Attempt = tuple[int, int]
+"""A trial's number, and which attempt at it."""
+
+_with_desk: set[int] = set()
+"""Incarnations of the engines that have their desk."""
 
 
 class EngineStanding(NamedTuple):
@@ -36,27 +49,58 @@ class EngineStanding(NamedTuple):
 
 @dataclass
 class Engine:
-    """One engine; ``wrong`` says why it cannot serve."""
+    """One engine: what it was given, and what it is believed to be at."""
 
     info: TaskInfo
-    state: State = "joining"
+    gone: bool = False
+    serving: bool = False
     trial: TrialOrder | None = None
+    """What it was given."""
+    present: Attempt | None = None
+    """What it is at: if that is not what it was given, an attempt that nobody wants any more."""
+    claimed: bool = False
+    """Whether it is ours, and is to be told to serve."""
+    held: str = ""
+    """The run of others that has it."""
+    desk: Calls | None = None
     calls: Calls | None = None
     due: float = 0.0
     sent: float = 0.0
+    lost: float | None = None
+    """Since when its connection is broken."""
+    failures: int = 0
     wrong: NbdistError | None = None
+
+    @property
+    def state(self) -> Literal["joining", "free", "busy", "gone"]:
+        """Where it stands."""
+        if self.gone:
+            return "gone"
+        if self.trial is not None or self.present is not None:
+            return "busy"
+        return "free" if self.serving else "joining"
 
 
 class Engines:
     """The engines of one sweep; all from the driver's thread, but `standing`."""
 
-    def __init__(self, cluster: Cluster, order: SweepOrder, body: Any, ranks: Iterable[int]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        order: SweepOrder,
+        body: Any,
+        ranks: Iterable[int],
+    ) -> None:
         self.cluster = cluster
+        self.wake: Callable[[], object] = lambda: None
+        """Called, on any thread, when a call to an engine has ended."""
         self._order, self._body = order, body
         infos = {info.rank: info for info in cluster.tasks}
         self._all = {rank: Engine(infos[rank]) for rank in ranks}
+        self._token = secrets.token_hex(8)
+        self._leaving = False
         self._poller = zmq.Poller()
-        self._polled: dict[int, int] = {}  # incarnations whose connections the poller knows
+        self._polled: list[Peer] = []
 
     @property
     def free(self) -> set[int]:
@@ -66,90 +110,105 @@ class Engines:
     @property
     def alive(self) -> int:
         """How many there are that are not gone."""
-        return sum(one.state != "gone" for one in self._all.values())
+        return sum(not one.gone for one in self._all.values())
+
+    @property
+    def held(self) -> str:
+        """A run of others that has one of them, empty if none has."""
+        return next((one.held for one in self._all.values() if one.held and not one.gone), "")
 
     @property
     def wrong(self) -> NbdistError | None:
-        """Why no engine can serve, if none can."""
-        errors = [one.wrong for one in self._all.values()]
-        return errors[0] if errors and all(errors) else None
+        """Why no engine can serve, if it is not that all are dead."""
+        errors = [one.wrong for one in self._all.values() if one.wrong is not None]
+        return errors[0] if errors and not self.alive else None
+
+    def strays(self) -> set[Attempt]:
+        """Return the attempts that engines are at, although nobody wants them any more."""
+        return {
+            one.present
+            for one in self._all.values()
+            if one.present is not None
+            and not one.gone
+            and (one.trial is None or key_of(one.trial) != one.present)
+        }
 
     def at(self, number: int, attempt: int) -> list[int]:
-        """Return the ranks that are busy with an attempt at a trial."""
+        """Return the ranks that have an attempt at a trial."""
+        key = (number, attempt)
         return [
             rank
             for rank, one in self._all.items()
-            if one.trial is not None and (one.trial.number, one.trial.attempt) == (number, attempt)
+            if one.present == key or (one.trial is not None and key_of(one.trial) == key)
         ]
 
     def standing(self) -> list[EngineStanding]:
         """Return what each is at. May be called from any thread."""
-        return [
-            EngineStanding(
-                rank,
-                one.info.name,
-                "gone" if one.state == "gone" else "busy" if one.trial is not None else "free",
-                None if (trial := one.trial) is None else trial.number,
-            )
-            for rank, one in list(self._all.items())
-        ]
-
-    def join(self) -> None:
-        """Have all engines serve the sweep; raises what keeps one from it: it is busy with a run, say."""
-        prepare(self.cluster)
-        living = self._living()
-        self.cluster.submit(open_desk, on=living).results(timeout=30)
-        for rank in living:
-            self._reserve(rank)
-        self._submit(living)
+        found = []
+        for rank, one in list(self._all.items()):
+            trial, present = one.trial, one.present
+            number = trial.number if trial is not None else present[0] if present is not None else None
+            state: Literal["busy", "free"] = "free" if number is None else "busy"
+            found.append(EngineStanding(rank, one.info.name, "gone" if one.gone else state, number))
+        return found
 
     def look(self, now: float) -> tuple[list[Frame], set[int]]:
-        """Return what engines have said, and the ranks that have died since the last look."""
-        died = self._bury()
-        frames: list[Frame] = []
-        for rank, one in self._all.items():
-            if one.state == "gone":
-                continue
-            self._look_at_call(rank, one, now)
-            try:
-                peer = self.cluster.peer(rank)
-                if now >= one.due:
-                    one.due = now + ENLIST_SECONDS
-                    peer.send("trial.enlist", {"sweep": self._order.sweep})
-                while (frame := peer.receive(0)) is not None:
-                    if frame.meta.get("sweep") == self._order.sweep and frame.kind.startswith("trial."):
-                        frames.append(frame)
-            except UnavailableError:  # it died, which is noticed above, or was cut off: it is asked again
-                one.due = min(one.due, now + JOIN_SECONDS)
+        """Return what engines have said, and the ranks that have died since the last look.
+
+        Raises UnavailableError if the cluster's controller is gone.
+        """
+        if (how := self.cluster.controller_died()) is not None:
+            raise UnavailableError(
+                f"the controller of cluster {self.cluster.id} is gone ({how}), and its engines with it; "
+                f"start another with %cluster start, then nb.attach({self._order.sweep!r}) goes on there"
+            )
+        frames = self._receive(now)  # before deaths: what one has said last counts
+        died = self._bury(now)
+        if not self._leaving:
+            self._join(now)
         return frames, died
 
-    def take(self, frame: Frame, now: float) -> None:
-        """Take note of what an engine says of itself in a frame."""
+    def take(self, frame: Frame, now: float, wanted: bool = False) -> None:
+        """Take note of what an engine says of itself; ``wanted``: what it is at is an attempt that runs."""
         one = self._all[int(frame.meta["rank"])]
-        if one.state == "gone":
-            return
+        if one.gone and one.lost is None:
+            return  # from before its death
+        one.gone, one.lost = False, None
         if frame.kind == "trial.over":
-            trial = one.trial
-            if trial is not None and trial.number == frame.meta["number"]:
-                one.state, one.trial = "free", None
-        elif frame.kind == "trial.standing":
-            present = frame.meta["present"]
-            if present is not None:
-                one.state, one.trial = "busy", TrialOrder.from_meta(present)
-            elif frame.meta["serving"]:
-                if one.state == "joining":
-                    one.state = "free"
-                elif one.trial is not None and now - one.sent > RESEND_SECONDS:  # it never came
-                    self._start(int(frame.meta["rank"]), one, now)
-            elif one.state != "joining":  # it has left, for it heard nothing of us
-                one.state, one.trial, one.calls = "joining", None, None
+            key = (int(frame.meta["number"]), int(frame.meta["attempt"]))
+            if one.trial is not None and key_of(one.trial) == key:
+                one.trial = None
+            if one.present == key:
+                one.present = None
+            return
+        meta = frame.meta
+        _with_desk.add(one.info.incarnation)
+        one.serving, one.held = bool(meta["serving"]), str(meta["held"])
+        one.claimed = not one.serving and not one.held
+        present = None if meta["present"] is None else TrialOrder.from_meta(meta["present"])
+        one.present = None if present is None else key_of(present)
+        if present is not None and wanted and one.trial is None:
+            one.trial = present
+        if one.held:
+            one.due = min(one.due, now + JOIN_SECONDS)
+        if one.trial is None or present is not None:
+            return
+        if not one.serving:  # it had left before the trial came: it is sent again as soon as it serves
+            one.sent = now - 2 * RESEND_SECONDS
+        elif now - one.sent > RESEND_SECONDS:
+            self._start(one, now)
 
     def start(self, trial: TrialOrder, now: float) -> None:
         """Send a trial to its ranks."""
         for rank in trial.ranks:
             one = self._all[rank]
-            one.state, one.trial = "busy", trial
-            self._start(rank, one, now)
+            one.trial, one.present = trial, key_of(trial)
+            self._start(one, now)
+
+    def disown(self, number: int, attempt: int) -> None:
+        """Take an attempt for one that nobody wants any more; it is a stray while engines are at it."""
+        for rank in self.at(number, attempt):
+            self._all[rank].trial = None
 
     def stop(self, number: int, attempt: int, reason: str = "") -> None:
         """Have an attempt at a trial end at its next step; with a reason it is aborted."""
@@ -171,90 +230,123 @@ class Engines:
 
     def leave(self) -> None:
         """Give all engines free for others; those that are at a trial leave after it."""
+        self._leaving = True
         for rank, one in self._all.items():
-            if one.state != "gone":
-                self._send(rank, "trial.leave", {"sweep": self._order.sweep})
+            if not one.gone or one.wrong is not None:
+                self._send(rank, "trial.leave", {"sweep": self._order.sweep, "token": self._token})
 
     def have_left(self) -> bool:
         """Whether all that have nothing to do serve no more, and others can have them."""
-        idle = ((rank, one) for rank, one in self._all.items() if one.trial is None and one.state != "gone")
-        return all(one.calls is None or rank in one.calls.ready_ranks() for rank, one in idle)
+        idle = [
+            one for one in self._all.values() if one.trial is None and one.present is None and not one.gone
+        ]
+        return not any(one.serving or pending(one.calls, one.info.rank) for one in idle)
 
     def wait(self, wake: int, seconds: float) -> None:
         """Wait until an engine says something, ``wake`` becomes readable, or so many seconds are over."""
-        for rank, one in self._all.items():
-            if one.state != "gone" and self._polled.get(rank) != one.info.incarnation:
-                self.cluster.peer(rank).wake(self._poller)
-                self._polled[rank] = one.info.incarnation
+        peers = [
+            self.cluster.peer(rank) for rank, one in self._all.items() if not one.gone or one.lost is not None
+        ]
+        if peers != self._polled:  # not the connection of one that was replaced: it is closed
+            self._poller, self._polled = zmq.Poller(), peers
+            for peer in peers:
+                peer.wake(self._poller)
         self._poller.register(wake, zmq.POLLIN)
         self._poller.poll(max(0, int(seconds * 1000)))
 
-    def _start(self, rank: int, one: Engine, now: float) -> None:
-        assert one.trial is not None
-        one.sent = now
-        self._send(rank, "trial.start", {**one.trial.to_meta(), "sweep": self._order.sweep})
+    def _receive(self, now: float) -> list[Frame]:
+        frames: list[Frame] = []
+        infos = {info.rank: info for info in self.cluster.tasks}
+        for rank, one in self._all.items():
+            if (one.gone and one.lost is None) or infos[rank].incarnation != one.info.incarnation:
+                continue
+            try:
+                peer = self.cluster.peer(rank)
+                if now >= one.due and not self._leaving:
+                    one.due = now + ENLIST_SECONDS
+                    peer.send("trial.enlist", {"sweep": self._order.sweep, "token": self._token})
+                while (frame := peer.receive(0)) is not None:
+                    if frame.kind.startswith("trial.") and frame.meta.get("sweep") == self._order.sweep:
+                        one.lost = None if not one.gone else one.lost
+                        frames.append(frame)
+            except UnavailableError:  # it died, or was cut off: what was said meanwhile is asked for
+                one.lost = now if one.lost is None else one.lost
+                one.due = min(one.due, now + JOIN_SECONDS)
+        return frames
 
-    def _living(self) -> list[int]:
-        self._bury()
-        return [rank for rank, one in self._all.items() if one.state != "gone"]
-
-    def _bury(self) -> set[int]:
-        """Note which engines have died, and which have come back as others; return those that died."""
+    def _bury(self, now: float) -> set[int]:
+        """Note which engines have died or are lost, and which have come back as others; return the former."""
         dead = {info.incarnation for info in self.cluster.dead()}
         died = set()
         for info in self.cluster.tasks:
             one = self._all.get(info.rank)
             if one is None:
                 continue
-            gone = one.info.incarnation in dead or info.incarnation != one.info.incarnation
-            if gone and one.state != "gone":
-                one.state, one.trial, one.calls = "gone", None, None
+            dies = one.info.incarnation in dead or info.incarnation != one.info.incarnation
+            lost = one.lost is not None and now - one.lost > LOST_SECONDS
+            if (dies or lost or one.wrong is not None) and not one.gone:
+                one.gone, one.trial, one.present, one.serving, one.held = True, None, None, False, ""
+                one.calls = one.desk = None
                 died.add(info.rank)
-            if one.state == "gone" and info.incarnation not in dead and info.rank not in died:
+            if dies:
+                one.lost = None
+            if one.gone and info.incarnation != one.info.incarnation and info.incarnation not in dead:
                 self._all[info.rank] = Engine(info)
-                self._forget_connection(info.rank)
         return died
 
-    def _forget_connection(self, rank: int) -> None:
-        self._polled.clear()
-        self._poller = zmq.Poller()
+    def _join(self, now: float) -> None:
+        """Give engines their desk, and have those serve that nobody else has."""
+        fresh, idle = [], []
+        for rank, one in self._all.items():
+            if one.gone:
+                continue
+            if one.info.incarnation not in _with_desk:
+                if one.desk is None:
+                    fresh.append(rank)
+                elif rank in one.desk.ready_ranks():
+                    if self._note(one, one.desk.outcome(rank)):
+                        _with_desk.add(one.info.incarnation)
+                    one.desk, one.due = None, 0.0
+            elif one.calls is not None and rank in one.calls.ready_ranks():
+                self._note(one, one.calls.outcome(rank))
+                one.calls, one.serving, one.due = None, False, 0.0  # it says next what it is at
+            elif one.calls is None and one.claimed:
+                one.claimed = False
+                idle.append(rank)
+        for ranks, function, name in ((fresh, open_desk, "desk"), (idle, serve, "calls")):
+            if ranks:
+                given = () if function is open_desk else (self._order, self._body, self._token)
+                calls = self.cluster.submit(function, *given, on=ranks)
+                calls.when_ready(lambda: self.wake())
+                for rank in ranks:
+                    setattr(self._all[rank], name, calls)
 
-    def _look_at_call(self, rank: int, one: Engine, now: float) -> None:
-        """See whether the engine still serves; submit the serving where it does not."""
-        if one.calls is not None and rank in one.calls.ready_ranks():
-            outcome = one.calls.outcome(rank)
-            if isinstance(outcome, Exception) and not isinstance(outcome, TaskDiedError):
-                one.wrong = outcome if isinstance(outcome, NbdistError) else UnavailableError(str(outcome))
-            if one.state != "busy":
-                one.calls, one.state = None, "joining"
-                one.due = now + JOIN_SECONDS
-        if one.state == "joining" and one.calls is None and now >= one.due and one.wrong is None:
-            one.due = now + JOIN_SECONDS
-            try:
-                prepare(self.cluster)
-                self.cluster.submit(open_desk, on=[rank]).results(timeout=10)
-                self._reserve(rank)
-                self._submit([rank])
-            except NbdistError:  # another run has it
-                return
+    def _note(self, one: Engine, outcome: object) -> bool:
+        """Take note of how a call has ended; whether all is well. An engine that fails often is given up."""
+        if not isinstance(outcome, Exception):
+            return True
+        one.failures += not isinstance(outcome, TaskDiedError)
+        if one.failures >= MOST_FAILURES:
+            one.wrong = outcome if isinstance(outcome, NbdistError) else UnavailableError(str(outcome))
+        return False
 
-    def _reserve(self, rank: int) -> None:
-        try:
-            self.cluster.peer(rank).call("run.reserve", {"run": self._order.sweep, "ranks": [rank]})
-        except FailedPreconditionError:
-            standing = self.cluster.peer(rank).call("run.using").meta["run"]
-            if standing != self._order.sweep:
-                raise
-
-    def _submit(self, ranks: list[int]) -> None:
-        for rank in ranks:
-            self._send(rank, "trial.enlist", {"sweep": self._order.sweep})
-        calls = self.cluster.submit(serve, self._order, self._body, on=ranks)
-        for rank in ranks:
-            self._all[rank].calls = calls
+    def _start(self, one: Engine, now: float) -> None:
+        assert one.trial is not None
+        one.sent = now
+        self._send(one.info.rank, "trial.start", {**one.trial.to_meta(), "sweep": self._order.sweep})
 
     def _send(self, rank: int, kind: str, meta: dict[str, Any]) -> None:
         try:
             self.cluster.peer(rank).send(kind, meta)
         except UnavailableError:  # it is gone, or cut off: it is asked what it is at, and told again
             self._all[rank].due = 0.0
+
+
+def key_of(trial: TrialOrder) -> Attempt:
+    """Return which attempt this is."""
+    return trial.number, trial.attempt
+
+
+def pending(calls: Calls | None, rank: int) -> bool:
+    """Whether a call is under way."""
+    return calls is not None and rank not in calls.ready_ranks()

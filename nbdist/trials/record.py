@@ -55,10 +55,13 @@ class Record:
         resume, epochs = "", None
         given = dict(trial.parameters)
         if trial.promotion is not None:
-            given |= trial.promotion.changes
+            changes = dict(trial.promotion.changes)
+            if isinstance(more := changes.get("epochs"), int):
+                epochs = more  # it wins over what the body says, also one that knows no such name
+                if "epochs" not in given:
+                    del changes["epochs"]
+            given |= changes
             resume = trial.promotion.checkpoint
-            if isinstance(more := trial.promotion.changes.get("epochs"), int):
-                epochs = more
         return TrialOrder(trial.number, started.attempt, started.ranks, given, trial.seed, resume, epochs)
 
     def checkpoint(self, number: int) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from nbdist.runs.body import around, live_of, perform
 from nbdist.runs.bodycode import filename
 from nbdist.runtime.task import Task, current
 from nbdist.train.resume import TrainingStates
-from nbdist.trials.desk import desk
+from nbdist.trials.desk import Desk, desk
 from nbdist.trials.found import metrics_of
 from nbdist.trials.live import TrialLive
 from nbdist.trials.order import STATE, SweepOrder, TrialOrder, order_of
@@ -26,16 +27,28 @@ from nbdist.trials.order import STATE, SweepOrder, TrialOrder, order_of
 Body = str | Callable[..., Any]
 
 
-def serve(order: SweepOrder, body: Body) -> None:
+def serve(order: SweepOrder, body: Body, token: str) -> None:
     """Run the trials of a sweep that come to this engine; submitted once, on the main thread."""
     task, here = current(), desk()
     with busy_with(clusters_folder() / task.cluster_id, order.sweep):
-        here.open(order)
+        here.open(order, token)
         try:
             while (trial := here.next()) is not None:
-                here.end(trial, run_trial(order, trial, body, task, here.agent))
+                serve_one(order, trial, body, task, here)
         finally:
             here.close()
+
+
+def serve_one(order: SweepOrder, trial: TrialOrder, body: Body, task: Task, here: Desk) -> None:
+    """Run one trial and tell the driver; however it ends, that is told."""
+    over = {"state": "stopped", "values": {}, "error": ""}
+    with suppress(KeyboardInterrupt):  # just before its first line, or after its last
+        over = run_trial(order, trial, body, task, here.agent)
+    while True:
+        try:
+            return here.end(trial, over)
+        except KeyboardInterrupt:  # for the trial that has ended just now
+            continue
 
 
 def run_trial(sweep: SweepOrder, trial: TrialOrder, body: Body, task: Task, here: Agent) -> dict[str, Any]:
@@ -50,10 +63,8 @@ def run_trial(sweep: SweepOrder, trial: TrialOrder, body: Body, task: Task, here
         seed_generators(trial.seed)
         brought = lambda order, found: {"metrics": metrics_of(found, sweep.metric)}
         outcome = perform(order, body, task, here, live, around(live), brought)
-    except KeyboardInterrupt:  # just before its first line, or after its last
-        return {"state": "stopped", "values": {}, "error": ""}
     except Exception as error:  # a full disk, say: this trial cannot be run here
-        return {"state": "failed", "values": {}, "error": f"{type(error).__name__}: {error}"}
+        return {"state": "failed", "values": {}, "error": plain(f"{type(error).__name__}: {error}")}
     finally:
         linecache.cache.pop(filename(order.run), None)  # there may be thousands
         if len(trial.ranks) > 1:
@@ -70,9 +81,18 @@ def ending(outcome: dict[str, Any]) -> dict[str, Any]:
     wrong, values = outcome.get("error"), outcome.get("metrics", {})
     stopped = bool(outcome["stopped"])
     if wrong and not (stopped and (wrong["aborted"] or wrong["interrupted"])):
-        told = {"state": "failed", "values": values, "error": str(wrong["traceback"]).rstrip()}
+        told = {"state": "failed", "values": values, "error": plain(str(wrong["traceback"])).rstrip()}
         return told | ({"aborted": True} if wrong["aborted"] else {})
     return {"state": "stopped" if stopped else "complete", "values": values, "error": ""}
+
+
+def plain(text: str) -> str:
+    r"""Return a text that can travel, without halves of characters.
+
+    >>> plain("no file \udcff")
+    'no file ?'
+    """
+    return text.encode("utf-8", "replace").decode()
 
 
 def seed_generators(seed: int) -> None:

@@ -177,6 +177,11 @@ def keep(sweep: Sweep) -> None:
     _sweeps.add(sweep)
 
 
+def held(sweep: str) -> Sweep | None:
+    """Return the sweep of this id, if this process holds it already."""
+    return next((one for one in _sweeps if one.id == sweep and not one.left), None)
+
+
 def leave_all() -> None:
     """Let go of all sweeps that this process drives."""
     for sweep in list(_sweeps):

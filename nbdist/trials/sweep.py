@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,7 @@ class Sweep:
         self._driver: Driver | None = None
         self._changed = threading.Condition()
         self._closed = False
+        weakref.finalize(self, record.log.close)  # others may take over what nobody here holds any more
 
     # What is known.
 
@@ -76,6 +78,16 @@ class Sweep:
     def over(self) -> bool:
         """Whether nothing runs, and nothing more is to be done."""
         return self.state in ("done", "stopped", "failed")
+
+    @property
+    def driven(self) -> bool:
+        """Whether its trials are being run from here."""
+        return self._driver is not None
+
+    @property
+    def left(self) -> bool:
+        """Whether it is driven from here no more, and cannot be."""
+        return self._closed
 
     @property
     def trouble(self) -> str | None:
@@ -96,6 +108,8 @@ class Sweep:
     @property
     def cluster(self) -> Cluster:
         """The cluster that it runs on: its own, or if that is gone the present one."""
+        if self._record.cluster is not None and self._record.cluster.stopped:
+            self._record.cluster = self._ranks = None
         if self._record.cluster is None or self._ranks is None:
             self._record.cluster = self._record.cluster or Cluster.current()
             self._ranks = [info.rank for info in select(tuple(self._record.cluster.tasks), None)]
@@ -312,8 +326,9 @@ class Sweep:
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 return self
-            trouble = self.trouble
-            troubled = None if trouble is None else troubled or now
+            driver, trouble = self._driver, self.trouble
+            hopeless = driver is not None and driver.hopeless and trouble is not None
+            troubled = (troubled or now) if hopeless else None
             if troubled is not None and now - troubled > TROUBLE_SECONDS:
                 raise UnavailableError(f"sweep {self.id} waits: {trouble}")
             with self._changed:
@@ -374,8 +389,10 @@ class Sweep:
         """Take note that the driver has ended. On its thread."""
         with self.lock:
             driver = self._driver
-            self.cluster.going_on.discard(self.id)
-            self.error = driver.error if driver is not None else None
+            if driver is not None:
+                self.error = driver.error
+                if not self.ledger.running:  # else it outlives this process, for trials that go on
+                    driver.engines.cluster.going_on.discard(self.id)
             self._driver = None
             again = self.error is None and not self._closed and self._record.goes_on
         if again:  # somebody wished something in the last moment

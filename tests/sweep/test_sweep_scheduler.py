@@ -201,7 +201,7 @@ def test_a_promoted_trial_that_needs_more_than_there_are_keeps_nobody_waiting() 
     assert [event.number for event in pumped(ledger, scheduler, {0}, 1)] == [1]
     ledger.apply(scheduler.end(1, 1, "complete", 3.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
     assert scheduler.trouble(alive=1) == (
-        "a trial needs 3 engines and 1 are alive: start more (%cluster grow), or stop the sweep"
+        "a trial needs 3 engines and 1 are alive: bring back the others (%cluster restart), or stop the sweep"
     )
     with pytest.raises(InvalidArgumentError, match="--per-trial 3"):
         wishes.promote(ledger, 1, 3.0, per_trial=3, engines=1)

@@ -1,0 +1,93 @@
+"""What tests of sweeps on engines share: bodies with gates, waiting that ends, sweeps that are closed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nbdist.metrics.log import read_log
+from nbdist.trials.sweep import Sweep
+
+PATIENCE = 120.0
+
+COUNTED = """
+import os
+def note(what, folder={folder!r}):
+    os.close(os.open(os.path.join(folder, what), os.O_CREAT | os.O_EXCL))
+"""
+"""Leaves a file of a name in the folder; a second of the same name is an error."""
+
+GATED = (
+    COUNTED
+    + """
+import time
+note(f"began-{{number}}-{{os.getpid()}}-{{time.time_ns()}}")
+while not os.path.exists(os.path.join({folder!r}, "open")) and not os.path.exists(
+    os.path.join({folder!r}, f"open-{{number}}")
+):
+    time.sleep(0.005)
+accuracy = float(number)
+"""
+)
+"""A trial that waits for a file "open", or "open-<its number>"."""
+
+TRAIN = """
+import numpy as np
+rng = np.random.default_rng(0)
+y = np.arange(60) % 3
+x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dropout(0.2), nb.nn.Dense(3, "softmax")])
+model.compile(nb.optim.{optimizer}(lr), "sparse_categorical_crossentropy", metrics=["accuracy"])
+data = nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20)
+history = model.fit(data, epochs={epochs}, validation_data=(x, y), callbacks={callbacks})
+"""
+
+
+def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """Wait until a condition holds, and return what it says."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never happened"
+        pause.wait(0.01)
+    return found
+
+
+def finished(sweep: Sweep, seconds: float = PATIENCE) -> Sweep:
+    """Wait for a sweep's end, not for ever."""
+    until(lambda: sweep.over, seconds)
+    return sweep.conclude()
+
+
+def began(folder: Path, number: int | None = None) -> list[str]:
+    """Return the marks of trials that have begun."""
+    start = "began-" if number is None else f"began-{number}-"
+    return sorted(one for one in os.listdir(folder) if one.startswith(start))
+
+
+def states(sweep: Sweep) -> list[str]:
+    """Return the state of each trial by number."""
+    return [trial.state for trial in sweep.trials]
+
+
+def losses(sweep: Sweep, number: int, series: str = "loss") -> dict[int, float]:
+    """Return what a trial has logged in a series by step; of several logs the last to be made counts."""
+    found: dict[int, float] = {}
+    folder = sweep.folder / "trials" / f"{number:06d}"
+    for path in sorted(folder.glob("metrics-*.log"), key=lambda path: path.stat().st_mtime_ns):
+        log = read_log(path)
+        for one in log.points:
+            if log.names[int(one["series"])] == series:
+                found[int(one["step"])] = float(one["value"])
+    return found
+
+
+def kill(sweep: Sweep, rank: int, signum: int = signal.SIGKILL) -> int:
+    """Signal the engine of a rank; return its process id."""
+    pid = next(info.pid for info in sweep.cluster.tasks if info.rank == rank)
+    os.kill(pid, signum)
+    return pid
