@@ -41,6 +41,7 @@ class Keeping:
         self._seed = None if context.seed is None else context.seed + context.trainings - 1
         self._given_rate = optimizer.learning_rate
         self._epochs, self._stopped_before = 0, context.control.stop_requested
+        self._replicas = 1, 1
 
     def begin(self, dataset: Dataset, steps: int | None) -> tuple[Dataset, Place]:
         """Return the dataset in this training's order, and the place to begin at; give the model its values.
@@ -68,6 +69,8 @@ class Keeping:
         state, context = found.state, self._context
         own = self._model.all_arrays([value for _, value in self._model.variables])
         made_with = self._made_with(self._config(), own)
+        # Another number of replicas makes the same steps on the same batches, up to the order of additions.
+        self._replicas = state.made_with.pop("replicas", 1), made_with.pop("replicas")
         require_same(str(context.states and context.states.read), state.made_with, made_with)
         for array, kept in zip(own, found.arrays, strict=True):
             np.copyto(array, kept)
@@ -98,6 +101,8 @@ class Keeping:
             context.states.continued = state.training
         if context.is_chief:
             at = "" if as_given else f", at learning rate {rate:g}"
+            then, now = self._replicas
+            at += "" if then == now else f", on {now} replica{'s' * (now > 1)} instead of {then}"
             print(
                 f"all {epochs} epochs are over: the training ended after step {state.step}, and none is made"
                 if over

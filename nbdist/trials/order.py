@@ -70,13 +70,23 @@ def trial_folder(folder: Path, number: int) -> Path:
     return folder / "trials" / f"{number:06d}"
 
 
+def strategy_for(sweep: SweepOrder, trial: TrialOrder) -> str:
+    """Return the strategy of a trial: one that was promoted may have more engines than the sweep's others.
+
+    >>> strategy_for(SweepOrder("s", "/s", "loss"), TrialOrder(0, 1, (0, 1), {}, 7))
+    'multi_worker'
+    """
+    together = len(trial.ranks) > 1 and sweep.strategy == "one_device"
+    return "multi_worker" if together else sweep.strategy
+
+
 def order_of(sweep: SweepOrder, trial: TrialOrder) -> Order:
     """Return the order for a trial's body, as for the body of a run."""
     return Order(
         run=run_name(sweep.sweep, trial.number, trial.attempt),
         folder=str(trial_folder(Path(sweep.folder), trial.number)),
         ranks=trial.ranks,
-        strategy=sweep.strategy,
+        strategy=strategy_for(sweep, trial),
         synchronous=len(trial.ranks) > 1,
         transport="auto",
         seed=trial.seed,

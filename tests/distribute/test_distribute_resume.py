@@ -13,8 +13,8 @@ from test_distribute_strategies import context, worlds
 
 from nbdist.data import Dataset
 from nbdist.distribute import MultiWorkerMirroredStrategy, Strategy
-from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
-from nbdist.nn import BatchNorm, Dropout
+from nbdist.errors import DataLossError, NotFoundError
+from nbdist.nn import BatchNorm, Dropout, Sequential
 from nbdist.optim import SGD, Adagrad, Adam, Optimizer
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context
@@ -46,12 +46,16 @@ class StopLast(Callback):
 
 
 def body_of(
-    optimizer: Callable[[], Optimizer], epochs: int, stops: bool = False, rows: int = 61
+    optimizer: Callable[[], Optimizer],
+    epochs: int,
+    stops: bool = False,
+    rows: int = 61,
+    make: Callable[[], Sequential] = lambda: model(BatchNorm(), Dropout(0.3)),
 ) -> Callable[[Strategy, Context], Any]:
     """A body whose epochs have four steps; the last batch leaves some replica with less than others."""
 
     def body(strategy: Strategy, here: Context) -> Any:
-        made = model(BatchNorm(), Dropout(0.3))
+        made = make()
         made.compile(optimizer(), metrics=["accuracy"])
         x, y = points(rows)
         history = made.fit(
@@ -90,11 +94,17 @@ def test_workers_go_on_together(tmp_path: Path, size: int, optimizer: Callable[[
     assert read_state(path).updates == 12
 
 
-def test_another_number_of_workers_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1)])
+def test_another_number_of_workers_makes_the_same_steps(
+    tmp_path: Path, before: int, after: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "state.safetensors"
-    everywhere(workers(2, path, None), body_of(lambda: SGD(0.1), 1))
-    with pytest.raises(InvalidArgumentError, match="replicas was 2 and is 3 now"):
-        everywhere(workers(3, path, path), body_of(lambda: SGD(0.1), 2))
+    expected = everywhere(workers(1, tmp_path / "whole", None), body_of(lambda: Adam(0.02), 3, make=model))
+    everywhere(workers(before, path, None), body_of(lambda: Adam(0.02), 3, stops=True, make=model))
+    found = everywhere(workers(after, path, path), body_of(lambda: Adam(0.02), 3, make=model))
+    for a, b in zip(found[0][0], expected[0][0], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert f"on {after} replica{'s' * (after > 1)} instead of {before}" in capsys.readouterr().out
 
 
 def test_workers_with_other_files_are_told(tmp_path: Path) -> None:

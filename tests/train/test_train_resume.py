@@ -577,8 +577,8 @@ def test_mirrored_replicas_of_this_process(tmp_path: Path) -> None:
     assert 0 < first.context.progress.step < 12
     path = bench.state
     same(whole, first, bench.run(body, read=path))
-    with pytest.raises(InvalidArgumentError, match="replicas was 2 and is 1 now"):
-        Bench(tmp_path / "other").run(body, read=path)
+    alone = Bench(tmp_path / "other").run(body, read=path)  # the same steps, up to the order of additions
+    assert alone.context.progress.step == whole.context.progress.step
 
 
 @pytest.mark.parametrize(
