@@ -56,8 +56,8 @@ class TrainingStates:
 
     Exact for strategies one_device, mirrored and multi_worker, if the data comes in an order that follows
     from seeds; on another number of replicas but for the order of additions. Other strategies write nothing,
-    and refuse ``read``. Loops of one's own (``strategy.run``) write nothing, and are run again. What callbacks
-    keep is not kept: they begin anew.
+    and refuse ``read``. Loops of one's own (``strategy.run``) write nothing, and are run again. What
+    callbacks keep is not kept: they begin anew.
     """
 
     def __init__(self, write: Path | None = None, read: Path | None = None) -> None:
