@@ -16,12 +16,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from nbdist.errors import NbdistError
 from nbdist.runs.agent import Agent, agent
+from nbdist.trials.live import Reports
 from nbdist.trials.order import SweepOrder, TrialOrder, run_name
 from nbdist.wire.frames import Frame, encode
 from nbdist.wire.peers import Sender
@@ -42,6 +43,7 @@ class Desk:
         self._lock = threading.Lock()
         self._present: TrialOrder | None = None
         self._over: dict[str, dict[str, Any]] = {}  # the last end, by sweep
+        self._reported: dict[tuple[str, int, int], Reports] = {}  # of the present trial, and of those ends
         self._line: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
         self._driver: Sender | None = None
         self._heard = 0.0
@@ -73,6 +75,13 @@ class Desk:
                     return None
             except KeyboardInterrupt:  # for a trial that ended by itself just before
                 continue
+
+    def begin(self, trial: TrialOrder) -> Reports:
+        """Return where the reports of a trial are kept, for a driver that comes late."""
+        with self._lock:
+            ends = {(sweep, one["number"], one["attempt"]) for sweep, one in self._over.items()}
+            self._reported = {key: one for key, one in self._reported.items() if key in ends}
+            return self._reported.setdefault((self.sweep, trial.number, trial.attempt), Reports())
 
     def end(self, trial: TrialOrder, over: dict[str, Any]) -> None:
         """Take note of how a trial has ended, and tell the driver."""
@@ -109,12 +118,27 @@ class Desk:
         sweep = frame.meta["sweep"]
         with self._lock:
             present = self._present if self.sweep == sweep else None
+            over = self._over.get(sweep)
         held = self.agent.claim(sweep)
+        if sender != self._driver:  # it may have missed some
+            self._tell_reports(sweep, over, sender)
+            self._tell_reports(sweep, None if present is None else present.to_meta(), sender)
         if not held:
             self._driver, self._heard = sender, time.monotonic()
         if present is not None:
             self.agent.watch(run_name(sweep, present.number, present.attempt), sender)
         sender.push(self._standing(sweep, held))
+
+    def _tell_reports(self, sweep: str, trial: Mapping[str, Any] | None, sender: Sender) -> None:
+        """Push what a trial has reported so far."""
+        if trial is None:
+            return
+        meta = {"sweep": sweep, "rank": self.agent.task.rank}
+        meta |= {name: trial[name] for name in ("number", "attempt")}
+        reported = self._reported.get((sweep, trial["number"], trial["attempt"]))
+        frame = None if reported is None else reported.frame(meta)
+        if frame is not None:
+            sender.push(frame)
 
     def _start(self, frame: Frame, sender: Sender) -> None:
         if sender != self._driver:

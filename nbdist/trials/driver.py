@@ -220,6 +220,10 @@ class Driver:
         trial = self.record.ledger.trials.get(number)
         if trial is None or trial.attempt != attempt or trial.state != "running":
             return
+        if frame.meta.get("again"):  # all that there are, of which some are known
+            curve = self.record.ledger.curve(number)
+            last = curve.steps[-1] if curve is not None and curve.steps else -1
+            reports = [report for report in reports if report.step > last]
         self.record.write(*reports)
         for report in reports:
             pruned = self.record.scheduler.judge(report, now)

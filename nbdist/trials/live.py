@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,31 @@ from nbdist.train.context import Context
 from nbdist.trials.order import SweepOrder, TrialOrder
 from nbdist.wire.frames import Frame
 
+KEPT = 1024  # reports of a trial
 MOST = 32  # reports at once; of a series with a point for every step so many are enough
+
+
+class Reports:
+    """What a trial has reported so far, for a driver that comes late; of very many reports some."""
+
+    def __init__(self) -> None:
+        self._steps: list[int] = []
+        self._values: list[float] = []
+
+    def add(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Take in reports, both (n,)."""
+        self._steps += steps.tolist()
+        self._values += values.tolist()
+        while len(self._steps) > KEPT:  # every second one, and the last
+            self._steps = self._steps[-1::-2][::-1]
+            self._values = self._values[-1::-2][::-1]
+
+    def frame(self, meta: Mapping[str, Any]) -> Frame | None:
+        """Return them as news that may be known in part, None if there are none."""
+        if not self._steps:
+            return None
+        arrays = np.array(self._steps, np.int64), np.array(self._values, np.float64)
+        return Frame("trial.news", {**meta, "again": True}, arrays)
 
 
 class TrialLive(Live):
@@ -30,8 +55,10 @@ class TrialLive(Live):
         *,
         sweep: SweepOrder,
         trial: TrialOrder,
+        reported: Reports,
     ) -> None:
         super().__init__(run, context, recorder, output)
+        self._reported = reported
         self._metric = sweep.metric
         self._meta = {"sweep": sweep.sweep, "number": trial.number, "attempt": trial.attempt}
 
@@ -43,6 +70,7 @@ class TrialLive(Live):
             return
         steps, values = reports(batch, self._metric)
         if len(steps):
+            self._reported.add(steps, values)
             yield Frame("trial.news", {**self._meta, "rank": rank}, (steps, values))
 
 

@@ -21,7 +21,7 @@ from nbdist.runtime.task import Task, current
 from nbdist.train.resume import TrainingStates
 from nbdist.trials.desk import Desk, desk
 from nbdist.trials.found import metrics_of
-from nbdist.trials.live import TrialLive
+from nbdist.trials.live import Reports, TrialLive
 from nbdist.trials.order import STATE, SweepOrder, TrialOrder, order_of
 
 Body = str | Callable[..., Any]
@@ -42,8 +42,9 @@ def serve(order: SweepOrder, body: Body, token: str) -> None:
 def serve_one(order: SweepOrder, trial: TrialOrder, body: Body, task: Task, here: Desk) -> None:
     """Run one trial and tell the driver; however it ends, that is told."""
     over = {"state": "stopped", "values": {}, "error": ""}
+    reported = here.begin(trial)
     with suppress(KeyboardInterrupt):  # just before its first line, or after its last
-        over = run_trial(order, trial, body, task, here.agent)
+        over = run_trial(order, trial, body, task, here.agent, reported)
     while True:
         try:
             return here.end(trial, over)
@@ -51,11 +52,13 @@ def serve_one(order: SweepOrder, trial: TrialOrder, body: Body, task: Task, here
             continue
 
 
-def run_trial(sweep: SweepOrder, trial: TrialOrder, body: Body, task: Task, here: Agent) -> dict[str, Any]:
+def run_trial(
+    sweep: SweepOrder, trial: TrialOrder, body: Body, task: Task, here: Agent, reported: Reports
+) -> dict[str, Any]:
     """Run one trial and return how it ended: state, values, error."""
     order = order_of(sweep, trial)
     try:
-        live = live_of(order, task, here, partial(TrialLive, sweep=sweep, trial=trial))
+        live = live_of(order, task, here, partial(TrialLive, sweep=sweep, trial=trial, reported=reported))
         live.context.states = TrainingStates(
             write=Path(order.folder) / STATE, read=Path(trial.resume) if trial.resume else None
         )
