@@ -16,7 +16,7 @@ from typing import Any
 from nbdist.errors import AbortedError, InvalidArgumentError
 from nbdist.graph.tensor import Tensor
 from nbdist.metrics.recorder import LARGEST_STEP, Recorder, check_name
-from nbdist.train.context import Progress, current
+from nbdist.train.context import Context, current
 
 PRINT_SECONDS = 1.0
 MOST_PRINTED = 8  # values in a line
@@ -29,9 +29,9 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     A value is a number: a Python, NumPy or CuPy scalar, or an array of one element; NaN and infinity count.
     What is no Python name, such as ``"encoder/loss"``, goes into a mapping, and so does ``"step"``; a series
     that begins with ``val_`` is drawn with the one that it is the validation of. ``step`` is where this
-    replica is, if it is not given. A value costs about a microsecond, and waits for no disk and no notebook.
-    Where no run is on, as in a plain cell, there is nothing to record into: the values are checked and
-    printed, at most once a second.
+    replica is, if it is not given; before anything has trained each series counts its own values. A value
+    costs about a microsecond, and waits for no disk and no notebook. Where no run is on, as in a plain cell,
+    there is nothing to record into: the values are checked and printed, at most once a second.
 
     In a trial of a sweep that is asked to stop it raises AbortedError, which ends the trial; in a callback it
     does not, for ``fit`` ends then, and what was trained can be continued.
@@ -45,23 +45,29 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     context = current()
     if context.ends_in_log and context.control.stop_requested and not context.fitting:
         raise AbortedError("this body was asked to stop: it is pruned, or somebody has stopped it")
-    at = _now(context.progress) if step is None else _checked(step)
+    at = _now(context) if step is None else _checked(step)
     values = {name: as_number(name, value) for name, value in {**(series or {}), **more}.items()}
     if context.recorder is None:
-        _print(at, values)
+        _print(at or 0, values)
     else:
-        _record(context.recorder, at, values)
+        _record(context, context.recorder, at, values)
 
 
-def _now(progress: Progress) -> int:
-    """Return the step at which the replica's loss would be drawn."""
-    return progress.global_step if progress.by_updates else progress.step
+def _now(context: Context) -> int | None:
+    """Return the step at which the replica's loss would be drawn; None where nothing has trained."""
+    progress = context.progress
+    step = progress.global_step if progress.by_updates else progress.step
+    return step if step or context.trainings else None
 
 
-def _record(recorder: Recorder, step: int, values: Mapping[str, float]) -> None:
-    numbers = [(recorder.series(name), value) for name, value in values.items()]
-    for number, value in numbers:
-        recorder.add(number, step, value)
+def _record(context: Context, recorder: Recorder, step: int | None, values: Mapping[str, float]) -> None:
+    numbers = [(name, recorder.series(name), value) for name, value in values.items()]
+    for name, number, value in numbers:
+        if step is None:
+            at = context.logged[name] = context.logged.get(name, -1) + 1
+            recorder.add(number, at, value)
+        else:
+            recorder.add(number, step, value)
 
 
 def as_number(name: str, value: Any) -> float:

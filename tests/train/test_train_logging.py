@@ -51,6 +51,18 @@ def test_series_are_recorded_at_the_replicas_step_or_at_one_that_is_given(contex
     ]  # fmt: skip
 
 
+def test_where_nothing_trains_each_series_counts_its_own_values(context: Context) -> None:
+    nb.log(a=0.5)
+    nb.log(a=0.25, b=2)
+    nb.log(a=0.1, step=9)
+    nb.log(a=0.2)
+    context.trainings = 1
+    nb.log(a=0.3)
+    assert points(context) == [
+        ("a", 0, 0.5), ("a", 1, 0.25), ("b", 0, 2.0), ("a", 9, 0.1), ("a", 2, 0.2), ("a", 0, 0.3),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "value",
     [2, 2.0, np.float32(2), np.int8(2), np.array(2.0), np.array([[2]]), np.array([2.0], ">f8"), Fraction(2)],
