@@ -179,8 +179,8 @@ class Scheduler:
         least = min([*needs, ledger.created.per_trial] if ledger.left else needs)
         if least > alive:
             return (
-                f"a trial needs {least} engine{'s' if least > 1 else ''} and {alive} are alive: bring back the "
-                "others (%cluster restart), or stop the sweep"
+                f"a trial needs {least} engine{'s' if least > 1 else ''} and {alive} are alive: bring "
+                "back the others (%cluster restart), or stop the sweep"
             )
         return None
 

@@ -1,0 +1,332 @@
+"""What may be wished of a sweep while its trials run, from any thread. On real engines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from trials_tools import COUNTED, GATED, TRAIN, began, finished, losses, states, until
+
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.runs.options import Options
+from nbdist.runs.start import start_run
+from nbdist.trials import driver as drivers
+
+if TYPE_CHECKING:
+    from nbdist.cluster.handle import Cluster
+    from nbdist.trials.sweep import Sweep
+
+pytestmark = pytest.mark.engines
+Begin = Callable[..., "Sweep"]
+
+ENDLESS = {
+    "fit": TRAIN.format(optimizer="SGD", epochs=10_000_000, callbacks=[]),
+    "log": "lr\nstep = 0\nwhile True:\n    step += 1\n    nb.log(val_loss=float(step), step=step)",
+    "loop": "nb.log(val_loss=1.0, step=1)\nwhile True:\n    lr",
+    "sleep": "nb.log(val_loss=1.0, step=1)\nimport time\ntime.sleep(1000)",
+}
+
+
+def reported(sweep: Sweep, number: int = 0) -> Callable[[], bool]:
+    return lambda: sweep.ledger.curve(number) is not None
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_trial_is_stopped_and_the_next_one_runs(begin: Begin, cluster: Cluster, kind: str) -> None:
+    endless = ENDLESS[kind].strip().replace("\n", "\n    ")
+    body = f"if lr < 1:\n    lr, val_loss = lr, 0.5\nelse:\n    {endless}"
+    options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
+    sweep = begin(body, {"lr": [2.0, 0.1, 0.2]}, on="worker:0", **options)
+    pid = cluster.tasks[0].pid
+    until(reported(sweep))
+    sweep.stop(0)
+    sweep.stop(0)
+    finished(sweep)
+    assert states(sweep) == ["stopped", "complete", "complete"]
+    assert sweep.trial(0).value is not None
+    assert sweep.trial(0).attempt == 1
+    assert cluster.tasks[0].pid == pid
+    if kind == "fit":
+        assert sweep.checkpoint(0).exists()
+
+
+def test_an_engine_that_does_not_stop_is_replaced(
+    start: Callable[..., Cluster], begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drivers, "SIGNAL_AFTER", 0.2)
+    monkeypatch.setattr(drivers, "REPLACE_AFTER", 0.6)
+    cluster = start(workers=1)
+    body = """
+nb.log(accuracy=1.0, step=1)
+if width == 0:
+    import signal, time
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    time.sleep(1000)
+accuracy = width
+"""
+    sweep = begin(body, "width=[0, 1, 2]", cluster=cluster)
+    until(reported(sweep))
+    pid = cluster.tasks[0].pid
+    sweep.stop(0)
+    finished(sweep)
+    assert states(sweep) == ["stopped", "complete", "complete"]
+    assert cluster.tasks[0].pid != pid
+    assert sweep.trouble is None
+
+
+def test_wishes_from_many_threads(begin: Begin, cluster: Cluster, marks: Path) -> None:
+    sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(12))}, cluster=cluster)
+    until(lambda: len(began(marks)) == 3)
+    wrong: list[BaseException] = []
+    clones: list[int] = []
+
+    def guarded(wish: Callable[[], Any]) -> None:
+        try:
+            wish()
+        except BaseException as error:  # it is looked at below
+            wrong.append(error)
+
+    wishes: list[Callable[[], Any]] = [
+        *(lambda n=n: sweep.stop(n) for n in (0, 1)),
+        *(lambda n=n: clones.append(sweep.clone(2, number=100 + n)) for n in range(4)),
+        *(sweep.pause, sweep.resume) * 3,
+        lambda: sweep.edit({"number": list(range(6))}),
+        *(lambda: (sweep.state, sweep.trials, sweep.engines(), repr(sweep)) for _ in range(4)),
+    ]
+    threads = [threading.Thread(target=guarded, args=(wish,)) for wish in wishes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sweep.resume()
+    (marks / "open").touch()
+    finished(sweep)
+    assert wrong == []
+    assert len(set(clones)) == 4
+    counts = sweep.ledger.counts
+    assert counts["running"] == counts["waiting"] == 0
+    assert [sweep.trial(one).state for one in clones] == ["complete"] * 4
+    assert {sweep.trial(0).state, sweep.trial(1).state} == {"stopped"}
+    started = began(marks)
+    assert len({name.split("-")[1] for name in started}) == len(started)  # none ran twice
+
+
+def test_a_trial_is_tried_again_and_gives_the_same(begin: Begin, cluster: Cluster, marks: Path) -> None:
+    body = COUNTED.format(folder=str(marks)) + (
+        TRAIN.format(optimizer="SGD", epochs=3, callbacks=[])
+        + f"if lr == 0.2 and not os.path.exists({str(marks / 'ready')!r}): raise ValueError('not yet')\n"
+    )
+    sweep = finished(begin(body, "lr=[0.1, 0.2]", metric="val_loss", direction="min", cluster=cluster))
+    assert states(sweep) == ["complete", "failed"]
+    first = losses(sweep, 1)
+    (marks / "ready").touch()
+    sweep.retry(1)
+    finished(sweep)
+    assert states(sweep) == ["complete", "complete"]
+    assert (sweep.trial(1).attempt, sweep.trial(1).error) == (2, "")
+    assert losses(sweep, 1) == first
+    with pytest.raises(FailedPreconditionError, match="is complete"):
+        sweep.retry(1)
+    with pytest.raises(NotFoundError, match="no trial 9"):
+        sweep.retry(9)
+
+
+def test_pause_frees_the_cluster_and_resume_goes_on(begin: Begin, cluster: Cluster, marks: Path) -> None:
+    sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(8))}, cluster=cluster)
+    until(lambda: len(began(marks)) == 3)
+    with pytest.raises(FailedPreconditionError, match=sweep.id):
+        start_run("n = 1", Options(), cluster=cluster)
+    sweep.pause()
+    assert sweep.state == "paused"
+    (marks / "open").touch()
+    until(lambda: not sweep.driven)
+    assert (sweep.state, sweep.ledger.counts["complete"]) == ("paused", 3)
+    assert start_run("n = 1", Options(), cluster=cluster).wait().results == {"n": 1}
+    sweep.resume()
+    finished(sweep)
+    assert states(sweep) == ["complete"] * 8
+    assert len(began(marks)) == 8
+
+
+def test_resume_while_another_run_has_the_engines(begin: Begin, cluster: Cluster, marks: Path) -> None:
+    sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(8))}, cluster=cluster)
+    until(lambda: len(began(marks)) == 3)
+    sweep.pause()
+    (marks / "open").touch()
+    until(lambda: not sweep.driven)
+    gate = str(marks / "gate")
+    run = start_run(
+        f"import os, time\nwhile not os.path.exists({gate!r}): time.sleep(0.01)",
+        Options(on="worker:0,1,2"),
+        cluster=cluster,
+    )
+    sweep.resume()
+    assert run.id in until(lambda: sweep.trouble)
+    assert sweep.wait(0.01).state == "running"
+    Path(gate).touch()
+    run.wait()
+    finished(sweep)
+    assert states(sweep) == ["complete"] * 8
+    assert sweep.trouble is None
+
+
+def test_add_edit_and_close(begin: Begin, cluster: Cluster, marks: Path) -> None:
+    body = GATED.format(folder=str(marks))
+    sweep = begin(body, "number=int(0, 9)", trials=6, sampler="random", cluster=cluster)
+    until(lambda: len(sweep.ledger.running) == 3 and len(began(marks)) >= 1)
+    sweep.add(4)
+    sweep.edit("number=int(20, 29)", outside="stop")
+    until(lambda: [sweep.trial(n).state for n in range(3)] == ["stopped"] * 3)
+    until(lambda: len(sweep.ledger.running) == 3)
+    sweep.edit(number=[30, 31])
+    assert {sweep.trial(n).state for n in sweep.ledger.running} == {"running"}
+    (marks / "open").touch()
+    finished(sweep)
+    assert len(sweep.trials) == 10
+    assert all(20 <= trial.parameters["number"] <= 31 for trial in sweep.trials[3:])
+    assert all(trial.parameters["number"] >= 30 for trial in sweep.trials[6:])
+    with pytest.raises(InvalidArgumentError):
+        sweep.edit("number=int(5, 1)")
+    sweep.add(2)
+    assert finished(sweep).ledger.counts["complete"] == 9
+    sweep.close()
+    assert sweep.state == "stopped"
+    for wish in (lambda: sweep.add(1), lambda: sweep.clone(0), lambda: sweep.retry(0), sweep.resume):
+        with pytest.raises(FailedPreconditionError, match="the sweep is over"):
+            wish()
+
+
+def test_close_ends_what_runs(begin: Begin, cluster: Cluster, marks: Path) -> None:
+    sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(8))}, cluster=cluster)
+    until(lambda: len(began(marks)) == 3)
+    sweep.clone(0)
+    sweep.close()
+    finished(sweep)
+    assert sweep.state == "stopped"
+    assert states(sweep) == ["stopped"] * len(sweep.trials)
+    assert len(began(marks)) == 3
+    assert start_run("n = 1", Options(), cluster=cluster).wait().results == {"n": 1}
+
+
+def test_one_that_is_done_is_woken(begin: Begin, cluster: Cluster) -> None:
+    body = TRAIN.format(optimizer="SGD", epochs=2, callbacks=[])
+    options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
+    sweep = finished(begin(body, "lr=log(0.01, 0.1)", trials=2, **options))
+    sweep.add(1)
+    assert states(finished(sweep)) == ["complete"] * 3
+    clone = sweep.clone(0, lr=0.5)
+    assert sweep.state == "running"
+    finished(sweep)
+    assert sweep.trial(clone).parameters == {"lr": 0.5}
+    sweep.promote(clone, epochs=4)
+    finished(sweep)
+    assert sweep.trial(clone).attempt == 2
+    assert sorted(losses(sweep, clone)) == list(range(1, 13))
+    with pytest.raises(InvalidArgumentError, match="no parameter"):
+        sweep.clone(0, width=3)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize("how", ["pruned", "stopped", "complete"])
+def test_promoted_it_goes_on_exactly(
+    begin: Begin, cluster: Cluster, marks: Path, optimizer: str, how: str
+) -> None:
+    gate = f"""
+import os, time
+class Gate(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        if epoch == 1 and gated and not os.path.exists({str(marks / "open")!r}):
+            while not os.path.exists({str(marks / "told")!r}): time.sleep(0.002)
+            time.sleep(0.3)
+"""
+    body = gate + TRAIN.format(optimizer=optimizer, epochs=5, callbacks="[Gate()]")
+    options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
+    whole = finished(begin("gated = False\n" + body, "lr=[0.05]", **options))
+    if how == "complete":
+        sweep = finished(
+            begin("gated = False\n" + body.replace("epochs=5", "epochs=2"), "lr=[0.05]", **options)
+        )
+        sweep.promote(0, epochs=5)
+    else:
+        sweep = begin("gated = True\n" + body, "lr=[0.05]", **options)
+        until(lambda: reported(sweep)() and len(sweep.ledger.curve(0).values) == 2)  # type: ignore[union-attr]
+        if how == "stopped":
+            sweep.stop(0)
+        else:
+            with sweep.lock:
+                prune(sweep, 0)
+        until(lambda: (0, 1) in sweep._driver._told)  # type: ignore[union-attr]
+        (marks / "told").touch()
+        finished(sweep)
+        assert states(sweep) == [how]
+        assert len(losses(sweep, 0)) < 15
+        (marks / "open").touch()
+        sweep.promote(0)
+    finished(sweep)
+    assert states(sweep) == ["complete"]
+    for series in ("loss", "accuracy", "val_loss", "val_accuracy"):
+        assert losses(sweep, 0, series) == losses(whole, 0, series), series
+    assert sweep.trial(0).value == whole.trial(0).value
+    ours, theirs = sweep.ledger.curve(0), whole.ledger.curve(0)
+    assert (ours.steps, ours.values) == (theirs.steps, theirs.values)  # type: ignore[union-attr]
+    for mine, its in zip(sweep.model(0).get_weights(), whole.model(0).get_weights(), strict=True):
+        assert (mine == its).all()
+
+
+def test_promoted_to_the_whole_cluster(begin: Begin, cluster: Cluster) -> None:
+    body = TRAIN.format(optimizer="SGD", epochs=2, callbacks=[])
+    options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
+    sweep = finished(begin(body, "lr=[0.05, 0.1]", **options))
+    before = sweep.trial(0).value
+    sweep.promote(0, epochs=6, per_trial=2)
+    finished(sweep)
+    assert states(sweep) == ["complete"] * 2, sweep.trial(0).error
+    assert len(sweep.trial(0).ranks) == 2
+    assert sweep.trial(0).value < before  # type: ignore[operator]
+    with pytest.raises(InvalidArgumentError, match="the cluster has 3 engines"):
+        sweep.promote(0, per_trial=4)
+    with pytest.raises(InvalidArgumentError, match="epochs"):
+        sweep.promote(0, epochs=0)
+
+
+def by_rate(lr: float) -> Any:
+    import numpy as np
+
+    import nbdist as nb
+
+    x, y = np.eye(6, 4, dtype=np.float32), np.arange(6) % 3
+    model = nb.nn.Sequential([nb.nn.Dense(3, "softmax")])
+    model.compile(nb.optim.SGD(lr), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model.fit(x, y, batch_size=3, epochs=2, validation_data=(x, y))
+
+
+by_rate.__module__ = "__main__"
+
+
+def test_a_function_is_promoted_that_knows_no_epochs(begin: Begin, cluster: Cluster) -> None:
+    sweep = finished(begin(by_rate, "lr=[0.1]", metric="val_loss", direction="min", cluster=cluster))
+    sweep.promote(0, epochs=4)
+    finished(sweep)
+    assert states(sweep) == ["complete"], sweep.trial(0).error
+    assert sorted(losses(sweep, 0)) == list(range(1, 9))
+
+
+def test_without_a_checkpoint_there_is_no_promotion(begin: Begin, cluster: Cluster) -> None:
+    sweep = finished(begin("accuracy = width", "width=[1, 2]", cluster=cluster))
+    with pytest.raises(FailedPreconditionError, match=r"trial 1 has no checkpoint at .*called no fit"):
+        sweep.promote()
+    assert sweep.state == "done"
+
+
+def prune(sweep: Sweep, number: int) -> None:
+    """Have a trial pruned, as by a pruner."""
+    import time
+
+    from nbdist.sweep.events import Pruned
+
+    trial = sweep.trial(number)
+    sweep._record.write(Pruned(time.time(), number, trial.attempt, trial.step or 0))
+    sweep._driver.wake()  # type: ignore[union-attr]
