@@ -60,7 +60,7 @@ export class AxisBrush {
   press(event) {
     if (event.button !== 0) return;
     const { slider, height } = this;
-    const placeOf = (/** @type {PointerEvent} */ { clientY }) => clamp(1 - (clientY - slider.getBoundingClientRect().top) / height, 0, 1);
+    const placeOf = (/** @type {PointerEvent} */ { clientY }) => ended(1 - (clientY - slider.getBoundingClientRect().top) / height, EDGE / height);
     const start = placeOf(event);
     const span = this.span();
     const drag = span ? dragOf(span, start, EDGE / height) : null;
@@ -118,6 +118,11 @@ export function keyed(span, key, shift, count) {
   if (!span) return count ? (by > 0 ? [0, step] : [1 - step, 1]) : by > 0 ? [0, 0.25] : [0.75, 1];
   if (shift) return [span[0], clamp(span[1] + by, span[0] + step, 1)];
   return shifted(span, by);
+}
+
+/** A place on an axis; near its end, and beyond it, that end: what lies there would be hard to take in. @param {number} place @param {number} edge */
+export function ended(place, edge) {
+  return place <= edge ? 0 : place >= 1 - edge ? 1 : place;
 }
 
 /** Moved along as far as there is room. @param {Span} span @param {number} by @returns {Span} */
