@@ -10,12 +10,15 @@ from ui_kernel import Kernel
 
 pytestmark = pytest.mark.engines
 
+# As the cell of a run does, it looks around now and then: ipykernel's handler of an interrupt queues what is to
+# be done without waking the event loop, which comes to it with the next timer or message.
 WAIT = """
 import asyncio
 from nbdist.ui.answering import answer_meanwhile
 able = [answer_meanwhile(get_ipython().kernel) for twice in range(2)]
 open({gate!r}, "w").close()
-await asyncio.Event().wait()
+while True:
+    await asyncio.sleep(0.05)
 """
 
 
