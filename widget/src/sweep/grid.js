@@ -21,6 +21,7 @@ import { makeTimeline } from "./timeline.js";
 /** @typedef {{ element: HTMLElement, draw: () => void, destroy: () => void }} View */
 
 const RAMPS = { light: rampFor(false), dark: rampFor(true) };
+const AROUND = "200px"; // what is so near is drawn before it is seen
 const FONT_SIZE = 11; // CSS pixels, on canvases
 
 export class Grid {
@@ -44,12 +45,20 @@ export class Grid {
     this.views = [parallel, heatmap, best, curves, timeline, table, panel];
     this.told = make("span", { role: "status" });
     this.clear = button("Show all", "Nothing is brushed any more", () => brush.clear());
-    this.brushed = make("div", { class: "nbs-brushing" }, this.told, this.clear);
+    this.hint = make("span", {}, "Drag along an axis to brush"); // its line is always there: nothing moves under the pointer
+    this.brushed = make("div", { class: "nbs-brushing" }, this.told, this.hint, this.clear);
     this.figures = make("div", { class: "nbs-figures-area", role: "group", "aria-label": "Figures" },
       make("div", { class: "nbs-wide" }, this.brushed, parallel.element), heatmap.element, curves.element, best.element, timeline.element);
     this.body = make("div", { class: "nbs-body" }, this.figures, panel.element, table.element);
     this.body.hidden = true;
     this.element.append(this.header.element, this.body);
+    /** @type {Set<Element>} */
+    this.unseen = new Set(); // figures that are scrolled away are not drawn
+    this.watch = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) this.unseen[isIntersecting ? "delete" : "add"](target);
+      if (entries.some(({ isIntersecting }) => isIntersecting)) this.redraw();
+    }, { rootMargin: AROUND });
+    for (const { element } of this.views) this.watch.observe(element);
     this.giveKeysBack = takeKeys(this.element);
     this.offs = [
       this.model.on("data", () => this.onData()),
@@ -80,7 +89,8 @@ export class Grid {
     setText(this.told, brushed ? `${formatCount(brushedCount)} of ${formatCount(count)} trials: ${this.brush.words()}` : "");
     this.brushed.classList.toggle("nbs-idle", !brushed);
     this.clear.hidden = !brushed;
-    for (const view of this.views) view.draw();
+    this.hint.hidden = Boolean(brushed);
+    for (const view of this.views) if (!this.unseen.has(view.element)) view.draw();
   }
 
   /** The theme may have changed, and canvases do not follow it by themselves. */
@@ -102,6 +112,7 @@ export class Grid {
 
   destroy() {
     cancelAnimationFrame(this.pending);
+    this.watch.disconnect();
     for (const off of this.offs) off();
     for (const view of this.views) view.destroy();
     this.giveKeysBack();

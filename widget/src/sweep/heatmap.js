@@ -176,7 +176,7 @@ export function makeHeatmap(model, options) {
   /** @param {Cell | undefined} cell */
   function cellWords(cell) {
     if (!cell) return "no trials yet";
-    const said = cell.rows.length ? facts(cell).map(([name, value]) => `${name} ${value}`).join(", ") : "no trials";
+    const said = cell.rows.length ? facts(cell).map(([name, value]) => `${name} ${value}`).join(", ") : model.brushed ? "no brushed trials" : "no trials";
     return `${whereOf(cell)}: ${said}`;
   }
 

@@ -19,8 +19,9 @@ const HELP = "Drag along an axis to brush it, click the brush to take it away; c
 const [TOP, HEIGHT, NONE, BOTTOM] = [30, 210, 18, 12]; // CSS pixels: of names, of the axes, below them of what has no value
 const [LEFT, RIGHT, NEAREST] = [44, 58, 66]; // CSS pixels beside the axes, and between two
 const MOST_AXES = 30;
-const [MOST_LIT, MOST_DIM] = [700, 500]; // lines drawn: more look the same, and take longer
+const [MOST_LIT, MOST_DIM] = [500, 400]; // lines drawn: more look the same, and take longer
 const FEW = 60; // lines up to which they are wide: a pixel's width is drawn ten times as fast
+const CALM = 1000; // milliseconds
 const REACH = 8; // CSS pixels from a line at which it is meant
 const NAMED = 8; // parameters beside the pointer
 
@@ -35,6 +36,10 @@ export function makeParallel(model, options) {
   /** @type {AxisBrush[]} */
   const brushes = [];
   let brushCount = 0;
+  let drawn = -1; // the version of the trials that the lines are of
+  let due = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let later;
   /** @type {Uint8Array | null} */
   let mask = null;
   const note = make("span", { class: "nbs-note" });
@@ -64,7 +69,7 @@ export function makeParallel(model, options) {
     placeBrushes(shown, step);
     if (!canvas) return;
     if (mask !== model.brushed) [mask, brushCount] = [model.brushed, brushCount + 1];
-    const scene = [options.places.version, whole, ratioNow(), shown.map(({ name }) => name), options.look.ramp.css[0], options.look.colours.muted].join("\n");
+    const scene = [versionNow(), whole, ratioNow(), shown.map(({ name }) => name), options.look.ramp.css[0], options.look.colours.muted].join("\n");
     drawPictures(scene, whole, height);
     if (model.brushed) dim.put(canvas, whole, height, 1);
     lit.put(canvas, whole, height, 1);
@@ -75,6 +80,16 @@ export function makeParallel(model, options) {
     drawTicks(canvas, shown);
     const count = model.brushed ? model.brushedCount : model.count;
     setText(note, rows.length < count ? `${formatCount(rows.length)} of ${formatCount(count)} lines are drawn` : "");
+  }
+
+  /** Of the lines: of more than are drawn, single ones are drawn anew only now and then. */
+  function versionNow() {
+    const { version } = options.places;
+    const wait = due - performance.now();
+    clearTimeout(later);
+    if (version !== drawn && model.count > MOST_LIT && wait > 0) later = setTimeout(draw, wait);
+    else if (version !== drawn) [drawn, due] = [version, performance.now() + CALM];
+    return drawn;
   }
 
   /** Axes of what is not the same in all trials, and the metric's. @returns {Axis[]} */
@@ -226,7 +241,12 @@ export function makeParallel(model, options) {
     model.hover(-1);
   }
 
-  return { element, draw, destroy: () => element.remove() };
+  function destroy() {
+    clearTimeout(later);
+    element.remove();
+  }
+
+  return { element, draw, destroy };
 }
 
 /** A picture of lines that is kept as long as what it shows is the same. */

@@ -48,7 +48,7 @@ export class Places {
   parameter(name) {
     const values = this.model.parameters.get(name) ?? [];
     const scale = scaleOf(this.model.head?.parameters.find((one) => one.name === name), values);
-    return { name, title: name, scale, at: Float32Array.from(values, scale.place) };
+    return { name, title: name, scale, at: placed(values, scale.place) };
   }
 
   /** @returns {Axis} */
@@ -57,7 +57,7 @@ export class Places {
     const finite = Array.from(value).filter(Number.isFinite);
     const { low, high, log } = scaleFor(finite, [finite.reduce((a, b) => (this.model.better(a, b) ? a : b), NaN)]);
     const scale = log ? numberScale(10 ** low, 10 ** high, true) : numberScale(low, high, false);
-    return { name: METRIC, title: this.model.head?.metric ?? "value", scale, at: Float32Array.from(value, scale.place) };
+    return { name: METRIC, title: this.model.head?.metric ?? "value", scale, at: placed(value, scale.place) };
   }
 
   /** How good a row's value is: 1 is the best so far, 0 the worst that is told apart; NaN without one. @param {number} row */
@@ -93,4 +93,11 @@ export class Places {
       return x < y ? -1 : x > y ? 1 : Number(Number.isNaN(value[a])) - Number(Number.isNaN(value[b])) || number[a] - number[b];
     });
   }
+}
+
+/** @param {ArrayLike<any>} values @param {(value: any) => number} place */
+function placed(values, place) {
+  const at = new Float32Array(values.length);
+  for (let row = 0; row < at.length; row++) at[row] = place(values[row]);
+  return at;
 }

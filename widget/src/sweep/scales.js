@@ -29,8 +29,7 @@ export function scaleOf(parameter, seen) {
   let low = Infinity;
   let high = -Infinity;
   for (const value of [ends, finite].flat()) [low, high] = [Math.min(low, value), Math.max(high, value)];
-  const others = seen.filter((value) => value !== undefined && typeof value !== "number");
-  if (low > high || others.length > 0) return choiceScale([], seen);
+  if (low > high || seen.some((value) => value !== undefined && typeof value !== "number")) return choiceScale([], seen);
   const log = (kind === "log" || Boolean(parameter?.log)) && low > 0;
   return numberScale(low, high, log, kind === "int");
 }
@@ -84,7 +83,7 @@ export function stepFor(reach, most, whole) {
 
 /** Values that have no in between, evenly. @param {any[]} listed @param {any[]} seen @returns {Scale} */
 export function choiceScale(listed, seen) {
-  const places = new Map(listed.map((value, i) => /** @type {[string, number]} */ ([sameKey(value), i])));
+  const places = new Map(listed.map((value, i) => /** @type {[any, number]} */ ([sameKey(value), i])));
   const values = [...listed];
   const others = seen.filter((value) => value !== undefined && !places.has(sameKey(value)) && places.set(sameKey(value), -1));
   others.sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a) < String(b) ? -1 : 1));
@@ -106,9 +105,9 @@ export function choiceScale(listed, seen) {
   };
 }
 
-/** Under which two values are the same: 1 and True and "1" are three. @param {any} value */
+/** Under which two values are the same: 1 and True and "1" are three, and lists are what is in them. @param {any} value */
 export function sameKey(value) {
-  return `${typeof value} ${JSON.stringify(value)}`;
+  return Array.isArray(value) ? `list ${JSON.stringify(value)}` : value;
 }
 
 /** To three digits: as exactly as one drags. @param {number} value */
