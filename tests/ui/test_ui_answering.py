@@ -10,8 +10,8 @@ from ui_kernel import Kernel
 
 pytestmark = pytest.mark.engines
 
-# As the cell of a run does, it looks around now and then: ipykernel's handler of an interrupt queues what is to
-# be done without waking the event loop, which comes to it with the next timer or message.
+# As the cell of a run does, it looks around now and then: ipykernel's handler of an interrupt queues what is
+# to be done without waking the event loop, which comes to it with the next timer or message.
 WAIT = """
 import asyncio
 from nbdist.ui.answering import answer_meanwhile
