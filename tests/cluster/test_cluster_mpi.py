@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from busy import BUSY_SECONDS
 
 from nbdist.cluster import mpi
 from nbdist.cluster.handle import Cluster
@@ -144,7 +145,7 @@ def test_a_killed_engine_is_missed_and_the_others_go_on(world: Cluster, tmp_path
     os.kill(world.tasks[2].pid, signal.SIGKILL)
     begun = time.monotonic()
     assert calls.wait(10)
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 4 + BUSY_SECONDS
     assert isinstance(calls.outcome(2), TaskDiedError)
     assert "SIGKILL" in str(calls.outcome(2))
     for rank in (0, 1):

@@ -7,13 +7,13 @@ import time
 from itertools import count
 from typing import Any
 
+from busy import BUSY_SECONDS
 from two_hosts import ADDRESSES, Actor, TwoHosts
 
 from nbdist.wire.keys import ClusterKeys
 
 NOTICED_SECONDS = 2.0  # that a process is gone
 CUT_OFF_SECONDS = 10.0  # that a host is cut off
-BUSY_SECONDS = 2.0  # which a busy machine may add
 
 
 class HostsCluster:

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from busy import BUSY_SECONDS
 from hosts_group import Cards, Group
 from two_hosts import ADDRESSES, Actor, TwoHosts
 
@@ -13,7 +14,6 @@ pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 
 NOTICED_SECONDS = 2.0  # that a process is gone
 CUT_OFF_SECONDS = 10.0  # that a host is cut off
-BUSY_SECONDS = 2.0  # which a busy machine may add
 LARGE = 2_000_000  # items: eight megabytes, more than what the kernel keeps for a connection
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from busy import BUSY_SECONDS
 from hosts_cluster import HostsCluster
 from two_hosts import TwoHosts
 
@@ -12,7 +13,6 @@ pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 
 CUT_OFF_SECONDS = 10.0
 BACK_SECONDS = 5.0  # after which a mended cable is used again
-BUSY_SECONDS = 2.0
 PLACES = {"worker0": "a", "worker1": "b"}
 THERE = "/job:worker/task:1"
 

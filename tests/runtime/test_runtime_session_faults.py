@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from busy import BUSY_SECONDS
 from runtime_tasks import ONE, PS, TWO, Gate, Put, Tasks, all_ways, begin, station_threads, until
 
 from nbdist.errors import (
@@ -75,7 +76,7 @@ def test_whoever_waits_for_the_one_that_failed_is_told(graph: Graph, tasks: Task
             begun = time.monotonic()
             with pytest.raises(InvalidArgumentError, match="Singular"):
                 session.run(y, {x: np.zeros((2, 2))})
-            assert time.monotonic() - begun < 2
+            assert time.monotonic() - begun < 2 + BUSY_SECONDS
             assert other.run(counts[1]) == 0  # what waited has not run
         assert session.run(y, {x: np.eye(2)}) == 2
 
@@ -135,7 +136,7 @@ def test_an_interrupt_in_a_long_step(graph: Graph, tasks: Tasks, gate: Put, isol
             begun = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
                 session.run(waiting[n])
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < 5 + BUSY_SECONDS
             helper.join()
             assert session.run(w) == 3  # while the task is busy still
         gates[0].open()

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from busy import BUSY_SECONDS
 from ui_kernel import Kernel
 
 pytestmark = pytest.mark.engines
@@ -24,7 +25,7 @@ def test_an_interrupt_stops_at_a_step_and_keeps_what_was_trained(kernel: Kernel)
     begun = time.monotonic()
     kernel.manager.interrupt_kernel()
     reply = kernel.reply(request)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 5 + BUSY_SECONDS
     assert reply["status"] == "error"
     assert reply["ename"] == "KeyboardInterrupt"
     assert kernel.value("run.status") == "'stopped'"
@@ -134,7 +135,7 @@ def test_an_interrupt_of_an_in_graph_cell_keeps_what_was_trained(kernel: Kernel)
     begun = time.monotonic()
     kernel.manager.interrupt_kernel()
     reply = kernel.reply(request)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 5 + BUSY_SECONDS
     assert reply["ename"] == "KeyboardInterrupt"
     assert kernel.value("run.status, model.predict(x_test).shape") == "('stopped', (359, 10))"
     assert kernel.run(in_graph("print(1)"))["status"] == "ok"
@@ -168,7 +169,7 @@ def test_an_in_graph_body_that_does_not_listen(kernel: Kernel, body: str, ename:
     begun = time.monotonic()
     kernel.manager.interrupt_kernel()
     reply = kernel.reply(request)
-    assert time.monotonic() - begun < 6.5
+    assert time.monotonic() - begun < 6.5 + BUSY_SECONDS
     assert reply["ename"] == ename, reply
     assert kernel.run("%%distribute\nprint(nb.task.rank)")["status"] == "ok"
     assert kernel.run(in_graph("print(1)"))["status"] == "ok"

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from busy import BUSY_SECONDS
 from collective_worlds import Processes
 from mpi_worlds import MpiWorld
 
 from nbdist.wire.collective import watch
 
 NOTICED_SECONDS = 2.0  # that a process is gone, or that the group was aborted
-BUSY_SECONDS = 2.0  # which a busy machine may add
 GROUPS = {
     "shm": ["here"] * 3,
     "ring": ["left", "middle", "right"],
@@ -100,7 +100,7 @@ def test_an_interrupt_twice_ends_the_group_and_the_next_one_works(form: Form, ki
         os.kill(group.ranks[0].process.pid, signal.SIGINT)
     name, _ = group.ranks[0].answer()
     assert name == "KeyboardInterrupt"
-    assert time.monotonic() - begun < 3.0
+    assert time.monotonic() - begun < 3 + BUSY_SECONDS
     group.ranks[2].ask(do="meet_again_and_again")  # the first time all others have come, perhaps
     for rank in group.ranks[1:]:
         name, text = rank.answer()
