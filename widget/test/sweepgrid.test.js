@@ -236,7 +236,7 @@ describe("the chosen trial", () => {
     expect(query(".nbs-error").textContent).toBe(`ValueError: ${HOSTILE}`);
   });
 
-  test("is cloned with what was changed only, and the clone is chosen when it is there", async () => {
+  test("is cloned with what was changed only, and the form stays for another clone", async () => {
     shown();
     choose(1);
     button("Clone…", ".nbs-panel").click();
@@ -254,7 +254,8 @@ describe("the chosen trial", () => {
     expect(query("[aria-label='Clone with changes'] .nbs-told").textContent).toContain("lr=0.5 is outside of log(0.0001, 0.1)");
     await answered({ number: 7, message: "trial 7 is a clone of trial 1" });
     drawn();
-    expect(query(".nbs-panel .nbd-chart-title").textContent).toBe("Trial 7");
+    expect(query(".nbs-panel .nbd-chart-title").textContent).toBe("Trial 1");
+    expect(query("[aria-label='Clone with changes'] .nbs-told").textContent).toBe("trial 7 is a clone of trial 1");
   });
 
   test("is promoted as far as its fields say, or on every engine that is there", () => {

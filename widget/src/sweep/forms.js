@@ -55,11 +55,11 @@ export class CloneForm {
     return { parameter, before, field, read: () => ({ value: values[field.selectedIndex] }) };
   }
 
-  async send() {
+  send() {
     const read = readChanges(this.fields);
     if ("problem" in read) return this.told.say(read.problem, true);
-    const answer = await this.told.follow(this.ask("clone", { number: this.number, changes: read.changes }), ["asked…", ...read.notes].join(" "));
-    if (answer.ok && answer.number !== undefined && this.model.row(answer.number) >= 0) this.model.choose(answer.number);
+    // The form stays with the trial that is cloned: often more than one clone of it is wanted.
+    this.told.follow(this.ask("clone", { number: this.number, changes: read.changes }), ["asked…", ...read.notes].join(" "));
   }
 }
 
