@@ -53,12 +53,12 @@ export class Grid {
     this.body.hidden = true;
     this.element.append(this.header.element, this.body);
     /** @type {Set<Element>} */
-    this.unseen = new Set(); // figures that are scrolled away are not drawn
+    this.unseen = new Set(); // figures that are scrolled away are not drawn; table and panel are read without being seen
     this.watch = new IntersectionObserver((entries) => {
       for (const { target, isIntersecting } of entries) this.unseen[isIntersecting ? "delete" : "add"](target);
       if (entries.some(({ isIntersecting }) => isIntersecting)) this.redraw();
     }, { rootMargin: AROUND });
-    for (const { element } of this.views) this.watch.observe(element);
+    for (const { element } of [parallel, heatmap, best, curves, timeline]) this.watch.observe(element);
     this.giveKeysBack = takeKeys(this.element);
     this.offs = [
       this.model.on("data", () => this.onData()),

@@ -61,7 +61,7 @@ export class Header {
     setText(this.state, state);
     this.chip.dataset.state = state;
     setText(this.turn, state === "paused" ? "Resume" : "Pause");
-    this.turn.title = state === "paused" ? "New trials start again" : "Running trials go on; no new one starts";
+    this.turn.dataset.title = state === "paused" ? "New trials start again" : "Running trials go on; no new one starts";
     this.actions.hidden = state === "disconnected" || status.closed;
     enable(this.turn, !over);
     if (this.actions.hidden) this.editing.turn(false);
