@@ -102,14 +102,8 @@ class Driver:
                 with suppress(BlockingIOError):
                     os.read(self._wake_in, 4096)
                 self.engines.wait(self._wake_in, FULL_SECONDS if self.record.full else LONGEST_WAIT)
-        except NbdistError as error:
-            self.error = self.error or error
-        except Exception as error:  # a mistake of ours: it is said where the sweep is, and its log is whole
-            self.error = FailedPreconditionError(
-                f"the driver of sweep {self.record.id} failed: {type(error).__name__}: {error}; "
-                f"nb.attach({self.record.id!r}) takes it over"
-            )
-            self.error.__cause__ = error
+        except Exception as error:
+            self.error = self.error or self._ended_by(error)
         finally:
             with suppress(Exception):  # what ended it is said already
                 self._leave()
@@ -118,6 +112,23 @@ class Driver:
                 os.close(self._wake_out)
                 self._wake_in = self._wake_out = -1
             self._ended()
+
+    def _ended_by(self, error: Exception) -> NbdistError:
+        """Return what to say of an error that has ended the driver."""
+        if self.engines.cluster.stopped:
+            told: NbdistError = FailedPreconditionError(
+                f"cluster {self.engines.cluster.id} was stopped while sweep {self.record.id} ran on it; start "
+                "another with %cluster start, then sweep.resume() goes on there"
+            )
+        elif isinstance(error, NbdistError):
+            return error
+        else:  # a mistake of ours: it is said where the sweep is, and its log is whole
+            told = FailedPreconditionError(
+                f"the driver of sweep {self.record.id} failed: {type(error).__name__}: {error}; "
+                f"nb.attach({self.record.id!r}) takes it over"
+            )
+        told.__cause__ = error
+        return told
 
     def _leave(self) -> None:
         """Give the engines back, and wait a moment until others can have them."""

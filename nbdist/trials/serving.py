@@ -42,9 +42,8 @@ def serve(order: SweepOrder, body: Body, token: str) -> None:
 def serve_one(order: SweepOrder, trial: TrialOrder, body: Body, task: Task, here: Desk) -> None:
     """Run one trial and tell the driver; however it ends, that is told."""
     over = {"state": "stopped", "values": {}, "error": ""}
-    reported = here.begin(trial)
     with suppress(KeyboardInterrupt):  # just before its first line, or after its last
-        over = run_trial(order, trial, body, task, here.agent, reported)
+        over = run_trial(order, trial, body, task, here.agent, here.begin(trial))
     while True:
         try:
             return here.end(trial, over)

@@ -91,3 +91,22 @@ def kill(sweep: Sweep, rank: int, signum: int = signal.SIGKILL) -> int:
     pid = next(info.pid for info in sweep.cluster.tasks if info.rank == rank)
     os.kill(pid, signum)
     return pid
+
+
+ONCE = (
+    COUNTED
+    + """
+import sys, time
+attempt = sys._getframe().f_code.co_filename.rstrip(">").split(".", 1)[1]
+note(f"attempt-{{attempt}}-on-{{nb.task.rank}}")
+note(f"began-{{number}}-{{os.getpid()}}-{{time.time_ns()}}")
+for step in range(2000):
+    nb.log(accuracy=float(step), step=step)
+    if os.path.exists(os.path.join({folder!r}, "open")) or number % 3 == 2 and step > 20:
+        break
+    time.sleep(0.01)
+accuracy = float(number)
+note(f"ended-{{attempt}}-on-{{nb.task.rank}}")
+"""
+)
+"""A trial that leaves a mark for each attempt and rank (a second one is an error); some end by themselves."""
