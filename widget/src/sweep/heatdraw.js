@@ -3,6 +3,7 @@ import { formatCount, formatValue } from "../format.js";
 import { shadeOf } from "./ramp.js";
 import { FAILED, PRUNED, RUNNING, STOPPED, drawGlyphs } from "./states.js";
 import { fitted } from "./surface.js";
+import { numberWords } from "./words.js";
 
 /**
  * @typedef {object} Heatmap
@@ -63,8 +64,9 @@ function drawCell(canvas, heat, cell, [x, y, w, h]) {
   if (cell.rows.length === 0) return;
   const ink = shade < 0 ? colours.ink : ramp.ink[shade];
   const [n, middle] = [cell.rows.length, x + w / 2];
-  const lines = h < 28 || shade < 0 || w < 40 ? [] : [formatValue(model.value[cell.best])];
-  if (lines.length > 0 && h >= 46 && n > 1) lines.push(`~${formatValue(cell.median)}`);
+  const numbers = h < 28 || shade < 0 ? [] : [model.value[cell.best]];
+  if (numbers.length > 0 && h >= 46 && n > 1) numbers.push(cell.median);
+  const lines = numbers.map((value, i) => (i ? "~" : "") + (w < 56 ? numberWords(Number(value.toPrecision(2))) : formatValue(value)));
   const step = 14;
   const top = y + h / 2 - (lines.length * step) / 2;
   canvas.fillStyle = ink;

@@ -161,6 +161,7 @@ export function makeHeatmap(model, options) {
     const { scale, title } = places.axis(METRIC);
     const { worst, best } = places.ends();
     const max = best > worst;
+    legend.hidden = !cells.some((cell) => cell.best >= 0);
     setText(low, `${title} ${formatValue(scale.value(worst))}`);
     setText(high, formatValue(scale.value(best)));
     const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => look.ramp.css[shadeOf(share)]).join(", ");
