@@ -3,7 +3,7 @@ import { binned, binsOf, cellsOf, median, widest } from "../src/sweep/bins.js";
 import { Brush, maskOf } from "../src/sweep/brush.js";
 import { easeAt, heightAt, nearestLine, thinned } from "../src/sweep/lines.js";
 import { METRIC, Places } from "../src/sweep/places.js";
-import { compareValues, sortedRows } from "../src/sweep/trialrows.js";
+import { compareValues, inPlace, sortedRows } from "../src/sweep/trialrows.js";
 import { PARAMETERS, filled } from "./sweepdata.js";
 
 /** @param {number} count @param {Record<string, any>} [more] */
@@ -140,4 +140,8 @@ describe("ranks", () => {
     expect(sortedRows([2, 0, 1], Uint8Array.of(1, 0, 1), null, false)).toEqual([2, 0]);
     expect(compareValues([1, 2], [1, 3])).toBe(-1);
   });
+});
+
+test("rows under the pointer keep their places: what is gone leaves, what is new comes at the end", () => {
+  expect(inPlace([3, 1, 2], [0, 1, 2, 4])).toEqual([1, 2, 0, 4]);
 });

@@ -4,7 +4,7 @@ import { formatCount, formatDuration, formatExact } from "../format.js";
 import { button, enable } from "./button.js";
 import { fill } from "./parts.js";
 import { STATES } from "./states.js";
-import { sortedRows } from "./trialrows.js";
+import { inPlace, sortedRows } from "./trialrows.js";
 import { valueWords } from "./words.js";
 
 const SIZE = 40; // rows of a page
@@ -26,6 +26,7 @@ export function makeTable(model, options) {
   let mask = undefined;
   /** @type {number[]} */
   let rows = [];
+  let held = false; // rows keep their places while the pointer is over them: the one that is meant is clicked
   /** @type {Column[]} */
   let columns = [];
   const caption = make("caption", {});
@@ -40,8 +41,15 @@ export function makeTable(model, options) {
       make("table", {}, caption, make("thead", {}, head), body)));
   body.addEventListener("click", onClick);
   body.addEventListener("keydown", onKey);
-  body.addEventListener("pointerover", (event) => model.hover(numberAt(event)));
-  body.addEventListener("pointerleave", () => model.hover(-1));
+  body.addEventListener("pointerover", (event) => {
+    held = true;
+    model.hover(numberAt(event));
+  });
+  body.addEventListener("pointerleave", () => {
+    model.hover(-1);
+    held = false;
+    write();
+  });
 
   function draw() {
     const { places } = options;
@@ -63,7 +71,8 @@ export function makeTable(model, options) {
     columns = columnsNow();
     writeHead();
     const column = columns.find(({ key }) => key === sort);
-    rows = sortedRows(options.places.ranked(), model.brushed, column?.value ?? null, down);
+    const sorted = sortedRows(options.places.ranked(), model.brushed, column?.value ?? null, down);
+    rows = held ? inPlace(rows, sorted) : sorted;
     writeBody();
   }
 
@@ -108,18 +117,22 @@ export function makeTable(model, options) {
     down = key === sort && !down;
     sort = key;
     page = 0;
+    held = false;
     write();
   }
 
   function writeBody() {
     page = Math.max(0, Math.min(page, Math.ceil(rows.length / SIZE) - 1));
     const shown = rows.slice(page * SIZE, (page + 1) * SIZE);
+    const focused = body.contains(document.activeElement) ? document.activeElement?.closest("tr")?.dataset.number : undefined;
     fill(body, shown.length, () => make("tr")).forEach((line, i) => {
       const row = shown[i];
       fill(line, columns.length, (at) => (at === 0 ? make("th", { scope: "row" }, make("button", { type: "button" })) : make("td")));
       columns.forEach(({ text }, at) => setText(at === 0 ? /** @type {Node} */ (line.children[0].firstChild) : line.children[at], text(row)));
       line.dataset.number = String(model.number[row]);
       line.dataset.state = STATES[model.state[row]].name;
+      // The focus stays with its trial, wherever that is now.
+      if (line.dataset.number === focused && !line.contains(document.activeElement)) /** @type {HTMLElement} */ (line.children[0].firstChild).focus({ preventScroll: true });
     });
     const first = page * SIZE;
     const brushed = model.brushed ? " brushed" : "";

@@ -23,3 +23,9 @@ export function sortedRows(ranked, mask, value, down) {
   const keys = new Map(rows.map((row) => [row, value(row)]));
   return rows.sort((a, b) => compareValues(keys.get(a), keys.get(b), down ? -1 : 1)); // equal ones: the better first
 }
+
+/** The rows as they stood, without those that are gone, and new ones at the end. @param {number[]} rows @param {number[]} now */
+export function inPlace(rows, now) {
+  const [known, there] = [new Set(rows), new Set(now)];
+  return [...rows.filter((row) => there.has(row)), ...now.filter((row) => !known.has(row))];
+}
