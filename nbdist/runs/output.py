@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 WAITING_LIMIT = 1 << 20  # characters that may wait for the next flush
 FILE_LIMIT = 64 << 20  # bytes that one task's output file may grow to
@@ -27,7 +28,8 @@ class Output:
         self._tail: deque[str] = deque()
         self._tail_size = 0
         self.taken = 0  # characters
-        self._file = open(path, "ab", opener=_private)  # noqa: SIM115 - `finish` closes it
+        self._path = path
+        self._file: BinaryIO | None = None  # made for the first text: most trials of a sweep print nothing
 
     def write(self, text: str) -> int:
         """Take text; what exceeds the limit before the next flush is counted, not kept."""
@@ -51,6 +53,8 @@ class Output:
             data = text.encode("utf-8", "replace")
             self._written += len(data)
             try:
+                if self._file is None:
+                    self._file = open(self._path, "ab", opener=_private)  # noqa: SIM115 - `finish` closes it
                 self._file.write(data)
                 self._file.flush()
             except OSError:  # a full disk never stops a body; the client still gets the text
@@ -70,7 +74,8 @@ class Output:
     def finish(self) -> None:
         """Close the file; what a full disk does not take is lost there, not in the notebook."""
         with suppress(OSError):
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
 
 
 def tail_of(text: str, limit: int = TAIL_LIMIT) -> str:

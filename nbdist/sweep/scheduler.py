@@ -53,17 +53,22 @@ class Scheduler:
         self._edits = 0
         self._exhausted = False
 
-    def next(self, free: Collection[int], alive: int, now: float) -> Asked | Started | None:
+    def next(
+        self, free: Collection[int], alive: int, now: float, still: Collection[int] = ()
+    ) -> Asked | Started | None:
         """Return the next event, or None if there is nothing to do until something happens.
 
         ``free`` are the ranks of engines that have no trial, ``alive`` is how many engines there are in all.
-        Call it until it returns None, with fewer ranks free after each `Started`.
+        ``still`` are trials of which an earlier attempt is only being ended: they wait for that. Call
+        it until it returns None, with fewer ranks free after each `Started`.
         """
         ledger = self.ledger
         if ledger.paused or ledger.closed:
             return None
         again: Started | None = None
         for number in ledger.waiting:
+            if number in still:
+                continue
             trial = ledger.trials[number]
             need = self.need(trial)
             ranks = place(free, need, trial.avoid)

@@ -46,6 +46,7 @@ class Desk:
         self._reported: dict[tuple[str, int, int], Reports] = {}  # of the present trial, and of those ends
         self._line: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
         self._driver: Sender | None = None
+        self._enlisted = ("", "")  # the driver's sweep and token
         self._heard = 0.0
         server = here.task.server
         server.on("trial.enlist", self._enlist)
@@ -115,7 +116,10 @@ class Desk:
     # The Server's thread.
 
     def _enlist(self, frame: Frame, sender: Sender) -> None:
-        sweep = frame.meta["sweep"]
+        sweep, token = frame.meta["sweep"], frame.meta["token"]
+        heard = time.monotonic() - self._heard < SILENT_SECONDS
+        if heard and self._enlisted[0] == sweep and token < self._enlisted[1]:
+            return  # of a driver that has died since
         with self._lock:
             present = self._present if self.sweep == sweep else None
             over = self._over.get(sweep)
@@ -125,6 +129,7 @@ class Desk:
             self._tell_reports(sweep, None if present is None else present.to_meta(), sender)
         if not held:
             self._driver, self._heard = sender, time.monotonic()
+            self._enlisted = sweep, token
         if present is not None:
             self.agent.watch(run_name(sweep, present.number, present.attempt), sender)
         sender.push(self._standing(sweep, held))

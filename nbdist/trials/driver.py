@@ -117,8 +117,8 @@ class Driver:
         """Return what to say of an error that has ended the driver."""
         if self.engines.cluster.stopped:
             told: NbdistError = FailedPreconditionError(
-                f"cluster {self.engines.cluster.id} was stopped while sweep {self.record.id} ran on it; start "
-                "another with %cluster start, then sweep.resume() goes on there"
+                f"cluster {self.engines.cluster.id} was stopped while sweep {self.record.id} ran on it; "
+                "start another with %cluster start, then sweep.resume() goes on there"
             )
         elif isinstance(error, NbdistError):
             return error
@@ -275,7 +275,8 @@ class Driver:
             try:
                 self._check_failures()
                 free, alive = self.engines.free, self.engines.alive
-                while (event := record.scheduler.next(free, alive, time.time())) is not None:
+                still = {number for number, _ in self.engines.strays()}
+                while (event := record.scheduler.next(free, alive, time.time(), still)) is not None:
                     record.write(event)
                     if isinstance(event, Started):
                         free -= set(event.ranks)

@@ -9,6 +9,7 @@ Nothing here waits for an engine: what one is at is known from what it says (`ta
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -97,7 +98,7 @@ class Engines:
         self._order, self._body = order, body
         infos = {info.rank: info for info in cluster.tasks}
         self._all = {rank: Engine(infos[rank]) for rank in ranks}
-        self._token = secrets.token_hex(8)
+        self._token = f"{time.time_ns():020}-{secrets.token_hex(4)}"  # a later driver has a higher one
         self._leaving = False
         self._poller = zmq.Poller()
         self._polled: list[Peer] = []

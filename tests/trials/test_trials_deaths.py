@@ -13,6 +13,7 @@ import pytest
 from trials_tools import GATED, TRAIN, began, finished, kill, states, until
 
 from nbdist.errors import UnavailableError
+from nbdist.metrics.writer import write_whole
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
 from nbdist.sweep import eventlog
@@ -118,12 +119,10 @@ def test_a_frozen_engine_is_given_up_and_comes_back(
 def test_a_full_disk_stops_nothing_for_ever(
     begin: Begin, cluster: Cluster, marks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = eventlog.write_whole
-
     def full(descriptor: int, data: bytes, at: int) -> None:
         if not (marks / "room").exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(descriptor, data, at)
+        write_whole(descriptor, data, at)
 
     sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(8))}, cluster=cluster)
     until(lambda: len(began(marks)) == 3)

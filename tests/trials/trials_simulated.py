@@ -1,0 +1,290 @@
+"""A cluster without processes: real desks with a simulated main thread, and connections that the dice cut."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from nbdist.errors import TaskDiedError, UnavailableError
+from nbdist.runs.agent import Agent
+from nbdist.runtime.task import TaskInfo
+from nbdist.trials.desk import Desk
+from nbdist.trials.order import SweepOrder, TrialOrder
+from nbdist.wire.frames import Frame, decode, encode
+
+
+class Clock:
+    """What stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
+
+    def time_ns(self) -> int:
+        return int(self.now * 1e9)
+
+
+class Line:
+    """One connection of one driver to one engine, with what is on its way in both directions."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.up, self.told = engine, True, False
+        self.there: deque[Frame] = deque()
+        self.back: deque[Frame] = deque()
+
+    def push(self, frame: Frame) -> None:
+        if not self.up:
+            raise UnavailableError("it has gone")
+        self.back.append(travelled(frame))
+
+
+class Peer:
+    """A driver's end: it connects again after a cut."""
+
+    def __init__(self, cluster: Simulated, engine: Engine) -> None:
+        self.cluster, self.engine = cluster, engine
+        self.line = cluster.connect(engine)
+
+    def send(self, kind: str, meta: dict[str, Any]) -> None:
+        if self.engine.dead:
+            raise UnavailableError("it is gone")
+        self._again()
+        self.line.there.append(travelled(Frame(kind, meta)))
+
+    def receive(self, timeout: float) -> Frame | None:
+        if not self.line.up and not self.line.told:
+            self.line.told = True
+            raise UnavailableError("the connection was lost")
+        return self.line.back.popleft() if self.line.back and self.line.up else None
+
+    def wake(self, poller: object) -> None: ...
+
+    def _again(self) -> None:
+        if not self.line.up:
+            self.line = self.cluster.connect(self.engine)
+
+
+class Calls:
+    """Functions on their way to main threads."""
+
+    def __init__(self, engines: list[Engine]) -> None:
+        self.engines = {one.info.rank: one for one in engines}
+        self.done: dict[int, Any] = {}
+
+    def when_ready(self, tell: Callable[[], object]) -> None: ...
+
+    def ready_ranks(self) -> list[int]:
+        return [rank for rank, one in self.engines.items() if rank in self.done or one.dead]
+
+    def outcome(self, rank: int) -> Any:
+        return self.done[rank] if rank in self.done else TaskDiedError("it died")
+
+
+class Engine:
+    """An engine: a real desk on a Server that is none, and a main thread that makes a step when told."""
+
+    def __init__(self, cluster: Simulated, info: TaskInfo) -> None:
+        self.cluster, self.info, self.dead, self.frozen = cluster, info, False, False
+        self.handlers: dict[str, Any] = {}
+        self.desk: Desk | None = None
+        self.calls: deque[tuple[Callable[..., Any], tuple[Any, ...], Calls]] = deque()
+        self.serving: Calls | None = None
+        self.trial: TrialOrder | None = None
+        self.stop: dict[str, str] = {}
+        self.holder: str | None = None
+        server = SimpleNamespace(on=self.handlers.__setitem__, post=lambda function: function())
+        ignore: Callable[..., None] = lambda *given: None
+        self.agent = cast(
+            Agent,
+            SimpleNamespace(
+                task=SimpleNamespace(rank=info.rank, server=server),
+                hold=lambda holder: setattr(self, "holder", holder),
+                let_go=lambda holder: setattr(self, "holder", None),
+                claim=lambda run: "" if self.holder in (None, run) else self.holder,
+                watch=ignore, unwatch=ignore, control=ignore,
+            ),
+        )  # fmt: skip
+
+    def hear(self, frame: Frame, line: Line) -> None:
+        """Do what its Server's thread does with a frame."""
+        if frame.kind in ("run.stop", "run.abort"):
+            self.stop[frame.meta["run"]] = "stopped" if frame.kind == "run.stop" else "failed"
+        elif frame.kind in self.handlers:
+            with suppress(ConnectionError):
+                self.handlers[frame.kind](frame, line)
+
+    def step(self) -> None:
+        """Make one step of the main thread."""
+        if self.serving is None:
+            if not self.calls:
+                return
+            function, given, calls = self.calls.popleft()
+            if function.__name__ == "open_desk":
+                self.desk = self.desk or Desk(self.agent)
+                calls.done[self.info.rank] = None
+            else:
+                self.serving = calls
+                order: SweepOrder = given[0]
+                cast(Desk, self.desk).open(order, given[2])
+            return
+        desk = cast(Desk, self.desk)
+        if self.trial is None:
+            if desk._line.empty():
+                return
+            self.trial = desk._line.get_nowait()
+            if self.trial is None:
+                desk.close()
+                self.serving.done[self.info.rank] = None
+                self.serving = None
+            else:
+                self.cluster.begun(self, self.trial)
+            return
+        self.cluster.go_on(self, self.trial)
+
+    def end(self, state: str, value: float | None) -> None:
+        """End the present trial."""
+        trial, self.trial = cast(TrialOrder, self.trial), None
+        values = {} if value is None else {"accuracy": value}
+        cast(Desk, self.desk).end(trial, {"state": state, "values": values, "error": "", "aborted": True})
+
+
+class Simulated:
+    """The cluster: what a driver's `Engines` needs of one."""
+
+    id, stopped = "simulated", False
+
+    def __init__(self, engines: int, dice: Random) -> None:
+        self.dice = dice
+        self.engines = [Engine(self, info_of(rank, rank + 1)) for rank in range(engines)]
+        self.incarnation = engines
+        self.lines: list[Line] = []
+        self.peers: dict[int, Peer] = {}
+        self.begun_at: dict[tuple[int, int, int], int] = {}
+        self.left: dict[tuple[int, int], int] = {}
+        self.twice = True
+        """Whether it is wrong that two attempts at a trial are under way."""
+
+    @property
+    def tasks(self) -> list[TaskInfo]:
+        return [one.info for one in self.engines]
+
+    def dead(self) -> list[TaskInfo]:
+        return [one.info for one in self.engines if one.dead]
+
+    def controller_died(self) -> None: ...
+
+    def peer(self, rank: int) -> Peer:
+        engine = self.engines[rank]
+        if rank not in self.peers or self.peers[rank].engine is not engine:
+            self.peers[rank] = Peer(self, engine)
+        return self.peers[rank]
+
+    def connect(self, engine: Engine) -> Line:
+        self.lines.append(Line(engine))
+        return self.lines[-1]
+
+    def submit(self, function: Callable[..., Any], *given: Any, on: Iterable[int]) -> Calls:
+        engines = [self.engines[rank] for rank in on]
+        calls = Calls(engines)
+        for one in engines:
+            one.calls.append((function, given, calls))
+        return calls
+
+    def signal(self, rank: int, signum: int) -> bool:
+        engine = self.engines[rank]
+        if engine.trial is not None and not engine.frozen and not engine.dead:
+            engine.end("stopped", None)
+        return True
+
+    def replace(self, tasks: list[TaskInfo]) -> Any:
+        for info in tasks:
+            self.kill(info.rank)
+            self.restart(info.rank)
+        new = [self.engines[info.rank].info for info in tasks]
+        return SimpleNamespace(look=lambda: True, tasks=new, notes=[])
+
+    # What happens to it.
+
+    def driver_dies(self) -> None:
+        """Leave the lines of the driver with what it has said; another has its own."""
+        self.peers.clear()
+        for line in self.lines:
+            line.back.clear()
+
+    def kill(self, rank: int) -> None:
+        engine = self.engines[rank]
+        engine.dead, engine.trial = True, None
+        for line in self.lines:
+            if line.engine is engine:
+                line.up = False
+
+    def restart(self, rank: int) -> None:
+        if self.engines[rank].dead:
+            self.incarnation += 1
+            self.engines[rank] = Engine(self, info_of(rank, self.incarnation))
+
+    def cut(self) -> None:
+        if self.lines:
+            self.dice.choice(self.lines).up = False
+
+    def deliver(self) -> None:
+        """Have one frame arrive, at times twice."""
+        full = [line for line in self.lines if line.there and not line.engine.dead and not line.engine.frozen]
+        if full:
+            line = self.dice.choice(full)
+            frame = line.there.popleft()
+            for _ in range(1 + (self.dice.random() < 0.1)):
+                line.engine.hear(frame, line)
+
+    def work(self) -> None:
+        able = [one for one in self.engines if not one.dead and not one.frozen]
+        if able:
+            self.dice.choice(able).step()
+
+    def begun(self, engine: Engine, trial: TrialOrder) -> None:
+        key = (trial.number, trial.attempt, engine.info.rank)
+        self.begun_at[key] = self.begun_at.get(key, 0) + 1
+        assert self.begun_at[key] == 1, f"{key} was begun twice"
+        self.left.setdefault((trial.number, trial.attempt), self.dice.randrange(4))
+        if self.twice:
+            for other in self.engines:
+                at = other.trial
+                if at is not None and not other.dead and at.number == trial.number:
+                    assert at.attempt == trial.attempt, f"{at} goes on while {trial} begins"
+
+    def go_on(self, engine: Engine, trial: TrialOrder) -> None:
+        key = (trial.number, trial.attempt)
+        asked = engine.stop.get(f"{cast(Desk, engine.desk).sweep}.{trial.number}.{trial.attempt}")
+        if asked is not None:
+            engine.end(asked, None)
+        elif self.left[key] > 0:
+            self.left[key] -= 1
+            for line in self.lines:
+                if line.engine is engine and line.up and engine.info.rank == trial.ranks[0]:
+                    meta = {"sweep": cast(Desk, engine.desk).sweep, "rank": engine.info.rank}
+                    meta |= {"number": trial.number, "attempt": trial.attempt}
+                    step, value = np.array([4 - self.left[key]]), np.array([float(trial.number)])
+                    line.push(Frame("trial.news", meta, (step, value)))
+        else:
+            engine.end("complete", float(trial.number))
+
+
+def info_of(rank: int, incarnation: int) -> TaskInfo:
+    return TaskInfo(
+        "worker", rank, rank, "here", 1000 + incarnation, f"here:{incarnation}", "CPU:0", incarnation
+    )
+
+
+def travelled(frame: Frame) -> Frame:
+    """Return a frame as it arrives."""
+    return decode([bytes(part) for part in encode(frame)])
