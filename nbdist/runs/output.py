@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 import threading
 from collections import deque
@@ -28,6 +30,8 @@ class Output:
         self._tail: deque[str] = deque()
         self._tail_size = 0
         self.taken = 0  # characters
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
         self._path = path
         self._file: BinaryIO | None = None  # made for the first text: most trials of a sweep print nothing
 
@@ -91,7 +95,6 @@ def tail_of(text: str, limit: int = TAIL_LIMIT) -> str:
 
 
 def _private(path: str, flags: int) -> int:
-    import os
 
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
