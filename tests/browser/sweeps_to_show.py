@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from browser_lab import Lab
+from browser_server import PATIENCE
 from playwright.sync_api import Locator, Page, expect
 
 from nbdist.sweep.eventreader import read_events
 from nbdist.sweep.events import Event
+from nbdist.sweep.ledger import Ledger
 
 GRID = "section.nbdist-sweep"
 SETUP = """import nbdist as nb
@@ -88,14 +91,14 @@ class SweepPage:
         expect(count(grid, "running")).to_have_text("2")
         return grid
 
-    def gate(self, name: str, trial: int | None = None) -> Path:
+    def gate(self, name: str, number: object = None) -> Path:
         """The file that ends the trials of a sweep, or one of them, when it is there."""
-        return self.path.parent / (f"gate-{name}" if trial is None else f"gate-{name}-{trial}")
+        return self.path.parent / (f"gate-{name}" if number is None else f"gate-{name}-{number}")
 
-    def open(self, name: str, *trials: int) -> None:
-        """Let trials end."""
-        for trial in trials:
-            self.gate(name, trial).touch()
+    def open(self, name: str, *numbers: object) -> None:
+        """Let trials end; all of them without a number."""
+        for number in numbers or (None,):
+            self.gate(name, number).touch()
 
     def show(self, grid: Locator) -> None:
         """Bring a grid onto the screen, without which it is sent nothing."""
@@ -106,6 +109,18 @@ class SweepPage:
         """What the log of a sweep says by now."""
         [log] = self.lab.server.home.glob(f"sweeps/*-{name}/sweep.log")
         return list(read_events(log).events)
+
+    def ledger(self, name: str) -> Ledger:
+        """What has become of a sweep by now, by its log."""
+        return Ledger.of(self.events(name))
+
+    def until(self, name: str, holds: Callable[[Ledger], bool]) -> Ledger:
+        """Wait until something is so by a sweep's log."""
+        deadline = time.monotonic() + PATIENCE
+        while not holds(ledger := self.ledger(name)):
+            assert time.monotonic() < deadline, ledger.counts
+            self.page.wait_for_timeout(20)
+        return ledger
 
     def end(self) -> None:
         """End the sweep that the notebook calls ``sweep``, and take all cells but the first off the page."""
@@ -139,6 +154,7 @@ def panel(grid: Locator) -> Locator:
 
 def choose(grid: Locator, number: int) -> Locator:
     """Choose a trial in the table; returns its panel."""
+    grid.locator("tbody").hover()  # then its rows keep their places
     grid.locator(f"tr[data-number='{number}'] button").click()
     expect(panel(grid)).to_contain_text(f"Trial {number}")
     return panel(grid)
