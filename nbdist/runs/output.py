@@ -95,7 +95,6 @@ def tail_of(text: str, limit: int = TAIL_LIMIT) -> str:
 
 
 def _private(path: str, flags: int) -> int:
-
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 

@@ -158,7 +158,8 @@ class Driver:
             self._inbox.extend(frames)
             self._died |= died
             for frame in frames:
-                waiting.discard(int(frame.meta["rank"]))
+                if frame.kind == "trial.standing":  # news and ends do not say all that it is at
+                    waiting.discard(int(frame.meta["rank"]))
                 for one in parts_of(frame):
                     key = one["number"], one["attempt"]
                     ranks[key] = tuple(one["ranks"])

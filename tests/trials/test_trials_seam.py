@@ -46,6 +46,7 @@ class Play:
         log = EventLog.create(self.path)
         log.append(opened)
         self.record = Record(folder, log, Ledger(opened), None)
+        self.known = self.path.stat().st_size  # what stood there when the driver came
         self.driver = self.drive(taken_over=False)
 
     def drive(self, taken_over: bool) -> Driver:
@@ -112,9 +113,11 @@ class Play:
         self.driver._wake_in = self.driver._wake_out = -1
         self.record.log.close()
         self.cluster.driver_dies()
-        if self.record.ledger.trials and self.dice.random() < 0.3:  # in mid-write
-            os.truncate(self.path, self.path.stat().st_size - self.dice.randrange(1, 12))
+        size = self.path.stat().st_size
+        if size > self.known and self.dice.random() < 0.3:  # in mid-write
+            os.truncate(self.path, max(self.known, size - self.dice.randrange(1, 12)))
         log = EventLog.reopen(self.path)
+        self.known = self.path.stat().st_size
         self.record = Record(self.path.parent, log, Ledger.of(log.found.events), None)
         self.driver = self.drive(taken_over=True)
 

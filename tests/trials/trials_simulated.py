@@ -252,7 +252,7 @@ class Simulated:
             self.dice.choice(able).step()
 
     def begun(self, engine: Engine, trial: TrialOrder) -> None:
-        key = (trial.number, trial.attempt, engine.info.rank)
+        key = (trial.number, trial.attempt, engine.info.incarnation)
         self.begun_at[key] = self.begun_at.get(key, 0) + 1
         assert self.begun_at[key] == 1, f"{key} was begun twice"
         self.left.setdefault((trial.number, trial.attempt), self.dice.randrange(4))
