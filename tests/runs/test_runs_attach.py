@@ -18,9 +18,10 @@ from runs_heard import Heard
 from nbdist.cluster.folder import read_description, write_description
 from nbdist.cluster.handle import Cluster, set_current
 from nbdist.errors import BodyError, FailedPreconditionError, NotFoundError, UnavailableError
+from nbdist.metrics.columns import parts_from_logs
 from nbdist.metrics.home import run_folder
 from nbdist.metrics.runfile import RunFile, read_run, write_run
-from nbdist.metrics.store import columns_from_logs
+from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.runs.attach import attach_run
 from nbdist.runs.options import Options
 from nbdist.runs.outcomefile import outcome_path
@@ -83,8 +84,11 @@ def losses(run: Run) -> list[float]:
 
 
 def same_points(run: Run) -> None:
-    """Every point that was logged is there, once, in its order."""
-    theirs, ours = columns_from_logs(run.folder), run.store.columns()
+    """Every point that was logged has come, once, in its order: what a store keeps depends on those only."""
+    logged = RunStore()
+    for part in parts_from_logs(run.folder):
+        logged.extend(*part)
+    theirs, ours = logged.columns(), run.store.columns()
     assert len(theirs["step"]) == len(ours["step"]) > 0
     orders = [np.lexsort((columns["series"].astype(str), columns["replica"])) for columns in (theirs, ours)]
     for name in theirs:
