@@ -21,6 +21,7 @@ import { makeTimeline } from "./timeline.js";
 /** @typedef {{ element: HTMLElement, draw: () => void, destroy: () => void }} View */
 
 const RAMPS = { light: rampFor(false), dark: rampFor(true) };
+const HIDDEN_FRAMES = 30; // in which a page without a width is looked at again: JupyterLab hides all while it changes its theme
 const AROUND = "200px"; // what is so near is drawn before it is seen
 const FONT_SIZE = 11; // CSS pixels, on canvases
 
@@ -30,6 +31,7 @@ export class Grid {
     this.model = new Model();
     this.asks = new Asks(say);
     this.pending = 0;
+    this.looks = HIDDEN_FRAMES;
     const ask = this.asks.ask.bind(this.asks);
     const places = (this.places = new Places(this.model));
     const brush = (this.brush = new Brush(this.model, places));
@@ -91,6 +93,8 @@ export class Grid {
     this.clear.hidden = !brushed;
     this.hint.hidden = Boolean(brushed);
     for (const view of this.views) if (!this.unseen.has(view.element)) view.draw();
+    if (this.element.clientWidth > 0) this.looks = HIDDEN_FRAMES;
+    else if (this.looks-- > 0) this.redraw(); // nothing could be drawn, and nobody says when it can
   }
 
   /** The theme may have changed, and canvases do not follow it by themselves. */
