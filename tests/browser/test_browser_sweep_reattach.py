@@ -1,0 +1,71 @@
+"""A kernel restarted in mid-sweep, and a page that is loaded anew: the sweep goes on, its grid is back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from browser_lab import Lab
+from browser_server import LabServer
+from playwright.sync_api import Browser, expect
+from sweeps_to_show import GRID, SweepPage, choose, count, has_rows, swept
+
+pytestmark = [pytest.mark.browser, pytest.mark.engines]
+
+
+@pytest.fixture(scope="module")
+def notebook(lab_server: LabServer, chromium: Browser) -> Iterator[SweepPage]:
+    yield from swept(Lab(lab_server, chromium), "sweep-outlives", orphan=60)
+
+
+@pytest.fixture
+def at(notebook: SweepPage) -> Iterator[SweepPage]:
+    yield notebook
+    notebook.end()
+
+
+def test_a_page_that_is_loaded_anew_has_all_trials(at: SweepPage) -> None:
+    grid = at.gated("reloaded")
+    at.open("reloaded", 0, 1)
+    expect(count(grid, "complete")).to_have_text("2")
+    at.lab.save()
+    at.page.reload()
+    at.lab.settle(f"{at.name}.ipynb")
+    at.lab.wait_idle()
+    grid = at.page.locator(GRID)
+    at.show(grid)
+    expect(count(grid, "running")).to_have_text("2")
+    has_rows(grid, 0, 1, 2, 3)
+    trial = choose(grid, 2)
+    trial.get_by_role("button", name="Stop", exact=True).click()
+    expect(trial).to_contain_text("trial 2 is being stopped")
+    expect(count(grid, "stopped")).to_have_text("1")
+    at.open("reloaded")
+    at.until("reloaded", lambda ledger: ledger.counts["complete"] == 5)
+    expect(grid.locator(".nbd-chip")).to_contain_text("done")  # this page has no other output
+    has_rows(grid, *range(6))
+
+
+def test_a_new_kernel_takes_the_sweep_over(at: SweepPage) -> None:
+    grid = at.gated("restarted")
+    at.open("restarted", 0, 1)
+    expect(count(grid, "complete")).to_have_text("2")
+    expect(count(grid, "running")).to_have_text("2")
+    sweep_id = at.value("sweep.id")
+    at.show(grid)
+    at.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    expect(grid.locator(".nbd-chip")).to_contain_text("disconnected")
+    expect(grid).to_contain_text("nb.attach(")
+    expect(grid.get_by_role("group", name="Sweep control")).to_be_hidden()
+    at.lab.screenshot("sweep-disconnected")
+    at.lab.wait_idle()
+    cell = at.run(f"import nbdist as nb\n%load_ext nbdist\nsweep = nb.attach({sweep_id!r})")
+    grid = at.lab.output(cell).locator(GRID)
+    at.show(grid)
+    expect(count(grid, "running")).to_have_text("2")
+    has_rows(grid, 0, 1, 2, 3)
+    at.lab.screenshot("sweep-attached")
+    at.open("restarted")
+    ledger = at.until("restarted", lambda ledger: ledger.counts["complete"] == 6)
+    assert {trial.attempt for trial in ledger.trials.values()} == {1}  # adopted: none was run twice
+    expect(at.lab.output(cell).locator("img[src^='data:image/png']")).to_be_visible()
