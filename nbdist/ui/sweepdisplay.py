@@ -61,7 +61,7 @@ class SweepDisplay:
         """Put the sweep on the page once more: while it goes on the same grid, afterwards one of its own.
 
         A grid of a sweep that is over has all of it, and its wishes still work: one that adds trials lets the
-        sweep go on. It lives as long as the page does; what is saved is the picture below the first cell.
+        sweep go on, at whose end this grid gives way to the picture. Until then it lives as long as the page.
         """
         self.frozen = self.frozen or self.sweep.over  # this is all there is to show of it
         if self.where == "terminal":
@@ -74,10 +74,10 @@ class SweepDisplay:
             if self.sweep.over:
                 display(self._bundle(), raw=True)
         elif self.sweep.over:
-            view = self._make_view()
-            display(view)
-            view.finish()
-            view.close_unseen()
+            self.view, self.shown = self._make_view(), True
+            display(self.view, display_id=self.display_id)
+            self.view.finish()
+            self.view.close_unseen()
         elif self.view is None:
             self.show()
         else:
@@ -88,6 +88,7 @@ class SweepDisplay:
         now = time.monotonic() if now is None else now
         self.frozen = False  # it goes on, or goes on again: what it comes to is another picture
         if self.view is not None:
+            self.view.finished = self.view.closes_unseen = False
             self.view.tick(now)
         elif self.where == "terminal" and now >= self.line_due:
             self.line_due = now + LINE_EVERY

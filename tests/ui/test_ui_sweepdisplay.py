@@ -185,4 +185,4 @@ def test_a_wish_on_the_grid_of_a_sweep_that_is_over_brings_it_back(sweep: ShownS
             await asyncio.sleep(0)
 
     asyncio.run(asyncio.wait_for(notebook(), 20))
-    assert [word for word, *_ in said] == ["display", "display"]
+    assert [word for word, *_ in said] == ["display", "update"]  # below the cell that shows it
