@@ -165,16 +165,18 @@ class Desk:
         if not mine:
             sender.push(self._standing(sweep))
 
-    def _leave(self, frame: Frame, sender: Sender) -> None:
+    def _leave(self, frame: Frame, sender: Sender) -> Frame:
+        left = Frame("trial.left")
         if sender != self._driver:
-            return
+            return left
         with self._lock:
             self._left = frame.meta["token"]
             if self._serving and self.sweep == frame.meta["sweep"]:
                 self._leaving = True
                 self._line.put(None)
-                return
+                return left
         self.agent.let_go(frame.meta["sweep"])
+        return left
 
     def _standing(self, sweep: str, held: str = "") -> Frame:
         with self._lock:

@@ -18,14 +18,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nbdist.errors import BodyError, FailedPreconditionError, NbdistError, ResourceExhaustedError
-from nbdist.runs.interrupt import REPLACE_AFTER, SIGNAL_AFTER
-from nbdist.runs.replacing import Replacing
+from nbdist.errors import FailedPreconditionError, NbdistError, ResourceExhaustedError
 from nbdist.sweep import wishes
 from nbdist.sweep.events import EndState, Reported, Started
-from nbdist.sweep.trial import Trial
 from nbdist.trials.engines import Attempt, Engines
+from nbdist.trials.failing import Failing
 from nbdist.trials.order import TrialOrder
+from nbdist.trials.pressing import Pressing
 from nbdist.wire.frames import Frame
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ LONGEST_WAIT = 0.25  # seconds between two looks at who has died
 FULL_SECONDS = 1.0  # between two attempts to write on a full disk
 RECOVER_SECONDS = 10.0  # that engines have to say what they are at, when a sweep is taken over
 LEAVE_SECONDS = 2.0  # for engines to leave
-LEAST_FAILURES = 4
 PRUNED_PATIENCE = 10.0  # times as long as others has a trial that is pruned
 UNKNOWN_SECONDS = 1.0  # the same as RECOVER_SECONDS, where the log knows of nothing that runs
 
@@ -53,10 +51,8 @@ class Driver:
         self._recovering = taken_over
         self._ended = ended
         self._overs: dict[Attempt, dict[int, dict[str, Any]]] = {}
-        self._told: dict[Attempt, tuple[float, int]] = {}  # attempts that are to end: since, rungs
-        self._replacing: list[Replacing] = []
-        self._failed_before = record.ledger.counts["failed"]
-        self._failed = 0  # as many trials as have to have failed for another look at them
+        self._pressing = Pressing(engines)
+        self._failing = Failing(record.ledger)
         self.hopeless = False
         """Whether the trouble does not pass by itself."""
         self._inbox: deque[Frame] = deque()
@@ -148,7 +144,8 @@ class Driver:
         """
         record = self.record
         with record.lock:
-            seconds = RECOVER_SECONDS if record.ledger.running else UNKNOWN_SECONDS
+            unsure = record.ledger.running or record.log.found.torn
+            seconds = RECOVER_SECONDS if unsure else UNKNOWN_SECONDS
         deadline = time.monotonic() + seconds
         waiting = {one.rank for one in self.engines.standing() if one.state != "gone"}
         ranks: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -171,7 +168,12 @@ class Driver:
         if self._leaving:
             return
         with record.lock:
-            events, _ = record.scheduler.recover(at_work, time.time())
+            now = time.time()
+            for key in sorted(ranks.keys() - at_work.keys()):  # its start may be the record that was lost
+                trial = record.ledger.trials.get(key[0])
+                if trial is not None and trial.state == "waiting" and trial.attempt + 1 == key[1]:
+                    record.write(Started(now, *key, ranks[key]))
+            events, _ = record.scheduler.recover(at_work, now)
             record.write(*events)
 
     # Looking.
@@ -190,9 +192,7 @@ class Driver:
                 record.full = ""
             except ResourceExhaustedError as error:  # nothing is lost: it is written when there is room
                 record.full = str(error)
-        for one in self._replacing:
-            if one.under_way:
-                one.look()
+        self._pressing.look()
 
     def _bury(self) -> None:
         if not self._died:
@@ -250,12 +250,18 @@ class Driver:
         trial = record.ledger.trials.get(number)
         if trial is None or trial.attempt != attempt or trial.state != "running":
             return
+        ranks = tuple(int(rank) for rank in over["ranks"])
+        if trial.ranks and ranks != trial.ranks:  # of an attempt whose start the log has lost
+            rank = int(over["rank"])
+            if rank in trial.ranks:
+                record.write(*record.scheduler.died([rank], time.time(), "its number was used before"))
+                self.engines.disown(number, attempt)
+            return
         overs = self._overs.setdefault(key, {})
         overs[int(over["rank"])] = over
         failed = next(
             (one for one in overs.values() if one["state"] == "failed" and not one.get("aborted")), None
         )
-        ranks = [int(rank) for rank in over["ranks"]]
         if not set(overs) >= set(ranks):
             return
         del self._overs[key]
@@ -272,10 +278,14 @@ class Driver:
         """Give out trials and end those that are to end; whether there is nothing more to do."""
         record = self.record
         started: list[TrialOrder] = []
+        free, alive = self.engines.free, self.engines.alive
         with record.lock:
             try:
-                self._check_failures()
-                free, alive = self.engines.free, self.engines.alive
+                now = time.time()
+                if (error := self._failing.verdict(alive, record.over, now)) is not None:
+                    self.error = error
+                    if not record.over:
+                        record.write(*wishes.close(record.ledger, now, "all trials failed"))
                 still = {number for number, _ in self.engines.strays()}
                 while (event := record.scheduler.next(free, alive, time.time(), still)) is not None:
                     record.write(event)
@@ -291,16 +301,14 @@ class Driver:
             idle = not over and not record.ledger.running
         for trial in started:
             self.engines.start(trial, time.monotonic())
-        self._press(ending)
+        self._pressing.press(ending)
         if (wrong := self.engines.wrong) is not None:
             raise wrong
         self.hopeless = self.trouble is not None
         if self.trouble is None and idle and (held := self.engines.held):
             self.trouble = f"run {held} has the engines; the sweep goes on when it is over"
-        self._replacing = [one for one in self._replacing if one.under_way or one.error is not None]
-        if self.trouble is None and self._replacing:
-            self.trouble = next((one.told for one in self._replacing if one.error is not None), None)
-        return over and not record.full and not any(one.under_way for one in self._replacing)
+        self.trouble = self.trouble or self._pressing.trouble
+        return over and not record.full and not self._pressing.under_way
 
     def _ending(self) -> dict[Attempt, tuple[str, float]]:
         """Return the attempts that are to end: why they are aborted, if so, and how patiently."""
@@ -316,50 +324,6 @@ class Driver:
             found[key] = "the sweep has given this attempt up", 1.0
         return found
 
-    def _press(self, ending: dict[Attempt, tuple[str, float]]) -> None:
-        """Have attempts end: they are asked, then signalled, at last their engines are replaced."""
-        now = time.monotonic()
-        self._told = {key: self._told.get(key, (now, 0)) for key in ending}
-        for key, (reason, patience) in ending.items():
-            since, rung = self._told[key]
-            if rung == 0:
-                self.engines.stop(*key, reason)
-            elif rung == 1 and now - since >= SIGNAL_AFTER * patience:
-                self.engines.interrupt(*key)
-            elif rung == 2 and now - since >= REPLACE_AFTER * patience:
-                stuck = self.engines.infos(*key)
-                if stuck:
-                    one = Replacing(self.engines.cluster)
-                    one.begin(stuck, REPLACE_AFTER * patience)
-                    self._replacing.append(one)
-            else:
-                continue
-            self._told[key] = since, rung + 1
-
-    def _check_failures(self) -> None:
-        """End a sweep whose trials all fail: the body is wrong, and a thousand trials would not mend it."""
-        ledger = self.record.ledger
-        counts = ledger.counts
-        failed = counts["failed"] - self._failed_before
-        if ledger.closed or failed <= 0 or failed < self._failed:
-            return
-        if counts["complete"] + counts["pruned"] + counts["stopped"]:
-            return
-        all_over = self.record.over and not counts["waiting"]
-        if not all_over and failed < max(LEAST_FAILURES, 2 * self.engines.alive):
-            return
-        those = [trial for trial in ledger.trials.values() if trial.state == "failed"]
-        longest = max(trial.seconds or 0.0 for trial in those)
-        now = time.time()
-        for number in ledger.running:  # one that has come further than they did may be fine
-            trial = ledger.trials[number]
-            if trial.step is not None or now - (trial.started_at or now) > longest:
-                self._failed = failed + 1
-                return
-        self.error = all_failed(those[0], failed)
-        if not all_over:
-            self.record.write(*wishes.close(ledger, now, "all trials failed"))
-
 
 def parts_of(frame: Frame) -> list[dict[str, Any]]:
     """Return the attempts that an engine speaks of: at which it is, and which has ended."""
@@ -374,25 +338,3 @@ def state_of(over: dict[str, Any]) -> EndState:
     """Return how an engine says that a trial ended, if that is a way to end."""
     found: EndState = over["state"] if over["state"] in ("complete", "stopped", "failed") else "failed"
     return found
-
-
-def all_failed(first: Trial, count: int) -> BodyError:
-    """Return the error of a sweep none of whose trials has done anything but fail."""
-    given = " ".join(f"{name}={value!r}" for name, value in first.parameters.items())
-    error = BodyError(
-        f"all of the first {count} trials failed, and the sweep has ended. "
-        f"Trial {first.number} ({given}):\n{first.error}"
-    )
-    error.ename, error.evalue = last_line(first.error)
-    return error
-
-
-def last_line(text: str) -> tuple[str, str]:
-    """Return the name and the message of the error that a traceback ends with.
-
-    >>> last_line("Traceback ...\\nValueError: no such width")
-    ('ValueError', 'no such width')
-    """
-    last = text.rstrip().rpartition("\n")[2]
-    name, _, message = last.partition(": ")
-    return name, message

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -232,9 +233,13 @@ class Engines:
     def leave(self) -> None:
         """Give all engines free for others; those that are at a trial leave after it."""
         self._leaving = True
+        given = {"sweep": self._order.sweep, "token": self._token}
         for rank, one in self._all.items():
-            if not one.gone or one.wrong is not None:
-                self._send(rank, "trial.leave", {"sweep": self._order.sweep, "token": self._token})
+            if one.wrong is not None:  # it does not serve, so nothing else tells when it is free
+                with suppress(NbdistError):
+                    self.cluster.peer(rank).call("trial.leave", given, timeout=1.0)
+            elif not one.gone:
+                self._send(rank, "trial.leave", given)
 
     def have_left(self) -> bool:
         """Whether all that have nothing to do serve no more, and others can have them."""

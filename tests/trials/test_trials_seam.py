@@ -25,6 +25,7 @@ from nbdist.sweep.space import Space
 from nbdist.trials import desk as desk_file
 from nbdist.trials import driver as driver_file
 from nbdist.trials import engines as engine_file
+from nbdist.trials import pressing as pressing_file
 from nbdist.trials.driver import Driver
 from nbdist.trials.engines import Engines
 from nbdist.trials.order import SweepOrder
@@ -113,6 +114,7 @@ class Play:
         self.driver._wake_in = self.driver._wake_out = -1
         self.record.log.close()
         self.cluster.driver_dies()
+        self.clock.now += 0.001
         size = self.path.stat().st_size
         if size > self.known and self.dice.random() < 0.3:  # in mid-write
             os.truncate(self.path, max(self.known, size - self.dice.randrange(1, 12)))
@@ -155,7 +157,7 @@ def test_whatever_happens_every_trial_is_accounted_for(seed: int, per_trial: int
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         dice = Random(seed)
         play = Play(Path(folder), dice, per_trial, calm)
-        for module in (desk_file, driver_file, engine_file):
+        for module in (desk_file, driver_file, engine_file, pressing_file):
             patch.setattr(module, "time", play.clock)
         patch.setattr(engine_file, "_with_desk", set())
         try:

@@ -13,7 +13,7 @@ from trials_tools import COUNTED, GATED, TRAIN, began, finished, losses, states,
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
-from nbdist.trials import driver as drivers
+from nbdist.trials import pressing
 
 if TYPE_CHECKING:
     from nbdist.cluster.handle import Cluster
@@ -56,8 +56,8 @@ def test_a_trial_is_stopped_and_the_next_one_runs(begin: Begin, cluster: Cluster
 def test_an_engine_that_does_not_stop_is_replaced(
     start: Callable[..., Cluster], begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drivers, "SIGNAL_AFTER", 0.2)
-    monkeypatch.setattr(drivers, "REPLACE_AFTER", 0.6)
+    monkeypatch.setattr(pressing, "SIGNAL_AFTER", 0.2)
+    monkeypatch.setattr(pressing, "REPLACE_AFTER", 0.6)
     cluster = start(workers=1)
     body = """
 nb.log(accuracy=1.0, step=1)
@@ -258,7 +258,7 @@ class Gate(nb.train.Callback):
         else:
             with sweep.lock:
                 prune(sweep, 0)
-        until(lambda: (0, 1) in sweep._driver._told)  # type: ignore[union-attr]
+        until(lambda: (0, 1) in sweep._driver._pressing.told)  # type: ignore[union-attr]
         (marks / "told").touch()
         finished(sweep)
         assert states(sweep) == [how]
