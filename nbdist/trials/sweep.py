@@ -55,6 +55,8 @@ class Sweep:
         self.goes_on: Callable[[], object] = lambda: None
         """What is called when it goes on, from any thread; the user interface shows it again."""
         self.rerun_by: Callable[[Sweep, Trial], Any] | None = None
+        self.engine_names: dict[int, str] = {}
+        """What its engines are called, by rank; empty in a process that has not driven it."""
         self._record, self._order, self._body, self._ranks = record, order, body, ranks
         self._taken_over = taken_over
         self._driver: Driver | None = None
@@ -355,6 +357,7 @@ class Sweep:
                 return
             body, cluster = self.body, self.cluster
             self.error = None
+            self.engine_names = {info.rank: info.name for info in cluster.tasks}
             engines = Engines(cluster, self._order, body, self._ranks or [])
             self._driver = Driver(self._record, engines, self._taken_over, self._ended)
             self._taken_over = True  # whoever drives it next asks what engines are at

@@ -86,6 +86,10 @@ class SweepSeen(Protocol):
     def error(self) -> NbdistError | None:
         """What ended it, if something did."""
 
+    @property
+    def engine_names(self) -> Mapping[int, str]:
+        """What engines are called, by rank, as far as that is known; also when the sweep is over."""
+
     def engines(self) -> Sequence[EngineSeen]:
         """Return the engines, by rank."""
 
@@ -113,9 +117,10 @@ def head(sweep: SweepSeen, names: Mapping[int, str]) -> dict[str, Any]:
 def names_of(sweep: SweepSeen, spans: Iterable[Span], known: Mapping[int, str]) -> dict[int, str]:
     """Return the names of the engines that there are, or were, by rank.
 
-    Nobody drives a sweep that is over, and then nobody says what its engines were called.
+    Of a sweep that is over, and was driven elsewhere, nobody says what its engines were called.
     """
-    ran = {rank: f"rank {rank}" for span in spans for rank in span.ranks}
+    named = sweep.engine_names
+    ran = {rank: named.get(rank, f"rank {rank}") for span in spans for rank in span.ranks}
     return {**ran, **known, **{engine.rank: engine.name for engine in sweep.engines()}}
 
 

@@ -54,6 +54,7 @@ class ShownSweep:
         self.trouble: str | None = None
         self.error: NbdistError | None = None
         self.size = 2
+        self.engine_names: dict[int, str] = {}
         self.wished: list[tuple[Any, ...]] = []
         self.refuses: Exception | None = None
 
