@@ -1,0 +1,141 @@
+"""What stays of a sweep in the notebook, however it ended: without a kernel, trusted or not, and as HTML."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from browser_axe import violations
+from browser_lab import Lab
+from playwright.sync_api import expect
+from sweeps_to_show import GRID, SETUP, count
+
+pytestmark = [pytest.mark.browser, pytest.mark.engines]
+
+SWEEP = """%%sweep n=[0, 1, 2, 3, 4, 5] --metric score --name {name} {flags}
+{body}"""
+CELLS = [
+    SETUP.format(orphan=5),
+    SWEEP.format(name="done", flags="--wait", body="nb.log(score=n / 2)\nscore = n"),
+    SWEEP.format(name="ended", flags="", body="while True: nb.log(score=n)"),
+    SWEEP.format(
+        name="raises",
+        flags="",
+        body="if n % 2: raise ValueError('lost <i>it</i>')\nscore = n",
+    ),
+    SWEEP.format(name="nothing", flags="", body="raise ValueError(f'no <i>{n}</i>')"),
+    "sweep.close()\nsweep.wait();",
+    "sweep.show()",
+]
+HEADLINES = {1: "✓ done", 2: "■ stopped", 3: "✓ done", 4: "✕ failed"}
+VALUELESS = 4  # has nothing to draw
+FROZEN = {"image/png", "text/html", "text/plain", "application/vnd.nbdist.sweep+json"}
+FRAMED = ".jp-Notebook .jp-RenderedHTML"
+
+
+@pytest.fixture
+def ended(lab: Lab) -> Path:
+    """A saved notebook with a sweep that is done, one that was ended, and two in which trials raised."""
+    path = lab.write("swept.ipynb", CELLS)
+    page = lab.open("swept.ipynb", height=1500)
+    lab.run(0)
+    lab.run(1)
+    lab.run(2)
+    grid = lab.output(2).locator(GRID)
+    grid.evaluate("node => node.scrollIntoView({block: 'start'})")
+    expect(count(grid, "running")).to_have_text("2")
+    lab.run(5)
+    for number in (3, 4):
+        lab.run(number)
+        expect(lab.output(number)).to_contain_text(HEADLINES[number])
+    expect(page.locator(GRID)).to_have_count(0)
+    lab.save()
+    return path
+
+
+def look(lab: Lab, name: str) -> None:
+    """Each sweep's end is there, as a picture, as a table and in words."""
+    page = lab.open(name, kernel=False, height=3000)
+    for number, headline in HEADLINES.items():
+        picture = lab.output(number).locator("img[src^='data:image/png']")
+        if number == VALUELESS:
+            expect(picture).to_have_count(0)
+            expect(lab.output(number)).to_contain_text("failed; none has a value")
+            expect(lab.output(number)).to_contain_text("no <i>0</i>")
+            continue
+        expect(picture).to_be_visible()
+        page.wait_for_function(
+            "image => image.complete && image.naturalWidth > 500", arg=picture.element_handle()
+        )
+        shown = lab.output(number).inner_text()
+        assert headline in shown, shown
+        expect(lab.output(number)).not_to_contain_text("widget")
+    expect(lab.output(3)).to_contain_text("lost <i>it</i>")
+    assert page.locator(".jp-OutputArea i, .jp-OutputArea b").count() == 0
+    expect(lab.output(1).locator("tbody tr")).to_have_count(6)
+
+
+def test_every_end_is_seen_without_a_kernel(lab: Lab, ended: Path) -> None:
+    notebook: Any = nbformat.read(ended, as_version=4)  # type: ignore[no-untyped-call]
+    check_file(ended, notebook)
+
+    # The grid once more: one that is done goes on when something is wished of it.
+    lab.run(1)
+    lab.run(6)
+    grid = lab.output(6).locator(GRID)
+    grid.evaluate("node => node.scrollIntoView({block: 'start'})")
+    expect(grid.locator(".nbd-chip")).to_contain_text("done")
+    expect(grid.locator("tbody tr")).to_have_count(6)
+    grid.locator("tbody tr").first.locator("button").click()
+    trial = grid.get_by_role("region", name="Chosen trial")
+    expect(trial).to_contain_text("worker ")
+    trial.get_by_role("button", name="Clone…").click()
+    form = trial.get_by_role("form", name="Clone with changes")
+    form.get_by_role("button", name="Clone", exact=True).click()
+    expect(form).to_contain_text("trial 6 is a clone of trial 5")
+    expect(lab.output(6).locator("img[src^='data:image/png']")).to_be_visible()
+    expect(lab.output(6)).to_contain_text("7 complete")
+    lab.save()
+
+    lab.shut_kernel_down()
+    look(lab, "swept.ipynb")
+    wrong = violations(lab.page, FRAMED)
+    lab.screenshot("sweep-frozen-trusted")
+    lab.theme("JupyterLab Dark")
+    wrong += violations(lab.page, FRAMED)
+    lab.screenshot("sweep-frozen-trusted-dark")
+    lab.theme("JupyterLab Light")
+    assert not wrong, "\n".join(sorted(set(wrong)))
+
+    notebook.cells[0].source += "\n"  # no longer what the server has signed
+    nbformat.write(notebook, ended.parent / "swept-untrusted.ipynb")  # type: ignore[no-untyped-call]
+    look(lab, "swept-untrusted.ipynb")
+    lab.screenshot("sweep-frozen-untrusted")
+
+
+def check_file(path: Path, notebook: Any) -> None:
+    nbformat.validate(notebook)
+    assert "widgets" not in notebook.metadata
+    assert "jupyter.widget" not in path.read_text()
+    for number in HEADLINES:
+        [frozen] = [output.data for output in notebook.cells[number].outputs if "data" in output]
+        assert set(frozen) == (FROZEN - {"image/png"} if number == VALUELESS else FROZEN)
+        assert len(str(frozen)) < 150_000
+        if number == VALUELESS:
+            continue
+        assert base64.b64decode(frozen["image/png"]).startswith(b"\x89PNG")
+    subprocess.run(
+        [sys.executable, "-m", "nbconvert", "--to", "html", str(path), "--output", "swept.html"],
+        check=True, capture_output=True, timeout=100,
+    )  # fmt: skip
+    page = path.with_name("swept.html").read_text()
+    assert len(re.findall(r"<img[^>]*src=.?data:image/png;base64", page)) == len(HEADLINES) - 1
+    assert all(headline in page for headline in HEADLINES.values())
+    assert "<i>it</i>" not in page
+    assert "widget-view" not in page
