@@ -68,7 +68,10 @@ export class Header {
     this.edit.show(head);
     const done = (counts.complete ?? 0) + (counts.pruned ?? 0) + (counts.stopped ?? 0) + (counts.failed ?? 0);
     const all = Math.max(wanted, done + (counts.running ?? 0), 1);
-    this.segments.forEach((segment, i) => (segment.style.width = `${(100 * (counts[SEGMENTS[i]] ?? 0)) / all}%`));
+    this.segments.forEach((segment, i) => {
+      segment.style.width = `${(100 * (counts[SEGMENTS[i]] ?? 0)) / all}%`;
+      segment.hidden = !counts[SEGMENTS[i]]; // or its gap would be seen
+    });
     this.bar.setAttribute("aria-valuemax", String(all));
     this.bar.setAttribute("aria-valuenow", String(done));
     this.bar.setAttribute("aria-valuetext", `${formatCount(done)} of ${formatCount(wanted)} trials done`);

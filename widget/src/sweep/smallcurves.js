@@ -118,8 +118,9 @@ class SmallCurves {
   drawFew(page, place) {
     const { model } = this;
     const { canvas, theme } = page;
+    const others = this.best.filter((number) => number !== model.chosen && number !== model.hovered); // each is named once
     /** @type {[number, string, number][]} */
-    const lines = [...this.best].reverse().map((number) => [number, theme.good, number === this.best[0] ? 2.25 : 1.5]);
+    const lines = others.reverse().map((number) => [number, theme.good, number === this.best[0] ? 2.25 : 1.5]);
     if (model.chosen >= 0) lines.push([model.chosen, theme.accent, 2.5]);
     if (model.hovered >= 0 && model.hovered !== model.chosen) lines.push([model.hovered, theme.ink, 2]);
     canvas.save();
