@@ -122,7 +122,9 @@ def spread(places: Sequence[float], trials: Sequence[Trial], axis: Axis) -> list
 def one_parameter(axes: Axes, ledger: Ledger, axis: Axis) -> None:
     """Draw the value of each trial against its only parameter."""
     frame(axes, f"{clip(ledger.created.metric, 20)} by {clip(axis.name, 20)}")
-    for state, inside in (("pruned", "none"), ("complete", TRAIN)):
+    kinds = (("stopped", "none", "s"), ("pruned", "none", "o"), ("complete", TRAIN, "o"))
+    drawn = []
+    for state, inside, marker in kinds:
         some = [one for one in ledger.trials.values() if one.state == state and one.value is not None]
         if not some:
             continue
@@ -130,9 +132,10 @@ def one_parameter(axes: Axes, ledger: Ledger, axis: Axis) -> None:
         axes.scatter(
             spread(places, some, axis),
             drawable(np.array([one.value for one in some], float)),
-            s=26, alpha=0.8, linewidths=0.9, label=state, facecolors=inside, edgecolors=TRAIN,
+            s=26, alpha=0.8, linewidths=0.9, label=state, facecolors=inside, edgecolors=TRAIN, marker=marker,
         )  # fmt: skip
+        drawn.append(state)
     ticks_on(axes.set_xticks, axis)
     axes.set_xlim(-0.06, 1.06)
-    if any(one.state == "pruned" for one in ledger.trials.values()):
+    if drawn and drawn != ["complete"]:
         legend(axes, loc="best")
