@@ -26,7 +26,8 @@ from nbdist.sweep.space import Space
 from nbdist.trials.folder import LOG, new_sweep_folder, write_about
 from nbdist.trials.order import SweepOrder
 from nbdist.trials.record import Record
-from nbdist.trials.sweep import Sweep, as_space
+from nbdist.trials.sweep import Sweep
+from nbdist.trials.wishing import as_space
 
 STRATEGIES = ("multi_worker", "mirrored")
 """Under which several engines can train a trial together."""
