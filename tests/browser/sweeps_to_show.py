@@ -102,7 +102,7 @@ class SweepPage:
 
     def show(self, grid: Locator) -> None:
         """Bring a grid onto the screen, without which it is sent nothing."""
-        grid.wait_for(state="attached")
+        expect(grid).to_be_attached()
         grid.evaluate("node => node.scrollIntoView({block: 'start'})")
 
     def events(self, name: str) -> list[Event]:
@@ -154,8 +154,10 @@ def panel(grid: Locator) -> Locator:
 
 def choose(grid: Locator, number: int) -> Locator:
     """Choose a trial in the table; returns its panel."""
-    grid.locator("tbody").hover()  # then its rows keep their places
-    grid.locator(f"tr[data-number='{number}'] button").click()
+    row = f"tr[data-number='{number}'] button"
+    grid.locator(row).wait_for()
+    # In one go: the table goes on being sorted by what trials report.
+    grid.evaluate("(grid, row) => grid.querySelector(row).click()", row)
     expect(panel(grid)).to_contain_text(f"Trial {number}")
     return panel(grid)
 
