@@ -40,7 +40,7 @@ class Real(Parameter):
 
     def contains(self, value: object) -> bool:
         """Return whether a trial may have this value."""
-        return is_number(value) and self.low <= value <= self.high  # type: ignore[operator]
+        return is_number(value) and self.low <= value <= self.high
 
     def grid(self) -> list[Value]:
         """Return the values that a grid search takes."""
@@ -121,7 +121,7 @@ class Integer(Parameter):
             return list(range(self.low, self.high + 1, self.step))
         if self.log:
             between = Real(self.low, self.high, True, self.points).grid()
-            return list(dict.fromkeys(round(value) for value in between))  # type: ignore[arg-type]
+            return list(dict.fromkeys(round(value) for value in between if is_number(value)))
         last, gaps = self._count - 1, self.points - 1
         return [self.low + self.step * round(index * last / gaps) for index in range(self.points)]
 

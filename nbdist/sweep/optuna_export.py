@@ -82,7 +82,7 @@ class Column:
 
 def _joint_range(kinds: list[Parameter], values: list[Value]) -> BaseDistribution | None:
     """Return a range around all of them, or None if there was anything but one kind of range."""
-    ends: list[float] = [value for value in values if is_number(value)]  # type: ignore[misc]
+    ends: list[float] = [value for value in values if is_number(value)]
     if len(ends) < len(values):
         return None
     for kind in kinds:

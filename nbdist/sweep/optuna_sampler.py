@@ -115,7 +115,7 @@ class OptunaSampler(Sampler):
             value=value,
             params={name: self._translations[name].to_optuna(one) for name, one in parameters.items()},
             distributions={name: self._translations[name].distribution for name in parameters},
-            intermediate_values=last,  # type: ignore[arg-type]
+            intermediate_values=last,  # type: ignore[arg-type]  # `finite` has looked at the value
         )
         self._study.add_trial(made)
         if state == TrialState.RUNNING:
@@ -133,7 +133,10 @@ class OptunaSampler(Sampler):
             identity = self._study._storage.get_trial_id_from_study_id_trial_number(
                 self._study._study_id, index
             )
-            optuna.trial.Trial(self._study, identity).report(tell.value, tell.step)  # type: ignore[arg-type]
+            optuna.trial.Trial(self._study, identity).report(
+                tell.value,  # type: ignore[arg-type]  # `finite` has looked at it
+                tell.step,
+            )
         self._study.tell(index, value, state)
 
 

@@ -37,7 +37,7 @@ def choice(*values: object) -> Choice:
     """Return one of several values: ``choice("sgd", "adam")`` or ``choice(["sgd", "adam"])``."""
     if len(values) == 1 and isinstance(values[0], (list, tuple)):
         values = tuple(values[0])
-    return Choice(values)  # type: ignore[arg-type]
+    return Choice(values)  # type: ignore[arg-type]  # Choice checks and cleans what it is given
 
 
 def fixed(value: object) -> Fixed:

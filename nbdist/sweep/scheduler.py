@@ -237,7 +237,7 @@ def numbers_in(values: Mapping[str, object]) -> tuple[dict[str, float], dict[str
         item = getattr(value, "item", None)
         one = item() if item is not None and getattr(value, "shape", None) == () else value
         if is_number(one):
-            found[str(name)] = float(one)  # type: ignore[arg-type]
+            found[str(name)] = float(one)
         else:
             wrong[str(name)] = value
     return found, wrong

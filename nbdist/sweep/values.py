@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from nbdist.errors import InvalidArgumentError
 
@@ -24,7 +24,7 @@ def plain(value: object) -> Value:
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         raise InvalidArgumentError(f"{value!r} is too large for a parameter: at most 2**53")
     if value is None or type(value) in (bool, int, float, str):
-        return value  # type: ignore[return-value]
+        return value  # type: ignore[return-value]  # type() tells mypy less than isinstance would
     raise InvalidArgumentError(
         f"{value!r:.80} is a {type(value).__name__}; a parameter's value is a number, a text, True, False, "
         "None, or a list of these"
@@ -43,7 +43,7 @@ def same_key(value: object) -> tuple[object, ...]:
     return (type(value).__name__, value)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether it is an int or a float; True and False are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -53,13 +53,13 @@ def number(value: object, what: str) -> float:
     value = plain(value)
     if not is_number(value):
         raise InvalidArgumentError(f"the {what} must be a number, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def whole(value: object, what: str) -> int:
     """Return it as an int, also if it is a float without a fraction."""
     value = plain(value)
-    if not is_number(value) or value != int(value):  # type: ignore[arg-type]
+    if not is_number(value) or value != int(value):
         raise InvalidArgumentError(f"the {what} must be a whole number, got {value!r}")
     return int(value)
 

@@ -98,7 +98,7 @@ class Driver:
                 with suppress(BlockingIOError):
                     os.read(self._wake_in, 4096)
                 self.engines.wait(self._wake_in, FULL_SECONDS if self.record.full else LONGEST_WAIT)
-        except Exception as error:
+        except Exception as error:  # nobody else would hear of it: it is said where the sweep is
             self.error = self.error or self._ended_by(error)
         finally:
             with suppress(Exception):  # what ended it is said already

@@ -46,7 +46,7 @@ class Axis:
             return math.nan if place is None else (place + 0.5) / len(self.values)
         if not is_number(value):
             return math.nan
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)
         if not self.log:
             return (number / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
         if number <= 0:
