@@ -43,6 +43,7 @@ class Desk:
         self._lock = threading.Lock()
         self._present: TrialOrder | None = None
         self._over: dict[str, dict[str, Any]] = {}  # the last end, by sweep
+        self._begun: dict[str, dict[int, int]] = {}  # the last attempt at each trial, by sweep
         self._reported: dict[tuple[str, int, int], Reports] = {}  # of the present trial, and of those ends
         self._line: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
         self._driver: Sender | None = None
@@ -97,7 +98,9 @@ class Desk:
             self._over.pop(sweep, None)
             self._over[sweep] = told
             while len(self._over) > KEPT:
-                del self._over[next(iter(self._over))]
+                oldest = next(iter(self._over))
+                del self._over[oldest]
+                self._begun.pop(oldest, None)
 
         def frame() -> Frame:
             self.agent.unwatch(run)
@@ -153,16 +156,21 @@ class Desk:
         with self._lock:
             mine = self._serving and not self._leaving and self.sweep == sweep
             over = self._over.get(sweep, {"number": -1, "attempt": -1})
+            begun = self._begun.setdefault(sweep, {})
+            again = trial.attempt <= begun.get(trial.number, 0) and trial != self._present
             if (trial.number, trial.attempt) == (over["number"], over["attempt"]):
-                mine = False
-            elif mine and self._present is None:
+                mine = again = False
+            elif mine and self._present is None and not again:
                 run = run_name(sweep, trial.number, trial.attempt)
-                self._present = trial
+                self._present, begun[trial.number] = trial, trial.attempt
                 self.agent.control(run)  # a word may come before the body
                 self.agent.watch(run, sender)
                 self._line.put(trial)
             mine = mine and trial == self._present
-        if not mine:
+        if again:  # the log has lost that it was begun; an attempt of no ranks is one that cannot be made
+            refused = {**trial.to_meta(), "ranks": [], "sweep": sweep, "rank": self.agent.task.rank}
+            sender.push(Frame("trial.over", {**refused, "state": "failed", "values": {}, "error": ""}))
+        elif not mine:
             sender.push(self._standing(sweep))
 
     def _leave(self, frame: Frame, sender: Sender) -> Frame:

@@ -164,7 +164,8 @@ class Driver:
             waiting -= self._died
             if waiting:
                 self.engines.wait(self._wake_in, 0.05)
-        at_work = {key: those for key, those in ranks.items() if found[key] >= set(those)}
+        known = {key: those for key, those in ranks.items() if not self._is_elsewhere(key, those)}
+        at_work = {key: those for key, those in known.items() if found[key] >= set(those)}
         if self._leaving:
             return
         with record.lock:
@@ -175,6 +176,12 @@ class Driver:
                     record.write(Started(now, *key, ranks[key]))
             events, _ = record.scheduler.recover(at_work, now)
             record.write(*events)
+
+    def _is_elsewhere(self, key: Attempt, ranks: tuple[int, ...]) -> bool:
+        """Whether the log has an attempt on other ranks: the start of the one on these is lost."""
+        trial = self.record.ledger.trials.get(key[0])
+        running = trial is not None and trial.state == "running" and trial.attempt == key[1]
+        return running and trial is not None and bool(trial.ranks) and trial.ranks != ranks
 
     # Looking.
 
