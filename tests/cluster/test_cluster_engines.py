@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from busy import BUSY_SECONDS
+from freezing import freeze
 
 from nbdist.cluster import launch
 from nbdist.cluster.folder import clusters_folder
@@ -339,7 +340,7 @@ def test_stop_leaves_nothing_whatever_the_engines_are_at(start: Start) -> None:
     cluster = start(2)
     spin = cluster.submit(spin_forever, on=0)
     child = cluster.run("import subprocess; p = subprocess.Popen(['sleep', '1000']); p.pid", on=1)[0]
-    os.kill(cluster.tasks[1].pid, signal.SIGSTOP)
+    freeze(cluster.tasks[1].pid)
     segment = Path(f"/dev/shm/nbdist-{cluster.id}-left")
     segment.touch(0o600)
     keeper = psutil.Process(cluster.tasks[0].pid).parent()

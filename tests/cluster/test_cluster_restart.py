@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from freezing import freeze
 
 from nbdist.cluster.folder import read_description
 from nbdist.cluster.handle import Cluster
@@ -95,7 +96,7 @@ def test_dead_frozen_and_busy_tasks_come_back(start: Start) -> None:
     os.kill(old[3], signal.SIGKILL)
     until(lambda: len(cluster.dead()) == 2)
     assert [info.rank for info in cluster.restart(report=quietly)] == [1, 3]
-    os.kill(old[0], signal.SIGSTOP)  # the chief
+    freeze(old[0])  # the chief
     cluster.restart("/job:worker/task:0", report=quietly)
     calls = cluster.submit("import signal; signal.pause()".__len__, on=2)  # a call that is over
     assert calls.results(10) == [29]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from freezing import freeze
 from runs_heard import Heard
 
 from nbdist.errors import BodyError, FailedPreconditionError, TaskDiedError, UnavailableError
@@ -218,7 +219,7 @@ def test_a_frozen_worker_is_replaced_and_what_was_trained_is_kept(
     run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: heard)
     until(run, lambda: len(run.store.replicas) == 2)
     frozen = cluster.tasks[1].pid
-    os.kill(frozen, signal.SIGSTOP)
+    freeze(frozen)
     run.interrupt()
     to_its_end(run)
     assert run.status == "stopped", run.error
@@ -265,7 +266,7 @@ def test_who_attached_to_the_run_may_do_it_and_who_started_it_is_told(
 def test_a_frozen_task_that_a_run_asks_for_is_named_with_what_to_do(start: Start) -> None:
     cluster = start(workers=2)
     start_run("1", Options(), cluster=cluster).wait()
-    os.kill(cluster.tasks[1].pid, signal.SIGSTOP)
+    freeze(cluster.tasks[1].pid)
     cluster.peer(1).timeout = 0.5
     words = r"worker/task:1 .* did not answer .*%cluster restart worker:1"
     with pytest.raises(UnavailableError, match=words):

@@ -1,0 +1,26 @@
+"""A process that is frozen: all of it, for a signal takes a moment to reach each thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from busy import BUSY_SECONDS
+
+
+def freeze(pid: int) -> None:
+    """Stop a process, and wait until none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline, pause = time.monotonic() + BUSY_SECONDS, threading.Event()
+    while not is_frozen(pid):
+        assert time.monotonic() < deadline, f"process {pid} goes on"
+        pause.wait(0.001)
+
+
+def is_frozen(pid: int) -> bool:
+    """Whether all threads of a process are stopped."""
+    stats = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
