@@ -48,8 +48,8 @@ class Translation:
         """Return a value of ours as Optuna has it."""
         if self._there:
             return self._there[same_key(value)]
-        # Only numbers get here: what is listed by value, text among it, was found above.
-        return float(value) if self._real else value  # type: ignore[arg-type, return-value]
+        # Only numbers get here, which mypy cannot know: what is listed by value, text too, was found above.
+        return float(value) if self._real else value  # type: ignore[arg-type, return-value]  # as said above
 
     def to_ours(self, found: Category) -> Value:
         """Return a value of Optuna's as our trials get it."""

@@ -42,7 +42,7 @@ def choice(*values: object) -> Choice:
 
 def fixed(value: object) -> Fixed:
     """Return one value for all trials; needed for a list only, other plain values mean it of themselves."""
-    return Fixed(value)  # type: ignore[arg-type]
+    return Fixed(value)  # type: ignore[arg-type]  # Fixed checks and cleans what it is given
 
 
 def when(parameter: object, conditions: Mapping[str, object] | None = None, /, **more: object) -> When:
@@ -70,7 +70,7 @@ def as_parameter(value: object) -> Parameter:
         return value
     if isinstance(value, (list, tuple, range)):
         return Choice(tuple(value))
-    return Fixed(value)  # type: ignore[arg-type]
+    return Fixed(value)  # type: ignore[arg-type]  # as above
 
 
 def parameter_from_json(data: object) -> Parameter:
