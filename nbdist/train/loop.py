@@ -138,12 +138,12 @@ def _train(
             history.end_epoch(epoch, whole=goes_on)
             if history.stop_training and context.end_everywhere is not None and context.is_chief:
                 context.end_everywhere(context.trainings)
-            with _noted(context, "wait", "the other replicas"):
+            with _waiting(context):
                 ends = replica.end_epoch(not goes_on or history.stop_training)
             if ends:
                 break
         context.progress.state = "waiting for the others"
-        with _noted(context, "wait", "the other replicas"):
+        with _waiting(context):
             replica.finish()
         context.progress.global_step = loop.updates_before + replica.global_step
         context.progress.dropped = loop.dropped_before + replica.dropped
@@ -173,6 +173,13 @@ def _noted(context: Context, kind: str, name: str) -> Iterator[None]:
     yield
     if context.step_log is not None:
         context.step_log.note(kind, name, begun, time.perf_counter())
+
+
+def _waiting(context: Context) -> contextlib.AbstractContextManager[None]:
+    """Take note of how long the other replicas, if there are any, are waited for."""
+    if context.strategy.alone:
+        return contextlib.nullcontext()
+    return _noted(context, "wait", "the other replicas")
 
 
 def _begin_progress(context: Context, dataset: Dataset, epochs: int, steps: int | None) -> None:

@@ -161,6 +161,8 @@ class Strategy(ABC):
     """Whether a replica's part of a step can be left out."""
     continues = False
     """Whether its replicas have all that a training goes on from: see ``TrainingStates``."""
+    alone = False
+    """Whether there are no other replicas, so that none is waited for."""
     no_loops: ClassVar[str] = ""
     """Why loops of one's own cannot be run, if they cannot."""
     keeps_values = True
@@ -380,6 +382,7 @@ class OneDeviceStrategy(Strategy):
     """
 
     name = "one_device"
+    alone = True
     continues = True
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
