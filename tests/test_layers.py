@@ -19,6 +19,7 @@ FLOORS = {
     "runs": 5, "frameworks": 5, "sweep": 5,
     "trials": 5.5,
     "ui": 6, "testing": 6,
+    "lab": 6.5,
 }  # fmt: skip
 
 
