@@ -101,6 +101,10 @@ class TowersLive(Live):
         """Return (replica, progress, new points) of each tower."""
         return self.towers.news()
 
+    def number(self, rank: int, replica: int) -> int:
+        """Return a tower's own number."""
+        return replica
+
     def last_epochs(self) -> dict[int, dict[str, float]]:
         """Return the means of each tower's last epoch."""
         return self.towers.last_epochs()

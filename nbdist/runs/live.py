@@ -11,6 +11,7 @@ from nbdist.metrics.batch import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.runs.controlling import said
 from nbdist.runs.output import Output
+from nbdist.runs.progressfile import ProgressFile, progress_path
 from nbdist.train.context import Context
 from nbdist.wire.frames import Frame
 
@@ -21,6 +22,7 @@ class Live:
     def __init__(self, run: str, context: Context, recorder: Recorder, output: Output) -> None:
         self.run, self.context, self.recorder, self.output = run, context, recorder, output
         self.cancel: Callable[[], None] = lambda: None
+        self._progress: dict[int, ProgressFile] = {}
 
     def news(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
         """Return (replica, progress, new points) of each replica that this body trains."""
@@ -30,6 +32,10 @@ class Live:
         """Return the means of the last epoch of each replica that this body has trained."""
         return {self.recorder.replica: self.context.last_epoch}
 
+    def number(self, rank: int, replica: int) -> int:
+        """Return the number that a replica's files have in the run's folder."""
+        return rank
+
     def told(self, rank: int, ended: bool) -> Iterator[Frame]:
         """Yield what is new, a frame for each replica; what was printed is in the first."""
         text = self.output.take()
@@ -37,6 +43,7 @@ class Live:
         printed = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
         news = self.news()
         for n, (replica, progress, batch) in enumerate(news):
+            self._keep(self.number(rank, replica), replica, progress, ended)
             meta: dict[str, Any] = {
                 "run": self.run,
                 "rank": rank,
@@ -51,6 +58,13 @@ class Live:
                 meta["batch"], columns = batch.arrays()
                 arrays.extend(columns)
             yield Frame("run.news", meta, tuple(arrays))
+
+    def _keep(self, number: int, replica: int, progress: dict[str, Any], ended: bool) -> None:
+        """Have a replica's progress in the run's folder, for those who ask no task."""
+        if number not in self._progress:
+            path = progress_path(self.recorder.path.parent, number)
+            self._progress[number] = ProgressFile(path, replica)
+        self._progress[number].see(progress, ended)
 
     def so_far(self, rank: int, ended: bool) -> Frame:
         """Return what who comes late has to know of a run here; the next news say what follows it.

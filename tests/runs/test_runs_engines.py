@@ -149,6 +149,9 @@ def test_the_folder_says_the_same_as_the_run(begin: Callable[..., Run]) -> None:
     for path in run.folder.iterdir():
         assert path.stat().st_mode & 0o077 == 0, path
     assert run.steps_per_second > 0
+    for rank in range(3):  # how far each came, for those who only read
+        told = json.loads((run.folder / f"progress-{rank:04d}.json").read_text())
+        assert (told["state"], told["step"], told["total"]) == ("done", 9, 9)
     assert json.loads((run.folder / "run.json").read_text())["id"] == run.id
 
 

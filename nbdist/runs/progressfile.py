@@ -1,0 +1,85 @@
+"""How far a replica is, in its run's folder: for those who only read, and ask no task.
+
+<run>/progress-0000.json    of rank 0, or of an in-graph run's tower 0; each has one writer, as its log has
+
+It is written about once a second while something changes, and at the end of a body that has trained: whole
+or not at all, and a reader that looks at its time and size alone knows whether there is something new.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nbdist.metrics.runfile import write_whole_file
+
+VERSION = 1
+SECONDS = 1.0  # between two words
+TOLD = ("step", "global_step", "total", "by_updates", "examples", "dropped", "skipped")
+DIGITS = 6  # of seconds
+
+log = logging.getLogger(__name__)
+
+
+class ProgressFile:
+    """Writes one replica's progress into a file of its own; a full disk is said once and stops nothing.
+
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> file = ProgressFile(progress_path(Path(folder.name), 0), 0, now=lambda: 5.0)
+    >>> file.see({"state": "training", "step": 3, "trainings": 1})
+    >>> json.loads(file.path.read_bytes())["step"]
+    3
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, path: Path, replica: int, now: Callable[[], float] = time.perf_counter) -> None:
+        self.path = path
+        self._replica, self._now = replica, now
+        # The time of day is looked at once, as a recorder does: between two words the clock never jumps.
+        self._origin = time.time() - now()
+        self._due, self._said = -math.inf, False
+        self._written: dict[str, Any] = {}
+
+    def see(self, progress: Mapping[str, Any], ended: bool = False) -> None:
+        """Take in a replica's progress, and write it down if that is due; never before it trains."""
+        now = self._now()
+        if not progress["trainings"] or (now < self._due and not ended):
+            return
+        content = content_of(progress, self._replica)
+        if content == self._written:
+            return
+        self._due, self._written = now + SECONDS, content
+        try:
+            said = json.dumps({**content, "time": round(self._origin + now, DIGITS)})
+            write_whole_file(self.path, said.encode(), wait=False)
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                log.warning("how far a run is cannot be written to %s: %s", self.path, error)
+
+
+def content_of(progress: Mapping[str, Any], replica: int) -> dict[str, Any]:
+    """Return what the file says of a replica's progress, beside the time.
+
+    >>> content_of({"state": "training", "trainings": 1, "spent": {"wait": 0.12345678}}, 2)["spent"]
+    {'wait': 0.123457}
+    """
+    return {
+        "version": VERSION,
+        "replica": replica,
+        "state": progress["state"],
+        "training": progress["trainings"],
+        **{name: progress.get(name) for name in TOLD},
+        "spent": {part: round(seconds, DIGITS) for part, seconds in progress.get("spent", {}).items()},
+    }
+
+
+def progress_path(folder: Path, number: int) -> Path:
+    """Return where the progress of a rank, or of a tower, stands in a run's folder."""
+    return folder / f"progress-{number:04d}.json"
