@@ -15,11 +15,12 @@ test: check chromium
 	$(BIN)/python -m pytest tests -m "(engines or netns) and not browser" --durations=5
 	$(BIN)/python -m pytest tests -m browser --durations=5
 
-check: .venv/test.stamp widget/node_modules/.package-lock.json
+check: .venv/test.stamp widget/node_modules/.package-lock.json labextension/node_modules/.package-lock.json
 	$(BIN)/ruff format --check nbdist tests bench scripts
 	$(BIN)/ruff check nbdist tests bench scripts
 	$(BIN)/mypy
 	cd widget && npm run --silent check && npm test --silent
+	cd labextension && npm run --silent check && npm test --silent
 	$(BIN)/python -m pytest -q nbdist --doctest-modules
 	$(BIN)/python -m pytest -q tests -m "not engines and not browser and not netns"
 
@@ -37,11 +38,13 @@ chromium: .venv/test.stamp
 	$(BIN)/python scripts/chromium.py
 
 clean:
-	rm -rf .venv widget/node_modules nbdist/ui/static artifacts dist
+	rm -rf .venv widget/node_modules labextension/node_modules labextension/lib labextension/built
+	rm -rf nbdist/ui/static artifacts dist
 
 # One stamp per set of extras: a stamp is newer than what it was made from, or it is made again.
 
-PROJECT := pyproject.toml widget/package.json widget/package-lock.json
+PROJECT := pyproject.toml $(wildcard */package.json */package-lock.json) jupyter-config/nbdist.json
+PAGES := $(wildcard widget/src/*.* widget/src/*/* labextension/src/*.* labextension/src/*/* labextension/style/* labextension/schema/*)
 
 .venv/pip.stamp:
 	$(PYTHON) scripts/requirements.py
@@ -49,8 +52,8 @@ PROJECT := pyproject.toml widget/package.json widget/package-lock.json
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
 	touch $@
 
-.venv/demo.stamp: .venv/pip.stamp $(PROJECT) $(wildcard widget/src/*.* widget/src/*/*)
-	rm -f nbdist/ui/static/live.js
+.venv/demo.stamp: .venv/pip.stamp $(PROJECT) $(PAGES)
+	rm -rf nbdist/ui/static/live.js labextension/built
 	$(BIN)/python -m pip install --quiet --editable ".[demo]"
 	touch $@
 
@@ -62,6 +65,6 @@ PROJECT := pyproject.toml widget/package.json widget/package-lock.json
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	touch $@
 
-widget/node_modules/.package-lock.json: widget/package.json widget/package-lock.json
-	cd widget && npm ci --silent --no-audit --no-fund
+%/node_modules/.package-lock.json: %/package.json %/package-lock.json
+	cd $* && npm ci --silent --no-audit --no-fund
 	touch $@

@@ -1,0 +1,6 @@
+// What the federated extension's bundler is told besides its own: the drawing code is the live view's.
+const path = require("path");
+
+module.exports = {
+  resolve: { alias: { "@widget": path.resolve(__dirname, "../widget/src") } }
+};

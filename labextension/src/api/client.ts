@@ -1,0 +1,134 @@
+import { URLExt } from '@jupyterlab/coreutils';
+import { ServerConnection } from '@jupyterlab/services';
+import type { About, RunDetails, Start, State, Sweep } from './items';
+
+const ROOT = 'nbdist/api/v1';
+
+/** The server has refused, or cannot be reached (status 0). */
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    message: string
+  ) {
+    super(message);
+    this.name = 'ApiError';
+  }
+}
+
+/** The server's side of nbdist, one method for each route. All of them raise `ApiError`. */
+export class Client {
+  constructor(readonly settings: ServerConnection.ISettings = ServerConnection.makeSettings()) {}
+
+  about(): Promise<About> {
+    return this.ask('GET', '');
+  }
+
+  state(cluster: string | null): Promise<State> {
+    return this.ask('GET', cluster === null ? 'state' : `state?cluster=${encodeURIComponent(cluster)}`);
+  }
+
+  startCluster(start: Partial<Start>): Promise<{ id: string }> {
+    return this.ask('POST', 'clusters', start);
+  }
+
+  stopCluster(id: string): Promise<void> {
+    return this.ask('DELETE', `clusters/${encodeURIComponent(id)}`);
+  }
+
+  grow(id: string, workers: number): Promise<void> {
+    return this.ask('POST', `clusters/${encodeURIComponent(id)}/grow`, { workers });
+  }
+
+  /** Give a task another process; null stands for all that are dead. */
+  restart(id: string, task: string | null): Promise<void> {
+    return this.ask('POST', `clusters/${encodeURIComponent(id)}/restart`, { task });
+  }
+
+  run(id: string): Promise<RunDetails> {
+    return this.ask('GET', `runs/${encodeURIComponent(id)}`);
+  }
+
+  /** `application/vnd.nbdist.run+json` of a run. */
+  runData(id: string): Promise<Record<string, unknown>> {
+    return this.ask('GET', `runs/${encodeURIComponent(id)}/data`);
+  }
+
+  stopRun(id: string): Promise<void> {
+    return this.ask('POST', `runs/${encodeURIComponent(id)}/stop`, {});
+  }
+
+  /** Where TensorBoard shows a run: an address that this browser may open. */
+  async openTensorBoard(id: string): Promise<string> {
+    const { url } = await this.ask<{ url: string }>('POST', `runs/${encodeURIComponent(id)}/tensorboard`, {});
+    return this.address(url);
+  }
+
+  sweep(id: string): Promise<Sweep> {
+    return this.ask('GET', `sweeps/${encodeURIComponent(id)}`);
+  }
+
+  /** `application/vnd.nbdist.sweep+json` of a sweep. */
+  sweepData(id: string): Promise<Record<string, unknown>> {
+    return this.ask('GET', `sweeps/${encodeURIComponent(id)}/data`);
+  }
+
+  sweepWish(id: string, wish: 'stop' | 'pause' | 'resume'): Promise<void> {
+    return this.ask('POST', `sweeps/${encodeURIComponent(id)}/${wish}`, {});
+  }
+
+  /** Where a file of a run's folder is downloaded from. */
+  fileUrl(id: string, path: string): string {
+    const parts = path.split('/').map(encodeURIComponent).join('/');
+    return this.address(`${ROOT}/runs/${encodeURIComponent(id)}/files/${parts}`);
+  }
+
+  /** The address of the stream of changes. */
+  streamUrl(): string {
+    const { wsUrl, token, appendToken } = this.settings;
+    const address = URLExt.join(wsUrl, ROOT, 'stream');
+    return appendToken && token ? `${address}?token=${encodeURIComponent(token)}` : address;
+  }
+
+  private address(path: string): string {
+    const { baseUrl, token, appendToken } = this.settings;
+    const address = URLExt.join(baseUrl, path);
+    return appendToken && token ? `${address}?token=${encodeURIComponent(token)}` : address;
+  }
+
+  private async ask<Answer>(method: string, path: string, body?: unknown): Promise<Answer> {
+    const init: RequestInit = { method, cache: 'no-store' };
+    if (body !== undefined) {
+      init.body = JSON.stringify(body);
+    }
+    let response: Response;
+    let text: string;
+    try {
+      response = await ServerConnection.makeRequest(
+        URLExt.join(this.settings.baseUrl, ROOT, path),
+        init,
+        this.settings
+      );
+      text = await response.text();
+    } catch (error) {
+      throw new ApiError(0, `The Jupyter server cannot be reached: ${String(error)}`);
+    }
+    const answer = parsed(text);
+    if (!response.ok) {
+      throw new ApiError(response.status, messageOf(answer) ?? `${response.status} ${response.statusText}`);
+    }
+    return answer as Answer;
+  }
+}
+
+function parsed(text: string): unknown {
+  try {
+    return text ? JSON.parse(text) : undefined;
+  } catch {
+    return undefined; // a proxy's page, say; its status tells
+  }
+}
+
+function messageOf(answer: unknown): string | undefined {
+  const message = (answer as { message?: unknown } | undefined)?.message;
+  return typeof message === 'string' && message ? message : undefined;
+}

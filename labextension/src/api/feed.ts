@@ -1,0 +1,194 @@
+import type { ServerConnection } from '@jupyterlab/services';
+import { type ISignal, Signal } from '@lumino/signaling';
+import type { IDisposable } from '@lumino/disposable';
+import { apply } from './apply';
+import type { Client } from './client';
+import { type Message, NOTHING, type State, VERSION } from './items';
+
+export type Connection = 'connecting' | 'live' | 'polling' | 'offline';
+
+const POLL = 2000; // milliseconds between two questions where no stream can be had
+const RETRY = [500, 1000, 2000, 5000, 15000]; // milliseconds before the stream is tried again
+
+/**
+ * The state of clusters, runs and sweeps as the server tells it.
+ *
+ * A WebSocket brings what changes. While it cannot be had the state is asked for every 2 s; a page that is hidden
+ * asks for nothing.
+ */
+export class Feed implements IDisposable {
+  constructor(readonly client: Client) {
+    document.addEventListener('visibilitychange', this.onVisibility);
+  }
+
+  get state(): State {
+    return this._state;
+  }
+
+  /** What went wrong last, while it is so. */
+  get trouble(): string | null {
+    return this._trouble;
+  }
+
+  get connection(): Connection {
+    return this._connection;
+  }
+
+  /** The state, or how it comes, is another. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  get isDisposed(): boolean {
+    return this._disposed;
+  }
+
+  /** Have the tasks of a cluster told, too; null for none. */
+  look(cluster: string | null): void {
+    if (cluster !== this._cluster) {
+      this._cluster = cluster;
+      this.tellWishes();
+    }
+  }
+
+  /**
+   * Say that a part of the page shows the state, until what is returned is disposed: with no such part nothing
+   * is asked for.
+   */
+  show(part: object): IDisposable {
+    this._shownBy.add(part);
+    this.begin();
+    this.tellWishes();
+    return {
+      isDisposed: false,
+      dispose: () => {
+        this._shownBy.delete(part);
+        this.tellWishes();
+      }
+    };
+  }
+
+  /** Ask for the state anew; returns when it is there. */
+  async refresh(): Promise<void> {
+    try {
+      this.take(await this.client.state(this._cluster));
+      this._trouble = null;
+      this.turn(this._socket?.readyState === WebSocket.OPEN ? 'live' : 'polling');
+    } catch (error) {
+      this._trouble = error instanceof Error ? error.message : String(error);
+      this.turn('offline');
+    }
+  }
+
+  dispose(): void {
+    this._disposed = true;
+    document.removeEventListener('visibilitychange', this.onVisibility);
+    window.clearTimeout(this._timer);
+    this._socket?.close();
+    this._socket = null;
+    Signal.clearData(this);
+  }
+
+  private get visible(): boolean {
+    return this._shownBy.size > 0 && !document.hidden;
+  }
+
+  /** Open the stream, unless it is open. */
+  private begin(): void {
+    if (this._disposed || this._socket || !this.visible) {
+      return;
+    }
+    window.clearTimeout(this._timer);
+    const settings: ServerConnection.ISettings = this.client.settings;
+    const socket = new settings.WebSocket(this.client.streamUrl());
+    this._socket = socket;
+    socket.onopen = () => this.tellWishes();
+    socket.onmessage = event => this.hear(event);
+    socket.onclose = () => this.lose(socket);
+    socket.onerror = () => undefined; // a close follows
+  }
+
+  private hear(event: MessageEvent): void {
+    const message = JSON.parse(String(event.data)) as Message;
+    this._attempts = 0;
+    this._trouble = null;
+    if (message.kind === 'state') {
+      const { kind: _, ...state } = message;
+      this._connection = 'live';
+      this.take(state);
+    } else if (message.kind === 'changes') {
+      this._connection = 'live';
+      this.take(apply(this._state, message));
+    }
+  }
+
+  private lose(socket: WebSocket): void {
+    if (socket !== this._socket || this._disposed) {
+      return;
+    }
+    this._socket = null;
+    const pause = RETRY[Math.min(this._attempts, RETRY.length - 1)]!;
+    this._retryAt = Date.now() + pause;
+    this._attempts += 1;
+    void this.poll();
+  }
+
+  /** Ask now and then, until the stream may be tried again. */
+  private async poll(): Promise<void> {
+    window.clearTimeout(this._timer);
+    if (this._disposed || this._socket || !this.visible) {
+      return;
+    }
+    await this.refresh();
+    if (this._disposed || this._socket) {
+      return;
+    }
+    if (Date.now() >= this._retryAt) {
+      this.begin();
+    } else {
+      this._timer = window.setTimeout(() => void this.poll(), Math.min(POLL, this._retryAt - Date.now() + 1));
+    }
+  }
+
+  private tellWishes(): void {
+    if (this._socket?.readyState === WebSocket.OPEN) {
+      this._socket.send(JSON.stringify({ kind: 'look', cluster: this._cluster, visible: this.visible }));
+    }
+  }
+
+  private readonly onVisibility = (): void => {
+    this.tellWishes();
+    if (this._attempts > 0) {
+      void this.poll();
+    } else {
+      this.begin();
+    }
+  };
+
+  private take(state: State): void {
+    if (state.version !== VERSION) {
+      this._trouble = `The server speaks version ${state.version} of nbdist's interface, this page ${VERSION}: reload it.`;
+      this.turn('offline');
+      return;
+    }
+    this._state = state;
+    this._changed.emit();
+  }
+
+  private turn(connection: Connection): void {
+    this._connection = connection;
+    this._changed.emit();
+  }
+
+  private readonly _changed = new Signal<this, void>(this);
+  private readonly _shownBy = new Set<object>();
+  private _state: State = NOTHING;
+  private _trouble: string | null = null;
+  private _connection: Connection = 'connecting';
+  private _cluster: string | null = null;
+  private _socket: WebSocket | null = null;
+  private _attempts = 0;
+  private _retryAt = 0;
+  private _timer = 0;
+  private _disposed = false;
+}

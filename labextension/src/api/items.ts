@@ -1,0 +1,202 @@
+/** What the server says, as docs/lab-api.md of the project has it. Times are seconds since 1970; null is "unknown". */
+
+export const VERSION = 1;
+
+export interface About {
+  version: number;
+  nbdist: string;
+  cores: number;
+  gpus: number;
+  launchers: string[];
+  /** Why there are no figures of GPUs; null where there are. */
+  nvml: string | null;
+  /** Why TensorBoard cannot be opened; null where it can. */
+  tensorboard: string | null;
+  home: string;
+  /** Why nbdist's folder cannot be used; null where it can. */
+  problem: string | null;
+}
+
+/** Which actions are possible, and why the others are not. */
+interface Actionable {
+  can: Record<string, boolean>;
+  why: Record<string, string>;
+}
+
+export interface Cluster extends Actionable {
+  id: string;
+  kind: 'nbdist' | 'ipyparallel';
+  title: string;
+  state: 'starting' | 'running' | 'stopping' | 'failed' | 'stale';
+  launcher: string | null;
+  workers: number | null;
+  ps: number | null;
+  engines: number | null;
+  created: number | null;
+  owner: { pid: number; session: string; alive: boolean } | null;
+  detached: boolean;
+  /** Tasks that are dead, such as "worker:1". */
+  dead: string[];
+  runs: string[];
+  /** Code that attaches a notebook to it. */
+  attach: string;
+  /** What its bring-up has said so far. */
+  lines: string[];
+  error: string | null;
+}
+
+export interface Gpu {
+  use: number;
+  memory: number;
+  total: number;
+}
+
+export interface Task {
+  cluster: string;
+  rank: number;
+  name: string;
+  job: string;
+  index: number;
+  host: string;
+  pid: number;
+  device: string;
+  state: string;
+  /** Percent of one core. */
+  cpu: number | null;
+  /** Bytes. */
+  memory: number | null;
+  gpu: Gpu | null;
+  run: string | null;
+  step: number | null;
+  steps_per_second: number | null;
+  /** How many times the others' step its own takes, if it is slow. */
+  straggler: number | null;
+  note: string | null;
+}
+
+export interface Curve {
+  x: number[];
+  y: number[];
+}
+
+export type RunStatus =
+  | 'preparing'
+  | 'running'
+  | 'paused'
+  | 'done'
+  | 'failed'
+  | 'stopped'
+  | 'damaged'
+  | 'lost';
+
+export interface Run extends Actionable {
+  id: string;
+  name: string;
+  status: RunStatus;
+  created: number;
+  ended: number | null;
+  cluster: string | null;
+  strategy: string | null;
+  replicas: number | null;
+  step: number | null;
+  total: number | null;
+  seconds_left: number | null;
+  steps_per_second: number | null;
+  metric: string | null;
+  value: number | null;
+  curve: Curve;
+  error: string | null;
+  note: string | null;
+  session: string;
+  folder: string;
+  /** Its folder below the server's root; null if the file browser cannot show it. */
+  browse: string | null;
+  tensorboard: boolean;
+  attach: string;
+}
+
+export interface RunFile {
+  path: string;
+  bytes: number;
+  modified: number;
+}
+
+export interface RunDetails extends Run {
+  code: string;
+  seed: number | null;
+  versions: Record<string, string>;
+  options: Record<string, unknown>;
+  tasks: string[];
+  files: RunFile[];
+}
+
+export type TrialState = 'waiting' | 'running' | 'complete' | 'pruned' | 'stopped' | 'failed';
+
+export interface Sweep extends Actionable {
+  id: string;
+  name: string;
+  state: 'running' | 'paused' | 'done' | 'stopped' | 'failed' | 'lost' | 'damaged';
+  created: number;
+  metric: string;
+  direction: 'max' | 'min';
+  wanted: number | null;
+  counts: Record<TrialState, number>;
+  best: { number: number; value: number | null; parameters: Record<string, unknown> } | null;
+  /** The best so far over the seconds since it began. */
+  curve: Curve;
+  cluster: string | null;
+  session: string;
+  note: string | null;
+  error: string | null;
+  attach: string;
+}
+
+export interface State {
+  version: number;
+  clusters: Cluster[];
+  runs: Run[];
+  sweeps: Sweep[];
+  /** Those of `cluster`. */
+  tasks: Task[];
+  cluster: string | null;
+  problems: string[];
+}
+
+export interface Change<Item, Key> {
+  set: Item[];
+  gone: Key[];
+}
+
+/** What has changed since the last message; what is missing has not. */
+export interface Changes {
+  kind: 'changes';
+  clusters?: Change<Cluster, string>;
+  runs?: Change<Run, string>;
+  sweeps?: Change<Sweep, string>;
+  tasks?: Change<Task, number>;
+  cluster?: string | null;
+  problems?: string[];
+}
+
+export type Message = ({ kind: 'state' } & State) | Changes;
+
+/** What a cluster is started with; null is "as nbdist decides". */
+export interface Start {
+  workers: number;
+  ps: number;
+  launcher: string;
+  gpus: 'auto' | 'none' | number;
+  threads: number | null;
+  memory: string | null;
+  gpu_memory: number | null;
+}
+
+export const NOTHING: State = {
+  version: VERSION,
+  clusters: [],
+  runs: [],
+  sweeps: [],
+  tasks: [],
+  cluster: null,
+  problems: []
+};

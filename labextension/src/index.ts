@@ -1,0 +1,22 @@
+/** The nbdist extension: a sidebar, a status, commands, a launcher card and renderers, one plugin each. */
+
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { Client } from './api/client';
+import { Feed } from './api/feed';
+import { INbdist } from './token';
+
+const feed: JupyterFrontEndPlugin<INbdist> = {
+  id: 'nbdist:feed',
+  description: 'Follows what the Jupyter server says of clusters, runs and sweeps.',
+  autoStart: true,
+  provides: INbdist,
+  optional: [ITranslator],
+  activate: (app: JupyterFrontEnd, translator: ITranslator | null): INbdist => {
+    const client = new Client(app.serviceManager.serverSettings);
+    return { client, feed: new Feed(client), trans: (translator ?? nullTranslator).load('nbdist') };
+  }
+};
+
+const plugins: JupyterFrontEndPlugin<unknown>[] = [feed];
+export default plugins;

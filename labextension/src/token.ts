@@ -1,0 +1,13 @@
+import { Token } from '@lumino/coreutils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Client } from './api/client';
+import type { Feed } from './api/feed';
+
+/** What all parts of the extension have in common; others may use it, too. */
+export interface INbdist {
+  readonly client: Client;
+  readonly feed: Feed;
+  readonly trans: TranslationBundle;
+}
+
+export const INbdist = new Token<INbdist>('nbdist:INbdist', 'What the Jupyter server says of clusters, runs and sweeps.');
