@@ -4,6 +4,7 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { Client } from './api/client';
 import { Feed } from './api/feed';
+import { settings } from './settingsplugin';
 import { INbdist } from './token';
 
 const feed: JupyterFrontEndPlugin<INbdist> = {
@@ -18,5 +19,5 @@ const feed: JupyterFrontEndPlugin<INbdist> = {
   }
 };
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [feed];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings];
 export default plugins;

@@ -1,0 +1,74 @@
+import type { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { Token } from '@lumino/coreutils';
+import { type ISignal, Signal } from '@lumino/signaling';
+
+/** What users can set, as schema/plugin.json describes it. */
+export interface Values {
+  /** What the form for a new cluster begins with. */
+  readonly workers: number;
+  readonly ps: number;
+  /** What "Run cell distributed" writes after %%distribute. */
+  readonly flags: string;
+  /** Whether attach code is run when it is inserted. */
+  readonly attachRuns: boolean;
+  readonly showStatus: boolean;
+}
+
+export const DEFAULTS: Values = { workers: 2, ps: 0, flags: '', attachRuns: false, showStatus: true };
+
+export const PLUGIN = 'nbdist:plugin';
+
+/**
+ * The user's settings, and the defaults until they are there; `changed` says that they are others.
+ *
+ *     settings.changed.connect(() => form.begin(settings.values.workers));
+ */
+export class Settings {
+  get values(): Values {
+    return this._values;
+  }
+
+  /** Why the defaults are in force instead of what the user has set; null while they are not. */
+  get problem(): string | null {
+    return this._problem;
+  }
+
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  /** Follow what a registry says; without one, and where it has something unfit, the defaults stay. */
+  async follow(registry: Pick<ISettingRegistry, 'load'>): Promise<void> {
+    try {
+      const loaded = await registry.load(PLUGIN);
+      loaded.changed.connect(() => this.take(loaded.composite));
+      this.take(loaded.composite);
+    } catch (error) {
+      this._problem = said(error);
+      this._changed.emit();
+    }
+  }
+
+  private take(composite: object): void {
+    this._values = { ...DEFAULTS, ...composite };
+    this._problem = null;
+    this._changed.emit();
+  }
+
+  private readonly _changed = new Signal<this, void>(this);
+  private _values = DEFAULTS;
+  private _problem: string | null = null;
+}
+
+export const INbdistSettings = new Token<Settings>('nbdist:INbdistSettings', "The user's settings of nbdist.");
+
+/** The registry tells what it objects to as a list, one entry for each value. */
+function said(error: unknown): string {
+  if (!Array.isArray(error)) {
+    return error instanceof Error ? error.message : String(error);
+  }
+  return (error as { instancePath?: string; message?: string }[])
+    .map(({ instancePath, message }) => [instancePath?.replace('/', ''), message].filter(Boolean).join(' '))
+    .join('; ');
+}
+
