@@ -17,8 +17,13 @@ def home() -> Path:
     could write into is refused with `NotAllowedError`: run folders and keys are trusted because of where
     they are.
     """
+    return private_folder(home_path())
+
+
+def home_path() -> Path:
+    """Return where `home` is, or would be: nothing is made or checked."""
     folder = Path(os.environ.get("NBDIST_HOME") or default_home(sys.platform, dict(os.environ), Path.home()))
-    return private_folder(folder.expanduser())
+    return folder.expanduser()
 
 
 def default_home(platform: str, environment: dict[str, str], user: Path) -> Path:

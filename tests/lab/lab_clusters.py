@@ -1,0 +1,91 @@
+"""Cluster folders for tests, with a keeper that says what it is told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from nbdist.cluster.connect import own_versions
+from nbdist.cluster.folder import claim, write_description
+from nbdist.wire.hosts import host_identity
+
+
+def a_task(rank: int, pid: int, job: str = "worker", **entries: Any) -> dict[str, Any]:
+    """Return what a cluster.json has of a task."""
+    task = {"job": job, "index": rank, "rank": rank, "host": host_identity(), "pid": pid}
+    return {**task, "address": "127.0.0.1:1", "device": "CPU:0", "incarnation": 1, **entries}
+
+
+def a_description(name: str, tasks: list[dict[str, Any]], **entries: Any) -> dict[str, Any]:
+    """Return what a cluster.json says."""
+    workers = sum(task["job"] == "worker" for task in tasks)
+    whole = {"id": name, "created": 1000.0, "workers": workers, "ps": len(tasks) - workers, "tasks": tasks}
+    return {**whole, "versions": own_versions(), "asked": {"launcher": "local"}, **entries}
+
+
+@contextmanager
+def a_cluster(name: str, tasks: list[dict[str, Any]] | None = None, **entries: Any) -> Iterator[Path]:
+    """A folder whose lock is held, inside a ``with``; described if tasks are given."""
+    folder, lock = claim(name)
+    try:
+        if tasks is not None:
+            write_description(folder, a_description(name, tasks, **entries))
+        yield folder
+    finally:
+        with suppress(OSError):
+            os.close(lock)
+
+
+class FakeKeeper:
+    """Answers "watch" at a cluster's door with what it was told last, from a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.answer: dict[str, Any] = {"pids": {}, "exits": {}, "stopping": False, "tasks": None}
+        self.asked = 0
+        self.clients: list[socket.socket] = []
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind(str(folder / "keeper.sock"))
+        self._door.listen(4)
+        self._threads = [threading.Thread(target=self._welcome, daemon=True)]
+        self._threads[0].start()
+
+    def tell(self, **message: Any) -> None:
+        """Send an event to all who watch."""
+        for client in self.clients:
+            client.sendall(json.dumps(message).encode() + b"\n")
+
+    def hang_up(self) -> None:
+        """Close all connections, and take new ones."""
+        while self.clients:
+            self.clients.pop().shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the threads."""
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        self.hang_up()
+        for thread in self._threads:
+            thread.join()
+
+    def _welcome(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._door.accept()
+                self.clients.append(client)
+                self._threads.append(threading.Thread(target=self._serve, args=(client,), daemon=True))
+                self._threads[-1].start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, client.makefile("rb") as lines, suppress(OSError):
+            for line in lines:
+                request = json.loads(line)
+                assert request["request"] == "watch", "who only looks must not keep a cluster alive"
+                self.asked += 1
+                client.sendall(json.dumps({"reply": request["id"], **self.answer}).encode() + b"\n")

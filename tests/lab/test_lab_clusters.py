@@ -1,0 +1,309 @@
+"""Clusters as the sidebar lists them, from folders whose lock a test holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from busy import BUSY_SECONDS
+from lab_clusters import FakeKeeper, a_cluster, a_description, a_task
+
+from nbdist.cluster import folder as folders
+from nbdist.cluster.busy import busy_with
+from nbdist.cluster.owner import this_process
+from nbdist.lab import watched as watching
+from nbdist.lab.clusters import Clusters
+from nbdist.lab.watched import Watched
+
+KEYS = {
+    "id", "kind", "title", "state", "launcher", "workers", "ps", "engines", "created", "owner", "detached",
+    "dead", "runs", "attach", "can", "why", "lines", "error",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def clusters() -> Iterator[Clusters]:
+    clusters = Clusters()
+    yield clusters
+    clusters.close()
+
+
+@pytest.fixture
+def keeper() -> Iterator[Callable[[Path], FakeKeeper]]:
+    with ExitStack() as kept:
+
+        def start(folder: Path) -> FakeKeeper:
+            one = FakeKeeper(folder)
+            kept.callback(one.close)
+            return one
+
+        yield start
+
+
+def until(look: Callable[[], Any]) -> Any:
+    """Return the first true thing that is seen."""
+    deadline, pause = time.monotonic() + BUSY_SECONDS, threading.Event()
+    while not (seen := look()):
+        assert time.monotonic() < deadline, "it is never seen"
+        pause.wait(0.01)
+    return seen
+
+
+def test_no_home_yet_is_no_problem_and_none_is_made(clusters: Clusters, home: Path) -> None:
+    assert clusters.look() == []
+    assert clusters.problem is None
+    assert not home.exists()
+
+
+def test_a_home_that_cannot_be_used_is_told(clusters: Clusters, home: Path) -> None:
+    home.mkdir(mode=0o777)
+    home.chmod(0o777)
+    assert clusters.look() == []
+    assert "others could write there" in str(clusters.problem)
+    home.rmdir()
+    home.write_text("a file")
+    assert clusters.look() == []
+    assert "is a file" in str(clusters.problem)
+    home.unlink()
+    assert clusters.look() == []
+    assert clusters.problem is None
+
+
+def test_a_home_that_cannot_be_made_is_told(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBDIST_HOME", "/proc/nothing/here")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # whoever runs the tests may write anywhere
+    assert clusters.look() == []
+    assert "/proc/nothing/here cannot be made in /proc; set NBDIST_HOME" in str(clusters.problem)
+
+
+def test_a_read_only_home_is_read(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_cluster("mine", [a_task(0, os.getpid())]):
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        assert [item["id"] for item in clusters.look()] == ["mine"]
+        assert "cannot be written to; set NBDIST_HOME" in str(clusters.problem)
+
+
+def test_a_cluster_as_it_is_shown(clusters: Clusters, keeper: Callable[[Path], FakeKeeper]) -> None:
+    tasks = [a_task(0, os.getpid()), a_task(1, os.getppid()), a_task(2, 1, "ps", index=0)]
+    with a_cluster("mine", tasks, owner=this_process()) as folder:
+        one = keeper(folder)
+        one.answer["pids"] = {"-1": 1, "0": os.getpid(), "1": os.getppid(), "2": 1}
+        with busy_with(folder, "a_run"):
+            (item,) = clusters.look()
+            assert item.keys() == KEYS
+            assert item == json.loads(json.dumps(item))
+            assert item["id"] == item["title"] == "mine"
+            assert (item["kind"], item["state"], item["launcher"]) == ("nbdist", "running", "local")
+            assert (item["workers"], item["ps"], item["engines"], item["dead"]) == (2, 1, 3, [])
+            assert item["created"] == 1000.0
+            assert item["owner"] == {"pid": os.getpid(), "session": this_process()["session"], "alive": True}
+            assert not item["detached"]
+            assert item["attach"] == "%load_ext nbdist\n%cluster attach mine"
+            assert item["can"] == {"stop": True, "grow": True, "restart": True}
+            assert (item["why"], item["lines"], item["error"]) == ({}, [], None)
+            assert item["runs"] == ["a_run"]
+            assert clusters.look() == [item]
+        assert until(lambda: [one for one in clusters.look() if one["runs"] == []])
+        assert one.asked == 1  # and not at every look
+
+
+def test_a_starting_cluster_has_no_file_yet(clusters: Clusters) -> None:
+    with a_cluster("mine"):
+        (item,) = clusters.look()
+        assert item.keys() == KEYS
+        assert item["state"] == "starting"
+        assert item["can"] == {"stop": True, "grow": False, "restart": False}
+        assert item["why"]["grow"] == "it is starting"
+    assert clusters.look() == []  # its starter has gone, and it never was
+    assert folders.clusters_folder().joinpath("mine").exists()  # who looks removes nothing
+
+
+def test_a_cluster_whose_keeper_is_gone_is_stale(clusters: Clusters) -> None:
+    with a_cluster("mine", [a_task(0, os.getpid())]):
+        assert clusters.look()[0]["state"] == "running"
+    (item,) = clusters.look()
+    assert (item["state"], item["engines"], item["dead"]) == ("stale", 0, [])
+    assert "its keeper is gone" in item["error"]
+    assert item["can"] == {"stop": True, "grow": False, "restart": False}
+    folders.remove_traces(folders.clusters_folder() / "mine", "mine")
+    assert clusters.look() == []
+
+
+def test_deaths_are_known_by_the_keepers_word(
+    clusters: Clusters, keeper: Callable[[Path], FakeKeeper]
+) -> None:
+    with a_cluster("mine", [a_task(0, os.getpid()), a_task(1, os.getppid())]) as folder:
+        one = keeper(folder)
+        one.answer["pids"] = {"0": os.getpid(), "1": os.getppid()}
+        assert clusters.look()[0]["dead"] == []
+        how = {"rank": 1, "pid": os.getppid(), "code": None, "signal": signal.SIGKILL, "log": "a\nthe last\n"}
+        one.answer |= {"pids": {"0": os.getpid()}, "exits": {"1": how}}
+        one.tell(event="exit", **how)
+        (item,) = until(lambda: [item for item in clusters.look() if item["dead"]])
+        assert (item["dead"], item["engines"], item["state"]) == (["worker:1"], 1, "running")
+        seen = clusters.one("mine")
+        assert seen is not None
+        assert seen.dead == {1: "killed by SIGKILL; its log ends with: the last"}
+        one.answer["stopping"] = True
+        one.tell(event="stopping", reason="a client stopped the cluster")
+        (item,) = until(lambda: [item for item in clusters.look() if item["state"] == "stopping"])
+        assert item["can"] == {"stop": False, "grow": False, "restart": False}
+
+
+def test_a_keeper_that_hangs_is_not_waited_for_again(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with (
+        a_cluster("mine", [a_task(0, os.getpid()), a_task(1, gone.pid)]) as folder,
+        socket.socket(socket.AF_UNIX) as door,
+    ):
+        door.bind(str(folder / "keeper.sock"))
+        door.listen(1)  # connections are taken by the kernel, and nobody answers
+        from nbdist.lab.keeperword import KeeperWord
+
+        wait = KeeperWord._wait
+        monkeypatch.setattr(
+            KeeperWord, "_wait", lambda self, seconds: waited.append(seconds) or wait(self, seconds)
+        )
+        for _ in range(3):
+            (item,) = clusters.look()
+            assert (item["state"], item["dead"]) == ("running", ["worker:1"])  # by the processes
+        assert sum(seconds > 0 for seconds in waited) == 1
+        assert max(waited) <= 0.05
+
+
+def test_a_connection_that_breaks_is_made_again(
+    clusters: Clusters, keeper: Callable[[Path], FakeKeeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nbdist.lab import keeperword
+
+    monkeypatch.setattr(keeperword, "RETRY_SECONDS", 0.0)
+    with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
+        one = keeper(folder)
+        one.answer["pids"] = {"0": os.getpid()}
+        clusters.look()
+        one.hang_up()
+        until(lambda: clusters.look() and one.asked == 2)
+        assert clusters.look()[0]["dead"] == []
+
+
+def test_a_silent_keepers_task_under_anothers_number_is_dead(clusters: Clusters) -> None:
+    with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
+        assert clusters.look()[0]["dead"] == []
+        os.utime(folder / "cluster.json", (1000.0, 1000.0))  # this process is younger than that
+        assert clusters.look()[0]["dead"] == ["worker:0"]
+
+
+def test_other_versions_can_only_be_stopped(clusters: Clusters) -> None:
+    with a_cluster("mine", [a_task(0, os.getpid())], versions={"nbdist": "0.0.1"}):
+        (item,) = clusters.look()
+    assert item["can"] == {"stop": True, "grow": False, "restart": False}
+    assert "it runs nbdist 0.0.1" in item["why"]["grow"]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"id": "mi', b"[1]", b"\xff", b"[" * 100_000, b'{"tasks": [{}]}'])
+def test_a_torn_description_is_shown_as_such(clusters: Clusters, content: bytes) -> None:
+    with a_cluster("mine", []) as folder, a_cluster("other", []):
+        (folder / "cluster.json").write_bytes(content)
+        items = {item["id"]: item for item in clusters.look()}
+        assert (items["mine"]["state"], items["other"]["state"]) == ("failed", "running")
+        assert "cluster.json" in items["mine"]["error"]
+        folders.write_description(folder, a_description("mine", []))
+        assert [item["state"] for item in clusters.look()] == ["running", "running"]
+
+
+def test_a_description_that_others_can_write_is_not_believed(clusters: Clusters) -> None:
+    with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
+        (folder / "cluster.json").chmod(0o644)
+        (item,) = clusters.look()
+    assert (item["state"], item["workers"]) == ("failed", 0)
+    assert "has mode 0644" in item["error"]
+
+
+def test_links_are_not_followed(clusters: Clusters, tmp_path: Path) -> None:
+    with a_cluster("mine", []) as folder:
+        (folder.parent / "linked").symlink_to(folder)
+        assert [item["id"] for item in clusters.look()] == ["mine"]
+        elsewhere = tmp_path / "elsewhere.json"
+        (folder / "cluster.json").rename(elsewhere)
+        (folder / "cluster.json").symlink_to(elsewhere)
+        (item,) = clusters.look()
+        assert (item["state"], item["workers"]) == ("failed", 0)
+        assert "cannot be trusted" in item["error"]
+        folder.parent.rename(tmp_path / "others")
+        folder.parent.symlink_to(tmp_path / "others")
+        assert clusters.look() == []
+        assert "is a link" in str(clusters.problem)
+
+
+def test_what_is_not_a_clusters_folder_is_passed_over(clusters: Clusters, home: Path) -> None:
+    with a_cluster("mine", []):
+        (home / "clusters" / "a file").touch()
+        (home / "clusters" / "no-id").mkdir()
+        assert [item["id"] for item in clusters.look()] == ["mine"]
+
+
+@pytest.mark.parametrize("step", ["hear", "is_alive", "read_description", "runs_on"])
+def test_a_cluster_may_vanish_between_two_steps(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    where = watching.KeeperWord if step == "hear" else watching
+    do = getattr(where, step)
+    with a_cluster("mine", [a_task(0, os.getpid())]) as folder, busy_with(folder, "a_run"):
+
+        def vanish_first(*arguments: Any) -> Any:
+            folders.remove_traces(folder, "mine")
+            return do(*arguments)
+
+        monkeypatch.setattr(where, step, vanish_first)
+        for item in clusters.look():
+            assert item.keys() == KEYS
+        assert clusters.look() == []
+
+
+def test_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch, clusters: Clusters) -> None:
+    read: list[Path] = []
+    real = watching.read_description
+    monkeypatch.setattr(
+        watching, "read_description", lambda folder, size: read.append(folder) or real(folder, size)
+    )
+    with a_cluster("mine", []) as folder:
+        for _ in range(3):
+            clusters.look()
+        assert read == [folder]
+        folders.write_description(folder, a_description("mine", [a_task(0, os.getpid())]))
+        assert clusters.look()[0]["engines"] == 1
+        assert read == [folder, folder]
+
+
+def test_the_newest_is_first_and_a_watched_folder_may_come_back(clusters: Clusters) -> None:
+    with a_cluster("old", [], created=1.0), a_cluster("new", [], created=2.0):
+        assert [item["id"] for item in clusters.look()] == ["new", "old"]
+        assert all(isinstance(one, Watched) for one in clusters._watched.values())
+    for name in ("old", "new"):
+        folders.remove_traces(folders.clusters_folder() / name, name)
+    assert clusters.look() == []
+    with a_cluster("old", [], created=3.0):
+        assert clusters.look()[0]["created"] == 3.0
