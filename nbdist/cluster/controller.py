@@ -160,6 +160,7 @@ class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipy
             self.caller.callback_time = min(self.period, self.caller.callback_time * SLOWER)
         else:
             self.eager = False
+            self.expected_engines = 0  # some may leave later
             self.max_heartmonitor_misses = MISSES
             self.on_probation.clear()
             self.caller.callback_time = self.period

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nbdist.cluster.blas import set_blas_threads
+
 HEARTBEAT_SECONDS = 1.0  # between the controller's beats once all engines are there
 CONTROLLER_MISSES = 10  # beats an engine waits before it takes the controller for dead and exits
 RECONNECT_MS = 10  # the controller binds while the engines start; ZeroMQ's own 100 ms would add up
@@ -26,7 +28,10 @@ def run_engine(
 
     `enter` is called as soon as the environment stands, such as to enter an MPI world.
     """
+    loaded_with = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ.update(environment)
+    if (threads := environment.get("OPENBLAS_NUM_THREADS")) is not None and threads != loaded_with:
+        set_blas_threads(int(threads))  # of a task that came later
     enter()
     fresh_random_state()
     # To the engine's own log file: sys.stderr belongs to the notebook, or to the body that runs.

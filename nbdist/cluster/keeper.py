@@ -4,7 +4,7 @@ It imports what they need once and forks them, each with its own environment, be
 thread. It stays single-threaded itself, so that it can fork again at any time. Clients talk to it over a
 socket in the cluster's folder, which only their user can enter: one JSON object per line.
 
-    requests    status, signal, stop, ready; end, fork, roster (see `reforking`)
+    requests    status, signal, stop, ready; end, grow, shrink, fork, roster (see `reforking`)
     events      started, forked, exit (who, pid, how), roster, stopping
 
 When the last client has been gone for too long (see `orphan.py`), when the controller dies, or when told to,
@@ -31,7 +31,7 @@ from typing import Any
 
 from nbdist.cluster.busy import is_busy
 from nbdist.cluster.orphan import Orphan
-from nbdist.cluster.reforking import Born, Reforking
+from nbdist.cluster.reforking import Born, Reforking, forget_memory
 
 GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 CONTROLLER = -1  # the "rank" of the controller in events
@@ -209,7 +209,7 @@ class Keeper:
             case "stop":
                 self.stop("a client stopped the cluster")
                 return {}
-            case "end" | "fork" | "roster":
+            case "end" | "grow" | "shrink" | "fork" | "roster":
                 return self.reforking.answer(self, request, client)
         return {"error": f"no request {request['request']!r}"}
 
@@ -242,6 +242,10 @@ class Keeper:
             os.waitpid(pid, 0)
             rank = self.children.pop(pid)
             if rank == MPIEXEC:  # its work was done when the engines had their seats
+                continue
+            if rank != CONTROLLER and not self.reforking.is_task(self, rank):  # it has left, or never was one
+                forget_memory(self, pid)
+                self._tell_hub(rank)
                 continue
             died_by = None if ended.si_code == os.CLD_EXITED else ended.si_status
             code = ended.si_status if died_by is None else None

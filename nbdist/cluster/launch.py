@@ -104,7 +104,8 @@ def start_cluster(
         "threads": threads,
         "memory": memory,
     }
-    cluster = start.bring_up(None if detached else Orphan.of(orphan_timeout), asked)
+    about = {"asked": asked, "gpus": list(use)}
+    cluster = start.bring_up(None if detached else Orphan.of(orphan_timeout), about)
     jobs = f"{workers} worker{'s' * (workers > 1)}" + (f", {ps} ps" if ps else "")
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s: {jobs}")
     return cluster
@@ -132,7 +133,7 @@ class _Start:
         self.link: KeeperLink | None = None
         self.client: Any = None
 
-    def bring_up(self, orphan: Orphan | None, asked: dict[str, Any]) -> Cluster:
+    def bring_up(self, orphan: Orphan | None, about: dict[str, Any]) -> Cluster:
         try:
             self.keys.save(self.folder / "keys")
             try:
@@ -145,7 +146,7 @@ class _Start:
             self._engines()
             roster = self._servers()
             self.link.ask("ready")
-            description = self._describe(roster) | {"asked": asked}
+            description = self._describe(roster) | about
             if orphan is not None:
                 description["owner"] = this_process()
             description["listing"] = list_for_others(self.folder, self.link.pids[CONTROLLER], roster)

@@ -32,7 +32,7 @@ class KeeperLink:
         self.events: list[dict[str, Any]] = []
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.pids: dict[int, int] = {}
-        self.roster: list[dict[str, Any]] | None = None  # the tasks, once some were replaced
+        self.roster: list[dict[str, Any]] | None = None  # the tasks, once they have changed
         self.gone = False
         self._socket = one
         self._process = process  # only the starter has the keeper as its child
@@ -187,9 +187,14 @@ class KeeperLink:
             case "roster":
                 self.roster = message["tasks"]
                 current = {entries["rank"]: entries["pid"] for entries in message["tasks"]}
-                for rank, how in {**self.exits}.items():  # those of processes that were replaced
-                    if rank in current and how["pid"] != current[rank]:
+                for rank, how in {
+                    **self.exits
+                }.items():  # those of processes that were replaced, or have left
+                    if rank != CONTROLLER and how["pid"] != current.get(rank):
                         del self.exits[rank]
+                for rank in {**self.pids}:
+                    if rank != CONTROLLER and rank not in current:
+                        del self.pids[rank]
 
 
 def describe_exit(how: dict[str, Any]) -> str:

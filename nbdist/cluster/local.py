@@ -95,7 +95,9 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
 
     def signal(self, sig: int) -> None:
         """Send a signal to every engine."""
-        for rank in range(self.n):
+        link = self._keeper()
+        link.ended()
+        for rank in living(link):  # workers may have come or left
             self.signal_engine(rank, sig)
 
     def signal_engine(self, rank: int, sig: int) -> bool:
@@ -130,7 +132,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
         loop, link = self.loop, KeeperLink.reach(Path(self.keeper_folder), watch=True)
 
         def listen() -> None:
-            while not link.gone and len(set(link.exits) - {CONTROLLER}) < self.n:
+            while not link.gone and living(link):
                 link.listen(3600.0)
             ended = link.ended()
             codes = [how["code"] or 0 for rank, how in ended.items() if rank != CONTROLLER]
@@ -146,3 +148,12 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
     def _ended(self, data: dict[str, Any]) -> None:
         if self.state != "after":
             self.notify_stop(data)
+
+
+def living(link: KeeperLink) -> list[int]:
+    """Return the ranks of the engines that live, as far as the link has heard."""
+    return [
+        rank
+        for rank, pid in link.pids.items()
+        if rank != CONTROLLER and link.exits.get(rank, {}).get("pid") != pid
+    ]

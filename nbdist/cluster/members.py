@@ -13,13 +13,13 @@ from nbdist.wire.keys import ClusterKeys
 
 
 class Members:
-    """Follows the tasks through ``link``; ``replaced`` is called before one that was replaced is shown."""
+    """Follows the tasks through ``link``; ``changed`` is called before one that is new is shown."""
 
     def __init__(
-        self, roster: Roster, keys: ClusterKeys, link: KeeperLink, replaced: Callable[[], object]
+        self, roster: Roster, keys: ClusterKeys, link: KeeperLink, changed: Callable[[], object]
     ) -> None:
         self._tasks = list(roster)
-        self._keys, self._link, self._replaced = keys, link, replaced
+        self._keys, self._link, self._changed = keys, link, changed
         for info in self._tasks:
             know(f"nbdist://{info.address}", keys)
 
@@ -48,7 +48,11 @@ class Members:
         deaths = {}
         for info in infos.values():
             how = ended.get(info.rank) or ended.get(CONTROLLER)
-            if current[info.rank] != info:
+            if info.rank not in current:
+                deaths[info.rank] = TaskDiedError(
+                    f"{info.name} (pid {info.pid}) is gone: the cluster was made smaller"
+                )
+            elif current[info.rank] != info:
                 deaths[info.rank] = TaskDiedError(
                     f"{info.name} (pid {info.pid}) is gone: it was replaced by pid {current[info.rank].pid}"
                 )
@@ -90,13 +94,15 @@ class Members:
         return rows
 
     def _meet(self, heard: list[dict[str, Any]]) -> None:
-        """Take the roster in which tasks have been replaced."""
+        """Take the roster in which tasks have been replaced, have come or have left."""
         if [entries["incarnation"] for entries in heard] == [info.incarnation for info in self._tasks]:
             return
-        self._replaced()
+        self._changed()
         before = self._tasks
         self._tasks = [TaskInfo.from_dict(entries) for entries in heard]
-        for old, new in zip(before, self._tasks, strict=True):
-            if old != new:
+        for old in before:
+            if old not in self._tasks:
                 forget(f"nbdist://{old.address}")
+        for new in self._tasks:
+            if new not in before:
                 know(f"nbdist://{new.address}", self._keys)

@@ -37,6 +37,11 @@ class TaskPlan:
         """The task's name, such as /job:worker/task:1."""
         return f"/job:{self.job}/task:{self.index}"
 
+    @property
+    def threads(self) -> int:
+        """On how many threads it computes."""
+        return int(self.environment[THREAD_VARIABLES[0]])
+
 
 def plan_tasks(
     workers: int,
@@ -58,26 +63,45 @@ def plan_tasks(
     ['/job:worker/task:0', '/job:worker/task:1', '/job:ps/task:0']
     """
     check_counts(workers, ps, threads, gpu_memory)
-    share = threads or max(1, cores // (workers + ps))
+    share = share_of(cores, workers + ps, threads)
     tasks = [("worker", index) for index in range(workers)] + [("ps", index) for index in range(ps)]
     plans = []
     for rank, (job, index) in enumerate(tasks):
         gpu = gpus[index % len(gpus)] if gpus and job == "worker" else None
-        environment = {
-            **dict.fromkeys(THREAD_VARIABLES, str(share)),
-            "CUDA_VISIBLE_DEVICES": "-1" if gpu is None else gpu,
-            "NBDIST_JOB": job,
-            "NBDIST_INDEX": str(index),
-            "NBDIST_RANK": str(rank),
-        }
-        if memory is not None:
-            environment[MEMORY_VARIABLE] = str(memory)
-        if gpu is not None and gpu_memory is not None:
-            environment["CUPY_GPU_MEMORY_LIMIT"] = f"{gpu_memory:.0%}"
+        environment = environment_of(job, index, rank, share, gpu, gpu_memory, memory)
         # A task sees only its own GPU, which is therefore number 0 to it.
         device = "CPU:0" if gpu is None else "GPU:0"
         plans.append(TaskPlan(job, index, rank, device, environment))
     return tuple(plans)
+
+
+def share_of(cores: int, tasks: int, threads: int | None = None) -> int:
+    """Return on how many threads each task computes: those asked for, or an equal share of the cores."""
+    return threads or max(1, cores // tasks)
+
+
+def environment_of(
+    job: str,
+    index: int,
+    rank: int,
+    threads: int,
+    gpu: str | None,
+    gpu_memory: float | None,
+    memory: int | None,
+) -> dict[str, str]:
+    """Return the environment that makes a process that task; it sees no GPU but its own."""
+    environment = {
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        "CUDA_VISIBLE_DEVICES": "-1" if gpu is None else gpu,
+        "NBDIST_JOB": job,
+        "NBDIST_INDEX": str(index),
+        "NBDIST_RANK": str(rank),
+    }
+    if memory is not None:
+        environment[MEMORY_VARIABLE] = str(memory)
+    if gpu is not None and gpu_memory is not None:
+        environment["CUPY_GPU_MEMORY_LIMIT"] = f"{gpu_memory:.0%}"
+    return environment
 
 
 MOST_TASKS = 512

@@ -1,0 +1,384 @@
+"""A running cluster gets more workers, and fewer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from nbdist.cluster.blas import blas_threads
+from nbdist.cluster.folder import read_description
+from nbdist.cluster.growing import Growth, plan_more
+from nbdist.cluster.handle import Cluster
+from nbdist.cluster.resources import MEMORY_VARIABLE, MOST_TASKS, TaskPlan, plan_tasks
+from nbdist.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    TaskDiedError,
+    UnavailableError,
+)
+from nbdist.runtime.task import TaskInfo
+
+pytestmark = pytest.mark.engines
+Start = Callable[..., Cluster]
+
+WHO = """
+import json, os, nbdist
+known = [info.pid for info in nbdist.task.roster]
+met = [nbdist.task.peer(info.rank).call("ping").meta["pid"] for info in nbdist.task.roster]
+config = json.loads(os.environ["TF_CONFIG"])
+(nbdist.task.rank, os.getpid(), known, met, config["cluster"], config["task"], nbdist.task.is_chief)
+"""
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline, waiter = time.monotonic() + seconds, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        waiter.wait(0.005)
+
+
+def quietly(line: str) -> None:
+    """Take a report and say nothing."""
+
+
+@contextmanager
+def attached(cluster: Cluster) -> Iterator[Cluster]:
+    other = Cluster.attach(cluster.id)
+    try:
+        yield other
+    finally:
+        other.close()
+        other._link.close()
+
+
+def check_all_know_each_other(cluster: Cluster) -> None:
+    """All tasks, the keeper, the hub, the files and new clients have the same cluster."""
+    tasks = cluster.tasks
+    pids = [info.pid for info in tasks]
+    spec = {
+        job: [i.address for i in sorted(tasks, key=lambda i: i.index) if i.job == job]
+        for job in cluster.spec.jobs
+    }
+    for info, answer in zip(tasks, cluster.run(WHO), strict=True):
+        task = {"type": info.job, "index": info.index}
+        chief = (info.job, info.index) == ("worker", 0)
+        assert answer == (info.rank, info.pid, pids, pids, spec, task, chief)
+    assert cluster.spec.as_dict() == spec
+    described = read_description(cluster.folder)
+    assert described["tasks"] == [info.to_dict() for info in tasks]
+    assert described["workers"] == len(spec["worker"])
+    listed = json.loads((cluster.folder / "security" / f"cluster-{cluster.id}.json").read_text())
+    assert listed["cluster"]["n"] == len(tasks)
+    assert [one["n"] for one in listed["engines"]["sets"].values()] == [len(tasks)]
+    assert cluster.dead() == []
+    assert {row["state"] for row in cluster.status()} == {"running"}
+    assert sorted(cluster.client.ids) == [info.rank for info in tasks]
+    said = cluster._link.ask("status")
+    assert {rank: pid for rank, pid in said["pids"].items() if rank != "-1"} == {
+        str(info.rank): info.pid for info in tasks
+    }
+    assert said["exits"] == {}
+    with attached(cluster) as other:
+        assert other.tasks == tasks
+        assert other.dead() == []
+
+
+def names(tasks: list[TaskInfo]) -> list[tuple[int, str]]:
+    return [(info.rank, f"{info.job}:{info.index}") for info in tasks]
+
+
+def info(job: str, index: int, rank: int) -> TaskInfo:
+    return TaskInfo(job, index, rank, "here", 7, "127.0.0.1:80", "CPU:0", rank + 1)
+
+
+SMALL = [info("worker", 0, 0), info("worker", 1, 1), info("ps", 0, 2)]
+
+
+def test_a_new_worker_has_the_next_rank_and_index() -> None:
+    assert names_of(plan_more(SMALL, 2, {}, cores=8)) == [(3, "worker:2"), (4, "worker:3")]
+    left = [SMALL[0], SMALL[2]]
+    assert names_of(plan_more(left, 2, {}, cores=8)) == [(1, "worker:1"), (3, "worker:2")]
+
+
+def names_of(plans: tuple[TaskPlan, ...]) -> list[tuple[int, str]]:
+    return [(plan.rank, f"{plan.job}:{plan.index}") for plan in plans]
+
+
+@pytest.mark.parametrize("asked", [{}, {"threads": 3}, {"memory": "2G", "gpu_memory": 0.5}])
+@pytest.mark.parametrize("gpus", [(), ("4", "5", "6")])
+def test_it_gets_what_it_would_have_had_from_the_start(asked: dict[str, Any], gpus: tuple[str, ...]) -> None:
+    """But for its rank, which is that of the parameter server in a cluster that was as large."""
+    (plan,) = plan_more(SMALL, 1, asked, cores=8, gpus=gpus)
+    memory = 2 << 30 if asked.get("memory") else None
+    given = {"threads": asked.get("threads"), "gpu_memory": asked.get("gpu_memory"), "memory": memory}
+    first = plan_tasks(3, 1, cores=8, gpus=gpus, **given)[2]
+    assert (plan.job, plan.index, plan.device) == (first.job, first.index, first.device)
+    assert {**plan.environment, "NBDIST_RANK": "2"} == first.environment
+    assert plan.threads == asked.get("threads", 2)
+    assert (MEMORY_VARIABLE in plan.environment) == ("memory" in asked)
+
+
+@pytest.mark.parametrize("workers", [0, -1, True, 1.0, "2", None, MOST_TASKS - 3, 10**9])
+def test_numbers_that_cannot_be_are_refused(cluster: Cluster, workers: Any) -> None:
+    before = cluster.tasks
+    with pytest.raises(
+        InvalidArgumentError, match=rf"whole number of 1 to {MOST_TASKS - 4}, not {workers!r}"
+    ):
+        cluster.grow(workers)
+    with pytest.raises(InvalidArgumentError, match=r"whole number of 1 to 2, not .* the chief, stays"):
+        cluster.shrink(workers)
+    assert cluster.tasks == before
+
+
+def test_a_cluster_grows_and_shrinks_and_grows(start: Start) -> None:
+    cluster = start(2, 1)
+    cluster.run("x = 5")
+    before = cluster.tasks
+    lines: list[str] = []
+    new = cluster.grow(report=lines.append)
+    assert names(new) == [(3, "worker:2")]
+    assert cluster.tasks == [*before, *new]
+    assert lines[0].startswith("grown in 0.")
+    assert f"by /job:worker/task:2 (rank 3, pid {new[0].pid}): 3 workers, 1 ps" in lines[0]
+    assert cluster.run("'x' in globals()") == [True, True, True, False]
+    check_all_know_each_other(cluster)
+    assert names(cluster.grow(2, report=quietly)) == [(4, "worker:3"), (5, "worker:4")]
+    check_all_know_each_other(cluster)
+    gone = cluster.shrink(2, report=lines.append)
+    assert names(gone) == [(4, "worker:3"), (5, "worker:4")]
+    assert lines[1].startswith("shrunk in 0.")
+    assert "3 workers, 1 ps" in lines[1]
+    assert not any(psutil.pid_exists(info.pid) for info in gone)
+    check_all_know_each_other(cluster)
+    cluster.shrink(2, report=quietly)
+    assert names(cluster.tasks) == [(0, "worker:0"), (2, "ps:0")]
+    check_all_know_each_other(cluster)
+    assert names(cluster.grow(2, report=quietly)) == [(1, "worker:1"), (3, "worker:2")]
+    check_all_know_each_other(cluster)
+    assert cluster.run("'x' in globals()") == [True, False, True, False]
+    with pytest.raises(InvalidArgumentError, match="no task has rank"):
+        cluster.peer(5)
+
+
+def test_one_that_came_later_is_like_the_others(start: Start) -> None:
+    """It is found dead, is restarted, has a session's variables, and goes with the cluster."""
+    import nbdist as nb
+
+    cluster = start(1, 1)
+    (new,) = cluster.grow(report=quietly)
+    os.kill(new.pid, signal.SIGKILL)
+    until(cluster.dead)
+    assert cluster.dead() == [new]
+    with pytest.raises(TaskDiedError, match="killed by SIGKILL"):
+        cluster.run("1", on=new.rank)
+    (newer,) = cluster.restart(report=quietly)
+    assert (newer.name, newer.rank) == (new.name, new.rank)
+    check_all_know_each_other(cluster)
+    with nb.Graph().as_default():
+        with nb.device("/job:worker/task:1"):
+            v = nb.Variable(3.0, name="v")
+        with nb.Session(cluster.target) as session:
+            session.run(v.initializer)
+            assert session.run(v * 2.0) == 6.0
+    cluster.stop()
+    assert not psutil.pid_exists(newer.pid)
+
+
+def test_a_dead_worker_can_leave(start: Start) -> None:
+    cluster = start(3)
+    os.kill(cluster.tasks[2].pid, signal.SIGKILL)
+    until(cluster.dead)
+    assert names(cluster.shrink(report=quietly)) == [(2, "worker:2")]
+    check_all_know_each_other(cluster)
+    with pytest.raises(InvalidArgumentError, match="1 to 1, not 2: the cluster has 2 workers"):
+        cluster.shrink(2)
+    cluster.shrink(report=quietly)
+    with pytest.raises(FailedPreconditionError, match="one worker, the chief, who stays"):
+        cluster.shrink()
+
+
+def test_calls_to_one_that_leaves_say_so(start: Start) -> None:
+    cluster = start(2)
+    gone = cluster.tasks[1]
+    calls = cluster.submit(exec, "while True: pass", on=1)
+    cluster.shrink(report=quietly)
+    with pytest.raises(
+        TaskDiedError, match=rf"task:1 \(pid {gone.pid}\) is gone: the cluster was made small"
+    ):
+        calls.results(10)
+
+
+def test_shared_memory_of_one_that_leaves_goes_with_it(start: Start) -> None:
+    cluster = start(2)
+    make = (
+        "from nbdist.wire.shm import Segment; import nbdist\n"
+        "segment = Segment.create(nbdist.task.segment_prefix, 1000); segment.name"
+    )
+    paths = [Path(f"/dev/shm/{name}") for name in cluster.run(make)]
+    assert all(path.exists() for path in paths)
+    cluster.shrink(report=quietly)
+    assert paths[0].exists()
+    until(lambda: not paths[1].exists())
+
+
+def test_another_client_sees_who_comes_and_goes(start: Start) -> None:
+    cluster = start(1)
+    with attached(cluster) as other:
+        (new,) = other.grow(report=quietly)
+        assert cluster.tasks[1] == new
+        check_all_know_each_other(cluster)
+        check_all_know_each_other(other)
+        os.kill(new.pid, signal.SIGKILL)
+        until(lambda: cluster.dead() and other.dead())
+        cluster.restart(report=quietly)
+        cluster.shrink(report=quietly)
+        assert other.tasks == cluster.tasks
+        assert len(other.tasks) == 1
+        check_all_know_each_other(other)
+
+
+def test_two_clients_do_not_change_a_cluster_at_once(start: Start) -> None:
+    cluster = start(2)
+    with attached(cluster) as other:
+        growth = Growth(other, other._link, plan_more(other.tasks, 1, {}, cores=2))
+        growth.look()
+        for change in (cluster.grow, cluster.shrink, lambda: cluster.restart(1)):
+            with pytest.raises(UnavailableError, match="rank 2 is being started at this moment; try again"):
+                change()
+        until(growth.look)
+        assert names(cluster.tasks) == [(0, "worker:0"), (1, "worker:1"), (2, "worker:2")]
+        late = Growth(other, other._link, plan_more(other.tasks[:2], 1, {}, cores=2))
+        with pytest.raises(UnavailableError, match=r"ranks \[2\] are not free"):
+            late.wait()
+        check_all_know_each_other(cluster)
+        half = Growth(other, other._link, plan_more(other.tasks, 1, {}, cores=2))
+        until(lambda: half.look() or half._forked)
+        (pid,) = half._forked.values()
+    until(lambda: not psutil.pid_exists(pid))  # who hangs up loses its turn, and what it has forked
+    check_all_know_each_other(cluster)
+    assert names(cluster.grow(report=quietly)) == [(3, "worker:3")]
+    check_all_know_each_other(cluster)
+
+
+@pytest.mark.parametrize("after", [0, 5, 20])
+def test_one_that_dies_on_its_way_leaves_the_cluster_as_it_was(start: Start, after: int) -> None:
+    cluster = start(1, 1)
+    before = cluster.tasks
+    growth = Growth(cluster, cluster._link, plan_more(before, 1, {}, cores=2))
+    until(lambda: growth.look() or growth._forked)
+    for _ in range(after):
+        growth._link.listen(0.002)
+        assert not growth.look()
+    (pid,) = growth._forked.values()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(
+        UnavailableError, match=rf"new /job:worker/task:1 \(pid {pid}\) did not start: killed"
+    ):
+        growth.wait()
+    assert cluster.tasks == before
+    check_all_know_each_other(cluster)
+    cluster.grow(report=quietly)
+    check_all_know_each_other(cluster)
+
+
+def test_one_that_cannot_start_says_why(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = start(2)
+    before = cluster.tasks
+    with monkeypatch.context() as patch:
+        patch.setattr("nbdist.cluster.tasks.open_task", refuse)
+        with pytest.raises(UnavailableError, match=r"task:2: the Server did not start.*no room for another"):
+            cluster.grow()
+    assert cluster.tasks == before
+    check_all_know_each_other(cluster)
+    late = Growth(cluster, cluster._link, plan_more(before, 1, {}, cores=2), timeout=0.0)
+    with pytest.raises(DeadlineExceededError, match="the cluster is as it was; try again with %cluster grow"):
+        late.wait()
+    check_all_know_each_other(cluster)
+
+
+def refuse(*arguments: object, **named: object) -> None:
+    raise OSError("no room for another")
+
+
+refuse.__module__ = "__main__"
+
+
+@pytest.mark.parametrize("looks", [1, 3, 10, 30])
+def test_an_interrupt_in_the_middle_leaves_the_cluster_as_it_was(
+    start: Start, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    cluster = start(1)
+    look, seen = Growth.look, []
+
+    def interrupted(growth: Growth) -> bool:
+        seen.append(growth)
+        if len(seen) == looks:
+            signal.raise_signal(signal.SIGINT)
+        return look(growth)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Growth, "look", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.grow()
+    assert len(cluster.tasks) == 1
+    check_all_know_each_other(cluster)
+    cluster.grow(report=quietly)
+    check_all_know_each_other(cluster)
+
+
+def test_an_interrupt_while_all_are_told_comes_afterwards(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start(1)
+    tell = Growth._tell
+
+    def interrupted(growth: Growth, roster: Any, but: set[int]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        tell(growth, roster, but)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Growth, "_tell", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.grow()
+    assert names(cluster.tasks) == [(0, "worker:0"), (1, "worker:1")]
+    check_all_know_each_other(cluster)
+
+
+def test_a_new_worker_computes_on_its_share_of_the_cores(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbdist.cluster.launch.count_cores", lambda: 2)
+    monkeypatch.setattr("nbdist.cluster.growing.count_cores", lambda: 2)
+    cluster = start(1)
+    lines: list[str] = []
+    cluster.grow(report=lines.append)
+    assert cluster.run(blas_threads) == [2, 1]
+    assert "compute on 1 thread each (cores / tasks); the others keep what they have" in lines[0]
+    cluster.grow(report=lines.append)
+    assert "keep what they have" not in lines[1]
+    (new,) = cluster.restart(1, report=quietly)
+    assert cluster.run(blas_threads, on=new.rank) == [1]
+
+
+def test_an_mpi_world_does_not_grow(start: Start) -> None:
+    pytest.importorskip("mpi4py", reason="needs the extra mpi")
+    cluster = start(2, launcher="mpi")
+    with pytest.raises(FailedPreconditionError, match=r"takes no process in later: end it .* --workers 3\)"):
+        cluster.grow()
+    with pytest.raises(FailedPreconditionError, match="keeps the processes that it began with"):
+        cluster.shrink()
+    with pytest.raises(NbdistError, match="an MPI world takes no process in later"):
+        Growth(cluster, cluster._link, plan_more(cluster.tasks, 1, {}, cores=2)).wait()
+    check_all_know_each_other(cluster)
