@@ -61,7 +61,7 @@ class WithClient:
     @property
     def tasks(self) -> list[TaskInfo]:
         """The cluster's tasks and the client's."""
-        return [*self._cluster.tasks, self._client.info]
+        return [*self._others(self._cluster.tasks), self._client.info]
 
     def peer(self, rank: int) -> Peer:
         """Return this thread's own connection to a task."""
@@ -87,7 +87,7 @@ class WithClient:
 
     def dead(self) -> list[TaskInfo]:
         """Return the tasks that are gone."""
-        return self._cluster.dead()
+        return self._others(self._cluster.dead())
 
     def controller_died(self) -> str | None:
         """Return how the controller ended, if it has."""
@@ -95,7 +95,11 @@ class WithClient:
 
     def status(self) -> list[dict[str, Any]]:
         """Return a row per task of the cluster, with how it ended."""
-        return self._cluster.status()
+        return [row for row in self._cluster.status() if row["rank"] != self._client.rank]
+
+    def _others(self, tasks: list[TaskInfo]) -> list[TaskInfo]:
+        """Leave out a worker that the cluster has got meanwhile, under the rank that the client has here."""
+        return [info for info in tasks if info.rank != self._client.rank]
 
     def close(self) -> None:
         """Close the connections to the client; those to the cluster are the cluster's."""

@@ -1,4 +1,4 @@
-"""The flags of %cluster start and %%distribute: what each is called, takes and means."""
+"""The flags of %cluster start, %cluster grow and %%distribute: what each is called, takes and means."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ START_FLAGS = {
         "orphan_timeout", float, "S", "seconds it lives without a client (default 60, and 3600 in a run)"
     ),
 }
+GROW_FLAGS = {"--workers": Flag("workers", int, "N", "how many workers come or leave (default 1)")}
 DISTRIBUTE_FLAGS = grouped({
     "How replicas work together": {
         "--strategy": Flag(

@@ -7,6 +7,7 @@ without a loop.
 
 from __future__ import annotations
 
+import re
 from inspect import cleandoc
 from typing import Any
 
@@ -25,10 +26,10 @@ from nbdist.ui.flags import Flag, parse, unknown, usage
 from nbdist.ui.graphmagic import GRAPH_FLAGS, graph
 from nbdist.ui.graphview import GraphView
 from nbdist.ui.launch import start
-from nbdist.ui.magicflags import DISTRIBUTE_FLAGS, START_FLAGS
+from nbdist.ui.magicflags import DISTRIBUTE_FLAGS, GROW_FLAGS, START_FLAGS
 from nbdist.ui.sweepmagic import SweepMagics
 
-COMMANDS = ("start", "status", "attach", "restart", "stop")
+COMMANDS = ("start", "status", "attach", "grow", "shrink", "restart", "stop")
 
 
 @magics_class
@@ -38,11 +39,13 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     @line_magic  # type: ignore[untyped-decorator]
     @shown_briefly
     def cluster(self, line: str) -> Any:
-        """Start, show, attach to or stop a cluster, or restart a task of it.
+        """Start, show, attach to or stop a cluster, give it more workers or fewer, or restart a task of it.
 
         %cluster start --workers 3 --ps 1     bring up four engines on this machine
         %cluster                              show the tasks
         %cluster attach [id]                  connect to a cluster that another notebook started
+        %cluster grow 2                       two more workers, which the next run has too
+        %cluster shrink                       one worker fewer: the last one, if no run is using it
         %cluster restart worker:1             a new process for a task, with an empty namespace
         %cluster restart                      new processes for all tasks that have died
         %cluster stop                         end it
@@ -148,6 +151,12 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     def _attach(self, line: str) -> Cluster:
         return announce(Cluster.attach(line.strip() or None))
 
+    def _grow(self, line: str) -> None:
+        Cluster.current().grow(how_many(line, "%cluster grow"))
+
+    def _shrink(self, line: str) -> None:
+        Cluster.current().shrink(how_many(line, "%cluster shrink"))
+
     def _restart(self, line: str) -> None:
         Cluster.current().restart(line.strip() or None)
 
@@ -155,6 +164,21 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         cluster = Cluster.current()
         cluster.stop()
         print(f"cluster {cluster.id} is stopped")
+
+
+def how_many(line: str, magic: str) -> int:
+    """Return the number of workers that a magic's line says, 1 if it says none.
+
+    >>> [how_many(line, "%cluster grow") for line in (" 3 ", "", "--workers 2")]
+    [3, 1, 2]
+    """
+    plain, options = parse(line, GROW_FLAGS, magic)
+    said = [*plain, *(str(number) for number in options.values())] or ["1"]
+    if len(said) > 1 or not re.fullmatch(r"-?[0-9]{1,9}", said[0]):
+        raise InvalidArgumentError(
+            f"{magic} takes a number of workers, such as {magic} 2, not {' '.join(said)!r}"
+        )
+    return int(said[0])
 
 
 def _with_flags(method: Any, flags: dict[str, Flag]) -> None:

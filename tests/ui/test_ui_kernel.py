@@ -66,7 +66,7 @@ def test_an_error_on_one_rank_is_what_the_cell_shows(kernel: Kernel) -> None:
         ("%%distribute --on worker:7\n1", "no task 7"),
         ("%%distribute\n   ", "the body is empty"),
         ("%%distribute --strategy ps\nx = 1", "the body never trained"),
-        ("%cluster begin", "The valid ones are start, status, attach, restart, stop"),
+        ("%cluster begin", "The valid ones are start, status, attach, grow, shrink, restart, stop"),
         ("%cluster start --workers 2", "is up already"),
         ("%%distribute\nx = (", "SyntaxError"),
     ],

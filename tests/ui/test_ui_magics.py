@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbdist.cluster.handle import Cluster, set_current
-from nbdist.errors import BodyError, FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.errors import (
+    BodyError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    NotFoundError,
+)
 from nbdist.ui.launch import launch
 from nbdist.ui.magics import awaited
 
@@ -159,6 +165,9 @@ def test_loading_twice_transforms_once(shell: InteractiveShell) -> None:
         ("%cluster stop", NotFoundError, "this process has no cluster"),
         ("%cluster restart", NotFoundError, "this process has no cluster"),
         ("%cluster restart worker:1", NotFoundError, "this process has no cluster"),
+        ("%cluster grow", NotFoundError, "this process has no cluster"),
+        ("%cluster shrink 2", NotFoundError, "this process has no cluster"),
+        ("%cluster grwo", InvalidArgumentError, "did you mean grow?"),
         ("%cluster strat", InvalidArgumentError, "no command 'strat'; did you mean start?"),
         ("%cluster start --worker 3", InvalidArgumentError, "did you mean --workers?"),
         ("%cluster start 3", InvalidArgumentError, "what is '3'? The flags are --workers"),
@@ -288,6 +297,34 @@ def test_the_state_of_the_cluster_is_a_table(run: Run, cluster: Cluster) -> None
     assert "is up already; use it, or end it first with %cluster stop" in shown
 
 
+def grow_and_shrink(run: Run) -> None:
+    """On a cluster with one worker."""
+    error, shown = run("%cluster grow")
+    assert error is None, shown
+    assert shown.startswith("grown in ")
+    assert "by /job:worker/task:1 (rank 1, pid " in shown
+    error, shown = run("%cluster grow --workers 2")
+    assert "): 4 workers" in shown
+    assert "[worker 3] 3" in run("%%distribute --no-live\nprint(nb.task.index)")[1]
+    error, shown = run("%cluster shrink 3")
+    assert error is None, shown
+    assert shown.startswith("shrunk in ")
+    assert shown.endswith(": 1 worker\n")
+    for line, words in (
+        ("grow 0", "workers is a whole number of 1 to 511, not 0"),
+        ("grow -1", "workers is a whole number of 1 to 511, not -1"),
+        ("grow all", "%cluster grow takes a number of workers, such as %cluster grow 2, not 'all'"),
+        ("grow 1 2", "%cluster grow takes a number of workers, such as %cluster grow 2, not '1 2'"),
+        ("grow --ps 1", "%cluster grow: no flag '--ps'. The valid ones are --workers"),
+        ("grow --workers two", "--workers 'two': expected a whole number"),
+        ("shrink", "the cluster has one worker, the chief, who stays"),
+    ):
+        error, shown = run(f"%cluster {line}")
+        assert isinstance(error, NbdistError)
+        assert words in shown
+        assert "Traceback" not in shown
+
+
 @pytest.mark.engines
 def test_a_cluster_of_ones_own(run: Run, shell: InteractiveShell) -> None:
     error, shown = run("%cluster start --workers 1 --id magical")
@@ -308,6 +345,7 @@ def test_a_cluster_of_ones_own(run: Run, shell: InteractiveShell) -> None:
         error, shown = run("%cluster restart worker:4")
         assert "no task 'worker:4'; the tasks are worker:0 (rank 0)" in shown
         assert "Traceback" not in shown
+        grow_and_shrink(run)
     finally:
         error, shown = run("%cluster stop")
     assert error is None, shown
