@@ -4,6 +4,7 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { Client } from './api/client';
 import { Feed } from './api/feed';
+import { renderers } from './render/plugins';
 import { settings } from './settingsplugin';
 import { INbdist } from './token';
 
@@ -19,5 +20,5 @@ const feed: JupyterFrontEndPlugin<INbdist> = {
   }
 };
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers];
 export default plugins;

@@ -9,7 +9,7 @@ export class Controls {
    * @param {HTMLElement} picking chooses charts
    */
   constructor(options, changed, reset, picking) {
-    const time = toggle("Wall time", "Wall time instead of steps on the x axis", (on) => {
+    this.time = toggle("Wall time", "Wall time instead of steps on the x axis", (on) => {
       options.byTime = on;
       reset(); // what was zoomed to were steps
     });
@@ -21,7 +21,7 @@ export class Controls {
     this.all.hidden = true;
     this.all.addEventListener("click", reset);
     this.element = make("div", { class: "nbd-controls", role: "toolbar", "aria-label": "Charts" },
-      this.all, picking, time, log, make("label", {}, "Smoothing", slider));
+      this.all, picking, this.time, log, make("label", {}, "Smoothing", slider));
     this.element.addEventListener("click", changed);
     this.element.addEventListener("input", changed);
   }

@@ -4,10 +4,10 @@ import { make, setText } from "./dom.js";
 import { formatCount, formatDuration, formatShort } from "./format.js";
 
 const GLYPHS = /** @type {Record<string, string>} */ ({
-  starting: "◌", running: "●", paused: "❚❚", stopping: "◍", finished: "✓", stopped: "■", failed: "✕", disconnected: "○",
+  starting: "◌", running: "●", paused: "❚❚", stopping: "◍", finished: "✓", stopped: "■", failed: "✕", disconnected: "○", lost: "○", damaged: "✕",
 });
-/** States after which nothing comes; disconnected is the page's own, when the kernel is gone. */
-export const OVER = ["finished", "stopped", "failed", "disconnected"];
+/** States after which nothing comes; disconnected is the page's own, when the kernel is gone, the last two the Jupyter server's. */
+export const OVER = ["finished", "stopped", "failed", "disconnected", "lost", "damaged"];
 
 export class Header {
   /** @param {string} name unique in the page @param {(kind: import("./asked.js").Kind, value: number | null) => void} act */

@@ -26,10 +26,10 @@ const AROUND = "200px"; // what is so near is drawn before it is seen
 const FONT_SIZE = 11; // CSS pixels, on canvases
 
 export class Grid {
-  /** @param {string} name unique in the page @param {(kind: string, more?: Record<string, unknown>) => void} say */
+  /** @param {string} name unique in the page @param {((kind: string, more?: Record<string, unknown>) => void) | null} say null where nobody hears wishes */
   constructor(name, say) {
     this.model = new Model();
-    this.asks = new Asks(say);
+    this.asks = new Asks(say ?? (() => {}));
     this.pending = 0;
     this.looks = HIDDEN_FRAMES;
     const ask = this.asks.ask.bind(this.asks);
@@ -54,6 +54,7 @@ export class Grid {
     this.body = make("div", { class: "nbs-body" }, this.figures, panel.element, table.element);
     this.body.hidden = true;
     this.element.append(this.header.element, this.body);
+    if (!say) for (const wishes of this.element.querySelectorAll(".nbs-actions, .nbs-output")) wishes.remove();
     /** @type {Set<Element>} */
     this.unseen = new Set(); // figures that are scrolled away are not drawn; table and panel are read without being seen
     this.watch = new IntersectionObserver((entries) => {

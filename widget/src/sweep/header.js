@@ -8,9 +8,9 @@ import { fillPairs } from "./parts.js";
 import { STATES } from "./states.js";
 import { parameterWords } from "./words.js";
 
-const GLYPHS = /** @type {Record<string, string>} */ ({ running: "●", paused: "❚❚", done: "✓", stopped: "■", failed: "✕", disconnected: "○" });
-/** States after which nothing comes; disconnected is the page's own, when the kernel is gone. */
-export const OVER = ["done", "stopped", "failed", "disconnected"];
+const GLYPHS = /** @type {Record<string, string>} */ ({ running: "●", paused: "❚❚", done: "✓", stopped: "■", failed: "✕", disconnected: "○", lost: "○", damaged: "✕" });
+/** States after which nothing comes; disconnected is the page's own, when the kernel is gone, the last two the Jupyter server's. */
+export const OVER = ["done", "stopped", "failed", "disconnected", "lost", "damaged"];
 const SEGMENTS = ["complete", "pruned", "stopped", "failed", "running"]; // of the bar; what is missing waits
 const MOST = 1_000_000; // trials to add at once
 

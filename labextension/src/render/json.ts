@@ -1,0 +1,35 @@
+/** Reads JSON of which nothing is known: every function returns what it promises, whatever it is given. */
+
+export type Json = Record<string, unknown>;
+
+export function isRecord(value: unknown): value is Json {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+export function record(value: unknown): Json {
+  return isRecord(value) ? value : {};
+}
+
+export function list(value: unknown, most: number): unknown[] {
+  return Array.isArray(value) ? value.slice(0, most) : [];
+}
+
+const LONGEST = 20_000; // characters
+
+export function text(value: unknown): string {
+  return typeof value === 'string' ? value.slice(0, LONGEST) : '';
+}
+
+export function texts(value: unknown, most: number): string[] {
+  return list(value, most).filter(one => typeof one === 'string').map(text);
+}
+
+/** A finite number, or null. */
+export function finite(value: unknown): number | null {
+  return typeof value === 'number' && Number.isFinite(value) ? value : null;
+}
+
+/** A number from 0 on without a fraction, or null. */
+export function whole(value: unknown): number | null {
+  return typeof value === 'number' && Number.isSafeInteger(value) && value >= 0 ? value : null;
+}

@@ -1,0 +1,130 @@
+/** A run or a sweep in an output: the picture of the bundle first, what can be zoomed and pointed at once it is seen. */
+
+import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+import { Widget } from '@lumino/widgets';
+import { make } from '@widget/dom.js';
+import { type Drawing, onceSeen, watchLook } from './drawing';
+import { attachLine } from './footer';
+import { toldBy } from './told';
+import { Unreadable, VERSION } from './unreadable';
+
+/** What is drawn of one kind of data. */
+export interface Kind<Bundle> {
+  readonly mimeType: string;
+  /** Raises `Unreadable`. */
+  read(data: unknown): Bundle;
+  draw(bundle: Bundle): Promise<Drawing<Bundle>>;
+  id(bundle: Bundle): string;
+  /** What `nb.attach(...)` does with it. */
+  attaches(trans: TranslationBundle): string;
+  /** What is told below the drawing, of what the bundle's HTML tells. */
+  below(told: HTMLElement[], bundle: Bundle, trans: TranslationBundle): HTMLElement[];
+}
+
+export interface Around {
+  readonly trans: TranslationBundle;
+  readonly commands: CommandRegistry | null;
+}
+
+export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRenderer {
+  constructor(
+    private readonly kind: Kind<Bundle>,
+    private readonly around: Around
+  ) {
+    super();
+    this.addClass('nbd-Bundle');
+  }
+
+  async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
+    const { data } = model;
+    try {
+      this.put(this.kind.read(data[this.kind.mimeType]), data);
+    } catch (error) {
+      this.clear();
+      this.node.replaceChildren(...this.instead(error, data));
+    }
+  }
+
+  override dispose(): void {
+    this.clear();
+    super.dispose();
+  }
+
+  private put(bundle: Bundle, data: IRenderMime.IMimeModel['data']): void {
+    const { kind, around } = this;
+    const told = toldBy(textOf(data['text/html']));
+    const below = kind.below(told, bundle, around.trans);
+    const line = attachLine(kind.id(bundle), kind.attaches(around.trans), around.trans, around.commands);
+    this.endWait();
+    if (this.drawing) {
+      this.drawing.take(bundle);
+      this.node.replaceChildren(this.drawing.element, ...below, line);
+      return;
+    }
+    const place = make('div', { class: 'nbd-Bundle-place' }, ...pictureOf(data));
+    this.node.replaceChildren(place, ...below, line);
+    this.endWait = onceSeen(place, () => void this.draw(bundle, data, place));
+  }
+
+  private async draw(bundle: Bundle, data: IRenderMime.IMimeModel['data'], place: HTMLElement): Promise<void> {
+    try {
+      const drawing = await this.kind.draw(bundle);
+      if (this.isDisposed || !place.isConnected) {
+        drawing.close();
+        return;
+      }
+      this.drawing = drawing;
+      place.replaceWith(drawing.element);
+      this.endLook = watchLook(drawing.element, () => drawing.redraw());
+      drawing.redraw();
+    } catch (error) {
+      console.error('nbdist cannot draw this', error);
+      this.clear();
+      this.node.replaceChildren(...this.instead(error, data));
+    }
+  }
+
+  /** What is shown of data that cannot be drawn: why, and all that the bundle has besides. */
+  private instead(error: unknown, data: IRenderMime.IMimeModel['data']): HTMLElement[] {
+    const { trans } = this.around;
+    const why =
+      error instanceof Unreadable && error.newer !== null
+        ? trans.__(
+            'These curves were saved by a newer nbdist (version %1 of their format; %2 is known here): update nbdist to draw them. This is their picture.',
+            error.newer,
+            VERSION
+          )
+        : trans.__('The saved data of these curves are damaged and cannot be drawn. This is what else was saved.');
+    const html = toldBy(`<p></p>${textOf(data['text/html'])}`);
+    const plain = html.length ? [] : [make('pre', { tabindex: '0' }, textOf(data['text/plain']))];
+    return [make('p', { class: 'nbd-Bundle-trouble', role: 'note' }, why), ...pictureOf(data), ...html, ...plain];
+  }
+
+  private clear(): void {
+    this.endWait();
+    this.endLook();
+    this.drawing?.close();
+    this.drawing = null;
+  }
+
+  private drawing: Drawing<Bundle> | null = null;
+  private endWait: () => void = () => undefined;
+  private endLook: () => void = () => undefined;
+}
+
+const PICTURE = /^[A-Za-z0-9+/=\s]+$/; // base64
+
+function pictureOf(data: IRenderMime.IMimeModel['data']): HTMLElement[] {
+  const picture = textOf(data['image/png']);
+  const headline = textOf(data['text/plain']).split('\n', 1)[0] ?? '';
+  return PICTURE.test(picture)
+    ? [make('img', { class: 'nbd-Bundle-picture', alt: headline, src: `data:image/png;base64,${picture}` })]
+    : [];
+}
+
+/** A text of a bundle, which a notebook file may keep as lines. */
+function textOf(value: unknown): string {
+  return Array.isArray(value) ? value.join('') : typeof value === 'string' ? value : '';
+}

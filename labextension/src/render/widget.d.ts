@@ -1,0 +1,95 @@
+/** What the live view's drawing code offers, as far as it is used here; its own types stand in its comments. */
+
+declare module '@widget/dom.js' {
+  export function make<Tag extends keyof HTMLElementTagNameMap>(
+    tag: Tag,
+    attributes?: Record<string, string>,
+    ...children: (Node | string)[]
+  ): HTMLElementTagNameMap[Tag];
+  export function setText(node: Node, text: string): void;
+}
+
+declare module '@widget/format.js' {
+  export function formatValue(value: number | null | undefined): string;
+  export function formatCount(value: number | null | undefined): string;
+  export function formatDuration(seconds: number | null | undefined): string;
+  export function shortTask(task: string): string;
+}
+
+declare module '@widget/frame.js' {
+  /** Stands where a replica does: the mean of all of them. */
+  export const MEAN: number;
+  /** Added to a series: not its points, but the means of neighbouring points. */
+  export const TREND: number;
+  /** Consecutive points of one curve. */
+  export interface Run {
+    replica: number;
+    series: number;
+    steps: number[];
+    values: number[];
+  }
+}
+
+declare module '@widget/view.js' {
+  import type { Run } from '@widget/frame.js';
+
+  export interface Plan {
+    title: string;
+    train: number | null;
+    validation: number | null;
+  }
+  export interface Head {
+    title: string;
+    run: string;
+    tasks: string[];
+    total: number | null;
+    controls?: string[];
+    charts: Plan[];
+    series: string[];
+  }
+  export interface Progress {
+    state: string;
+    step: number | null;
+    total?: number | null;
+    unit: string;
+    elapsed: number | null;
+    steps_per_second: number | null;
+    seconds_left?: number | null;
+    note: string;
+    per_replica: Record<number, { state: string }>;
+  }
+  export interface Message {
+    kind: 'frame';
+    snapshot: boolean;
+    head: Head;
+    progress: Progress;
+    replaced: [number, number][];
+  }
+  /** The whole view of a run. */
+  export class View {
+    constructor(name: string, say: (kind: string, more?: Record<string, unknown>) => void);
+    readonly element: HTMLElement;
+    readonly controls: { readonly time: HTMLElement };
+    readonly shared: { readonly zoomed: [number, number] | null };
+    apply(message: Message, runs: Run[]): void;
+    redraw(): void;
+    draw(): void;
+    close(): void;
+  }
+}
+
+declare module '@widget/sweep/grid.js' {
+  /** The whole page of a sweep; `say` is null where nobody hears wishes. */
+  export class Grid {
+    constructor(name: string, say: ((kind: string, more?: Record<string, unknown>) => void) | null);
+    readonly element: HTMLElement;
+    readonly model: {
+      readonly chosen: number;
+      readonly count: number;
+      apply(content: object, buffers?: DataView[]): void;
+    };
+    redraw(): void;
+    draw(): void;
+    destroy(): void;
+  }
+}
