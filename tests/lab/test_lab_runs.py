@@ -1,0 +1,490 @@
+"""Runs as the panel lists them: from real folders, and from folders in every state of disrepair."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lab_folders import RunFolder, add, cluster_folder, losses
+
+from nbdist.errors import InvalidArgumentError, NotFoundError
+from nbdist.lab import knownrun
+from nbdist.lab import runs as runs_module
+from nbdist.lab.record import record_of
+from nbdist.lab.runs import Runs
+
+KEYS = {
+    "id", "name", "status", "created", "ended", "cluster", "strategy", "replicas", "step", "total",
+    "seconds_left", "steps_per_second", "metric", "value", "curve", "error", "note", "session", "folder",
+    "browse", "tensorboard", "attach", "can", "why",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def cluster() -> Iterator[Path]:
+    folder, lock = cluster_folder()
+    yield folder
+    os.close(lock)
+
+
+def only(runs: Runs) -> dict[str, Any]:
+    (item,) = runs.look()
+    json.dumps(item, allow_nan=False)
+    assert item.keys() == KEYS
+    return item
+
+
+# The ordinary case.
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_that_goes_on() -> None:
+    run = RunFolder("261121-090000-mnist")
+    for rank in range(2):
+        run.log(rank, [("step_ms", 1, 5.0), ("accuracy", 1, 0.1), ("loss", 1, 3.0 - rank), ("loss", 2, 1.0)])
+        run.progress(rank, 40, spent={"data": 0.5, "compute": 3.0, "exchange": 0.25, "wait": 0.25})
+    item = only(Runs())
+    assert (item["id"], item["name"], item["status"]) == ("261121-090000-mnist", "mnist", "running")
+    assert (item["step"], item["total"], item["steps_per_second"]) == (40, 100, 10)
+    assert item["seconds_left"] == 6
+    assert (item["metric"], item["value"], item["curve"]) == ("loss", 1.0, {"x": [1, 2], "y": [2.5, 1.0]})
+    assert (item["cluster"], item["strategy"], item["replicas"]) == ("c1", "multi_worker", 2)
+    assert item["session"] == "notebooks/mnist.ipynb"
+    assert item["can"] == {"stop": True}
+    assert item["why"] == {}
+    assert (item["error"], item["note"], item["ended"]) == (None, None, None)
+    compile(item["attach"], "<attach>", "exec")
+    assert "nb.attach" in item["attach"]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_is_followed_until_it_has_ended() -> None:
+    run, runs = RunFolder("r1", workers=1), Runs()
+    recorder = run.log(0, losses(3), close=False)
+    run.progress(0, 3)
+    assert only(runs)["step"] == 3
+    add(recorder, [("loss", 3, 0.5)])
+    run.progress(0, 4)
+    item = only(runs)
+    assert (item["step"], item["value"]) == (4, 0.5)
+    recorder.close()
+    run.progress(0, 4, state="done")
+    run.write(status="done", ended=run.record.created + 9)
+    item = only(runs)
+    assert (item["status"], item["ended"]) == ("done", run.record.created + 9)
+    assert (item["steps_per_second"], item["seconds_left"]) == (None, None)
+    assert item["can"] == {"stop": False}
+
+
+def test_replicas_by_rank_and_one_that_is_slow() -> None:
+    run, runs = RunFolder("r1", workers=3), Runs()
+    run.write(cluster={**run.record.cluster, "workers": [1, 2]})
+    for second in range(8):
+        for rank, slow in ((1, 1.0), (2, 1.4)):
+            busy = second * 0.7 * slow
+            run.word(rank, state="training", step=30 * second, total=300, training=1, time=1e9 + second,
+                     spent={"compute": busy, "wait": second - busy})  # fmt: skip
+        runs.look()
+    tasks = runs.tasks_of("r1")
+    assert tasks.keys() == {1, 2}
+    assert tasks[1] == {"state": "training", "step": 210, "steps_per_second": 30, "straggler": None}
+    assert tasks[2]["straggler"] == pytest.approx(1.4)
+    assert runs.tasks_of("r2") == {}
+
+
+def test_towers_are_their_workers() -> None:
+    run, runs = RunFolder("r1", workers=2), Runs()
+    run.write(
+        cluster={**run.record.cluster, "workers": [3, 5]},
+        options={"replication": "in-graph", "synchronous": True},
+    )
+    run.progress(0, 7)
+    run.progress(1, 8)
+    runs.look()
+    assert {rank: one["step"] for rank, one in runs.tasks_of("r1").items()} == {3: 7, 5: 8}
+
+
+def test_newest_first_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs_module, "MOST", 3)
+    for i in range(5):
+        RunFolder(f"r{i}", created=1e9 + i, status="done")
+    runs = Runs()
+    assert [item["id"] for item in runs.look()] == ["r4", "r3", "r2"]
+    assert runs.problems == ["2 older runs are not shown"]
+    assert runs.item("r0")["id"] == "r0"
+
+
+def test_where_the_file_browser_shows_it(home: Path, tmp_path: Path) -> None:
+    RunFolder("r1", status="done")
+    assert only(Runs())["browse"] is None
+    assert only(Runs(tmp_path))["browse"] == "home/runs/r1"
+    assert only(Runs(tmp_path / "elsewhere"))["browse"] is None
+    hidden = tmp_path / ".local"
+    hidden.mkdir()
+    home.rename(hidden / "home")
+    os.environ["NBDIST_HOME"] = str(hidden / "home")
+    assert only(Runs(tmp_path))["browse"] is None
+
+
+def test_event_files_are_seen() -> None:
+    run = RunFolder("r1", status="done")
+    assert not only(Runs())["tensorboard"]
+    (run.folder / "tensorboard").mkdir()
+    assert only(Runs())["tensorboard"]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_pause_is_a_status() -> None:
+    run = RunFolder("r1")
+    for rank in range(2):
+        run.progress(rank, 5, state="paused")
+    assert only(Runs())["status"] == "paused"
+
+
+def test_the_first_series_counts_where_there_is_no_loss() -> None:
+    run = RunFolder("r1", status="done")
+    run.log(0, [("step_ms", 1, 3.0), ("reward", 1, 7.0), ("speed", 1, 9.0)])
+    item = only(Runs())
+    assert (item["metric"], item["value"], item["step"], item["total"]) == ("reward", 7.0, 1, None)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_loss_that_comes_later_takes_its_place() -> None:
+    run, runs = RunFolder("r1", workers=1), Runs()
+    recorder = run.log(0, [("reward", 1, 7.0)], close=False)
+    assert only(runs)["metric"] == "reward"
+    add(recorder, [("loss", 2, 0.5)])
+    assert (only(runs)["metric"], only(runs)["curve"]) == ("loss", {"x": [2], "y": [0.5]})
+    recorder.close()
+
+
+def test_the_second_log_of_a_replaced_task_counts() -> None:
+    run = RunFolder("r1", workers=1, status="done")
+    run.log(0, losses(3))
+    run.log(0, [("loss", 3, 4.0)])
+    assert (run.folder / "metrics-0000.1.log").exists()
+    assert only(Runs())["curve"]["x"] == [0, 1, 2, 3]
+
+
+def test_not_a_number_is_no_point_and_no_json() -> None:
+    run = RunFolder("r1", workers=1, status="failed", error="the loss is nan")
+    run.log(0, [("loss", 1, 2.0), ("loss", 2, float("inf")), ("loss", 3, float("nan")), ("loss", 4, 1.0)])
+    item = only(Runs())
+    assert item["curve"] == {"x": [1, 4], "y": [2.0, 1.0]}
+    assert item["error"] == "the loss is nan"
+
+
+def test_a_curve_has_at_most_sixty_points() -> None:
+    run = RunFolder("r1", status="done")
+    for rank in range(2):
+        run.log(rank, losses(5000, 0.25))
+    item = only(Runs())
+    assert 20 <= len(item["curve"]["x"]) <= 60
+    assert set(item["curve"]["y"]) == {0.25}
+
+
+# What goes on, and what only seems to.
+
+
+def test_a_run_whose_cluster_is_gone_is_lost() -> None:
+    RunFolder("r1").progress(0, 5)
+    item = only(Runs())
+    assert (item["status"], item["note"]) == ("lost", "its cluster c1 is gone")
+    assert item["why"] == {"stop": "its cluster is gone"}
+
+
+def test_a_later_cluster_of_the_same_name_is_another_one() -> None:
+    _, lock = cluster_folder("c1", [7, 8])
+    try:
+        RunFolder("r1")
+        assert only(Runs())["status"] == "lost"
+    finally:
+        os.close(lock)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_in_graph_run_ends_with_its_process() -> None:
+    run = RunFolder("r1")
+    run.write(options={"replication": "in-graph"})
+    item = only(Runs())
+    assert item["status"] == "running"
+    assert item["can"] == {"stop": False}
+    assert "stop it there" in item["why"]["stop"]
+    dead = {**run.record.cluster["owner"], "started": 1.0}
+    run.write(cluster={**run.record.cluster, "owner": dead})
+    item = only(Runs())
+    assert (item["status"], item["note"]) == ("lost", "the notebook's process that drove it is gone")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_bodies_that_are_over_while_nobody_follows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, runs = RunFolder("r1"), Runs()
+    for rank in range(2):
+        run.progress(rank, 100, state="done")
+    assert only(runs)["status"] == "running"  # its driver is about to say how it ended
+    monkeypatch.setattr(knownrun, "QUIET_SECONDS", -1.0)
+    item = only(runs)
+    assert item["status"] == "done"
+    assert "nb.attach('r1')" in item["note"]
+
+
+def test_a_cluster_that_dies_is_noticed() -> None:
+    folder, lock = cluster_folder()
+    RunFolder("r1")
+    runs = Runs()
+    try:
+        assert only(runs)["status"] == "running"
+    finally:
+        os.close(lock)
+    assert only(runs)["status"] == "lost"
+    assert (folder / "lock").exists()  # looking removes nothing
+
+
+# Bad input.
+
+
+def test_a_run_json_that_is_torn() -> None:
+    run = RunFolder("r1")
+    run.raw("run.json", (run.folder / "run.json").read_bytes()[:100])
+    item = only(Runs())
+    assert item["status"] == "damaged"
+    assert "run.json is damaged" in item["error"]
+    run.write(status="done")
+    assert only(Runs())["status"] == "done"
+
+
+def test_a_metrics_log_that_is_torn() -> None:
+    run = RunFolder("r1", workers=1, status="failed")
+    run.log(0, losses(3))
+    path = run.folder / "metrics-0000.log"
+    path.write_bytes(path.read_bytes()[:-12])
+    note = only(Runs())["note"]
+    assert "at the end of metrics-0000.log make no whole record" in note
+
+
+def test_a_log_that_is_no_log() -> None:
+    run = RunFolder("r1", workers=1, status="done")
+    run.raw("metrics-0000.log", "hello, this is text")
+    item = only(Runs())
+    assert "it is no such log" in item["note"]
+    assert item["curve"] == {"x": [], "y": []}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_torn_log_of_a_run_that_goes_on_is_no_news() -> None:
+    run = RunFolder("r1", workers=1)
+    run.log(0, losses(3))
+    with (run.folder / "metrics-0000.log").open("ab") as file:
+        file.write(b"NBMF\2")
+    assert only(Runs())["note"] is None
+
+
+def test_a_folder_that_vanishes_in_mid_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, runs = RunFolder("r1"), Runs()
+    RunFolder("r0", status="done")
+    before = knownrun.record_of
+
+    def vanish(*arguments: Any) -> Any:
+        shutil.rmtree(run.folder, ignore_errors=True)
+        return before(*arguments)
+
+    run.progress(0, 3)
+    run.log(0, losses(3))
+    monkeypatch.setattr(knownrun, "record_of", vanish)
+    assert "r0" in {item["id"] for item in runs.look()}
+    assert [item["id"] for item in runs.look()] == ["r0"]
+
+
+def test_a_folder_without_a_run_json_is_being_made(home: Path) -> None:
+    RunFolder("r1", status="done")
+    (home / "runs" / "r2").mkdir(mode=0o700)
+    assert [item["id"] for item in Runs().look()] == ["r1"]
+
+
+def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
+    runs = Runs()
+    assert runs.look() == []
+    assert not home.exists()
+    home.mkdir(mode=0o700)
+    assert runs.look() == []
+    assert list(home.iterdir()) == []
+    assert runs.problems == []
+    with pytest.raises(NotFoundError, match="no run"):
+        runs.item("r1")
+
+
+def test_a_home_that_others_could_write_into_is_not_trusted(home: Path) -> None:
+    RunFolder("r1", status="done")
+    home.chmod(0o777)
+    runs = Runs()
+    assert runs.look() == []
+    assert "others could write there" in runs.problems[0]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_home_that_is_read_only_is_read(home: Path) -> None:
+    run = RunFolder("r1", status="done")
+    run.log(0, losses(2))
+    for folder in (run.folder, home / "runs", home):
+        folder.chmod(0o500)
+    try:
+        assert only(Runs())["step"] == 1
+    finally:
+        for folder in (home, home / "runs", run.folder):
+            folder.chmod(0o700)
+
+
+def test_a_link_among_the_runs_is_no_run(home: Path, tmp_path: Path) -> None:
+    run = RunFolder("r1", status="done")
+    run.folder.rename(tmp_path / "elsewhere")
+    (home / "runs" / "r1").symlink_to(tmp_path / "elsewhere")
+    runs = Runs()
+    assert runs.look() == []
+    with pytest.raises(NotFoundError):
+        runs.item("r1")
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics-0000.log", "progress-0000.json"])
+def test_files_that_are_links_pipes_or_folders_are_not_followed(tmp_path: Path, name: str) -> None:
+    run = RunFolder("r1", workers=1, status="done")
+    run.log(0, losses(2))
+    run.progress(0, 2)
+    path = run.folder / name
+    (tmp_path / "elsewhere").write_bytes(path.read_bytes())
+
+    def link() -> None:
+        path.symlink_to(tmp_path / "elsewhere")
+
+    for make in (link, lambda: os.mkfifo(path), path.mkdir):
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        make()
+        for item in Runs().look():
+            assert item["status"] in ("done", "damaged")
+
+
+def test_a_run_json_of_a_newer_nbdist() -> None:
+    run = RunFolder("r1", status="done")
+    content = json.loads((run.folder / "run.json").read_text())
+    run.raw("run.json", json.dumps({**content, "mood": "good", "options": {"strategy": 7}}))
+    item = only(Runs())
+    assert (item["status"], item["strategy"]) == ("done", None)
+    run.raw("run.json", json.dumps({**content, "status": "dreaming"}))
+    item = only(Runs())
+    assert item["status"] == "damaged"
+    assert "a newer nbdist" in item["error"]
+
+
+def test_names_are_text() -> None:
+    RunFolder("r1", name="<img src=x onerror=alert(1)>", status="failed", error="<b>no</b>")
+    item = only(Runs())
+    assert item["name"] == "<img src=x onerror=alert(1)>"
+    assert item["error"] == "<b>no</b>"
+
+
+@pytest.mark.parametrize("run_id", ["../r1", "..", "", "r1/x", "/etc", "a" * 99, "r\0", ".hidden"])
+def test_an_id_that_could_lead_elsewhere_is_refused(run_id: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="no run id"):
+        Runs().item(run_id)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+MEMBERS = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("id", "tasks", "members", "workers", "owner"), JSON)
+)
+FIELDS = dict.fromkeys(("name", "created", "ended", "error", "code", "seed", "versions", "options"), JSON)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    found=st.fixed_dictionaries({}, optional={**FIELDS, "cluster": JSON | MEMBERS}),
+    word=JSON,
+    status=st.sampled_from(["running", "done", "failed"]),
+)
+def test_whatever_json_stands_in_a_folder_it_is_listed(
+    home: Path, found: dict[str, Any], word: Any, status: str
+) -> None:
+    shutil.rmtree(home, ignore_errors=True)
+    run = RunFolder("r1")
+    run.raw("run.json", json.dumps({"id": "r1", "status": status, **found}))
+    run.raw("progress-0000.json", json.dumps(word))
+    runs = Runs()
+    only(runs)
+    json.dumps(runs.tasks_of("r1"), allow_nan=False)
+
+
+def test_a_clock_that_is_wrong_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder("r1", status="done", created=9e9)
+    os.utime(run.folder, (9e9, 9e9))
+    runs = Runs()
+    assert only(runs)["created"] == 9e9
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert only(runs)["status"] == "done"
+
+
+def test_a_record_of_anything_is_a_record() -> None:
+    for content in (b"", b"[]", b"7", b"null", b"\xff", b'{"id": "other"}', b"[" * 100_000):
+        assert record_of("r1", content, 5.0).status == "damaged"
+
+
+# What it costs.
+
+
+def test_a_long_log_is_read_over_several_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs_module, "BYTES", 100_000)
+    run, runs = RunFolder("r1", workers=2, status="done"), Runs()
+    for rank in range(2):
+        run.log(rank, losses(60_000))
+    looks = 0
+    while len(runs.look()[0]["curve"]["x"]) < 40 or runs.look()[0]["step"] != 59_999:
+        looks += 1
+        assert looks < 60
+    assert runs.look()[0]["curve"]["x"][-1] == 59_999
+
+
+def test_what_has_not_changed_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(5):
+        run = RunFolder(f"r{i}", status="done")
+        run.log(0, losses(5))
+        os.utime(run.folder, (1e9, 1e9))
+    os.utime(run.folder.parent, (1e9, 1e9))
+    runs = Runs()
+    first = runs.look()
+    opened: list[Any] = []
+    monkeypatch.setattr(os, "open", lambda *a, **k: opened.append(a))
+    monkeypatch.setattr(os, "scandir", lambda *a, **k: opened.append(a))
+    again = runs.look()
+    assert opened == []
+    assert all(one is other for one, other in zip(first, again, strict=True))
+
+
+def test_a_server_stays_light() -> None:
+    """No part of this drags in what takes a second to import, or does not belong into a server."""
+    code = (
+        "import sys, nbdist.lab.runs\n"
+        "heavy = 'matplotlib ipywidgets anywidget optuna sklearn ipyparallel.client IPython'.split()\n"
+        "print([one for one in heavy if one in sys.modules])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert told.stdout.strip() == "[]"

@@ -1,0 +1,128 @@
+"""A file of frames is followed in pieces, whatever happens to it meanwhile."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbdist.lab import tail as tails
+from nbdist.lab.tail import ReplacedError, Tail
+from nbdist.metrics.batch import POINT
+from nbdist.metrics.log import MAGIC, POINTS, LogPart, frame, parse
+
+
+def points(count: int, start: int = 0) -> bytes:
+    made = np.zeros(count, POINT)
+    made["step"] = np.arange(start, start + count)
+    return frame(POINTS, made.tobytes())
+
+
+def steps(tail: Tail[LogPart]) -> list[int]:
+    found: list[int] = []
+    while (part := tail.read()) is not None:
+        found += part.points["step"].tolist()
+    return found
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics-0000.log"
+
+
+@pytest.fixture
+def tail(path: Path) -> Tail[LogPart]:
+    return Tail(path, MAGIC, parse)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tails, "PIECE", 64)
+    monkeypatch.setattr(tails, "MOST_TORN", 2048)
+
+
+def test_what_is_new_is_read_once(path: Path, tail: Tail[LogPart]) -> None:
+    path.write_bytes(MAGIC + points(3))
+    assert steps(tail) == [0, 1, 2]
+    assert steps(tail) == []
+    with path.open("ab") as file:
+        file.write(points(2, 3))
+    assert steps(tail) == [3, 4]
+    assert (tail.left, tail.torn, tail.damaged) == (0, 0, 0)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_long_log_and_a_long_frame_come_in_pieces(path: Path) -> None:
+    path.write_bytes(MAGIC + b"".join(points(1, i) for i in range(50)) + points(60, 50))
+    assert steps(Tail(path, MAGIC, parse)) == list(range(110))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_long_stretch_of_damage_is_stepped_over(path: Path) -> None:
+    path.write_bytes(MAGIC + points(2) + b"x" * 5000 + points(2, 2))
+    tail = Tail(path, MAGIC, parse)
+    assert steps(tail) == [0, 1, 2, 3]
+    assert tail.damaged == 5000
+
+
+def test_a_frame_that_is_cut_off_waits_for_its_end(path: Path, tail: Tail[LogPart]) -> None:
+    whole = MAGIC + points(2) + points(3, 2)
+    path.write_bytes(whole[:-5])
+    assert steps(tail) == [0, 1]
+    assert tail.torn == len(points(3)) - 5
+    path.write_bytes(whole)
+    assert steps(tail) == [2, 3, 4]
+
+
+def test_a_log_that_its_writer_has_only_just_made(path: Path, tail: Tail[LogPart]) -> None:
+    path.write_bytes(MAGIC[:4])
+    assert steps(tail) == []
+    path.write_bytes(MAGIC)
+    assert steps(tail) == []
+    path.write_bytes(MAGIC + points(1))
+    assert steps(tail) == [0]
+    assert not tail.wrong
+
+
+def test_what_is_no_log_is_said_and_left_alone(path: Path, tail: Tail[LogPart]) -> None:
+    path.write_bytes(b"\x7fELF, or whatever")
+    assert steps(tail) == []
+    assert "it is no such log" in tail.wrong
+    assert tail.left == 0
+
+
+def test_a_pipe_is_not_waited_for(path: Path, tail: Tail[LogPart]) -> None:
+    os.mkfifo(path)
+    assert steps(tail) == []
+    assert "no ordinary file" in tail.wrong
+
+
+def test_a_link_is_not_followed(path: Path, tail: Tail[LogPart], tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(MAGIC + points(1))
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError):
+        tail.read()
+
+
+@pytest.mark.parametrize("again", [b"", MAGIC + points(1)])
+def test_a_log_that_was_replaced_is_noticed(path: Path, tail: Tail[LogPart], again: bytes) -> None:
+    path.write_bytes(MAGIC + points(5))
+    steps(tail)
+    (path.parent / "new").write_bytes(again)
+    (path.parent / "new").replace(path)
+    with pytest.raises(ReplacedError):
+        tail.read()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=300), st.integers(0, 400))
+def test_rubbish_never_raises(tmp_path_factory: pytest.TempPathFactory, rubbish: bytes, cut: int) -> None:
+    path = tmp_path_factory.mktemp("tail") / "metrics-0000.log"
+    path.write_bytes((MAGIC + points(2) + rubbish + frame(9, rubbish) + frame(1, rubbish))[:cut])
+    tail = Tail(path, MAGIC, parse)
+    steps(tail)
+    assert steps(tail) == []
