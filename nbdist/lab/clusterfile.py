@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 MOST_PID = 1 << 31
 MOST_TASKS = 4096
@@ -53,9 +52,25 @@ class Description:
     launcher: str
     tasks: tuple[TaskSeen, ...]
     owner: Owner | None = None
-    gpus: Mapping[int, str] = field(default_factory=dict)
-    """By rank: the GPU that a task has been given, as CUDA names it on its host."""
+    gpus: tuple[str, ...] = ()
+    """The GPUs that it shares out, as CUDA names them on its host: numbers or UUIDs."""
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    def gpu_of(self, task: TaskSeen) -> str | None:
+        """Return the GPU that a task has been given: workers get them in turn (see `cluster.resources`).
+
+        >>> one = TaskSeen("worker", 2, 2, "here", 7, "GPU:0")
+        >>> Description(None, 3, 0, "local", (one,), gpus=("4", "6")).gpu_of(one)
+        '4'
+        """
+        if not self.gpus or task.job != "worker" or not (task.device or "").startswith("GPU"):
+            return None
+        return self.gpus[task.index % len(self.gpus)]
+
+    def now(self, tasks: tuple[TaskSeen, ...]) -> Description:
+        """Return this with other tasks: some have come, left or been replaced since."""
+        counts = {job: sum(task.job == job for task in tasks) for job in ("worker", "ps")}
+        return replace(self, tasks=tasks, workers=counts["worker"], ps=counts["ps"])
 
 
 def parse_description(content: object) -> Description | None:
@@ -66,23 +81,30 @@ def parse_description(content: object) -> Description | None:
     >>> parse_description([1, 2]) is None
     True
     """
-    if not isinstance(content, dict) or not isinstance(content.get("tasks"), list):
-        return None
-    parsed = [_task(entries) for entries in content["tasks"][:MOST_TASKS]]
-    tasks = tuple(task for task in parsed if task is not None)
-    if len(tasks) != len(parsed) or len({task.rank for task in tasks}) != len(tasks):
+    tasks = parse_tasks(content.get("tasks")) if isinstance(content, dict) else None
+    if not isinstance(content, dict) or tasks is None:
         return None
     asked, gpus, versions = (content.get(name) for name in ("asked", "gpus", "versions"))
     return Description(
         seconds(content.get("created")),
-        whole(content.get("workers")) or sum(task.job == "worker" for task in tasks),
-        whole(content.get("ps")) or sum(task.job == "ps" for task in tasks),
+        whole(content.get("workers")) or 0,
+        whole(content.get("ps")) or 0,
         text(asked.get("launcher") if isinstance(asked, dict) else None) or "local",
-        tuple(sorted(tasks, key=lambda task: task.rank)),
+        tasks,
         _owner(content.get("owner")),
-        _gpus(gpus) if isinstance(gpus, dict) else {},
+        tuple(name for one in gpus if (name := text(one))) if isinstance(gpus, list) else (),
         {text(name): text(value) for name, value in versions.items()} if isinstance(versions, dict) else {},
     )
+
+
+def parse_tasks(entries: object) -> tuple[TaskSeen, ...] | None:
+    """Return the tasks of a roster by rank, or None if it is none; whatever it holds, nothing is raised."""
+    if not isinstance(entries, list) or len(entries) > MOST_TASKS:
+        return None
+    tasks = [task for task in map(_task, entries) if task is not None]
+    if len({task.rank for task in tasks}) != len(entries):
+        return None
+    return tuple(sorted(tasks, key=lambda task: task.rank))
 
 
 def whole(value: object, most: int = MOST_PID) -> int | None:
@@ -121,11 +143,3 @@ def _owner(entries: object) -> Owner | None:
     if not pid or started is None:
         return None
     return Owner(text(entries.get("host")), pid, started, text(entries.get("session")))
-
-
-def _gpus(entries: Mapping[Any, object]) -> dict[int, str]:
-    found = {}
-    for key, value in entries.items():
-        if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10 and text(value):
-            found[int(key)] = text(value)
-    return found

@@ -57,6 +57,8 @@ def possible(seen: Seen, here: Mapping[str, str]) -> tuple[dict[str, bool], dict
             "use a notebook with its environment"
         )
     why = {} if reason is None else {"grow": reason, "restart": reason}
+    if seen.description is not None and seen.description.launcher == "mpi":
+        why.setdefault("grow", "an MPI world takes no process in later: start a new cluster")
     if seen.state == "stopping":
         why["stop"] = NOT_RUNNING["stopping"]
     return {wish: wish not in why for wish in ("stop", "grow", "restart")}, why

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.keeper import short_path
-from nbdist.lab.clusterfile import whole
+from nbdist.lab.clusterfile import TaskSeen, parse_tasks, whole
 
 PATIENCE_SECONDS = 0.05  # for an answer, once: a keeper that lives needs a thousandth of it
 RETRY_SECONDS = 5.0  # between two tries to reach one that cannot be reached
@@ -38,6 +38,8 @@ class Word:
     exits: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """How those have ended that do not, by rank."""
     stopping: bool = False
+    tasks: tuple[TaskSeen, ...] | None = None
+    """The tasks, once some have come, left or been replaced: what counts before the cluster's file does."""
 
 
 def parse_word(message: object) -> Word | None:
@@ -56,6 +58,7 @@ def parse_word(message: object) -> Word | None:
         {ranks[key]: pid for key in pids if key in ranks and (pid := whole(pids[key]))},
         {ranks[key]: exits[key] for key in exits if key in ranks and isinstance(exits[key], dict)},
         message.get("stopping") is True,
+        parse_tasks(message.get("tasks")),
     )
 
 

@@ -86,7 +86,7 @@ def parallel_item(
         "created": float(begun[1]) if begun else created,
         "owner": None,
         "detached": False,
-        "dead": [],
+        "dead": [f"engine:{number}" for number, pid in enumerate(one.pids) if pid not in living and not gone],
         "runs": [],
         "attach": f"import ipyparallel as ipp\nrc = ipp.Cluster.from_file({quoted}).connect_client_sync()",
         "can": {"stop": True, "grow": False, "restart": False},

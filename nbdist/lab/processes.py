@@ -32,11 +32,11 @@ class Processes:
         self._used.clear()
 
 
-def find_process(pid: int, written: float) -> psutil.Process | None:
-    """Return the process of that number, if it is the one that a file written then can mean."""
+def find_process(pid: int, written: float | None) -> psutil.Process | None:
+    """Return the process of that number, if it is one that a file written then can mean; None is any."""
     with suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
-        if process.create_time() <= written + CLOCK_SECONDS:
+        if written is None or process.create_time() <= written + CLOCK_SECONDS:
             return process
     return None
 

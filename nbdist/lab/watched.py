@@ -81,6 +81,8 @@ class Watched:
         if not alive:
             gone = "its keeper is gone (killed, or this computer was restarted), and all its tasks with it"
             return Seen(self.folder.name, "stale", created, description, written=written, error=gone)
+        if word is not None and word.tasks is not None:
+            description = description.now(word.tasks)
         dead = self._dead(description, word, written)
         living = frozenset(task.pid for task in description.tasks if task.rank not in dead)
         return Seen(

@@ -1,0 +1,131 @@
+"""What is made of cluster files, ours and ipyparallel's: anything can stand in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from lab_clusters import a_description, a_task
+
+from nbdist.cluster.listing import standard_description
+from nbdist.lab.clusterfile import Description, Owner, parse_description, parse_tasks
+from nbdist.lab.clusteritems import our_item
+from nbdist.lab.keeperword import Word, parse_word
+from nbdist.lab.parallelfile import Engines, parallel_item, parse_parallel
+from nbdist.lab.watched import Seen, deaths, in_words
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+)
+
+
+def shaped(*names: str) -> st.SearchStrategy[Any]:
+    """Return objects with these names and any values, nested as the files nest them."""
+    return st.recursive(
+        JSON,
+        lambda inner: st.dictionaries(st.sampled_from(names), inner) | st.lists(inner, max_size=2),
+        max_leaves=12,
+    )
+
+
+OURS = shaped("id", "tasks", "owner", "pid", "started", "gpus", "asked", "versions", "job", "index", "rank")
+THEIRS = shaped(
+    "cluster", "controller", "state", "engines", "sets", "class", "a", "pid", "n", "keeper_folder"
+)
+WORDS = shaped("reply", "pids", "exits", "stopping", "tasks", "0", "-1", "code", "signal", "log", "by")
+
+
+@given(JSON | OURS)
+def test_any_description_is_shown_or_refused(content: object) -> None:
+    description = parse_description(content)
+    if description is not None:
+        item = our_item(Seen("mine", "running", 1.0, description), {})
+        json.dumps(item, allow_nan=False)
+
+
+@given(JSON | THEIRS)
+def test_any_file_of_ipyparallel_is_shown_or_passed_over(content: object) -> None:
+    one = parse_parallel(content, "mine")
+    if one is not None:
+        item = parallel_item(Path("/a/profile_b/security/cluster-mine.json"), one, frozenset(), 0, 1.0)
+        json.dumps(item, allow_nan=False)
+
+
+@given(JSON | WORDS)
+def test_any_word_of_a_keeper_is_taken_or_not(content: object) -> None:
+    word = parse_word(content)
+    if word is not None:
+        tasks = parse_tasks([a_task(0, 7), a_task(1, 8)])
+        assert tasks is not None
+        assert all(isinstance(how, str) for how in deaths(tasks, word).values())
+
+
+def test_a_description() -> None:
+    owner = {"host": "h", "pid": 9, "started": 2.5, "session": "a.ipynb"}
+    tasks = [a_task(1, 11, device="GPU:0"), a_task(0, 10, device="GPU:0"), a_task(2, 12, "ps", index=0)]
+    said = parse_description(a_description("mine", tasks, owner=owner, gpus=["4", "GPU-6"]))
+    assert said is not None
+    assert (said.created, said.workers, said.ps, said.launcher) == (1000.0, 2, 1, "local")
+    assert [(task.rank, task.pid, task.short) for task in said.tasks] == [
+        (0, 10, "worker:0"), (1, 11, "worker:1"), (2, 12, "ps:0"),
+    ]  # fmt: skip
+    assert said.owner == Owner("h", 9, 2.5, "a.ipynb")
+    assert [said.gpu_of(task) for task in said.tasks] == ["4", "GPU-6", None]
+    fewer = said.now(said.tasks[:1])
+    assert (fewer.workers, fewer.ps, len(fewer.tasks)) == (1, 0, 1)
+
+
+def test_tasks_that_cannot_be() -> None:
+    for wrong in ({"pid": 0}, {"pid": True}, {"rank": -1}, {"job": 3}, {"index": 1.0}, {"pid": 1 << 40}):
+        assert parse_tasks([{**a_task(0, 7), **wrong}]) is None
+    assert parse_tasks([a_task(0, 7), a_task(0, 8)]) is None  # two of one rank
+    assert parse_description(a_description("mine", []) | {"created": float("nan")}) == Description(
+        None, 0, 0, "local", (), versions=a_description("mine", [])["versions"]
+    )
+
+
+def test_an_mpi_world_cannot_grow() -> None:
+    description = Description(1.0, 2, 0, "mpi", ())
+    item = our_item(Seen("mine", "running", 1.0, description), {})
+    assert item["can"] == {"stop": True, "grow": False, "restart": True}
+    assert "MPI world" in item["why"]["grow"]
+
+
+def test_how_a_process_has_ended_in_words() -> None:
+    assert in_words({"by": "its keeper is gone"}) == "its keeper is gone"
+    assert in_words({"signal": 99, "code": None, "log": "\n \n"}) == "killed by 99"
+    assert in_words({"signal": "?", "log": "one\n" + "x" * 300}).endswith("x" * 200)
+
+
+def test_a_rank_whose_process_the_keeper_has_not_is_dead() -> None:
+    tasks = parse_tasks([a_task(0, 7), a_task(1, 8)])
+    assert tasks is not None
+    assert deaths(tasks, Word({0: 7})) == {1: "its process is gone"}
+
+
+def test_our_own_listing_is_read_as_ours() -> None:
+    one = parse_parallel(standard_description(Path("/home/clusters/mine"), 5, 3), "mine")
+    assert one is not None
+    assert (one.launcher, one.controller) == ("nbdist", 5)
+    assert one.sets == (Engines(3, (), "/home/clusters/mine"),)
+
+
+def test_pids_of_other_hosts_say_nothing() -> None:
+    state = {"pid": 5, "hostname": "far", "state": "running"}
+    content = {
+        "cluster": {"cluster_id": "a"},
+        "controller": {"class": "ssh", "state": state},
+        "engines": {"class": "ssh", "sets": {"1": {"n": 2, "engines": {"0": state, "1": state}}}},
+    }
+    one = parse_parallel(content, "a")
+    assert one is not None
+    assert (one.controller, one.sets) == (None, (Engines(2),))
+    path = Path("/me/.ipython/profile_ssh/security/cluster-a.json")
+    item = parallel_item(path, one, frozenset(), 2, 7.0)
+    assert (item["state"], item["id"], item["created"]) == ("running", "ipp:ssh:a", 7.0)
+    assert item["attach"].splitlines()[1] == f'rc = ipp.Cluster.from_file("{path}").connect_client_sync()'

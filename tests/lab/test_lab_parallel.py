@@ -1,0 +1,172 @@
+"""Clusters of ipyparallel's own, from files as it writes them; and one real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from lab_clusters import a_cluster, a_task
+
+from nbdist.cluster import folder as folders
+from nbdist.cluster.folder import write_description
+from nbdist.cluster.listing import list_for_others
+from nbdist.lab.clusters import Clusters
+from nbdist.lab.tasks import Tasks
+from nbdist.runtime.task import TaskInfo
+
+# What the panel's server does, in a process of its own: it tells when the cluster is up, and stops it when
+# its standard input ends.
+PANEL = """
+import sys, ipyparallel as ipp
+cluster = ipp.Cluster(profile_dir=sys.argv[1], cluster_id="1763683200-abcd", n=1, delay=0)
+cluster.start_cluster_sync()
+print("up", flush=True)
+sys.stdin.read()
+cluster.stop_cluster_sync()
+"""
+
+
+@pytest.fixture(autouse=True)
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    profile = tmp_path / "ipython" / "profile_default"
+    (profile / "security").mkdir(parents=True)
+    return profile
+
+
+@pytest.fixture
+def clusters() -> Iterator[Clusters]:
+    clusters = Clusters()
+    yield clusters
+    clusters.close()
+
+
+@pytest.fixture
+def gone() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+class NoRuns:
+    def tasks_of(self, run_id: str) -> dict[int, dict[str, Any]]:
+        return {}
+
+
+def standard(controller: int, engines: list[int], **cluster: Any) -> dict[str, Any]:
+    """Return what ipyparallel writes of a controller and engines of this host."""
+    state = {"profile_dir": "/x", "cluster_id": "a", "state": "running"}
+    each = {str(i): {**state, "pid": pid, "output_file": "/x"} for i, pid in enumerate(engines)}
+    sets = {"1763683200": {**state, "n": len(engines), "engines": each}}
+    return {
+        "cluster": {"class": "ipyparallel.cluster.cluster.Cluster", "cluster_id": "a", **cluster},
+        "controller": {"class": "local", "state": {**state, "pid": controller, "output_file": "/x"}},
+        "engines": {"class": "local", "sets": sets},
+    }
+
+
+def test_a_running_one_and_its_engines(clusters: Clusters, profile: Path, gone: int) -> None:
+    path = profile / "security" / "cluster-a.json"
+    path.write_text(json.dumps(standard(os.getpid(), [os.getpid(), gone])))
+    (item,) = clusters.look()
+    assert item == json.loads(json.dumps(item))
+    assert (item["id"], item["title"], item["kind"]) == ("ipp:default:a", "a (default)", "ipyparallel")
+    assert (item["state"], item["launcher"], item["engines"]) == ("running", "local", 1)
+    assert item["dead"] == ["engine:1"]
+    assert item["can"] == {"stop": True, "grow": False, "restart": False}
+    assert item["why"].keys() == {"grow", "restart"}
+    assert clusters.look() == [item]
+    rows = Tasks(NoRuns(), clusters).look("ipp:default:a")
+    assert [(row["name"], row["state"], row["pid"]) for row in rows] == [
+        ("/job:engine/task:0", "idle", os.getpid()),
+        ("/job:engine/task:1", "dead", gone),
+    ]
+
+
+def test_one_without_its_controller_is_stale(clusters: Clusters, profile: Path, gone: int) -> None:
+    path = profile / "security" / "cluster-a.json"
+    path.write_text(json.dumps(standard(gone, [])))
+    (item,) = clusters.look()
+    assert item["state"] == "stale"
+    assert f"its controller (pid {gone}) has ended" in item["error"]
+    path.write_text(json.dumps(standard(os.getpid(), [])))
+    os.utime(path, (1000.0, 1000.0))  # this process is younger than that: it has only got the number
+    assert clusters.look()[0]["state"] == "stale"
+    path.unlink()
+    assert clusters.look() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"cluster": 3}', b"\xff", b"[" * 100_000])
+def test_torn_files_are_passed_over(clusters: Clusters, profile: Path, content: bytes) -> None:
+    (profile / "security" / "cluster-a.json").write_bytes(content)
+    (profile / "security" / "cluster-b.json").write_text(json.dumps(standard(os.getpid(), [])))
+    assert [item["id"] for item in clusters.look()] == ["ipp:default:b"]
+
+
+def test_files_that_are_not_ours_are_passed_over(clusters: Clusters, profile: Path, tmp_path: Path) -> None:
+    security = profile / "security"
+    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere.write_text(json.dumps(standard(os.getpid(), [])))
+    (security / "cluster-link.json").symlink_to(elsewhere)
+    (security / "cluster-writable.json").write_text(elsewhere.read_text())
+    (security / "cluster-writable.json").chmod(0o666)
+    (security / "cluster-folder.json").mkdir()
+    os.mkfifo(security / "cluster-pipe.json")
+    (security / "ipcontroller-a-client.json").write_text(elsewhere.read_text())
+    assert clusters.look() == []
+
+
+def test_ours_are_listed_there_and_shown_once(clusters: Clusters, profile: Path) -> None:
+    info = TaskInfo("worker", 0, 0, "here", os.getpid(), "127.0.0.1:1", "CPU:0", 1)
+    with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
+        listing = list_for_others(folder, os.getpid(), (info,))
+        assert (profile / "security" / "cluster-mine.json").exists()
+        write_description(folder, {**folders.read_description(folder), "listing": listing})
+        assert [(item["id"], item["kind"]) for item in clusters.look()] == [("mine", "nbdist")]
+    assert [(item["id"], item["state"]) for item in clusters.look()] == [("mine", "stale")]
+
+
+def test_our_launcher_under_ipyparallels_cluster_is_shown_as_its(clusters: Clusters, profile: Path) -> None:
+    with a_cluster("a_1763683200") as folder:  # which has no description of its own
+        content = standard(os.getpid(), [])
+        content["engines"] = {"class": "nbdist", "sets": {"1": {"n": 2, "keeper_folder": str(folder)}}}
+        (profile / "security" / "cluster-a.json").write_text(json.dumps(content))
+        (item,) = clusters.look()
+        assert (item["id"], item["launcher"], item["engines"]) == ("ipp:default:a", "nbdist", 2)
+    assert clusters.look()[0]["engines"] == 0
+
+
+@pytest.mark.engines
+def test_a_real_one_as_the_panel_starts_it(clusters: Clusters, profile: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PANEL, str(profile)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as panel:
+        assert panel.stdout is not None
+        assert panel.stdin is not None
+        try:
+            while (line := panel.stdout.readline()) != "up\n":
+                assert line, "ipyparallel did not start"
+            (item,) = clusters.look()
+            assert (item["id"], item["state"]) == ("ipp:default:1763683200-abcd", "running")
+            assert (item["engines"], item["created"], item["dead"]) == (1, 1763683200.0, [])
+            (row,) = Tasks(NoRuns(), clusters).look(item["id"])
+            assert (row["name"], row["device"]) == ("/job:engine/task:0", None)
+            assert psutil.Process(row["pid"]).is_running()
+            check = "rc.wait_for_engines(1, timeout=60)\nprint(rc[:].apply_sync(__import__('os').getpid))"
+            code = f"{item['attach']}\n{check}\nrc.close()"
+            said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            assert f"[{row['pid']}]" in said.stdout
+        finally:
+            panel.stdin.close()
+            panel.wait(60)
+    assert clusters.look() == []

@@ -1,0 +1,256 @@
+"""Rows of tasks, from real processes under cluster folders that a test holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_pynvml import FakeNvml
+from freezing import freeze
+from lab_clusters import FakeKeeper, a_cluster, a_task
+
+from nbdist.cluster.handle import Cluster
+from nbdist.errors import NotFoundError
+from nbdist.lab import usage
+from nbdist.lab.clusters import Clusters
+from nbdist.lab.loads import WINDOW_SECONDS, Measured, Taken, measure
+from nbdist.lab.taskitems import MEGABYTE, steady
+from nbdist.lab.tasks import ELSEWHERE, Tasks
+
+KEYS = {
+    "cluster", "rank", "name", "job", "index", "host", "pid", "device", "state", "cpu", "memory", "gpu",
+    "run", "step", "steps_per_second", "straggler", "note",
+}  # fmt: skip
+
+
+class FakeRuns:
+    """Knows one run."""
+
+    def __init__(self, told: dict[int, dict[str, Any]] | None = None) -> None:
+        self.told = told or {}
+
+    def tasks_of(self, run_id: str) -> dict[int, dict[str, Any]]:
+        if run_id != "a_run":
+            raise NotFoundError(f"no run {run_id!r}")
+        return self.told
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "engines" not in request.keywords:
+        tmp_path.chmod(0o700)
+        monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+
+
+@pytest.fixture
+def clusters() -> Iterator[Clusters]:
+    clusters = Clusters()
+    yield clusters
+    clusters.close()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits until it is ended."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_a_row(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+    told = {0: {"state": "training", "step": 5, "steps_per_second": 2.0, "straggler": 1.4}}
+    with a_cluster("mine", [a_task(0, sleeper.pid), a_task(1, sleeper.pid)]) as folder:
+        (folder / "busy").mkdir()
+        (folder / "busy" / str(sleeper.pid)).write_text("a_run")
+        clusters.look()
+        rows = Tasks(FakeRuns(told), clusters).look("mine")
+    assert rows == json.loads(json.dumps(rows))
+    row, other = rows
+    assert row.keys() == other.keys() == KEYS
+    assert (row["cluster"], row["rank"], row["name"]) == ("mine", 0, "/job:worker/task:0")
+    assert (row["job"], row["index"], row["pid"], row["device"]) == ("worker", 0, sleeper.pid, "CPU:0")
+    assert (row["state"], row["run"], row["step"]) == ("training", "a_run", 5)
+    assert (row["steps_per_second"], row["straggler"]) == (2.0, 1.4)
+    assert row["memory"] % MEGABYTE == 0
+    assert row["memory"] > 0
+    assert (row["cpu"], row["gpu"], row["note"]) == (None, None, None)
+    assert (other["state"], other["run"], other["step"]) == ("busy", "a_run", None)
+
+
+def test_an_idle_clusters_rows_stay_as_they_are(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+    with a_cluster("mine", [a_task(0, sleeper.pid)]):
+        tasks = Tasks(FakeRuns(), clusters)
+        clusters.look()
+        assert tasks.look("mine")[0]["state"] == "idle"
+        assert tasks.look("mine") == tasks.look("mine")
+
+
+def test_no_such_cluster_has_no_tasks(clusters: Clusters) -> None:
+    with a_cluster("starting"), a_cluster("torn", []) as folder:
+        (folder / "cluster.json").write_text("{")
+        clusters.look()
+        tasks = Tasks(FakeRuns(), clusters)
+        assert [tasks.look(name) for name in ("starting", "torn", "none", "../x", "ipp:a:b")] == [[]] * 5
+
+
+def test_tasks_that_look_for_themselves(sleeper: subprocess.Popen[bytes]) -> None:
+    tasks = Tasks(FakeRuns())
+    assert tasks.look("mine") == []
+    with a_cluster("mine", [a_task(0, sleeper.pid)]):
+        assert [row["state"] for row in tasks.look("mine")] == ["idle"]
+    assert [row["state"] for row in tasks.look("mine")] == ["dead"]  # the lock is free: its keeper is gone
+
+
+def test_a_frozen_one_and_a_dead_one(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+    with a_cluster("mine", [a_task(0, sleeper.pid)]):
+        clusters.look()
+        tasks = Tasks(FakeRuns(), clusters)
+        freeze(sleeper.pid)
+        assert tasks.look("mine")[0]["state"] == "frozen"
+        sleeper.send_signal(signal.SIGCONT)
+        assert tasks.look("mine")[0]["state"] == "idle"
+        sleeper.kill()
+        os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not reaped yet
+        (row,) = tasks.look("mine")
+        assert (row["state"], row["cpu"], row["memory"]) == ("dead", None, None)
+        assert row["note"] == "its process is gone"
+        sleeper.wait()
+        assert tasks.look("mine") == [row]
+        clusters.look()
+        assert "the keeper does not answer" in tasks.look("mine")[0]["note"]
+
+
+def test_how_it_died_is_its_note(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+    with a_cluster("mine", [a_task(0, sleeper.pid)]) as folder:
+        keeper = FakeKeeper(folder)
+        try:
+            keeper.answer["exits"] = {"0": {"pid": sleeper.pid, "code": 3, "signal": None, "log": "no\n"}}
+            clusters.look()
+            (row,) = Tasks(FakeRuns(), clusters).look("mine")
+        finally:
+            keeper.close()
+    assert (row["state"], row["note"]) == ("dead", "exited with code 3; its log ends with: no")
+
+
+def test_a_number_that_is_anothers_by_now(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+    with a_cluster("mine", [a_task(0, sleeper.pid)]) as folder:
+        os.utime(folder / "cluster.json", (1000.0, 1000.0))
+        clusters.look()
+        assert Tasks(FakeRuns(), clusters).look("mine")[0]["state"] == "dead"
+        keeper = FakeKeeper(folder)
+        try:  # but the keeper knows its own, whatever the clock says
+            keeper.answer["pids"] = {"0": sleeper.pid}
+            again = Clusters()
+            again.look()
+            assert Tasks(FakeRuns(), again).look("mine")[0]["state"] == "idle"
+            again.close()
+        finally:
+            keeper.close()
+
+
+def test_another_host_has_no_figures(clusters: Clusters) -> None:
+    with a_cluster("mine", [a_task(0, os.getpid(), host="0123456789abcdef")]):
+        clusters.look()
+        (row,) = Tasks(FakeRuns(), clusters).look("mine")
+    assert (row["host"], row["state"]) == ("another host (01234567)", "idle")
+    assert (row["cpu"], row["memory"], row["note"]) == (None, None, ELSEWHERE)
+
+
+def test_a_sweep_tells_nothing_of_its_tasks(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
+    with a_cluster("mine", [a_task(0, sleeper.pid)]) as folder:
+        (folder / "busy").mkdir()
+        (folder / "busy" / str(sleeper.pid)).write_text("a_sweep")
+        clusters.look()
+        (row,) = Tasks(FakeRuns(), clusters).look("mine")
+    assert (row["state"], row["run"], row["step"]) == ("busy", "a_sweep", None)
+
+
+def test_gpus_of_tasks(
+    clusters: Clusters, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeNvml(processes=[{}, {sleeper.pid: 64 * MEGABYTE}])
+    usage._nvml.cache_clear()
+    monkeypatch.setitem(sys.modules, "pynvml", fake.module())
+    tasks = [a_task(0, sleeper.pid, device="GPU:0"), a_task(1, os.getpid(), "ps", index=0)]
+    with a_cluster("mine", tasks, gpus=["1"]):
+        clusters.look()
+        rows = Tasks(FakeRuns(), clusters)
+        used = {"use": 90, "memory": 64 * MEGABYTE, "total": 80 << 30}
+        assert [row["gpu"] for row in rows.look("mine")] == [used, None]
+        fake.fails["nvmlDeviceGetMemoryInfo"] = OSError("gone")
+        failed, ps = rows.look("mine")
+        assert (failed["gpu"], failed["note"]) == (None, "no figures of its GPU: NVML failed: gone")
+        assert ps["note"] is None
+    usage._nvml.cache_clear()
+
+
+def test_processor_time_is_taken_over_a_while() -> None:
+    now, used = 0.0, 0.0
+    measured: Measured | None = None
+
+    def look(seconds: float, percent: float) -> int | None:
+        nonlocal now, used, measured
+        now += seconds
+        used += seconds * percent / 100
+        measured = measure(measured, Taken("sleeping", used, MEGABYTE), now)
+        return measured.load.cpu
+
+    assert look(0.0, 0.0) is None
+    assert look(WINDOW_SECONDS / 2, 80.0) is None  # a tick of the clock would show
+    assert look(WINDOW_SECONDS / 2, 20.0) == 50
+    assert look(WINDOW_SECONDS / 2, 99.0) == 50
+    assert look(WINDOW_SECONDS, 0.0) == 33
+    assert look(WINDOW_SECONDS, 0.3) == 0
+    assert look(WINDOW_SECONDS, 1.2) == 0  # as an idle engine does now and then
+    assert look(WINDOW_SECONDS, 300.0) == 300
+
+
+def test_figures_stay_while_they_hardly_change() -> None:
+    assert [steady(None, now) for now in (0.4, 1.6, 99.5)] == [0, 2, 100]
+    assert [steady(98, now) for now in (97.0, 99.0, 99.4, 99.6)] == [98, 98, 98, 100]
+    assert steady(10 * MEGABYTE, 11.4 * MEGABYTE, MEGABYTE) == 10 * MEGABYTE
+
+
+@pytest.mark.engines
+def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> None:
+    cluster = start(workers=2, ps=1)
+    (item,) = (item for item in clusters.look() if item["id"] == cluster.id)
+    assert (item["state"], item["workers"], item["ps"], item["engines"]) == ("running", 2, 1, 3)
+    assert item["owner"]["alive"]
+    assert item["owner"]["pid"] == os.getpid()
+    tasks = Tasks(FakeRuns(), clusters)
+    rows = tasks.look(cluster.id)
+    assert [row["name"] for row in rows] == [info.name for info in cluster.tasks]
+    assert {row["state"] for row in rows} == {"idle"}
+    assert [one["dead"] for one in clusters.look() if one["id"] == cluster.id] == [[]]
+
+    freeze(cluster.tasks[0].pid)
+    assert tasks.look(cluster.id)[0]["state"] == "frozen"
+    os.kill(cluster.tasks[0].pid, signal.SIGCONT)
+
+    cluster.signal(1, signal.SIGKILL)
+    pause = threading.Event()
+    while not (dead := next(one["dead"] for one in clusters.look() if one["id"] == cluster.id)):
+        pause.wait(0.02)
+    assert dead == ["worker:1"]
+    row = tasks.look(cluster.id)[1]
+    assert row["state"] == "dead"
+    assert row["note"].startswith("killed by SIGKILL")
+
+    cluster.restart("worker:1", report=lambda line: None)
+    clusters.look()
+    assert tasks.look(cluster.id)[1]["pid"] == cluster.tasks[1].pid != row["pid"]
+    assert [one["dead"] for one in clusters.look() if one["id"] == cluster.id] == [[]]
+
+    cluster.stop()
+    assert [one for one in clusters.look() if one["id"] == cluster.id] == []
+    assert tasks.look(cluster.id) == []
