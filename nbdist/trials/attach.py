@@ -50,10 +50,11 @@ def attach_sweep(
         if record.goes_on:
             record.cluster = record.cluster or any_cluster(report)
         same = record.cluster is not None and record.cluster.id == about["cluster"]
-        ranks = list(about["ranks"]) if same else None
+        everyone = not same or bool(about.get("everyone"))
+        ranks = None if everyone else list(about["ranks"])
         found = Sweep(
             record, order_of(folder, about, ledger.created.metric), body, ranks, about["name"],
-            taken_over=True,
+            taken_over=True, everyone=everyone,
         )  # fmt: skip
         found.begin()
     except BaseException:

@@ -19,7 +19,7 @@ import zmq
 
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.handle import Cluster
-from nbdist.errors import NbdistError, TaskDiedError, UnavailableError
+from nbdist.errors import InvalidArgumentError, NbdistError, TaskDiedError, UnavailableError
 from nbdist.runtime.task import TaskInfo
 from nbdist.trials.desk import open_desk
 from nbdist.trials.order import SweepOrder, TrialOrder, run_name
@@ -92,13 +92,17 @@ class Engines:
         order: SweepOrder,
         body: Any,
         ranks: Iterable[int],
+        everyone: bool = False,
     ) -> None:
         self.cluster = cluster
+        self.joined: Callable[[TaskInfo], object] = lambda info: None
+        """Called when a worker that the cluster has got meanwhile becomes an engine: with ``everyone``."""
         self.wake: Callable[[], object] = lambda: None
         """Called, on any thread, when a call to an engine has ended."""
         self._order, self._body = order, body
         infos = {info.rank: info for info in cluster.tasks}
-        self._all = {rank: Engine(infos[rank]) for rank in ranks}
+        self._all = {rank: Engine(infos[rank]) for rank in ranks if rank in infos}
+        self._everyone = everyone
         self._token = f"{time.time_ns():020}-{secrets.token_hex(4)}"  # a later driver has a higher one
         self._leaving = False
         self._poller = zmq.Poller()
@@ -250,9 +254,11 @@ class Engines:
 
     def wait(self, wake: int, seconds: float) -> None:
         """Wait until an engine says something, ``wake`` becomes readable, or so many seconds are over."""
-        peers = [
-            self.cluster.peer(rank) for rank, one in self._all.items() if not one.gone or one.lost is not None
-        ]
+        peers = []
+        for rank, one in self._all.items():
+            if not one.gone or one.lost is not None:
+                with suppress(InvalidArgumentError):  # it has left the cluster just now
+                    peers.append(self.cluster.peer(rank))
         if peers != self._polled:  # not the connection of one that was replaced: it is closed
             self._poller, self._polled = zmq.Poller(), peers
             for peer in peers:
@@ -264,7 +270,8 @@ class Engines:
         frames: list[Frame] = []
         infos = {info.rank: info for info in self.cluster.tasks}
         for rank, one in self._all.items():
-            if (one.gone and one.lost is None) or infos[rank].incarnation != one.info.incarnation:
+            info = infos.get(rank)
+            if (one.gone and one.lost is None) or info is None or info.incarnation != one.info.incarnation:
                 continue
             try:
                 peer = self.cluster.peer(rank)
@@ -281,24 +288,34 @@ class Engines:
         return frames
 
     def _bury(self, now: float) -> set[int]:
-        """Note which engines have died or are lost, and which have come back as others; return the former."""
+        """Note which engines have died or are lost, and which have come, or come back; return the former."""
         dead = {info.incarnation for info in self.cluster.dead()}
+        infos = {info.rank: info for info in self.cluster.tasks}
         died = set()
-        for info in self.cluster.tasks:
-            one = self._all.get(info.rank)
-            if one is None:
-                continue
-            dies = one.info.incarnation in dead or info.incarnation != one.info.incarnation
+        for rank, one in list(self._all.items()):
+            info = infos.get(rank)
+            dies = info is None or one.info.incarnation in dead or info.incarnation != one.info.incarnation
             lost = one.lost is not None and now - one.lost > LOST_SECONDS
             if (dies or lost or one.wrong is not None) and not one.gone:
                 one.gone, one.trial, one.present, one.serving, one.held = True, None, None, False, ""
                 one.calls = one.desk = None
-                died.add(info.rank)
+                died.add(rank)
             if dies:
                 one.lost = None
-            if one.gone and info.incarnation != one.info.incarnation and info.incarnation not in dead:
-                self._all[info.rank] = Engine(info)
+            if info is None or info.incarnation in dead:
+                continue
+            if one.gone and info.incarnation != one.info.incarnation:
+                self._all[rank] = Engine(info)
+        if self._everyone and not self._leaving:
+            self._meet([info for info in infos.values() if info.incarnation not in dead])
         return died
+
+    def _meet(self, living: Iterable[TaskInfo]) -> None:
+        """Take workers in that were not there before."""
+        for info in living:
+            if info.job == "worker" and info.rank not in self._all:
+                self._all[info.rank] = Engine(info)
+                self.joined(info)
 
     def _join(self, now: float) -> None:
         """Give engines their desk, and have those serve that nobody else has."""
@@ -344,7 +361,7 @@ class Engines:
     def _send(self, rank: int, kind: str, meta: dict[str, Any]) -> None:
         try:
             self.cluster.peer(rank).send(kind, meta)
-        except UnavailableError:  # it is gone, or cut off: it is asked what it is at, and told again
+        except (UnavailableError, InvalidArgumentError):  # gone, or cut off: it is asked, and told again
             self._all[rank].due = 0.0
 
 

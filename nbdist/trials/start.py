@@ -93,6 +93,7 @@ def start_sweep(
             "name": name,
             "cluster": cluster.id,
             "ranks": ranks,
+            "everyone": on is None,
             "strategy": strategy or ("one_device" if per_trial == 1 else "multi_worker"),
             "settings": settings,
             "function": not isinstance(trial, str),
@@ -101,7 +102,7 @@ def start_sweep(
         log = EventLog.create(folder / LOG)
         record = Record(folder, log, Ledger(opened), cluster)
         log.append(opened)
-        sweep = Sweep(record, order_of(folder, about, metric), trial, ranks, name)
+        sweep = Sweep(record, order_of(folder, about, metric), trial, ranks, name, everyone=on is None)
         sweep.begin()
     except BaseException as error:
         let_go(cluster, ranks)

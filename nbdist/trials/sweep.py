@@ -11,6 +11,7 @@ from typing import Any, Literal
 from nbdist.cluster.handle import Cluster
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.runs.options import select
+from nbdist.runtime.task import TaskInfo
 from nbdist.sweep.events import Event
 from nbdist.sweep.trial import Trial
 from nbdist.trials.driver import Driver
@@ -37,6 +38,7 @@ class Sweep(Wishing):
         ranks: list[int] | None,
         name: str,
         taken_over: bool = False,
+        everyone: bool = False,
     ) -> None:
         super().__init__(record, name)
         self.error: NbdistError | None = None
@@ -51,7 +53,7 @@ class Sweep(Wishing):
         self.engine_names: dict[int, str] = {}
         """What its engines are called, by rank; empty in a process that has not driven it."""
         self._order, self._body, self._ranks = order, body, ranks
-        self._taken_over = taken_over
+        self._taken_over, self._everyone = taken_over, everyone
         self._driver: Driver | None = None
         self._changed = threading.Condition()
         self._closed = False
@@ -170,7 +172,10 @@ class Sweep(Wishing):
             body, cluster = self.body, self.cluster
             self.error = None
             self.engine_names = {info.rank: info.name for info in cluster.tasks}
-            engines = Engines(cluster, self._order, body, self._ranks or [])
+            if self._everyone:  # workers may have come or left since it was driven last
+                self._ranks = [info.rank for info in select(tuple(cluster.tasks), None)]
+            engines = Engines(cluster, self._order, body, self._ranks or [], self._everyone)
+            engines.joined = self._name
             self._driver = Driver(self._record, engines, self._taken_over, self._ended)
             self._taken_over = True  # whoever drives it next asks what engines are at
             cluster.going_on.add(self.id)
@@ -186,7 +191,12 @@ class Sweep(Wishing):
         self._record.log.close()
 
     def _most(self) -> int:
+        if self._everyone:
+            return len(select(tuple(self.cluster.tasks), None))
         return len(self._ranks or self.cluster.tasks)
+
+    def _name(self, info: TaskInfo) -> None:
+        self.engine_names = {**self.engine_names, info.rank: info.name}
 
     def _wish(self, wish: Callable[[float], list[Event]]) -> list[Event]:
         with self.lock:
