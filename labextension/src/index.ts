@@ -4,6 +4,9 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { Client } from './api/client';
 import { Feed } from './api/feed';
+import { commands } from './commands/plugin';
+import { notebook } from './notebook/plugin';
+import { sidebar } from './panel/plugin';
 import { renderers } from './render/plugins';
 import { settings } from './settingsplugin';
 import { INbdist } from './token';
@@ -20,5 +23,5 @@ const feed: JupyterFrontEndPlugin<INbdist> = {
   }
 };
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, sidebar, commands, notebook];
 export default plugins;

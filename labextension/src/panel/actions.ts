@@ -1,0 +1,113 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
+import type { About, Cluster, Run, Sweep, Task } from '../api/items';
+
+export type ActionIcon =
+  | 'attach' | 'grow' | 'restart' | 'stop' | 'pause' | 'resume' | 'folder' | 'tensorboard' | 'dismiss';
+
+/** One button of a row: which command it is, and why it cannot be (null where it can). */
+export interface Action {
+  id: string;
+  icon: ActionIcon;
+  label: string;
+  command: string;
+  args: ReadonlyPartialJSONObject;
+  why: string | null;
+}
+
+/** What can be done with a cluster. */
+export function clusterActions(cluster: Cluster, trans: TranslationBundle): Action[] {
+  const id = cluster.id;
+  if (cluster.state === 'failed') {
+    return [
+      action('dismiss', 'dismiss', trans.__('Take it off the list'), 'nbdist:dismiss-cluster', { id }, null)
+    ];
+  }
+  const why = (name: string): string | null => reason(cluster, name, trans);
+  const actions = [
+    attach(cluster.attach, trans),
+    action('grow', 'grow', trans.__('Add workers'), 'nbdist:grow-cluster', { id }, why('grow'))
+  ];
+  if (cluster.dead.length) {
+    const label = trans._n('Restart the dead task', 'Restart the %1 dead tasks', cluster.dead.length);
+    actions.push(action('restart', 'restart', label, 'nbdist:restart-task', { id, task: null }, why('restart')));
+  }
+  actions.push(action('stop', 'stop', trans.__('Stop the cluster'), 'nbdist:stop-cluster', { id }, why('stop')));
+  return actions;
+}
+
+/** Give one task another process. */
+export function restartAction(task: Task, cluster: Cluster | undefined, trans: TranslationBundle): Action {
+  const why = cluster ? reason(cluster, 'restart', trans) : trans.__('its cluster is gone');
+  const args = { id: task.cluster, task: `${task.job}:${task.index}` };
+  return action('restart', 'restart', trans.__('Restart %1', shortTask(task)), 'nbdist:restart-task', args, why);
+}
+
+/** What can be done with a run. */
+export function runActions(run: Run, about: About | null, trans: TranslationBundle): Action[] {
+  const id = run.id;
+  const actions = [];
+  if (isGoingOn(run)) {
+    const why = reason(run, 'stop', trans);
+    actions.push(action('stop', 'stop', trans.__('Stop the run'), 'nbdist:stop-run', { id }, why));
+  }
+  const hidden = run.browse === null ? trans.__('it lies outside the folder that Jupyter shows') : null;
+  const board = run.tensorboard ? (about?.tensorboard ?? null) : trans.__('the run has written no events for it');
+  return [
+    ...actions,
+    attach(run.attach, trans),
+    action('folder', 'folder', trans.__('Open the folder'), 'nbdist:open-folder', { id }, hidden),
+    action('tensorboard', 'tensorboard', trans.__('Open TensorBoard'), 'nbdist:open-tensorboard', { id }, board)
+  ];
+}
+
+/** What can be done with a sweep; what its cluster has no part in is left out. */
+export function sweepActions(sweep: Sweep, trans: TranslationBundle): Action[] {
+  const id = sweep.id;
+  const wish = (name: 'pause' | 'resume' | 'stop', label: string): Action =>
+    action(name, name, label, 'nbdist:sweep-wish', { id, wish: name }, reason(sweep, name, trans));
+  const actions = [];
+  if (sweep.state === 'paused') {
+    actions.push(wish('resume', trans.__('Go on with the sweep')));
+  } else if (sweep.state === 'running') {
+    actions.push(wish('pause', trans.__('Pause the sweep')));
+  }
+  if (sweep.state === 'paused' || sweep.state === 'running') {
+    actions.push(wish('stop', trans.__('Stop the sweep')));
+  }
+  return [...actions, attach(sweep.attach, trans)];
+}
+
+/** "worker 1", as people call a task. */
+export function shortTask(task: { job: string; index: number }): string {
+  return `${task.job} ${task.index}`;
+}
+
+/** Whether a run has not ended. */
+export function isGoingOn(run: Run): boolean {
+  return run.status === 'preparing' || run.status === 'running' || run.status === 'paused';
+}
+
+function attach(code: string, trans: TranslationBundle): Action {
+  const label = trans.__('Insert code that attaches a notebook');
+  return action('attach', 'attach', label, 'nbdist:insert-attach', { code }, null);
+}
+
+function action(
+  id: string,
+  icon: ActionIcon,
+  label: string,
+  command: string,
+  args: ReadonlyPartialJSONObject,
+  why: string | null
+): Action {
+  return { id, icon, label, command, args, why };
+}
+
+function reason(
+  item: { can: Record<string, boolean>; why: Record<string, string> },
+  name: string,
+  trans: TranslationBundle
+): string | null {
+  return item.can[name] ? null : (item.why[name] ?? trans.__('this is not possible now'));
+}

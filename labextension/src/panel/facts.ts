@@ -1,0 +1,76 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Cluster, Run, Sweep } from '../api/items';
+import { isGoingOn } from './actions';
+import { formatMoment, formatNumber, formatRate, formatSeconds, lastPart } from './format';
+
+/** What a cluster is made of and whose it is, one short text each. */
+export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string[] {
+  const facts: string[] = [];
+  if (cluster.workers !== null) {
+    facts.push(trans._n('%1 worker', '%1 workers', cluster.workers));
+  } else if (cluster.engines !== null) {
+    facts.push(trans._n('%1 engine', '%1 engines', cluster.engines));
+  }
+  if (cluster.ps) {
+    facts.push(trans.__('%1 ps', String(cluster.ps)));
+  }
+  if (cluster.launcher && cluster.launcher !== 'local') {
+    facts.push(cluster.launcher);
+  }
+  if (cluster.owner?.session) {
+    const notebook = lastPart(cluster.owner.session);
+    facts.push(cluster.owner.alive ? notebook : trans.__('%1 (ended)', notebook));
+  } else if (cluster.detached) {
+    facts.push(trans.__('until it is stopped'));
+  }
+  return facts;
+}
+
+/** How far a run is and how fast: "340 of 1000", "56/s", "2 min left". */
+export function runFacts(run: Run, trans: TranslationBundle): string[] {
+  const facts: string[] = [];
+  if (run.step !== null) {
+    const step = formatNumber(run.step);
+    facts.push(run.total ? trans.__('%1 of %2', step, formatNumber(run.total)) : trans.__('step %1', step));
+  }
+  if (run.metric !== null && run.value !== null) {
+    facts.push(`${run.metric} ${formatNumber(run.value)}`);
+  }
+  if (isGoingOn(run)) {
+    if (run.steps_per_second !== null) {
+      facts.push(trans.__('%1 steps/s', formatRate(run.steps_per_second)));
+    }
+    if (run.seconds_left !== null) {
+      facts.push(trans.__('%1 left', formatSeconds(run.seconds_left)));
+    }
+  } else {
+    facts.push(formatMoment(run.ended ?? run.created));
+  }
+  return facts;
+}
+
+/** How many trials of a sweep are in which state; those that are none are left out. */
+export function trialFacts(sweep: Sweep, trans: TranslationBundle): string[] {
+  const { complete, running, pruned, failed, stopped, waiting } = sweep.counts;
+  const facts: [number, string][] = [
+    [running, trans.__('%1 running', String(running))],
+    [complete, trans.__('%1 complete', String(complete))],
+    [pruned, trans.__('%1 pruned', String(pruned))],
+    [failed, trans.__('%1 failed', String(failed))],
+    [stopped, trans.__('%1 stopped', String(stopped))],
+    [waiting, trans.__('%1 waiting', String(waiting))]
+  ];
+  return facts.filter(([count]) => count > 0).map(([, text]) => text);
+}
+
+/** How many of a sweep's trials have ended. */
+export function trialsEnded({ counts }: Sweep): number {
+  return counts.complete + counts.pruned + counts.stopped + counts.failed;
+}
+
+/** "lr 0.01, units 64". */
+export function parameterText(parameters: Record<string, unknown>): string {
+  return Object.entries(parameters)
+    .map(([name, value]) => `${name} ${typeof value === 'number' ? formatNumber(value) : String(value)}`)
+    .join(', ');
+}

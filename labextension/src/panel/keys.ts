@@ -1,0 +1,105 @@
+import { type FocusEvent, type KeyboardEvent, type RefObject, useEffect, useRef, useState } from 'react';
+
+/** Where the arrow keys lead: a row, and a place in it; null where the key means nothing here. */
+export function nextStop(
+  key: string,
+  row: number,
+  stop: number,
+  stops: readonly number[] // how many places each row has
+): [number, number] | null {
+  const to = (other: number): [number, number] | null =>
+    other < 0 || other >= stops.length ? null : [other, Math.min(stop, stops[other]! - 1)];
+  switch (key) {
+    case 'ArrowDown':
+      return to(row + 1);
+    case 'ArrowUp':
+      return to(row - 1);
+    case 'Home':
+      return [0, 0];
+    case 'End':
+      return [stops.length - 1, 0];
+    case 'ArrowRight':
+      return stop + 1 < stops[row]! ? [row, stop + 1] : null;
+    case 'ArrowLeft':
+      return stop > 0 ? [row, stop - 1] : null;
+    default:
+      return null;
+  }
+}
+
+interface Rows<Node extends HTMLElement> {
+  ref: RefObject<Node>;
+  /** The row whose places the Tab key reaches: one of all, so that a list is no long way for it. */
+  current: string | null;
+  onFocus: (event: FocusEvent) => void;
+  onBlur: (event: FocusEvent) => void;
+  onKeyDown: (event: KeyboardEvent) => void;
+}
+
+/**
+ * Let the arrow keys walk through a list. Its rows have `data-row` (their key), the places in them `data-stop`.
+ *
+ * `onMove` is told of the row that an arrow key leads to.
+ */
+export function useRows<Node extends HTMLElement>(
+  keys: readonly string[],
+  onMove?: (key: string) => void
+): Rows<Node> {
+  const ref = useRef<Node>(null);
+  const focused = useRef(false);
+  const [wish, setWish] = useState<string | null>(null);
+  const current = wish !== null && keys.includes(wish) ? wish : (keys[0] ?? null);
+  useEffect(() => {
+    // What had the focus is gone, with its row or alone: the user stays in the list.
+    if (focused.current && document.activeElement === document.body && current !== null) {
+      stopsOf(rowsOf(ref.current).find(row => row.dataset['row'] === current))[0]?.focus();
+    }
+  });
+  return {
+    ref,
+    current,
+    onFocus: event => {
+      focused.current = true;
+      setWish(rowAt(event.target)?.dataset['row'] ?? null);
+    },
+    onBlur: event => {
+      focused.current = !event.target.isConnected;
+    },
+    onKeyDown: event => {
+      const rows = rowsOf(ref.current);
+      const row = rowAt(event.target);
+      if (!row || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) {
+        return;
+      }
+      const stop = Math.max(0, stopsOf(row).indexOf(event.target as HTMLElement));
+      const found = nextStop(event.key, rows.indexOf(row), stop, rows.map(one => stopsOf(one).length));
+      const target = found && rows[found[0]];
+      if (target) {
+        event.preventDefault();
+        event.stopPropagation();
+        stopsOf(target)[found[1]]?.focus();
+        target.scrollIntoView?.({ block: 'nearest' });
+        if (target !== row) {
+          onMove?.(target.dataset['row']!);
+        }
+      }
+    }
+  };
+}
+
+function rowAt(target: EventTarget): HTMLElement | null {
+  return (target as HTMLElement).closest<HTMLElement>('[data-row]');
+}
+
+function rowsOf(list: HTMLElement | null): HTMLElement[] {
+  return [...(list?.querySelectorAll<HTMLElement>('[data-row]') ?? [])];
+}
+
+/** The places of a row in their order; the row itself is one if it is marked so. */
+function stopsOf(row: HTMLElement | undefined): HTMLElement[] {
+  if (!row) {
+    return [];
+  }
+  const inner = [...row.querySelectorAll<HTMLElement>('[data-stop]')];
+  return row.hasAttribute('data-stop') ? [row, ...inner] : inner;
+}

@@ -1,0 +1,111 @@
+import type { CommandRegistry } from '@lumino/commands';
+import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
+import type { IDisposable } from '@lumino/disposable';
+import { type ISignal, Signal } from '@lumino/signaling';
+import type { Cluster } from '../api/items';
+import type { INbdist } from '../token';
+
+/** What goes on in one row: the action that is under way, and what the last one failed with. */
+export interface Activity {
+  readonly pending: string | null;
+  readonly error: string | null;
+}
+
+const QUIET: Activity = { pending: null, error: null };
+
+/** What the panel knows besides the server's state: which cluster is chosen, and how actions go. */
+export class PanelModel implements IDisposable {
+  constructor(
+    readonly nbdist: INbdist,
+    readonly commands: CommandRegistry
+  ) {
+    nbdist.feed.changed.connect(this.follow, this);
+    this.follow();
+  }
+
+  /** Another cluster is chosen, or an action began or ended. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  /** The cluster whose tasks are shown; the user's choice while it is there. */
+  get chosen(): string | null {
+    return this._chosen;
+  }
+
+  get isDisposed(): boolean {
+    return this._disposed;
+  }
+
+  choose(cluster: string): void {
+    this._wish = cluster;
+    this.follow();
+  }
+
+  /** What goes on in a row; the same object as long as nothing changes. */
+  activity(key: string): Activity {
+    return this._activities.get(key) ?? QUIET;
+  }
+
+  /** Execute a command for a row, which shows that it is under way, and what it fails with. */
+  async act(key: string, action: string, command: string, args: ReadonlyPartialJSONObject): Promise<void> {
+    if (this.activity(key).pending !== null) {
+      return; // a second click
+    }
+    this.note(key, { pending: action, error: null });
+    try {
+      await this.commands.execute(command, args);
+      this.note(key, QUIET);
+    } catch (error) {
+      this.note(key, { pending: null, error: error instanceof Error ? error.message : String(error) });
+    }
+  }
+
+  /** Take away what an action failed with. */
+  dismiss(key: string): void {
+    this.note(key, { ...this.activity(key), error: null });
+  }
+
+  dispose(): void {
+    this._disposed = true;
+    Signal.clearData(this);
+  }
+
+  private follow(): void {
+    const { feed } = this.nbdist;
+    const chosen = chooseFrom(feed.state.clusters, this._wish);
+    feed.look(chosen);
+    if (chosen !== this._chosen) {
+      this._chosen = chosen;
+      this._changed.emit();
+    }
+  }
+
+  private note(key: string, activity: Activity): void {
+    if (this._disposed) {
+      return;
+    }
+    if (activity.pending === null && activity.error === null) {
+      this._activities.delete(key);
+    } else {
+      this._activities.set(key, activity);
+    }
+    this._changed.emit();
+  }
+
+  private readonly _changed = new Signal<this, void>(this);
+  private readonly _activities = new Map<string, Activity>();
+  private _chosen: string | null = null;
+  private _wish: string | null = null;
+  private _disposed = false;
+}
+
+/** The cluster to show: the wished one, else the newest that runs, else the newest of all. */
+export function chooseFrom(clusters: readonly Cluster[], wish: string | null): string | null {
+  const found =
+    clusters.find(cluster => cluster.id === wish) ??
+    clusters.find(cluster => cluster.state === 'running' && cluster.kind === 'nbdist') ??
+    clusters.find(cluster => cluster.state === 'running') ??
+    clusters[0];
+  return found?.id ?? null;
+}

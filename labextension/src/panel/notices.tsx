@@ -1,0 +1,27 @@
+import type { ReactElement } from 'react';
+import { useWatch, type Watch } from './watch';
+
+/** What stands above all sections: that the server cannot be reached, and what it could not read. */
+export function Notices({ watch }: { watch: Watch }): ReactElement {
+  const connection = useWatch(watch, () => watch.connection);
+  const trouble = useWatch(watch, () => watch.trouble);
+  const problems = useWatch(watch, () => watch.state.problems);
+  const { trans } = watch;
+  return (
+    <div role="status" className="nbd-Notices">
+      {connection === 'offline' && (
+        <p className="nbd-Notice nbd-mod-bad" title={trouble ?? undefined}>
+          {trans.__('The server cannot be reached, trying again.')} {trouble}
+        </p>
+      )}
+      {connection === 'polling' && (
+        <p className="nbd-Notice">{trans.__('No live connection: asking every 2 seconds.')}</p>
+      )}
+      {problems.map(problem => (
+        <p key={problem} className="nbd-Notice">
+          {problem}
+        </p>
+      ))}
+    </div>
+  );
+}

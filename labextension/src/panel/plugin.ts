@@ -1,0 +1,33 @@
+import { type JupyterFrontEnd, type JupyterFrontEndPlugin, ILabShell, ILayoutRestorer } from '@jupyterlab/application';
+import { ICommandPalette } from '@jupyterlab/apputils';
+import { ITranslator } from '@jupyterlab/translation';
+import { INbdist } from '../token';
+import { addPanelCommands } from './commands';
+import { PanelModel } from './model';
+import { PANEL_ID, Sidebar } from './sidebar';
+
+/** The panel in the sidebar, and the commands that open it and start a cluster. */
+export const sidebar: JupyterFrontEndPlugin<void> = {
+  id: 'nbdist:sidebar',
+  description: 'Shows clusters, tasks, runs and sweeps beside the notebook.',
+  autoStart: true,
+  requires: [INbdist],
+  optional: [ILabShell, ILayoutRestorer, ICommandPalette, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    nbdist: INbdist,
+    labShell: ILabShell | null,
+    restorer: ILayoutRestorer | null,
+    palette: ICommandPalette | null,
+    translator: ITranslator | null
+  ): void => {
+    const model = new PanelModel(nbdist, app.commands);
+    const panel = new Sidebar(model, translator ?? undefined);
+    app.shell.add(panel, 'left', { rank: 520, type: 'nbdist' });
+    restorer?.add(panel, PANEL_ID);
+    addPanelCommands(app.commands, model, () => (labShell ?? app.shell).activateById(PANEL_ID));
+    for (const command of ['nbdist:show-panel', 'nbdist:start-cluster']) {
+      palette?.addItem({ command, category: 'nbdist' });
+    }
+  }
+};

@@ -1,0 +1,27 @@
+import type { ReactElement } from 'react';
+import type { Shape, Sign } from './words';
+
+/** A state's shape; its word stands beside it, so that it says nothing to a screen reader. */
+export function StateShape({ sign }: { sign: Sign }): ReactElement {
+  return (
+    <svg
+      className={`nbd-Shape nbd-mod-${sign.tone} ${sign.shape === 'turning' ? 'nbd-mod-turning' : ''}`}
+      viewBox="0 0 12 12"
+      aria-hidden="true"
+    >
+      {SHAPES[sign.shape]}
+    </svg>
+  );
+}
+
+const SHAPES: Record<Shape, ReactElement> = {
+  disc: <circle cx="6" cy="6" r="4.5" fill="currentColor" />,
+  ring: <circle cx="6" cy="6" r="4" fill="none" stroke="currentColor" strokeWidth="1.5" />,
+  turning: (
+    <circle cx="6" cy="6" r="4" fill="none" stroke="currentColor" strokeWidth="2" strokeDasharray="17 8.2" />
+  ),
+  bars: <path d="M2.5 1.5h2.5v9h-2.5zM7 1.5h2.5v9h-2.5z" fill="currentColor" />,
+  check: <path d="M1.5 6.5 4.5 9.5 10.5 2.5" fill="none" stroke="currentColor" strokeWidth="2" />,
+  square: <path d="M2 2h8v8h-8z" fill="currentColor" />,
+  triangle: <path d="M6 .8 11.6 11H.4zM5.3 4.4v3.4h1.4V4.4zM5.3 8.6v1.3h1.4V8.6z" fill="currentColor" />
+};
