@@ -1,0 +1,145 @@
+"""One run in full, and its curves as a page draws them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lab_folders import RunFolder, add, losses
+
+from nbdist.errors import InvalidArgumentError, NotFoundError
+from nbdist.lab import logstore, rundetails
+from nbdist.lab.logstore import filled
+from nbdist.lab.rundetails import run_bundle, run_details
+from nbdist.lab.runs import Runs
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_details_say_all_that_run_json_does() -> None:
+    run = RunFolder(
+        "r1", status="done", code="<script>1</script>", ended=2e9, options={"alpha": float("nan")}
+    )
+    run.log(0, losses(3))
+    found = run_details("r1", Runs())
+    json.dumps(found, allow_nan=False)
+    assert (found["code"], found["seed"]) == ("<script>1</script>", 7)
+    assert found["versions"] == {"nbdist": "0.1.0"}
+    assert found["options"] == {"alpha": None}
+    assert found["tasks"] == ["/job:worker/task:0", "/job:worker/task:1"]
+    assert [one["path"] for one in found["files"]] == ["metrics-0000.log", "run.json"]
+    assert found["status"] == "done"
+
+
+def test_details_of_a_damaged_run_say_why() -> None:
+    RunFolder("r1").raw("run.json", "{")
+    found = run_details("r1")
+    assert (found["status"], found["code"]) == ("damaged", "")
+    assert "damaged" in found["error"]
+
+
+@pytest.mark.parametrize("view", [run_details, run_bundle])
+def test_what_is_not_there_is_not_found(view: object) -> None:
+    assert callable(view)
+    with pytest.raises(NotFoundError):
+        view("r1")
+    with pytest.raises(InvalidArgumentError):
+        view("../r1")
+
+
+def test_a_bundle_is_what_a_frozen_output_holds() -> None:
+    run = RunFolder("r1", status="done", created=1e9, ended=1e9 + 10)
+    for rank in range(2):
+        run.log(rank, [*losses(40, 1.0 + rank), ("val_loss", 39, 2.0), ("step_ms", 1, 3.0)])
+        run.progress(rank, 40, state="done")
+    found = run_bundle("r1")
+    json.dumps(found, allow_nan=False)
+    assert (found["run"], found["title"], found["state"]) == ("r1", "mnist", "finished")
+    assert (found["step"], found["seconds"], found["steps_per_second"]) == (40, 10.0, 4.0)
+    assert found["tasks"] == ["/job:worker/task:0", "/job:worker/task:1"]
+    assert found["charts"] == [{"title": "loss", "train": "loss", "validation": "val_loss"}]
+    assert found["metrics"] == {"loss": 1.5, "val_loss": 2.0}
+    mean = next(one for one in found["series"] if one["replica"] == "mean" and one["name"] == "loss")
+    assert set(mean["values"].split()) == {"1.5"}
+    assert {one["replica"] for one in found["series"]} == {"mean", 0, 1}
+
+
+def test_a_bundle_has_its_limit() -> None:
+    run, chance = RunFolder("r1", workers=16, status="done"), np.random.default_rng(0)
+    for rank in range(16):
+        values = chance.normal(size=600)
+        run.log(rank, [(name, step, v) for step, v in enumerate(values) for name in ("loss", "accuracy")])
+    assert len(json.dumps(run_bundle("r1"), indent=1)) <= rundetails.LIMIT + 1000
+
+
+def test_a_bundle_is_made_once_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder("r1", status="done", ended=2e9)
+    recorder = run.log(0, losses(3), close=False)
+    first = run_bundle("r1")
+    made: list[object] = []
+    before = rundetails.bundle_of
+    monkeypatch.setattr(rundetails, "bundle_of", lambda *a: made.append(a) or before(*a))
+    assert run_bundle("r1") is first
+    assert made == []
+    add(recorder, [("loss", 3, 9.0)])
+    assert run_bundle("r1")["metrics"]["loss"] == 9.0
+    recorder.close()
+
+
+def test_a_run_that_logged_nothing_has_an_empty_bundle() -> None:
+    RunFolder("r1", status="done", ended=2e9)
+    found = run_bundle("r1")
+    assert (found["charts"], found["series"]) == ([], [])
+
+
+def test_not_a_number_stays_in_the_text_of_a_curve() -> None:
+    RunFolder("r1", status="failed").log(0, [("loss", 1, float("nan")), ("loss", 2, float("inf"))])
+    found = run_bundle("r1")
+    json.dumps(found, allow_nan=False)
+    assert found["metrics"] == {"loss": None}
+    assert found["series"][0]["values"] == "nan inf"
+
+
+def test_of_very_long_logs_parts_are_read_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder("r1", status="done")
+    for rank in range(2):
+        recorder = run.log(rank, [], close=False)
+        for start in range(0, 60_000, 500):
+            add(recorder, [("loss", step, step * 1.0) for step in range(start, start + 500)])
+        recorder.close()
+    size = (run.folder / "metrics-0000.log").stat().st_size
+    monkeypatch.setattr(logstore, "MOST", size // 2)
+    monkeypatch.setattr(logstore, "LEAST", 1 << 16)
+    store, notes = filled(run.folder)
+    assert "MB of them" in notes[0]
+    for replica in range(2):
+        steps, values, _ = store.points(replica, "loss")
+        assert steps[0] == 0
+        assert steps[-1] == 59_999
+        assert np.array_equal(steps, values)
+    assert any("MB of them" in remark for remark in run_bundle("r1")["remarks"])
+
+
+def test_what_is_no_log_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder("r1", status="done")
+    run.raw("metrics-0000.log", "this is text, and no log at all")
+    run.log(1, losses(2))
+    store, notes = filled(run.folder)
+    assert store.replicas == [1]
+    assert notes == ["metrics-0000.log is no metrics log"]
+
+
+def test_a_folder_that_has_gone_is_not_found() -> None:
+    run = RunFolder("r1", status="done")
+    runs = Runs()
+    runs.look()
+    shutil.rmtree(run.folder)
+    with pytest.raises(NotFoundError):
+        run_details("r1", runs)
