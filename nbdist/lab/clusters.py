@@ -41,6 +41,7 @@ class Clusters:
         """Why nbdist's folder cannot be used, or written to; None if it can. Known after a look."""
         self.seen: dict[str, Seen] = {}
         """What the last look has shown of our clusters, by id."""
+        self._folder = Path()
         self._found: dict[str, Found] = {}
         self._processes = Processes()
         self._watched: dict[str, Watched] = {}
@@ -51,16 +52,15 @@ class Clusters:
         folder = self._look_at_ours()
         found = self._parallel.look()
         kept = {one.keeper_folder for each in found for one in each.cluster.sets if one.keeper_folder}
-        ours = [
-            our_item(seen, self._versions)
+        ours = {
+            f"{folder}/{seen.id}": our_item(seen, self._versions)
             for seen in self.seen.values()
-            if seen.state != "starting" or str(folder / seen.id) not in kept
-        ]
-        shown = {str(folder / item["id"]) for item in ours}
-        others = [each for each in found if not any(one.keeper_folder in shown for one in each.cluster.sets)]
+            if seen.state != "starting" or f"{folder}/{seen.id}" not in kept
+        }
+        others = [each for each in found if not any(one.keeper_folder in ours for one in each.cluster.sets)]
         self._found = {f"ipp:{profile_of(each.path)}:{each.cluster.id}": each for each in others}
-        living = {str(folder / seen.id) for seen in self.seen.values() if seen.state != "stale"}
-        items = ours + [self._parallel.item(each, living.__contains__) for each in others]
+        living = {f"{folder}/{seen.id}" for seen in self.seen.values() if seen.state != "stale"}
+        items = [*ours.values(), *(self._parallel.item(each, living.__contains__) for each in others)]
         self._processes.forget_unused()
         return sorted(items, key=lambda item: (item["created"], item["id"]), reverse=True)
 
@@ -81,12 +81,14 @@ class Clusters:
         folder = home / "clusters" if home is not None else Path("/nowhere")
         names, problem = cluster_folders(folder)
         self.problem = self.problem or problem
-        for name in self._watched.keys() - set(names):
+        gone = self._watched.keys() if folder != self._folder else self._watched.keys() - set(names)
+        for name in list(gone):
             self._watched.pop(name).close()
+        self._folder = folder
         deadline = time.monotonic() + PATIENCE_SECONDS
         self.seen = {}
         for name in names:
-            if name not in self._watched or self._watched[name].folder != folder / name:
+            if name not in self._watched:
                 self._watched[name] = Watched(folder / name, self._processes)
             seen = self._watched[name].look(max(0.0, min(PATIENCE_SECONDS / 4, deadline - time.monotonic())))
             if seen is not None:

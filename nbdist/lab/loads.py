@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from nbdist.lab.processes import find_process, lives
+from nbdist.lab.processes import find_process
 from nbdist.lab.taskitems import MEGABYTE, Load, steady
 
 WINDOW_SECONDS = 1.5  # processor time is counted in hundredths of a second: over less, one of them shows
@@ -47,7 +47,7 @@ class Loads:
         that the number is known to be its own.
         """
         process, before = self._known.pop(pid, (None, None))
-        if process is None or (written is not None and not lives(process)):
+        if process is None or (written is not None and not process.is_running()):
             process, before = find_process(pid, written), None
         taken = None if process is None else read_process(process)
         if process is None or taken is None:

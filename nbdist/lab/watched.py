@@ -14,9 +14,8 @@ from typing import Any
 from nbdist.cluster.busy import FOLDER, runs_on
 from nbdist.cluster.folder import is_alive
 from nbdist.cluster.link import describe_exit
-from nbdist.cluster.owner import lives as owner_lives
 from nbdist.errors import NbdistError
-from nbdist.lab.clusterfile import Description, TaskSeen, parse_description
+from nbdist.lab.clusterfile import Description, Owner, TaskSeen, parse_description
 from nbdist.lab.keeperword import KeeperWord, Word
 from nbdist.lab.processes import Processes
 from nbdist.wire.hosts import host_identity
@@ -57,6 +56,7 @@ class Watched:
 
     def __init__(self, folder: Path, processes: Processes) -> None:
         self.folder = folder
+        self._file, self._busy_folder = f"{folder}/cluster.json", f"{folder}/{FOLDER}"
         self._processes = processes
         self._keeper = KeeperWord(folder)
         self._stamp: tuple[int, int, int] | None = None
@@ -71,7 +71,7 @@ class Watched:
         word = self._keeper.hear(patience)
         alive = self._keeper.connected or is_alive(self.folder)
         try:
-            status = os.lstat(self.folder / "cluster.json")
+            status = os.lstat(self._file)
         except OSError:
             return self._starting() if alive else None
         description = self._describe(status)
@@ -93,7 +93,7 @@ class Watched:
             dead,
             frozenset(() if word is None else word.pids.values()),
             self._works(living),
-            description.owner is not None and owner_lives(vars(description.owner)),
+            description.owner is not None and self._lives(description.owner),
             written,
         )
 
@@ -124,10 +124,14 @@ class Watched:
             task.rank: "its process is gone; how is not known: the keeper does not answer" for task in gone
         }
 
+    def _lives(self, owner: Owner) -> bool:
+        """Return whether the owner may still be there; one of another host counts as alive."""
+        return owner.host != host_identity() or self._processes.find(owner.pid, owner.started) is not None
+
     def _works(self, living: frozenset[int]) -> dict[int, str]:
         """Return which run each process works on; read anew when a file has come or gone."""
         try:
-            changed = os.stat(self.folder / FOLDER).st_mtime_ns
+            changed = os.stat(self._busy_folder).st_mtime_ns
         except OSError:
             return {}
         if self._busy is not None and self._busy[:2] == (changed, living):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fake_pynvml import FakeNvml
 from freezing import freeze
@@ -250,6 +251,20 @@ def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> No
     clusters.look()
     assert tasks.look(cluster.id)[1]["pid"] == cluster.tasks[1].pid != row["pid"]
     assert [one["dead"] for one in clusters.look() if one["id"] == cluster.id] == [[]]
+
+    keeper = psutil.Process(cluster.tasks[2].pid).parent()
+    assert keeper is not None
+    freeze(keeper.pid)
+    try:
+        os.kill(cluster.tasks[2].pid, signal.SIGKILL)
+        later = Clusters()  # which has never heard this keeper
+        while not next(one["dead"] for one in later.look() if one["id"] == cluster.id):
+            pause.wait(0.02)
+        row = Tasks(FakeRuns(), later).look(cluster.id)[2]
+        assert (row["state"], "the keeper does not answer" in row["note"]) == ("dead", True)
+        later.close()
+    finally:
+        keeper.resume()
 
     cluster.stop()
     assert [one for one in clusters.look() if one["id"] == cluster.id] == []

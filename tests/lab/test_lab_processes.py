@@ -1,0 +1,47 @@
+"""Processes that are looked at again and again: those of a file, and not later ones under their numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+
+from nbdist.lab.processes import CHECK_SECONDS, CLOCK_SECONDS, Processes
+
+
+def test_a_process_is_found_until_it_ends() -> None:
+    processes = Processes()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        written = psutil.Process(process.pid).create_time()
+        assert processes.find(process.pid, written) is not None
+        assert processes.find(process.pid, written - CLOCK_SECONDS - 1) is None  # it is younger than that
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert processes.find(process.pid, written) is None
+    assert processes.find(process.pid, written) is None
+    assert processes.find(1 << 30, written) is None
+
+
+def test_a_number_that_another_process_got_is_noticed() -> None:
+    now = [0.0]
+    processes = Processes(now=lambda: now[0])
+    mine = processes.find(os.getpid(), 1e12)
+    assert mine is not None
+    mine.is_running = lambda: False  # type: ignore[method-assign]  # as if the number had been given anew
+    now[0] = CHECK_SECONDS / 2
+    assert processes.find(os.getpid(), 1e12) is mine
+    now[0] = CHECK_SECONDS * 2
+    assert processes.find(os.getpid(), 1e12) is None
+    assert processes.find(os.getpid(), 1e12) is None
+
+
+def test_what_is_not_asked_for_is_forgotten() -> None:
+    processes = Processes()
+    first = processes.find(os.getpid(), 1e12)
+    processes.forget_unused()
+    assert processes.find(os.getpid(), 1e12) is first
+    processes.forget_unused()
+    processes.forget_unused()
+    assert processes.find(os.getpid(), 1e12) is not first
