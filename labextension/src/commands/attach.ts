@@ -1,0 +1,75 @@
+import { Clipboard, Dialog, Notification, showDialog } from '@jupyterlab/apputils';
+import { NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
+import { copyIcon, addIcon } from '@jupyterlab/ui-components';
+import { insertBelow } from '../notebook/insert';
+import { openNew } from '../notebook/newnotebook';
+import { described } from './describe';
+import type { Parts } from './parts';
+import { told } from './telling';
+
+const CODE = described({ code: ['string', 'Python that attaches a notebook to a cluster, run or sweep.'] });
+
+/** Commands for the code that attaches a notebook to a cluster, run or sweep. */
+export function addAttachCommands(parts: Parts): void {
+  const { commands } = parts.app;
+  const { trans } = parts.nbdist;
+  commands.addCommand('nbdist:insert-attach', {
+    label: trans.__('Insert Attach Code'),
+    caption: trans.__('Add a cell to the notebook that attaches it'),
+    icon: addIcon,
+    describedBy: CODE,
+    isEnabled: args => codeOf(args) !== '',
+    execute: args => told(args, () => insertAttach(codeOf(args), parts))
+  });
+  commands.addCommand('nbdist:copy-attach', {
+    label: trans.__('Copy Attach Code'),
+    caption: trans.__('Copy the code that attaches a notebook'),
+    icon: copyIcon,
+    describedBy: CODE,
+    isEnabled: args => codeOf(args) !== '',
+    execute: args =>
+      told(args, async () => {
+        Clipboard.copyToSystem(codeOf(args));
+        Notification.info(trans.__('The attach code is copied.'), { autoClose: 2000 });
+      })
+  });
+}
+
+function codeOf({ code }: { readonly code?: unknown }): string {
+  return typeof code === 'string' ? code : '';
+}
+
+/** Put code into the notebook that was used last; where there is none, offer a new one. */
+async function insertAttach(code: string, parts: Parts): Promise<void> {
+  const { app, notebooks, settings } = parts;
+  const panel = notebooks?.currentWidget;
+  if (panel) {
+    app.shell.activateById(panel.id); // another tab may be before it
+    await insertBelow(panel, code, settings.values.attachRuns);
+  } else if (await wantsNew(parts)) {
+    await openWith(code, parts);
+  }
+}
+
+async function wantsNew({ nbdist: { trans } }: Parts): Promise<boolean> {
+  const { button } = await showDialog({
+    title: trans.__('No notebook is open'),
+    body: trans.__('The code goes into a notebook. Open a new one with it?'),
+    buttons: [
+      Dialog.cancelButton({ label: trans.__('Cancel') }),
+      Dialog.okButton({ label: trans.__('New notebook') })
+    ]
+  });
+  return button.accept;
+}
+
+async function openWith(code: string, { app, files, nbdist, settings }: Parts): Promise<void> {
+  const cells = [code, ''].map(source => ({ cell_type: 'code', source }));
+  const opened = (await openNew(app, files?.model.path ?? '', cells, nbdist.trans)) as NotebookPanel | undefined;
+  if (opened && settings.values.attachRuns) {
+    await opened.context.ready;
+    await opened.sessionContext.ready;
+    opened.content.activeCellIndex = 0;
+    await NotebookActions.run(opened.content, opened.sessionContext);
+  }
+}

@@ -1,0 +1,14 @@
+import type { JupyterFrontEnd } from '@jupyterlab/application';
+import type { FileBrowser } from '@jupyterlab/filebrowser';
+import type { INotebookTracker } from '@jupyterlab/notebook';
+import type { Settings } from '../settings';
+import type { INbdist } from '../token';
+
+/** What commands work with. What is null is not part of this application: Jupyter Notebook lacks some. */
+export interface Parts {
+  readonly app: JupyterFrontEnd;
+  readonly nbdist: INbdist;
+  readonly settings: Settings;
+  readonly notebooks: INotebookTracker | null;
+  readonly files: FileBrowser | null;
+}

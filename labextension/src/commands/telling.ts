@@ -1,0 +1,34 @@
+import { Notification } from '@jupyterlab/apputils';
+
+/** What a command will not do, and why; shown as a warning, not as a failure. */
+export class Refused extends Error {
+  constructor(why: string) {
+    super(why);
+    this.name = 'Refused';
+  }
+}
+
+/**
+ * Do what a command does, and show what goes wrong; a caller that shows it itself says `quiet` and gets the error.
+ *
+ * What is done begins at once, not in a later turn of the event loop: a click allows a tab only for so long.
+ */
+export async function told<Result>(
+  args: { readonly quiet?: unknown },
+  act: () => Promise<Result>
+): Promise<Result | undefined> {
+  try {
+    return await act();
+  } catch (error) {
+    if (args.quiet === true) {
+      throw error;
+    }
+    const text = error instanceof Error ? error.message : String(error);
+    if (error instanceof Refused) {
+      Notification.warning(text, { autoClose: 10000 });
+    } else {
+      Notification.error(text, { autoClose: false });
+    }
+    return undefined;
+  }
+}
