@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nbdist.lab.clusterfile import Description
@@ -17,8 +17,11 @@ NOT_RUNNING = {
 }
 
 
-def our_item(seen: Seen, here: Mapping[str, str]) -> Item:
-    """Return the item of a cluster of ours; ``here`` are the versions that can talk to it."""
+def our_item(seen: Seen, here: Mapping[str, str], runs: Iterable[str] = ()) -> Item:
+    """Return the item of a cluster of ours; ``here`` are the versions that can talk to it.
+
+    ``runs`` go on on it beside those that its tasks tell of.
+    """
     description = seen.description or Description(None, 0, 0, "local", ())
     owner = description.owner
     can, why = possible(seen, here)
@@ -37,7 +40,7 @@ def our_item(seen: Seen, here: Mapping[str, str]) -> Item:
         else {"pid": owner.pid, "session": owner.session, "alive": seen.owner_alive},
         "detached": owner is None,
         "dead": [task.short for task in description.tasks if task.rank in seen.dead],
-        "runs": seen.runs,
+        "runs": list(dict.fromkeys([*seen.runs, *runs])),
         "attach": f"%load_ext nbdist\n%cluster attach {seen.id}",
         "can": can,
         "why": why,

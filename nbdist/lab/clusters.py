@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,15 @@ Item = dict[str, Any]
 class Clusters:
     """Lists clusters; made once and looked at again and again, by one thread at a time.
 
+    ``runs_on`` tells of runs that go on on a cluster beside those that its tasks tell of themselves: those
+    that a notebook drives (in-graph).
+
     clusters = Clusters()
     [item["id"] for item in clusters.look()]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runs_on: Callable[[str], Iterable[str]] = lambda cluster_id: ()) -> None:
+        self._runs_on = runs_on
         self.problem: str | None = None
         """Why nbdist's folder cannot be used, or written to; None if it can. Known after a look."""
         self.seen: dict[str, Seen] = {}
@@ -53,7 +57,7 @@ class Clusters:
         found = self._parallel.look()
         kept = {one.keeper_folder for each in found for one in each.cluster.sets if one.keeper_folder}
         ours = {
-            f"{folder}/{seen.id}": our_item(seen, self._versions)
+            f"{folder}/{seen.id}": our_item(seen, self._versions, self._runs_on(seen.id))
             for seen in self.seen.values()
             if seen.state != "starting" or f"{folder}/{seen.id}" not in kept
         }

@@ -16,6 +16,7 @@ from nbdist.lab.folderlist import FolderList, is_id
 from nbdist.lab.homefolder import look_home
 from nbdist.lab.knownrun import KnownRun
 from nbdist.lab.living import Living
+from nbdist.lab.record import GOING
 
 MOST = 200  # runs that are looked at: the newest
 BYTES = 4 << 20  # of logs that one look reads
@@ -87,6 +88,12 @@ class Runs:
             workers = run.record.workers
             told = run.pace.by_replica()
             return {workers[index] if workers else index: one for index, one in told.items()}
+
+    def on_cluster(self, cluster_id: str) -> list[str]:
+        """Return the runs that go on on a cluster, as of the last look, in-graph ones too."""
+        with self._lock:
+            items = [run.item for run in self._known.values() if run.item is not None and not run.gone]
+            return [one["id"] for one in items if one["cluster"] == cluster_id and one["status"] in GOING]
 
     def _begin(self) -> tuple[Path | None, Living | None]:
         home, why = look_home()

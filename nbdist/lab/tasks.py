@@ -26,6 +26,9 @@ class TellsOfTasks(Protocol):
     def tasks_of(self, run_id: str, /) -> Told:
         """Return by rank: state, step, steps_per_second, straggler."""
 
+    def on_cluster(self, cluster_id: str, /) -> list[str]:
+        """Return the runs that go on on a cluster."""
+
 
 class Tasks:
     """Lists tasks; made once and looked at again and again, by one thread at a time.
@@ -54,7 +57,7 @@ class Tasks:
         taken = {task.rank: look_at(loads, task, seen) for task in tasks if is_here(task)}
         loads.forget_others({task.pid for task in tasks})
         used, problem = gpus.look(wanted_gpus(seen, taken))
-        told = {run: self._told(run) for run in seen.runs}
+        told = {run: self._told(run) for run in [*seen.runs, *self._runs.on_cluster(cluster_id)]}
         return [_row(cluster_id, task, seen, taken, told, used, problem) for task in tasks]
 
     def _told(self, run: str) -> Told:
@@ -86,6 +89,15 @@ def wanted_gpus(seen: Seen, taken: Mapping[int, Load | None]) -> dict[int, str]:
     return wanted
 
 
+def run_of(task: TaskSeen, seen: Seen, told: Mapping[str, Told]) -> str | None:
+    """Return the run that a task works on: its process says so, or an in-graph run that has it as a replica.
+
+    The body of an in-graph run is in the notebook's process, so that the tasks themselves know of no run.
+    """
+    driven = (run for run in told if run not in seen.runs and task.rank in told[run])
+    return seen.busy.get(task.pid) or next(driven, None)
+
+
 def _row(
     cluster: str,
     task: TaskSeen,
@@ -99,7 +111,7 @@ def _row(
     dead = seen.dead.get(task.rank)
     if dead is None and here and load is None:
         dead = seen.error or "its process is gone"
-    gpu, run = used.get(task.pid), seen.busy.get(task.pid)
+    gpu, run = used.get(task.pid), run_of(task, seen, told)
     note = None if here else ELSEWHERE
     if here and problem is not None and gpu is None and (task.device or "").startswith("GPU"):
         note = f"no figures of its GPU: {problem}"

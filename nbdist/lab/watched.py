@@ -39,7 +39,7 @@ class Seen:
     vouched: frozenset[int] = frozenset()
     """The pids that the keeper itself has named just now: they are the tasks' own."""
     busy: Mapping[int, str] = field(default_factory=dict)
-    """By pid: the run that the task's process works on."""
+    """By pid: the run that the task's process works on; no in-graph run, whose body is in a notebook."""
     owner_alive: bool = False
     written: float = 0.0
     """When the file was, which names the processes: one that is younger is another."""

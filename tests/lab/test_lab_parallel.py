@@ -62,6 +62,9 @@ class NoRuns:
     def tasks_of(self, run_id: str) -> dict[int, dict[str, Any]]:
         return {}
 
+    def on_cluster(self, cluster_id: str) -> list[str]:
+        return []
+
 
 def standard(controller: int, engines: list[int], **cluster: Any) -> dict[str, Any]:
     """Return what ipyparallel writes of a controller and engines of this host."""

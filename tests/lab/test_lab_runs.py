@@ -74,6 +74,16 @@ def test_a_run_that_goes_on() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_which_runs_go_on_on_a_cluster() -> None:
+    for name, status, where in (("r1", "running", "c1"), ("r2", "done", "c1"), ("r3", "running", "gone")):
+        RunFolder(name, status=status, cluster=where)
+    runs = Runs()
+    assert runs.on_cluster("c1") == []  # nobody has looked
+    runs.look()
+    assert (runs.on_cluster("c1"), runs.on_cluster("gone"), runs.on_cluster("../x")) == (["r1"], [], [])
+
+
+@pytest.mark.usefixtures("cluster")
 def test_a_run_is_followed_until_it_has_ended() -> None:
     run, runs = RunFolder("r1", workers=1), Runs()
     recorder = run.log(0, losses(3), close=False)

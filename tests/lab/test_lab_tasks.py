@@ -33,10 +33,13 @@ KEYS = {
 
 
 class FakeRuns:
-    """Knows one run."""
+    """Knows one run, which may go on on any cluster without its tasks knowing."""
 
-    def __init__(self, told: dict[int, dict[str, Any]] | None = None) -> None:
-        self.told = told or {}
+    def __init__(self, told: dict[int, dict[str, Any]] | None = None, driven: bool = False) -> None:
+        self.told, self.driven = told or {}, driven
+
+    def on_cluster(self, cluster_id: str) -> list[str]:
+        return ["a_run"] if self.driven else []
 
     def tasks_of(self, run_id: str) -> dict[int, dict[str, Any]]:
         if run_id != "a_run":
@@ -85,6 +88,21 @@ def test_a_row(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     assert row["memory"] > 0
     assert (row["cpu"], row["gpu"], row["note"]) == (None, None, None)
     assert (other["state"], other["run"], other["step"]) == ("busy", "a_run", None)
+
+
+def test_an_in_graph_run_is_known_by_its_folder_alone(
+    clusters: Clusters, sleeper: subprocess.Popen[bytes]
+) -> None:
+    runs = FakeRuns({1: {"state": "paused", "step": 5}}, driven=True)
+    tasks = [a_task(0, sleeper.pid, "ps"), a_task(1, sleeper.pid, index=0)]
+    with a_cluster("mine", tasks):
+        clusters.look()
+        ps, worker = Tasks(runs, clusters).look("mine")
+        assert (ps["state"], ps["run"]) == ("idle", None)
+        assert (worker["state"], worker["run"], worker["step"]) == ("paused", "a_run", 5)
+        knowing = Clusters(runs.on_cluster)
+        assert knowing.look()[0]["runs"] == ["a_run"]
+        knowing.close()
 
 
 def test_an_idle_clusters_rows_stay_as_they_are(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
