@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import nbformat
+from browser_server import ROOT
 from runs_to_show import add_points, summary
 
 from nbdist.metrics.store import RunStore
+from nbdist.sweep.ranges import log, uniform, when
+from nbdist.sweep.space import Space
 from nbdist.ui.frozen import frozen
+from nbdist.ui.sweepfrozen import frozen_sweep
+
+sys.path.append(str(ROOT / "tests" / "ui"))
+
+from sweep_shown import ShownSweep
+
+SPACE = Space(
+    {
+        "lr": log(1e-4, 1e-1),
+        "hidden": [32, 64, 128],
+        "opt": ["sgd", "adam"],
+        "momentum": when(uniform(0, 0.99), opt="sgd"),
+    }
+)
 
 
 def run_bundle(title: str = "digits", *, replicas: int = 2, steps: int = 400) -> dict[str, Any]:
@@ -18,6 +38,19 @@ def run_bundle(title: str = "digits", *, replicas: int = 2, steps: int = 400) ->
     store = RunStore()
     add_points(store, replicas, 0, steps, steps)
     return frozen(store, summary(title, replicas, steps))
+
+
+def sweep_bundle(trials: int = 60) -> dict[str, Any]:
+    """What a sweep leaves in a notebook, whose trials ended in all ways."""
+    dice, sweep = Random(3), ShownSweep(SPACE, trials)
+    for number in range(trials):
+        parameters = SPACE.fill(lambda _, one: one.draw(dice.random()))
+        state = dice.choice(["complete", "complete", "complete", "pruned", "failed"])
+        last = 0.9 - (math.log10(float(str(parameters["lr"]))) + 2) ** 2 / 20 + dice.gauss(0, 0.01)
+        curve = [last * (1 - math.exp(-step / 3)) for step in range(1, 4 if state == "pruned" else 13)]
+        error = "ValueError: 7" if state == "failed" else ""
+        sweep.run(number, parameters, curve, state=state, error=error, values={"loss": 1 - last})
+    return frozen_sweep(sweep.end())
 
 
 def write_saved(path: Path, bundles: Sequence[Mapping[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 import { make } from '@widget/dom.js';
 import type { Kind } from './renderer';
 import { readRun, type RunBundle } from './runbundle';
+import { readSweep, type SweepBundle } from './sweepbundle';
 
 export const RUN: Kind<RunBundle> = {
   mimeType: 'application/vnd.nbdist.run+json',
@@ -13,6 +14,26 @@ export const RUN: Kind<RunBundle> = {
   below: (told, { leftOut }, trans) => {
     const left = trans._n('%1 curve had no room in the notebook.', '%1 curves had no room in the notebook.', leftOut, leftOut);
     const parts = leftOut ? [make('p', {}, left), ...told] : told;
+    return parts.length ? [make('div', { class: 'nbd-told' }, ...parts)] : [];
+  }
+};
+
+export const SWEEP: Kind<SweepBundle> = {
+  mimeType: 'application/vnd.nbdist.sweep+json',
+  read: readSweep,
+  draw: async bundle => (await import('./sweepdrawing')).drawSweep(bundle),
+  id: bundle => bundle.snapshot.head.id,
+  attaches: trans => trans.__('follows the sweep from a kernel, where trials can be added, stopped and cloned.'),
+  below: (told, { shown, of }, trans) => {
+    const parts: HTMLElement[] = [];
+    if (shown < of) {
+      parts.push(make('p', {}, trans.__('%1 of %2 trials had room in the notebook: the best, and some of all others.', shown, of)));
+    }
+    if (told.length) {
+      const words = make('details', {}, make('summary', {}, trans.__('In words')), ...told);
+      words.open = told.some(part => part instanceof HTMLPreElement); // something went wrong
+      parts.push(words);
+    }
     return parts.length ? [make('div', { class: 'nbd-told' }, ...parts)] : [];
   }
 };

@@ -3,7 +3,7 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
-import { RUN } from './kinds';
+import { RUN, SWEEP } from './kinds';
 import { type Around, BundleRenderer, type Kind } from './renderer';
 
 const RANK = 10; // before text/html, which has 50, and the picture
@@ -17,6 +17,7 @@ export const renderers: JupyterFrontEndPlugin<void> = {
   activate: (app: JupyterFrontEnd, registry: IRenderMimeRegistry, translator: ITranslator | null): void => {
     const around = { trans: (translator ?? nullTranslator).load('nbdist'), commands: app.commands };
     add(registry, RUN, around);
+    add(registry, SWEEP, around);
   }
 };
 

@@ -1,0 +1,80 @@
+import { Grid } from '@widget/sweep/grid.js';
+import { beforeAll, describe, expect, it } from 'vitest';
+import { SWEEP } from '../src/render/kinds';
+import { readSweep } from '../src/render/sweepbundle';
+import { Unreadable } from '../src/render/unreadable';
+import { RUBBISH, spoilt } from './renderrubbish';
+import data from './rendersweep.json';
+
+describe('readSweep', () => {
+  it('keeps what a sweep has left in a notebook', () => {
+    const { snapshot, shown, of } = readSweep(data);
+    expect([shown, of]).toEqual([12, 12]);
+    const { head, status, trials, curves, spans, best } = snapshot as Record<string, any>;
+    const { parameters, ...about } = head;
+    expect(about).toEqual({ ...data.head, parameters: undefined });
+    expect(parameters.map(({ name }: { name: string }) => name)).toEqual(data.head.parameters.map(({ name }) => name));
+    expect(status).toEqual(data.status);
+    expect(trials).toMatchObject({
+      number: data.trials.number,
+      state: data.trials.state,
+      value: data.trials.value,
+      parameters: data.trials.parameters
+    });
+    expect(curves).toEqual(data.curves);
+    expect(spans).toEqual(data.spans);
+    expect(best).toEqual(data.best);
+  });
+
+  it.each([...RUBBISH, { version: 1 }, { version: 1, head: {}, status: [] }])('refuses what is no sweep: %j', other => {
+    expect(() => readSweep(other)).toThrow(Unreadable);
+  });
+
+  it('says of a newer version which one it is', () => {
+    expect(() => readSweep({ ...data, version: 2 })).toThrow(expect.objectContaining({ newer: 2 }));
+  });
+
+  it('leaves out rows that no trial can have', () => {
+    const trials = { number: [0, 0, -1, 1, 'x', 2], state: [2, 2, 2, 9, 2, 3], value: [1, 2, 3, 4, 5, 6] };
+    const { snapshot } = readSweep({ ...data, trials });
+    expect(snapshot.trials).toMatchObject({ number: [0, 2], state: [2, 3], value: [1, 6], attempt: [1, 1] });
+  });
+});
+
+describe('the grid', () => {
+  beforeAll(() => {
+    const nothing = (): unknown => new Proxy({}, { get: (_, name) => (name === 'measureText' ? () => ({ width: 9 }) : nothing), set: () => true });
+    HTMLCanvasElement.prototype.getContext = (() => nothing()) as never;
+    Object.defineProperty(Element.prototype, 'clientWidth', { get: () => 800, configurable: true });
+  });
+
+  it('draws what is left of damaged data', () => {
+    for (const spoiltData of spoilt(data, 80)) {
+      const grid = new Grid('g', null);
+      document.body.replaceChildren(grid.element);
+      let bundle;
+      try {
+        bundle = readSweep({ ...spoiltData, version: 1 });
+      } catch (error) {
+        expect(error).toBeInstanceOf(Unreadable);
+        continue;
+      }
+      grid.model.apply(bundle.snapshot);
+      grid.draw();
+      expect(grid.element.querySelectorAll('img, script')).toHaveLength(0);
+      grid.destroy();
+    }
+  });
+
+  it('has nothing to wish, where nobody hears wishes', async () => {
+    const { element, redraw, close } = await SWEEP.draw(readSweep(data));
+    document.body.replaceChildren(element);
+    redraw();
+    const buttons = [...element.querySelectorAll('button')].map(button => button.textContent);
+    for (const wish of ['Pause', 'End', 'Add trials', 'Edit the space', 'Stop', 'Retry', 'Clone…', 'Fill next cell', 'Again']) {
+      expect(buttons).not.toContain(wish);
+    }
+    expect(buttons).toContain('Next');
+    close();
+  });
+});
