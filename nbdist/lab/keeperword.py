@@ -102,6 +102,10 @@ class KeeperWord:
         self._socket, self._word, self._heard = None, None, b""
         self._asked = self._fresh = False
 
+    def __del__(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
     def _connect(self) -> None:
         self._retry_at = time.monotonic() + RETRY_SECONDS
         one = socket.socket(socket.AF_UNIX)

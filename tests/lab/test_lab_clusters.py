@@ -88,6 +88,13 @@ def test_a_home_that_cannot_be_used_is_told(clusters: Clusters, home: Path) -> N
     assert clusters.problem is None
 
 
+def test_another_users_home_is_not_looked_into(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_cluster("mine", []):
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        assert clusters.look() == []
+        assert "not to user 12345" in str(clusters.problem)
+
+
 def test_a_home_that_cannot_be_made_is_told(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDIST_HOME", "/proc/nothing/here")
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # whoever runs the tests may write anywhere
