@@ -1,0 +1,36 @@
+"""What this server can do, for the page's form: cores, GPUs, launchers, and why something is not there."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbdist.cluster.launch import LAUNCHERS
+from nbdist.cluster.resources import count_cores, list_gpus
+from nbdist.home import home_path
+from nbdist.lab.homefolder import look_home
+from nbdist.lab.state import VERSION
+from nbdist.lab.tensorboard import problem as tensorboard_problem
+from nbdist.lab.usage import nvml_problem
+from nbdist.runtime.server import nbdist_version
+
+
+def about() -> dict[str, Any]:
+    """Return what ``GET nbdist/api/v1`` answers; reads the disk, and asks for GPUs the first time."""
+    folder, why = look_home()
+    return {
+        "version": VERSION,
+        "nbdist": nbdist_version(),
+        "cores": count_cores(),
+        "gpus": _gpus(),
+        "launchers": list(LAUNCHERS),
+        "nvml": nvml_problem(),
+        "tensorboard": tensorboard_problem(),
+        "home": str(folder or home_path()),
+        "problem": why,
+    }
+
+
+@cache
+def _gpus() -> int:
+    return len(list_gpus())

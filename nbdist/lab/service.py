@@ -1,0 +1,66 @@
+"""What all routes of a Jupyter server share: what they read, on which threads, and what pages have begun."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from nbdist.errors import DeadlineExceededError
+from nbdist.lab.state import State
+from nbdist.lab.views import Views, real_views
+from nbdist.lab.worker import Worker
+
+SERVICE = "nbdist_service"
+"""Its name among the server's settings."""
+READ_SECONDS = 30.0  # after which a page is told that its question takes too long
+READERS = 4  # threads for what a page asks once; what it follows has its own
+Result = TypeVar("Result")
+
+
+class Service:
+    """Made once for a server. Nothing is read, and nothing runs, until a page asks."""
+
+    def __init__(self, make_views: Callable[[], Views] = real_views) -> None:
+        self._make_views, self._making = make_views, threading.Lock()
+        self._made: Views | None = None
+        self._joined: State | None = None
+        self._readers = Worker("nbdist-read", READERS)
+        self._looker = Worker("nbdist-look")
+
+    async def read(self, view: Callable[[Views], Result]) -> Result:
+        """Return what a view returns, which runs on a thread."""
+        return await within(READ_SECONDS, self._readers.run(lambda: view(self._views())))
+
+    async def look(self, cluster: str | None) -> dict[str, Any]:
+        """Return the state as it is now."""
+        return await within(READ_SECONDS, self._looker.run(lambda: self._state().look(cluster)))
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._readers.close()
+        self._looker.close()
+
+    def _views(self) -> Views:
+        """Make them at the first use, on a thread: importing what they need takes a moment."""
+        with self._making:
+            if self._made is None:
+                self._made = self._make_views()
+            return self._made
+
+    def _state(self) -> State:
+        if self._joined is None:
+            views = self._views()
+            self._joined = State(views.clusters, views.tasks, views.runs, views.sweeps)
+        return self._joined
+
+
+async def within(seconds: float, work: Awaitable[Result]) -> Result:
+    """Return what comes of some work; raise DeadlineExceededError if it takes longer."""
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise DeadlineExceededError(
+            f"reading has taken more than {seconds:g} s: the disk of nbdist's folder is slow; try again"
+        ) from None

@@ -1,0 +1,58 @@
+"""What is read for the page, each by whoever knows how: the one place where all of it meets.
+
+The server starts without any of it: it is imported when a page asks for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nbdist.errors import NotFoundError
+from nbdist.lab.state import Item, Lister, TaskLister
+
+Details = Callable[[str], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Views:
+    """The readers of everything that a page shows. All run on threads, one look at a time."""
+
+    about: Callable[[], dict[str, Any]]
+    clusters: Lister
+    tasks: TaskLister
+    runs: Lister
+    sweeps: Lister
+    run_details: Details
+    run_bundle: Details
+    sweep_details: Details
+    sweep_bundle: Details
+    open_file: Callable[[str, str], tuple[BinaryIO, int]]
+
+
+def real_views(root: Path | None = None) -> Views:
+    """Return those that read this user's own folders; ``root`` is where Jupyter's file browser begins."""
+    from nbdist.lab.about import about
+    from nbdist.lab.clusters import Clusters
+    from nbdist.lab.files import open_file
+    from nbdist.lab.rundetails import run_bundle, run_details
+    from nbdist.lab.runs import Runs
+    from nbdist.lab.tasks import Tasks
+
+    runs = Runs(root)
+    clusters = Clusters(runs.on_cluster)
+    return Views(
+        about, clusters, Tasks(runs, clusters), runs, _NoSweeps(),
+        lambda run: run_details(run, runs), run_bundle, _no_sweep, _no_sweep, open_file,
+    )  # fmt: skip
+
+
+class _NoSweeps:
+    def look(self) -> list[Item]:
+        return []
+
+
+def _no_sweep(sweep: str) -> Item:
+    raise NotFoundError(f"no sweep {sweep!r}")

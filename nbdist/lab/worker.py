@@ -1,0 +1,77 @@
+"""Threads that read for the server's event loop: a slow disk holds up a thread and never the loop.
+
+They are daemons: one that hangs on a file system that does not answer cannot keep the server from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from nbdist.errors import UnavailableError
+
+Result = TypeVar("Result")
+_Work = Callable[[], None]
+
+
+class Worker:
+    """Up to ``threads`` threads, started when there is work for them.
+
+    At most ``waiting`` calls wait for a thread; more are refused with `UnavailableError`.
+    """
+
+    def __init__(self, name: str, threads: int = 1, waiting: int = 64) -> None:
+        self._name, self._most, self._waiting = name, threads, waiting
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._pending = 0
+
+    async def run(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """Return what ``call(*arguments)`` returns on one of the threads, or raise what it raises.
+
+        Who stops waiting for it does not stop it.
+        """
+        if self._pending >= self._most + self._waiting:
+            raise UnavailableError(
+                "too much is being read at once: the disk of nbdist's folder is slow, or does not answer"
+            )
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Result] = loop.create_future()
+        self._pending += 1
+
+        def work() -> None:
+            try:
+                result, error = call(*arguments), None
+            except BaseException as raised:
+                result, error = None, raised
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+                loop.call_soon_threadsafe(self._told, answer, result, error)
+
+        self._work.put(work)
+        if len(self._threads) < min(self._most, self._pending):
+            name = f"{self._name}-{len(self._threads)}"
+            self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
+            self._threads[-1].start()
+        return await answer
+
+    def close(self) -> None:
+        """Have the threads end when they have done what was asked of them."""
+        for _ in self._threads:
+            self._work.put(None)
+
+    def _told(self, answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        self._pending -= 1
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()

@@ -1,0 +1,116 @@
+"""Items and listers with the same face as the real ones, for tests of what stands above them."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from nbdist.errors import NotFoundError
+from nbdist.lab.service import SERVICE, Service
+from nbdist.lab.views import Views
+
+Item = dict[str, Any]
+
+
+def cluster_item(id: str, **more: Any) -> Item:
+    return {
+        "id": id, "kind": "nbdist", "title": id, "state": "running", "launcher": "local", "workers": 2,
+        "ps": 0, "engines": 2, "created": 1.0, "owner": None, "detached": True, "dead": [], "runs": [],
+        "attach": "", "can": {"stop": True, "grow": True, "restart": True}, "why": {}, "lines": [],
+        "error": None, **more,
+    }  # fmt: skip
+
+
+def run_item(id: str, **more: Any) -> Item:
+    return {
+        "id": id, "name": id, "status": "done", "created": 1.0, "step": 1, "error": None,
+        "can": {"stop": True}, "why": {}, **more,
+    }  # fmt: skip
+
+
+def sweep_item(id: str, **more: Any) -> Item:
+    can = {"stop": True, "pause": True, "resume": True}
+    return {"id": id, "state": "done", "created": 1.0, "error": None, "can": can, "why": {}, **more}
+
+
+def task_item(cluster: str, rank: int, **more: Any) -> Item:
+    return {"cluster": cluster, "rank": rank, "state": "idle", **more}
+
+
+@dataclass
+class Listed:
+    """A lister of what a test puts into it; it counts how often it is asked."""
+
+    items: list[Item] = field(default_factory=list)
+    asked: int = 0
+    fails: Exception | None = None
+
+    def look(self) -> list[Item]:
+        self.asked += 1
+        if self.fails is not None:
+            raise self.fails
+        return list(self.items)
+
+
+@dataclass
+class ListedTasks:
+    by_cluster: dict[str, list[Item]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def look(self, cluster_id: str) -> list[Item]:
+        self.asked.append(cluster_id)
+        return list(self.by_cluster.get(cluster_id, []))
+
+
+@dataclass
+class Fakes:
+    """Everything a service reads, as a test wants it."""
+
+    clusters: Listed = field(default_factory=Listed)
+    tasks: ListedTasks = field(default_factory=ListedTasks)
+    runs: Listed = field(default_factory=Listed)
+    sweeps: Listed = field(default_factory=Listed)
+    files: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    fails: Exception | None = None
+
+    def views(self) -> Views:
+        return Views(
+            lambda: {"version": 1}, self.clusters, self.tasks, self.runs, self.sweeps,
+            self._run, self._run, self._sweep, self._sweep, self._file,
+        )  # fmt: skip
+
+    def clear(self) -> None:
+        """Have nothing, and nothing that fails."""
+        for lister in (self.clusters, self.runs, self.sweeps):
+            lister.items, lister.asked, lister.fails = [], 0, None
+        self.tasks.by_cluster, self.tasks.asked = {}, []
+        self.files, self.fails = {}, None
+
+    def put_into(self, app: Any) -> None:
+        """Have a server's routes read from here."""
+        app.web_app.settings[SERVICE]._make_views = self.views
+
+    def service(self) -> Service:
+        return Service(self.views)
+
+    def _run(self, id: str) -> Item:
+        if self.fails is not None:
+            raise self.fails
+        return found(self.runs.items, id)
+
+    def _sweep(self, id: str) -> Item:
+        return found(self.sweeps.items, id)
+
+    def _file(self, run: str, path: str) -> tuple[BinaryIO, int]:
+        if (run, path) not in self.files:
+            raise NotFoundError(f"run {run} has no file {path!r}")
+        data = self.files[run, path]
+        return io.BytesIO(data), len(data)
+
+
+def found(items: list[Item], id: str) -> Item:
+    for item in items:
+        if item["id"] == id:
+            return item
+    raise NotFoundError(f"no {id!r}")

@@ -1,0 +1,137 @@
+"""A real Jupyter server inside the test's own process, with our extension alone, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import websocket
+from jupyter_server.serverapp import ServerApp
+from tornado.httpserver import HTTPServer
+
+Result = TypeVar("Result")
+TOKEN = "a-token-for-tests"
+BASE = "/user/some one@home/".replace(" ", "%20")  # with signs that a pattern could trip over
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Server:
+    """The server and where it listens."""
+
+    app: ServerApp
+    loop: asyncio.AbstractEventLoop
+    port: int
+    cookies: dict[str, str] = field(default_factory=dict)
+
+    def do(self, work: Awaitable[Result]) -> Result:
+        """Return what a coroutine returns on the server's loop."""
+
+        async def done() -> Result:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(done(), self.loop).result(60)
+
+    def ask(
+        self, verb: str, path: str, body: Any = None, headers: dict[str, str] | None = None, raw: bytes = b""
+    ) -> Answer:
+        """Send a request as one who has the token, unless other headers are given."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            sent = raw or (b"" if body is None else json.dumps(body).encode())
+            given = {"Authorization": f"token {TOKEN}"} if headers is None else headers
+            connection.putrequest(verb, BASE + path, skip_accept_encoding=True)
+            for name, value in {**given, "Content-Length": str(len(sent))}.items():
+                connection.putheader(name, value)
+            connection.endheaders(sent or None)
+            answer = connection.getresponse()
+            return Answer(answer.status, dict(answer.headers.items()), answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        """Return the JSON at an address below nbdist/api/v1."""
+        answer = self.ask("GET", f"nbdist/api/v1{path}")
+        assert answer.status == 200, answer
+        return answer.json
+
+    def stream(self, headers: dict[str, str] | None = None, path: str = "stream") -> websocket.WebSocket:
+        """Open a WebSocket as one who has the token, unless other headers are given."""
+        given = {"Authorization": f"token {TOKEN}"} if headers is None else headers
+        return websocket.create_connection(
+            f"ws://127.0.0.1:{self.port}{BASE}nbdist/api/v1/{path}",
+            timeout=30,
+            header=given,
+            suppress_origin=True,
+        )
+
+
+@contextmanager
+def serving(folder: Path, prepare: Callable[[ServerApp], object] = id, **options: Any) -> Iterator[Server]:
+    """Run a server until the block ends; ``prepare`` is called with it before it listens."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="jupyter-server")
+    thread.start()
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setblocking(False)  # as tornado takes it for granted
+    port = listening.getsockname()[1]
+
+    async def start() -> tuple[ServerApp, HTTPServer]:
+        ServerApp.clear_instance()
+        app = ServerApp.instance(
+            port=port, open_browser=False, allow_root=True, base_url=BASE, root_dir=str(folder), **options
+        )
+        app.config.ServerApp.jpserver_extensions = {"nbdist.lab": True}
+        app.config.IdentityProvider.token = TOKEN
+        app.initialize(argv=[], new_httpserver=False)
+        prepare(app)
+        http_server = HTTPServer(app.web_app)
+        http_server.add_socket(listening)
+        return app, http_server
+
+    async def stop(app: ServerApp, http_server: HTTPServer) -> None:
+        http_server.stop()
+        await http_server.close_all_connections()
+        await app._cleanup()
+        app.kernel_manager.context.destroy()
+        await loop.shutdown_default_executor()
+
+    def do(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(60)
+
+    environment = {
+        "JUPYTER_NO_CONFIG": "1",
+        **{f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")},
+    }
+    try:
+        with patch.dict("os.environ", environment), patch.object(ServerApp, "init_signal"):
+            app, http_server = do(start())
+            try:
+                yield Server(app, loop, port)
+            finally:
+                do(stop(app, http_server))
+    finally:
+        ServerApp.clear_instance()
+        listening.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,90 @@
+"""The routes that read, over a real Jupyter server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from labfakes import Fakes, cluster_item, run_item, task_item
+from labserver import Server, serving
+
+from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, NotAllowedError
+
+fakes = Fakes()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("jupyter"), fakes.put_into) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def nothing_listed() -> None:
+    fakes.clear()
+
+
+def test_what_the_server_is_said(server: Server) -> None:
+    assert server.get("") == {"version": 1}
+    assert server.get("/") == {"version": 1}
+
+
+def test_the_state_has_everything(server: Server) -> None:
+    fakes.clusters.items = [cluster_item("a")]
+    fakes.runs.items = [run_item("old"), run_item("new", created=2.0)]
+    fakes.tasks.by_cluster = {"a": [task_item("a", 0)]}
+    state = server.get("/state")
+    assert [run["id"] for run in state["runs"]] == ["new", "old"]
+    assert (state["version"], state["tasks"], state["cluster"], state["problems"]) == (1, [], None, [])
+    assert server.get("/state?cluster=a")["tasks"] == [task_item("a", 0)]
+
+
+def test_one_lister_that_fails_takes_no_other_with_it(server: Server) -> None:
+    fakes.clusters.fails = NotAllowedError("the folder is not yours")
+    fakes.sweeps.fails = ZeroDivisionError()
+    fakes.runs.items = [run_item("a")]
+    state = server.get("/state")
+    assert [run["id"] for run in state["runs"]] == ["a"]
+    assert state["problems"] == [
+        "the sweeps cannot be listed: the Jupyter server's log says why",
+        "the folder is not yours",
+    ]
+
+
+def test_details_of_a_run(server: Server) -> None:
+    fakes.runs.items = [run_item("a")]
+    assert server.get("/runs/a") == server.get("/runs/a/data") == run_item("a")
+    assert server.ask("GET", "nbdist/api/v1/runs/b").status == 404
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (FailedPreconditionError("not 100% there"), 409, "not 100% there"),
+        (NotAllowedError("no"), 403, "no"),
+        (DataLossError("torn"), 409, "torn"),
+        (NbdistError("secret"), 500, "something went wrong in the Jupyter server: its log says what"),
+        (KeyError("secret"), 500, "something went wrong in the Jupyter server: its log says what"),
+    ],
+)
+def test_errors(server: Server, error: Exception, status: int, message: str) -> None:
+    fakes.fails = error
+    answer = server.ask("GET", "nbdist/api/v1/runs/a")
+    assert (answer.status, answer.json) == (status, {"message": message, "reason": None})
+
+
+def test_a_file_is_sent_as_it_is(server: Server) -> None:
+    data = bytes(range(256)) * 4000
+    fakes.files = {("a", "checkpoints/m ü.bin"): data}
+    answer = server.ask("GET", "nbdist/api/v1/runs/a/files/checkpoints/m%20%C3%BC.bin")
+    assert (answer.status, answer.body) == (200, data)
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Content-Disposition"] == "attachment; filename*=utf-8''m%20%C3%BC.bin"
+    assert answer.headers["Content-Length"] == str(len(data))
+
+
+def test_looking_does_not_count_as_activity(server: Server) -> None:
+    server.app.web_app.settings.pop("api_last_activity", None)
+    server.get("/state")
+    assert "api_last_activity" not in server.app.web_app.settings

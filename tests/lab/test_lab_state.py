@@ -1,0 +1,126 @@
+"""The state that pages show: its changes are all that they need, and what is under way is in it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from labfakes import Listed, ListedTasks, cluster_item, run_item, sweep_item, task_item
+
+from nbdist.lab.state import State, applied, changes, ordered
+from nbdist.lab.underway import Underway
+
+START = Underway("clusters", "c", "start", 5.0, {"workers": 2, "ps": 1, "launcher": "local"}, ("engines",))
+
+created = st.one_of(st.none(), st.floats(0, 3))
+items = st.dictionaries(st.sampled_from("abcde"), st.tuples(created, st.integers(0, 2))).map(
+    lambda found: [{"id": id, "created": when, "step": step} for id, (when, step) in found.items()]
+)
+tasks = st.dictionaries(st.integers(0, 4), st.integers(0, 2)).map(
+    lambda found: [{"rank": rank, "step": step} for rank, step in found.items()]
+)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> dict[str, Any]:
+    lists = {name: ordered(draw(items), name) for name in ("clusters", "runs", "sweeps")}
+    cluster = draw(st.sampled_from([None, "a", "b"]))
+    own = [] if cluster is None else [{**task, "cluster": cluster} for task in draw(tasks)]
+    problems = draw(st.lists(st.sampled_from("xy"), max_size=2))
+    return {"version": 1, **lists, "tasks": ordered(own, "tasks"), "cluster": cluster, "problems": problems}
+
+
+@given(states(), states())
+def test_changes_are_all_that_a_page_needs(before: dict[str, Any], after: dict[str, Any]) -> None:
+    found = changes(before, after)
+    assert applied(before, json.loads(json.dumps(found))) == after
+    assert (found == {}) == (before == after)
+
+
+@given(states(), states(), states())
+def test_changes_that_are_left_out_are_made_up_for(one: Any, two: Any, three: Any) -> None:
+    """A page that reads slowly is told from where it was to where all is by now."""
+    assert applied(one, changes(one, three)) == applied(applied(one, changes(one, two)), changes(two, three))
+
+
+@given(states(), states())
+def test_nothing_is_said_twice(before: dict[str, Any], after: dict[str, Any]) -> None:
+    for name, change in changes(before, after).items():
+        assert name not in ("clusters", "runs", "sweeps") or change["set"] or change["gone"]
+
+
+def state_of(**listed: Any) -> State:
+    lists = {name: Listed(listed.get(name, [])) for name in ("clusters", "runs", "sweeps")}
+    underway = listed.get("underway", ())
+    return State(
+        lists["clusters"],
+        ListedTasks(listed.get("tasks", {})),
+        lists["runs"],
+        lists["sweeps"],
+        lambda: underway,
+    )
+
+
+def test_a_cluster_that_starts_is_there_at_once() -> None:
+    state = state_of(clusters=[cluster_item("a")], underway=[START]).look()
+    assert [(one["id"], one["state"], one["lines"]) for one in state["clusters"]] == [
+        ("c", "starting", ["engines"]),
+        ("a", "running", []),
+    ]
+    assert state["clusters"][0].keys() == cluster_item("a").keys()
+    assert state["clusters"][0]["can"] == {"stop": True, "grow": False, "restart": False}
+
+
+def test_while_it_starts_its_own_file_does_not_make_it_run() -> None:
+    [one] = state_of(clusters=[cluster_item("c")], underway=[START]).look()["clusters"]
+    assert (one["state"], one["can"]["stop"], one["can"]["grow"]) == ("starting", True, False)
+
+
+def test_what_did_not_start_stays_with_its_error() -> None:
+    [one] = state_of(underway=[START.failed("no room")]).look()["clusters"]
+    assert (one["state"], one["error"], one["can"]["stop"]) == ("failed", "no room", True)
+
+
+def test_what_is_done_to_a_cluster_is_shown() -> None:
+    stop = Underway("clusters", "a", "stop", 1.0)
+    [one] = state_of(clusters=[cluster_item("a")], underway=[stop]).look()["clusters"]
+    assert (one["state"], one["can"]["grow"], one["why"]["grow"]) == (
+        "stopping",
+        False,
+        "it is being stopped",
+    )
+    [one] = state_of(clusters=[cluster_item("a")], underway=[stop.failed("it hangs")]).look()["clusters"]
+    assert (one["state"], one["can"]["grow"], one["error"]) == ("running", True, "it hangs")
+
+
+def test_what_is_done_to_runs_and_sweeps_is_shown() -> None:
+    underway = [Underway("runs", "r", "stop", 1.0), Underway("sweeps", "s", "pause", 1.0).failed("no")]
+    state = state_of(
+        runs=[run_item("r")], sweeps=[sweep_item("s"), sweep_item("r")], underway=underway
+    ).look()
+    assert state["runs"][0]["why"] == {"stop": "it is being stopped"}
+    assert [(one["id"], one["error"]) for one in state["sweeps"]] == [("s", "no"), ("r", None)]
+
+
+def test_the_oldest_runs_are_left_out_and_counted() -> None:
+    state = state_of(runs=[run_item(f"{n:03}", created=float(n)) for n in range(203)]).look()
+    assert [run["id"] for run in state["runs"]][::199] == ["202", "003"]
+    assert state["problems"] == ["3 older runs are not shown"]
+
+
+def test_the_next_look_comes_soon_while_something_goes_on() -> None:
+    assert not state_of(clusters=[cluster_item("a")], runs=[run_item("r")]).see().moving
+    assert state_of(clusters=[cluster_item("a")], runs=[run_item("r", status="running")]).see().moving
+    assert state_of(underway=[START]).see().moving
+
+
+def test_tasks_of_the_clusters_that_pages_look_at() -> None:
+    seen = state_of(tasks={"a": [task_item("a", 0)], "b": [task_item("b", 0)]}).see(["a", "b"])
+    assert [seen.of(one)["tasks"] for one in ("a", "b", None, "c")] == [
+        [task_item("a", 0)],
+        [task_item("b", 0)],
+        [],
+        [],
+    ]
