@@ -270,6 +270,11 @@ def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> No
     assert tasks.look(cluster.id)[1]["pid"] == cluster.tasks[1].pid != row["pid"]
     assert [one["dead"] for one in clusters.look() if one["id"] == cluster.id] == [[]]
 
+    cluster.grow(1, report=lambda line: None)
+    grown = next(one for one in clusters.look() if one["id"] == cluster.id)
+    assert (grown["workers"], grown["ps"], grown["engines"], grown["dead"]) == (3, 1, 4, [])
+    assert [row["name"] for row in tasks.look(cluster.id)] == [info.name for info in cluster.tasks]
+
     keeper = psutil.Process(cluster.tasks[2].pid).parent()
     assert keeper is not None
     freeze(keeper.pid)
