@@ -28,6 +28,7 @@ from nbdist.sweep.eventreader import MAGIC, LogPart, read_events
 from nbdist.sweep.events import Event, Reported
 
 SYNC_SECONDS = 1.0
+LOOKED_SECONDS = 0.1  # that somebody may look at a lock, and be in the way
 
 
 class EventLog:
@@ -168,18 +169,48 @@ def take_lock(path: Path) -> int:
     Raises `FailedPreconditionError` with the process that holds it.
     """
     lock = _open(path.with_name(f"{path.name}.lock"), os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    deadline = time.monotonic() + LOOKED_SECONDS
+    while not (taken := _takes(lock)) and time.monotonic() < deadline:
+        time.sleep(LOOKED_SECONDS / 20)
+    if not taken:
         holder = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
         os.close(lock)
         raise FailedPreconditionError(
             f"{path} is being written by process {holder}: a sweep has one driver; stop that one, or look on "
             "with read_events"
-        ) from None
+        )
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def holder_of(path: Path) -> int | None:
+    """Return the process that holds the lock of the log at ``path``, 0 if it is not known; None if none does.
+
+    Makes nothing and keeps nobody out: who takes the lock waits for a moment that somebody looks.
+    """
+    try:
+        lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look do not see each other
+    except BlockingIOError:
+        holder = os.pread(lock, 20, 0).strip()
+        return int(holder) if holder.isdigit() else 0
+    except OSError:
+        return None
+    finally:
+        os.close(lock)
+    return None
+
+
+def _takes(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _open(path: Path, more: int) -> int:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from nbdist.cluster.folder import living
 from nbdist.cluster.handle import Cluster
+from nbdist.cluster.owner import this_process
 from nbdist.errors import NotFoundError
 from nbdist.runs.start import any_cluster
 from nbdist.sweep.eventlog import EventLog
 from nbdist.sweep.ledger import Ledger
-from nbdist.trials.folder import LOG, read_about, sweep_folder
+from nbdist.trials.folder import LOG, read_about, sweep_folder, write_about
 from nbdist.trials.record import Record
 from nbdist.trials.start import check_trial, held, keep, order_of, source_of
 from nbdist.trials.sweep import Sweep
@@ -47,6 +49,9 @@ def attach_sweep(
         if about["function"] and trial is not None and source_of(trial) != ledger.created.body:
             report(f"the function is not what sweep {sweep} began with: trials from here on run this one")
         record = Record(folder, log, ledger, cluster or its_cluster(about["cluster"]))
+        if record.goes_on:
+            with suppress(OSError):  # it only says whose it is, to those who look
+                write_about(folder, {**about, "owner": this_process()})
         if record.goes_on:
             record.cluster = record.cluster or any_cluster(report)
         same = record.cluster is not None and record.cluster.id == about["cluster"]

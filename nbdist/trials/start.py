@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.handle import Cluster
+from nbdist.cluster.owner import this_process
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, ResourceExhaustedError
 from nbdist.runs.options import COLLECTIVE_KINDS, choose, select
 from nbdist.runs.start import any_cluster, prepare
@@ -97,6 +98,7 @@ def start_sweep(
             "strategy": strategy or ("one_device" if per_trial == 1 else "multi_worker"),
             "settings": settings,
             "function": not isinstance(trial, str),
+            "owner": this_process(),
         }
         write_about(folder, about)
         log = EventLog.create(folder / LOG)

@@ -490,7 +490,8 @@ def test_what_has_not_changed_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
 def test_a_server_stays_light() -> None:
     """No part of this drags in what takes a second to import, or does not belong into a server."""
     code = (
-        "import sys, nbdist.lab.runs\n"
+        "import sys, nbdist.lab.runs, nbdist.lab.rundetails, nbdist.lab.sweeps, nbdist.lab.sweepdetails\n"
+        "import nbdist.lab.files\n"
         "heavy = 'matplotlib ipywidgets anywidget optuna sklearn ipyparallel.client IPython'.split()\n"
         "print([one for one in heavy if one in sys.modules])"
     )

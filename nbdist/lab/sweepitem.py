@@ -1,0 +1,144 @@
+"""A sweep as the panel shows it: how far it is and what was best, as plain JSON. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbdist.lab.pace import rounded
+from nbdist.lab.record import mapping, number, text
+from nbdist.lab.runitem import LONGEST_NAME, again, attach_code, shortened
+from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.scheduler import Scheduler
+from nbdist.sweep.trial import STATES
+from nbdist.ui.jsonable import jsonable
+from nbdist.ui.sweephead import ended_at
+
+MOST = 60  # points of a curve
+MOST_PARAMETERS = 50
+DIGITS = 6
+OVER = ("done", "stopped", "failed")
+DONE = (*OVER, "damaged")
+WISHES = ("pause", "resume", "stop")
+BY_USERS = ("", "stopped")
+"""Why a sweep is closed that somebody has stopped."""
+
+
+def state_of(ledger: Ledger, driven: bool, reason: str) -> str:
+    """Return where a sweep stands; ``driven`` is whether a process has it, ``reason`` why it was closed."""
+    if is_over(ledger):
+        if not ledger.closed:
+            return "done"
+        return "stopped" if reason in BY_USERS else "failed"
+    if ledger.paused and not ledger.closed:
+        return "paused"
+    return "running" if driven else "lost"
+
+
+def is_over(ledger: Ledger) -> bool:
+    """Return whether nothing runs and nothing more is to be done, as the sweep's own driver has it."""
+    if ledger.closed:
+        return not ledger.running
+    if ledger.waiting or ledger.running:
+        return False
+    # Of all samplers only a grid's points can be used up.
+    return not ledger.left or (ledger.created.sampler == "grid" and Scheduler(ledger).done)
+
+
+def item_of(
+    sweep: str,
+    name: str,
+    ledger: Ledger,
+    state: str,
+    holder: int | None,
+    about: Mapping[str, Any],
+    reason: str,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """Return the item of a sweep; ``holder`` is the process that has it, ``about`` its sweep.json."""
+    created, best = ledger.created, ledger.best
+    owner = mapping(about.get("owner"))
+    session = text(owner.get("session")) if holder in (None, owner.get("pid")) else ""
+    notes = [
+        *(["no process drives it any more"] if holder is None and state in ("lost", "paused") else []),
+        *notes,
+    ]
+    return {
+        "id": sweep,
+        "name": name[:LONGEST_NAME],
+        "state": state,
+        "created": number(created.time),
+        "metric": text(created.metric) or None,
+        "direction": created.direction,
+        "wanted": ledger.wanted + len(ledger.trials) - ledger.sampled,  # clones are wanted as well
+        "counts": dict(ledger.counts),
+        "best": None if best is None else {
+            "number": best.number,
+            "value": jsonable(best.value),
+            "parameters": jsonable(dict(list(best.parameters.items())[:MOST_PARAMETERS])),
+        },
+        "curve": best_so_far(ledger),
+        "cluster": text(about.get("cluster")) or None,
+        "session": session,
+        "note": "; ".join(notes) or None,
+        "error": shortened(reason) if state == "failed" else None,
+        "attach": attach_code(sweep),
+        "can": dict.fromkeys(WISHES, False),
+        "why": dict.fromkeys(WISHES, why_not(sweep, state, holder, session)),
+    }  # fmt: skip
+
+
+def broken_item(sweep: str, name: str, why: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the item of a sweep whose log cannot be read."""
+    return {
+        "id": sweep,
+        "name": name[:LONGEST_NAME],
+        "state": "damaged",
+        "created": None,
+        "metric": None,
+        "direction": None,
+        "wanted": None,
+        "counts": dict.fromkeys(STATES, 0),
+        "best": None,
+        "curve": {"x": [], "y": []},
+        "cluster": text(about.get("cluster")) or None,
+        "session": "",
+        "note": None,
+        "error": shortened(why),
+        "attach": attach_code(sweep),
+        "can": dict.fromkeys(WISHES, False),
+        "why": dict.fromkeys(WISHES, "its log cannot be read"),
+    }
+
+
+def why_not(sweep: str, state: str, holder: int | None, session: str) -> str:
+    """Return why nothing can be wished of a sweep from here: its log has one writer, who drives it.
+
+    >>> why_not("s1", "running", 42, "a.ipynb")
+    'its notebook drives it (a.ipynb, process 42): do it there'
+    >>> why_not("s1", "lost", None, "")
+    "no process drives it any more: nb.attach('s1') takes it over"
+    """
+    if state in OVER:
+        return "it is over"
+    if holder is None:
+        return f"no process drives it any more: {again(sweep)} takes it over"
+    known = ", ".join([*([session] if session else []), *([f"process {holder}"] if holder else [])])
+    return f"its notebook drives it{f' ({known})' if known else ''}: do it there"
+
+
+def best_so_far(ledger: Ledger) -> dict[str, list[float]]:
+    """Return the best value by seconds since the sweep began: at most sixty points, the newest among them."""
+    began = ledger.created.time
+    points = [
+        (round(at - began, 3), value)
+        for at, _, value in ledger.improvements
+        if math.isfinite(value) and math.isfinite(at - began)
+    ]
+    if points and math.inf > (end := round(ended_at(ledger) - began, 3)) > points[-1][0]:
+        points.append((end, points[-1][1]))
+    if len(points) > MOST:
+        last = len(points) - 1
+        points = [points[index * last // (MOST - 1)] for index in range(MOST)]
+    return {"x": [at for at, _ in points], "y": [rounded(value, DIGITS) for _, value in points]}

@@ -1,0 +1,408 @@
+"""Sweeps as the panel lists them: from the logs that drivers write, and from logs in every state."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.lab import sweepdetails
+from nbdist.lab import sweeps as sweeps_module
+from nbdist.lab.sweepdetails import sweep_bundle, sweep_details
+from nbdist.lab.sweeps import Sweeps
+from nbdist.metrics.log import frame
+from nbdist.sweep.eventcode import EVENT
+from nbdist.sweep.eventlog import EventLog, holder_of
+from nbdist.sweep.eventreader import MAGIC
+from nbdist.sweep.events import (
+    Added,
+    Asked,
+    Closed,
+    Ended,
+    Event,
+    Paused,
+    Reported,
+    Resumed,
+    Started,
+)
+from nbdist.sweep.opening import open_sweep
+from nbdist.sweep.space import Space
+from nbdist.trials.folder import ABOUT, LOG, new_sweep_folder, write_about
+
+KEYS = {
+    "id", "name", "state", "created", "metric", "direction", "wanted", "counts", "best", "curve", "cluster",
+    "session", "note", "error", "attach", "can", "why",
+}  # fmt: skip
+BEGAN = 1e9
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+class Driven:
+    """A sweep whose log is held, and written by hand."""
+
+    def __init__(self, *, trials: int | None = 4, sampler: str = "random", name: str = "digits") -> None:
+        self.folder = new_sweep_folder(name)
+        owner = {"pid": os.getpid(), "session": "notebooks/sweep.ipynb"}
+        write_about(self.folder, {"name": name, "cluster": "c1", "ranks": [0, 1], "owner": owner})
+        self.log = EventLog.create(self.folder / LOG)
+        self.log.append(
+            open_sweep(
+                Space({"width": [8, 16]}), metric="accuracy", now=BEGAN, trials=trials, sampler=sampler,
+                body="accuracy = train(width)",
+            )
+        )  # fmt: skip
+
+    def add(self, *events: Event) -> None:
+        self.log.append(*events)
+
+    def trial(self, number: int, value: float | None, seconds: float = 1.0) -> None:
+        at = BEGAN + seconds
+        self.add(Asked(at, number, {"width": 8}, 5), Started(at, number, 1, (0,)))
+        if value is not None:
+            self.add(
+                Reported(number, 1, 3, value, at),
+                Ended(at, number, 1, "complete", value, {"accuracy": value}),
+            )
+
+
+@pytest.fixture
+def drive() -> Iterator[Callable[..., Driven]]:
+    made: list[Driven] = []
+
+    def one(**settings: Any) -> Driven:
+        made.append(Driven(**settings))
+        return made[-1]
+
+    yield one
+    for driven in made:
+        driven.log.close()
+
+
+def only(sweeps: Sweeps) -> dict[str, Any]:
+    (item,) = sweeps.look()
+    json.dumps(item, allow_nan=False)
+    assert item.keys() == KEYS
+    return item
+
+
+def test_a_sweep_is_followed_until_it_is_over(drive: Callable[..., Driven]) -> None:
+    one, sweeps = drive(), Sweeps()
+    one.trial(0, 0.5, 1.0)
+    one.trial(1, None, 2.0)
+    item = only(sweeps)
+    assert (item["name"], item["state"], item["metric"], item["direction"]) == (
+        "digits",
+        "running",
+        "accuracy",
+        "max",
+    )
+    assert (item["wanted"], item["counts"]["running"], item["counts"]["complete"]) == (4, 1, 1)
+    assert item["best"] == {"number": 0, "value": 0.5, "parameters": {"width": 8}}
+    assert item["session"] == "notebooks/sweep.ipynb"
+    assert (item["cluster"], item["created"], item["note"], item["error"]) == ("c1", BEGAN, None, None)
+    one.add(Ended(BEGAN + 4, 1, 1, "complete", 0.75))
+    assert only(sweeps)["curve"] == {"x": [1.0, 4.0], "y": [0.5, 0.75]}
+    one.trial(2, 0.1, 5.0)
+    one.trial(3, 0.2, 6.0)
+    item = only(sweeps)
+    assert item["state"] == "done"
+    assert item["curve"] == {"x": [1.0, 4.0, 6.0], "y": [0.5, 0.75, 0.75]}
+    assert set(item["why"].values()) == {"it is over"}
+    one.add(Added(BEGAN + 7, 2))
+    assert (only(sweeps)["state"], only(sweeps)["wanted"]) == ("running", 6)
+
+
+def test_its_driver_alone_may_pause_and_stop_it(drive: Callable[..., Driven]) -> None:
+    one = drive()
+    one.trial(0, None)
+    item = only(Sweeps())
+    assert item["can"] == {"pause": False, "resume": False, "stop": False}
+    assert f"notebooks/sweep.ipynb, process {os.getpid()}" in item["why"]["stop"]
+    one.log.close()
+    item = only(Sweeps())
+    assert (item["state"], item["note"]) == ("lost", "no process drives it any more")
+    assert "takes it over" in item["why"]["stop"]
+    compile(item["attach"], "<attach>", "exec")
+
+
+def test_paused_stopped_failed_and_a_used_up_grid(drive: Callable[..., Driven]) -> None:
+    one, sweeps = drive(), Sweeps()
+    one.add(Paused(BEGAN + 1))
+    assert only(sweeps)["state"] == "paused"
+    one.add(Resumed(BEGAN + 2))
+    assert only(sweeps)["state"] == "running"
+    one.add(Closed(BEGAN + 3, "stopped"))
+    assert (only(sweeps)["state"], only(sweeps)["error"]) == ("stopped", None)
+    failed = drive(name="failed")
+    failed.add(Closed(BEGAN, "all trials failed"))
+    grid = drive(name="grid", trials=None, sampler="grid")
+    for number, width in enumerate((8, 16)):
+        grid.add(Asked(BEGAN, number, {"width": width}, 5), Started(BEGAN, number, 1, (0,)))
+        grid.add(Ended(BEGAN + 1, number, 1, "complete", 0.1))
+    found = {item["name"]: item for item in sweeps.look()}
+    assert (found["failed"]["state"], found["failed"]["error"]) == ("failed", "all trials failed")
+    assert found["grid"]["state"] == "done"
+
+
+def test_a_value_that_is_no_number_is_no_best(drive: Callable[..., Driven]) -> None:
+    one = drive()
+    one.trial(0, float("nan"))
+    assert only(Sweeps())["best"] is None
+    one.trial(1, float("inf"))
+    item = only(Sweeps())
+    assert item["best"]["value"] is None
+    assert item["curve"] == {"x": [], "y": []}
+
+
+def test_a_curve_has_at_most_sixty_points(drive: Callable[..., Driven]) -> None:
+    one = drive(trials=300)
+    for number in range(200):
+        one.trial(number, number * 1.0, float(number))
+    curve = only(Sweeps())["curve"]
+    assert len(curve["x"]) == 60
+    assert (curve["x"][0], curve["y"][0], curve["x"][-1], curve["y"][-1]) == (0, 0, 199, 199)
+
+
+def test_only_what_is_new_is_read(drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, sweeps = drive(), Sweeps()
+    for number in range(4):
+        one.trial(number, 0.5)
+    first = only(sweeps)
+    opened: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda *a, **k: opened.append(a))
+        assert sweeps.look()[0] is first
+    assert opened == []
+
+
+def test_a_long_log_is_read_over_several_looks(
+    drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps_module, "BYTES", 1)
+    one, sweeps = drive(trials=40_000), Sweeps()
+    one.add(*(Asked(BEGAN, number, {"width": 8}, 5) for number in range(30_000)))
+    assert sweeps.look() == []
+    looks = 1
+    while not (items := sweeps.look()):
+        looks += 1
+        assert looks < 50
+    assert items[0]["counts"]["waiting"] == 30_000
+
+
+def test_newest_first_and_only_so_many(drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps_module, "MOST", 2)
+    for name in ("a", "b", "c"):
+        drive(name=name)
+    sweeps = Sweeps()
+    assert len(sweeps.look()) == 2
+    assert sweeps.problems == ["1 older sweeps are not shown"]
+
+
+# Bad input.
+
+
+def test_a_log_that_is_torn(drive: Callable[..., Driven]) -> None:
+    one = drive()
+    one.trial(0, 0.5)
+    one.log.close()
+    path = one.folder / LOG
+    path.write_bytes(path.read_bytes()[:-9])
+    item = only(Sweeps())
+    assert item["state"] == "lost"
+    assert "the last record was cut off" in item["note"]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"hello, this is text", "no such log"),
+        (MAGIC + frame(EVENT, b'{"event":"paused","time":1.0}'), "first record is lost"),
+        (
+            MAGIC + frame(EVENT, b"rubbish") + frame(EVENT, b'{"event":"paused","time":1.0}'),
+            "first record is lost",
+        ),
+    ],
+)
+def test_a_log_that_is_no_log(drive: Callable[..., Driven], content: bytes, why: str) -> None:
+    one, sweeps = drive(), Sweeps()
+    one.log.close()
+    (one.folder / LOG).write_bytes(content)
+    item = only(sweeps)
+    assert item["state"] == "damaged"
+    assert why in item["error"]
+    for view in (sweep_details, sweep_bundle):
+        with pytest.raises(DataLossError, match="cannot be read"):
+            view(one.folder.name)
+
+
+def test_a_log_that_its_maker_has_only_just_begun(drive: Callable[..., Driven]) -> None:
+    one = drive()
+    (one.folder / LOG).write_bytes(MAGIC[:5])
+    assert Sweeps().look() == []
+
+
+@pytest.mark.parametrize(
+    "about", [b"", b"[]", b"{", b'{"name": 7, "cluster": [], "owner": 3}', b"\xff" * 9, None]
+)
+def test_a_sweep_json_of_anything(drive: Callable[..., Driven], about: bytes | None) -> None:
+    one = drive()
+    (one.folder / ABOUT).unlink()
+    if about is not None:
+        (one.folder / ABOUT).write_bytes(about)
+    item = only(Sweeps())
+    assert (item["name"], item["cluster"], item["session"]) == (one.folder.name, None, "")
+
+
+def test_a_folder_that_vanishes(drive: Callable[..., Driven]) -> None:
+    one, sweeps = drive(), Sweeps()
+    only(sweeps)
+    one.log.close()
+    shutil.rmtree(one.folder)
+    assert sweeps.look() == []
+
+
+def test_links_are_not_followed(drive: Callable[..., Driven], home: Path, tmp_path: Path) -> None:
+    one = drive()
+    one.log.close()
+    one.folder.rename(tmp_path / "elsewhere")
+    one.folder.symlink_to(tmp_path / "elsewhere")
+    assert Sweeps().look() == []
+    one.folder.unlink()
+    one.folder.mkdir()
+    (one.folder / LOG).symlink_to(tmp_path / "elsewhere" / LOG)
+    for item in Sweeps().look():
+        assert item["state"] == "damaged"
+    (home / "sweeps").rename(tmp_path / "more")
+    assert Sweeps().look() == []
+
+
+def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
+    assert Sweeps().look() == []
+    assert not home.exists()
+    for view in (sweep_details, sweep_bundle):
+        with pytest.raises(NotFoundError):
+            view("s1")
+        with pytest.raises(InvalidArgumentError):
+            view("../s1")
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "event": st.sampled_from(
+                    ["asked", "started", "ended", "closed", "promoted", "added", "created"]
+                )
+            },
+            optional={
+                "time": st.floats() | st.integers(),
+                "number": st.integers(0, 3),
+                "attempt": st.integers(0, 2),
+                "trials": st.integers(0, 9),
+                "parameters": st.dictionaries(
+                    st.text(max_size=3), st.floats(allow_nan=False, allow_infinity=False)
+                ),
+                "seed": st.integers() | st.text(max_size=2),
+                "ranks": st.lists(st.integers(0, 4), max_size=2),
+                "state": st.sampled_from(["complete", "failed"]),
+                "value": st.none() | st.floats() | st.text(max_size=2),
+                "values": st.dictionaries(st.text(max_size=3), st.floats()) | st.integers(),
+                "error": st.text(max_size=3) | st.integers(),
+                "reason": st.text(max_size=3) | st.integers(),
+            },
+        ),
+        max_size=8,
+    )
+)
+def test_whatever_events_a_log_has_it_is_listed(home: Path, events: list[dict[str, Any]]) -> None:
+    shutil.rmtree(home, ignore_errors=True)
+    one = Driven()
+    one.log.close()
+    with (one.folder / LOG).open("ab") as file:
+        for event in events:
+            file.write(frame(EVENT, json.dumps(event).encode()))
+    only(Sweeps())
+
+
+def test_names_are_text(drive: Callable[..., Driven]) -> None:
+    one = drive()
+    write_about(one.folder, {"name": "<script>alert(1)</script>"})
+    assert only(Sweeps())["name"] == "<script>alert(1)</script>"
+
+
+# One in full.
+
+
+def test_details_and_the_bundle(drive: Callable[..., Driven]) -> None:
+    one = drive()
+    for number in range(3):
+        one.trial(number, 0.5 + number / 10, number + 1.0)
+    found = sweep_details(one.folder.name)
+    json.dumps(found, allow_nan=False)
+    assert found.keys() > KEYS
+    assert found["code"] == "accuracy = train(width)"
+    assert (found["sampler"], found["pruner"], found["per_trial"]) == ("random", "none", 1)
+    assert [row["trial"] for row in found["rows"]] == ["2", "1", "0"]
+    bundle = sweep_bundle(one.folder.name)
+    json.dumps(bundle, allow_nan=False)
+    assert (bundle["kind"], bundle["shown"], bundle["of"]) == ("sweep", 3, 3)
+    assert bundle["head"]["id"] == one.folder.name
+    assert bundle["status"]["best"] == 2
+    assert bundle["status"]["state"] == "running"
+
+
+def test_a_bundle_is_made_once_while_nothing_changes(
+    drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = drive()
+    one.trial(0, 0.5)
+    first = sweep_bundle(one.folder.name)
+    assert sweep_bundle(one.folder.name) is first
+    one.trial(1, 0.75)
+    assert sweep_bundle(one.folder.name)["of"] == 2
+    one.log.close()
+    assert sweep_bundle(one.folder.name)["status"]["state"] == "stopped"
+    assert len(json.dumps(sweep_bundle(one.folder.name), indent=1)) < sweepdetails.LIMIT
+
+
+def test_a_sweep_that_is_over_can_be_read_in_full(drive: Callable[..., Driven]) -> None:
+    one, sweeps = drive(), Sweeps()
+    for number in range(4):
+        one.trial(number, 0.5)
+    only(sweeps)
+    item, ledger = sweeps.whole(one.folder.name)
+    assert item["state"] == "done"
+    assert len(ledger.trials) == 4
+
+
+# Who drives it.
+
+
+def test_looking_at_a_lock_takes_nothing(drive: Callable[..., Driven]) -> None:
+    one = drive()
+    path = one.folder / LOG
+    assert holder_of(path) == os.getpid()
+    with pytest.raises(FailedPreconditionError, match="one driver"):
+        EventLog.reopen(path)
+    one.log.close()
+    assert holder_of(path) is None
+    EventLog.reopen(path).close()
+    assert holder_of(path.with_name("nothing")) is None
+    with suppress(FileNotFoundError):
+        path.with_name(f"{LOG}.lock").unlink()
+    assert holder_of(path) is None
