@@ -1,4 +1,4 @@
-import { Clipboard, Dialog, Notification, showDialog } from '@jupyterlab/apputils';
+import { Clipboard, Dialog, showDialog } from '@jupyterlab/apputils';
 import { NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
 import { copyIcon, addIcon } from '@jupyterlab/ui-components';
 import { insertBelow } from '../notebook/insert';
@@ -30,7 +30,7 @@ export function addAttachCommands(parts: Parts): void {
     execute: args =>
       told(args, async () => {
         Clipboard.copyToSystem(codeOf(args));
-        Notification.info(trans.__('The attach code is copied.'), { autoClose: 2000 });
+        return trans.__('The attach code is copied.');
       })
   });
 }

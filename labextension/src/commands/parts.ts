@@ -12,3 +12,8 @@ export interface Parts {
   readonly notebooks: INotebookTracker | null;
   readonly files: FileBrowser | null;
 }
+
+/** An argument of a command that is a text; null for none, and for an empty one. */
+export function textOf(value: unknown): string | null {
+  return typeof value === 'string' && value !== '' ? value : null;
+}

@@ -5,6 +5,11 @@ import { INotebookTracker } from '@jupyterlab/notebook';
 import { INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
 import { addAttachCommands } from './attach';
+import { addClusterCommands } from './clusters';
+import { addRefreshCommand } from './refresh';
+import { addRunCommands } from './runs';
+import { WISHES, addSweepCommands } from './sweeps';
+import { addTensorBoardCommand } from './tensorboard';
 
 /** What can be done about clusters, runs and sweeps, by name: for the palette, the panel and others. */
 export const commands: JupyterFrontEndPlugin<void> = {
@@ -17,10 +22,33 @@ export const commands: JupyterFrontEndPlugin<void> = {
     app: JupyterFrontEnd,
     nbdist: INbdist,
     settings: Settings,
-    _palette: ICommandPalette | null,
+    palette: ICommandPalette | null,
     notebooks: INotebookTracker | null,
     files: IDefaultFileBrowser | null
   ): void => {
-    addAttachCommands({ app, nbdist, settings, notebooks, files });
+    const parts = { app, nbdist, settings, notebooks, files };
+    addAttachCommands(parts);
+    addClusterCommands(parts);
+    addRunCommands(parts);
+    addTensorBoardCommand(parts);
+    addSweepCommands(parts);
+    addRefreshCommand(parts);
+    for (const command of FOR_PALETTE) {
+      palette?.addItem({ command, category: 'nbdist' });
+    }
+    for (const wish of WISHES) {
+      palette?.addItem({ command: 'nbdist:sweep-wish', category: 'nbdist', args: { wish } });
+    }
   }
 };
+
+/** Those that ask for what they need. */
+const FOR_PALETTE = [
+  'nbdist:stop-cluster',
+  'nbdist:grow-cluster',
+  'nbdist:restart-task',
+  'nbdist:stop-run',
+  'nbdist:open-folder',
+  'nbdist:open-tensorboard',
+  'nbdist:refresh'
+];

@@ -9,16 +9,17 @@ export class Refused extends Error {
 }
 
 /**
- * Do what a command does, and show what goes wrong; a caller that shows it itself says `quiet` and gets the error.
+ * Do what a command does, and show what it says, or what goes wrong; a caller that shows such things itself says
+ * `quiet` and gets the error.
  *
  * What is done begins at once, not in a later turn of the event loop: a click allows a tab only for so long.
  */
-export async function told<Result>(
-  args: { readonly quiet?: unknown },
-  act: () => Promise<Result>
-): Promise<Result | undefined> {
+export async function told(args: { readonly quiet?: unknown }, act: () => Promise<string | void>): Promise<void> {
   try {
-    return await act();
+    const done = await act();
+    if (done && args.quiet !== true) {
+      Notification.info(done, { autoClose: 3000 });
+    }
   } catch (error) {
     if (args.quiet === true) {
       throw error;
@@ -29,6 +30,5 @@ export async function told<Result>(
     } else {
       Notification.error(text, { autoClose: false });
     }
-    return undefined;
   }
 }

@@ -1,0 +1,128 @@
+import { addIcon, refreshIcon, stopIcon } from '@jupyterlab/ui-components';
+import type { Cluster, Task } from '../api/items';
+import { choose, confirmed, howMany } from './asking';
+import { described } from './describe';
+import { type Parts, textOf } from './parts';
+import { againstRestarting, againstStopping, shortName } from './reasons';
+import { Refused, told } from './telling';
+
+const MOST = 256; // workers that are added at once
+const ID = ['string', 'The id of a cluster; without one it is asked for.'] as const;
+
+/** Commands for clusters: stop one, have more workers in it, give a task another process. */
+export function addClusterCommands(parts: Parts): void {
+  const { commands } = parts.app;
+  const { trans } = parts.nbdist;
+  commands.addCommand('nbdist:stop-cluster', {
+    label: trans.__('Stop a Cluster…'),
+    caption: trans.__('End all processes of a cluster'),
+    icon: stopIcon,
+    describedBy: described({ id: ID }),
+    execute: args => told(args, () => stop(textOf(args['id']), parts))
+  });
+  commands.addCommand('nbdist:grow-cluster', {
+    label: trans.__('Add Workers to a Cluster…'),
+    caption: trans.__('Start more workers in a cluster that is up'),
+    icon: addIcon,
+    describedBy: described({ id: ID, workers: ['integer', 'How many; without it that is asked for.'] }),
+    execute: args => told(args, () => grow(textOf(args['id']), args['workers'], parts))
+  });
+  commands.addCommand('nbdist:restart-task', {
+    label: trans.__('Restart a Task…'),
+    caption: trans.__('Give a task of a cluster another process'),
+    icon: refreshIcon,
+    describedBy: described({ id: ID, task: ['string', 'Such as worker:1; null for all tasks that have died.'] }),
+    execute: args => told(args, () => restart(textOf(args['id']), args['task'], parts))
+  });
+}
+
+async function stop(id: string | null, parts: Parts): Promise<string | void> {
+  const { client, trans } = parts.nbdist;
+  const state = await client.state(null);
+  const cluster = id === null ? await chosen(state.clusters, 'stop', parts) : found(id, state.clusters, parts);
+  if (cluster === null) {
+    return;
+  }
+  const reasons = againstStopping(cluster, state.sweeps, trans);
+  if (await confirmed(trans.__('Stop cluster %1?', cluster.title), reasons, trans.__('Stop'), trans)) {
+    await client.stopCluster(cluster.id);
+    return trans.__('Cluster %1 is being stopped.', cluster.title);
+  }
+}
+
+async function grow(id: string | null, wanted: unknown, parts: Parts): Promise<string | void> {
+  const { client, trans } = parts.nbdist;
+  const state = await client.state(null);
+  const cluster = id === null ? await chosen(state.clusters, 'grow', parts) : found(id, state.clusters, parts);
+  if (cluster === null) {
+    return;
+  }
+  const title = trans.__('Add workers to cluster %1', cluster.title);
+  const workers =
+    typeof wanted === 'number'
+      ? wanted
+      : await howMany(title, trans.__('How many more, 1 to %1', MOST), MOST, trans);
+  if (workers !== null) {
+    await client.grow(cluster.id, workers);
+    return trans._n('%2 gets %1 more worker.', '%2 gets %1 more workers.', workers, cluster.title);
+  }
+}
+
+async function restart(id: string | null, task: unknown, parts: Parts): Promise<string | void> {
+  const { client, trans } = parts.nbdist;
+  const { clusters } = await client.state(null);
+  const cluster = id === null ? await chosen(clusters, 'restart', parts) : found(id, clusters, parts);
+  if (cluster === null) {
+    return;
+  }
+  if (task === null) {
+    await client.restart(cluster.id, null);
+    return trans.__('The tasks that have died get other processes.');
+  }
+  const { tasks } = await client.state(cluster.id);
+  const picked = typeof task === 'string' ? taskOf(cluster, tasks, task, parts) : await chosenTask(cluster, tasks, parts);
+  if (picked === null) {
+    return;
+  }
+  const name = shortName(picked.name);
+  if (await confirmed(trans.__('Restart %1?', name), againstRestarting(picked, trans), trans.__('Restart'), trans)) {
+    await client.restart(cluster.id, name);
+    return trans.__('%1 gets another process.', name);
+  }
+}
+
+function found(id: string, clusters: readonly Cluster[], { nbdist: { trans } }: Parts): Cluster {
+  const cluster = clusters.find(one => one.id === id);
+  if (!cluster) {
+    throw new Refused(trans.__('There is no cluster %1 any more.', id));
+  }
+  return cluster;
+}
+
+function taskOf(cluster: Cluster, tasks: readonly Task[], name: string, { nbdist: { trans } }: Parts): Task {
+  const task = tasks.find(one => shortName(one.name) === shortName(name));
+  if (!task) {
+    throw new Refused(trans.__('Cluster %1 has no task %2.', cluster.title, name));
+  }
+  return task;
+}
+
+function chosenTask(cluster: Cluster, tasks: readonly Task[], { nbdist: { trans } }: Parts): Promise<Task | null> {
+  const texts = {
+    title: trans.__('Restart a task'),
+    label: trans.__('Task of cluster %1', cluster.title),
+    none: trans.__('Cluster %1 has no tasks.', cluster.title)
+  };
+  return choose(tasks, task => `${shortName(task.name)} (${task.state})`, texts, trans);
+}
+
+function chosen(clusters: readonly Cluster[], wish: string, { nbdist: { trans } }: Parts): Promise<Cluster | null> {
+  const able = clusters.filter(cluster => cluster.can[wish]);
+  const nameOf = (cluster: Cluster): string =>
+    cluster.engines === null
+      ? cluster.title
+      : trans._n('%2, %1 engine', '%2, %1 engines', cluster.engines, cluster.title);
+  const why = clusters.find(cluster => cluster.why[wish])?.why[wish];
+  const none = why ? trans.__('No cluster can do this now: %1.', why) : trans.__('There is no cluster.');
+  return choose(able, nameOf, { title: trans.__('Choose a cluster'), label: trans.__('Cluster'), none }, trans);
+}

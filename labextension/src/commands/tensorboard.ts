@@ -1,0 +1,52 @@
+import { Notification } from '@jupyterlab/apputils';
+import { launchIcon } from '@jupyterlab/ui-components';
+import { described } from './describe';
+import { type Parts, textOf } from './parts';
+import { chosenRun } from './runs';
+import { told } from './telling';
+
+/** The command that shows a run in TensorBoard, in a tab of the browser: it fills a page of its own. */
+export function addTensorBoardCommand(parts: Parts): void {
+  const { trans } = parts.nbdist;
+  parts.app.commands.addCommand('nbdist:open-tensorboard', {
+    label: trans.__('Open a Run in TensorBoard…'),
+    caption: trans.__('Show the events that a run has written in TensorBoard'),
+    icon: launchIcon,
+    describedBy: described({ id: ['string', 'The id of a run; without one it is asked for.'] }),
+    execute: args =>
+      told(args, async () => {
+        const id = textOf(args['id']);
+        if (id !== null) {
+          await open(id, parts);
+          return;
+        }
+        const none = trans.__('No run has written events: %1 with the flag %2 does.', '%%distribute', '--tensorboard');
+        const run = await chosenRun(one => one.tensorboard, none, parts);
+        if (run !== null) {
+          await open(run.id, parts);
+        }
+      })
+  });
+}
+
+async function open(id: string, { nbdist: { client, trans } }: Parts): Promise<void> {
+  const tab = window.open('', '_blank'); // now: later the browser would not see the click that asks for it
+  if (tab) {
+    tab.opener = null;
+    tab.document.title = 'TensorBoard';
+    tab.document.body.textContent = trans.__('TensorBoard is being started…');
+  }
+  try {
+    const url = await client.openTensorBoard(id);
+    if (tab) {
+      tab.location.replace(url); // nothing happens if the user has closed it meanwhile
+    } else {
+      const show = (): void => void window.open(url, '_blank', 'noopener');
+      const actions = [{ label: trans.__('Open'), callback: show }];
+      Notification.info(trans.__('TensorBoard shows run %1.', id), { actions, autoClose: false });
+    }
+  } catch (error) {
+    tab?.close();
+    throw error;
+  }
+}
