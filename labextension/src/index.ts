@@ -1,4 +1,4 @@
-/** The nbdist extension: a sidebar, a status, commands, a launcher card and renderers, one plugin each. */
+/** The nbdist extension: a sidebar, status, a status, commands, a launcher card and renderers, pages, one plugin each. */
 
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
@@ -7,8 +7,10 @@ import { Feed } from './api/feed';
 import { commands } from './commands/plugin';
 import { notebook } from './notebook/plugin';
 import { sidebar } from './panel/plugin';
+import { pages } from './render/page/plugin';
 import { renderers } from './render/plugins';
 import { settings } from './settingsplugin';
+import { status } from './status/plugin';
 import { INbdist } from './token';
 
 const feed: JupyterFrontEndPlugin<INbdist> = {
@@ -23,5 +25,5 @@ const feed: JupyterFrontEndPlugin<INbdist> = {
   }
 };
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, sidebar, commands, notebook];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, pages, sidebar, status, commands, notebook];
 export default plugins;

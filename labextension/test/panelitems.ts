@@ -2,11 +2,16 @@ import { nullTranslator } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
 import { CommandRegistry } from '@lumino/commands';
 import type { Feed } from '../src/api/feed';
-import { type Cluster, NOTHING, type Run, type State, type Sweep, type Task } from '../src/api/items';
+import { type About, type Cluster, NOTHING, type Run, type State, type Sweep, type Task } from '../src/api/items';
 import { PanelModel } from '../src/panel/model';
 import { Watch } from '../src/panel/watch';
 
 export const trans = nullTranslator.load('nbdist');
+
+export const ABOUT: About = {
+  version: 1, nbdist: '0.1.0', cores: 2, gpus: 0, launchers: ['local', 'mpi'], nvml: 'no driver', tensorboard: null,
+  home: '/home/nbdist', problem: null
+};
 
 export const CLUSTER: Cluster = {
   id: 'a', kind: 'nbdist', title: 'train.ipynb', state: 'running', launcher: 'local', workers: 2, ps: 0,

@@ -68,12 +68,17 @@ export class Feed implements IDisposable {
     };
   }
 
+  /** Whether a part of the page shows the state, so that it is kept up to date. */
+  get shown(): boolean {
+    return this._shownBy.size > 0;
+  }
+
   /** Ask for the state anew; returns when it is there. */
   async refresh(): Promise<void> {
     try {
       this.take(await this.client.state(this._cluster));
       this._trouble = null;
-      this.turn(this._socket?.readyState === WebSocket.OPEN ? 'live' : 'polling');
+      this.turn(this._socket?.readyState === WebSocket.OPEN ? 'live' : this._attempts ? 'polling' : 'connecting');
     } catch (error) {
       this._trouble = error instanceof Error ? error.message : String(error);
       this.turn('offline');

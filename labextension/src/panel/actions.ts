@@ -36,11 +36,12 @@ export function clusterActions(cluster: Cluster, trans: TranslationBundle): Acti
   return actions;
 }
 
-/** Give one task another process. */
-export function restartAction(task: Task, cluster: Cluster | undefined, trans: TranslationBundle): Action {
-  const why = cluster ? reason(cluster, 'restart', trans) : trans.__('its cluster is gone');
+/** Give one task another process; one that a run is using is left to the run. */
+export function restartAction(task: Task, cluster: Cluster, trans: TranslationBundle): Action {
+  const used = task.run !== null && task.state !== 'dead' ? trans.__('a run is using it') : null;
   const args = { id: task.cluster, task: `${task.job}:${task.index}` };
-  return action('restart', 'restart', trans.__('Restart %1', shortTask(task)), 'nbdist:restart-task', args, why);
+  const label = trans.__('Restart %1', shortTask(task));
+  return action('restart', 'restart', label, 'nbdist:restart-task', args, used ?? reason(cluster, 'restart', trans));
 }
 
 /** What can be done with a run. */

@@ -2,7 +2,7 @@ import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import type { IDisposable } from '@lumino/disposable';
 import { type ISignal, Signal } from '@lumino/signaling';
-import type { Cluster } from '../api/items';
+import type { About, Cluster } from '../api/items';
 import type { INbdist } from '../token';
 
 /** What goes on in one row: the action that is under way, and what the last one failed with. */
@@ -33,6 +33,23 @@ export class PanelModel implements IDisposable {
     return this._chosen;
   }
 
+  /** What this server can do; null until it has said so. */
+  get about(): About | null {
+    return this._about;
+  }
+
+  /** Ask what this server can do, unless it is known. */
+  async learn(): Promise<void> {
+    if (this._about === null) {
+      try {
+        this._about = await this.nbdist.client.about();
+        this._changed.emit();
+      } catch {
+        // The feed tells that the server cannot be reached; this is asked again when the panel is shown again.
+      }
+    }
+  }
+
   get isDisposed(): boolean {
     return this._disposed;
   }
@@ -54,7 +71,7 @@ export class PanelModel implements IDisposable {
     }
     this.note(key, { pending: action, error: null });
     try {
-      await this.commands.execute(command, args);
+      await this.commands.execute(command, { ...args, quiet: true }); // the row tells of what goes wrong
       this.note(key, QUIET);
     } catch (error) {
       this.note(key, { pending: null, error: error instanceof Error ? error.message : String(error) });
@@ -95,6 +112,7 @@ export class PanelModel implements IDisposable {
 
   private readonly _changed = new Signal<this, void>(this);
   private readonly _activities = new Map<string, Activity>();
+  private _about: About | null = null;
   private _chosen: string | null = null;
   private _wish: string | null = null;
   private _disposed = false;

@@ -6,6 +6,7 @@ export function Notices({ watch }: { watch: Watch }): ReactElement {
   const connection = useWatch(watch, () => watch.connection);
   const trouble = useWatch(watch, () => watch.trouble);
   const problems = useWatch(watch, () => watch.state.problems);
+  const about = useWatch(watch, () => watch.model.about);
   const { trans } = watch;
   return (
     <div role="status" className="nbd-Notices">
@@ -17,6 +18,7 @@ export function Notices({ watch }: { watch: Watch }): ReactElement {
       {connection === 'polling' && (
         <p className="nbd-Notice">{trans.__('No live connection: asking every 2 seconds.')}</p>
       )}
+      {about?.problem && <p className="nbd-Notice nbd-mod-bad">{about.problem}</p>}
       {problems.map(problem => (
         <p key={problem} className="nbd-Notice">
           {problem}

@@ -6,7 +6,10 @@ import { Clusters } from './clusters';
 import { nbdistIcon } from './icon';
 import type { PanelModel } from './model';
 import { Notices } from './notices';
+import { Runs } from './runs';
 import { Section } from './section';
+import { Sweeps } from './sweeps';
+import { Tasks } from './tasks';
 
 export const PANEL_ID = 'nbdist-panel';
 
@@ -45,6 +48,9 @@ export class Sidebar extends SidePanel {
     );
     this.header.addWidget(new Section(model, Notices, 'notices', ''));
     this.addWidget(new Section(model, Clusters, 'clusters', trans.__('Clusters')));
+    this.addWidget(new Section(model, Tasks, 'tasks', trans.__('Tasks')));
+    this.addWidget(new Section(model, Runs, 'runs', trans.__('Runs')));
+    this.addWidget(new Section(model, Sweeps, 'sweeps', trans.__('Sweeps')));
   }
 
   override dispose(): void {
@@ -76,6 +82,7 @@ export class Sidebar extends SidePanel {
   private follow(seen: boolean): void {
     if (seen && !this.shown) {
       this.shown = this.model.nbdist.feed.show(this);
+      void this.model.learn();
     } else if (!seen) {
       this.shown?.dispose();
       this.shown = null;

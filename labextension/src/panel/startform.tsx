@@ -1,8 +1,9 @@
-import type { ReactElement, ReactNode } from 'react';
+import type { ReactElement } from 'react';
 import { ReactWidget } from '@jupyterlab/ui-components';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { About, Start } from '../api/items';
-import { faultsOf, firstValues, hintOf, type StartField, startOf, type StartValues } from './startvalues';
+import { StartFields } from './startfields';
+import { faultsOf, firstValues, startOf, type StartValues } from './startvalues';
 
 /** The form that starts a cluster; what was typed stays when the server refuses it. */
 export class StartForm extends ReactWidget {
@@ -46,97 +47,4 @@ export class StartForm extends ReactWidget {
 
   private values: StartValues;
   private busy = false;
-}
-
-interface FieldsProps {
-  values: StartValues;
-  about: About | null;
-  busy: boolean;
-  trouble: string | null;
-  trans: TranslationBundle;
-  onChange: (field: StartField, value: string) => void;
-}
-
-/** The form's fields. */
-export function StartFields({ values, about, busy, trouble, trans, onChange }: FieldsProps): ReactElement {
-  const faults = faultsOf(values, trans);
-  const gpus = about?.gpus ?? 0;
-  const hint = hintOf(values, about, trans);
-  const text = (field: StartField, label: string, extra: object = {}): ReactElement => (
-    <Field id={field} label={label} fault={faults[field]}>
-      <input
-        id={`nbd-start-${field}`}
-        className={`jp-mod-styled ${faults[field] ? 'jp-mod-error' : ''}`}
-        value={values[field]}
-        aria-invalid={faults[field] !== undefined}
-        aria-describedby={faults[field] ? `nbd-start-${field}-fault` : undefined}
-        onChange={event => onChange(field, event.target.value)}
-        {...extra}
-      />
-    </Field>
-  );
-  const choice = (field: StartField, label: string, options: [string, string][]): ReactElement => (
-    <Field id={field} label={label}>
-      <select
-        id={`nbd-start-${field}`}
-        className="jp-mod-styled"
-        value={values[field]}
-        onChange={event => onChange(field, event.target.value)}
-      >
-        {options.map(([value, name]) => (
-          <option key={value} value={value}>
-            {name}
-          </option>
-        ))}
-      </select>
-    </Field>
-  );
-  const whole = { type: 'number', step: 1, inputMode: 'numeric' };
-  return (
-    <div aria-busy={busy}>
-      <p>{trans.__('A cluster from here belongs to no notebook: it lives until it is stopped.')}</p>
-      {text('workers', trans.__('Workers'), { ...whole, min: 1 })}
-      {text('ps', trans.__('Parameter servers'), { ...whole, min: 0 })}
-      {choice('launcher', trans.__('Launcher'), (about?.launchers ?? ['local']).map(name => [name, name]))}
-      {gpus > 0 && choice('gpus', trans.__('GPUs'), gpuChoices(gpus, trans))}
-      {gpus > 0 && text('gpu_memory', trans.__('Share of a GPU’s memory'), { placeholder: trans.__('all') })}
-      {text('threads', trans.__('Threads of a task'), { ...whole, min: 1, placeholder: trans.__('automatic') })}
-      {text('memory', trans.__('Memory of a task'), { placeholder: trans.__('no limit, or 2G') })}
-      {about && gpus === 0 && <p className="nbd-StartForm-hint">{trans.__('There is no GPU on this machine.')}</p>}
-      <p className="nbd-StartForm-hint" role="status">
-        {busy ? trans.__('Asking the server…') : hint}
-      </p>
-      {trouble !== null && (
-        <div className="nbd-Error" role="alert">
-          <span className="nbd-Error-text">{trouble}</span>
-        </div>
-      )}
-    </div>
-  );
-}
-
-interface FieldProps {
-  id: StartField;
-  label: string;
-  fault?: string | undefined;
-  children: ReactNode;
-}
-
-function Field({ id, label, fault, children }: FieldProps): ReactElement {
-  return (
-    <div className="nbd-Field">
-      <label htmlFor={`nbd-start-${id}`}>{label}</label>
-      {children}
-      {fault !== undefined && (
-        <span className="nbd-Field-fault" id={`nbd-start-${id}-fault`}>
-          {fault}
-        </span>
-      )}
-    </div>
-  );
-}
-
-function gpuChoices(gpus: number, trans: TranslationBundle): [string, string][] {
-  const numbers = Array.from({ length: gpus }, (_, index): [string, string] => [String(index + 1), String(index + 1)]);
-  return [['auto', trans.__('as nbdist decides')], ['none', trans.__('none')], ...numbers];
 }

@@ -16,6 +16,11 @@ export function signOf(state: string, trans: TranslationBundle): Sign {
   return { shape, tone, word: words(trans)[state] ?? state };
 }
 
+/** "1.4× slower": how many times the others' step a straggler's takes. */
+export function slowerText(times: number, trans: TranslationBundle): string {
+  return trans.__('%1× slower', String(Number(times.toFixed(1))));
+}
+
 const SHAPES: Record<string, [Shape, Tone]> = {
   starting: ['turning', 'plain'],
   running: ['disc', 'good'],

@@ -1,0 +1,29 @@
+import type { Run } from '../api/items';
+import { isGoingOn } from './actions';
+
+/** How many runs are drawn at first, and how many more at each wish. */
+export const PAGE = 50;
+
+/** From how many rows on there is a field that filters them. */
+export const MANY = 12;
+
+/** Runs that go on first, the newest first among each. */
+export function inOrder(runs: readonly Run[]): Run[] {
+  return [...runs.filter(isGoingOn), ...runs.filter(run => !isGoingOn(run))];
+}
+
+/** Those whose name, state, notebook or id has all the words that were typed. */
+export function matching<Item extends { id: string; name: string; session: string }>(
+  items: readonly Item[],
+  typed: string,
+  word: (item: Item) => string
+): readonly Item[] {
+  const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!words.length) {
+    return items;
+  }
+  return items.filter(item => {
+    const text = `${item.name} ${item.id} ${item.session} ${word(item)}`.toLowerCase();
+    return words.every(one => text.includes(one));
+  });
+}

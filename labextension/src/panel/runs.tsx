@@ -1,0 +1,126 @@
+import { memo, type ReactElement, useState } from 'react';
+import { InputGroup } from '@jupyterlab/ui-components';
+import type { About, Run } from '../api/items';
+import { isGoingOn, runActions } from './actions';
+import { ActionButtons, ActionError } from './buttons';
+import { Empty } from './empty';
+import { runFacts } from './facts';
+import { Progress, Sparkline } from './figures';
+import { formatShare, percentOf } from './format';
+import { useRows } from './keys';
+import { inOrder, MANY, matching, PAGE } from './order';
+import { StateShape } from './sign';
+import { useWatch, type Watch } from './watch';
+import { signOf } from './words';
+
+/** The runs: those that go on first, then the newest. */
+export function Runs({ watch }: { watch: Watch }): ReactElement {
+  const all = useWatch(watch, () => watch.state.runs);
+  const about = useWatch(watch, () => watch.model.about);
+  const known = useWatch(watch, () => watch.connection !== 'connecting');
+  const [typed, setTyped] = useState('');
+  const [drawn, setDrawn] = useState(PAGE);
+  const { trans } = watch;
+  const found = matching(inOrder(all), typed, run => signOf(run.status, trans).word);
+  const runs = found.slice(0, drawn);
+  const { current, ...list } = useRows<HTMLUListElement>(runs.map(run => run.id));
+  if (!all.length) {
+    return known ? (
+      <Empty code={'%%distribute\n…'}>{trans.__('No runs. A cell that begins so is trained on a cluster:')}</Empty>
+    ) : (
+      <Empty>{trans.__('Looking for runs…')}</Empty>
+    );
+  }
+  return (
+    <>
+      {all.length > MANY && (
+        <InputGroup
+          className="nbd-Filter"
+          type="search"
+          placeholder={trans.__('Filter runs')}
+          aria-label={trans.__('Filter runs by name, state or notebook')}
+          value={typed}
+          onChange={event => setTyped(event.currentTarget.value)}
+          rightIcon="ui-components:search"
+        />
+      )}
+      <ul className="nbd-List" role="list" aria-label={trans.__('Runs')} {...list}>
+        {runs.map(run => (
+          <RunRow key={run.id} watch={watch} run={run} about={about} reachable={run.id === current} />
+        ))}
+      </ul>
+      {!runs.length && <Empty>{trans.__('No run has “%1” in its name, state or notebook.', typed)}</Empty>}
+      {found.length > runs.length && (
+        <button type="button" className="jp-mod-styled nbd-More" onClick={() => setDrawn(drawn + PAGE)}>
+          {trans._n('Show %1 more', 'Show %1 more', Math.min(PAGE, found.length - runs.length))}
+        </button>
+      )}
+    </>
+  );
+}
+
+interface RowProps {
+  watch: Watch;
+  run: Run;
+  about: About | null;
+  reachable: boolean;
+}
+
+/** One run; drawn again only when something of it is another. */
+export const RunRow = memo(function RunRow({ watch, run, about, reachable }: RowProps): ReactElement {
+  const { trans, model } = watch;
+  const sign = signOf(run.status, trans);
+  const row = `run:${run.id}`;
+  const share = run.total && run.step !== null ? percentOf(run.step, run.total) : null;
+  return (
+    <li className="nbd-Row" data-row={run.id} data-state={run.status}>
+      <div className="nbd-Row-head">
+        <StateShape sign={sign} />
+        <button
+          type="button"
+          className="nbd-Row-name"
+          data-stop=""
+          data-action="open"
+          title={trans.__('%1: open what is known of it', run.name)}
+          tabIndex={reachable ? 0 : -1}
+          onClick={() => void model.act(row, 'open', 'nbdist:open-run', { id: run.id })}
+        >
+          {run.name}
+        </button>
+        <span className="nbd-Row-state">
+          {sign.word}
+          {isGoingOn(run) && share !== null && ` ${formatShare(run.step!, run.total!)}`}
+        </span>
+      </div>
+      {isGoingOn(run) && (
+        <Progress
+          label={trans.__('Progress of %1', run.name)}
+          percent={share}
+          text={runFacts(run, trans).join(', ')}
+          state={run.status}
+        />
+      )}
+      <div className="nbd-Row-foot">
+        <span className="nbd-Row-facts">
+          {runFacts(run, trans).map(fact => (
+            <span key={fact}>{fact}</span>
+          ))}
+        </span>
+        <Sparkline name={run.metric ?? trans.__('metric')} curve={run.curve} trans={trans} />
+        <ActionButtons watch={watch} row={row} reachable={reachable} actions={runActions(run, about, trans)} />
+      </div>
+      <Notes note={run.note} error={run.error} />
+      <ActionError watch={watch} row={row} reachable={reachable} />
+    </li>
+  );
+});
+
+/** What is to be known of an item: how it ended, and what its folder lacks. */
+export function Notes({ note, error }: { note: string | null; error: string | null }): ReactElement | null {
+  return note === null && error === null ? null : (
+    <>
+      {error !== null && <div className="nbd-Row-note nbd-mod-error">{error}</div>}
+      {note !== null && <div className="nbd-Row-note">{note}</div>}
+    </>
+  );
+}
