@@ -8,6 +8,7 @@ import { commands } from './commands/plugin';
 import { notebook } from './notebook/plugin';
 import { sidebar } from './panel/plugin';
 import { pages } from './render/page/plugin';
+import { pages } from './render/page/plugin';
 import { renderers } from './render/plugins';
 import { settings } from './settingsplugin';
 import { status } from './status/plugin';
@@ -25,5 +26,5 @@ const feed: JupyterFrontEndPlugin<INbdist> = {
   }
 };
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, pages, sidebar, status, commands, notebook];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, pages, pages, sidebar, status, commands, notebook];
 export default plugins;

@@ -12,7 +12,7 @@ export function attachLine(id: string, what: string, trans: TranslationBundle, c
   const line = make('p', { class: 'nbd-attach' }, make('code', {}, call), ` ${what}`);
   if (commands?.hasCommand(INSERT)) {
     const title = trans.__('Insert the code into the notebook');
-    const button = make('button', { class: 'nbd-button', type: 'button', title }, trans.__('Insert'));
+    const button = make('button', { class: 'nbd-Page-button', type: 'button', title }, trans.__('Insert'));
     button.addEventListener('click', () => void commands.execute(INSERT, { code: `import nbdist as nb\n${call}` }));
     line.append(' ', button);
   }

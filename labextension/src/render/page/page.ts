@@ -1,0 +1,167 @@
+/** A page of the main area that follows one run or one sweep, through the Jupyter server and no kernel. */
+
+import type { IDisposable } from '@lumino/disposable';
+import type { CommandRegistry } from '@lumino/commands';
+import type { Message } from '@lumino/messaging';
+import { Widget } from '@lumino/widgets';
+import { make, setText } from '@widget/dom.js';
+import { ApiError } from '../../api/client';
+import type { State } from '../../api/items';
+import type { Action } from '../../panel/actions';
+import type { INbdist } from '../../token';
+import { type Drawing, watchLook } from '../drawing';
+import { Buttons } from './buttons';
+import { Pace } from './pace';
+
+const EVERY = 2000; // milliseconds between two questions at least
+
+/** What the server says of it: how it stands, and the data of its figures. */
+export interface Answer<Details, Bundle> {
+  details: Details;
+  bundle: Bundle;
+}
+
+export abstract class Page<Details, Bundle> extends Widget {
+  constructor(
+    readonly itemId: string,
+    protected readonly nbdist: INbdist,
+    commands: CommandRegistry
+  ) {
+    super();
+    this.addClass('nbd-Page');
+    this.node.tabIndex = -1;
+    this.node.setAttribute('role', 'region');
+    this.buttons = new Buttons(commands, nbdist.trans.__('Actions'));
+    this.trouble.hidden = true;
+    this.node.append(this.trouble, this.buttons.element, this.before, this.place, this.after);
+    nbdist.feed.changed.connect(this.onChange, this);
+    this.title.closable = true;
+    this.pace.want();
+  }
+
+  /** Ask the server; raises `ApiError`, or `Unreadable`. */
+  protected abstract ask(): Promise<Answer<Details, Bundle>>;
+  /** Its item among those that change. */
+  protected abstract itemIn(state: State): object | undefined;
+  protected abstract draw(bundle: Bundle): Promise<Drawing<Bundle>>;
+  /** What stands above and below the figures, into `before` and `after`. */
+  protected abstract write(answer: Answer<Details, Bundle>): void;
+  protected abstract actions(details: Details): Action[];
+  /** Its name, for the tab. */
+  protected abstract nameOf(details: Details): string;
+  /** What is said if it is not there, or not any more. */
+  protected abstract vanished(): string;
+
+  override dispose(): void {
+    if (this.isDisposed) {
+      return;
+    }
+    this.pace.dispose();
+    this.nbdist.feed.changed.disconnect(this.onChange, this);
+    this.leave();
+    this.endLook();
+    this.drawing?.close();
+    super.dispose();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this.look();
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    this.look();
+  }
+
+  protected override onBeforeHide(message: Message): void {
+    this.leave();
+    super.onBeforeHide(message);
+  }
+
+  protected override onBeforeDetach(message: Message): void {
+    this.leave();
+    super.onBeforeDetach(message);
+  }
+
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    this.node.focus();
+  }
+
+  private look(): void {
+    if (this.isVisible && !this.shown) {
+      this.shown = this.nbdist.feed.show(this);
+      this.onChange();
+      this.drawing?.redraw();
+    }
+  }
+
+  private leave(): void {
+    this.shown?.dispose();
+    this.shown = null;
+  }
+
+  private onChange(): void {
+    const item = this.itemIn(this.nbdist.feed.state);
+    const again = this.failed && this.nbdist.feed.connection !== 'offline';
+    if (this.isVisible && (item !== this.item || again)) {
+      this.item = item;
+      this.pace.want();
+    }
+  }
+
+  private async refresh(): Promise<void> {
+    try {
+      const answer = await this.ask();
+      if (!this.isDisposed) {
+        this.failed = false;
+        this.say(null);
+        await this.present(answer);
+      }
+    } catch (error) {
+      if (!this.isDisposed) {
+        this.failed = !(error instanceof ApiError && error.status === 404);
+        this.say(this.failed ? (error instanceof Error ? error.message : String(error)) : this.vanished());
+        this.buttons.offer([]);
+      }
+    }
+  }
+
+  private async present(answer: Answer<Details, Bundle>): Promise<void> {
+    this.title.label = this.nameOf(answer.details);
+    this.node.setAttribute('aria-label', this.title.label);
+    this.buttons.offer(this.actions(answer.details));
+    this.write(answer);
+    if (this.drawing) {
+      this.drawing.take(answer.bundle);
+      return;
+    }
+    const drawing = await this.draw(answer.bundle);
+    if (this.isDisposed) {
+      drawing.close();
+      return;
+    }
+    this.drawing = drawing;
+    this.place.replaceChildren(drawing.element);
+    this.endLook = watchLook(drawing.element, () => drawing.redraw());
+    drawing.redraw();
+  }
+
+  private say(trouble: string | null): void {
+    this.trouble.hidden = trouble === null;
+    setText(this.trouble, trouble ?? '');
+  }
+
+  protected readonly before = make('div', { class: 'nbd-Page-part' });
+  protected readonly after = make('div', { class: 'nbd-Page-part' });
+  private readonly place = make('div', { class: 'nbd-Page-figures' });
+  private readonly trouble = make('p', { class: 'nbd-Bundle-trouble', role: 'status' });
+  private readonly buttons: Buttons;
+  private readonly pace = new Pace(() => this.refresh(), EVERY);
+  private drawing: Drawing<Bundle> | null = null;
+  private endLook: () => void = () => undefined;
+  private shown: IDisposable | null = null;
+  private item: object | undefined;
+  private failed = false;
+}

@@ -1,0 +1,25 @@
+/** How a run stands, for the live view's header: its data tell the curves, its item the rest. Pure. */
+
+import type { Progress } from '@widget/view.js';
+import type { Run, RunStatus } from '../../api/items';
+import type { RunBundle } from '../runbundle';
+
+const STATES: Partial<Record<RunStatus, string>> = { preparing: 'starting', done: 'finished' };
+const OVER: RunStatus[] = ['done', 'failed', 'stopped', 'damaged', 'lost'];
+
+/** The data of a run, with what its item knows better. */
+export function standing(bundle: RunBundle, run: Run, now: number): RunBundle {
+  const over = OVER.includes(run.status);
+  const elapsed = over ? (run.ended === null ? null : run.ended - run.created) : now - run.created;
+  const progress: Progress = {
+    ...bundle.progress,
+    state: STATES[run.status] ?? run.status,
+    step: run.step ?? bundle.progress.step,
+    total: run.total,
+    steps_per_second: (over ? bundle.progress.steps_per_second : null) ?? run.steps_per_second,
+    seconds_left: run.seconds_left,
+    elapsed: bundle.progress.elapsed !== null && over ? bundle.progress.elapsed : elapsed,
+    note: [bundle.progress.note, run.note].filter(Boolean).join(' · ')
+  };
+  return { ...bundle, progress, head: { ...bundle.head, title: run.name || bundle.head.title, run: run.id } };
+}
