@@ -7,6 +7,7 @@ from typing import Any
 
 from nbdist.lab.handling import NoSuchRoute
 from nbdist.lab.reading import About, CurrentState, OneFile, OneRun, OneSweep
+from nbdist.lab.stream import Stream
 
 API = "nbdist/api/v1"
 ID = "([^/]+)"
@@ -14,6 +15,7 @@ ID = "([^/]+)"
 TABLE: tuple[tuple[str, type[Any]], ...] = (
     ("/?", About),
     ("/state", CurrentState),
+    ("/stream", Stream),
     (f"/runs/{ID}(/data)?", OneRun),
     (f"/runs/{ID}/files/(.+)", OneFile),
     (f"/sweeps/{ID}(/data)?", OneSweep),

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from nbdist.errors import DeadlineExceededError
-from nbdist.lab.state import State
+from nbdist.lab.state import Seen, State
 from nbdist.lab.views import Views, real_views
+from nbdist.lab.watch import Watch
 from nbdist.lab.worker import Worker
 
 SERVICE = "nbdist_service"
@@ -28,6 +29,7 @@ class Service:
         self._joined: State | None = None
         self._readers = Worker("nbdist-read", READERS)
         self._looker = Worker("nbdist-look")
+        self.watch = Watch(self._see)
 
     async def read(self, view: Callable[[Views], Result]) -> Result:
         """Return what a view returns, which runs on a thread."""
@@ -39,8 +41,12 @@ class Service:
 
     async def close(self) -> None:
         """Stop reading."""
+        await self.watch.close()
         self._readers.close()
         self._looker.close()
+
+    async def _see(self, clusters: frozenset[str]) -> Seen:
+        return await self._looker.run(lambda: self._state().see(clusters))
 
     def _views(self) -> Views:
         """Make them at the first use, on a thread: importing what they need takes a moment."""

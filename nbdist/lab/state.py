@@ -150,7 +150,8 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         fresh = name == "tasks" and before.get("cluster") != after.get("cluster")
         old = {item[key]: item for item in (() if fresh else before_value or ())}
         new = {item[key]: item for item in after_value}
-        changed = [item for one, item in new.items() if old.get(one) != item]
+        # What its lister has not touched is the same object, which is seen at once.
+        changed = [item for one, item in new.items() if (was := old.get(one)) is not item and was != item]
         gone = [one for one in old if one not in new]
         if changed or gone:
             found[name] = {"set": changed, "gone": gone}

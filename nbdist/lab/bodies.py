@@ -1,0 +1,112 @@
+"""What pages send, checked before anything is done; what is refused is named, and what is valid."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from nbdist.cluster.launch import LAUNCHERS
+from nbdist.cluster.resources import MOST_TASKS, check_counts, parse_memory
+from nbdist.errors import InvalidArgumentError
+
+START: dict[str, Any] = {
+    "workers": 2,
+    "ps": 0,
+    "launcher": "local",
+    "gpus": "auto",
+    "threads": None,
+    "memory": None,
+    "gpu_memory": None,
+}
+"""What a cluster is started with where the page does not say."""
+TASK = re.compile(r"(?:/job:)?(worker|ps)(?:/task)?:(\d{1,4})")
+
+Body = Mapping[str, Any]
+
+
+def wanted_cluster(body: Body) -> dict[str, Any]:
+    """Return what `start_cluster` is to be called with.
+
+    >>> wanted_cluster({"workers": 3})["workers"], wanted_cluster({})["launcher"]
+    (3, 'local')
+    """
+    check_keys(body, START)
+    wanted = {**START, **body}
+    if wanted["launcher"] not in LAUNCHERS:
+        raise InvalidArgumentError(
+            f"no launcher {shown(wanted['launcher'])}; choose from {', '.join(LAUNCHERS)}"
+        )
+    check_counts(*(_plain(wanted[name]) for name in ("workers", "ps", "threads", "gpu_memory")))
+    if wanted["memory"] is not None:
+        parse_memory(_plain(wanted["memory"]))
+    gpus = wanted["gpus"]
+    if gpus not in ("auto", "none") and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 0):
+        raise InvalidArgumentError(f"gpus is 'auto', 'none' or a number, not {shown(gpus)}")
+    return wanted
+
+
+def wanted_growth(body: Body) -> int:
+    """Return how many workers a cluster is to have more.
+
+    >>> wanted_growth({"workers": 2}), wanted_growth({})
+    (2, 1)
+    """
+    check_keys(body, ("workers",))
+    workers = body.get("workers", 1)
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 0 < workers <= MOST_TASKS:
+        raise InvalidArgumentError(f"workers is a whole number from 1 to {MOST_TASKS}, not {shown(workers)}")
+    return workers
+
+
+def wanted_task(body: Body) -> str | None:
+    """Return the name of the task to restart; None for all that are dead.
+
+    >>> wanted_task({"task": "/job:worker/task:1"}), wanted_task({})
+    ('worker:1', None)
+    """
+    check_keys(body, ("task",))
+    if body.get("task") is None:
+        return None
+    found = TASK.fullmatch(text(body, "task"))
+    if found is None:
+        raise InvalidArgumentError(
+            f"task is a name such as worker:1, or null for all dead ones, not {shown(body['task'])}"
+        )
+    return f"{found[1]}:{int(found[2])}"
+
+
+def nothing(body: Body) -> None:
+    """Check that a body asks for nothing more."""
+    check_keys(body, ())
+
+
+def check_keys(body: Body, valid: Collection[str]) -> None:
+    """Raise InvalidArgumentError for a key that means nothing here."""
+    if unknown := sorted(body.keys() - set(valid)):
+        known = f"choose from {', '.join(valid)}" if valid else "there is none to be given"
+        raise InvalidArgumentError(f"no key {shown(unknown[0])}; {known}")
+
+
+def text(body: Body, key: str) -> str:
+    """Return a text."""
+    if not isinstance(body[key], str):
+        raise InvalidArgumentError(f"{key} is a text, not {shown(body[key])}")
+    return str(body[key])
+
+
+def flag(body: Body, key: str) -> bool:
+    """Return a yes or no."""
+    if not isinstance(body[key], bool):
+        raise InvalidArgumentError(f"{key} is true or false, not {shown(body[key])}")
+    return bool(body[key])
+
+
+def shown(value: object) -> str:
+    """Return a value as an error names it: not too much of it."""
+    return f"{value!r:.60}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or a text; anything longer is shortened, for it will be refused with its name."""
+    return value if value is None or isinstance(value, (int, float)) else str(value)[:60]

@@ -1,0 +1,140 @@
+"""The stream over a real Jupyter server: a state, then changes; only for who may, and says what it should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import websocket
+from labfakes import Fakes, cluster_item, run_item, task_item
+from labserver import Server, serving
+
+from nbdist.errors import InvalidArgumentError, NotFoundError
+from nbdist.lab.service import SERVICE
+from nbdist.lab.stream import look_of
+
+fakes = Fakes()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("jupyter"), fakes.put_into) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def nothing_listed() -> None:
+    fakes.clear()
+
+
+def hear(page: websocket.WebSocket) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(page.recv())
+    return message
+
+
+def say(page: websocket.WebSocket, **said: Any) -> None:
+    page.send(json.dumps({"kind": "look", **said}))
+
+
+def code_of_end(page: websocket.WebSocket) -> int:
+    frame = page.recv_frame()
+    while frame.opcode != websocket.ABNF.OPCODE_CLOSE:
+        frame = page.recv_frame()
+    return int.from_bytes(frame.data[:2], "big")
+
+
+def wait_idle(server: Server) -> None:
+    watch = server.app.web_app.settings[SERVICE].watch
+
+    async def idle() -> None:
+        import asyncio
+
+        async with asyncio.timeout(30):
+            while watch.looks:
+                await asyncio.sleep(0.01)
+
+    server.do(idle())
+
+
+def test_a_state_and_then_what_changes(server: Server) -> None:
+    fakes.runs.items = [run_item("a"), run_item("b")]
+    page = server.stream()
+    first = hear(page)
+    assert (first["kind"], first["version"], first["cluster"]) == ("state", 1, None)
+    assert [run["id"] for run in first["runs"]] == ["b", "a"]
+    fakes.runs.items = [run_item("a", step=7), run_item("c", status="running")]
+    say(page, cluster=None, visible=True)
+    assert hear(page) == {
+        "kind": "changes",
+        "runs": {"set": [run_item("c", status="running"), run_item("a", step=7)], "gone": ["b"]},
+    }
+    page.close()
+    wait_idle(server)
+
+
+def test_the_tasks_of_the_cluster_that_is_looked_at(server: Server) -> None:
+    fakes.clusters.items = [cluster_item("a")]
+    fakes.tasks.by_cluster = {"a": [task_item("a", 0), task_item("a", 1)]}
+    page = server.stream()
+    assert hear(page)["tasks"] == []
+    say(page, cluster="a", visible=True)
+    told = hear(page)
+    assert told == {
+        "kind": "changes",
+        "tasks": {"set": fakes.tasks.by_cluster["a"], "gone": []},
+        "cluster": "a",
+    }
+    say(page, cluster=None, visible=True)
+    assert hear(page) == {"kind": "changes", "cluster": None}
+    page.close()
+    wait_idle(server)
+
+
+def test_what_nobody_sees_is_not_read(server: Server) -> None:
+    page = server.stream()
+    hear(page)
+    say(page, visible=False)
+    wait_idle(server)
+    asked = fakes.runs.asked
+    fakes.runs.items = [run_item("a")]
+    page.settimeout(0.7)
+    with pytest.raises(websocket.WebSocketTimeoutException):
+        page.recv()
+    assert fakes.runs.asked == asked
+    page.settimeout(30)
+    say(page, visible=True)
+    assert hear(page)["runs"]["set"]
+    page.close()
+    wait_idle(server)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "{", "[]", '{"kind": "stop"}', '{"kind": "look", "clutser": null}', '{"kind": "look", "visible": 1}',
+     '{"kind": "look", "cluster": 1}', '{"kind": "look", "cluster": "../a"}', "[" * 4000],
+)  # fmt: skip
+def test_who_says_something_else_is_hung_up_on(server: Server, said: str) -> None:
+    page = server.stream()
+    page.send(said)
+    assert code_of_end(page) == 1003
+    page.shutdown()
+    wait_idle(server)
+
+
+def test_a_message_that_is_too_long_ends_the_connection(server: Server) -> None:
+    page = server.stream()
+    page.send(json.dumps({"kind": "look", "cluster": "a" * 10_000}))
+    assert code_of_end(page) == 1009
+    page.shutdown()
+    wait_idle(server)
+
+
+def test_what_a_page_says() -> None:
+    assert look_of('{"kind": "look"}', "a", False) == ("a", False)
+    assert look_of('{"kind": "look", "cluster": null, "visible": true}', "a", False) == (None, True)
+    with pytest.raises(InvalidArgumentError, match="no key 'x'; choose from kind, cluster, visible"):
+        look_of('{"kind": "look", "x": 1}', None, True)
+    with pytest.raises(NotFoundError):
+        look_of('{"kind": "look", "cluster": "a/b"}', None, True)

@@ -1,0 +1,201 @@
+"""Looks are made for pages that are seen, one at a time. A page is told what it does not know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from nbdist.lab import watch as watching
+from nbdist.lab.state import Seen
+from nbdist.lab.watch import Telling, Watch
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SOON", "LATER", "LEAST", "APART"):
+        monkeypatch.setattr(watching, name, 0.001)
+
+
+@dataclass
+class Visitor:
+    cluster: str | None = None
+    visible: bool = True
+    states: list[dict[str, Any]] = field(default_factory=list)
+
+    def offer(self, state: dict[str, Any]) -> None:
+        self.states.append(state)
+
+
+class Looks:
+    """Answers looks with how many there were; ``open`` lets them pass."""
+
+    def __init__(self) -> None:
+        self.asked: list[frozenset[str]] = []
+        self.at_once = self.most = 0
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def __call__(self, clusters: frozenset[str]) -> Seen:
+        self.asked.append(clusters)
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        await self.open.wait()
+        self.at_once -= 1
+        lists: dict[str, Any] = {"clusters": [], "runs": [], "sweeps": [], "problems": [str(len(self.asked))]}
+        return Seen(lists, {one: ([{"rank": 0}], []) for one in clusters})
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def test_nobody_there_nothing_read() -> None:
+    async def main() -> None:
+        looks = Looks()
+        watch = Watch(looks)
+        hidden, page = Visitor(visible=False), Visitor()
+        watch.join(hidden)
+        assert not watch.looks
+        watch.join(page)
+        await until(lambda: len(page.states) > 2)
+        page.visible = False
+        watch.wake()
+        await until(lambda: not watch.looks)
+        page.visible = True
+        watch.wake()
+        assert watch.looks
+        watch.leave(page)
+        await until(lambda: not watch.looks)
+        assert not hidden.states
+        await watch.close()
+
+    asyncio.run(main())
+
+
+def test_a_look_that_hangs_is_the_only_one() -> None:
+    async def main() -> None:
+        looks = Looks()
+        looks.open.clear()
+        watch = Watch(looks)
+        pages = [Visitor() for _ in range(5)]
+        for page in pages:
+            watch.join(page)
+            watch.wake()
+            await asyncio.sleep(0.002)
+        assert len(looks.asked) == 1
+        looks.open.set()
+        await until(lambda: all(page.states for page in pages))
+        assert looks.most == 1
+        await watch.close()
+
+    asyncio.run(main())
+
+
+def test_each_page_gets_the_tasks_of_its_own_cluster() -> None:
+    async def main() -> None:
+        looks = Looks()
+        watch = Watch(looks)
+        one, two, three = Visitor("a"), Visitor("b"), Visitor()
+        for page in (one, two, three):
+            watch.join(page)
+        await until(lambda: one.states and two.states and three.states)
+        assert frozenset("ab") in looks.asked
+        assert [page.states[-1]["cluster"] for page in (one, two, three)] == ["a", "b", None]
+        assert [len(page.states[-1]["tasks"]) for page in (one, two, three)] == [1, 1, 0]
+        two.cluster = "c"  # while a look goes on that does not know of it
+        watch.wake()
+        await until(lambda: two.states[-1]["cluster"] == "c")
+        assert two.states[-1]["tasks"]
+        await watch.close()
+
+    asyncio.run(main())
+
+
+def test_a_look_that_fails_is_followed_by_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        looks = Looks()
+
+        async def fail(clusters: frozenset[str]) -> Seen:
+            if not looks.asked:
+                looks.asked.append(clusters)
+                raise ZeroDivisionError
+            return await looks(clusters)
+
+        watch, page = Watch(fail), Visitor()
+        watch.join(page)
+        await until(lambda: page.states)
+        await watch.close()
+
+    asyncio.run(main())
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_slow_page_gets_what_changed_together() -> None:
+    async def main() -> None:
+        sent: list[dict[str, Any]] = []
+        taken = asyncio.Event()
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+            await taken.wait()
+
+        telling = Telling(send)
+        telling.offer({"problems": ["0"]})
+        await until(lambda: sent)
+        for number in range(1, 1000):  # it reads nothing meanwhile
+            telling.offer({"problems": [str(number)]})
+        await asyncio.sleep(0.01)
+        assert len(sent) == 1
+        taken.set()
+        await until(lambda: len(sent) == 2)
+        telling.offer({"problems": ["999"]})
+        await asyncio.sleep(0.01)
+        assert sent == [
+            {"kind": "state", "problems": ["0"]},
+            {"kind": "changes", "problems": ["999"]},
+        ]
+
+    asyncio.run(main())
+
+
+def test_messages_keep_their_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "APART", 0.05)
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        at: list[float] = []
+
+        async def send(message: dict[str, Any]) -> None:
+            at.append(clock())
+
+        telling = Telling(send)
+        number = 0
+        while len(at) < 3:
+            number += 1
+            telling.offer({"problems": [str(number)]})
+            await asyncio.sleep(0.001)
+        assert min(at[1] - at[0], at[2] - at[1]) >= 0.05
+
+    asyncio.run(main())
+
+
+def test_what_waits_for_a_page_that_is_hidden_is_dropped() -> None:
+    async def main() -> None:
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        telling = Telling(send)
+        telling.offer({"problems": []})
+        telling.drop()
+        await asyncio.sleep(0.01)
+        assert not sent
+
+    asyncio.run(main())
