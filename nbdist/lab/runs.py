@@ -44,7 +44,7 @@ class Runs:
         Never raises for what stands in the folders.
         """
         with self._lock:
-            folder, living = self._begin()
+            folder, living, self.problems = self._begin()
             if folder is None or living is None:
                 return []
             try:
@@ -64,7 +64,7 @@ class Runs:
     def item(self, run_id: str) -> Item:
         """Return one run as it is now, also one that is too old to be listed; raises `NotFoundError`."""
         with self._lock:
-            folder, living = self._begin()
+            folder, living, _ = self._begin()
             if not is_id(run_id):
                 raise InvalidArgumentError(
                     f"{run_id!r:.100} is no run id: letters, digits, '-', '_', '.', at most 80"
@@ -95,17 +95,15 @@ class Runs:
             items = [run.item for run in self._known.values() if run.item is not None and not run.gone]
             return [one["id"] for one in items if one["cluster"] == cluster_id and one["status"] in GOING]
 
-    def _begin(self) -> tuple[Path | None, Living | None]:
+    def _begin(self) -> tuple[Path | None, Living | None, list[str]]:
         home, why = look_home()
-        self.problems = []
         if home is None:
             self._known, self._folder = {}, None
-            self.problems = [why] if why else []
-            return None, None
+            return None, None, [why] if why else []
         folder = home / "runs"
         if folder != self._folder:
             self._known, self._folder = {}, folder
-        return folder, Living(home)
+        return folder, Living(home), []
 
     def _run(self, folder: Path, name: str) -> KnownRun:
         run = self._known.get(name)

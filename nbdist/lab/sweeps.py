@@ -40,7 +40,8 @@ class Sweeps:
         looks.
         """
         with self._lock:
-            if (folder := self._begin()) is None:
+            folder, self.problems = self._begin()
+            if folder is None:
                 return []
             try:
                 names = self._list.look(folder)
@@ -64,7 +65,7 @@ class Sweeps:
         with self._lock:
             if not is_id(sweep_id):
                 raise InvalidArgumentError(f"{sweep_id!r:.100} is no id of a sweep; nb.sweeps() lists them")
-            folder = self._begin()
+            folder, _ = self._begin()
         if folder is not None:
             sweep = KnownSweep(folder / sweep_id)
             sweep.look(Budget(WHOLE), keep=True)
@@ -74,13 +75,12 @@ class Sweeps:
                 return sweep.item, sweep.ledger
         raise NotFoundError(f"no sweep {sweep_id!r} in {folder or 'the home, which is not there'}")
 
-    def _begin(self) -> Path | None:
+    def _begin(self) -> tuple[Path | None, list[str]]:
         home, why = look_home()
-        self.problems = [why] if home is None and why else []
         folder = None if home is None else home / "sweeps"
         if folder != self._folder:
             self._known, self._folder = {}, folder
-        return folder
+        return folder, [why] if home is None and why else []
 
     def _sweep(self, folder: Path, name: str) -> KnownSweep:
         sweep = self._known.get(name)

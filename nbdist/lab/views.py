@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nbdist.errors import NotFoundError
-from nbdist.lab.state import Item, Lister, TaskLister
+from nbdist.lab.state import Lister, TaskLister
 
 Details = Callable[[str], dict[str, Any]]
 
@@ -39,20 +38,14 @@ def real_views(root: Path | None = None) -> Views:
     from nbdist.lab.files import open_file
     from nbdist.lab.rundetails import run_bundle, run_details
     from nbdist.lab.runs import Runs
+    from nbdist.lab.sweepdetails import sweep_bundle, sweep_details
+    from nbdist.lab.sweeps import Sweeps
     from nbdist.lab.tasks import Tasks
 
     runs = Runs(root)
     clusters = Clusters(runs.on_cluster)
     return Views(
-        about, clusters, Tasks(runs, clusters), runs, _NoSweeps(),
-        lambda run: run_details(run, runs), run_bundle, _no_sweep, _no_sweep, open_file,
+        about, clusters, Tasks(runs, clusters), runs, Sweeps(),
+        lambda run: run_details(run, runs), lambda run: run_bundle(run, runs), sweep_details, sweep_bundle,
+        open_file,
     )  # fmt: skip
-
-
-class _NoSweeps:
-    def look(self) -> list[Item]:
-        return []
-
-
-def _no_sweep(sweep: str) -> Item:
-    raise NotFoundError(f"no sweep {sweep!r}")
