@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 START_SECONDS = 30.0  # for a process to come up, however busy the host is
 ANSWER_SECONDS = 1.0  # for the other tasks together; what is sent to one that is frozen reaches it later
 LOOK_SECONDS = 0.002
+CHANGED = "another client has changed the cluster at this moment; try again"
 
 
 class Change(ABC):
@@ -187,6 +188,8 @@ class Change(ABC):
                         f"{self._did_not_start(info, how['pid'])} did not start: {describe_exit(how)}; "
                         f"its log ends with:\n{how['log'].strip() or '(nothing)'}"
                     )
+            if self._link.gone:
+                raise UnavailableError(f"cluster {self._cluster.id} has ended meanwhile: its keeper is gone")
             if time.monotonic() > self._deadline:
                 waited = time.monotonic() - self._begun
                 raise DeadlineExceededError(

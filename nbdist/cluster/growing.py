@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.busy import runs_on
-from nbdist.cluster.changing import START_SECONDS, Change
+from nbdist.cluster.changing import CHANGED, START_SECONDS, Change
 from nbdist.cluster.folder import read_description
 from nbdist.cluster.link import KeeperLink
 from nbdist.cluster.resources import (
@@ -58,13 +58,12 @@ class Growth(Change):
     ) -> None:
         super().__init__(cluster, link, timeout)
         self.plans = list(plans)
-        self._before = list(cluster.tasks)
 
     def _change(self) -> Iterator[None]:
         tasks = [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in self.plans]
         self._ask("grow", tasks=tasks)
-        if [info.name for info in self._cluster.tasks] != [info.name for info in self._before]:
-            raise UnavailableError("another client has changed the cluster at this moment; try again")
+        if next_places(self._cluster.tasks, len(tasks)) != [(plan.index, plan.rank) for plan in self.plans]:
+            raise UnavailableError(CHANGED)
         yield from self._bring_up(self.plans)
 
     def _did_not_start(self, info: TaskInfo | TaskPlan, pid: int) -> str:
@@ -90,17 +89,22 @@ def plan_more(
     [('/job:worker/task:1', 2), ('/job:worker/task:2', 3)]
     """
     share = share_of(cores, len(tasks) + workers, asked.get("threads"))
-    first = 1 + max((info.index for info in tasks if info.job == "worker"), default=-1)
-    taken = {info.rank for info in tasks}
-    ranks = [rank for rank in range(len(tasks) + workers) if rank not in taken]
     plans = []
-    for index, rank in zip(range(first, first + workers), ranks, strict=False):
+    for index, rank in next_places(tasks, workers):
         gpu = gpus[index % len(gpus)] if gpus else None
         environment = environment_of(
             "worker", index, rank, share, gpu, asked.get("gpu_memory"), parse_memory(asked.get("memory"))
         )
         plans.append(TaskPlan("worker", index, rank, "CPU:0" if gpu is None else "GPU:0", environment))
     return tuple(plans)
+
+
+def next_places(tasks: Sequence[TaskInfo], workers: int) -> list[tuple[int, int]]:
+    """Return index and rank of the next so many workers: indices without a gap, the lowest free ranks."""
+    first = 1 + max((info.index for info in tasks if info.job == "worker"), default=-1)
+    taken = {info.rank for info in tasks}
+    ranks = [rank for rank in range(len(tasks) + workers) if rank not in taken]
+    return list(zip(range(first, first + workers), ranks, strict=False))
 
 
 def check_more(workers: int, tasks: int) -> None:

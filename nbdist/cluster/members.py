@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ class Members:
         self, roster: Roster, keys: ClusterKeys, link: KeeperLink, changed: Callable[[], object]
     ) -> None:
         self._tasks = list(roster)
+        self._meeting = threading.RLock()
         self._keys, self._link, self._changed = keys, link, changed
         for info in self._tasks:
             know(f"nbdist://{info.address}", keys)
@@ -26,10 +28,10 @@ class Members:
     def now(self) -> list[TaskInfo]:
         """Return the tasks by rank, as they are now: one that was replaced, by whomever, is the new one."""
         self._link.ended()
-        heard = self._link.roster
-        if heard is not None:
-            self._meet(heard)
-        return self._tasks
+        with self._meeting:  # one thread after another, so that none brings back what was heard before
+            if self._link.roster is not None:
+                self._meet(self._link.roster)
+            return self._tasks
 
     def dead(self) -> list[TaskInfo]:
         """Return the tasks whose processes are gone."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from nbdist.cluster.changing import Change, check_unused, none_of
+from nbdist.cluster.changing import CHANGED, Change, check_unused, none_of
 from nbdist.cluster.connect import HubEngines
 from nbdist.cluster.folder import read_description
 from nbdist.cluster.link import KeeperLink
 from nbdist.cluster.resources import TaskPlan
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from nbdist.runtime.task import TaskInfo
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Shrinking(Change):
     def _change(self) -> Iterator[None]:
         ranks = {info.rank for info in self.tasks}
         self._ask("shrink", pids={info.rank: info.pid for info in self.tasks})
+        if last_workers(self._cluster.tasks, len(ranks)) != self.tasks:
+            raise UnavailableError(CHANGED)
         check_unused(self._cluster, self.tasks)  # again: a run may have begun since
         self._make_known(tuple(info for info in self._cluster.tasks if info.rank not in ranks), set())
         engines = HubEngines(self._client)

@@ -14,11 +14,13 @@ from typing import Any
 
 import psutil
 import pytest
+from freezing import freeze
 
 from nbdist.cluster.blas import blas_threads
 from nbdist.cluster.folder import read_description
 from nbdist.cluster.growing import Growth, plan_more
 from nbdist.cluster.handle import Cluster
+from nbdist.cluster.link import CONTROLLER
 from nbdist.cluster.resources import MEMORY_VARIABLE, MOST_TASKS, TaskPlan, plan_tasks
 from nbdist.errors import (
     DeadlineExceededError,
@@ -370,6 +372,61 @@ def test_a_new_worker_computes_on_its_share_of_the_cores(
     assert "keep what they have" not in lines[1]
     (new,) = cluster.restart(1, report=quietly)
     assert cluster.run(blas_threads, on=new.rank) == [1]
+
+
+def test_a_cluster_that_ends_meanwhile_is_not_waited_for(start: Start) -> None:
+    cluster = start(1)
+    growth = Growth(cluster, cluster._link, plan_more(cluster.tasks, 1, {}, cores=2))
+    growth.look()
+    os.kill(cluster._link.pids[CONTROLLER], signal.SIGKILL)
+    with pytest.raises(UnavailableError, match=r"is gone|has ended"):
+        growth.wait()
+
+
+def test_dead_tasks_are_no_hindrance(start: Start) -> None:
+    cluster = start(3)
+    os.kill(cluster.tasks[1].pid, signal.SIGKILL)
+    freeze(cluster.tasks[2].pid)
+    until(cluster.dead)
+    assert names(cluster.grow(report=quietly)) == [(3, "worker:3")]
+    assert [info.rank for info in cluster.dead()] == [1]
+    os.kill(cluster.tasks[2].pid, signal.SIGCONT)
+    cluster.restart(report=quietly)
+    check_all_know_each_other(cluster)
+
+
+def test_many_clients_that_try_again_all_get_their_turn(start: Start) -> None:
+    cluster = start(1)
+    wrong: list[BaseException] = []
+
+    def insist(client: Cluster) -> None:
+        until(lambda: changed(lambda: client.grow(report=quietly)), 60)
+        until(lambda: changed(lambda: client.restart(0, report=quietly)), 60)
+        until(lambda: changed(lambda: client.shrink(report=quietly)), 60)
+        until(lambda: changed(lambda: client.grow(report=quietly)), 60)
+
+    def changed(change: Callable[[], object]) -> bool:
+        try:
+            change()
+        except UnavailableError:  # it is another's turn, or another was faster
+            return False
+        except BaseException as error:
+            wrong.append(error)
+        return True
+
+    with attached(cluster) as second, attached(cluster) as third:
+        # Two threads of one client beside two other clients.
+        threads = [
+            threading.Thread(target=insist, args=(client,)) for client in (cluster, cluster, second, third)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        for client in (cluster, second, third):
+            assert len(client.tasks) == 5
+            check_all_know_each_other(client)
 
 
 def test_an_mpi_world_does_not_grow(start: Start) -> None:
