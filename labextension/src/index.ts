@@ -5,9 +5,9 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { Client } from './api/client';
 import { Feed } from './api/feed';
 import { commands } from './commands/plugin';
+import { launcher } from './launcher/plugin';
 import { notebook } from './notebook/plugin';
 import { sidebar } from './panel/plugin';
-import { pages } from './render/page/plugin';
 import { pages } from './render/page/plugin';
 import { renderers } from './render/plugins';
 import { settings } from './settingsplugin';
@@ -26,5 +26,5 @@ const feed: JupyterFrontEndPlugin<INbdist> = {
   }
 };
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, pages, pages, sidebar, status, commands, notebook];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, pages, sidebar, status, commands, notebook, launcher];
 export default plugins;

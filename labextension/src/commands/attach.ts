@@ -2,7 +2,7 @@ import { Clipboard, Dialog, showDialog } from '@jupyterlab/apputils';
 import { NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
 import { copyIcon, addIcon } from '@jupyterlab/ui-components';
 import { insertBelow } from '../notebook/insert';
-import { openNew } from '../notebook/newnotebook';
+import { codeCells, openNew } from '../notebook/newnotebook';
 import { described } from './describe';
 import type { Parts } from './parts';
 import { told } from './telling';
@@ -64,8 +64,8 @@ async function wantsNew({ nbdist: { trans } }: Parts): Promise<boolean> {
 }
 
 async function openWith(code: string, { app, files, nbdist, settings }: Parts): Promise<void> {
-  const cells = [code, ''].map(source => ({ cell_type: 'code', source }));
-  const opened = (await openNew(app, files?.model.path ?? '', cells, nbdist.trans)) as NotebookPanel | undefined;
+  const content = codeCells([code, '']);
+  const opened = (await openNew(app, files?.model.path ?? '', content, nbdist.trans)) as NotebookPanel | undefined;
   if (opened && settings.values.attachRuns) {
     await opened.context.ready;
     await opened.sessionContext.ready;

@@ -9,17 +9,21 @@ export class Refused extends Error {
 }
 
 /**
- * Do what a command does, and show what it says, or what goes wrong; a caller that shows such things itself says
- * `quiet` and gets the error.
+ * Do what a command does, and show the text that it returns, or what goes wrong; a caller that shows such things
+ * itself says `quiet` and gets the error.
  *
  * What is done begins at once, not in a later turn of the event loop: a click allows a tab only for so long.
  */
-export async function told(args: { readonly quiet?: unknown }, act: () => Promise<string | void>): Promise<void> {
+export async function told<Result>(
+  args: { readonly quiet?: unknown },
+  act: () => Promise<Result>
+): Promise<Result | undefined> {
   try {
     const done = await act();
-    if (done && args.quiet !== true) {
+    if (typeof done === 'string' && args.quiet !== true) {
       Notification.info(done, { autoClose: 3000 });
     }
+    return done;
   } catch (error) {
     if (args.quiet === true) {
       throw error;
@@ -30,5 +34,6 @@ export async function told(args: { readonly quiet?: unknown }, act: () => Promis
     } else {
       Notification.error(text, { autoClose: false });
     }
+    return undefined;
   }
 }

@@ -4,10 +4,12 @@ import type { KernelSpec } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Refused } from '../commands/telling';
 
-/** A cell as files have it. */
-export interface NewCell {
-  readonly cell_type: string;
-  readonly source: string | readonly string[];
+/** What a new notebook begins with, as files of nbformat 4.5 have it. */
+export interface Content {
+  readonly nbformat: number;
+  readonly nbformat_minor: number;
+  readonly metadata: object;
+  readonly cells: readonly object[];
 }
 
 /**
@@ -18,7 +20,7 @@ export interface NewCell {
 export async function openNew(
   app: JupyterFrontEnd,
   folder: string,
-  cells: readonly NewCell[],
+  content: Content,
   trans: TranslationBundle
 ): Promise<IDocumentWidget | undefined> {
   const { contents, kernelspecs } = app.serviceManager;
@@ -28,27 +30,29 @@ export async function openNew(
     throw new Refused(trans.__('There is no Python kernel to open a notebook with: install ipykernel.'));
   }
   const { path } = await contents.newUntitled({ path: folder, type: 'notebook' });
-  await contents.save(path, { type: 'notebook', format: 'json', content: notebook(cells, kernel) });
-  const name = kernel.name;
-  const opened: unknown = await app.commands.execute('docmanager:open', { path, factory: 'Notebook', kernel: { name } });
+  await contents.save(path, { type: 'notebook', format: 'json', content: forKernel(content, kernel) });
+  const args = { path, factory: 'Notebook', kernel: { name: kernel.name } };
+  const opened: unknown = await app.commands.execute('docmanager:open', args);
   return (opened as IDocumentWidget | undefined) ?? undefined;
 }
 
-/** What a notebook's file holds, in nbformat 4.5. */
-export function notebook(cells: readonly NewCell[], kernel: KernelSpec.ISpecModel): object {
-  const { name, display_name, language } = kernel;
-  return {
-    nbformat: 4,
-    nbformat_minor: 5,
-    metadata: { kernelspec: { name, display_name, language }, language_info: { name: language } },
-    cells: cells.map(({ cell_type, source }, at) => ({
-      id: `cell-${at + 1}`,
-      cell_type,
-      metadata: {},
-      source,
-      ...(cell_type === 'code' && { execution_count: null, outputs: [] })
-    }))
-  };
+/** A notebook of code cells. */
+export function codeCells(sources: readonly string[]): Content {
+  const cells = sources.map((source, at) => ({
+    id: `cell-${at + 1}`,
+    cell_type: 'code',
+    metadata: {},
+    source,
+    execution_count: null,
+    outputs: []
+  }));
+  return { nbformat: 4, nbformat_minor: 5, metadata: {}, cells };
+}
+
+/** The same notebook, which opens with a kernel without asking for one. */
+export function forKernel(content: Content, { name, display_name, language }: KernelSpec.ISpecModel): Content {
+  const metadata = { kernelspec: { name, display_name, language }, language_info: { name: language } };
+  return { ...content, metadata };
 }
 
 /** The default kernel if it is for Python, else the first one that is. */

@@ -1,0 +1,44 @@
+import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ICommandPalette } from '@jupyterlab/apputils';
+import { IDefaultFileBrowser } from '@jupyterlab/filebrowser';
+import { ILauncher } from '@jupyterlab/launcher';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { described } from '../commands/describe';
+import { textOf } from '../commands/parts';
+import { told } from '../commands/telling';
+import { openNew } from '../notebook/newnotebook';
+import { nbdistIcon } from '../panel/icon';
+import { INbdist } from '../token';
+import ready from './ready.ipynb.json';
+
+const NEW = 'nbdist:new-notebook';
+
+/** A card in the launcher, and a command, for a notebook that trains on a cluster as it is. */
+export const launcher: JupyterFrontEndPlugin<void> = {
+  id: 'nbdist:launcher',
+  description: 'Opens a notebook that is ready to train on a cluster.',
+  autoStart: true,
+  requires: [INbdist],
+  optional: [ILauncher, ICommandPalette, IDefaultFileBrowser, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    { trans }: INbdist,
+    cards: ILauncher | null,
+    palette: ICommandPalette | null,
+    files: IDefaultFileBrowser | null,
+    translator: ITranslator | null
+  ): void => {
+    app.commands.addCommand(NEW, {
+      label: args => (args['isCard'] ? trans.__('Distributed notebook') : trans.__('New Distributed Notebook')),
+      caption: trans.__('Open a notebook that is ready to train on a cluster'),
+      icon: nbdistIcon,
+      describedBy: described({ cwd: ['string', "The folder; without it the file browser's."] }),
+      execute: args =>
+        told(args, () => openNew(app, textOf(args['cwd']) ?? files?.model.path ?? '', ready, trans))
+    });
+    palette?.addItem({ command: NEW, category: 'nbdist' });
+    // The group's name is JupyterLab's own, in the user's language.
+    const category = (translator ?? nullTranslator).load('jupyterlab').__('Notebook');
+    cards?.add({ command: NEW, category, args: { isCard: true }, rank: 100 });
+  }
+};

@@ -1,0 +1,42 @@
+"""The notebook that the launcher's card opens: it is one, and it runs as it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+READY = Path(__file__).parents[2] / "labextension" / "src" / "launcher" / "ready.ipynb.json"
+
+
+def read() -> Any:
+    return nbformat.read(READY, as_version=4)
+
+
+def test_it_is_a_notebook_without_outputs() -> None:
+    notebook = read()
+    nbformat.validate(notebook)
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
+    assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+
+
+@pytest.mark.engines
+def test_it_trains_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error stops it with the traceback; the cluster then ends a minute after the kernel."""
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = read()
+    folder = {"metadata": {"path": os.fspath(tmp_path)}}
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=folder).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert "2 workers" in printed
+    assert "is stopped" in printed
+    assert float(printed.partition("%")[0].split()[-1]) > 90
