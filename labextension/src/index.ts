@@ -1,4 +1,4 @@
-/** The nbdist extension: a sidebar, status, a status, commands, a launcher card and renderers, pages, one plugin each. */
+/** The nbdist extension: a sidebar, a status, commands, a launcher card, pages and renderers, one plugin each. */
 
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
