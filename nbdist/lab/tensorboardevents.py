@@ -1,0 +1,132 @@
+"""Event files for a run that has none: made from its metrics logs, and kept up with them.
+
+    run folder/metrics-0000.log   ──►   folder/tensorboard/worker-0/events.out.tfevents....
+                                                            worker-0/validation/events.out.tfevents....
+
+They are what a run started with ``--tensorboard`` writes itself, but thinned: TensorBoard shows a thousand
+points of a curve, chosen at random, and would take a quarter of a minute to read a few hundred thousand.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbdist.errors import DataLossError, NbdistError
+from nbdist.metrics.batch import Points
+from nbdist.metrics.decimate import decimate
+from nbdist.metrics.events import FOLDER, EventFiles, events_folder
+from nbdist.metrics.log import logs_in, read_log
+from nbdist.metrics.runfile import read_run
+
+MOST_POINTS = 1000  # of a series at one look: extremes, first and last are kept
+AT_ONCE = 100_000  # points: what waits to be written is bounded, and more of it at once would be given up
+
+
+def own_events(run_folder: Path) -> Path | None:
+    """Return the folder with a run's own event files; None if it has none (yet)."""
+    folder = run_folder / FOLDER
+    return folder if next(folder.rglob("events.out.tfevents.*"), None) is not None else None
+
+
+class EventsOfLogs:
+    """Event files in ``folder`` that say what a run's metrics logs say; `refresh` adds what has come since.
+
+    A refresh looks at the length of each log, and reads what is new. A log that cannot be read is left out,
+    and said once on the standard error output.
+    """
+
+    def __init__(self, run_folder: Path, folder: Path) -> None:
+        self.folder = folder / FOLDER
+        self._run, self._root = run_folder, folder
+        self._tasks = tasks_of(run_folder.name)
+        self._logs: dict[Path, _Log] = {}
+        self._files: dict[int, EventFiles] = {}
+
+    def refresh(self) -> None:
+        """Write what the logs have got since the last time."""
+        for path in logs_in(self._run):
+            log = self._logs.setdefault(path, _Log())
+            try:
+                self._read_on(path, log)
+            except (OSError, DataLossError) as error:
+                if not log.said:
+                    log.said = True
+                    _say(f"{path.name} is left out: {error}")
+
+    def _read_on(self, path: Path, log: _Log) -> None:
+        size = path.stat().st_size
+        if size == log.size:
+            return
+        part = read_log(path, log.offset)
+        log.size, log.offset = size, part.offset
+        log.names.update(part.names)
+        log.replica = part.replica if part.replica is not None else log.replica
+        if len(part.points):
+            points = thinned(part.points, MOST_POINTS)
+            names = [log.names.get(one, f"series {one}") for one in range(1 + int(points["series"].max()))]
+            files = self._files_of(log.replica)
+            for start in range(0, len(points), AT_ONCE):
+                files.append(names, points[start : start + AT_ONCE])
+
+    def _files_of(self, replica: int) -> EventFiles:
+        if replica not in self._files:
+            folder = events_folder(self._root, self._tasks.get(replica, f"replica-{replica}"))
+            # By this clock a second has passed at each look: what is appended is written at once.
+            self._files[replica] = EventFiles(folder, _say, clock=count().__next__)
+        return self._files[replica]
+
+
+@dataclass
+class _Log:
+    offset: int = 0
+    size: int = -1
+    replica: int = 0
+    names: dict[int, str] = field(default_factory=dict)
+    said: bool = False
+
+
+def thinned(points: Points, most: int) -> Points:
+    """Return points with at most so many of each series, in their order.
+
+    >>> len(thinned(np.zeros(5000, [("series", "u2"), ("value", "f8")]), 1000)) <= 1000
+    True
+    """
+    if len(points) <= most:
+        return points
+    order = np.argsort(points["series"], kind="stable")
+    starts = np.flatnonzero(np.diff(points["series"][order])) + 1
+    each = np.split(order, starts)
+    chosen = np.sort(np.concatenate([one[decimate(points["value"][one], most)] for one in each]))
+    kept: Points = points[chosen]
+    return kept
+
+
+def tasks_of(run_id: str) -> dict[int, str]:
+    """Return the name of each replica's task, of those that the run's file names."""
+    try:
+        return tasks_by_replica(read_run(run_id).cluster)
+    except (NbdistError, OSError, TypeError, ValueError) as error:  # its points can be shown without them
+        _say(f"the replicas of run {run_id} have numbers for names: {error}")
+        return {}
+
+
+def tasks_by_replica(cluster: Mapping[str, Any]) -> dict[int, str]:
+    """Return the name of each replica's task from what ``run.json`` says of the cluster.
+
+    >>> tasks_by_replica({"workers": [2], "members": [{"rank": 2, "job": "worker", "index": 0}]})
+    {0: '/job:worker/task:0'}
+    """
+    names = {one["rank"]: f"/job:{one['job']}/task:{one['index']}" for one in cluster.get("members", ())}
+    workers = cluster.get("workers", ())
+    return {replica: names[rank] for replica, rank in enumerate(workers) if rank in names}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,340 @@
+"""TensorBoard's process for a run: real ones, asked over their sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tensorboard_runs import ask_json, make_run, processes, scalars
+from tornado.httpclient import HTTPRequest
+
+from nbdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
+from nbdist.lab import tensorboard, tensorboardprocess
+from nbdist.lab.tensorboard import Boards, problem
+from nbdist.lab.tensorboardprocess import answers, sweep
+from nbdist.metrics.home import run_folder
+from nbdist.metrics.recorder import Recorder
+
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of temporary files: one of our own, that must be empty at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="tb"))  # a socket's path is short
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert not list(folder.iterdir())
+    folder.rmdir()
+
+
+def with_boards(work: Callable[[Boards], Awaitable[Any]], **options: Any) -> Any:
+    async def run() -> Any:
+        boards = Boards("/base/", **options)
+        try:
+            return await work(boards)
+        finally:
+            await boards.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_run_is_shown_whether_it_has_event_files_or_not(temporary: Path, own: bool) -> None:
+    run = make_run(own=own, steps=50)
+
+    async def look(boards: Boards) -> None:
+        assert await boards.open(run) == f"nbdist/tensorboard/{run}/"
+        assert await ask_json(boards, run, "data/runs") == ["worker-0", "worker-0/validation", "worker-1"]
+        found = await scalars(boards, run, "worker-0", "loss")
+        assert found == {step: pytest.approx(1 / step) for step in range(1, 51)}
+        assert await scalars(boards, run, "worker-0/validation", "loss") == {50: 0.25}
+        environment = await ask_json(boards, run, "data/environment")
+        assert environment["window_title"] == run
+        folders = list(temporary.iterdir())
+        assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700]
+        assert (folders[0] / "tensorboard").exists() == (not own)
+
+    with_boards(look)
+    assert processes() == []
+
+
+def test_a_run_that_goes_on_is_kept_up_with(temporary: Path) -> None:
+    run = make_run(own=False, steps=3, ended=False)
+
+    async def look(boards: Boards) -> None:
+        await boards.open(run)
+        assert len(await scalars(boards, run, "worker-1", "loss")) == 3
+        recorder = Recorder(run_folder(run) / "metrics-0001.1.log", replica=1)
+        recorder.add(recorder.series("late"), 4, 0.125)
+        recorder.close()
+        while "late" not in (await ask_json(boards, run, "data/plugin/scalars/tags"))["worker-1"]:
+            await asyncio.sleep(0.1)
+        assert await scalars(boards, run, "worker-1", "late") == {4: 0.125}
+
+    with_boards(look)
+
+
+def test_a_long_run_is_thinned_and_keeps_its_spikes(temporary: Path) -> None:
+    run = make_run(own=False, steps=1)
+    recorder = Recorder(run_folder(run) / "metrics-0000.1.log", replica=0)
+    for step in range(20_000):
+        recorder.add(recorder.series("long"), step, 1000.0 if step == 777 else 0.0)
+    recorder.close()
+
+    async def look(boards: Boards) -> None:
+        await boards.open(run)
+        found = await scalars(boards, run, "worker-0", "long")
+        assert 300 < len(found) <= 1000
+        assert found[777] == 1000.0
+        assert {0, 19_999} <= found.keys()
+
+    with_boards(look)
+
+
+def test_a_torn_log_and_one_of_something_else_take_nothing_from_the_rest(temporary: Path) -> None:
+    run = make_run(own=False, steps=5)
+    folder = run_folder(run)
+    with (folder / "metrics-0000.log").open("ab") as log:
+        log.write(b"NBMF\x02torn")
+    (folder / "metrics-0007.log").write_bytes(b"no log at all")
+    (folder / "run.json").write_text("{")
+
+    async def look(boards: Boards) -> None:
+        await boards.open(run)
+        assert len(await scalars(boards, run, "replica-0", "loss")) == 5
+
+    with_boards(look)
+
+
+def test_nothing_listens_on_a_port_and_no_file_is_for_others(temporary: Path) -> None:
+    run = make_run(own=True, steps=5)
+
+    async def look(boards: Boards) -> None:
+        await boards.open(run)
+        (process,) = processes()
+        assert process.children(recursive=True) == []
+        assert [entry for entry in process.net_connections("inet") if entry.laddr] == []
+        environment = process.environ()
+        assert not {"JUPYTER_TOKEN", "JPY_API_TOKEN"} & environment.keys()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_TOKEN", "secret")
+        with_boards(look)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_connect(temporary: Path) -> None:
+    temporary.chmod(0o1777)  # as /tmp is
+    run = make_run(own=True, steps=1)
+    script = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+
+    async def look(boards: Boards) -> None:
+        await boards.open(run)
+        (folder,) = temporary.iterdir()
+        command = [sys.executable, "-c", script, str(folder / "socket")]
+        assert subprocess.run(command, check=False).returncode == 0
+        refused = subprocess.run([*AS_NOBODY, *command], capture_output=True, text=True, cwd="/", check=False)
+        assert refused.returncode == 1
+        assert "PermissionError" in refused.stderr
+
+    with_boards(look)
+
+
+def test_a_dead_process_is_replaced_when_somebody_asks(temporary: Path) -> None:
+    run = make_run(own=True, steps=5)
+
+    async def look(boards: Boards) -> None:
+        await boards.open(run)
+        (first,) = processes()
+        first.kill()
+        assert len(await scalars(boards, run, "worker-0", "loss")) == 5
+        (second,) = processes()
+        assert second.pid != first.pid
+        second.kill()
+        await boards.open(run)
+        assert len(await scalars(boards, run, "worker-0", "loss")) == 5
+
+    with_boards(look)
+
+
+def test_many_ask_at_once_and_one_process_starts(temporary: Path) -> None:
+    run = make_run(own=True, steps=5)
+
+    async def look(boards: Boards) -> None:
+        urls = await asyncio.gather(*(boards.open(run) for _ in range(10)))
+        assert set(urls) == {f"nbdist/tensorboard/{run}/"}
+        assert len(processes()) == 1
+
+    with_boards(look)
+
+
+def test_the_one_unused_longest_makes_room(temporary: Path) -> None:
+    runs = [make_run(own=True, steps=1) for _ in range(3)]
+
+    async def look(boards: Boards) -> None:
+        await boards.open(runs[0])
+        await boards.open(runs[1])
+        await ask_json(boards, runs[0], "data/runs")
+        first = {process.pid for process in processes()}
+        await boards.open(runs[2])
+        while len(processes()) > 2:
+            await asyncio.sleep(0.02)
+        assert await ask_json(boards, runs[0], "data/runs") == ["worker-0", "worker-0/validation", "worker-1"]
+        assert len(first & {process.pid for process in processes()}) == 1
+
+    with_boards(look, most=2)
+
+
+def test_it_ends_when_nobody_asks(temporary: Path) -> None:
+    run = make_run(own=False, steps=1)
+
+    async def look(boards: Boards) -> None:
+        await boards.open(run)
+        while processes() or list(temporary.iterdir()):
+            await asyncio.sleep(0.02)
+        await boards.open(run)  # and is there again for who does
+
+    with_boards(look, idle_seconds=0.2)
+
+
+def test_it_ends_with_its_server(temporary: Path) -> None:
+    run = make_run(own=False, steps=1)
+    server = """
+import asyncio, sys
+from nbdist.lab.tensorboard import Boards
+
+async def main():
+    print(await Boards().open(sys.argv[1]), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    command = [sys.executable, "-c", server, run]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == f"nbdist/tensorboard/{run}/\n"
+        (child,) = psutil.Process(parent.pid).children()
+        parent.kill()
+    child.wait(30)
+    assert not list(temporary.iterdir())
+
+
+def test_one_that_does_not_come_up_says_why(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(own=True, steps=1)
+    fake = tmp_path / "tensorboard.py"
+    fake.write_text("raise RuntimeError('this TensorBoard is broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def fail(boards: Boards) -> None:
+        with pytest.raises(UnavailableError, match=r"ended with code 1: (.|\n)*this TensorBoard is broken"):
+            await boards.open(run)
+
+    with_boards(fail)
+    fake.write_text("import time; time.sleep(600)")
+
+    async def hang(boards: Boards) -> None:
+        with pytest.raises(UnavailableError, match=r"does not answer after 0\.5 s"):
+            await boards.open(run)
+
+    with_boards(hang, start_seconds=0.5)
+    assert processes() == []
+
+
+def test_what_is_no_run_is_not_opened(temporary: Path) -> None:
+    async def look(boards: Boards) -> None:
+        for run in ("..", "../runs", "a/../b", "a..b", "", ".", "/etc", "a\0b"):
+            with pytest.raises(InvalidArgumentError):
+                await boards.open(run)
+        with pytest.raises(NotFoundError, match="no run 'there-is-none'"):
+            await boards.open("there-is-none")
+
+    with_boards(look)
+    assert processes() == []
+
+
+def test_without_tensorboard_the_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert problem() is None
+    run = make_run(own=True, steps=1)
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    assert problem() == 'TensorBoard is not installed: pip install "nbdist[tensorboard]"'
+
+    async def look(boards: Boards) -> None:
+        with pytest.raises(FailedPreconditionError, match=r"nbdist\[tensorboard\]"):
+            await boards.open(run)
+
+    with_boards(look)
+
+
+def test_no_room_for_its_folder_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = make_run(own=True, steps=1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+
+    async def look(boards: Boards) -> None:
+        with pytest.raises(UnavailableError, match="cannot be started"):
+            await boards.open(run)
+
+    with_boards(look)
+
+
+def test_an_answer_that_is_too_large_is_refused(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(own=True, steps=1)
+    monkeypatch.setattr(tensorboardprocess, "LARGEST_ANSWER", 1 << 20)
+
+    async def look(boards: Boards) -> None:
+        await boards.open(run)
+        with pytest.raises(UnavailableError, match="1 MB"):
+            await boards.ask(run, HTTPRequest(f"http://board/base/nbdist/tensorboard/{run}/index.js"))
+        assert await ask_json(boards, run, "data/runs")  # the board itself goes on
+
+    with_boards(look)
+
+
+def test_what_a_killed_server_has_left_is_swept(temporary: Path) -> None:
+    old, used, new, other = (
+        temporary / f"{name}" for name in ("nbdist-board-o", "nbdist-board-u", "nbdist-board-n", "else")
+    )
+    for folder in (old, used, new, other):
+        folder.mkdir()
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(folder / "socket"))
+    with socket.socket(socket.AF_UNIX) as door:
+        (used / "socket").unlink()
+        door.bind(str(used / "socket"))
+        door.listen()
+        assert answers(used / "socket")
+        for folder in (old, used, other):
+            os.utime(folder, (0, 0))
+        sweep()
+        assert sorted(temporary.iterdir()) == sorted([other, new, used])
+    for folder in (used, new, other):
+        (folder / "socket").unlink()
+        folder.rmdir()
+
+
+def test_the_server_imports_no_tensorboard() -> None:
+    names = "tensorboard", "werkzeug", "matplotlib", "ipywidgets", "optuna"
+    script = (
+        "import sys, nbdist.lab.tensorboard, nbdist.lab.tensorboardproxy as proxy;"
+        f"proxy.handlers(nbdist.lab.tensorboard.Boards()); print([n for n in {names!r} if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
