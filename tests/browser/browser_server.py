@@ -9,7 +9,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,8 @@ QUIET = {  # settings that keep dialogs and outside calls away
     "docmanager-extension/plugin": {"autosave": False},
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
+# A saved output is then its picture, as it is where our extension is not: most tests look at that.
+NOT_DRAWN = ["nbdist:renderers"]
 NO_SUBSHELLS = {"apputils-extension/kernels-settings": {"commsOverSubshells": "disabled"}}
 
 
@@ -40,6 +42,7 @@ class LabServer:
         folder: Path,
         application: Literal["jupyterlab", "notebook"] = "jupyterlab",
         settings: Mapping[str, Mapping[str, object]] | None = None,
+        disabled: Sequence[str] = (),
     ) -> None:
         self.application = application
         self.notebooks = folder / "notebooks"
@@ -49,6 +52,9 @@ class LabServer:
             path = folder / "settings" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
+        page = folder / OWN_FOLDERS[0].lower() / "labconfig" / "page_config.json"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(json.dumps({"disabledExtensions": dict.fromkeys(disabled, True)}))
         self.token = secrets.token_hex(16)
         environment = {
             **os.environ,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from browser_lab import Lab, Notebook, start_chromium
-from browser_server import NO_SUBSHELLS, PATIENCE, LabServer
+from browser_server import NO_SUBSHELLS, NOT_DRAWN, PATIENCE, LabServer
 from playwright.sync_api import Browser, expect, sync_playwright
 
 expect.set_options(timeout=PATIENCE * 1000)
@@ -14,7 +14,15 @@ expect.set_options(timeout=PATIENCE * 1000)
 
 @pytest.fixture(scope="session")
 def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
-    server = LabServer(tmp_path_factory.mktemp("lab"))
+    server = LabServer(tmp_path_factory.mktemp("lab"), disabled=NOT_DRAWN)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def drawing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
+    """A JupyterLab that draws saved runs and sweeps, as an installation does."""
+    server = LabServer(tmp_path_factory.mktemp("drawing"))
     yield server
     server.close()
 
@@ -30,6 +38,11 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture
 def lab(lab_server: LabServer, chromium: Browser) -> Iterator[Lab]:
     yield from closed_at_end(Lab(lab_server, chromium))
+
+
+@pytest.fixture
+def drawing_lab(drawing_server: LabServer, chromium: Browser) -> Iterator[Lab]:
+    yield from closed_at_end(Lab(drawing_server, chromium))
 
 
 def closed_at_end(opened: Lab) -> Iterator[Lab]:
@@ -51,7 +64,11 @@ def place_server(
         return
     folder = tmp_path_factory.mktemp(request.param)
     notebook = request.param == "notebook"
-    server = LabServer(folder, "notebook") if notebook else LabServer(folder, settings=NO_SUBSHELLS)
+    server = (
+        LabServer(folder, "notebook", disabled=NOT_DRAWN)
+        if notebook
+        else LabServer(folder, settings=NO_SUBSHELLS, disabled=NOT_DRAWN)
+    )
     yield server
     server.close()
 

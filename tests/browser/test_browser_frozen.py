@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,7 @@ def look(lab: Lab, name: str) -> None:
     assert page.locator(".jp-OutputArea i, .jp-OutputArea b").count() == 0
 
 
-def test_every_end_is_seen_without_a_kernel(lab: Lab, ended: Path) -> None:
+def test_every_end_is_seen_without_a_kernel(lab: Lab, ended: Path, drawing_lab: Lab) -> None:
     notebook: Any = nbformat.read(ended, as_version=4)  # type: ignore[no-untyped-call]
     check_file(ended, notebook)
     look(lab, "ended.ipynb")
@@ -94,6 +95,26 @@ def test_every_end_is_seen_without_a_kernel(lab: Lab, ended: Path) -> None:
     nbformat.write(notebook, ended.parent / "untrusted.ipynb")  # type: ignore[no-untyped-call]
     look(lab, "untrusted.ipynb")
     lab.screenshot("frozen-untrusted")
+    lab.close()
+
+    shutil.copy(ended, drawing_lab.server.notebooks)
+    look_drawn(drawing_lab, "ended.ipynb")
+
+
+def look_drawn(lab: Lab, name: str) -> None:
+    """Each run's end is there as its curves, with what its tasks printed and why it failed."""
+    page = lab.open(name, kernel=False, height=2600)
+    for number, headline in HEADLINES.items():
+        output = lab.output(number)
+        output.evaluate("node => node.scrollIntoView()")
+        expect(output.locator(f"{LIVE} .nbd-chip")).to_contain_text(headline.split()[1])
+        expect(output.locator(f"{LIVE} canvas")).to_have_count(2)
+        expect(output.locator("img")).to_have_count(0)
+        expect(output).to_contain_text("<b>output</b> of 0")
+        expect(output).to_contain_text("worker 1")
+    expect(lab.output(3)).to_contain_text("lost <i>it</i>")
+    assert page.locator(".nbd-told i, .nbd-told b").count() == 0
+    lab.screenshot("frozen-drawn")
 
 
 def check_file(path: Path, notebook: Any) -> None:

@@ -112,6 +112,10 @@ export abstract class Page<Details, Bundle> extends Widget {
   }
 
   private async refresh(): Promise<void> {
+    if (!this.isVisible && this.drawing) {
+      this.item = undefined; // so that it is asked for when it is seen again
+      return;
+    }
     try {
       const answer = await this.ask();
       if (!this.isDisposed) {
