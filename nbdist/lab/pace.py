@@ -145,7 +145,7 @@ class Pace:
                 "state": word.state,
                 "step": word.step,
                 "steps_per_second": rounded(max(0.0, standing.replicas[replica].steps_per_second))
-                if replica in self._told
+                if replica in self._told and word.state != PAUSED
                 else None,
                 "straggler": standing.replicas[replica].slowness,
             }

@@ -19,6 +19,7 @@ from nbdist.metrics.runfile import STATUSES
 GOING = ("preparing", "running", "paused")
 LONGEST = 8 << 20  # bytes of a run.json, with all of its body's code
 MOST_TASKS = 10_000
+LARGEST_PID = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,9 @@ def damaged(run_id: str, why: str, changed: float) -> Record:
 def owner_of(value: object) -> Mapping[str, Any]:
     """Return the process that started a run, {} if that is not said as it should be."""
     found = mapping(value)
-    whole_pid = whole(found.get("pid")) is not None and number(found.get("started")) is not None
-    return found if whole_pid and isinstance(found.get("host"), str) else {}
+    pid = whole(found.get("pid"))
+    whole_process = pid is not None and 0 < pid < LARGEST_PID and number(found.get("started")) is not None
+    return found if whole_process and isinstance(found.get("host"), str) else {}
 
 
 def text(value: object) -> str:

@@ -45,7 +45,7 @@ def item_of(record: Record, pace: Pace, seen: Seen) -> dict[str, Any]:
     going = status in GOING
     step = seen.last_step if standing is None else standing.step
     rate = None
-    if going and standing is not None and pace.knows_rate:
+    if going and status != "paused" and standing is not None and pace.knows_rate:
         rate = rounded(max(0.0, standing.steps_per_second))
     stoppable, why = can_stop(record, status)
     return {

@@ -163,8 +163,11 @@ def test_event_files_are_seen() -> None:
 def test_a_pause_is_a_status() -> None:
     run = RunFolder("r1")
     for rank in range(2):
-        run.progress(rank, 5, state="paused")
-    assert only(Runs())["status"] == "paused"
+        run.progress(rank, 5, state="paused", spent={"compute": 1.0})
+    runs = Runs()
+    item = only(runs)
+    assert (item["status"], item["steps_per_second"], item["seconds_left"]) == ("paused", None, None)
+    assert runs.tasks_of("r1")[0]["steps_per_second"] is None
 
 
 def test_the_first_series_counts_where_there_is_no_loss() -> None:

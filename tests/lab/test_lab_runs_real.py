@@ -1,0 +1,102 @@
+"""Real runs on real engines, seen from their folders alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from busy import BUSY_SECONDS
+
+from nbdist.cluster.handle import Cluster
+from nbdist.lab.rundetails import run_bundle, run_details
+from nbdist.lab.runs import Runs
+from nbdist.runs.options import Options
+from nbdist.runs.run import Run
+from nbdist.runs.start import start_run
+
+pytestmark = pytest.mark.engines
+
+TRAIN = """
+import time
+import numpy as np
+x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")])
+model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy")
+history = model.fit(nb.data.Dataset.from_arrays(x, np.arange(60) % 3).batch(20), epochs={epochs})
+"""
+FOR_EVER = 1_000_000
+
+
+@pytest.fixture
+def going(cluster: Cluster) -> Iterator[Callable[..., Run]]:
+    """Start runs that go on until they are stopped, at the latest when the test ends."""
+    begun: list[Run] = []
+
+    def begin(**options: Any) -> Run:
+        begun.append(start_run(TRAIN.format(epochs=FOR_EVER), Options(**options), cluster=cluster))
+        return begun[-1]
+
+    yield begin
+    for run in begun:
+        run.stop()
+        run.wait()
+
+
+def until(run: Run, condition: Callable[[], object]) -> None:
+    """Follow a run until a condition holds."""
+    deadline, pause = time.monotonic() + 60 + BUSY_SECONDS, threading.Event()
+    while not condition():
+        assert not run.pump(), f"the run is over: {run.error}"
+        assert time.monotonic() < deadline
+        pause.wait(0.02)
+
+
+def item_of(runs: Runs, run: Run) -> dict[str, Any]:
+    return next(item for item in runs.look() if item["id"] == run.id)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"strategy": "multi_worker"}, {"strategy": "ps"}, {"replication": "in-graph"}],
+    ids=["multi_worker", "ps", "in-graph"],
+)
+def test_a_run_is_seen_from_its_beginning_to_its_end(
+    going: Callable[..., Run], cluster: Cluster, options: dict[str, Any]
+) -> None:
+    runs, run = Runs(), going(name="look", **options)
+
+    def all_train() -> bool:
+        item_of(runs, run)
+        tasks = runs.tasks_of(run.id)
+        return tasks.keys() == {0, 1, 2} and {one["state"] for one in tasks.values()} == {"training"}
+
+    until(run, all_train)
+    until(run, lambda: item_of(runs, run)["steps_per_second"] and item_of(runs, run)["value"] is not None)
+    item = item_of(runs, run)
+    assert (item["status"], item["replicas"], item["cluster"]) == ("running", 3, cluster.id)
+    assert item["total"] > item["step"] > 0
+    assert item["can"]["stop"] == ("replication" not in options)
+    run.stop()
+    run.wait()
+    item = item_of(runs, run)
+    assert (item["status"], item["step"]) == ("stopped", run.standing().step)
+    assert item["metric"] == "loss"
+    assert item["curve"]["x"][-1] == max(int(run.store.points(i, "loss")[0][-1]) for i in range(3))
+    assert run_bundle(run.id, runs)["step"] == item["step"]
+    names = {one["path"] for one in run_details(run.id, runs)["files"]}
+    assert names >= {"run.json", "metrics-0000.log", "progress-0000.json", "progress-0002.json"}
+
+
+def test_a_pause_is_seen(going: Callable[..., Run]) -> None:
+    runs, run = Runs(), going(strategy="multi_worker")
+    until(run, lambda: item_of(runs, run)["steps_per_second"])
+    run.pause()
+    until(run, lambda: item_of(runs, run)["status"] == "paused")
+    run.resume()
+    until(run, lambda: item_of(runs, run)["status"] == "running")
+    run.stop()
+    run.wait()
+    assert item_of(runs, run)["status"] == "stopped"
