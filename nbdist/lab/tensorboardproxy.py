@@ -53,6 +53,7 @@ class BoardHandler(JupyterHandler):
     async def prepare(self) -> None:  # type: ignore[override]
         """Let only those through who are logged in, may do this here, and ask from a page of our own."""
         await super().prepare()
+        web.authenticated(lambda _: None)(self)  # Jupyter lets everybody pass who is not asked
         if self._finished:  # on the way to the login page
             return
         await check_user(self, HTTP_METHOD_TO_AUTH_ACTION.get(str(self.request.method), "write"))
@@ -118,9 +119,8 @@ class BoardHandler(JupyterHandler):
         own = f"*:*{quote(unquote(self.base_url))}{PATH}/{run_id}/"
         inside = "data: blob: 'unsafe-inline' 'unsafe-eval'" if theirs else ""
         policy = f"default-src {own} {inside}; base-uri {own}; object-src 'none'; form-action 'none'"
-        self.set_header("Content-Security-Policy", f"{self.content_security_policy}; {policy}")
-        for one in theirs:
-            self.add_header("Content-Security-Policy", one)
+        policies = [f"{self.content_security_policy}; {policy}", *theirs]
+        self.set_header("Content-Security-Policy", ", ".join(policies))
 
     @property
     def _is_wanted_elsewhere(self) -> bool:
