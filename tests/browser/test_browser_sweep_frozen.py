@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,7 @@ def look(lab: Lab, name: str) -> None:
     expect(lab.output(1).locator("tbody tr")).to_have_count(6)
 
 
-def test_every_end_is_seen_without_a_kernel(lab: Lab, ended: Path) -> None:
+def test_every_end_is_seen_without_a_kernel(lab: Lab, ended: Path, drawing_lab: Lab) -> None:
     notebook: Any = nbformat.read(ended, as_version=4)  # type: ignore[no-untyped-call]
     check_file(ended, notebook)
 
@@ -117,6 +118,25 @@ def test_every_end_is_seen_without_a_kernel(lab: Lab, ended: Path) -> None:
     nbformat.write(notebook, ended.parent / "swept-untrusted.ipynb")  # type: ignore[no-untyped-call]
     look(lab, "swept-untrusted.ipynb")
     lab.screenshot("sweep-frozen-untrusted")
+    lab.close()
+
+    shutil.copy(ended, drawing_lab.server.notebooks)
+    look_drawn(drawing_lab, "swept.ipynb")
+
+
+def look_drawn(lab: Lab, name: str) -> None:
+    """Each sweep's end is there as its grid, with what failed, and nothing can be wished of it."""
+    lab.open(name, kernel=False, height=3000)
+    for number, headline in HEADLINES.items():
+        output = lab.output(number)
+        output.evaluate("node => node.scrollIntoView()")
+        expect(output.locator(f"{GRID} .nbd-chip")).to_contain_text(headline.split()[1])
+        expect(output.locator(f"{GRID} canvas").first).to_be_visible()
+        expect(output.locator("img, .nbs-actions")).to_have_count(0)
+    expect(lab.output(1).locator(f"{GRID} .nbs-table tbody tr")).to_have_count(6)
+    expect(lab.output(3)).to_contain_text("lost <i>it</i>")
+    expect(lab.output(VALUELESS)).to_contain_text("no <i>0</i>")
+    lab.screenshot("sweep-frozen-drawn")
 
 
 def check_file(path: Path, notebook: Any) -> None:
