@@ -65,7 +65,8 @@ def claim(cluster_id: str) -> tuple[Path, int]:
 def is_alive(folder: Path) -> bool:
     """Return whether a keeper (or a starter) still holds the folder's lock."""
     try:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # Only to read: a shared lock needs no more, and who looks on may not be allowed to write.
+        lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         # Without a lock it is being made at this moment, or it is debris.
         with suppress(OSError):

@@ -38,6 +38,15 @@ LONG = 32 << 20  # bytes of logs that take some time to be read
 NO_CURVE: tuple[list[int], list[float]] = ([], [])
 
 
+def browsed(folder: Path, root: Path | None) -> str | None:
+    """Return where Jupyter's file browser shows a folder, by its own path or where links lead; or None."""
+    found = browse_path(folder, root)
+    if found is None and root is not None:
+        with suppress(OSError, RuntimeError):  # RuntimeError: links that lead in a circle
+            found = browse_path(folder.resolve(), root.resolve())
+    return found
+
+
 class KnownRun:
     """One run: ``item`` is what the panel is told, None while there is nothing to tell.
 
@@ -48,7 +57,7 @@ class KnownRun:
         self.folder, self.gone = folder, False
         self.item: dict[str, Any] | None = None
         self.record: Record | None = None
-        self._browse = browse_path(folder, root)
+        self._browse = browsed(folder, root)
         self._begin()
 
     def _begin(self) -> None:

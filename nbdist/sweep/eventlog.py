@@ -171,7 +171,7 @@ def take_lock(path: Path) -> int:
     lock = _open(path.with_name(f"{path.name}.lock"), os.O_CREAT)
     deadline = time.monotonic() + LOOKED_SECONDS
     while not (taken := _takes(lock)) and time.monotonic() < deadline:
-        time.sleep(LOOKED_SECONDS / 20)
+        time.sleep(0.005)
     if not taken:
         holder = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
         os.close(lock)

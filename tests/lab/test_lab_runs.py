@@ -145,6 +145,8 @@ def test_where_the_file_browser_shows_it(home: Path, tmp_path: Path) -> None:
     assert only(Runs())["browse"] is None
     assert only(Runs(tmp_path))["browse"] == "home/runs/r1"
     assert only(Runs(tmp_path / "elsewhere"))["browse"] is None
+    (tmp_path / "linked").symlink_to(tmp_path)
+    assert only(Runs(tmp_path / "linked"))["browse"] == "home/runs/r1"
     hidden = tmp_path / ".local"
     hidden.mkdir()
     home.rename(hidden / "home")
@@ -361,6 +363,21 @@ def test_a_home_that_is_read_only_is_read(home: Path) -> None:
     finally:
         for folder in (home, home / "runs", run.folder):
             folder.chmod(0o700)
+
+
+def test_a_cluster_is_alive_also_for_who_may_not_write(cluster: Path) -> None:
+    RunFolder("r1")
+    (cluster / "lock").chmod(0o400)
+    with pytest.MonkeyPatch.context() as patch:
+        before = os.open
+
+        def read_only(path: Any, flags: int, *more: Any, **named: Any) -> int:
+            if flags & os.O_ACCMODE != os.O_RDONLY:
+                raise PermissionError(30, "Read-only file system")
+            return before(path, flags, *more, **named)
+
+        patch.setattr(os, "open", read_only)
+        assert only(Runs())["status"] == "running"
 
 
 def test_a_link_among_the_runs_is_no_run(home: Path, tmp_path: Path) -> None:

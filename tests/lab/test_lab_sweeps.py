@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +22,7 @@ from nbdist.lab import sweeps as sweeps_module
 from nbdist.lab.sweepdetails import sweep_bundle, sweep_details
 from nbdist.lab.sweeps import Sweeps
 from nbdist.metrics.log import frame
+from nbdist.sweep import eventlog
 from nbdist.sweep.eventcode import EVENT
 from nbdist.sweep.eventlog import EventLog, holder_of
 from nbdist.sweep.eventreader import MAGIC
@@ -391,6 +394,21 @@ def test_a_sweep_that_is_over_can_be_read_in_full(drive: Callable[..., Driven]) 
 
 
 # Who drives it.
+
+
+def test_who_takes_a_sweep_waits_for_who_only_looks(
+    drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eventlog, "LOOKED_SECONDS", 60.0)
+    one = drive()
+    one.log.close()
+    path = one.folder / LOG
+    with path.with_name(f"{LOG}.lock").open("rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        timer = threading.Timer(0.02, fcntl.flock, (looking, fcntl.LOCK_UN))
+        timer.start()
+        EventLog.reopen(path).close()
+        timer.join()
 
 
 def test_looking_at_a_lock_takes_nothing(drive: Callable[..., Driven]) -> None:
