@@ -99,9 +99,9 @@ class Change(ABC):
     def _change(self) -> Iterator[None]:
         """Make the change, step by step; yield where there is something to wait for."""
 
-    @abstractmethod
     def _did_not_start(self, info: TaskInfo | TaskPlan, pid: int) -> str:
-        """Return the beginning of a message: which process it was."""
+        """Return which process it was, for a message that says how it ended."""
+        return f"{info.name} (pid {pid})"
 
     def _ask(self, request: str, **entries: Any) -> dict[str, Any]:
         return self._link.ask(request, turn=self._turn, **entries)

@@ -9,7 +9,6 @@ from nbdist.cluster.changing import CHANGED, Change, check_unused, none_of
 from nbdist.cluster.connect import HubEngines
 from nbdist.cluster.folder import read_description
 from nbdist.cluster.link import KeeperLink
-from nbdist.cluster.resources import TaskPlan
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from nbdist.runtime.task import TaskInfo
 
@@ -53,9 +52,6 @@ class Shrinking(Change):
         self._make_known(tuple(info for info in self._cluster.tasks if info.rank not in ranks), set())
         engines = HubEngines(self._client)
         yield from self._until(lambda: none_of(ranks, engines.ids()), "to be forgotten by the hub")
-
-    def _did_not_start(self, info: TaskInfo | TaskPlan, pid: int) -> str:
-        raise AssertionError(f"nothing starts, and {info.name} neither")
 
 
 def last_workers(tasks: Sequence[TaskInfo], workers: int) -> list[TaskInfo]:

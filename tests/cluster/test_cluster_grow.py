@@ -21,7 +21,7 @@ from nbdist.cluster.folder import read_description
 from nbdist.cluster.growing import Growth, plan_more
 from nbdist.cluster.handle import Cluster
 from nbdist.cluster.link import CONTROLLER
-from nbdist.cluster.resources import MEMORY_VARIABLE, MOST_TASKS, TaskPlan, plan_tasks
+from nbdist.cluster.resources import MOST_TASKS
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -99,37 +99,6 @@ def check_all_know_each_other(cluster: Cluster) -> None:
 
 def names(tasks: list[TaskInfo]) -> list[tuple[int, str]]:
     return [(info.rank, f"{info.job}:{info.index}") for info in tasks]
-
-
-def info(job: str, index: int, rank: int) -> TaskInfo:
-    return TaskInfo(job, index, rank, "here", 7, "127.0.0.1:80", "CPU:0", rank + 1)
-
-
-SMALL = [info("worker", 0, 0), info("worker", 1, 1), info("ps", 0, 2)]
-
-
-def test_a_new_worker_has_the_next_rank_and_index() -> None:
-    assert names_of(plan_more(SMALL, 2, {}, cores=8)) == [(3, "worker:2"), (4, "worker:3")]
-    left = [SMALL[0], SMALL[2]]
-    assert names_of(plan_more(left, 2, {}, cores=8)) == [(1, "worker:1"), (3, "worker:2")]
-
-
-def names_of(plans: tuple[TaskPlan, ...]) -> list[tuple[int, str]]:
-    return [(plan.rank, f"{plan.job}:{plan.index}") for plan in plans]
-
-
-@pytest.mark.parametrize("asked", [{}, {"threads": 3}, {"memory": "2G", "gpu_memory": 0.5}])
-@pytest.mark.parametrize("gpus", [(), ("4", "5", "6")])
-def test_it_gets_what_it_would_have_had_from_the_start(asked: dict[str, Any], gpus: tuple[str, ...]) -> None:
-    """But for its rank, which is that of the parameter server in a cluster that was as large."""
-    (plan,) = plan_more(SMALL, 1, asked, cores=8, gpus=gpus)
-    memory = 2 << 30 if asked.get("memory") else None
-    given = {"threads": asked.get("threads"), "gpu_memory": asked.get("gpu_memory"), "memory": memory}
-    first = plan_tasks(3, 1, cores=8, gpus=gpus, **given)[2]
-    assert (plan.job, plan.index, plan.device) == (first.job, first.index, first.device)
-    assert {**plan.environment, "NBDIST_RANK": "2"} == first.environment
-    assert plan.threads == asked.get("threads", 2)
-    assert (MEMORY_VARIABLE in plan.environment) == ("memory" in asked)
 
 
 @pytest.mark.parametrize("workers", [0, -1, True, 1.0, "2", None, MOST_TASKS - 3, 10**9])
@@ -372,6 +341,34 @@ def test_a_new_worker_computes_on_its_share_of_the_cores(
     assert "keep what they have" not in lines[1]
     (new,) = cluster.restart(1, report=quietly)
     assert cluster.run(blas_threads, on=new.rank) == [1]
+
+
+def test_ipyparallels_panel_has_who_comes_and_goes(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ipyparallel
+
+    (tmp_path / "profile_default").mkdir()
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    cluster = start(1)
+    found = ipyparallel.Cluster.from_file(cluster_id=cluster.id, profile_dir=str(cluster.folder))
+    (engines,) = found.engines.values()
+    cluster.grow(2, report=quietly)
+    listed = tmp_path / "profile_default" / "security" / f"cluster-{cluster.id}.json"
+    assert json.loads(listed.read_text())["cluster"]["n"] == 3
+    code = f"import os, time; os.mkdir({str(tmp_path)!r} + f'/at-{{os.getpid()}}'); time.sleep(60)"
+    calls = cluster.submit(exec, code)
+    until(lambda: len(list(tmp_path.glob("at-*"))) == 3)
+    engines.signal(signal.SIGINT)
+    assert calls.wait(20)
+    assert {type(error).__name__ for error in calls.errors().values()} == {"BodyError"}
+    cluster.shrink(report=quietly)
+    assert json.loads(listed.read_text())["cluster"]["n"] == 2
+    assert engines.state == "running"
+    engines.link.close()
+    found.controller._stop_waiting.set()
+    cluster.stop()
+    assert not listed.exists()
 
 
 def test_a_cluster_that_ends_meanwhile_is_not_waited_for(start: Start) -> None:

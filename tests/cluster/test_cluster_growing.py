@@ -1,0 +1,92 @@
+"""What a worker that comes later gets, and which numbers of workers may come or leave. Starts nothing."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from nbdist.cluster.blas import blas_threads, set_blas_threads
+from nbdist.cluster.changing import uninterrupted
+from nbdist.cluster.growing import check_more, plan_more
+from nbdist.cluster.resources import MEMORY_VARIABLE, MOST_TASKS, TaskPlan, plan_tasks
+from nbdist.cluster.shrinking import last_workers
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.runtime.task import TaskInfo
+
+
+def info(job: str, index: int, rank: int) -> TaskInfo:
+    return TaskInfo(job, index, rank, "here", 7, "127.0.0.1:80", "CPU:0", rank + 1)
+
+
+SMALL = [info("worker", 0, 0), info("worker", 1, 1), info("ps", 0, 2)]
+
+
+def test_a_new_worker_has_the_next_rank_and_index() -> None:
+    assert names_of(plan_more(SMALL, 2, {}, cores=8)) == [(3, "worker:2"), (4, "worker:3")]
+    left = [SMALL[0], SMALL[2]]
+    assert names_of(plan_more(left, 2, {}, cores=8)) == [(1, "worker:1"), (3, "worker:2")]
+
+
+def names_of(plans: tuple[TaskPlan, ...]) -> list[tuple[int, str]]:
+    return [(plan.rank, f"{plan.job}:{plan.index}") for plan in plans]
+
+
+@pytest.mark.parametrize("asked", [{}, {"threads": 3}, {"memory": "2G", "gpu_memory": 0.5}])
+@pytest.mark.parametrize("gpus", [(), ("4", "5", "6")])
+def test_it_gets_what_it_would_have_had_from_the_start(asked: dict[str, Any], gpus: tuple[str, ...]) -> None:
+    """But for its rank, which is that of the parameter server in a cluster that was as large."""
+    (plan,) = plan_more(SMALL, 1, asked, cores=8, gpus=gpus)
+    memory = 2 << 30 if asked.get("memory") else None
+    given = {"threads": asked.get("threads"), "gpu_memory": asked.get("gpu_memory"), "memory": memory}
+    first = plan_tasks(3, 1, cores=8, gpus=gpus, **given)[2]
+    assert (plan.job, plan.index, plan.device) == (first.job, first.index, first.device)
+    assert {**plan.environment, "NBDIST_RANK": "2"} == first.environment
+    assert plan.threads == asked.get("threads", 2)
+    assert (MEMORY_VARIABLE in plan.environment) == ("memory" in asked)
+
+
+@pytest.mark.parametrize("workers", [0, -1, True, 1.0, "2", None, MOST_TASKS - 2, 10**9])
+def test_numbers_that_cannot_be_are_refused(workers: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"number of 1 to {MOST_TASKS - 3}, not {workers!r}"):
+        check_more(workers, 3)
+    with pytest.raises(InvalidArgumentError, match=rf"1 to 1, not {workers!r}: .* has 2 workers"):
+        last_workers(SMALL, workers)
+    with pytest.raises(FailedPreconditionError, match="one worker, the chief, who stays"):
+        last_workers(SMALL[::2], workers)
+
+
+def test_the_last_workers_leave_whatever_their_ranks() -> None:
+    tasks = [info("worker", 0, 0), info("worker", 3, 1), info("ps", 0, 2), info("worker", 1, 3)]
+    assert [one.index for one in last_workers([*tasks, info("worker", 2, 4)], 2)] == [2, 3]
+
+
+def test_a_blas_that_is_loaded_takes_another_number_of_threads() -> None:
+    before = blas_threads()
+    assert before is not None
+    try:
+        assert set_blas_threads(before + 1)
+        assert blas_threads() == before + 1
+    finally:
+        set_blas_threads(before)
+    assert blas_threads() == before
+
+
+def test_an_interrupt_is_held_back_and_comes_afterwards() -> None:
+    done: list[object] = []
+
+    def interrupted() -> None:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert done == ["all"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    thread = threading.Thread(target=lambda: done.append(uninterrupted().__enter__()))
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
