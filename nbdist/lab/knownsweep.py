@@ -144,4 +144,5 @@ class KnownSweep:
 
     def _break(self, why: str) -> None:
         self.ledger, self._over = None, True
-        self.item = broken_item(self.folder.name, self.name, why, self._about)
+        changed = 0.0 if self._mark is None else self._mark[0] / 1e9
+        self.item = broken_item(self.folder.name, self.name, why, self._about, changed)

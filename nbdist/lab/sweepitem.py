@@ -68,8 +68,8 @@ def item_of(
         "id": sweep,
         "name": name[:LONGEST_NAME],
         "state": state,
-        "created": number(created.time),
-        "metric": text(created.metric) or None,
+        "created": number(created.time) or 0.0,
+        "metric": text(created.metric),
         "direction": created.direction,
         "wanted": ledger.wanted + len(ledger.trials) - ledger.sampled,  # clones are wanted as well
         "counts": dict(ledger.counts),
@@ -89,15 +89,15 @@ def item_of(
     }  # fmt: skip
 
 
-def broken_item(sweep: str, name: str, why: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the item of a sweep whose log cannot be read."""
+def broken_item(sweep: str, name: str, why: str, about: Mapping[str, Any], changed: float) -> dict[str, Any]:
+    """Return the item of a sweep whose log, last ``changed`` then, cannot be read."""
     return {
         "id": sweep,
         "name": name[:LONGEST_NAME],
         "state": "damaged",
-        "created": None,
-        "metric": None,
-        "direction": None,
+        "created": changed,
+        "metric": "",
+        "direction": "max",
         "wanted": None,
         "counts": dict.fromkeys(STATES, 0),
         "best": None,

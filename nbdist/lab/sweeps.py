@@ -55,7 +55,7 @@ class Sweeps:
             if self._list.older:
                 self.problems = [f"{self._list.older:,} older sweeps are not shown"]
             items = [one.item for one in self._known.values() if one.item is not None and not one.gone]
-            return sorted(items, key=lambda item: (item["created"] or 0.0, item["id"]), reverse=True)
+            return sorted(items, key=lambda item: (item["created"], item["id"]), reverse=True)
 
     def whole(self, sweep_id: str) -> tuple[Item, Ledger]:
         """Return one sweep's item, and all that its log says. The ledger is the caller's own.
