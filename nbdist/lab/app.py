@@ -22,7 +22,7 @@ class NbdistLab(ExtensionApp):
         """Make what all handlers share; nothing is read and no thread starts before a page asks."""
         assert self.serverapp is not None
         root = Path(getattr(self.serverapp, "root_dir", "") or os.getcwd())
-        self.settings[SERVICE] = Service(partial(real_views, root))
+        self.settings[SERVICE] = Service(partial(real_views, root), str(root))
 
     def initialize_handlers(self) -> None:
         """Put our routes below the server's own address."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from nbdist.lab.acting import ClusterWish, NewCluster, OneCluster, RunStop, SweepWish
 from nbdist.lab.handling import NoSuchRoute
 from nbdist.lab.reading import About, CurrentState, OneFile, OneRun, OneSweep
 from nbdist.lab.stream import Stream
@@ -16,9 +17,14 @@ TABLE: tuple[tuple[str, type[Any]], ...] = (
     ("/?", About),
     ("/state", CurrentState),
     ("/stream", Stream),
+    ("/clusters", NewCluster),
+    (f"/clusters/{ID}", OneCluster),
+    (f"/clusters/{ID}/(grow|restart)", ClusterWish),
     (f"/runs/{ID}(/data)?", OneRun),
+    (f"/runs/{ID}/stop", RunStop),
     (f"/runs/{ID}/files/(.+)", OneFile),
     (f"/sweeps/{ID}(/data)?", OneSweep),
+    (f"/sweeps/{ID}/(stop|pause|resume)", SweepWish),
 )
 
 

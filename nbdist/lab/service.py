@@ -7,7 +7,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from nbdist.errors import DeadlineExceededError
+from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError
+from nbdist.lab.actions import Actions
 from nbdist.lab.state import Seen, State
 from nbdist.lab.views import Views, real_views
 from nbdist.lab.watch import Watch
@@ -23,13 +24,14 @@ Result = TypeVar("Result")
 class Service:
     """Made once for a server. Nothing is read, and nothing runs, until a page asks."""
 
-    def __init__(self, make_views: Callable[[], Views] = real_views) -> None:
+    def __init__(self, make_views: Callable[[], Views] = real_views, folder: str | None = None) -> None:
         self._make_views, self._making = make_views, threading.Lock()
         self._made: Views | None = None
         self._joined: State | None = None
         self._readers = Worker("nbdist-read", READERS)
         self._looker = Worker("nbdist-look")
         self.watch = Watch(self._see)
+        self.actions = Actions(self.watch.wake, folder)
 
     async def read(self, view: Callable[[Views], Result]) -> Result:
         """Return what a view returns, which runs on a thread."""
@@ -39,8 +41,19 @@ class Service:
         """Return the state as it is now."""
         return await within(READ_SECONDS, self._looker.run(lambda: self._state().look(cluster)))
 
+    async def check(self, about: str, id: str, wish: str) -> None:
+        """Raise `NotFoundError` for an item that is not there, FailedPreconditionError with why not."""
+        items = (await self.look(None))[about]
+        item = next((one for one in items if one["id"] == id), None)
+        if item is None:
+            raise NotFoundError(f"there is no {about.removesuffix('s')} {id!r} (any more)")
+        if not item["can"].get(wish):
+            why = item["why"].get(wish) or f"it cannot be asked to {wish}"
+            raise FailedPreconditionError(f"{id}: {why}")
+
     async def close(self) -> None:
-        """Stop reading."""
+        """End what goes on, and stop reading."""
+        await self.actions.close()
         await self.watch.close()
         self._readers.close()
         self._looker.close()
@@ -58,7 +71,9 @@ class Service:
     def _state(self) -> State:
         if self._joined is None:
             views = self._views()
-            self._joined = State(views.clusters, views.tasks, views.runs, views.sweeps)
+            self._joined = State(
+                views.clusters, views.tasks, views.runs, views.sweeps, lambda: self.actions.underway
+            )
         return self._joined
 
 

@@ -35,6 +35,7 @@ class Underway:
     doing: str
     since: float
     asked: dict[str, Any] = field(default_factory=dict)
+    """Of a cluster that starts: what it is to be."""
     lines: tuple[str, ...] = ()
     error: str | None = None
     """What went wrong; None while it goes on."""
@@ -57,7 +58,7 @@ def merged(name: str, items: Iterable[Item], underway: Sequence[Underway]) -> li
     """Return a list's items with what is under way on them; clusters that start, or did not, join them."""
     mine = {one.id: one for one in underway if one.about == name}
     result = [shown(item, mine.pop(item["id"])) if item["id"] in mine else item for item in items]
-    return result + [starting(one) for one in mine.values() if name == "clusters" and one.doing == "start"]
+    return result + [starting(one) for one in mine.values() if one.asked]
 
 
 def shown(item: Item, one: Underway) -> Item:
@@ -84,7 +85,7 @@ def starting(one: Underway) -> Item:
         "id": one.id,
         "kind": "nbdist",
         "title": one.id,
-        "state": "starting" if one.error is None else "failed",
+        "state": STATES[one.doing] if one.error is None else "failed",
         "launcher": one.asked["launcher"],
         "workers": workers,
         "ps": ps,
@@ -96,8 +97,8 @@ def starting(one: Underway) -> Item:
         "runs": [],
         "attach": f"%load_ext nbdist\n%cluster attach {one.id}",
         # A start can be given up, and one that failed dismissed: both by stopping it.
-        "can": {"stop": True, "grow": False, "restart": False},
-        "why": {"grow": why, "restart": why},
+        "can": {"stop": one.doing == "start", "grow": False, "restart": False},
+        "why": {"grow": why, "restart": why, **({} if one.doing == "start" else {"stop": why})},
         "lines": list(one.lines),
         "error": one.error,
     }

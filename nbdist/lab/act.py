@@ -1,0 +1,162 @@
+"""``python -m nbdist.lab.act``: does one thing to a cluster or a run, says how it goes, and ends.
+
+The Jupyter server starts it, so that nothing that takes long, or may break, happens in the server itself.
+
+stdin     one line of JSON: {"do": "start", ...}; when it is closed, the server is gone and this gives up
+stdout    lines of JSON: {"line": text} as it goes, at the end {"done": true} or {"error": text}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from nbdist.errors import DeadlineExceededError, NbdistError, NotFoundError
+
+Say = Callable[[str], object]
+MOST_BYTES = 64 << 10  # of a request
+LONGEST = 500  # characters of a line
+STOP_SECONDS = 45.0  # for a run to stop; its tasks are signalled, and replaced if need be, long before
+
+
+def main() -> int:
+    """Do what stdin asks for."""
+    words = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no word of ours
+
+    def say(**word: Any) -> None:
+        with suppress(BrokenPipeError):  # the server is gone; who watches stdin ends this
+            words.write(json.dumps(word) + "\n")
+
+    signal.signal(signal.SIGTERM, give_up)
+    request = json.loads(read_line(0))
+    threading.Thread(target=end_with_server, args=(0,), daemon=True).start()
+    try:
+        DOES[request.pop("do")](lambda line: say(line=str(line)[:LONGEST]), **request)
+    except NbdistError as error:
+        say(error=str(error))
+    except KeyboardInterrupt:
+        say(error="it was given up")
+    except Exception as error:
+        traceback.print_exc()
+        say(error=f"{type(error).__name__}: {error}"[: LONGEST * 4])
+    else:
+        say(done=True)
+        return 0
+    return 1
+
+
+def start(say: Say, *, id: str, **options: Any) -> None:
+    """Start a cluster that lives until somebody stops it."""
+    from nbdist.cluster.launch import start_cluster
+
+    start_cluster(cluster_id=id, detached=True, report=say, **options).close()
+
+
+def stop(say: Say, *, id: str) -> None:
+    """End a cluster, whichever versions it runs."""
+    from nbdist.cluster.adopt import end
+    from nbdist.cluster.folder import clusters_folder, living
+
+    if id not in living():
+        raise NotFoundError(f"cluster {id} is gone already")
+    end(clusters_folder() / id)
+
+
+def stop_parallel(say: Say, *, profile: str, id: str) -> None:
+    """End a cluster of ipyparallel's own, or remove the file of one that has ended."""
+    import ipyparallel
+
+    try:
+        cluster = ipyparallel.Cluster.from_file(profile=profile, cluster_id=id)
+    except FileNotFoundError:
+        raise NotFoundError(f"ipyparallel has no cluster {id!r} in profile {profile!r} any more") from None
+    cluster.stop_cluster_sync()
+    cluster.remove_cluster_file()
+
+
+def grow(say: Say, *, id: str, workers: int) -> None:
+    """Give a cluster so many workers more."""
+    from nbdist.cluster.handle import Cluster
+
+    cluster = Cluster.attach(id)
+    try:
+        cluster.grow(workers, report=say)
+    finally:
+        cluster.close()
+
+
+def restart(say: Say, *, id: str, task: str | None) -> None:
+    """Give a task another process; None stands for all that are dead."""
+    from nbdist.cluster.handle import Cluster
+
+    cluster = Cluster.attach(id)
+    try:
+        cluster.restart(task, report=say)
+    finally:
+        cluster.close()
+
+
+def stop_run(say: Say, *, id: str) -> None:
+    """Stop a run, as a second one who follows it: it stays with the notebook that drives it."""
+    from nbdist.cluster.handle import Cluster
+    from nbdist.runs.attach import attach_run
+
+    run = attach_run(id)
+    try:
+        run.stop()
+        deadline = time.monotonic() + STOP_SECONDS
+        while not run.pump():
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError(f"run {id} has not stopped within {STOP_SECONDS:g} s; try again")
+            time.sleep(0.05)
+    finally:
+        with suppress(NotFoundError):
+            Cluster.current().close()
+
+
+DOES: dict[str, Callable[..., None]] = {
+    "start": start,
+    "stop": stop,
+    "stop_parallel": stop_parallel,
+    "grow": grow,
+    "restart": restart,
+    "stop_run": stop_run,
+}
+
+
+def read_line(descriptor: int) -> bytes:
+    """Return the first line that comes, and not a byte more."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(descriptor, 1)
+        if not byte or len(line) > MOST_BYTES:
+            raise SystemExit("no request came")
+        line += byte
+    return bytes(line)
+
+
+def end_with_server(descriptor: int) -> None:
+    """Give up when the server closes its end, or is killed. Read without a lock: this thread never ends."""
+    with suppress(OSError):
+        while os.read(descriptor, 1):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def give_up(number: int, frame: object) -> None:
+    """End what is being done as an interrupt would: what was begun is undone, once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

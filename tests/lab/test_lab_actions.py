@@ -1,0 +1,212 @@
+"""What pages begin: one action on an item at a time, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from nbdist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
+from nbdist.lab import actions as acting
+from nbdist.lab import actor
+from nbdist.lab.actions import Actions
+
+
+class Doer:
+    """Does what a test says: says a line, waits to be let go on, then fails or not."""
+
+    def __init__(self, fails: Exception | None = None) -> None:
+        self.requests: list[Mapping[str, Any]] = []
+        self.go = asyncio.Event()
+        self.fails, self.undone = fails, False
+
+    async def __call__(
+        self, request: Mapping[str, Any], told: Callable[[str], object], seconds: float, folder: str | None
+    ) -> None:
+        self.requests.append(request)
+        told("controller 0.4 s")
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.undone = True
+            raise
+        if self.fails is not None:
+            raise self.fails
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_an_action_is_told_and_then_forgotten() -> None:
+    async def main() -> None:
+        changed: list[int] = []
+        doer = Doer()
+        actions = Actions(lambda: changed.append(1), do=doer)
+        actions.begin("clusters", "a", "stop", {"do": "stop", "id": "a"})
+        await until(lambda: actions.underway[0].lines)
+        [now] = actions.underway
+        assert (now.about, now.id, now.doing, now.error) == ("clusters", "a", "stop", None)
+        with pytest.raises(FailedPreconditionError, match="a: it is being stopped; wait"):
+            actions.begin("clusters", "a", "grow", {})
+        actions.begin("runs", "a", "stop", {})  # another item of the same name
+        doer.go.set()
+        await until(lambda: not actions.underway)
+        assert len(changed) == 6
+
+    asyncio.run(main())
+
+
+def test_what_went_wrong_stays_until_the_next_action() -> None:
+    async def main() -> None:
+        doer = Doer(UnavailableError("it does not answer"))
+        actions = Actions(lambda: None, do=doer)
+        doer.go.set()
+        actions.begin("clusters", "a", "grow", {})
+        await until(lambda: actions.underway[0].error)
+        assert actions.underway[0].error == "it does not answer"
+        doer.go.clear()
+        actions.begin("clusters", "a", "restart", {})
+        assert actions.underway[0].error is None
+        await actions.close()
+
+    asyncio.run(main())
+
+
+def test_a_start_can_be_given_up_and_a_failure_dismissed() -> None:
+    async def main() -> None:
+        doer = Doer()
+        actions = Actions(lambda: None, do=doer)
+        actions.begin("clusters", "a", "start", {}, {"workers": 1})
+        await until(lambda: doer.requests)
+        actions.give_up("clusters", "a")
+        assert actions.underway[0].doing == "stop"
+        await until(lambda: not actions.underway)
+        assert doer.undone
+        doer.fails = FailedPreconditionError("no")
+        doer.go.set()
+        actions.begin("clusters", "a", "start", {}, {"workers": 1})
+        await until(lambda: actions.underway[0].error)
+        actions.give_up("clusters", "a")
+        assert not actions.underway
+
+    asyncio.run(main())
+
+
+def test_few_failures_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acting, "MOST_FAILED", 2)
+
+    async def main() -> None:
+        doer = Doer(FailedPreconditionError("no"))
+        doer.go.set()
+        actions = Actions(lambda: None, do=doer)
+        for id in "abcd":
+            actions.begin("clusters", id, "grow", {})
+            await until(lambda: actions.underway[-1].error)
+        assert [one.id for one in actions.underway] == ["c", "d"]
+
+    asyncio.run(main())
+
+
+def test_the_end_of_the_server_ends_what_goes_on() -> None:
+    async def main() -> None:
+        doer = Doer()
+        actions = Actions(lambda: None, do=doer)
+        actions.begin("clusters", "a", "start", {}, {"workers": 1})
+        await until(lambda: doer.requests)
+        await actions.close()
+        assert doer.undone
+
+    asyncio.run(main())
+
+
+# The process that acts, with others in its place.
+
+
+def acting_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
+    script = tmp_path / "act.py"
+    script.write_text(code)
+    monkeypatch.setattr(actor, "COMMAND", (sys.executable, str(script)))
+
+
+def perform(seconds: float = 60.0, lines: list[str] | None = None) -> None:
+    told = lines.append if lines is not None else print
+    asyncio.run(actor.perform({"do": "x", "id": "a"}, told, seconds))
+
+
+def test_lines_and_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    acting_by(
+        monkeypatch,
+        tmp_path,
+        "import json, sys\nasked = json.loads(sys.stdin.readline())\n"
+        "print(json.dumps({'line': asked['do']}))\nprint(json.dumps({'done': True}))",
+    )
+    lines: list[str] = []
+    perform(lines=lines)
+    assert lines == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ('print(\'{"error": "it is full"}\')', "it is full"),
+        ("import sys; sys.exit('boom')", r"has ended \(exit code 1\): boom"),
+        ("import os; os.kill(os.getpid(), 9)", r"has ended \(exit code -9\): it printed nothing"),
+        ("print('no json')", "has ended"),
+        ("print('x' * 1000000)", "has ended"),
+        ('import sys\nwhile True: sys.stdout.write(\'{"line": "more"}\\n\')', "has ended"),
+        ("import sys; sys.stderr.write('y' * 1000000); print('{\"error\": \"no\"}')", "no"),
+    ],
+)
+def test_what_can_go_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, message: str) -> None:
+    acting_by(monkeypatch, tmp_path, code)
+    with pytest.raises(FailedPreconditionError, match=message):
+        perform()
+
+
+def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(actor, "UNDO_SECONDS", 0.2)
+    acting_by(
+        monkeypatch,
+        tmp_path,
+        "import os, signal, threading\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nthreading.Event().wait()",
+    )
+    with pytest.raises(DeadlineExceededError, match="more than 2 s, and was given up"):
+        perform(2.0)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text() or 0) or 1 << 30)
+
+
+def test_act_ends_when_the_server_is_gone(tmp_path: Path) -> None:
+    """Its end of the pipe is closed by the system, however the server has died."""
+    code = (
+        "import signal, sys, threading\nfrom nbdist.lab import act\n"
+        "def wait(say, **rest):\n    say('waiting')\n    threading.Event().wait()\n"
+        "act.DOES['wait'] = wait\nsys.exit(act.main())"
+    )
+    reading, writing = os.pipe()
+    import subprocess
+
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=reading, stdout=subprocess.PIPE)
+    os.close(reading)
+    assert process.stdout is not None
+    try:
+        os.write(writing, b'{"do": "wait"}\n')
+        assert process.stdout.readline() == b'{"line": "waiting"}\n'
+        os.close(writing)
+        assert process.stdout.readline() == b'{"error": "it was given up"}\n'
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
