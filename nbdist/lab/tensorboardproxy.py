@@ -119,8 +119,8 @@ class BoardHandler(JupyterHandler):
         own = f"*:*{quote(unquote(self.base_url))}{PATH}/{run_id}/"
         inside = "data: blob: 'unsafe-inline' 'unsafe-eval'" if theirs else ""
         policy = f"default-src {own} {inside}; base-uri {own}; object-src 'none'; form-action 'none'"
-        policies = [f"{self.content_security_policy}; {policy}", *theirs]
-        self.set_header("Content-Security-Policy", ", ".join(policies))
+        # Jupyter's stands alone: it has violations reported, and TensorBoard looks for its fonts elsewhere.
+        self.set_header("Content-Security-Policy", ", ".join([self.content_security_policy, policy, *theirs]))
 
     @property
     def _is_wanted_elsewhere(self) -> bool:
