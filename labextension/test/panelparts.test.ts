@@ -107,9 +107,9 @@ describe('what is listed', () => {
 
 describe('a small curve', () => {
   it('fills its box, from left to right and from its least to its greatest value', () => {
-    expect(curvePath({ x: [10, 20, 30], y: [0, 1, 0.5] }, 102, 12)).toBe('M1.0 11.0L51.0 1.0L101.0 6.0');
+    expect(curvePath({ x: [10, 20, 30], y: [0, 1, 0.5] }, 102, 12)).toBe('M1 11L51 1L101 6');
     expect(curvePath({ x: [1], y: [1] }, 10, 10)).toBe('');
-    expect(curvePath({ x: [1, 2], y: [3, 3] }, 12, 12)).toBe('M1.0 6.0L11.0 6.0');
+    expect(curvePath({ x: [1, 2], y: [3, 3] }, 12, 12)).toBe('M1 6L11 6');
   });
 
   it('is said in words', () => {

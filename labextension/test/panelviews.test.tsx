@@ -36,7 +36,7 @@ describe('the tasks', () => {
     const { watch } = fakePanel({ ...seen, tasks: [TASK, { ...TASK, rank: 1, index: 1, straggler: 1.4 }] });
     show(Tasks, watch);
     expect(all('[role="columnheader"]').map(node => node.textContent)).toEqual(
-      ['Task', 'State', '/s', 'CPU', 'Mem', 'Step', 'Host', 'PID', 'Device', '']
+      ['Task', 'State', '/s', 'CPU', 'Mem', 'Step', 'Host', 'PID', 'Device', 'Restart']
     );
     expect(all('[data-row="1"]')[0]!.textContent).toContain('1.4× slower');
     expect(all('[data-row="1"]')[0]!.textContent).toContain('training');

@@ -1,4 +1,4 @@
-import type { ReactElement } from 'react';
+import { memo, type ReactElement } from 'react';
 import {
   addIcon,
   Button,
@@ -12,7 +12,7 @@ import {
   runIcon,
   stopIcon
 } from '@jupyterlab/ui-components';
-import type { TranslationBundle } from '@jupyterlab/translation';
+import { JSONExt } from '@lumino/coreutils';
 import type { Action, ActionIcon } from './actions';
 import { useActivity, type Watch } from './watch';
 
@@ -29,11 +29,12 @@ const ICONS: Record<ActionIcon, LabIcon> = {
 };
 
 interface ButtonProps {
+  watch: Watch;
+  /** The row that the action is of. */
+  row: string;
   action: Action;
   pending: boolean;
   reachable: boolean;
-  trans: TranslationBundle;
-  onAct: () => void;
 }
 
 /**
@@ -42,9 +43,11 @@ interface ButtonProps {
  * JupyterLab's `ToolbarButtonComponent` takes a disabled button out of the keyboard's reach, and answers the
  * Enter key twice.
  */
-export function ActionButton({ action, pending, reachable, trans, onAct }: ButtonProps): ReactElement {
+export const ActionButton = memo(function ActionButton(props: ButtonProps): ReactElement {
+  const { watch, row, action, pending, reachable } = props;
   const Icon = ICONS[action.icon];
-  const text = pending ? trans.__('%1: under way', action.label) : action.label;
+  const text = pending ? watch.trans.__('%1: under way', action.label) : action.label;
+  const act = (): void => void watch.model.act(row, action.id, action.command, action.args);
   return (
     <Button
       className="jp-ToolbarButtonComponent nbd-Action"
@@ -55,16 +58,25 @@ export function ActionButton({ action, pending, reachable, trans, onAct }: Butto
       aria-busy={pending}
       title={action.why === null ? text : `${action.label}: ${action.why}`}
       tabIndex={reachable ? 0 : -1}
-      onClick={action.why === null ? onAct : undefined}
+      onClick={action.why === null ? act : undefined}
     >
       <Icon.react tag="span" elementSize="normal" />
     </Button>
+  );
+}, isSame);
+
+/** Whether a button is as before: its action is made anew whenever anything of its row changes. */
+function isSame(before: ButtonProps, after: ButtonProps): boolean {
+  return (
+    before.pending === after.pending &&
+    before.reachable === after.reachable &&
+    before.row === after.row &&
+    JSONExt.deepEqual({ ...before.action }, { ...after.action })
   );
 }
 
 interface RowProps {
   watch: Watch;
-  /** The row that the actions are of. */
   row: string;
   actions: readonly Action[];
   reachable: boolean;
@@ -78,11 +90,11 @@ export function ActionButtons({ watch, row, actions, reachable }: RowProps): Rea
       {actions.map(action => (
         <ActionButton
           key={action.id}
+          watch={watch}
+          row={row}
           action={action}
           pending={pending === action.id}
           reachable={reachable}
-          trans={watch.trans}
-          onAct={() => void watch.model.act(row, action.id, action.command, action.args)}
         />
       ))}
     </span>

@@ -73,8 +73,8 @@ export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElemen
       </div>
       <div className="nbd-Row-foot">
         <span className="nbd-Row-facts">
-          {clusterFacts(cluster, trans).map(fact => (
-            <span key={fact}>{fact}</span>
+          {clusterFacts(cluster, trans).map((fact, place) => (
+            <span key={place}>{fact}</span>
           ))}
           {runs && <span>{trans.__('on it: %1', runs)}</span>}
         </span>
@@ -98,11 +98,11 @@ export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElemen
 /** What a cluster's bring-up says, as it comes. */
 function BringUp({ lines, label }: { lines: readonly string[]; label: string }): ReactElement {
   return (
-    <ol className="nbd-Lines" role="log" aria-label={label}>
+    <div className="nbd-Lines" role="log" aria-label={label}>
       {lines.map((line, number) => (
-        <li key={number}>{line}</li>
+        <div key={number}>{line}</div>
       ))}
-    </ol>
+    </div>
   );
 }
 

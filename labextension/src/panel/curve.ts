@@ -11,13 +11,13 @@ export function curvePath({ x, y }: Curve, width: number, height: number): strin
   const left = x[0]!;
   const across = x[count - 1]! - left || 1;
   const [low, high] = spanOf(y);
-  const points: string[] = [];
+  let path = '';
   for (let index = 0; index < count; index += 1) {
     const right = ((x[index]! - left) / across) * (width - 2) + 1;
     const up = high > low ? (y[index]! - low) / (high - low) : 0.5;
-    points.push(`${right.toFixed(1)} ${((1 - up) * (height - 2) + 1).toFixed(1)}`);
+    path += `${index ? 'L' : 'M'}${tenths(right)} ${tenths((1 - up) * (height - 2) + 1)}`;
   }
-  return `M${points.join('L')}`;
+  return path;
 }
 
 /** Where a curve is going: its last quarter beside the quarter before, in terms of all it spans. */
@@ -41,6 +41,10 @@ export function curveText(name: string, curve: Curve, trans: TranslationBundle):
   }
   const words = { rising: trans.__('rising'), falling: trans.__('falling'), steady: trans.__('steady') };
   return trans.__('%1 %2, %3', name, formatNumber(value), words[trendOf(curve)]);
+}
+
+function tenths(value: number): number {
+  return Math.round(value * 10) / 10;
 }
 
 function spanOf(y: readonly number[]): [number, number] {

@@ -102,8 +102,8 @@ export const RunRow = memo(function RunRow({ watch, run, about, reachable }: Row
       )}
       <div className="nbd-Row-foot">
         <span className="nbd-Row-facts">
-          {runFacts(run, trans).map(fact => (
-            <span key={fact}>{fact}</span>
+          {runFacts(run, trans).map((fact, place) => (
+            <span key={place}>{fact}</span>
           ))}
         </span>
         <Sparkline name={run.metric ?? trans.__('metric')} curve={run.curve} trans={trans} />

@@ -1,5 +1,5 @@
 import type { ITranslator } from '@jupyterlab/translation';
-import { addIcon, refreshIcon, SidePanel, ToolbarButton } from '@jupyterlab/ui-components';
+import { addIcon, refreshIcon, SidePanel } from '@jupyterlab/ui-components';
 import type { IDisposable } from '@lumino/disposable';
 import type { Message } from '@lumino/messaging';
 import { Clusters } from './clusters';
@@ -10,6 +10,7 @@ import { Runs } from './runs';
 import { Section } from './section';
 import { Sweeps } from './sweeps';
 import { Tasks } from './tasks';
+import { Tool } from './tool';
 
 export const PANEL_ID = 'nbdist-panel';
 
@@ -31,7 +32,7 @@ export class Sidebar extends SidePanel {
     this.toolbar.node.setAttribute('aria-label', trans.__('nbdist'));
     this.toolbar.addItem(
       'start',
-      new ToolbarButton({
+      new Tool({
         icon: addIcon,
         label: trans.__('Start a cluster…'),
         tooltip: trans.__('Start a cluster that lives until it is stopped'),
@@ -40,7 +41,7 @@ export class Sidebar extends SidePanel {
     );
     this.toolbar.addItem(
       'refresh',
-      new ToolbarButton({
+      new Tool({
         icon: refreshIcon,
         tooltip: trans.__('Ask the server anew'),
         onClick: () => void feed.refresh()

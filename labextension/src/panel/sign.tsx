@@ -23,5 +23,8 @@ const SHAPES: Record<Shape, ReactElement> = {
   bars: <path d="M2.5 1.5h2.5v9h-2.5zM7 1.5h2.5v9h-2.5z" fill="currentColor" />,
   check: <path d="M1.5 6.5 4.5 9.5 10.5 2.5" fill="none" stroke="currentColor" strokeWidth="2" />,
   square: <path d="M2 2h8v8h-8z" fill="currentColor" />,
+  clock: (
+    <path d="M6 1.9a4.1 4.1 0 1 0 0 8.2 4.1 4.1 0 0 0 0-8.2zM6 3.6V6l1.8 1.3" fill="none" stroke="currentColor" strokeWidth="1.4" />
+  ),
   triangle: <path d="M6 .8 11.6 11H.4zM5.3 4.4v3.4h1.4V4.4zM5.3 8.6v1.3h1.4V8.6z" fill="currentColor" />
 };

@@ -50,7 +50,11 @@ class StartDialog extends Dialog<unknown> {
 
   private async submit(): Promise<void> {
     const start = this.form.getValue();
-    if (start === null || this.asking) {
+    if (start === null) {
+      this.node.querySelector<HTMLElement>('[aria-invalid="true"]')?.focus();
+      return;
+    }
+    if (this.asking) {
       return;
     }
     this.asking = true;

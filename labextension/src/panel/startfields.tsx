@@ -26,6 +26,7 @@ export function StartFields({ values, about, busy, trouble, trans, onChange }: F
         aria-invalid={faults[field] !== undefined}
         aria-describedby={faults[field] ? `nbd-start-${field}-fault` : undefined}
         onChange={event => onChange(field, event.target.value)}
+        onFocus={event => event.target.select()}
         {...extra}
       />
     </Field>

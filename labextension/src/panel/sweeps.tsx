@@ -78,8 +78,8 @@ export const SweepRow = memo(function SweepRow({ watch, sweep, reachable }: RowP
       <div className="nbd-Row-foot">
         <span className="nbd-Row-facts">
           <span>{text}</span>
-          {trialFacts(sweep, trans).map(fact => (
-            <span key={fact}>{fact}</span>
+          {trialFacts(sweep, trans).map((fact, place) => (
+            <span key={place}>{fact}</span>
           ))}
         </span>
         <Sparkline name={trans.__('best %1', sweep.metric)} curve={sweep.curve} trans={trans} />

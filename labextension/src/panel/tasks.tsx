@@ -42,7 +42,9 @@ export function Tasks({ watch }: { watch: Watch }): ReactElement {
             {column.label}
           </span>
         ))}
-        <span className="nbd-Task-action" role="columnheader" aria-label={trans.__('Actions')} />
+        <span className="nbd-Task-action" role="columnheader">
+          <span className="nbd-Hidden">{trans.__('Restart')}</span>
+        </span>
       </div>
       {tasks.map(task => (
         <TaskRow
@@ -104,8 +106,8 @@ export const TaskRow = memo(function TaskRow({ watch, task, cluster, columns, re
         />
       </span>
       <span className="nbd-Task-more" role="gridcell">
-        {more.map(text => (
-          <span key={text}>{text}</span>
+        {more.map((text, place) => (
+          <span key={place}>{text}</span>
         ))}
         <ActionError watch={watch} row={row} reachable={reachable} />
       </span>

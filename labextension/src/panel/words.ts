@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 /** What stands before a state's word, so that it is seen without its colour. */
-export type Shape = 'disc' | 'ring' | 'turning' | 'bars' | 'check' | 'square' | 'triangle';
+export type Shape = 'disc' | 'ring' | 'turning' | 'bars' | 'check' | 'square' | 'clock' | 'triangle';
 export type Tone = 'good' | 'plain' | 'warn' | 'bad';
 
 export interface Sign {
@@ -36,7 +36,7 @@ const SHAPES: Record<string, [Shape, Tone]> = {
   idle: ['ring', 'plain'],
   busy: ['disc', 'plain'],
   training: ['disc', 'good'],
-  waiting: ['turning', 'plain'],
+  waiting: ['clock', 'plain'],
   frozen: ['bars', 'bad'],
   dead: ['triangle', 'bad']
 };
