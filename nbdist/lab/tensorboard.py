@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,14 +20,14 @@ from nbdist.metrics.home import run_folder
 from nbdist.metrics.log import logs_in
 
 PATH = "nbdist/tensorboard"
-MOST = 4  # boards at a time: each is a process of about 150 MB
+MOST = 4  # boards at a time: each is a process of about 100 MB
 IDLE_SECONDS = 600.0
 START_SECONDS = 60.0
 
 
 def problem() -> str | None:
     """Return why no run can be opened in TensorBoard here, or None."""
-    if not hasattr(socket, "AF_UNIX"):
+    if sys.platform == "win32" or not hasattr(socket, "AF_UNIX"):
         return "TensorBoard is reached through a Unix socket, and this system has none"
     if find_spec("tensorboard") is None:
         return 'TensorBoard is not installed: pip install "nbdist[tensorboard]"'

@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import threading
 import time
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
@@ -43,12 +45,15 @@ def serve(plan: dict[str, Any]) -> None:
         logs = EventsOfLogs(run_folder, Path(plan["folder"]))
         logs.refresh()
         events = logs.folder
+    # TensorBoard's own sign for "without TensorFlow", which takes seconds to import and is not needed here.
+    sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
     board = import_module("tensorboard.program").TensorBoard(
         server_class=lambda wsgi_app, flags: Door(wsgi_app, plan["door"], flags.path_prefix, events)
     )
     board.configure(
         logdir=str(events), path_prefix=plan["prefix"], window_title=plan["title"],
         load_fast="false",  # the data server listens on a port, for whoever asks
+        reload_interval=LOOK_SECONDS,
     )  # fmt: skip
     board.launch()
     while True:

@@ -120,7 +120,8 @@ class BoardHandler(JupyterHandler):
         inside = "data: blob: 'unsafe-inline' 'unsafe-eval'" if theirs else ""
         policy = f"default-src {own} {inside}; base-uri {own}; object-src 'none'; form-action 'none'"
         # Jupyter's stands alone: it has violations reported, and TensorBoard looks for its fonts elsewhere.
-        self.set_header("Content-Security-Policy", ", ".join([self.content_security_policy, policy, *theirs]))
+        policies = [self.content_security_policy, policy, *(theirs or ["default-src 'self'"])]
+        self.set_header("Content-Security-Policy", ", ".join(policies))
 
     @property
     def _is_wanted_elsewhere(self) -> bool:

@@ -141,6 +141,20 @@ def test_nothing_listens_on_a_port_and_no_file_is_for_others(temporary: Path) ->
         with_boards(look)
 
 
+def test_tensorflow_is_not_waited_for(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorflow.py").write_text("import os; os._exit(7)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = make_run(own=True, steps=5)
+
+    async def look(boards: Boards) -> None:
+        await boards.open(run)
+        assert len(await scalars(boards, run, "worker-0", "loss")) == 5
+
+    with_boards(look)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_cannot_connect(temporary: Path) -> None:
     temporary.chmod(0o1777)  # as /tmp is
