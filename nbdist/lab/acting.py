@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from nbdist.cluster.folder import new_id
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.lab.bodies import nothing, wanted_cluster, wanted_growth, wanted_task
@@ -57,6 +59,15 @@ class RunStop(Handler):
         await self.service.check("runs", id, "stop")
         self.service.actions.begin("runs", id, "stop", {"do": "stop_run", "id": id})
         self.accept({})
+
+
+class RunBoard(Handler):
+    """``POST nbdist/api/v1/runs/ID/tensorboard``."""
+
+    async def post(self, run: str) -> None:
+        """Answer with where TensorBoard shows a run, once it does."""
+        nothing(self.body())
+        self.finish(json.dumps({"url": await self.service.boards.open(checked_id(run))}))
 
 
 class SweepWish(Handler):

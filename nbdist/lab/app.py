@@ -10,6 +10,7 @@ from jupyter_server.extension.application import ExtensionApp
 
 from nbdist.lab.routes import routes
 from nbdist.lab.service import SERVICE, Service
+from nbdist.lab.tensorboard import Boards
 from nbdist.lab.views import real_views
 
 
@@ -22,13 +23,16 @@ class NbdistLab(ExtensionApp):
         """Make what all handlers share; nothing is read and no thread starts before a page asks."""
         assert self.serverapp is not None
         root = Path(getattr(self.serverapp, "root_dir", "") or os.getcwd())
-        self.settings[SERVICE] = Service(partial(real_views, root), str(root))
+        self.settings[SERVICE] = Service(
+            partial(real_views, root), str(root), Boards(self.serverapp.web_app.settings["base_url"])
+        )
 
     def initialize_handlers(self) -> None:
         """Put our routes below the server's own address."""
         assert self.serverapp is not None
         web_app = self.serverapp.web_app
-        web_app.add_handlers(".*$", routes(web_app.settings["base_url"]))  # type: ignore[no-untyped-call]
+        ours = routes(web_app.settings["base_url"], self.settings[SERVICE].boards)
+        web_app.add_handlers(".*$", ours)  # type: ignore[no-untyped-call]
 
     async def stop_extension(self) -> None:
         """End what a page has begun and is not done, and stop looking. Clusters that are up stay up."""

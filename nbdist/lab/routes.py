@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from nbdist.lab.acting import ClusterWish, NewCluster, OneCluster, RunStop, SweepWish
+from nbdist.lab import tensorboardproxy
+from nbdist.lab.acting import ClusterWish, NewCluster, OneCluster, RunBoard, RunStop, SweepWish
 from nbdist.lab.handling import NoSuchRoute
 from nbdist.lab.reading import About, CurrentState, OneFile, OneRun, OneSweep
 from nbdist.lab.stream import Stream
+from nbdist.lab.tensorboard import Boards
 
 API = "nbdist/api/v1"
 ID = "([^/]+)"
@@ -23,15 +25,17 @@ TABLE: tuple[tuple[str, type[Any]], ...] = (
     (f"/runs/{ID}(/data)?", OneRun),
     (f"/runs/{ID}/stop", RunStop),
     (f"/runs/{ID}/files/(.+)", OneFile),
+    (f"/runs/{ID}/tensorboard", RunBoard),
     (f"/sweeps/{ID}(/data)?", OneSweep),
     (f"/sweeps/{ID}/(stop|pause|resume)", SweepWish),
 )
 
 
-def routes(base: str) -> list[tuple[str, type[Any]]]:
+def routes(base: str, boards: Boards) -> list[tuple[Any, ...]]:
     """Return patterns and handlers below a server's base address, as tornado takes them."""
     start = re.escape(base.rstrip("/") + "/")
     return [
         *((start + API + path, handler) for path, handler in TABLE),
-        (start + "nbdist/api(?:/.*)?", NoSuchRoute),
+        *((start + path, *rest) for path, *rest in tensorboardproxy.handlers(boards)),
+        (start + "nbdist(?:/.*)?", NoSuchRoute),
     ]

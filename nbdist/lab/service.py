@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError
 from nbdist.lab.actions import Actions
 from nbdist.lab.state import Seen, State
+from nbdist.lab.tensorboard import Boards
 from nbdist.lab.views import Views, real_views
 from nbdist.lab.watch import Watch
 from nbdist.lab.worker import Worker
@@ -22,9 +23,17 @@ Result = TypeVar("Result")
 
 
 class Service:
-    """Made once for a server. Nothing is read, and nothing runs, until a page asks."""
+    """Made once for a server. Nothing is read, and nothing runs, until a page asks.
 
-    def __init__(self, make_views: Callable[[], Views] = real_views, folder: str | None = None) -> None:
+    ``folder`` is where what pages begin is run.
+    """
+
+    def __init__(
+        self,
+        make_views: Callable[[], Views] = real_views,
+        folder: str | None = None,
+        boards: Boards | None = None,
+    ) -> None:
         self._make_views, self._making = make_views, threading.Lock()
         self._made: Views | None = None
         self._joined: State | None = None
@@ -32,6 +41,7 @@ class Service:
         self._looker = Worker("nbdist-look")
         self.watch = Watch(self._see)
         self.actions = Actions(self.watch.wake, folder)
+        self.boards = boards or Boards()
 
     async def read(self, view: Callable[[Views], Result]) -> Result:
         """Return what a view returns, which runs on a thread."""
@@ -53,7 +63,7 @@ class Service:
 
     async def close(self) -> None:
         """End what goes on, and stop reading."""
-        await self.actions.close()
+        await asyncio.gather(self.actions.close(), self.boards.close())
         await self.watch.close()
         self._readers.close()
         self._looker.close()

@@ -73,6 +73,8 @@ class Fakes:
     sweeps: Listed = field(default_factory=Listed)
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
     fails: Exception | None = None
+    read: int = 0
+    """How often details or files were asked for."""
 
     def views(self) -> Views:
         return Views(
@@ -85,7 +87,7 @@ class Fakes:
         for lister in (self.clusters, self.runs, self.sweeps):
             lister.items, lister.asked, lister.fails = [], 0, None
         self.tasks.by_cluster, self.tasks.asked = {}, []
-        self.files, self.fails = {}, None
+        self.files, self.fails, self.read = {}, None, 0
 
     def put_into(self, app: Any) -> None:
         """Have a server's routes read from here."""
@@ -95,14 +97,17 @@ class Fakes:
         return Service(self.views)
 
     def _run(self, id: str) -> Item:
+        self.read += 1
         if self.fails is not None:
             raise self.fails
         return found(self.runs.items, id)
 
     def _sweep(self, id: str) -> Item:
+        self.read += 1
         return found(self.sweeps.items, id)
 
     def _file(self, run: str, path: str) -> tuple[BinaryIO, int]:
+        self.read += 1
         if (run, path) not in self.files:
             raise NotFoundError(f"run {run} has no file {path!r}")
         data = self.files[run, path]

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -20,6 +20,7 @@ from tornado.httpserver import HTTPServer
 
 Result = TypeVar("Result")
 TOKEN = "a-token-for-tests"
+WITH_TOKEN = {"Authorization": f"token {TOKEN}"}
 BASE = "/user/some one@home/".replace(" ", "%20")  # with signs that a pattern could trip over
 
 
@@ -28,6 +29,7 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
+    cookies: list[str]
 
     @property
     def json(self) -> Any:
@@ -41,7 +43,6 @@ class Server:
     app: ServerApp
     loop: asyncio.AbstractEventLoop
     port: int
-    cookies: dict[str, str] = field(default_factory=dict)
 
     def do(self, work: Awaitable[Result]) -> Result:
         """Return what a coroutine returns on the server's loop."""
@@ -58,13 +59,16 @@ class Server:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             sent = raw or (b"" if body is None else json.dumps(body).encode())
-            given = {"Authorization": f"token {TOKEN}"} if headers is None else headers
+            given = WITH_TOKEN if headers is None else headers
             connection.putrequest(verb, BASE + path, skip_accept_encoding=True)
             for name, value in {**given, "Content-Length": str(len(sent))}.items():
                 connection.putheader(name, value)
             connection.endheaders(sent or None)
             answer = connection.getresponse()
-            return Answer(answer.status, dict(answer.headers.items()), answer.read())
+            body = b"" if answer.status == 101 else answer.read()
+            return Answer(
+                answer.status, dict(answer.headers.items()), body, answer.headers.get_all("Set-Cookie", [])
+            )
         finally:
             connection.close()
 
@@ -74,9 +78,29 @@ class Server:
         assert answer.status == 200, answer
         return answer.json
 
+    def login(self) -> dict[str, str]:
+        """Return the cookies of one who has logged in with the token, as a browser sends them."""
+        cookies = []
+        for path in ("login", f"nbdist/api/v1/state?token={TOKEN}"):
+            answer = self.ask("GET", path, headers={})
+            assert answer.status == 200, answer
+            cookies += [value.partition(";")[0] for value in answer.cookies]
+        return dict(cookie.split("=", 1) for cookie in cookies)
+
+    def wait_idle(self) -> None:
+        """Wait until it looks at nothing, for all pages have gone."""
+        watch = self.app.web_app.settings["nbdist_service"].watch
+
+        async def idle() -> None:
+            async with asyncio.timeout(30):
+                while watch.looks:
+                    await asyncio.sleep(0.005)
+
+        self.do(idle())
+
     def stream(self, headers: dict[str, str] | None = None, path: str = "stream") -> websocket.WebSocket:
         """Open a WebSocket as one who has the token, unless other headers are given."""
-        given = {"Authorization": f"token {TOKEN}"} if headers is None else headers
+        given = WITH_TOKEN if headers is None else headers
         return websocket.create_connection(
             f"ws://127.0.0.1:{self.port}{BASE}nbdist/api/v1/{path}",
             timeout=30,

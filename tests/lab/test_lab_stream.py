@@ -12,7 +12,6 @@ from labfakes import Fakes, cluster_item, run_item, task_item
 from labserver import Server, serving
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
-from nbdist.lab.service import SERVICE
 from nbdist.lab.stream import look_of
 
 fakes = Fakes()
@@ -45,19 +44,6 @@ def code_of_end(page: websocket.WebSocket) -> int:
     return int.from_bytes(frame.data[:2], "big")
 
 
-def wait_idle(server: Server) -> None:
-    watch = server.app.web_app.settings[SERVICE].watch
-
-    async def idle() -> None:
-        import asyncio
-
-        async with asyncio.timeout(30):
-            while watch.looks:
-                await asyncio.sleep(0.01)
-
-    server.do(idle())
-
-
 def test_a_state_and_then_what_changes(server: Server) -> None:
     fakes.runs.items = [run_item("a"), run_item("b")]
     page = server.stream()
@@ -71,7 +57,7 @@ def test_a_state_and_then_what_changes(server: Server) -> None:
         "runs": {"set": [run_item("c", status="running"), run_item("a", step=7)], "gone": ["b"]},
     }
     page.close()
-    wait_idle(server)
+    server.wait_idle()
 
 
 def test_the_tasks_of_the_cluster_that_is_looked_at(server: Server) -> None:
@@ -89,14 +75,14 @@ def test_the_tasks_of_the_cluster_that_is_looked_at(server: Server) -> None:
     say(page, cluster=None, visible=True)
     assert hear(page) == {"kind": "changes", "cluster": None}
     page.close()
-    wait_idle(server)
+    server.wait_idle()
 
 
 def test_what_nobody_sees_is_not_read(server: Server) -> None:
     page = server.stream()
     hear(page)
     say(page, visible=False)
-    wait_idle(server)
+    server.wait_idle()
     asked = fakes.runs.asked
     fakes.runs.items = [run_item("a")]
     page.settimeout(0.7)
@@ -107,7 +93,7 @@ def test_what_nobody_sees_is_not_read(server: Server) -> None:
     say(page, visible=True)
     assert hear(page)["runs"]["set"]
     page.close()
-    wait_idle(server)
+    server.wait_idle()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +106,7 @@ def test_who_says_something_else_is_hung_up_on(server: Server, said: str) -> Non
     page.send(said)
     assert code_of_end(page) == 1003
     page.shutdown()
-    wait_idle(server)
+    server.wait_idle()
 
 
 def test_a_message_that_is_too_long_ends_the_connection(server: Server) -> None:
@@ -128,7 +114,7 @@ def test_a_message_that_is_too_long_ends_the_connection(server: Server) -> None:
     page.send(json.dumps({"kind": "look", "cluster": "a" * 10_000}))
     assert code_of_end(page) == 1009
     page.shutdown()
-    wait_idle(server)
+    server.wait_idle()
 
 
 def test_what_a_page_says() -> None:

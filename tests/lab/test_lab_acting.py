@@ -1,0 +1,217 @@
+"""The routes that have something done, over a real Jupyter server; what is done is a test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from labfakes import Fakes, cluster_item, run_item, sweep_item
+from labserver import Answer, Server, serving
+
+from nbdist.errors import NbdistError, UnavailableError
+from nbdist.lab.service import SERVICE
+
+fakes = Fakes()
+API = "nbdist/api/v1"
+
+
+class Doer:
+    """Says a line, and waits until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.requests: list[Mapping[str, Any]] = []
+        self.go = asyncio.Event()
+        self.fails: NbdistError | None = None
+
+    async def __call__(
+        self, request: Mapping[str, Any], told: Callable[[str], object], seconds: float, folder: str | None
+    ) -> None:
+        self.requests.append(request)
+        told("controller 0.4 s")
+        await self.go.wait()
+        if self.fails is not None:
+            raise self.fails
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("jupyter"), fakes.put_into) as one:
+        yield one
+
+
+@pytest.fixture
+def doer(server: Server) -> Iterator[Doer]:
+    fakes.clear()
+    actions = server.app.web_app.settings[SERVICE].actions
+    actions._do = doer = Doer()
+    yield doer
+
+    async def end() -> None:
+        await actions.close()
+        actions._underway.clear()
+
+    server.do(end())
+
+
+def let_go(server: Server, doer: Doer, fails: NbdistError | None = None) -> None:
+    async def go() -> None:
+        doer.fails = fails
+        doer.go.set()
+        async with asyncio.timeout(30):
+            while server.app.web_app.settings[SERVICE].actions._tasks:
+                await asyncio.sleep(0.001)
+
+    server.do(go())
+
+
+def asked(server: Server, doer: Doer) -> list[Mapping[str, Any]]:
+    server.do(asyncio.sleep(0))  # behind what the last request has begun
+    return doer.requests
+
+
+def post(server: Server, path: str, body: Any = None) -> Answer:
+    return server.ask("POST", f"{API}{path}", body)
+
+
+def test_a_cluster_is_started(server: Server, doer: Doer) -> None:
+    answer = post(server, "/clusters", {"workers": 3, "ps": 1, "memory": "2G"})
+    assert answer.status == 202
+    id = answer.json["id"]
+    [item] = server.get("/state")["clusters"]
+    assert (item["id"], item["state"], item["engines"], item["lines"]) == (
+        id,
+        "starting",
+        4,
+        ["controller 0.4 s"],
+    )
+    assert asked(server, doer) == [
+        {"do": "start", "id": id, "workers": 3, "ps": 1, "launcher": "local", "gpus": "auto", "threads": None,
+         "memory": "2G", "gpu_memory": None}
+    ]  # fmt: skip
+    let_go(server, doer)
+    assert server.get("/state")["clusters"] == []
+
+
+def test_one_that_does_not_start_stays_until_it_is_dismissed(server: Server, doer: Doer) -> None:
+    id = post(server, "/clusters").json["id"]
+    let_go(server, doer, UnavailableError("no room"))
+    [item] = server.get("/state")["clusters"]
+    assert (item["state"], item["error"]) == ("failed", "no room")
+    assert server.ask("DELETE", f"{API}/clusters/{id}").status == 202
+    assert server.get("/state")["clusters"] == []
+
+
+def test_a_start_is_given_up(server: Server, doer: Doer) -> None:
+    id = post(server, "/clusters").json["id"]
+    assert server.ask("DELETE", f"{API}/clusters/{id}").status == 202
+    let_go(server, doer)
+    assert server.get("/state")["clusters"] == []
+
+
+def test_a_cluster_is_stopped(server: Server, doer: Doer) -> None:
+    fakes.clusters.items = [cluster_item("a"), cluster_item("ipp:mpi:b:c")]
+    assert server.ask("DELETE", f"{API}/clusters/a").status == 202
+    assert server.ask("DELETE", f"{API}/clusters/ipp%3Ampi%3Ab%3Ac").status == 202
+    assert [item["state"] for item in server.get("/state")["clusters"]] == ["stopping", "stopping"]
+    assert asked(server, doer) == [
+        {"do": "stop", "id": "a"},
+        {"do": "stop_parallel", "profile": "mpi", "id": "b:c"},
+    ]
+    answer = post(server, "/clusters/a/grow", {"workers": 1})
+    assert (answer.status, answer.json["message"]) == (409, "a: it is being stopped")
+
+
+def test_grow_and_restart(server: Server, doer: Doer) -> None:
+    fakes.clusters.items = [cluster_item("a"), cluster_item("b")]
+    assert post(server, "/clusters/a/grow", {"workers": 2}).status == 202
+    assert post(server, "/clusters/b/restart", {"task": "/job:worker/task:1"}).status == 202
+    assert asked(server, doer) == [
+        {"do": "grow", "id": "a", "workers": 2},
+        {"do": "restart", "id": "b", "task": "worker:1"},
+    ]
+    let_go(server, doer, UnavailableError("another client changes it"))
+    assert {item["error"] for item in server.get("/state")["clusters"]} == {"another client changes it"}
+    assert post(server, "/clusters/b/restart", {"task": None}).status == 202
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason(server: Server, doer: Doer) -> None:
+    fakes.clusters.items = [
+        cluster_item("a", can={"stop": True, "grow": False}, why={"grow": "an MPI world"})
+    ]
+    fakes.sweeps.items = [sweep_item("s", can={"stop": False}, why={"stop": "its notebook drives it"})]
+    fakes.runs.items = [run_item("r", can={"stop": False}, why={"stop": "it is over"})]
+    answers = [
+        post(server, path)
+        for path in ("/clusters/a/grow", "/sweeps/s/stop", "/runs/r/stop", "/clusters/z/grow", "/runs/z/stop")
+    ]
+    assert [answer.status for answer in answers] == [409, 409, 409, 404, 404]
+    assert [answer.json["message"] for answer in answers] == [
+        "a: an MPI world",
+        "s: its notebook drives it",
+        "r: it is over",
+        "there is no cluster 'z' (any more)",
+        "there is no run 'z' (any more)",
+    ]
+    assert not asked(server, doer)
+
+
+def test_a_run_is_stopped(server: Server, doer: Doer) -> None:
+    fakes.runs.items = [run_item("r")]
+    assert post(server, "/runs/r/stop", {}).status == 202
+    assert asked(server, doer) == [{"do": "stop_run", "id": "r"}]
+    assert server.get("/state")["runs"][0]["can"] == {"stop": False}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/clusters", {"wrokers": 2}, "no key 'wrokers'; choose from workers, ps, launcher, gpus, threads, "
+         "memory, gpu_memory"),
+        ("/clusters", {"workers": "2"}, "workers is a whole number of 1 or more, not '2'"),
+        ("/clusters", {"workers": True}, "workers is a whole number of 1 or more, not True"),
+        ("/clusters", {"workers": [2]}, "workers is a whole number of 1 or more, not '[2]'"),
+        ("/clusters", {"ps": -1}, "ps is a whole number of 0 or more, not -1"),
+        ("/clusters", {"workers": 600}, "600 tasks on one host are more than the 512"),
+        ("/clusters", {"launcher": "ssh"}, "no launcher 'ssh'; choose from local, mpi"),
+        ("/clusters", {"launcher": {}}, "no launcher {}; choose from local, mpi"),
+        ("/clusters", {"gpus": "all"}, "gpus is 'auto', 'none' or a number, not 'all'"),
+        ("/clusters", {"gpus": True}, "gpus is 'auto', 'none' or a number, not True"),
+        ("/clusters", {"threads": 0}, "threads is a whole number of 1 or more, not 0"),
+        ("/clusters", {"memory": "a lot"}, "memory is a number of bytes or a text such as 300M"),
+        ("/clusters", {"gpu_memory": 2}, "gpu_memory is a share of a GPU in (0, 1], not 2"),
+        ("/clusters/a/grow", {"workers": 0}, "workers is a whole number from 1 to 512, not 0"),
+        ("/clusters/a/restart", {"task": "1; rm"}, "task is a name such as worker:1, or null for all"),
+        ("/clusters/a/restart", {"task": 1}, "task is a text, not 1"),
+        ("/clusters/a/restart", {"tsak": None}, "no key 'tsak'; choose from task"),
+        ("/runs/r/stop", {"now": True}, "no key 'now'; there is none to be given"),
+    ],
+)  # fmt: skip
+def test_a_body_that_cannot_be_meant(server: Server, doer: Doer, path: str, body: Any, message: str) -> None:
+    fakes.clusters.items, fakes.runs.items = [cluster_item("a")], [run_item("r")]
+    answer = post(server, path, body)
+    assert answer.status == 400
+    assert answer.json["message"].startswith(message)
+    assert not asked(server, doer)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"[1]", 400),
+        (b"null", 400),
+        (b"{", 400),
+        (b"\xff", 400),
+        (b'{"workers": NaN}', 400),
+        (b'{"workers": ' + b"9" * 5000 + b"}", 400),
+        (b"[" * 60_000, 400),
+        (b'{"memory": "' + b"1" * 70_000 + b'"}', 413),
+        (b"  ", 202),
+    ],
+)
+def test_a_body_that_is_none(server: Server, doer: Doer, raw: bytes, status: int) -> None:
+    answer = server.ask("POST", f"{API}/clusters", raw=raw)
+    assert answer.status == status
+    assert len(answer.body) < 1000
+    assert len(server.get("/state")["clusters"]) == (status == 202)

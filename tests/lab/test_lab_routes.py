@@ -1,0 +1,263 @@
+"""Every route x verb x credential: only who may gets through, and who may not changes and learns nothing.
+
+The routes are those that the server itself has: one that is added without an entry here fails the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from jupyter_server.auth import Authorizer
+from labfakes import Fakes, cluster_item, run_item, sweep_item
+from labserver import BASE, Answer, Server, serving
+from tornado.httpclient import HTTPRequest, HTTPResponse
+from tornado.routing import HostMatches, PathMatches, Rule
+from tornado.web import RequestHandler
+
+from nbdist.lab.service import SERVICE, Service
+
+SECRET = "what-only-the-user-may-see"
+API = "nbdist/api/v1"
+VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WEBSOCKET")
+UPGRADE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+
+
+@dataclass(frozen=True)
+class Route:
+    """An address that a pattern matches, and what each verb that is offered there answers to who may."""
+
+    path: str
+    offered: Mapping[str, int]
+    else_: int = 405
+
+
+READ = {"GET": 200, "WEBSOCKET": 200}
+PAGE = {"GET": 200, "HEAD": 200, "POST": 200, "WEBSOCKET": 200}
+ROUTES = {
+    "/nbdist/api/v1/?": Route(API, READ),
+    "/nbdist/api/v1/state": Route(f"{API}/state", READ),
+    "/nbdist/api/v1/stream": Route(f"{API}/stream", {"GET": 400, "WEBSOCKET": 101}),
+    "/nbdist/api/v1/clusters": Route(f"{API}/clusters", {"POST": 202}),
+    "/nbdist/api/v1/clusters/([^/]+)": Route(f"{API}/clusters/{SECRET}", {"DELETE": 202}),
+    "/nbdist/api/v1/clusters/([^/]+)/(grow|restart)": Route(f"{API}/clusters/{SECRET}/grow", {"POST": 202}),
+    "/nbdist/api/v1/runs/([^/]+)(/data)?": Route(f"{API}/runs/{SECRET}", READ),
+    "/nbdist/api/v1/runs/([^/]+)/files/(.+)": Route(f"{API}/runs/{SECRET}/files/{SECRET}", READ),
+    "/nbdist/api/v1/runs/([^/]+)/stop": Route(f"{API}/runs/{SECRET}/stop", {"POST": 202}),
+    "/nbdist/api/v1/runs/([^/]+)/tensorboard": Route(f"{API}/runs/{SECRET}/tensorboard", {"POST": 200}),
+    "/nbdist/api/v1/sweeps/([^/]+)(/data)?": Route(f"{API}/sweeps/{SECRET}", READ),
+    "/nbdist/api/v1/sweeps/([^/]+)/(stop|pause|resume)": Route(f"{API}/sweeps/{SECRET}/stop", {"POST": 409}),
+    "/nbdist/tensorboard/([^/]+)(/.*)?": Route(f"nbdist/tensorboard/{SECRET}/data/x", PAGE),
+    "/nbdist(?:/.*)?": Route("nbdist/api/v2/state", {}, else_=404),
+}
+
+
+@dataclass
+class Touched:
+    """Everything that a request can set going, or read."""
+
+    fakes: Fakes = field(default_factory=Fakes)
+    begun: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def put_into(self, app: Any) -> None:
+        self.fakes.put_into(app)
+        service: Service = app.web_app.settings[SERVICE]
+        service.actions._do = self._do
+        service.boards.open = self._open  # type: ignore[method-assign]
+        service.boards.ask = self._ask  # type: ignore[method-assign]
+
+    def fill(self) -> None:
+        self.begun.clear()
+        self.fakes.clear()
+        self.fakes.clusters.items = [cluster_item(SECRET)]
+        self.fakes.runs.items = [run_item(SECRET)]
+        self.fakes.sweeps.items = [sweep_item(SECRET)]
+        self.fakes.files = {(SECRET, SECRET): SECRET.encode()}
+
+    @property
+    def count(self) -> int:
+        fakes = self.fakes
+        return (
+            len(self.begun)
+            + fakes.read
+            + sum(one.asked for one in (fakes.clusters, fakes.runs, fakes.sweeps))
+        )
+
+    async def _do(self, request: Mapping[str, Any], *rest: Any) -> None:
+        self.begun.append(request)
+
+    async def _open(self, run: str) -> str:
+        self.begun.append({"do": "open", "id": run})
+        return f"nbdist/tensorboard/{run}/"
+
+    async def _ask(self, run: str, request: HTTPRequest) -> HTTPResponse:
+        self.begun.append({"do": "ask", "id": run})
+        return HTTPResponse(request, 200)
+
+
+class Denies(Authorizer):
+    """Lets nobody do anything with what is ours."""
+
+    asked: list[tuple[str, str]] = []
+
+    def is_authorized(self, handler: Any, user: Any, action: str, resource: str) -> bool:
+        Denies.asked.append((action, resource))
+        return resource != "nbdist"
+
+
+touched = Touched()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("jupyter"), touched.put_into) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def cookies(server: Server) -> dict[str, str]:
+    touched.fill()
+    return server.login()
+
+
+@pytest.fixture(autouse=True)
+def something_to_see(server: Server, cookies: dict[str, str]) -> None:
+    server.wait_idle()
+    touched.fill()
+
+
+def ours(rules: list[Rule]) -> Iterator[str]:
+    """Give the patterns of all rules, at any depth, that lead to a handler of ours."""
+    for rule in rules:
+        if isinstance(rule.matcher, HostMatches) or not isinstance(rule.target, type):
+            yield from ours(getattr(rule.target, "rules", []))
+        elif issubclass(rule.target, RequestHandler) and rule.target.__module__.startswith("nbdist."):
+            assert isinstance(rule.matcher, PathMatches)
+            yield rule.matcher.regex.pattern
+
+
+def send(server: Server, verb: str, path: str, headers: Mapping[str, str] | None = None) -> Answer:
+    given = dict({"Authorization": "token a-token-for-tests"} if headers is None else headers)
+    if verb == "WEBSOCKET":
+        return server.ask("GET", path, headers={**given, **UPGRADE})
+    return server.ask(verb, path, headers=given)
+
+
+def as_browser(cookies: Mapping[str, str], **more: str) -> dict[str, str]:
+    return {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items()), **more}
+
+
+def test_every_route_of_ours_is_tried_here(server: Server) -> None:
+    start = BASE.rstrip("/").replace("%20", " ")
+    found = [
+        pattern.removesuffix("$").replace("\\", "")
+        for pattern in ours(server.app.web_app.default_router.rules)
+    ]
+    assert len(set(found)) == len(found)
+    assert {pattern.removeprefix(BASE.rstrip("/")).removeprefix(start) for pattern in found} == {
+        pattern.replace("\\", "") for pattern in ROUTES
+    }
+
+
+@pytest.mark.parametrize("pattern", ROUTES)
+@pytest.mark.parametrize("verb", VERBS)
+class TestEachRoute:
+    def test_right(self, server: Server, pattern: str, verb: str) -> None:
+        route = ROUTES[pattern]
+        answer = send(server, verb, route.path)
+        assert answer.status == route.offered.get(verb, route.else_)
+        if answer.status >= 400 and verb != "HEAD":
+            if answer.status != 400 and "tensorboard/(" not in pattern:  # 400 is tornado's own: no WebSocket
+                assert answer.json.keys() == {"message", "reason"}
+            assert not touched.begun
+
+    def test_no_token(self, server: Server, pattern: str, verb: str) -> None:
+        refused(send(server, verb, ROUTES[pattern].path, {}))
+
+    def test_wrong_token(self, server: Server, pattern: str, verb: str) -> None:
+        refused(send(server, verb, ROUTES[pattern].path, {"Authorization": "token a-token-for-test"}))
+
+    def test_wrong_token_in_the_address(self, server: Server, pattern: str, verb: str) -> None:
+        refused(send(server, verb, ROUTES[pattern].path + "?token=wrong", {}))
+
+    def test_a_login_without_xsrf(
+        self, server: Server, cookies: dict[str, str], pattern: str, verb: str
+    ) -> None:
+        """What a form, or an image, on another page can do: send the cookies along."""
+        answer = send(server, verb, ROUTES[pattern].path, as_browser(cookies))
+        if verb in ("GET", "HEAD", "OPTIONS", "WEBSOCKET") and "files" not in pattern:
+            # Reading changes nothing, and the other page cannot see what comes.
+            assert answer.status == ROUTES[pattern].offered.get(verb, ROUTES[pattern].else_)
+        elif "files" in pattern and verb in ("HEAD", "OPTIONS"):
+            assert answer.status == 405
+        else:
+            refused(answer)
+        assert not touched.begun or verb in ("GET", "HEAD", "WEBSOCKET")
+
+    def test_a_login_with_a_wrong_xsrf(
+        self, server: Server, cookies: dict[str, str], pattern: str, verb: str
+    ) -> None:
+        wrong = as_browser(cookies, **{"X-XSRFToken": "2|0|0|0"})
+        answer = send(server, verb, ROUTES[pattern].path, wrong)
+        if verb not in ("GET", "HEAD", "OPTIONS", "WEBSOCKET"):
+            refused(answer)
+
+    def test_a_login_from_another_origin(
+        self, server: Server, cookies: dict[str, str], pattern: str, verb: str
+    ) -> None:
+        foreign = {"Origin": "http://evil.example", "X-XSRFToken": cookies["_xsrf"]}
+        answer = send(server, verb, ROUTES[pattern].path, as_browser(cookies, **foreign))
+        if verb == "OPTIONS":
+            assert answer.status in (404, 405)
+        elif "stream" in pattern and verb != "WEBSOCKET":  # no connection, and nothing is told
+            assert answer.status in (400, 403, 404, 405)
+        else:
+            refused(answer)
+        assert SECRET.encode() not in answer.body
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+    def test_a_user_who_may_not(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch, pattern: str, verb: str
+    ) -> None:
+        Denies.asked.clear()
+        monkeypatch.setitem(server.app.web_app.settings, "authorizer", Denies())
+        refused(send(server, verb, ROUTES[pattern].path))
+        action = {"GET": "read", "HEAD": "read", "OPTIONS": "read"}.get(verb, "write")
+        if "stream" in pattern and verb in ("GET", "WEBSOCKET"):
+            action = "execute"
+        elif verb == "WEBSOCKET":
+            action = "read"
+        assert Denies.asked == [(action, "nbdist")]
+
+
+def refused(answer: Answer) -> None:
+    """Check that an answer lets nothing be seen, and that nothing was touched."""
+    assert answer.status in (403, 404), answer
+    assert SECRET.encode() not in answer.body
+    assert touched.count == 0
+
+
+def test_a_browser_that_is_logged_in(server: Server, cookies: dict[str, str]) -> None:
+    same = {"Origin": f"http://127.0.0.1:{server.port}", "X-XSRFToken": cookies["_xsrf"]}
+    for route in ROUTES.values():
+        for verb, status in route.offered.items():
+            touched.fill()
+            answer = send(server, verb, route.path, as_browser(cookies, **same))
+            assert answer.status == status, (route, verb, answer)
+
+
+def test_another_origin_may_ask_first_where_the_server_lets_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(server.app.web_app.settings, "allow_origin", "https://lab.example")
+    asked = {"Origin": "https://lab.example", "Access-Control-Request-Method": "POST"}
+    answer = send(server, "OPTIONS", f"{API}/clusters", asked)
+    assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, "https://lab.example")
+    assert touched.count == 0
