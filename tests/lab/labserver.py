@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,20 +41,10 @@ class Answer:
 
 
 @dataclass
-class Server:
-    """The server and where it listens."""
+class Client:
+    """Someone who talks to a server on this host."""
 
-    app: ServerApp
-    loop: asyncio.AbstractEventLoop
     port: int
-
-    def do(self, work: Awaitable[Result]) -> Result:
-        """Return what a coroutine returns on the server's loop."""
-
-        async def done() -> Result:
-            return await work
-
-        return asyncio.run_coroutine_threadsafe(done(), self.loop).result(60)
 
     def ask(
         self, verb: str, path: str, body: Any = None, headers: dict[str, str] | None = None, raw: bytes = b""
@@ -87,6 +81,32 @@ class Server:
             cookies += [value.partition(";")[0] for value in answer.cookies]
         return dict(cookie.split("=", 1) for cookie in cookies)
 
+    def stream(self, headers: dict[str, str] | None = None, path: str = "stream") -> websocket.WebSocket:
+        """Open a WebSocket as one who has the token, unless other headers are given."""
+        given = WITH_TOKEN if headers is None else headers
+        return websocket.create_connection(
+            f"ws://127.0.0.1:{self.port}{BASE}nbdist/api/v1/{path}",
+            timeout=30,
+            header=given,
+            suppress_origin=True,
+        )
+
+
+@dataclass
+class Server(Client):
+    """A server inside this process."""
+
+    app: ServerApp
+    loop: asyncio.AbstractEventLoop
+
+    def do(self, work: Awaitable[Result]) -> Result:
+        """Return what a coroutine returns on the server's loop."""
+
+        async def done() -> Result:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(done(), self.loop).result(60)
+
     def wait_idle(self) -> None:
         """Wait until it looks at nothing, for all pages have gone."""
         watch = self.app.web_app.settings["nbdist_service"].watch
@@ -98,15 +118,56 @@ class Server:
 
         self.do(idle())
 
-    def stream(self, headers: dict[str, str] | None = None, path: str = "stream") -> websocket.WebSocket:
-        """Open a WebSocket as one who has the token, unless other headers are given."""
-        given = WITH_TOKEN if headers is None else headers
-        return websocket.create_connection(
-            f"ws://127.0.0.1:{self.port}{BASE}nbdist/api/v1/{path}",
-            timeout=30,
-            header=given,
-            suppress_origin=True,
-        )
+
+@dataclass
+class ServerProcess(Client):
+    """A server that is a process of its own."""
+
+    process: subprocess.Popen[bytes]
+
+    @property
+    def answers(self) -> bool:
+        assert self.process.poll() is None, "the server has ended"
+        try:
+            return self.ask("GET", "nbdist/api/v1/state").status == 200
+        except OSError:
+            return False
+
+
+@contextmanager
+def server_process(folder: Path, *flags: str) -> Iterator[ServerProcess]:
+    """Run ``jupyter server`` as a process of its own, with our extension alone, until the block ends."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", f"--port={port}",
+        "--ServerApp.port_retries=0", f"--ServerApp.base_url={BASE}", f"--ServerApp.root_dir={folder}",
+        "--ServerApp.jpserver_extensions={'nbdist.lab': True}", *flags,
+    ]  # fmt: skip
+    own = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
+    environment = {**os.environ, **own, "JUPYTER_NO_CONFIG": "1", "JUPYTER_TOKEN": TOKEN}
+    with open(folder / "server.log", "wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
+    server = ServerProcess(port, process)
+    try:
+        until(lambda: server.answers, lambda: (folder / "server.log").read_text())
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def until(condition: Callable[[], Result], tell: Callable[[], object] = str, seconds: float = 60.0) -> Result:
+    """Return what a condition gives, once that is something."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"it has not come to pass: {tell()}"
+        pause.wait(0.02)
+    return found
 
 
 @contextmanager
@@ -150,7 +211,7 @@ def serving(folder: Path, prepare: Callable[[ServerApp], object] = id, **options
         with patch.dict("os.environ", environment), patch.object(ServerApp, "init_signal"):
             app, http_server = do(start())
             try:
-                yield Server(app, loop, port)
+                yield Server(port, app, loop)
             finally:
                 do(stop(app, http_server))
     finally:

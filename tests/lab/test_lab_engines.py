@@ -1,0 +1,137 @@
+"""A real Jupyter server, a real cluster and no kernel: everything that the page can do with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import websocket
+from labserver import ServerProcess, server_process, until
+
+from nbdist.cluster.folder import clusters_folder, living
+from nbdist.lab.state import applied
+
+pytestmark = pytest.mark.engines
+API = "nbdist/api/v1"
+
+
+class Feed:
+    """What a page knows: a state, and the changes made to it."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.page: websocket.WebSocket = server.stream()
+        self.state = self._hear()
+        assert self.state.pop("kind") == "state"
+
+    def look(self, cluster: str | None) -> None:
+        self.page.send(json.dumps({"kind": "look", "cluster": cluster, "visible": True}))
+
+    def until(self, condition: Any) -> Any:
+        """Take in messages until a condition of the state holds."""
+        self.page.settimeout(60)
+        while not (found := condition(self.state)):
+            message = self._hear()
+            assert message.pop("kind") == "changes"
+            self.state = applied(self.state, message)
+        return found
+
+    def _hear(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(self.page.recv())
+        return message
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with server_process(tmp_path) as one:
+        yield one
+
+
+def item(id: str, state: dict[str, Any]) -> dict[str, Any]:
+    return next((one for one in state["clusters"] if one["id"] == id), {})
+
+
+def test_a_cluster_from_start_to_end(server: ServerProcess) -> None:
+    feed = Feed(server)
+    answer = server.ask("POST", f"{API}/clusters", {"workers": 2, "gpus": "none"})
+    assert answer.status == 202, answer
+    id = answer.json["id"]
+    starting = feed.until(lambda state: item(id, state))
+    assert (starting["state"], starting["engines"], starting["detached"]) == ("starting", 2, True)
+    running = feed.until(lambda state: item(id, state).get("state") == "running" and item(id, state))
+    assert (running["workers"], running["error"], running["dead"]) == (2, None, [])
+    feed.look(id)
+    tasks = feed.until(lambda state: len(state["tasks"]) == 2 and state["tasks"])
+    assert [task["name"] for task in tasks] == ["/job:worker/task:0", "/job:worker/task:1"]
+
+    os.kill(tasks[1]["pid"], signal.SIGKILL)
+    feed.until(lambda state: item(id, state)["dead"] == ["worker:1"])
+    dead = feed.until(lambda state: state["tasks"][1]["state"] == "dead" and state["tasks"][1])
+    assert "SIGKILL" in dead["note"]
+
+    assert server.ask("POST", f"{API}/clusters/{id}/restart", {"task": "worker:1"}).status == 202
+    back = feed.until(lambda state: state["tasks"][1]["state"] != "dead" and state["tasks"][1])
+    assert back["pid"] != dead["pid"]
+    feed.until(lambda state: item(id, state)["can"]["grow"])
+    assert item(id, feed.state)["dead"] == []
+
+    assert server.ask("POST", f"{API}/clusters/{id}/grow", {"workers": 1}).status == 202
+    feed.until(lambda state: len(state["tasks"]) == 3)
+    feed.until(lambda state: item(id, state)["can"]["stop"])
+
+    assert server.ask("POST", f"{API}/clusters/{id}/restart", {"task": "ps:4"}).status == 202
+    failed = feed.until(lambda state: item(id, state)["error"])
+    assert "ps:4" in failed
+
+    assert server.ask("DELETE", f"{API}/clusters/{id}").status == 202
+    feed.until(lambda state: not item(id, state))
+    assert id not in living()
+    feed.page.close()
+
+
+def test_a_cluster_outlives_the_server_that_has_started_it(tmp_path: Path) -> None:
+    with server_process(tmp_path) as server:
+        id = server.ask("POST", f"{API}/clusters", {"workers": 1, "gpus": "none"}).json["id"]
+        until(lambda: item(id, server.get("/state")).get("state") == "running")
+    with server_process(tmp_path) as server:
+        assert item(id, server.get("/state"))["state"] == "running"
+        server.ask("DELETE", f"{API}/clusters/{id}")
+        until(lambda: not item(id, server.get("/state")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_ends_leaves_nothing_half_started(tmp_path: Path, number: int) -> None:
+    with server_process(tmp_path) as server:
+        id = server.ask("POST", f"{API}/clusters", {"workers": 2, "gpus": "none"}).json["id"]
+        until(lambda: item(id, server.get("/state"))["lines"])  # the controller is up
+        acts = [
+            one for one in psutil.Process(server.process.pid).children() if "nbdist.lab.act" in one.cmdline()
+        ]
+        assert len(acts) == 1
+        os.kill(server.process.pid, number)
+        server.process.wait(60)
+    psutil.wait_procs(acts, 30)
+    assert not acts[0].is_running()
+    until(lambda: not (clusters_folder() / id).exists())
+
+
+def test_a_start_that_is_given_up_leaves_nothing(server: ServerProcess) -> None:
+    id = server.ask("POST", f"{API}/clusters", {"workers": 2, "gpus": "none"}).json["id"]
+    until(lambda: item(id, server.get("/state"))["lines"])
+    assert server.ask("DELETE", f"{API}/clusters/{id}").status == 202
+    until(lambda: not item(id, server.get("/state")))
+    assert id not in living()
+
+
+def test_what_cannot_start_says_why(server: ServerProcess) -> None:
+    id = server.ask("POST", f"{API}/clusters", {"workers": 1, "gpus": 7}).json["id"]
+    failed = until(lambda: item(id, server.get("/state")).get("error"))
+    assert "gpus=7 asked for, but this host has" in failed
+    assert item(id, server.get("/state"))["state"] == "failed"
+    assert server.ask("DELETE", f"{API}/clusters/{id}").status == 202
+    assert not item(id, server.get("/state"))
