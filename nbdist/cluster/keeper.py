@@ -7,8 +7,9 @@ socket in the cluster's folder, which only their user can enter: one JSON object
     requests    status, signal, stop, ready; end, grow, shrink, fork, roster (see `reforking`)
     events      started, forked, exit (who, pid, how), roster, stopping
 
-When the last client has been gone for too long (see `orphan.py`), when the controller dies, or when told to,
-it ends everything and removes the cluster's folder and shared segments. If the keeper itself is killed,
+When the last client has been gone for too long (see `orphan.py`), when who starts the cluster goes before it
+is whole, when the controller dies, or when told to, it ends everything and removes the cluster's folder and
+shared segments. If the keeper itself is killed,
 the kernel kills its children (PR_SET_PDEATHSIG).
 """
 
@@ -74,6 +75,7 @@ class Keeper:
         self.door.listen(16)
         self.selector.register(self.door, selectors.EVENT_READ, self._open_door)
         self.selector.register(self.wake_in, selectors.EVENT_READ, self._note_signals)
+        self.starter = first
         self._welcome(first)
         signal.set_wakeup_fd(self.wake_out)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -225,6 +227,8 @@ class Keeper:
             self.selector.unregister(client)
             self.reforking.leave(self, client)
             client.close()
+            if client is self.starter and not (self.folder / "cluster.json").exists():
+                self.stop("who was starting the cluster is gone")  # half of it is of no use to anybody
 
     def _note_signals(self, descriptor: int) -> None:
         with suppress(BlockingIOError):

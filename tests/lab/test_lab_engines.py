@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,24 @@ def test_a_server_that_ends_leaves_nothing_half_started(tmp_path: Path, number: 
     psutil.wait_procs(acts, 30)
     assert not acts[0].is_running()
     until(lambda: not (clusters_folder() / id).exists())
+
+
+@pytest.mark.parametrize("line", [b"controller", b"2 engines"])
+def test_a_start_that_is_killed_leaves_nothing(line: bytes) -> None:
+    """Nobody is left to undo it but the keeper itself, at whatever point it was."""
+    command = [sys.executable, "-m", "nbdist.lab.act"]
+    act = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert act.stdin is not None
+    assert act.stdout is not None
+    try:
+        act.stdin.write(b'{"do": "start", "id": "cut_short", "workers": 2, "gpus": "none"}\n')
+        act.stdin.flush()
+        while line not in (said := act.stdout.readline()):
+            assert said
+    finally:
+        act.kill()
+        act.communicate()
+    until(lambda: not (clusters_folder() / "cut_short").exists())
 
 
 def test_a_start_that_is_given_up_leaves_nothing(server: ServerProcess) -> None:
