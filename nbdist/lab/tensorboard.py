@@ -16,10 +16,11 @@ from tornado.httpclient import HTTPRequest, HTTPResponse
 from nbdist.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from nbdist.lab.tensorboardprocess import Board, sweep
 from nbdist.lab.worker import Worker
-from nbdist.metrics.home import run_folder
+from nbdist.metrics.home import run_folder, runs_folder
 from nbdist.metrics.log import logs_in
 
 PATH = "nbdist/tensorboard"
+ALL = "all"  # in the place of a run's id: all runs, to be compared
 MOST = 4  # boards at a time: each is a process of about 100 MB
 IDLE_SECONDS = 600.0
 START_SECONDS = 60.0
@@ -59,6 +60,7 @@ class Boards:
     async def open(self, run_id: str) -> str:
         """Return where a run's page is, as a path below the server's ``base_url``, once it answers.
 
+        The page of "all" compares the newest runs.
         Raises `InvalidArgumentError` or `NotFoundError` for what is no run, `FailedPreconditionError` with
         what `problem` says, and `UnavailableError` with the end of its output if TensorBoard does not start.
         """
@@ -98,7 +100,12 @@ class Boards:
             board = self._boards.get(run_id)  # somebody else may have asked for it meanwhile
         if board is None or not board.lives:
             board = self._boards[run_id] = Board(
-                run, f"{self._base}{PATH}/{run_id}", self._worker, idle=self._idle, start=self._start
+                run,
+                f"{self._base}{PATH}/{run_id}",
+                self._worker,
+                all=run_id == ALL,
+                idle=self._idle,
+                start=self._start,
             )
             self._there.add(board)
             board.life.add_done_callback(lambda _: self._forget(run_id, board))
@@ -118,7 +125,9 @@ class Boards:
 
 
 def existing(run_id: str) -> Path:
-    """Return the folder of a run that is there; raises `InvalidArgumentError` or `NotFoundError`."""
+    """Return the folder of a run that is there, or of all; raises InvalidArgumentError or NotFoundError."""
+    if run_id == ALL:
+        return runs_folder()
     folder = run_folder(run_id)
     if not (folder / "run.json").is_file() and not (folder.is_dir() and logs_in(folder)):
         raise NotFoundError(f"no run {run_id!r} in {folder.parent}")

@@ -1,4 +1,4 @@
-"""The process that is TensorBoard: it serves one run on a Unix socket that only its user can reach.
+"""The process that is TensorBoard: it serves one run, or all, on a Unix socket that only its user can reach.
 
     python -P -m nbdist.lab.tensorboardchild        (started by `tensorboard.Boards`)
 
@@ -23,7 +23,8 @@ from typing import Any
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 from werkzeug.test import Client
 
-from nbdist.lab.tensorboardevents import EventsOfLogs, own_events
+from nbdist.lab.tensorboardevents import EventsOfLogs, EventsOfRuns, own_events
+from nbdist.metrics.events import make_private
 
 LOOK_SECONDS = 5.0  # between two looks at the logs, as TensorBoard looks at its files
 LOADING_SECONDS = 10.0  # for which the first answer waits for the points; they go on loading after it
@@ -39,12 +40,14 @@ def main() -> None:
 
 def serve(plan: dict[str, Any]) -> None:
     """Start TensorBoard on the socket that was handed over, and keep its event files up with the logs."""
-    run_folder = Path(plan["run_folder"])
-    logs, events = None, own_events(run_folder)
+    run = Path(plan["run"])
+    made: EventsOfLogs | EventsOfRuns | None = None
+    events = None if plan["all"] else own_events(run)
     if events is None:
-        logs = EventsOfLogs(run_folder, Path(plan["folder"]))
-        logs.refresh()
-        events = logs.folder
+        events = Path(plan["folder"]) / "events"
+        make_private(events)
+        made = EventsOfRuns(run, events) if plan["all"] else EventsOfLogs(run, events)
+        made.refresh()
     # TensorBoard's own sign for "without TensorFlow", which takes seconds to import and is not needed here.
     sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
     board = import_module("tensorboard.program").TensorBoard(
@@ -58,8 +61,8 @@ def serve(plan: dict[str, Any]) -> None:
     board.launch()
     while True:
         time.sleep(LOOK_SECONDS)
-        if logs is not None:
-            logs.refresh()
+        if made is not None:
+            made.refresh()
 
 
 def end_with_input(folder: Path) -> None:

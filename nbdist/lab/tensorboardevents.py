@@ -1,7 +1,7 @@
-"""Event files for a run that has none: made from its metrics logs, and kept up with them.
+"""Event files for a run that has none, or for all runs: made from metrics logs, and kept up with them.
 
-    run folder/metrics-0000.log   ──►   folder/tensorboard/worker-0/events.out.tfevents....
-                                                            worker-0/validation/events.out.tfevents....
+    run folder/metrics-0000.log   ──►   folder/worker-0/events.out.tfevents....
+                                               worker-0/validation/events.out.tfevents....
 
 They are what a run started with ``--tensorboard`` writes itself, but thinned: TensorBoard shows a thousand
 points of a curve, chosen at random, and would take a quarter of a minute to read a few hundred thousand.
@@ -25,6 +25,7 @@ from nbdist.metrics.log import logs_in, read_log
 from nbdist.metrics.runfile import read_run
 
 MOST_POINTS = 1000  # of a series at one look, its first and its last among them
+MOST_RUNS, POINTS_OF_MANY = 50, 200  # where runs are compared: the newest, and of each series so many points
 AT_ONCE = 100_000  # points: what waits to be written is bounded, and more of it at once would be given up
 
 
@@ -41,10 +42,9 @@ class EventsOfLogs:
     and said once on the standard error output.
     """
 
-    def __init__(self, run_folder: Path, folder: Path) -> None:
-        self.folder = folder / FOLDER
-        self._run, self._root = run_folder, folder
-        self._tasks = tasks_of(run_folder.name)
+    def __init__(self, run_folder: Path, folder: Path, most: int = MOST_POINTS) -> None:
+        self._run, self._folder, self._most = run_folder, folder, most
+        self._tasks: dict[int, str] | None = None  # until there is a point
         self._logs: dict[Path, _Log] = {}
         self._files: dict[int, EventFiles] = {}
 
@@ -68,18 +68,37 @@ class EventsOfLogs:
         log.names.update(part.names)
         log.replica = part.replica if part.replica is not None else log.replica
         if len(part.points):
-            points = thinned(part.points, MOST_POINTS)
+            points = thinned(part.points, self._most)
             names = [log.names.get(one, f"series {one}") for one in range(1 + int(points["series"].max()))]
             files = self._files_of(log.replica)
             for start in range(0, len(points), AT_ONCE):
                 files.append(names, points[start : start + AT_ONCE])
 
     def _files_of(self, replica: int) -> EventFiles:
+        if self._tasks is None:
+            self._tasks = tasks_of(self._run.name)
         if replica not in self._files:
-            folder = events_folder(self._root, self._tasks.get(replica, f"replica-{replica}"))
+            name = events_folder(self._run, self._tasks.get(replica, f"replica-{replica}")).name
             # By this clock a second has passed at each look: what is appended is written at once.
-            self._files[replica] = EventFiles(folder, _say, clock=count().__next__)
+            self._files[replica] = EventFiles(self._folder / name, _say, clock=count().__next__)
         return self._files[replica]
+
+
+class EventsOfRuns:
+    """The same for the newest runs in a folder of run folders, each in a folder of its id, to be compared."""
+
+    def __init__(self, runs_folder: Path, folder: Path) -> None:
+        self._runs_folder, self._folder = runs_folder, folder
+        self._runs: dict[str, EventsOfLogs] = {}
+
+    def refresh(self) -> None:
+        """Write what their logs have got since the last time, those of runs that are new among them."""
+        ids = sorted((folder.name for folder in self._runs_folder.iterdir() if folder.is_dir()), reverse=True)
+        for id in ids[:MOST_RUNS]:  # they begin with the time
+            if id not in self._runs:
+                folder = self._runs_folder / id, self._folder / id
+                self._runs[id] = EventsOfLogs(*folder, most=POINTS_OF_MANY)
+            self._runs[id].refresh()
 
 
 @dataclass

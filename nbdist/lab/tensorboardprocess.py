@@ -43,14 +43,24 @@ log = logging.getLogger(__name__)
 
 
 class Board:
-    """TensorBoard for the run in a folder, at the path ``prefix`` of the server; made on an event loop.
+    """TensorBoard for a run's folder, or a folder of runs, at the path ``prefix`` of the server.
+
+    It is made on an event loop.
 
     ``ready`` is done when it answers, or raises why it does not. It ends when nobody has asked for ``idle``
     seconds, or when told to; process and folder are gone then.
     """
 
-    def __init__(self, run: Path, prefix: str, worker: Worker, *, idle: float, start: float) -> None:
+    def __init__(
+        self, run: Path, prefix: str, worker: Worker, *, all: bool, idle: float, start: float
+    ) -> None:
         self._run, self._prefix, self._worker = run, prefix, worker
+        self._plan = {
+            "run": str(run),
+            "all": all,
+            "prefix": unquote(prefix),
+            "title": "nbdist" if all else run.name,
+        }
         self._idle, self._start = idle, start
         self._client: SimpleAsyncHTTPClient | None = None
         self._asking = 0
@@ -88,7 +98,7 @@ class Board:
             self.life.cancel()
 
     async def _live(self) -> None:
-        async with running(self._run, self._prefix, self._worker) as (folder, process, self._client):
+        async with running(self._plan, self._worker) as (folder, process, self._client):
             try:
                 await self._wait_for_answer(folder, process)
                 self.ready.set_result(None)
@@ -138,14 +148,13 @@ class Board:
 
 @asynccontextmanager
 async def running(
-    run: Path, prefix: str, worker: Worker
+    plan: dict[str, Any], worker: Worker
 ) -> AsyncIterator[tuple[Path, Process, SimpleAsyncHTTPClient]]:
-    """Start the process for a run; gives its folder, it, and what asks it. All are gone afterwards."""
+    """Start a process that does the plan; gives its folder, it, and what asks it. All are gone afterwards."""
     folder, door = await worker.run(make_folder)
     try:
-        plan = {"folder": str(folder), "run_folder": str(run), "prefix": unquote(prefix), "title": run.name}
         with door:  # the process has its own: when it ends, nothing listens any more
-            process = await start(plan, door, folder / LOG)
+            process = await start(plan | {"folder": str(folder)}, door, folder / LOG)
         resolver = AtSocket(path=str(folder / SOCKET))
         client = SimpleAsyncHTTPClient(True, resolver=resolver, max_body_size=LARGEST_ANSWER)
         try:

@@ -68,10 +68,28 @@ def test_a_run_is_shown_whether_it_has_event_files_or_not(temporary: Path, own: 
         assert environment["window_title"] == run
         folders = list(temporary.iterdir())
         assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700]
-        assert (folders[0] / "tensorboard").exists() == (not own)
+        assert (folders[0] / "events").exists() == (not own)
 
     with_boards(look)
     assert processes() == []
+
+
+def test_all_runs_can_be_compared(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("NBDIST_HOME", str(tmp_path))
+    runs = [make_run(own=own, steps=500) for own in (True, False)]
+    (run_folder(runs[0]).parent / "what is this").mkdir()
+
+    async def look(boards: Boards) -> None:
+        assert await boards.open("all") == "nbdist/tensorboard/all/"
+        tasks = ("worker-0", "worker-0/validation", "worker-1")
+        wanted = {f"{run}/{task}" for run in runs for task in tasks}
+        assert set(await ask_json(boards, "all", "data/runs")) == wanted
+        found = await scalars(boards, "all", f"{runs[1]}/worker-1", "loss")
+        assert len(found) == 200
+        assert found[500] == pytest.approx(1 / 500)
+
+    with_boards(look)
 
 
 def test_a_run_that_goes_on_is_kept_up_with(temporary: Path) -> None:
