@@ -248,6 +248,19 @@ def test_it_ends_when_nobody_asks(temporary: Path) -> None:
     with_boards(look, idle_seconds=0.2)
 
 
+def test_one_that_is_frozen_is_ended_too(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboardprocess, "END_SECONDS", 0.1)
+    run = make_run(own=False, steps=1)
+
+    async def look(boards: Boards) -> None:
+        await boards.open(run)
+        (process,) = processes()
+        process.suspend()
+
+    with_boards(look)
+    assert processes() == []
+
+
 def test_it_ends_with_its_server(temporary: Path) -> None:
     run = make_run(own=False, steps=1)
     server = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
@@ -10,9 +9,6 @@ import pytest
 from labserver import BASE, TOKEN, serving
 from playwright.sync_api import Page, sync_playwright
 from tensorboard_runs import make_run
-
-from nbdist.lab.tensorboard import Boards
-from nbdist.lab.tensorboardproxy import handlers
 
 ARTIFACTS = Path(__file__).parents[2] / "artifacts"
 PATIENCE = 60_000  # ms for whatever the page is to show: a limit for a busy machine, and no promise
@@ -23,17 +19,16 @@ pytestmark = pytest.mark.browser
 
 @pytest.mark.parametrize("own", [True, False])
 def test_the_page_shows_the_runs_curves(tmp_path: Path, own: bool) -> None:
-    run, boards = make_run(own=own, steps=400), Boards(BASE)
+    run = make_run(own=own, steps=400)
     with serving(tmp_path) as server, sync_playwright() as playwright:
-        mounted = [(re.escape(BASE) + path, *rest) for path, *rest in handlers(boards)]
-        server.app.web_app.add_handlers(".*$", mounted)
+        path = server.ask("POST", f"nbdist/api/v1/runs/{run}/tensorboard").json["url"]
         chromium = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
         try:
             page = chromium.new_page(viewport={"width": 1200, "height": 900})
             page.set_default_timeout(PATIENCE)
-            look_at(page, f"http://127.0.0.1:{server.port}{BASE}nbdist/tensorboard/{run}/?token={TOKEN}")
+            look_at(page, f"http://127.0.0.1:{server.port}{BASE}{path}?token={TOKEN}")
             ARTIFACTS.mkdir(exist_ok=True)
             page.screenshot(path=ARTIFACTS / f"tensorboard-{'own' if own else 'made'}.png")
             assert "Failed to fetch" in page.evaluate(
@@ -42,7 +37,6 @@ def test_the_page_shows_the_runs_curves(tmp_path: Path, own: bool) -> None:
             assert page.evaluate(FETCH, "data/runs") == 200
         finally:
             chromium.close()
-            server.do(boards.close())
 
 
 def look_at(page: Page, address: str) -> None:

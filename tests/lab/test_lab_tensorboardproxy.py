@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
 
@@ -16,7 +15,6 @@ from tornado.httputil import HTTPHeaders
 
 from nbdist.lab import tensorboardproxy
 from nbdist.lab.tensorboard import Boards
-from nbdist.lab.tensorboardproxy import handlers
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 READS = ("GET", "HEAD")
@@ -24,18 +22,10 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
 @pytest.fixture(scope="module")
-def boards() -> Boards:
-    return Boards(BASE)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, boards: Boards) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("jupyter")) as one:
-        mounted = [(re.escape(BASE) + path, *rest) for path, *rest in handlers(boards)]
-        one.app.web_app.add_handlers(".*$", mounted)
         yield one
-        one.do(boards.close())
-    assert processes() == []  # also of those that the extension itself has opened
+    assert processes() == []
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +59,12 @@ def test_the_page_and_its_data(server: Server, page: str, cookie: dict[str, str]
     head = server.ask("HEAD", page, headers=cookie)
     assert (head.status, head.body) == (200, b"")
     assert head.headers["Content-Length"] == str(len(found.body))
+
+
+def test_it_is_opened_by_the_sidebar(server: Server, page: str, run: str) -> None:
+    answer = server.ask("POST", f"nbdist/api/v1/runs/{run}/tensorboard")
+    assert (answer.status, answer.json) == (200, {"url": page})
+    assert server.ask("GET", f"{page}data/runs").json == ["worker-0", "worker-0/validation", "worker-1"]
 
 
 def test_a_question_as_the_page_posts_it(server: Server, page: str, cookie: dict[str, str]) -> None:
