@@ -19,7 +19,9 @@ def test_short_trials_fill_the_engines(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("NBDIST_HOME", str(tmp_path))  # which measured() sets, to be taken back
     found = sweep_busy.measured(8, 0.2, tmp_path)
     assert found["trials not complete"] == 0
-    assert 0 < found["in trials, by their own clocks"] <= found["in trials, by the sweep's spans"] + 1e-9
+    # Each share is of the time from its own first start to its last end: either may be a little the larger.
+    assert 0 < found["in trials, by their own clocks"] <= 100
+    assert 0 < found["in trials, by the sweep's spans"] <= 100
     assert found["first start to last end"] >= 0.4
 
 
