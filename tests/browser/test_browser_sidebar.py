@@ -1,0 +1,96 @@
+"""The sidebar in a real JupyterLab: clusters and runs are looked after while no kernel can answer."""
+
+from __future__ import annotations
+
+import re
+
+import psutil
+import pytest
+from browser_lab import Lab
+from playwright.sync_api import Locator, Page, expect
+
+pytestmark = [pytest.mark.browser, pytest.mark.engines]
+
+PANEL = "#nbdist-panel"
+BUSY = "import time\nprint('sleeping')\ntime.sleep(600)"
+TRAIN = """%load_ext nbdist
+%cluster start --workers 2
+"""
+RUN = """%%distribute --seed 1 --name endless
+x_train, y_train, x_test, y_test = nb.data.digits()
+model = nb.nn.Sequential([nb.nn.Dense(32, "tanh"), nb.nn.Dense(10, "softmax")])
+model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
+history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(100), epochs=1_000_000)"""
+
+
+def show_panel(lab: Lab) -> Locator:
+    lab.command("nbdist:show-panel")
+    panel = lab.page.locator(PANEL)
+    expect(panel).to_be_visible()
+    return panel
+
+
+def row(page: Page, section: str, text: str = "") -> Locator:
+    """The first row of a section that has a text in it."""
+    return page.locator(f"#nbdist-{section} :is(.nbd-Row, .nbd-Task)").filter(has_text=text).first
+
+
+def press(found: Locator, action: str) -> None:
+    found.locator(f'[data-action="{action}"]').click()
+
+
+def pid_of(task: Locator) -> int:
+    """The process that a task's row names."""
+    found = re.search(r" · (\d+) · ", task.get_attribute("title") or "")
+    assert found is not None
+    return int(found[1])
+
+
+def test_a_cluster_is_looked_after_while_the_kernel_is_busy_and_then_gone(lab: Lab) -> None:
+    lab.write("busy.ipynb", [BUSY])
+    page = lab.open("busy.ipynb")
+    lab.run(0, wait=False)
+    expect(lab.output(0)).to_contain_text("sleeping")
+    panel = show_panel(lab)
+    # By the keyboard alone: the form's fields have what they need, and Enter sends it.
+    panel.get_by_role("button", name="Start a cluster…").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#nbd-start-workers")).to_be_focused()
+    page.keyboard.type("2")
+    page.keyboard.press("Enter")
+    cluster = row(page, "clusters")
+    expect(cluster).to_have_attribute("data-state", "running")
+    expect(page.locator(".nbd-Task")).to_have_count(2)
+    expect(page.locator(".nbd-Status")).to_contain_text("1 cluster")
+
+    psutil.Process(old := pid_of(row(page, "tasks", "worker 1"))).kill()
+    expect(row(page, "tasks", "worker 1")).to_have_attribute("data-state", "dead")
+    expect(cluster).to_contain_text("worker:1")
+    lab.shut_kernel_down()
+    press(row(page, "tasks", "worker 1"), "restart")
+    expect(row(page, "tasks", "worker 1")).not_to_have_attribute("data-state", "dead")
+    assert pid_of(row(page, "tasks", "worker 1")) != old
+
+    press(cluster, "attach")
+    expect(page.locator(".jp-Notebook-cell")).to_have_count(2)
+    expect(page.locator(".jp-Notebook-cell").nth(1)).to_contain_text("%cluster attach")
+    press(cluster, "stop")
+    expect(page.locator("#nbdist-clusters .nbd-Empty")).to_be_visible()
+    expect(page.locator(".nbd-Status")).to_be_hidden()
+    assert lab.server.engines() == []
+
+
+def test_a_run_is_followed_and_stopped_while_its_kernel_is_busy(lab: Lab) -> None:
+    lab.write("endless.ipynb", [TRAIN, RUN])
+    page = lab.open("endless.ipynb")
+    lab.run(0)
+    lab.run(1, wait=False)
+    show_panel(lab)
+    run = row(page, "runs", "endless")
+    expect(run).to_have_attribute("data-state", "running")
+    expect(run.get_by_role("progressbar")).to_be_visible()
+    expect(run.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"loss [\d.]+"))
+    expect(row(page, "tasks", "worker 0")).to_contain_text("training")
+    press(run, "stop")
+    expect(run).to_have_attribute("data-state", "stopped")
+    lab.wait_done(1)
