@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
 from typing import Any
 
 from nbdist.errors import NotFoundError
+from nbdist.lab.bundles import Bundles
 from nbdist.lab.files import list_files
 from nbdist.lab.homefolder import look_home
 from nbdist.lab.logstore import filled
@@ -23,7 +22,6 @@ from nbdist.ui.summary import Summary
 
 LIMIT = 200_000  # bytes of a bundle: it is stored in no notebook
 LONGEST_CODE = 200_000
-KEPT = 4  # bundles
 SAID = {"done": "finished"}
 """States as a frozen output names them, where that differs from a run's status."""
 
@@ -49,24 +47,16 @@ def run_details(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
 def run_bundle(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
     """Return a run's curves and summary: the content of ``application/vnd.nbdist.run+json``.
 
-    As in a frozen output (see :mod:`nbdist.ui.rundata`), with more points. What has not changed is kept.
+    As in a frozen output (see :mod:`nbdist.ui.rundata`), with more points. It may be some seconds old where
+    the logs are long.
     """
     item = (runs or Runs()).item(run_id)
     files = {
         one["path"]: (one["bytes"], one["modified"]) for one in list_files(run_id) if is_told(one["path"])
     }
     home, _ = look_home()
-    mark = (str(home), item["status"], item["note"], sorted(files.items()))
-    with _lock:
-        if (known := _bundles.get(run_id)) is not None and known[0] == mark:
-            _bundles.move_to_end(run_id)
-            return known[1]
-    made = bundle_of(item, record_in(item))
-    with _lock:
-        _bundles[run_id] = mark, made
-        while len(_bundles) > KEPT:
-            _bundles.popitem(last=False)
-    return made
+    mark = item["note"], sorted(files.items())
+    return _bundles.get(run_id, mark, (str(home), item["status"]), lambda: bundle_of(item, record_in(item)))
 
 
 def bundle_of(item: Item, record: Record) -> dict[str, Any]:
@@ -122,5 +112,4 @@ def is_told(path: str) -> bool:
     return "/" not in path and path.startswith(("metrics-", "progress-", "run.json"))
 
 
-_bundles: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
-_lock = threading.Lock()
+_bundles = Bundles()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from nbdist.errors import NbdistError
+from nbdist.lab.bundles import Bundles
+from nbdist.lab.folderlist import is_id
 from nbdist.lab.homefolder import look_home
 from nbdist.lab.opening import mark_of
 from nbdist.lab.sweepitem import OVER
@@ -26,7 +26,6 @@ from nbdist.ui.sweepsummary import rows_of
 
 LIMIT = 200_000  # bytes of a bundle: it is stored in no notebook
 LONGEST_CODE = 200_000
-KEPT = 4  # bundles
 
 
 def sweep_details(sweep_id: str, sweeps: Sweeps | None = None) -> dict[str, Any]:
@@ -34,6 +33,11 @@ def sweep_details(sweep_id: str, sweeps: Sweeps | None = None) -> dict[str, Any]
 
     Raises `NotFoundError`, `InvalidArgumentError`, `DataLossError` if its log cannot be read.
     """
+    return _details.get(sweep_id, *seen(sweep_id, sweeps), lambda: details_of(sweep_id, sweeps))
+
+
+def details_of(sweep_id: str, sweeps: Sweeps | None) -> dict[str, Any]:
+    """Return what `sweep_details` does, from the log."""
     item, ledger = (sweeps or Sweeps()).whole(sweep_id)
     created = ledger.created
     home, _ = look_home()
@@ -53,27 +57,32 @@ def sweep_details(sweep_id: str, sweeps: Sweeps | None = None) -> dict[str, Any]
 def sweep_bundle(sweep_id: str, sweeps: Sweeps | None = None) -> dict[str, Any]:
     """Return a sweep's grid: the content of ``application/vnd.nbdist.sweep+json``.
 
-    As in a frozen output (see :mod:`nbdist.ui.sweepfrozendata`), with more trials. What has not changed is
-    kept.
+    As in a frozen output (see :mod:`nbdist.ui.sweepfrozendata`), with more room. It may be some seconds old
+    where the log is long.
+    """
+    return _bundles.get(
+        sweep_id,
+        *seen(sweep_id, sweeps),
+        lambda: sweep_data(FoundSweep(*(sweeps or Sweeps()).whole(sweep_id)), LIMIT),
+    )
+
+
+def seen(sweep_id: str, sweeps: Sweeps | None) -> tuple[object, object]:
+    """Return what differs when a sweep's log has grown, and what when it came to another state.
+
+    Of one that is not there, or has no good id, both are new each time: who reads it says what is wrong.
     """
     home, _ = look_home()
-    mark: Any = None
-    if home is not None:
-        log = home / "sweeps" / sweep_id / LOG
-        try:
-            mark = str(home), mark_of(os.stat(log, follow_symlinks=False)), holder_of(log)
-        except (OSError, ValueError):  # what is wrong is said below
-            mark = None
-    with _lock:
-        if mark is not None and (known := _bundles.get(sweep_id)) is not None and known[0] == mark:
-            _bundles.move_to_end(sweep_id)
-            return known[1]
-    made = sweep_data(FoundSweep(*(sweeps or Sweeps()).whole(sweep_id)), LIMIT)
-    with _lock:
-        _bundles[sweep_id] = mark, made
-        while len(_bundles) > KEPT:
-            _bundles.popitem(last=False)
-    return made
+    if home is None or not is_id(sweep_id):
+        return object(), object()
+    log = home / "sweeps" / sweep_id / LOG
+    try:
+        mark = mark_of(os.stat(log, follow_symlinks=False))
+    except OSError:
+        return object(), object()
+    # Without a list that says where it stands, it may have come to its end with each event.
+    state = None if sweeps is None else sweeps.state_of(sweep_id)
+    return mark, (str(home), holder_of(log), state or mark)
 
 
 @dataclass(frozen=True)
@@ -134,5 +143,4 @@ class FoundSweep:
         return ()
 
 
-_bundles: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
-_lock = threading.Lock()
+_bundles, _details = Bundles(), Bundles()

@@ -57,6 +57,12 @@ class Sweeps:
             items = [one.item for one in self._known.values() if one.item is not None and not one.gone]
             return sorted(items, key=lambda item: (item["created"], item["id"]), reverse=True)
 
+    def state_of(self, sweep_id: str) -> str | None:
+        """Return where a sweep stood at the last look, None if it was not seen then."""
+        with self._lock:
+            sweep = self._known.get(sweep_id)
+            return None if sweep is None or sweep.item is None else str(sweep.item["state"])
+
     def whole(self, sweep_id: str) -> tuple[Item, Ledger]:
         """Return one sweep's item, and all that its log says. The ledger is the caller's own.
 

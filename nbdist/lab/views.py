@@ -42,10 +42,10 @@ def real_views(root: Path | None = None) -> Views:
     from nbdist.lab.sweeps import Sweeps
     from nbdist.lab.tasks import Tasks
 
-    runs = Runs(root)
+    runs, sweeps = Runs(root), Sweeps()
     clusters = Clusters(runs.on_cluster)
     return Views(
-        about, clusters, Tasks(runs, clusters), runs, Sweeps(),
-        lambda run: run_details(run, runs), lambda run: run_bundle(run, runs), sweep_details, sweep_bundle,
-        open_file,
+        about, clusters, Tasks(runs, clusters), runs, sweeps,
+        lambda run: run_details(run, runs), lambda run: run_bundle(run, runs),
+        lambda sweep: sweep_details(sweep, sweeps), lambda sweep: sweep_bundle(sweep, sweeps), open_file,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from lab_folders import RunFolder, add, losses
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.lab import logstore, rundetails
+from nbdist.lab.bundles import Bundles
 from nbdist.lab.logstore import filled
 from nbdist.lab.rundetails import run_bundle, run_details
 from nbdist.lab.runs import Runs
@@ -89,6 +90,7 @@ def test_a_bundle_is_made_once_while_nothing_changes(monkeypatch: pytest.MonkeyP
     assert run_bundle("r1") is first
     assert made == []
     add(recorder, [("loss", 3, 9.0)])
+    monkeypatch.setattr(rundetails, "_bundles", Bundles())
     assert run_bundle("r1")["metrics"]["loss"] == 9.0
     recorder.close()
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError
-from nbdist.lab import sweepdetails
+from nbdist.lab import bundles, sweepdetails
 from nbdist.lab import sweeps as sweeps_module
 from nbdist.lab.sweepdetails import sweep_bundle, sweep_details
 from nbdist.lab.sweeps import Sweeps
@@ -424,3 +424,20 @@ def test_looking_at_a_lock_takes_nothing(drive: Callable[..., Driven]) -> None:
     with suppress(FileNotFoundError):
         path.with_name(f"{LOG}.lock").unlink()
     assert holder_of(path) is None
+
+
+def test_a_bundle_of_a_sweep_that_has_ended_is_never_an_old_one(
+    drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "SHARE", 1e-9)  # what was made is kept for ever, in the same state
+    one, sweeps = drive(), Sweeps()
+    one.trial(0, 0.5)
+    sweeps.look()
+    assert sweep_bundle(one.folder.name, sweeps)["of"] == 1
+    for number in range(1, 4):
+        one.trial(number, 0.5)
+        assert sweep_bundle(one.folder.name, sweeps)["of"] == 1
+    sweeps.look()
+    for view in (sweep_bundle, sweep_details):
+        assert view(one.folder.name, sweeps)
+    assert sweep_bundle(one.folder.name, sweeps)["status"]["state"] == "done"

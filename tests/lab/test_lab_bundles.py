@@ -1,0 +1,72 @@
+"""What takes long to make is made seldom, and never kept beyond a change of state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nbdist.lab.bundles import Bundle, Bundles
+
+
+class Slow:
+    """Makes things on a clock of its own, each in so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.seconds, self.made = 0.0, seconds, 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def make(self) -> Bundle:
+        self.now += self.seconds
+        self.made += 1
+        return {"number": self.made}
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow(0.5)
+
+
+@pytest.fixture
+def get(slow: Slow) -> Callable[..., int]:
+    bundles = Bundles(2, slow.clock)
+    return lambda mark, state="running", name="r1": bundles.get(name, mark, state, slow.make)["number"]
+
+
+def test_what_has_not_changed_is_kept(slow: Slow, get: Callable[..., int]) -> None:
+    assert get(1) == 1
+    slow.now += 1e6
+    assert get(1) == 1
+
+
+def test_what_changes_all_the_time_takes_a_share_of_a_core(slow: Slow, get: Callable[..., int]) -> None:
+    for second in range(1000):
+        slow.now = max(slow.now, second)
+        get(second)
+    assert slow.made * slow.seconds == pytest.approx(50, rel=0.1)
+
+
+def test_another_state_is_told_at_once(get: Callable[..., int]) -> None:
+    assert get(1) == 1
+    assert get(2) == 1
+    assert get(2, "done") == 2
+    assert get(3, "done") == 2
+
+
+def test_only_the_last_few_are_kept(slow: Slow, get: Callable[..., int]) -> None:
+    for name in ("a", "b", "a", "c", "a", "b"):
+        get(1, name=name)
+    assert slow.made == 4
+
+
+def test_what_cannot_be_made_is_tried_again(slow: Slow) -> None:
+    bundles = Bundles(2, slow.clock)
+
+    def fail() -> Bundle:
+        raise OSError
+
+    with pytest.raises(OSError):
+        bundles.get("r1", 1, "running", fail)
+    assert bundles.get("r1", 1, "running", slow.make) == {"number": 1}
