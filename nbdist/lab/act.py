@@ -72,7 +72,7 @@ def stop(say: Say, *, id: str) -> None:
 
 
 def stop_parallel(say: Say, *, profile: str, id: str) -> None:
-    """End a cluster of ipyparallel's own, or remove the file of one that has ended."""
+    """End a cluster of ipyparallel's own."""
     import ipyparallel
 
     try:
@@ -81,6 +81,13 @@ def stop_parallel(say: Say, *, profile: str, id: str) -> None:
         raise NotFoundError(f"ipyparallel has no cluster {id!r} in profile {profile!r} any more") from None
     cluster.stop_cluster_sync()
     cluster.remove_cluster_file()
+
+
+def forget_parallel(say: Say, *, profile: str, id: str) -> None:
+    """Remove the file of a cluster of ipyparallel's own that has ended."""
+    import ipyparallel
+
+    ipyparallel.Cluster(profile=profile, cluster_id=id).remove_cluster_file()
 
 
 def grow(say: Say, *, id: str, workers: int) -> None:
@@ -108,13 +115,15 @@ def restart(say: Say, *, id: str, task: str | None) -> None:
 def stop_run(say: Say, *, id: str) -> None:
     """Stop a run, as a second one who follows it: it stays with the notebook that drives it."""
     from nbdist.cluster.handle import Cluster
+    from nbdist.metrics.runfile import read_run
     from nbdist.runs.attach import attach_run
+    from nbdist.runs.ending import ENDED
 
     run = attach_run(id)
     try:
         run.stop()
         deadline = time.monotonic() + STOP_SECONDS
-        while not run.pump():
+        while read_run(id).status not in ENDED and not run.pump():
             if time.monotonic() > deadline:
                 raise DeadlineExceededError(f"run {id} has not stopped within {STOP_SECONDS:g} s; try again")
             time.sleep(0.05)
@@ -127,6 +136,7 @@ DOES: dict[str, Callable[..., None]] = {
     "start": start,
     "stop": stop,
     "stop_parallel": stop_parallel,
+    "forget_parallel": forget_parallel,
     "grow": grow,
     "restart": restart,
     "stop_run": stop_run,

@@ -32,8 +32,8 @@ class OneCluster(Handler):
         if now is not None and now.doing == "start":
             self.service.actions.give_up("clusters", id)
         else:
-            await self.service.check("clusters", id, "stop")
-            self.service.actions.begin("clusters", id, "stop", end_of(id))
+            item = await self.service.check("clusters", id, "stop")
+            self.service.actions.begin("clusters", id, "stop", end_of(id, item["state"]))
         self.accept({})
 
 
@@ -80,8 +80,10 @@ class SweepWish(Handler):
         raise FailedPreconditionError(f"a sweep cannot be asked to {wish} from here")
 
 
-def end_of(id: str) -> dict[str, str]:
+def end_of(id: str, state: str = "running") -> dict[str, str]:
     """Return what is to be done to end a cluster of ours, or of ipyparallel's own.
+
+    Of one whose controller is gone the file alone is removed: its pids may be other processes' by now.
 
     >>> end_of("20261121_010203_abcdef")["do"], end_of("ipp:default:mine")
     ('stop', {'do': 'stop_parallel', 'profile': 'default', 'id': 'mine'})
@@ -91,4 +93,5 @@ def end_of(id: str) -> dict[str, str]:
     _, profile, *name = id.split(":", 2)
     if not name:
         raise InvalidArgumentError(f"{id!r:.100} is no id of ipyparallel's: ipp:PROFILE:ID")
-    return {"do": "stop_parallel", "profile": profile, "id": name[0]}
+    do = "forget_parallel" if state == "stale" else "stop_parallel"
+    return {"do": do, "profile": profile, "id": name[0]}

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError
 from nbdist.lab.actions import Actions
-from nbdist.lab.state import Seen, State
+from nbdist.lab.state import Item, Seen, State
 from nbdist.lab.tensorboard import Boards
 from nbdist.lab.views import Views, real_views
 from nbdist.lab.watch import Watch
@@ -51,15 +51,16 @@ class Service:
         """Return the state as it is now."""
         return await within(READ_SECONDS, self._looker.run(lambda: self._state().look(cluster)))
 
-    async def check(self, about: str, id: str, wish: str) -> None:
-        """Raise `NotFoundError` for an item that is not there, FailedPreconditionError with why not."""
-        items = (await self.look(None))[about]
+    async def check(self, about: str, id: str, wish: str) -> Item:
+        """Return the item; raises NotFoundError if it is not there, FailedPreconditionError with why not."""
+        items: list[Item] = (await self.look(None))[about]
         item = next((one for one in items if one["id"] == id), None)
         if item is None:
             raise NotFoundError(f"there is no {about.removesuffix('s')} {id!r} (any more)")
         if not item["can"].get(wish):
             why = item["why"].get(wish) or f"it cannot be asked to {wish}"
             raise FailedPreconditionError(f"{id}: {why}")
+        return item
 
     async def close(self) -> None:
         """End what goes on, and stop reading."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from nbdist.errors import FailedPreconditionError, NbdistError
-from nbdist.metrics.runfile import RunFile, write_run
+from nbdist.metrics.runfile import RunFile, read_run, write_run
 from nbdist.runs import parcel
 from nbdist.runs.outcomefile import keep_light
 from nbdist.runs.watch import Watch
@@ -73,7 +74,13 @@ def release(watch: Watch, tasks: Sequence[TaskInfo]) -> None:
 
 
 def write(record: RunFile, status: str, error: NbdistError | None, watch: Watch) -> None:
-    """Write a run's end into its folder, and what is worth keeping. Raises OSError if the disk is full."""
+    """Write a run's end into its folder, and what is worth keeping. Raises OSError if the disk is full.
+
+    Of two clients who follow a run the first one to see its end writes it: the other may see the cluster end.
+    """
+    with suppress(NbdistError):  # one that cannot be read is written anew
+        if read_run(record.id).status in ENDED:
+            return
     ends = [outcome.get("ended", 0.0) for outcome in watch.outcomes.values()]  # it may have been long ago
     ended = max(ends) if ends and all(ends) else time.time()
     record = dataclasses.replace(record, status=status, ended=ended, error=str(error or ""))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,73 @@ def test_what_cannot_start_says_why(server: ServerProcess) -> None:
     assert item(id, server.get("/state"))["state"] == "failed"
     assert server.ask("DELETE", f"{API}/clusters/{id}").status == 202
     assert not item(id, server.get("/state"))
+
+
+DRIVER = """
+import nbdist as nb
+cluster = nb.start_cluster(workers=2, report=None)
+run = nb.launch("import time\\nwhile True: time.sleep(0.01)", live=False, background=True)
+print(run.id, flush=True)
+run.wait()
+print(run.status, flush=True)
+cluster.stop()
+"""
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_run_is_stopped_whatever_the_process_that_drives_it_is_doing(
+    server: ServerProcess, frozen: bool
+) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    try:
+        run = driver.stdout.readline().strip()
+        until(lambda: run_of(run, server)["status"] == "running")
+        if frozen:
+            os.kill(driver.pid, signal.SIGSTOP)
+        assert server.ask("POST", f"{API}/runs/{run}/stop").status == 202
+        assert server.ask("POST", f"{API}/runs/{run}/stop").status == 409
+        until(lambda: run_of(run, server)["status"] == "stopped")
+        until(lambda: run_of(run, server)["why"] == {"stop": "it is over"})
+        assert run_of(run, server)["error"] is None
+        driver.send_signal(signal.SIGCONT)
+        assert driver.stdout.readline() == "stopped\n"  # it is its run still
+        assert driver.wait(60) == 0
+    finally:
+        driver.send_signal(signal.SIGCONT)
+        driver.terminate()
+        driver.communicate()
+
+
+def run_of(id: str, server: ServerProcess) -> dict[str, Any]:
+    return next(run for run in server.get("/state")["runs"] if run["id"] == id)
+
+
+PANEL = """
+import ipyparallel as ipp, os
+cluster = ipp.Cluster(profile="default", cluster_id="theirs", n=1, delay=0, shutdown_atexit=False)
+cluster.start_cluster_sync()
+print(cluster.controller.process.pid, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_cluster_of_ipyparallels_own_is_stopped(server: ServerProcess, gone: bool) -> None:
+    id = "ipp:default:theirs"
+    done = subprocess.run([sys.executable, "-c", PANEL], capture_output=True, text=True, check=True)
+    controller = psutil.Process(int(done.stdout))
+    until(lambda: item(id, server.get("/state")).get("state") == "running")
+    engine = server.get(f"/state?cluster={id}")["tasks"][0]["pid"]
+    pids = [controller.pid, engine, *(child.pid for child in controller.children(recursive=True))]
+    try:
+        if gone:
+            controller.kill()
+            until(lambda: item(id, server.get("/state")).get("state") == "stale")
+        assert server.ask("DELETE", f"{API}/clusters/ipp%3Adefault%3Atheirs").status == 202
+        until(lambda: not item(id, server.get("/state")), lambda: server.get("/state")["clusters"])
+        assert psutil.pid_exists(engine) == gone
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
