@@ -11,7 +11,7 @@ from typing import Any
 
 import nbformat
 from browser_server import ROOT
-from runs_to_show import add_points, summary
+from runs_to_show import HOSTILE, add_points, summary
 
 from nbdist.metrics.store import RunStore
 from nbdist.sweep.ranges import log, uniform, when
@@ -31,6 +31,19 @@ SPACE = Space(
         "momentum": when(uniform(0, 0.99), opt="sgd"),
     }
 )
+
+HOSTILE_RUN: dict[str, Any] = {
+    "application/vnd.nbdist.run+json": {
+        "version": 1, "run": HOSTILE, "title": HOSTILE, "state": HOSTILE, "tasks": [HOSTILE, HOSTILE],
+        "unit": HOSTILE, "remarks": [HOSTILE], "metrics": {HOSTILE: 1},
+        "charts": [{"title": HOSTILE, "train": HOSTILE, "validation": None}],
+        "series": [{"name": HOSTILE, "replica": "mean", "kind": "trend", "steps": "0 1", "values": "1 0.5"}],
+    },
+    "text/html": f"<p>{HOSTILE}</p><p>{HOSTILE}<a href='javascript:alert(1)'>x</a></p>"
+    "<script>alert(1)</script>"
+    f"<iframe src='javascript:alert(1)'></iframe><details ontoggle=alert(1) open>{HOSTILE}</details>",
+    "text/plain": HOSTILE,
+}  # fmt: skip
 
 
 def run_bundle(title: str = "digits", *, replicas: int = 2, steps: int = 400) -> dict[str, Any]:
@@ -54,9 +67,11 @@ def sweep_bundle(trials: int = 60) -> dict[str, Any]:
 
 
 def write_saved(path: Path, bundles: Sequence[Mapping[str, Any]]) -> None:
-    """Write a notebook with an output for each bundle; it has no kernel, and nobody has signed it."""
+    """Write a notebook with an output for each bundle; nobody has signed it."""
     cells = []
     for bundle in bundles:
         output = nbformat.v4.new_output("display_data", data=dict(bundle))  # type: ignore[no-untyped-call]
         cells.append(nbformat.v4.new_code_cell("...", outputs=[output]))  # type: ignore[no-untyped-call]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)  # type: ignore[no-untyped-call]
+    notebook = nbformat.v4.new_notebook(cells=cells)  # type: ignore[no-untyped-call]
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, path)  # type: ignore[no-untyped-call]

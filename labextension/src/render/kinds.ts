@@ -24,15 +24,16 @@ export const SWEEP: Kind<SweepBundle> = {
   draw: async bundle => (await import('./sweepdrawing')).drawSweep(bundle),
   id: bundle => bundle.snapshot.head.id,
   attaches: trans => trans.__('follows the sweep from a kernel, where trials can be added, stopped and cloned.'),
-  below: (told, { shown, of }, trans) => {
+  below: (told, { snapshot, shown, of }, trans) => {
     const parts: HTMLElement[] = [];
     if (shown < of) {
       parts.push(make('p', {}, trans.__('%1 of %2 trials had room in the notebook: the best, and some of all others.', shown, of)));
     }
-    if (told.length) {
-      const words = make('details', {}, make('summary', {}, trans.__('In words')), ...told);
-      words.open = told.some(part => part instanceof HTMLPreElement); // something went wrong
-      parts.push(words);
+    const words = told.filter(part => !part.querySelector('table')); // the grid has a table of its own
+    if (words.length) {
+      const folded = make('details', {}, make('summary', {}, trans.__('In words')), ...words);
+      folded.open = snapshot.status.state === 'failed';
+      parts.push(folded);
     }
     return parts.length ? [make('div', { class: 'nbd-told' }, ...parts)] : [];
   }

@@ -7,7 +7,7 @@ import { Unreadable, versioned } from './unreadable';
 
 export interface SweepBundle {
   /** A snapshot, as the grid's model takes it. */
-  snapshot: Json & { head: { id: string; name: string }; trials: Trials };
+  snapshot: Json & { head: { id: string; name: string }; status: { state: string }; trials: Trials };
   /** Trials that the data have, of so many. */
   shown: number;
   of: number;
@@ -64,7 +64,7 @@ function headOf(head: Json): Json & { id: string; name: string } {
   };
 }
 
-function statusOf(status: Json, known: Set<number>): Json {
+function statusOf(status: Json, known: Set<number>): Json & { state: string } {
   const counts = record(status['counts']);
   const best = whole(status['best']);
   return {

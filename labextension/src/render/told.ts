@@ -35,5 +35,13 @@ function copy(element: Element, room: { left: number }): HTMLElement[] {
       made.append(...copy(node as Element, room));
     }
   }
-  return [made];
+  return [made instanceof HTMLTableElement ? scrolled(made) : made];
+}
+
+/** A table may be wider than a narrow notebook. */
+function scrolled(table: HTMLTableElement): HTMLElement {
+  const around = document.createElement('div');
+  around.className = 'nbd-told-table';
+  around.append(table);
+  return around;
 }
