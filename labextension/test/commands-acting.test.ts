@@ -52,7 +52,7 @@ function begin(state: Partial<State>): void {
   client = new FakeClient({ ...NOTHING, ...state });
   commands = new CommandRegistry();
   const trans = nullTranslator.load('nbdist');
-  const parts = { app: { commands }, nbdist: { client, trans } } as unknown as Parts;
+  const parts = { app: { commands }, nbdist: { client, trans, feed: { state: client.now } } } as unknown as Parts;
   addClusterCommands(parts);
   addRunCommands(parts);
   addSweepCommands(parts);
@@ -78,7 +78,7 @@ describe('nbdist:stop-cluster', () => {
     begin({ clusters: [{ ...CLUSTER, runs: ['r1'], owner }] });
     user.answers = ['Cancel', 'Stop'];
     await quietly('nbdist:stop-cluster', { id: 'c1' });
-    expect(user.shown[0]!.text).toMatch(/Run r1 is on it.*lab\/train\.ipynb is open/);
+    expect(user.shown[0]!.text).toMatch(/Run r1 is on it.*[^/]train\.ipynb is open/);
     expect(client.asked).toEqual([]);
     await quietly('nbdist:stop-cluster', { id: 'c1' });
     expect(client.asked).toEqual([['stop', 'c1']]);
@@ -150,7 +150,7 @@ describe('nbdist:restart-task', () => {
 
 describe('runs and sweeps', () => {
   const run = (id: string, other: object): Run => ({ id, status: 'running', can: {}, ...other }) as unknown as Run;
-  const sweep = (id: string, able: object): Sweep => ({ id, state: 'paused', can: able }) as unknown as Sweep;
+  const sweep = (id: string, able: object): Sweep => ({ id, state: 'paused', can: able, why: {} }) as unknown as Sweep;
 
   it('are told by their ids', async () => {
     await quietly('nbdist:stop-run', { id: 'r1' });
@@ -172,6 +172,9 @@ describe('runs and sweeps', () => {
   it('knows three wishes', () => {
     expect(commands.isEnabled('nbdist:sweep-wish', { wish: 'pause' })).toBe(true);
     expect(commands.isEnabled('nbdist:sweep-wish', { wish: 'explode' })).toBe(false);
+    expect(commands.isVisible('nbdist:sweep-wish', { wish: 'pause' })).toBe(false);
+    begin({ sweeps: [sweep('s1', { pause: true })] });
+    expect(commands.isVisible('nbdist:sweep-wish', { wish: 'pause' })).toBe(true);
   });
 
   it('shows a folder where Jupyter has it, else the run', async () => {

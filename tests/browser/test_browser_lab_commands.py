@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from browser_lab import Lab
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
-RUN = "nbdist:run-cell-distributed"
 BUTTON = "[data-jp-item-name='nbdist-run-distributed'] jp-button"
-EDITOR = "window.jupyterapp.shell.currentWidget.content.activeCell.editor"
 ATTACH = "%load_ext nbdist\n%cluster attach three"
 TRAIN = """# a small network
 x, y, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
 history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(50), epochs=2)"""
-CELLS = "window.jupyterapp.shell.currentWidget.content.model.toJSON().cells"
+FIELD = "[id='jp-SettingsEditor-nbdist:plugin_%s']"
+NOTEBOOK = "window.jupyterapp.shell.currentWidget.content"
+KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel"
 
 
 def sources(page: Page) -> list[str]:
     """What the notebook's cells hold."""
-    found = page.evaluate(f"{CELLS}.map(cell => [cell.source].flat().join(''))")
+    found = page.evaluate(f"{NOTEBOOK}.model.toJSON().cells.map(cell => [cell.source].flat().join(''))")
     return [str(source) for source in found]
 
 
-def activate(page: Page, cell: int, kind: str | None = None) -> None:
-    """Make a cell the active one, and turn it into another kind."""
+def wait_for_cells(page: Page, count: int) -> None:
+    """Wait for a notebook with so many cells."""
+    page.wait_for_function(
+        "count => window.jupyterapp.shell.currentWidget?.content?.model?.cells?.length === count", arg=count
+    )
+
+
+def activate(page: Page, cell: int) -> None:
+    """Make a cell the active one."""
     page.evaluate(
-        "n => { const notebook = window.jupyterapp.shell.currentWidget.content; notebook.deselectAll();"
-        " notebook.activeCellIndex = n; notebook.mode = 'command'; notebook.node.focus() }",
+        f"n => {{ {NOTEBOOK}.deselectAll(); {NOTEBOOK}.activeCellIndex = n;"
+        f" {NOTEBOOK}.mode = 'command'; {NOTEBOOK}.node.focus() }}",
         cell,
     )
-    if kind is not None:
-        page.evaluate("kind => window.jupyterapp.commands.execute(`notebook:change-cell-to-${kind}`)", kind)
 
 
 def execute(page: Page, name: str, **arguments: Any) -> str:
@@ -53,21 +60,48 @@ def toast(page: Page, text: str) -> None:
     """Wait for a notification with this text, and take it away."""
     found = page.locator(".Toastify__toast").filter(has_text=text)
     expect(found).to_be_visible()
-    page.evaluate("window.jupyterapp.commands.execute('apputils:dismiss-notification').catch(() => null)")
+    found.get_by_role("button", name="Hide notification").click()
+    expect(found).to_have_count(0)
+
+
+def in_palette(page: Page, text: str) -> Locator:
+    """Open the palette, type, and return what it shows."""
+    page.evaluate("window.jupyterapp.commands.execute('apputils:activate-command-palette').then(() => null)")
+    page.locator(".lm-CommandPalette-input").fill(text)
+    return page.locator(".lm-CommandPalette-item .lm-CommandPalette-itemLabel")
+
+
+def values_of(lab: Lab) -> Path:
+    """Where the user's settings of nbdist are kept."""
+    return lab.server.notebooks.parent / "settings" / "nbdist" / "plugin.jupyterlab-settings"
+
+
+def until(page: Page, condition: Callable[[], object]) -> None:
+    """Wait for what the page does not show."""
+    while not condition():
+        page.wait_for_timeout(50)
+
+
+@pytest.fixture
+def own_settings(lab: Lab) -> Iterator[Lab]:
+    """A JupyterLab whose settings of nbdist are as before afterwards."""
+    yield lab
+    lab.close()
+    values_of(lab).unlink(missing_ok=True)
 
 
 def test_a_cell_runs_on_workers_by_button_and_by_key(lab: Lab) -> None:
     lab.write(
-        "wrapped.ipynb", [TRAIN, "where = nb.task.name", "# notes", "print(len(history.epoch), run.status)"]
+        "wrapped.ipynb", [TRAIN, "where = nb.task.name", "%%bash\nls", "print(run.status, len(x_test))"]
     )
     page = lab.open("wrapped.ipynb")
     activate(page, 0)
-    page.evaluate(f"{EDITOR}.setCursorPosition({{line: 2, column: 7}})")
+    page.evaluate(f"{NOTEBOOK}.activeCell.editor.setCursorPosition({{line: 2, column: 7}})")
     page.locator(BUTTON).click()
     lab.wait_done(0)
     assert "Error" not in lab.output(0).inner_text()
     assert sources(page)[0] == f"%%distribute\n{TRAIN}"
-    position = page.evaluate(f"{EDITOR}.getCursorPosition()")
+    position = page.evaluate(f"{NOTEBOOK}.widgets[0].editor.getCursorPosition()")
     assert (position["line"], position["column"]) == (3, 7)
     lab.screenshot("commands-run-distributed")
 
@@ -76,23 +110,147 @@ def test_a_cell_runs_on_workers_by_button_and_by_key(lab: Lab) -> None:
     lab.wait_done(1)
     assert sources(page)[1] == "%%distribute\nwhere = nb.task.name"
     lab.run(3)
-    assert "2 done" in lab.output(3).inner_text()
+    assert "done 359" in lab.output(3).inner_text()
+
     # In a cell's editor the usual key takes the line away again.
     activate(page, 0)
     page.keyboard.press("Enter")
     page.keyboard.press("Control+z")
     assert sources(page)[0] == TRAIN
 
+    # What cannot be wrapped stays as it is, and is not run.
+    activate(page, 2)
+    page.locator(BUTTON).click()
+    toast(page, "begins with %%bash")
+    assert sources(page)[2] == "%%bash\nls"
+    lab.command("notebook:change-cell-to-markdown")
+    page.locator(BUTTON).click()
+    toast(page, "Only a code cell")
+
 
 def test_attach_code_goes_below_the_active_cell_whatever_the_kernel_does(lab: Lab) -> None:
     lab.write("busy.ipynb", ["import time; time.sleep(1000)", "last = 1"])
     page = lab.open("busy.ipynb")
+    before = sources(page)
     lab.run(0, wait=False)
-    page.wait_for_function(
-        "window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'busy'"
-    )
+    page.wait_for_function(f"{KERNEL}?.status === 'busy'")
     activate(page, 0)
     assert execute(page, "nbdist:insert-attach", code=ATTACH) == ""
-    assert sources(page) == ["import time; time.sleep(1000)", ATTACH, "last = 1"]
+    assert sources(page) == [before[0], ATTACH, before[1]]
+    assert page.evaluate(f"{NOTEBOOK}.activeCellIndex") == 1
     lab.command("notebook:undo-cell-action")
-    assert sources(page) == ["import time; time.sleep(1000)", "last = 1"]
+    assert sources(page) == before
+
+    lab.server.end_kernels()  # the page is not asked
+    page.evaluate("window.jupyterapp.serviceManager.sessions.refreshRunning()")
+    page.wait_for_function(f"!{KERNEL} || ['dead', 'unknown'].includes({KERNEL}.status)")
+    activate(page, 1)
+    assert execute(page, "nbdist:insert-attach", code=ATTACH) == ""
+    assert sources(page) == [*before, ATTACH]
+
+
+def test_without_a_notebook_attach_code_opens_one(lab: Lab) -> None:
+    lab.write("closed.ipynb", ["1"])
+    page = lab.open("closed.ipynb", kernel=False)
+    page.evaluate("window.jupyterapp.shell.currentWidget.dispose()")
+    page.evaluate(
+        "code => { window.jupyterapp.commands.execute('nbdist:insert-attach', {code}); return null }", ATTACH
+    )
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("No notebook is open")
+    lab.screenshot("commands-no-notebook")
+    dialog.get_by_role("button", name="New notebook").click()
+    wait_for_cells(page, 2)
+    assert sources(page) == [ATTACH, ""]
+
+
+def test_the_palette_has_the_commands(lab: Lab) -> None:
+    lab.write("palette.ipynb", ["1"])
+    page = lab.open("palette.ipynb")
+    expect(in_palette(page, "nbdist").filter(has_text="Run Cell Distributed")).to_be_visible()
+    labels = page.locator(".lm-CommandPalette-itemLabel").all_inner_texts()
+    for label in ["Stop a Cluster…", "Add Workers to a Cluster…", "Restart a Task…", "Stop a Run…",
+                  "Open the Folder of a Run…", "Open a Run in TensorBoard…", "New Distributed Notebook",
+                  "Refresh Clusters and Runs", "Show Clusters and Runs", "Start a Cluster…"]:  # fmt: skip
+        assert labels.count(label) == 1, labels
+    lab.screenshot("commands-palette")
+    page.keyboard.press("Escape")
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    expect(page.locator(".lm-Menu-item").filter(has_text="Run Cell Distributed")).to_be_visible()
+    page.keyboard.press("Escape")
+
+
+def test_a_cluster_that_a_notebook_uses_is_stopped_only_on_a_second_word(lab: Lab) -> None:
+    lab.write("owner.ipynb", ["%load_ext nbdist\n%cluster start --workers 1"])
+    page = lab.open("owner.ipynb")
+    lab.run(0)
+    in_palette(page, "Stop a Cluster").first.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Choose a cluster")
+    dialog.get_by_role("button", name="OK").click()
+    expect(dialog).to_contain_text("owner.ipynb is open and uses it.")
+    lab.screenshot("commands-stop-cluster")
+    dialog.get_by_role("button", name="Stop").click()
+    toast(page, "is being stopped")
+    until(page, lambda: not lab.server.engines())
+
+
+def test_the_launchers_card_opens_a_notebook_that_is_ready(lab: Lab) -> None:
+    lab.write("before.ipynb", ["1"])
+    page = lab.open("before.ipynb", kernel=False)
+    lab.command("launcher:create")
+    card = page.locator(".jp-LauncherCard").filter(has_text="Distributed notebook")
+    expect(card).to_be_visible()
+    lab.screenshot("commands-launcher")
+    card.click()
+    wait_for_cells(page, 11)
+    lab.wait_idle()
+    lab.run(1)
+    assert page.evaluate(f"{NOTEBOOK}.widgets[1].model.outputs.length") == 0
+    lab.screenshot("commands-ready-notebook")
+
+
+def test_settings_act_at_once(own_settings: Lab) -> None:
+    lab = own_settings
+    lab.write("set.ipynb", ["print('here')"])
+    page = lab.open("set.ipynb")
+    lab.command("settingeditor:open", {"query": "nbdist"})
+    expect(page.get_by_text("How many workers the form for a new cluster begins with.")).to_be_visible()
+    lab.screenshot("commands-settings")
+    page.locator(FIELD % "flags").fill("--name from-the-settings")
+    page.locator(FIELD % "workers").fill("0")
+    expect(page.locator(".jp-SettingsEditor, .jp-SettingsPanel")).to_contain_text("must be >= 1")
+    lab.screenshot("commands-settings-unfit")
+    page.locator(FIELD % "workers").fill("3")
+    kept = values_of(lab)
+    until(page, lambda: kept.exists() and '"workers": 3' in kept.read_text())
+    lab.command("docmanager:open", {"path": "set.ipynb"})
+    activate(page, 0)
+    page.locator(BUTTON).click()
+    lab.wait_done(0)
+    assert sources(page) == ["%%distribute --name from-the-settings\nprint('here')"]
+
+
+def test_unfit_settings_do_no_harm(own_settings: Lab) -> None:
+    lab = own_settings
+    values_of(lab).parent.mkdir(exist_ok=True)
+    values_of(lab).write_text('{"workers": 0, "flags": "--name unfit"}')
+    lab.write("unfit.ipynb", ["print('here')"])
+    page = lab.open("unfit.ipynb")
+    page.locator(BUTTON).click()
+    lab.wait_done(0)
+    assert sources(page) == ["%%distribute\nprint('here')"]  # the server takes the whole file for none
+
+
+@pytest.mark.parametrize("place_server", ["notebook"], indirect=True)
+def test_jupyter_notebook_has_them_too(place: Lab, tmp_path: Path) -> None:
+    place.write("seven.ipynb", ["print(nb.task.name)"])
+    page = place.open("seven.ipynb")
+    page.locator(BUTTON).click()
+    place.wait_done(0)
+    assert sources(page) == ["%%distribute\nprint(nb.task.name)"]
+    expect(place.output(0)).to_contain_text("/job:worker/task:1")
+    assert execute(page, "nbdist:insert-attach", code=ATTACH) == ""
+    assert sources(page)[1] == ATTACH
+    expect(in_palette(page, "nbdist").filter(has_text="Stop a Cluster")).to_be_visible()
+    place.screenshot("commands-notebook7")

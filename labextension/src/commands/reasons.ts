@@ -1,5 +1,6 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Cluster, Sweep, Task } from '../api/items';
+import { lastPart } from '../panel/format';
 
 /** What is to be said to a user who is about to stop a cluster; nothing if nobody would miss it. */
 export function againstStopping(cluster: Cluster, sweeps: readonly Sweep[], trans: TranslationBundle): string[] {
@@ -13,7 +14,7 @@ export function againstStopping(cluster: Cluster, sweeps: readonly Sweep[], tran
   if (owner?.alive) {
     reasons.push(
       owner.session
-        ? trans.__('%1 is open and uses it.', owner.session)
+        ? trans.__('%1 is open and uses it.', lastPart(owner.session))
         : trans.__('What started it is still there: process %1.', owner.pid)
     );
   }

@@ -7,9 +7,9 @@ import { Refused, told } from './telling';
 export const WISHES = ['pause', 'resume', 'stop'] as const;
 type Wish = (typeof WISHES)[number];
 
-/** The command that pauses, resumes or stops a sweep. */
+/** The command that pauses, resumes or stops a sweep; without an id it is shown while there is one to choose. */
 export function addSweepCommands(parts: Parts): void {
-  const { trans } = parts.nbdist;
+  const { feed, trans } = parts.nbdist;
   parts.app.commands.addCommand('nbdist:sweep-wish', {
     label: ({ wish }) => labelOf(wish, trans),
     caption: trans.__('Trials that are done are kept'),
@@ -18,6 +18,8 @@ export function addSweepCommands(parts: Parts): void {
       wish: ['string', 'pause, resume or stop.']
     }),
     isEnabled: ({ wish }) => isWish(wish),
+    isVisible: ({ id, wish }) =>
+      isWish(wish) && (textOf(id) !== null || feed.state.sweeps.some(sweep => sweep.can[wish])),
     execute: args => told(args, () => tell(textOf(args['id']), args['wish'], parts))
   });
 }
@@ -39,11 +41,9 @@ async function tell(id: string | null, wish: unknown, { nbdist: { client, trans 
   }
   if (id === null) {
     const { sweeps } = await client.state(null);
-    const texts = {
-      title: labelOf(wish, trans),
-      label: trans.__('Sweep'),
-      none: trans.__('There is no sweep that this can be done with.')
-    };
+    const why = sweeps.find(sweep => sweep.why[wish])?.why[wish];
+    const none = why ? trans.__('No sweep can do this now: %1.', why) : trans.__('There are no sweeps.');
+    const texts = { title: labelOf(wish, trans), label: trans.__('Sweep'), none };
     const able = sweeps.filter(sweep => sweep.can[wish]);
     id = (await choose(able, sweep => `${sweep.id} (${sweep.state})`, texts, trans))?.id ?? null;
   }

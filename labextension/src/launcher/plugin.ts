@@ -13,6 +13,9 @@ import ready from './ready.ipynb.json';
 
 const NEW = 'nbdist:new-notebook';
 
+/** Cards of notebooks have a picture by its address, and not the command's icon; in a colour for all themes. */
+const PICTURE = `data:image/svg+xml,${encodeURIComponent(nbdistIcon.svgstr.replaceAll('#616161', '#0288d1'))}`;
+
 /** A card in the launcher, and a command, for a notebook that trains on a cluster as it is. */
 export const launcher: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:launcher',
@@ -39,6 +42,6 @@ export const launcher: JupyterFrontEndPlugin<void> = {
     palette?.addItem({ command: NEW, category: 'nbdist' });
     // The group's name is JupyterLab's own, in the user's language.
     const category = (translator ?? nullTranslator).load('jupyterlab').__('Notebook');
-    cards?.add({ command: NEW, category, args: { isCard: true }, rank: 100 });
+    cards?.add({ command: NEW, category, args: { isCard: true }, rank: 100, kernelIconUrl: PICTURE });
   }
 };
