@@ -11,8 +11,8 @@ import { signOf, slowerText } from './words';
 
 /** The tasks of the chosen cluster as a table; columns that no task has are left out. */
 export function Tasks({ watch }: { watch: Watch }): ReactElement {
-  const tasks = useWatch(watch, () => watch.state.tasks);
   const told = useWatch(watch, () => watch.state.cluster === watch.model.chosen);
+  const tasks = useWatch(watch, () => (watch.state.cluster === watch.model.chosen ? watch.state.tasks : NONE));
   const cluster = useWatch(watch, () => watch.state.clusters.find(one => one.id === watch.model.chosen));
   const { trans } = watch;
   const { current, ...list } = useRows<HTMLDivElement>(tasks.map(task => String(task.rank)));
@@ -59,6 +59,8 @@ export function Tasks({ watch }: { watch: Watch }): ReactElement {
     </div>
   );
 }
+
+const NONE: Task[] = []; // while the server tells of another cluster's
 
 interface RowProps {
   watch: Watch;

@@ -1,0 +1,121 @@
+"""How the sidebar looks and where it may be: narrow and wide, light and dark, left and right, for everyone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from browser_axe import violations
+from browser_lab import Lab, Notebook
+from browser_server import PATIENCE, LabServer
+from playwright.sync_api import Browser, Locator, Page, expect
+from sidebar_to_show import Served, crowded
+
+pytestmark = pytest.mark.browser
+
+PANEL = "#nbdist-panel"
+WIDEN = (
+    "width => { const split = window.jupyterapp.shell._hsplitPanel, whole = split.node.clientWidth;"
+    " split.setRelativeSizes([width / whole, 1 - width / whole, 0]) }"
+)
+FOCUS = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"
+
+
+@pytest.fixture
+def served(lab: Lab, chromium: Browser) -> Iterator[tuple[Lab, Served]]:
+    """A JupyterLab whose server has a hundred tasks and fifty runs to tell of, with the panel open."""
+    lab.write("empty.ipynb", ["pass"])
+    lab.context = chromium.new_context(viewport={"width": 1000, "height": 1000})
+    lab.context.set_default_timeout(PATIENCE * 1000)
+    invented = Served(lab.context, crowded())
+    lab.open_again("empty.ipynb", kernel=False)
+    lab.command("nbdist:show-panel")
+    expect(lab.page.locator(f"{PANEL} .nbd-Task")).to_have_count(100)
+    yield lab, invented
+
+
+def visible_columns(page: Page) -> list[str]:
+    heads: Locator = page.locator(".nbd-Tasks-head [role=columnheader]")
+    return [head.inner_text() for head in heads.all() if head.is_visible()]
+
+
+def test_a_crowd_is_readable_in_both_themes_narrow_and_wide(served: tuple[Lab, Served]) -> None:
+    lab, _ = served
+    page = lab.page
+    columns = {}
+    for theme in ("Light", "Dark"):
+        lab.theme(f"JupyterLab {theme}")
+        for width in (220, 500):  # JupyterLab itself makes it no narrower than 250
+            page.evaluate(WIDEN, width)
+            lab.screenshot(f"sidebar-{theme.lower()}-{width}")
+            columns[width] = visible_columns(page)
+        assert violations(page, PANEL) == []
+        assert violations(page, ".nbd-Status") == []
+    assert columns[220][:3] == ["Task", "State", "/s"]
+    assert "CPU" not in columns[220]
+    assert {"CPU", "Mem", "Step", "Host"} <= set(columns[500])
+    expect(page.locator(".nbd-Status")).to_have_text("nbdist: 3 clusters · 2 runs · 2 sweeps")
+
+
+def test_the_keyboard_gets_everywhere_and_the_form_keeps_what_was_typed(served: tuple[Lab, Served]) -> None:
+    lab, invented = served
+    page, keys = lab.page, lab.page.keyboard
+    page.locator(PANEL).get_by_role("button", name="Start a cluster…").first.focus()
+    seen = []
+    for _ in range(20):
+        keys.press("Tab")
+        seen.append(str(page.evaluate(FOCUS)))
+    assert {"many", "Stop the cluster", "digits 0", "Open TensorBoard", "rates 0"} <= set(seen)
+    page.locator("#nbdist-clusters .nbd-Row-name").first.focus()
+    keys.press("ArrowDown")  # chooses that cluster, too
+    assert page.evaluate(FOCUS) == "new"
+    expect(page.locator("#nbdist-tasks .nbd-Empty")).to_have_text("new is starting.")
+
+    page.locator(PANEL).get_by_role("button", name="Start a cluster…").first.focus()
+    keys.press("Enter")
+    expect(page.locator("#nbd-start-workers")).to_be_focused()
+    keys.type("90")
+    keys.press("Enter")
+    expect(page.locator(".jp-Dialog [role=alert]")).to_have_text("there is no room for it")
+    assert page.locator("#nbd-start-workers").input_value() == "90"
+    assert invented.asked[0][2]["workers"] == 90
+    lab.screenshot("sidebar-form")
+    assert violations(page, ".jp-Dialog-content") == []
+    keys.press("Escape")
+    expect(page.locator(".jp-Dialog")).to_have_count(0)
+    expect(page.locator(PANEL).get_by_role("button", name="Start a cluster…").first).to_be_focused()
+
+
+def test_it_stays_on_the_side_where_it_was_put(served: tuple[Lab, Served]) -> None:
+    lab, _ = served
+    page = lab.page
+    assert page.evaluate(SIDE) == "left"
+    page.locator(f'.jp-SideBar li[data-id="{PANEL[1:]}"]').click(button="right")
+    with page.expect_response(lambda response: "/api/workspaces/" in response.url and response.ok):
+        page.get_by_role("menuitem", name="Switch Sidebar Side").click()
+    page.wait_for_function(f"{SIDE} === 'right'")
+    lab.save()  # or the page asks whether it may be left
+    page.reload()
+    page.wait_for_function(f"window.jupyterapp?.shell && {SIDE} === 'right'")
+    expect(page.locator(PANEL)).to_be_visible()
+
+
+SIDE = (
+    "['left', 'right'].find(side => [...window.jupyterapp.shell.widgets(side)]"
+    ".some(widget => widget.id === 'nbdist-panel'))"
+)
+
+
+@pytest.mark.parametrize("place_server", ["notebook"], indirect=True)
+def test_jupyter_notebook_has_it_beside_its_notebook(place_server: LabServer, chromium: Browser) -> None:
+    notebook = Notebook(place_server, chromium)
+    try:
+        notebook.write("beside.ipynb", ["pass"])
+        page = notebook.open("beside.ipynb", kernel=False)
+        notebook.command("nbdist:show-panel")
+        expect(page.locator(PANEL)).to_be_visible()
+        expect(page.locator("#nbdist-clusters")).to_contain_text("%cluster start")
+        notebook.screenshot("sidebar-notebook")
+    finally:
+        notebook.close()
+    assert not notebook.errors, notebook.errors
