@@ -40,6 +40,8 @@ describe('actions', () => {
     expect(names(clusterActions(theirs, trans))).toEqual(['attach', '(grow)', '(restart)', 'stop']);
     expect(clusterActions(theirs, trans)[1]!.why).toBe('not ours');
     expect(names(clusterActions({ ...CLUSTER, state: 'failed' }, trans))).toEqual(['dismiss']);
+    const starting = { ...CLUSTER, state: 'starting' as const, can: { stop: true }, why: { grow: 'it is starting' } };
+    expect(clusterActions(starting, trans)[0]).toMatchObject({ id: 'attach', why: 'it is starting' });
   });
 
   it('of a task leave it to the run that uses it, unless it is dead', () => {

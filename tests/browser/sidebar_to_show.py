@@ -48,7 +48,7 @@ def run(number: int, status: str = "done", **others: Any) -> Item:
         "metric": "loss", "value": 0.1234,
         "curve": {"x": list(range(60)), "y": [2 / (1 + x / 5) + x % 5 / 50 for x in range(60)]},
         "error": "the loss is NaN at step 430" if status == "failed" else None,
-        "note": "12 bytes at the end of metrics-0001.log make no whole record" if status == "damaged" else None,
+        "note": "12 bytes at the end of metrics-0001.log make no record" if status == "damaged" else None,
         "session": "train.ipynb", "folder": "/home/user/nbdist/runs/r", "browse": None,
         "tensorboard": number % 2 == 0, "attach": "import nbdist as nb\nnb.attach('r')",
         "can": {"stop": going}, "why": {} if going else {"stop": "it has ended"},

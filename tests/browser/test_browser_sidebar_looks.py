@@ -1,8 +1,6 @@
-"""How the sidebar looks and where it may be: narrow and wide, light and dark, left and right, for everyone."""
+"""How the sidebar looks and where it may be: narrow and wide, light and dark, left and right."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 from browser_axe import violations
@@ -22,7 +20,7 @@ FOCUS = "document.activeElement.getAttribute('aria-label') ?? document.activeEle
 
 
 @pytest.fixture
-def served(lab: Lab, chromium: Browser) -> Iterator[tuple[Lab, Served]]:
+def served(lab: Lab, chromium: Browser) -> tuple[Lab, Served]:
     """A JupyterLab whose server has a hundred tasks and fifty runs to tell of, with the panel open."""
     lab.write("empty.ipynb", ["pass"])
     lab.context = chromium.new_context(viewport={"width": 1000, "height": 1000})
@@ -31,7 +29,7 @@ def served(lab: Lab, chromium: Browser) -> Iterator[tuple[Lab, Served]]:
     lab.open_again("empty.ipynb", kernel=False)
     lab.command("nbdist:show-panel")
     expect(lab.page.locator(f"{PANEL} .nbd-Task")).to_have_count(100)
-    yield lab, invented
+    return lab, invented
 
 
 def visible_columns(page: Page) -> list[str]:

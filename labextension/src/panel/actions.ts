@@ -24,8 +24,9 @@ export function clusterActions(cluster: Cluster, trans: TranslationBundle): Acti
     ];
   }
   const why = (name: string): string | null => reason(cluster, name, trans);
+  const up = cluster.state === 'running' ? null : (cluster.why['grow'] ?? trans.__('it does not run'));
   const actions = [
-    attach(cluster.attach, trans),
+    { ...attach(cluster.attach, trans), why: up },
     action('grow', 'grow', trans.__('Add workers'), 'nbdist:grow-cluster', { id }, why('grow'))
   ];
   if (cluster.dead.length) {
