@@ -272,6 +272,16 @@ BENCHMARKS: list[Benchmark | Survey] = [
         ),
         here("page_reload"),
     ),
+    Survey(
+        "lab.idle",
+        "CPU of the Jupyter server while nothing changes, with 100 idle tasks and 50 runs to be listed",
+        (
+            Goal("a page open", "% of a core", Bar("<=", 2, "figure")),
+            Goal("no page open", "% of a core", None),
+            Goal("messages to the page", "a minute", None),
+        ),
+        here("lab_idle", timeout=900),
+    ),
     *(
         Benchmark(
             f"p14.{name}-{tasks}",
