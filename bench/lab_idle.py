@@ -1,4 +1,4 @@
-"""What the sidebar costs the Jupyter server while nothing changes: 100 tasks and 50 runs, with a page or none.
+"""What the sidebar costs the Jupyter server while nothing changes, with a page that shows it and without.
 
 The cluster and its tasks are real and idle, the runs are over; the server has our extension alone. The two
 kinds of minutes take turns.
