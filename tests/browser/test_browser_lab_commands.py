@@ -149,19 +149,24 @@ def test_attach_code_goes_below_the_active_cell_whatever_the_kernel_does(lab: La
     assert sources(page) == [*before, ATTACH]
 
 
-def test_without_a_notebook_attach_code_opens_one(lab: Lab) -> None:
+def test_without_a_notebook_attach_code_opens_one(own_settings: Lab) -> None:
+    lab = own_settings
+    values_of(lab).parent.mkdir(exist_ok=True)
+    values_of(lab).write_text('{"attachRuns": true}')
     lab.write("closed.ipynb", ["1"])
     page = lab.open("closed.ipynb", kernel=False)
     page.evaluate("window.jupyterapp.shell.currentWidget.dispose()")
-    page.evaluate(
-        "code => { window.jupyterapp.commands.execute('nbdist:insert-attach', {code}); return null }", ATTACH
-    )
+    page.evaluate("window.jupyterapp.commands.execute('nbdist:insert-attach', {code: 'attached = 1'}); null")
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("No notebook is open")
     lab.screenshot("commands-no-notebook")
     dialog.get_by_role("button", name="New notebook").click()
     wait_for_cells(page, 2)
-    assert sources(page) == [ATTACH, ""]
+    assert sources(page) == ["attached = 1", ""]
+    lab.wait_done(0)  # as the settings have it
+    assert execute(page, "nbdist:insert-attach", code="attached + 1") == ""
+    lab.wait_done(1)
+    assert "2" in lab.output(1).inner_text()
 
 
 def test_the_palette_has_the_commands(lab: Lab) -> None:
@@ -193,6 +198,30 @@ def test_a_cluster_that_a_notebook_uses_is_stopped_only_on_a_second_word(lab: La
     dialog.get_by_role("button", name="Stop").click()
     toast(page, "is being stopped")
     until(page, lambda: not lab.server.engines())
+
+
+def test_a_run_is_shown_in_tensorboard_and_its_files_are_found(lab: Lab) -> None:
+    runs = [f"%%distribute --name {flags}\n{TRAIN}" for flags in ("with-board --tensorboard", "plain")]
+    lab.write("board.ipynb", ["%load_ext nbdist", *runs, "run.id"])
+    page = lab.open("board.ipynb")
+    for cell in range(4):
+        lab.run(cell)
+    plain = lab.output(3).locator("pre").last.inner_text().strip("'")
+    context = page.context
+    in_palette(page, "Open a Run in TensorBoard").first.click()
+    with context.expect_page() as opened:  # of all runs one has events
+        page.get_by_role("dialog").get_by_role("button", name="OK").click()
+    expect(opened.value).to_have_title("TensorBoard")
+    expect(opened.value.locator("tb-webapp")).to_be_visible()
+    opened.value.close()
+
+    # What fails leaves no empty tab behind.
+    assert "no-such-run" in execute(page, "nbdist:open-tensorboard", id="no-such-run")
+    until(page, lambda: context.pages == [page])
+
+    # The folder is not below Jupyter's own: the run's page has its files.
+    assert execute(page, "nbdist:open-folder", id=plain) == ""
+    page.wait_for_function("id => window.jupyterapp.shell.currentWidget?.content?.itemId === id", arg=plain)
 
 
 def test_the_launchers_card_opens_a_notebook_that_is_ready(lab: Lab) -> None:

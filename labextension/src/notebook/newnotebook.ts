@@ -32,8 +32,8 @@ export async function openNew(
   const { path } = await contents.newUntitled({ path: folder, type: 'notebook' });
   await contents.save(path, { type: 'notebook', format: 'json', content: forKernel(content, kernel) });
   const args = { path, factory: 'Notebook', kernel: { name: kernel.name } };
-  const opened: unknown = await app.commands.execute('docmanager:open', args);
-  return (opened as IDocumentWidget | undefined) ?? undefined;
+  const opened = (await app.commands.execute('docmanager:open', args)) as IDocumentWidget | undefined;
+  return opened?.isDisposed ? undefined : opened;
 }
 
 /** A notebook of code cells. */
