@@ -1,12 +1,13 @@
 /** Pages of runs and sweeps in the main area: the commands that open them, and their return after a reload. */
 
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { ICommandPalette, InputDialog, MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
+import { ICommandPalette, MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
 import { LabIcon } from '@jupyterlab/ui-components';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import type { State } from '../../api/items';
+import { choose } from '../../commands/asking';
 import { described } from '../../commands/describe';
-import { Refused, told } from '../../commands/telling';
+import { told } from '../../commands/telling';
 import { nbdistIcon } from '../../panel/icon';
 import { INbdist } from '../../token';
 import type { Page } from './page';
@@ -23,7 +24,10 @@ interface Kind {
   icon: LabIcon;
   argument: string;
   /** What can be chosen, newest first. */
-  choices(state: State): { id: string; name: string; state: string }[];
+  choices(state: State): { id: string; state: string }[];
+  /** How one is asked for, and what it is. */
+  question: string;
+  noun: string;
   /** What is said if there is nothing to choose. */
   none: string;
   make(id: string): AnyPage;
@@ -45,7 +49,9 @@ export const pages: JupyterFrontEndPlugin<void> = {
         caption: trans.__('Show the curves of a run, its code and its files'),
         icon: nbdistIcon,
         argument: 'The id of the run; one is asked for without it.',
-        choices: ({ runs }) => runs.map(({ id, name, status }) => ({ id, name, state: status })),
+        choices: ({ runs }) => runs.map(({ id, status }) => ({ id, state: status })),
+        question: trans.__('Choose a run'),
+        noun: trans.__('Run'),
         none: trans.__('There are no runs yet.'),
         make: id => new RunPage(id, nbdist, app.commands)
       },
@@ -57,6 +63,8 @@ export const pages: JupyterFrontEndPlugin<void> = {
         icon: nbdistIcon,
         argument: 'The id of the sweep; one is asked for without it.',
         choices: ({ sweeps }) => sweeps,
+        question: trans.__('Choose a sweep'),
+        noun: trans.__('Sweep'),
         none: trans.__('There are no sweeps yet.'),
         make: id => new SweepPage(id, nbdist, app.commands)
       }
@@ -77,7 +85,7 @@ function add(kind: Kind, app: JupyterFrontEnd, nbdist: INbdist, restorer: ILayou
     describedBy: described({ id: ['string', kind.argument] }),
     execute: args =>
       told(args, async () => {
-        const id = idOf(args) ?? (await choose(kind, nbdist));
+        const id = idOf(args) ?? (await chosen(kind, nbdist));
         if (id !== null) {
           open(kind, id, app, tracker);
         }
@@ -114,12 +122,8 @@ function open(kind: Kind, id: string, app: JupyterFrontEnd, tracker: WidgetTrack
 }
 
 /** Ask which one; null if none is chosen. */
-async function choose(kind: Kind, { client, trans }: INbdist): Promise<string | null> {
+async function chosen(kind: Kind, { client, trans }: INbdist): Promise<string | null> {
   const choices = kind.choices(await client.state(null));
-  if (!choices.length) {
-    throw new Refused(kind.none);
-  }
-  const items = choices.map(({ id, name, state }) => (name && name !== id ? `${name} · ${state} · ${id}` : `${id} · ${state}`));
-  const { button, value } = await InputDialog.getItem({ title: kind.label, items, okLabel: trans.__('Open') });
-  return button.accept && value !== null ? (choices[items.indexOf(value)]?.id ?? null) : null;
+  const nameOf = ({ id, state }: { id: string; state: string }): string => `${id} (${state})`;
+  return (await choose(choices, nameOf, { title: kind.question, label: kind.noun, none: kind.none }, trans))?.id ?? null;
 }

@@ -36,7 +36,7 @@ export function pairs(of: Record<string, unknown>): HTMLElement {
   const rows = Object.entries(of).map(([name, value]) =>
     make('tr', {}, make('th', { scope: 'row' }, name), make('td', {}, typeof value === 'string' ? value : JSON.stringify(value) ?? ''))
   );
-  return make('table', {}, make('tbody', {}, ...rows));
+  return make('table', { class: 'nbd-pairs' }, make('tbody', {}, ...rows));
 }
 
 /** A table with a heading for each column. */

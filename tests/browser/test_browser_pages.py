@@ -1,0 +1,147 @@
+"""The pages of a run and of a sweep: they follow the Jupyter server while the kernel is busy, and when it is gone."""  # noqa: E501
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from browser_axe import violations
+from browser_lab import Lab
+from playwright.sync_api import Locator, Page, expect
+from sweeps_to_show import GRID
+
+pytestmark = [pytest.mark.browser, pytest.mark.engines]
+
+SETUP = """import nbdist as nb
+%load_ext nbdist
+nb.start_cluster(workers=2, orphan_timeout=60, report=lambda line: None);"""
+SWEEP = """%%sweep n=[0, 1, 2, 3, 4, 5] --metric score --name six --wait
+nb.log(score=n / 2)
+score = n"""
+TRAIN = """%%distribute --seed 1 --name endless
+x, y, x_test, y_test = nb.data.digits()
+model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
+model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
+history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(50), epochs=1_000_000)"""
+PAGE = ".nbd-Page:visible"
+REACHED = "/at [a-z]+ ([0-9,]+)/.exec(document.querySelector('.nbd-Page .nbd-plot')?.ariaLabel ?? '')"
+FURTHER = f"seen => {{ const at = {REACHED}; return at && Number(at[1].replaceAll(',', '')) > seen }}"
+NOTEBOOK = "[...window.jupyterapp.shell.widgets('main')].find(one => one.sessionContext)"
+
+
+def reached(page: Page) -> int:
+    """The step that the page's first chart has come to."""
+    return int(
+        page.evaluate(f"(() => {{ const at = {REACHED}; return at ? at[1] : '0' }})()").replace(",", "")
+    )
+
+
+def goes_on(page: Page) -> None:
+    """Wait until the curve is longer."""
+    page.wait_for_function(FURTHER, arg=reached(page))
+
+
+def test_pages_of_a_run_and_a_sweep_need_no_kernel(drawing_lab: Lab) -> None:
+    lab = drawing_lab
+    lab.write("paged.ipynb", [SETUP, SWEEP, TRAIN])
+    page = lab.open("paged.ipynb", height=1400)
+    lab.run(0)
+    lab.run(1)
+    lab.run(2, wait=False)
+    page.wait_for_selector("section.nbdist-live", state="attached")
+    [folder] = lab.server.home.glob("runs/*-endless")
+    lab.command("application:set-mode", {"mode": "multiple-document"})
+
+    # While the kernel is busy with the run.
+    lab.command("nbdist:open-run", {"id": folder.name})
+    shown = page.locator(PAGE)
+    expect(shown.locator(".nbd-plot").first).to_have_attribute("aria-label", re.compile("at [a-z]+ [1-9]"))
+    expect(shown.locator(".nbd-chip")).to_contain_text("running")
+    expect(shown).to_contain_text("nb.nn.Dense(10")
+    goes_on(page)
+    shown.get_by_role("button", name="Log scale").click()
+    shown.locator(".nbd-plot").first.press("+")
+    lab.screenshot("page-run-busy")
+
+    # While there is none: the run goes on, and so does its page, as it was zoomed.
+    page.evaluate(f"{NOTEBOOK}.sessionContext.shutdown().then(() => null)")
+    page.wait_for_function(FURTHER, arg=reached(page) + 50)
+    expect(shown.get_by_role("button", name="Show all")).to_be_visible()
+    expect(shown.get_by_role("button", name="Log scale")).to_have_attribute("aria-pressed", "true")
+    stop_run(page, shown)
+    expect(shown.locator(".nbd-chip")).to_contain_text("stopped")
+
+    check_files(page, shown, folder)
+    for_everyone(lab, "page-run")
+    check_sweep(lab)
+
+    # One page for each, which are back after a reload.
+    lab.command("nbdist:open-run", {"id": folder.name})
+    expect(page.locator(".nbd-Page")).to_have_count(2)
+    page.evaluate(f"{NOTEBOOK}.context.save()")
+    page.reload()
+    page.wait_for_function("window.jupyterapp?.shell && !document.querySelector('.jp-SplashScreen, #galaxy')")
+    for name in ("endless", "six"):
+        expect(page.locator(".lm-TabBar-tabLabel", has_text=name)).to_have_count(1)
+    lab.command("nbdist:open-run", {"id": folder.name})
+    expect(page.locator(".nbd-Page")).to_have_count(2)
+    expect(page.locator(f"{PAGE} .nbd-title")).to_have_text("endless")
+    expect(page.locator(f"{PAGE} .nbd-plot canvas").first).to_be_visible()
+
+    shutil.rmtree(folder)
+    expect(page.locator(f"{PAGE} > [role=status]")).to_contain_text("is not there")
+    expect(page.locator(f"{PAGE} .nbd-plot canvas").first).to_be_visible()  # what it has drawn stays
+
+
+def stop_run(page: Page, shown: Locator) -> None:
+    shown.get_by_role("button", name="Stop the run").click()
+    sure = page.locator(".jp-Dialog .jp-mod-accept")
+    expect(sure.or_(shown.locator(".nbd-chip[data-state='stopped']"))).to_be_visible()
+    if sure.is_visible():
+        sure.click()
+
+
+def check_files(page: Page, shown: Locator, folder: Path) -> None:
+    """The run's files are listed, and are what is downloaded."""
+    shown.get_by_text("Files", exact=True).click()
+    with page.expect_download() as download:
+        shown.get_by_role("link", name="run.json").click()
+    got = json.loads(Path(download.value.path()).read_text())
+    assert got["id"] == folder.name
+    for title in ("What it was started with", "Tasks", "Versions"):
+        shown.get_by_text(title, exact=True).click()
+    expect(shown).to_contain_text("numpy")
+    expect(shown).to_contain_text("worker 1")
+
+
+def for_everyone(lab: Lab, name: str) -> None:
+    """Nothing keeps people out, and nothing sticks out, in both themes and at all widths."""
+    wrong: list[str] = []
+    for theme, widths in {"JupyterLab Dark": (320, 1100), "JupyterLab Light": (700, 1400)}.items():
+        lab.theme(theme)
+        for width in widths:
+            lab.page.set_viewport_size({"width": width, "height": 1400})
+            lab.screenshot(f"{name}-{theme.split()[1].lower()}-{width}")
+            beside = lab.page.locator(PAGE).evaluate("node => node.scrollWidth - node.clientWidth")
+            wrong += [f"{beside} px beside the page at {width}"] if beside > 0 else []
+        wrong += violations(lab.page, ".nbd-Page:not(.lm-mod-hidden *)")
+    assert not wrong, "\n".join(wrong)
+
+
+def check_sweep(lab: Lab) -> None:
+    """A sweep is chosen from a list, and its grid has all trials and nothing to wish."""
+    page = lab.page
+    page.evaluate("window.jupyterapp.commands.execute('nbdist:open-grid'), null")
+    dialog = page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text("six")
+    dialog.get_by_role("button", name="OK").click()
+    grid = page.locator(f"{PAGE} {GRID}")
+    expect(grid.locator(".nbd-chip")).to_contain_text("done")
+    expect(grid.locator("tbody tr")).to_have_count(6)
+    expect(grid.locator(".nbs-actions")).to_have_count(0)
+    grid.locator("tbody tr button").first.click()
+    expect(grid.get_by_role("region", name="Chosen trial")).to_contain_text("the best so far")
+    for_everyone(lab, "page-sweep")
