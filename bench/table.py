@@ -282,6 +282,19 @@ BENCHMARKS: list[Benchmark | Survey] = [
         ),
         here("lab_idle", timeout=900),
     ),
+    Survey(
+        "lab.panel",
+        "the sidebar's panel with 100 tasks and 50 runs, all of which change twice a second: its main thread",
+        (
+            Goal("a change, median", "ms", Bar("<=", 16, "figure")),
+            Goal("a change, the most", "ms", None),
+            Goal("of it script", "ms", None),
+            Goal("of it style", "ms", None),
+            Goal("of it layout", "ms", None),
+            Goal("without a change", "ms", None),
+        ),
+        here("sidebar_flow", timeout=600),
+    ),
     *(
         Benchmark(
             f"p14.{name}-{tasks}",

@@ -26,7 +26,7 @@ export function Runs({ watch }: { watch: Watch }): ReactElement {
   const { current, ...list } = useRows<HTMLUListElement>(runs.map(run => run.id));
   if (!all.length) {
     return known ? (
-      <Empty code={'%%distribute\n…'}>{trans.__('No runs. A cell that begins so is trained on a cluster:')}</Empty>
+      <Empty code="%%distribute">{trans.__('No runs yet. To train on a cluster, begin a cell with:')}</Empty>
     ) : (
       <Empty>{trans.__('Looking for runs…')}</Empty>
     );

@@ -2,6 +2,7 @@ import type { ITranslator } from '@jupyterlab/translation';
 import { addIcon, refreshIcon, SidePanel } from '@jupyterlab/ui-components';
 import type { IDisposable } from '@lumino/disposable';
 import type { Message } from '@lumino/messaging';
+import type { AccordionPanel } from '@lumino/widgets';
 import { Clusters } from './clusters';
 import { nbdistIcon } from './icon';
 import type { PanelModel } from './model';
@@ -52,6 +53,7 @@ export class Sidebar extends SidePanel {
     this.addWidget(new Section(model, Tasks, 'tasks', trans.__('Tasks')));
     this.addWidget(new Section(model, Runs, 'runs', trans.__('Runs')));
     this.addWidget(new Section(model, Sweeps, 'sweeps', trans.__('Sweeps')));
+    (this.content as AccordionPanel).setRelativeSizes([3, 4, 5, 3]); // until the user has others
   }
 
   override dispose(): void {

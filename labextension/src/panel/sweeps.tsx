@@ -20,7 +20,7 @@ export function Sweeps({ watch }: { watch: Watch }): ReactElement {
   const { trans } = watch;
   if (!sweeps.length) {
     return known ? (
-      <Empty code={'%%sweep\n…'}>{trans.__('No sweeps. A cell that begins so tries many parameters at once:')}</Empty>
+      <Empty code="%%sweep">{trans.__('No sweeps yet. To try many parameters at once, begin a cell with:')}</Empty>
     ) : (
       <Empty>{trans.__('Looking for sweeps…')}</Empty>
     );
