@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import BinaryIO
+
+from tornado.iostream import StreamClosedError
 
 from nbdist.lab.handling import Handler, checked_id
 
@@ -58,12 +61,13 @@ class OneFile(Handler):
             self.set_attachment_header(path.rpartition("/")[2])
             self.set_header("Content-Type", "application/octet-stream")
             self.set_header("X-Content-Type-Options", "nosniff")
-            left = size
-            while left and (part := await self._part(file, min(left, CHUNK))):
-                left -= len(part)
-                self.write(part)
-                await self.flush()  # which waits for a slow page
-            self.finish(set_content_type="application/octet-stream")
+            with suppress(StreamClosedError):  # the page has given it up
+                left = size
+                while left and (part := await self._part(file, min(left, CHUNK))):
+                    left -= len(part)
+                    self.write(part)
+                    await self.flush()  # which waits for a slow page
+                self.finish(set_content_type="application/octet-stream")
 
     async def _part(self, file: BinaryIO, most: int) -> bytes:
         return await self.service.read(lambda views: file.read(most))

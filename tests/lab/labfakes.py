@@ -73,6 +73,8 @@ class Fakes:
     sweeps: Listed = field(default_factory=Listed)
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
     fails: Exception | None = None
+    closed: bool = True
+    """Whether the file that was opened last is closed."""
     read: int = 0
     """How often details or files were asked for."""
 
@@ -111,7 +113,20 @@ class Fakes:
         if (run, path) not in self.files:
             raise NotFoundError(f"run {run} has no file {path!r}")
         data = self.files[run, path]
-        return io.BytesIO(data), len(data)
+        self.closed = False
+        return _Closing(data, self), len(data)
+
+
+class _Closing(io.BytesIO):
+    """Tells when it is closed."""
+
+    def __init__(self, data: bytes, fakes: Fakes) -> None:
+        super().__init__(data)
+        self._fakes = fakes
+
+    def close(self) -> None:
+        super().close()
+        self._fakes.closed = True
 
 
 def found(items: list[Item], id: str) -> Item:

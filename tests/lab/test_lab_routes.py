@@ -253,6 +253,14 @@ def test_a_browser_that_is_logged_in(server: Server, cookies: dict[str, str]) ->
             assert answer.status == status, (route, verb, answer)
 
 
+def test_a_file_is_for_links_on_our_own_pages(server: Server, cookies: dict[str, str]) -> None:
+    """A link has no XSRF token; where it stands is said by the browser."""
+    path = f"{API}/runs/{SECRET}/files/{SECRET}"
+    for origin, status in ((f"http://127.0.0.1:{server.port}", 200), ("http://evil.example", 403)):
+        answer = send(server, "GET", path, as_browser(cookies, Referer=f"{origin}/lab"))
+        assert answer.status == status
+
+
 def test_another_origin_may_ask_first_where_the_server_lets_it(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

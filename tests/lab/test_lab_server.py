@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 from labfakes import Fakes, cluster_item, run_item, task_item
-from labserver import Server, serving
+from labserver import BASE, WITH_TOKEN, Server, serving, until
 
 from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, NotAllowedError
 
@@ -82,6 +85,32 @@ def test_a_file_is_sent_as_it_is(server: Server) -> None:
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert answer.headers["Content-Disposition"] == "attachment; filename*=utf-8''m%20%C3%BC.bin"
     assert answer.headers["Content-Length"] == str(len(data))
+
+
+def test_a_page_that_gives_up_a_file_is_no_error(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    fakes.files = {("a", "large"): bytes(32 << 20)}
+    with socket.create_connection(("127.0.0.1", server.port)) as page:
+        page.sendall(
+            f"GET {BASE}nbdist/api/v1/runs/a/files/large HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            f"Authorization: {WITH_TOKEN['Authorization']}\r\n\r\n".encode()
+        )
+        assert page.recv(1000)
+    until(lambda: fakes.closed)
+    assert server.get("") == {"version": 1}
+    assert "Uncaught" not in caplog.text
+
+
+def test_the_server_is_not_burdened() -> None:
+    """What takes long to import, or much memory, is left to the processes that act."""
+    heavy = ("matplotlib", "ipywidgets", "anywidget", "optuna", "ipyparallel", "sklearn", "tensorboard")
+    code = (
+        "import sys, nbdist.lab.app, nbdist.lab.views as views\n"
+        "real = views.real_views()\n"
+        "print(*(len(one.look()) for one in (real.clusters, real.runs, real.sweeps)), real.tasks.look('a'))\n"
+        f"real.about()\nprint([name for name in {heavy!r} if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines()[1] == "[]"
 
 
 def test_looking_does_not_count_as_activity(server: Server) -> None:

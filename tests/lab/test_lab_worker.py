@@ -1,0 +1,93 @@
+"""Threads that read for the event loop: their answers, and what becomes of a call that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from nbdist.errors import DeadlineExceededError, UnavailableError
+from nbdist.lab.service import within
+from nbdist.lab.worker import Worker
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def test_results_and_errors_come_back() -> None:
+    async def main() -> None:
+        worker = Worker("test")
+        assert await worker.run(divmod, 7, 2) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            await worker.run(divmod, 7, 0)
+        worker.close()
+
+    asyncio.run(main())
+
+
+def test_no_thread_before_there_is_work_and_none_afterwards() -> None:
+    async def main() -> None:
+        before = threading.active_count()
+        worker = Worker("test", threads=3)
+        assert threading.active_count() == before
+        await asyncio.gather(*(worker.run(int) for _ in range(20)))
+        threads = [one for one in threading.enumerate() if one.name.startswith("test-")]
+        assert 1 <= len(threads) <= 3
+        assert all(thread.daemon for thread in threads)
+        worker.close()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    asyncio.run(main())
+
+
+def test_one_that_hangs_holds_up_no_other(gate: threading.Event) -> None:
+    async def main() -> None:
+        worker = Worker("test", threads=2)
+        hanging = asyncio.create_task(worker.run(gate.wait))
+        await asyncio.sleep(0)
+        assert await worker.run(int) == 0
+        gate.set()
+        await hanging
+        worker.close()
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_read_in_time_is_refused_and_does_not_pile_up(gate: threading.Event) -> None:
+    async def main() -> None:
+        worker = Worker("test", waiting=2)
+        for _ in range(3):
+            with pytest.raises(DeadlineExceededError, match="the disk of nbdist's folder is slow"):
+                await within(0.01, worker.run(gate.wait))
+        with pytest.raises(UnavailableError, match="too much is being read at once"):
+            await worker.run(int)
+        gate.set()
+        async with asyncio.timeout(30):
+            while True:
+                with suppress(UnavailableError):
+                    assert await worker.run(int) == 0
+                    break
+                await asyncio.sleep(0.001)
+        worker.close()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_has_ended_is_not_told(gate: threading.Event) -> None:
+    async def main() -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(worker.run(gate.wait), 0.01)
+
+    worker = Worker("test")
+    asyncio.run(main())
+    gate.set()
+    worker.close()
