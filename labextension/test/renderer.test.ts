@@ -177,3 +177,11 @@ describe('a saved run', () => {
     expect(inserted).toEqual([{ code: 'import nbdist as nb\nnb.attach("it\'s")' }]);
   });
 });
+
+it('nothing is ever set as HTML', () => {
+  const sources = import.meta.glob('../src/render/**/*.ts', { query: '?raw', import: 'default', eager: true });
+  expect(Object.keys(sources).length).toBeGreaterThan(15);
+  for (const [file, text] of Object.entries(sources as Record<string, string>)) {
+    expect(text, file).not.toMatch(/innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|eval\(/);
+  }
+});

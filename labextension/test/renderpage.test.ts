@@ -194,6 +194,15 @@ describe('the page of a run', () => {
     expect(page.node.querySelectorAll('figure')).toHaveLength(1);
   });
 
+  it('says if the data are newer than itself, and does not ask again for them', async () => {
+    server.data = { ...DATA, version: 3 };
+    const page = await runPage();
+    expect(page.node.querySelector('[role=status].nbd-Bundle-trouble')?.textContent).toContain('version 3');
+    server.changed.emit();
+    await vi.advanceTimersByTimeAsync(5000);
+    expect(server.asked).toBe(1);
+  });
+
   it('offers what can be done, by the commands that there are', async () => {
     const page = await runPage();
     button(page, 'Stop the run')!.click();

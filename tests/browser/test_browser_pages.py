@@ -50,6 +50,7 @@ def test_pages_of_a_run_and_a_sweep_need_no_kernel(drawing_lab: Lab) -> None:
     page = lab.open("paged.ipynb", height=1400)
     lab.run(0)
     lab.run(1)
+    expect(lab.output(1).locator(f".nbd-Bundle {GRID} .nbd-chip")).to_contain_text("done")
     lab.run(2, wait=False)
     page.wait_for_selector("section.nbdist-live", state="attached")
     [folder] = lab.server.home.glob("runs/*-endless")

@@ -10,6 +10,7 @@ import type { State } from '../../api/items';
 import type { Action } from '../../panel/actions';
 import type { INbdist } from '../../token';
 import { type Drawing, watchLook } from '../drawing';
+import { Unreadable, VERSION } from '../unreadable';
 import { Buttons } from './buttons';
 import { Pace } from './pace';
 
@@ -125,8 +126,9 @@ export abstract class Page<Details, Bundle> extends Widget {
       }
     } catch (error) {
       if (!this.isDisposed) {
-        this.failed = !(error instanceof ApiError && error.status === 404);
-        this.say(this.failed ? (error instanceof Error ? error.message : String(error)) : this.vanished());
+        const gone = error instanceof ApiError && error.status === 404;
+        this.failed = error instanceof ApiError && !gone;
+        this.say(gone ? this.vanished() : this.wordsOf(error));
         this.buttons.offer([]);
       }
     }
@@ -150,6 +152,16 @@ export abstract class Page<Details, Bundle> extends Widget {
     this.place.replaceChildren(drawing.element);
     this.endLook = watchLook(drawing.element, () => drawing.redraw());
     drawing.redraw();
+  }
+
+  private wordsOf(error: unknown): string {
+    const { trans } = this.nbdist;
+    if (error instanceof Unreadable) {
+      return error.newer === null
+        ? trans.__('The server sends data that cannot be drawn.')
+        : trans.__('The server sends data of version %1, this page knows %2: reload it.', error.newer, VERSION);
+    }
+    return error instanceof Error ? error.message : String(error);
   }
 
   private say(trouble: string | null): void {
