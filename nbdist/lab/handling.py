@@ -64,6 +64,15 @@ class Handler(APIHandler):
         """A page that only looks must not keep an idle server from being culled."""
         return self.request.method != "GET"
 
+    def set_default_headers(self) -> None:
+        """Have nothing kept: by the next question it is old, and it is the user's own."""
+        super().set_default_headers()
+        self.set_header("Cache-Control", "no-store")
+
+    def compute_etag(self) -> str | None:
+        """Make none, for nothing is kept."""
+        return None
+
     async def prepare(self) -> None:  # type: ignore[override]
         """Let only those through who are known, and allowed to read or write here."""
         await super().prepare()

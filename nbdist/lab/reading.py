@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -27,7 +26,8 @@ class CurrentState(Handler):
     async def get(self) -> None:
         """Answer with the state; ``?cluster=ID`` adds that cluster's tasks."""
         cluster = self.get_query_argument("cluster", "")
-        self.finish(json.dumps(await self.service.look(checked_id(cluster) if cluster else None)))
+        state = await self.service.look(checked_id(cluster) if cluster else None)
+        await self.answer(lambda views: state)
 
 
 class OneRun(Handler):

@@ -21,9 +21,10 @@ LISTS = {"clusters": "id", "runs": "id", "sweeps": "id", "tasks": "rank"}
 """The lists of a state, and what names an item of each."""
 MOVING = {
     "clusters": {"starting", "stopping"},
-    "runs": {"preparing", "running", "paused"},
-    "sweeps": {"running", "paused"},
+    "runs": {"preparing", "running"},
+    "sweeps": {"running"},
 }
+"""In which states the items of each list change by themselves."""
 
 Item = dict[str, Any]
 log = logging.getLogger(__name__)

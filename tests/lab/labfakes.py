@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -45,9 +46,12 @@ class Listed:
     items: list[Item] = field(default_factory=list)
     asked: int = 0
     fails: Exception | None = None
+    waits: threading.Event | None = None
 
     def look(self) -> list[Item]:
         self.asked += 1
+        if self.waits is not None:
+            self.waits.wait(60)
         if self.fails is not None:
             raise self.fails
         return list(self.items)
@@ -87,7 +91,7 @@ class Fakes:
     def clear(self) -> None:
         """Have nothing, and nothing that fails."""
         for lister in (self.clusters, self.runs, self.sweeps):
-            lister.items, lister.asked, lister.fails = [], 0, None
+            lister.items, lister.asked, lister.fails, lister.waits = [], 0, None, None
         self.tasks.by_cluster, self.tasks.asked = {}, []
         self.files, self.fails, self.read = {}, None, 0
 

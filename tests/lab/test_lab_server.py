@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from labfakes import Fakes, cluster_item, run_item, task_item
 from labserver import BASE, WITH_TOKEN, Server, serving, until
 
 from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, NotAllowedError
+from nbdist.lab import service
 
 fakes = Fakes()
 
@@ -30,6 +32,10 @@ def nothing_listed() -> None:
 def test_what_the_server_is_said(server: Server) -> None:
     assert server.get("") == {"version": 1}
     assert server.get("/") == {"version": 1}
+    headers = server.ask("GET", "nbdist/api/v1").headers
+    assert headers["Content-Type"] == "application/json"
+    assert headers["Cache-Control"] == "no-store"
+    assert "Etag" not in headers
 
 
 def test_the_state_has_everything(server: Server) -> None:
@@ -98,6 +104,23 @@ def test_a_page_that_gives_up_a_file_is_no_error(server: Server, caplog: pytest.
     until(lambda: fakes.closed)
     assert server.get("") == {"version": 1}
     assert "Uncaught" not in caplog.text
+
+
+def test_a_disk_that_does_not_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "READ_SECONDS", 0.05)
+    hangs = threading.Event()
+    fakes.runs.waits = hangs
+    try:
+        for _ in range(3):
+            answer = server.ask("GET", "nbdist/api/v1/state")
+            assert (answer.status, answer.json["reason"]) == (503, None)
+            assert "has taken more than 0.05 s" in answer.json["message"]
+        assert server.ask("DELETE", "nbdist/api/v1/clusters/a").status == 503
+        assert server.get("") == {"version": 1}  # what needs no look goes on
+    finally:
+        hangs.set()
+    monkeypatch.undo()
+    assert server.get("/state")["version"] == 1
 
 
 def test_the_server_is_not_burdened() -> None:

@@ -112,6 +112,7 @@ def test_the_oldest_runs_are_left_out_and_counted() -> None:
 
 def test_the_next_look_comes_soon_while_something_goes_on() -> None:
     assert not state_of(clusters=[cluster_item("a")], runs=[run_item("r")]).see().moving
+    assert not state_of(runs=[run_item("r", status="paused"), run_item("s", status="lost")]).see().moving
     assert state_of(clusters=[cluster_item("a")], runs=[run_item("r", status="running")]).see().moving
     assert state_of(underway=[START]).see().moving
 
