@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import websocket
 from labfakes import Fakes, cluster_item, run_item, task_item
-from labserver import Server, serving
+from labserver import Server, serving, until
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.lab.stream import look_of
@@ -114,6 +114,32 @@ def test_a_message_that_is_too_long_ends_the_connection(server: Server) -> None:
     page.send(json.dumps({"kind": "look", "cluster": "a" * 10_000}))
     assert code_of_end(page) == 1009
     page.shutdown()
+    server.wait_idle()
+
+
+def test_it_is_kept_alive(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(server.app.web_app.settings, "ws_ping_interval", 10)
+    page = server.stream()
+    frames = [page.recv_frame().opcode for _ in range(3)]
+    assert websocket.ABNF.OPCODE_PING in frames
+    page.close()
+    server.wait_idle()
+
+
+def test_a_page_that_reads_nothing_gets_the_newest_in_the_end(server: Server) -> None:
+    """What it does not take stays where it is: one message on its way, and no row of them behind it."""
+    page = server.stream()
+    hear(page)
+    for number in range(3):
+        asked = fakes.runs.asked
+        fakes.runs.items = [run_item("a", step=number, status="running", text="x" * 8_000_000)]
+        say(page, visible=True)
+        until(lambda asked=asked: fakes.runs.asked > asked + 1)  # type: ignore[misc]
+    steps = [hear(page)["runs"]["set"][0]["step"]]
+    while steps[-1] < 2:
+        steps.append(hear(page)["runs"]["set"][0]["step"])
+    assert len(steps) <= 2
+    page.close()
     server.wait_idle()
 
 
