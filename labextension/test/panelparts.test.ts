@@ -8,6 +8,7 @@ import { formatBytes, formatNumber, formatRate, formatSeconds, percentOf } from 
 import { nextStop } from '../src/panel/keys';
 import { chooseFrom } from '../src/panel/model';
 import { inOrder, matching } from '../src/panel/order';
+import { DEFAULTS } from '../src/settings';
 import { faultsOf, firstValues, hintOf, startOf } from '../src/panel/startvalues';
 import { signOf } from '../src/panel/words';
 import { statusText } from '../src/status/text';
@@ -136,7 +137,7 @@ describe('the arrow keys', () => {
 
 describe('the form', () => {
   it('begins with what fits the machine, and sends what was typed', () => {
-    const values = firstValues(ABOUT);
+    const values = firstValues(ABOUT, DEFAULTS);
     expect(values.workers).toBe('2');
     expect(faultsOf(values, trans)).toEqual({});
     expect(startOf({ ...values, memory: ' 2 G ', threads: '1', gpus: '1', gpu_memory: '0.4' })).toEqual({
@@ -153,7 +154,7 @@ describe('the form', () => {
   });
 
   it('warns of tasks that have to share the cores', () => {
-    const values = { ...firstValues(ABOUT), workers: '3', ps: '1' };
+    const values = { ...firstValues(ABOUT, DEFAULTS), workers: '3', ps: '1' };
     expect(hintOf(values, ABOUT, trans)).toContain('4 tasks');
     expect(hintOf({ ...values, workers: '1' }, ABOUT, trans)).toBeNull();
     expect(hintOf(values, null, trans)).toBeNull();

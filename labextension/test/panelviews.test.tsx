@@ -4,6 +4,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Notices } from '../src/panel/notices';
 import { Runs } from '../src/panel/runs';
 import { StartFields } from '../src/panel/startfields';
+import { DEFAULTS } from '../src/settings';
 import { firstValues } from '../src/panel/startvalues';
 import { Sweeps } from '../src/panel/sweeps';
 import { Tasks } from '../src/panel/tasks';
@@ -139,7 +140,7 @@ describe('what stands above', () => {
 
 describe('the form', () => {
   it('keeps what was typed beside what the server refuses', () => {
-    const values = { ...firstValues(ABOUT), workers: '90' };
+    const values = { ...firstValues(ABOUT, DEFAULTS), workers: '90' };
     act(() =>
       root.render(
         <StartFields values={values} about={ABOUT} busy={false} trouble="no room" trans={trans} onChange={() => undefined} />

@@ -3,9 +3,10 @@ import { addIcon } from '@jupyterlab/ui-components';
 import { nbdistIcon } from './icon';
 import type { PanelModel } from './model';
 import { startCluster } from './startdialog';
+import type { Numbers } from './startvalues';
 
 /** The panel's own commands: show it, start a cluster, take one that has failed off the list. */
-export function addPanelCommands(commands: CommandRegistry, model: PanelModel, show: () => void): void {
+export function addPanelCommands(commands: CommandRegistry, model: PanelModel, show: () => void, first: () => Numbers): void {
   const { client, trans } = model.nbdist;
   commands.addCommand('nbdist:show-panel', {
     label: trans.__('Show Clusters and Runs'),
@@ -18,7 +19,7 @@ export function addPanelCommands(commands: CommandRegistry, model: PanelModel, s
     caption: trans.__('Start a cluster that lives until it is stopped'),
     icon: addIcon,
     execute: async () => {
-      const id = await startCluster(model.nbdist);
+      const id = await startCluster(model.nbdist, first());
       if (id !== null) {
         model.choose(id);
         show();

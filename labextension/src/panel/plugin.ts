@@ -1,6 +1,7 @@
 import { type JupyterFrontEnd, type JupyterFrontEndPlugin, ILabShell, ILayoutRestorer } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
 import { ITranslator } from '@jupyterlab/translation';
+import { DEFAULTS, INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
 import { addPanelCommands } from './commands';
 import { PanelModel } from './model';
@@ -12,20 +13,22 @@ export const sidebar: JupyterFrontEndPlugin<void> = {
   description: 'Shows clusters, tasks, runs and sweeps beside the notebook.',
   autoStart: true,
   requires: [INbdist],
-  optional: [ILabShell, ILayoutRestorer, ICommandPalette, ITranslator],
+  optional: [ILabShell, ILayoutRestorer, ICommandPalette, ITranslator, INbdistSettings],
   activate: (
     app: JupyterFrontEnd,
     nbdist: INbdist,
     labShell: ILabShell | null,
     restorer: ILayoutRestorer | null,
     palette: ICommandPalette | null,
-    translator: ITranslator | null
+    translator: ITranslator | null,
+    settings: Settings | null
   ): void => {
     const model = new PanelModel(nbdist, app.commands);
     const panel = new Sidebar(model, translator ?? undefined);
     app.shell.add(panel, 'left', { rank: 520, type: 'nbdist' });
     restorer?.add(panel, PANEL_ID);
-    addPanelCommands(app.commands, model, () => (labShell ?? app.shell).activateById(PANEL_ID));
+    const show = (): void => (labShell ?? app.shell).activateById(PANEL_ID);
+    addPanelCommands(app.commands, model, show, () => settings?.values ?? DEFAULTS);
     for (const command of ['nbdist:show-panel', 'nbdist:start-cluster']) {
       palette?.addItem({ command, category: 'nbdist' });
     }

@@ -2,9 +2,10 @@ import { Dialog } from '@jupyterlab/apputils';
 import type { About } from '../api/items';
 import type { INbdist } from '../token';
 import { StartForm } from './startform';
+import type { Numbers } from './startvalues';
 
-/** Ask what to start, and start it; returns the new cluster's id, null if the user goes back. */
-export async function startCluster(nbdist: INbdist): Promise<string | null> {
+/** Ask what to start, and start it; the form begins with `first`. Returns the new cluster's id, null if the user goes back. */
+export async function startCluster(nbdist: INbdist, first: Numbers): Promise<string | null> {
   let about: About | null = null;
   let trouble: string | null = null;
   try {
@@ -13,7 +14,7 @@ export async function startCluster(nbdist: INbdist): Promise<string | null> {
   } catch (error) {
     trouble = textOf(error);
   }
-  const dialog = new StartDialog(nbdist, new StartForm(about, nbdist.trans, trouble));
+  const dialog = new StartDialog(nbdist, new StartForm(about, nbdist.trans, trouble, first));
   await dialog.launch();
   return dialog.started;
 }

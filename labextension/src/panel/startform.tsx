@@ -3,18 +3,19 @@ import { ReactWidget } from '@jupyterlab/ui-components';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { About, Start } from '../api/items';
 import { StartFields } from './startfields';
-import { faultsOf, firstValues, startOf, type StartValues } from './startvalues';
+import { faultsOf, firstValues, type Numbers, startOf, type StartValues } from './startvalues';
 
 /** The form that starts a cluster; what was typed stays when the server refuses it. */
 export class StartForm extends ReactWidget {
   constructor(
     private readonly about: About | null,
     private readonly trans: TranslationBundle,
-    private trouble: string | null
+    private trouble: string | null,
+    first: Numbers
   ) {
     super();
     this.addClass('nbd-StartForm');
-    this.values = firstValues(about);
+    this.values = firstValues(about, first);
   }
 
   /** What is asked of the server; null while a field has a fault. */

@@ -1,5 +1,6 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { About, Start } from '../api/items';
+import type { Values } from '../settings';
 
 /** What stands in the form's fields, as it was typed. */
 export interface StartValues {
@@ -12,13 +13,14 @@ export interface StartValues {
   memory: string;
 }
 
+export type Numbers = Pick<Values, 'workers' | 'ps'>;
 export type StartField = keyof StartValues;
 
-/** What the form begins with. */
-export function firstValues(about: About | null): StartValues {
+/** What the form begins with; the numbers are the user's settings. */
+export function firstValues(about: About | null, { workers, ps }: Numbers): StartValues {
   const launcher = about?.launchers[0] ?? 'local';
-  const workers = String(Math.min(2, about?.cores ?? 2));
-  return { workers, ps: '0', launcher, gpus: 'auto', gpu_memory: '', threads: '', memory: '' };
+  const numbers = { workers: String(workers), ps: String(ps) };
+  return { ...numbers, launcher, gpus: 'auto', gpu_memory: '', threads: '', memory: '' };
 }
 
 /** What is wrong with the fields, by field; nothing if they can be sent. */

@@ -1,5 +1,7 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { IStatusBar } from '@jupyterlab/statusbar';
+import type { IDisposable } from '@lumino/disposable';
+import { INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
 import { StatusItem } from './item';
 
@@ -9,17 +11,30 @@ export const status: JupyterFrontEndPlugin<void> = {
   description: 'Says in the status bar how many clusters and runs there are.',
   autoStart: true,
   requires: [INbdist],
-  optional: [IStatusBar],
-  activate: (app: JupyterFrontEnd, nbdist: INbdist, statusBar: IStatusBar | null): void => {
-    if (statusBar) {
-      const item = new StatusItem(nbdist, () => void app.commands.execute('nbdist:show-panel'));
-      statusBar.registerStatusItem('nbdist:status', {
-        item,
-        align: 'left',
-        rank: 4,
-        isActive: () => item.active,
-        activeStateChanged: item.changed
-      });
-    }
+  optional: [IStatusBar, INbdistSettings],
+  activate: (app: JupyterFrontEnd, nbdist: INbdist, statusBar: IStatusBar | null, settings: Settings | null): void => {
+    let shown: IDisposable | null = null;
+    const follow = (): void => {
+      const wanted = statusBar !== null && (settings?.values.showStatus ?? true);
+      if (!wanted) {
+        shown?.dispose();
+        shown = null;
+      } else {
+        shown ??= add(statusBar, new StatusItem(nbdist, () => void app.commands.execute('nbdist:show-panel')));
+      }
+    };
+    settings?.changed.connect(follow);
+    follow();
   }
 };
+
+/** Put it into the status bar, until what is returned is disposed, and it with that. */
+function add(statusBar: IStatusBar, item: StatusItem): IDisposable {
+  return statusBar.registerStatusItem('nbdist:status', {
+    item,
+    align: 'left',
+    rank: 4,
+    isActive: () => item.active,
+    activeStateChanged: item.changed
+  });
+}
