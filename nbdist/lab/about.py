@@ -6,7 +6,9 @@ from functools import cache
 from typing import Any
 
 from nbdist.cluster.launch import LAUNCHERS
+from nbdist.cluster.mpi import mpiexec_command
 from nbdist.cluster.resources import count_cores, list_gpus
+from nbdist.errors import MissingExtra
 from nbdist.home import home_path
 from nbdist.lab.homefolder import look_home
 from nbdist.lab.state import VERSION
@@ -23,12 +25,22 @@ def about() -> dict[str, Any]:
         "nbdist": nbdist_version(),
         "cores": count_cores(),
         "gpus": _gpus(),
-        "launchers": list(LAUNCHERS),
+        "launchers": [name for name in LAUNCHERS if can_launch(name)],
         "nvml": nvml_problem(),
         "tensorboard": tensorboard_problem(),
         "home": str(folder or home_path()),
         "problem": why,
     }
+
+
+def can_launch(launcher: str) -> bool:
+    """Return whether what a launcher needs is installed."""
+    try:
+        if launcher == "mpi":
+            mpiexec_command(1)
+    except MissingExtra:
+        return False
+    return True
 
 
 @cache

@@ -14,6 +14,7 @@ from labserver import BASE, WITH_TOKEN, Server, serving, until
 
 from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, NotAllowedError
 from nbdist.lab import service
+from nbdist.lab.about import about
 
 fakes = Fakes()
 
@@ -121,6 +122,19 @@ def test_a_disk_that_does_not_answer(server: Server, monkeypatch: pytest.MonkeyP
         hangs.set()
     monkeypatch.undo()
     assert server.get("/state")["version"] == 1
+
+
+def test_what_this_host_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert about()["launchers"] == ["local", "mpi"]
+    monkeypatch.setattr("nbdist.cluster.mpi.find_spec", lambda name: None)
+    found = about()
+    assert found["launchers"] == ["local"]
+    assert found.keys() == {
+        "version", "nbdist", "cores", "gpus", "launchers", "nvml", "tensorboard", "home", "problem"
+    }  # fmt: skip
+    assert (found["version"], found["problem"]) == (1, None)
+    monkeypatch.setenv("NBDIST_HOME", "/dev/null")
+    assert "/dev/null is a file" in about()["problem"]
 
 
 def test_the_server_is_not_burdened() -> None:
