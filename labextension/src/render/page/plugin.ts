@@ -14,6 +14,8 @@ import type { Page } from './page';
 import { RunPage } from './runpage';
 import { SweepPage } from './sweeppage';
 
+const BELOW = 420; // pixels of a page below a notebook
+
 type AnyPage = Page<any, any>; // eslint-disable-line @typescript-eslint/no-explicit-any
 
 interface Kind {
@@ -114,7 +116,9 @@ function open(kind: Kind, id: string, app: JupyterFrontEnd, tracker: WidgetTrack
     widget.toolbar.hide();
     app.shell.add(widget, 'main');
     if (!widget.isAttached) {
-      app.shell.add(widget, 'down'); // Jupyter Notebook has room for one document in its main area
+      // Jupyter Notebook has room for one document in its main area, and gives what is below it no height.
+      content.node.style.minHeight = `${Math.min(BELOW, window.innerHeight / 2)}px`;
+      app.shell.add(widget, 'down');
     }
     void tracker.add(widget);
   }
