@@ -84,7 +84,7 @@ describe('what is listed', () => {
 
   it('says in short what an item is', () => {
     const theirs = { ...CLUSTER, workers: null, engines: 4, owner: { pid: 1, session: 'a/b.ipynb', alive: false } };
-    expect(clusterFacts({ ...CLUSTER, ps: 1, detached: true }, trans)).toEqual(['2 workers', '1 ps', 'until it is stopped']);
+    expect(clusterFacts({ ...CLUSTER, ps: 1, detached: true }, trans)).toEqual(['2 workers', '1 ps', 'lives until stopped']);
     expect(clusterFacts(theirs, trans)).toEqual(['4 engines', 'b.ipynb (ended)']);
     expect(runFacts(RUN, trans)).toEqual(['40 of 100', 'loss 0.125', '5 steps/s', '12 s left']);
     expect(trialFacts(SWEEP, trans)).toEqual(['2 running', '9 complete', '3 pruned', '6 waiting']);

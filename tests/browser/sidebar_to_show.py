@@ -95,6 +95,9 @@ def crowded(tasks: int = 100, runs: int = 50) -> Item:
 class Served:
     """An invented server in the pages of a browser's context: what it says, and what it was asked to do."""
 
+    refuse = ""
+    """What it says to all that it is asked to do, instead of doing it."""
+
     def __init__(self, context: BrowserContext, state: Item) -> None:
         self.state = state
         self.asked: list[tuple[str, str, Any]] = []
@@ -119,9 +122,9 @@ class Served:
         path = asked.url.split(API, 1)[1].split("?")[0].strip("/")
         if asked.method == "GET" and path in ("", "state"):
             route.fulfill(json=self.state if path else ABOUT)
-        elif path == "clusters":
-            self.asked.append((asked.method, path, asked.post_data_json))
-            route.fulfill(status=409, json={"message": "there is no room for it", "reason": None})
+            return
+        self.asked.append((asked.method, path, asked.post_data_json))
+        if self.refuse:
+            route.fulfill(status=409, json={"message": self.refuse, "reason": None})
         else:
-            self.asked.append((asked.method, path, asked.post_data_json))
             route.fulfill(status=202, json={})

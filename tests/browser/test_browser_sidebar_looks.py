@@ -72,9 +72,10 @@ def test_the_keyboard_gets_everywhere_and_the_form_keeps_what_was_typed(served: 
     page.locator(PANEL).get_by_role("button", name="Start a cluster…").first.focus()
     keys.press("Enter")
     expect(page.locator("#nbd-start-workers")).to_be_focused()
+    invented.refuse = "there is no room for it"
     keys.type("90")
     keys.press("Enter")
-    expect(page.locator(".jp-Dialog [role=alert]")).to_have_text("there is no room for it")
+    expect(page.locator(".jp-Dialog [role=alert]")).to_have_text(invented.refuse)
     assert page.locator("#nbd-start-workers").input_value() == "90"
     assert invented.asked[0][2]["workers"] == 90
     lab.screenshot("sidebar-form")
@@ -82,6 +83,42 @@ def test_the_keyboard_gets_everywhere_and_the_form_keeps_what_was_typed(served: 
     keys.press("Escape")
     expect(page.locator(".jp-Dialog")).to_have_count(0)
     expect(page.locator(PANEL).get_by_role("button", name="Start a cluster…").first).to_be_focused()
+
+
+def test_each_button_asks_for_what_it_says(served: tuple[Lab, Served]) -> None:
+    lab, invented = served
+    page = lab.page
+
+    def press(section: str, text: str, action: str, answer: str = "") -> None:
+        row = page.locator(f"#nbdist-{section} [data-row]").filter(has_text=text).first
+        row.locator(f'[data-action="{action}"]').click()
+        if answer:
+            page.locator(".jp-Dialog").get_by_role("button", name=answer, exact=True).click()
+        expect(page.locator(f"{PANEL} [aria-busy=true]")).to_have_count(0)
+
+    press("clusters", "many", "grow", "OK")
+    press("clusters", "many", "restart")
+    press("tasks", "worker 3", "restart")
+    press("clusters", "many", "stop", "Stop")
+    press("clusters", "mpi", "dismiss")
+    press("runs", "digits 0", "stop")
+    press("sweeps", "rates 0", "pause")
+    press("sweeps", "rates 1", "resume")
+    assert invented.asked == [
+        ("POST", "clusters/many/grow", {"workers": 1}),
+        ("POST", "clusters/many/restart", {"task": None}),
+        ("POST", "clusters/many/restart", {"task": "worker:3"}),
+        ("DELETE", "clusters/many", None),
+        ("DELETE", "clusters/mpi", None),
+        ("POST", "runs/run-0/stop", {}),
+        ("POST", "sweeps/sweep-0/pause", {}),
+        ("POST", "sweeps/sweep-1/resume", {}),
+    ]
+    invented.refuse = "its keeper does not answer"
+    press("clusters", "many", "restart")
+    expect(page.locator("#nbdist-clusters [role=alert]").first).to_contain_text(invented.refuse)
+    press("clusters", "many", "dismiss-error")
+    expect(page.locator("#nbdist-clusters").get_by_text(invented.refuse)).to_have_count(0)
 
 
 def test_it_stays_on_the_side_where_it_was_put(served: tuple[Lab, Served]) -> None:

@@ -6,9 +6,9 @@ import { formatMoment, formatNumber, formatRate, formatSeconds, lastPart } from 
 /** What a cluster is made of and whose it is, one short text each. */
 export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string[] {
   const facts: string[] = [];
-  if (cluster.workers !== null) {
+  if (cluster.workers || (cluster.workers === 0 && cluster.ps)) {
     facts.push(trans._n('%1 worker', '%1 workers', cluster.workers));
-  } else if (cluster.engines !== null) {
+  } else if (cluster.workers === null && cluster.engines !== null) {
     facts.push(trans._n('%1 engine', '%1 engines', cluster.engines));
   }
   if (cluster.ps) {
@@ -21,7 +21,7 @@ export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string
     const notebook = lastPart(cluster.owner.session);
     facts.push(cluster.owner.alive ? notebook : trans.__('%1 (ended)', notebook));
   } else if (cluster.detached) {
-    facts.push(trans.__('until it is stopped'));
+    facts.push(trans.__('lives until stopped'));
   }
   return facts;
 }

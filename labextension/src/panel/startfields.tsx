@@ -21,7 +21,7 @@ export function StartFields({ values, about, busy, trouble, trans, onChange }: F
     <Field id={field} label={label} fault={faults[field]}>
       <input
         id={`nbd-start-${field}`}
-        className={`jp-mod-styled ${faults[field] ? 'jp-mod-error' : ''}`}
+        className="jp-mod-styled"
         value={values[field]}
         aria-invalid={faults[field] !== undefined}
         aria-describedby={faults[field] ? `nbd-start-${field}-fault` : undefined}
@@ -56,8 +56,8 @@ export function StartFields({ values, about, busy, trouble, trans, onChange }: F
       {choice('launcher', trans.__('Launcher'), (about?.launchers ?? ['local']).map(name => [name, name]))}
       {gpus > 0 && choice('gpus', trans.__('GPUs'), gpuChoices(gpus, trans))}
       {gpus > 0 && text('gpu_memory', trans.__('Share of a GPU’s memory'), { placeholder: trans.__('all') })}
-      {text('threads', trans.__('Threads of a task'), { ...whole, min: 1, placeholder: trans.__('automatic') })}
-      {text('memory', trans.__('Memory of a task'), { placeholder: trans.__('no limit, or 2G') })}
+      {text('threads', trans.__('Threads of each task'), { ...whole, min: 1, placeholder: trans.__('automatic') })}
+      {text('memory', trans.__('Memory for variables'), { placeholder: trans.__('no limit, or 2G') })}
       {about && gpus === 0 && <p className="nbd-StartForm-hint">{trans.__('There is no GPU on this machine.')}</p>}
       <p className="nbd-StartForm-hint" role="status">
         {busy ? trans.__('Asking the server…') : hint}
