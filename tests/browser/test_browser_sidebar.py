@@ -57,6 +57,9 @@ def test_a_cluster_is_looked_after_while_the_kernel_is_busy_and_then_gone(lab: L
     page.keyboard.press("Enter")
     expect(page.locator("#nbd-start-workers")).to_be_focused()
     page.keyboard.type("2")
+    page.locator("#nbd-start-memory").focus()
+    page.keyboard.type("1G")  # "1" alone is a fault, which must not outlive the letter that mends it
+    expect(page.locator(".jp-Dialog .jp-mod-accept")).to_be_enabled()
     page.keyboard.press("Enter")
     cluster = row(page, "clusters")
     expect(cluster).to_have_attribute("data-state", "running")
