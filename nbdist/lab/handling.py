@@ -29,6 +29,7 @@ from nbdist.errors import (
 )
 from nbdist.lab.service import SERVICE, Service
 from nbdist.lab.views import Views
+from nbdist.ui.jsonable import jsonable
 
 RESOURCE = "nbdist"
 """What an authoriser knows all this by; reading is "read", all else "write"."""
@@ -82,7 +83,7 @@ class Handler(APIHandler):
 
     async def answer(self, view: Callable[[Views], dict[str, Any]]) -> None:
         """Send what a view returns as JSON; both are done on a thread."""
-        self.finish(await self.service.read(lambda views: json.dumps(view(views))))
+        self.finish(await self.service.read(lambda views: encoded(view(views))))
 
     def accept(self, found: dict[str, Any]) -> None:
         """Say that something was begun; how it ends is told by the item that it is about."""
@@ -166,6 +167,18 @@ def status_of(error: NbdistError) -> int:
     (403, 400, 500)
     """
     return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
+
+
+def encoded(value: Any) -> str:
+    """Return JSON that every browser reads: a number that is not finite becomes null.
+
+    >>> encoded({"value": float("nan")})
+    '{"value": null}'
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(jsonable(value), allow_nan=False)
 
 
 def checked_id(text: str) -> str:

@@ -17,7 +17,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from nbdist.errors import InvalidArgumentError, NbdistError
 from nbdist.lab.bodies import check_keys, flag, text
-from nbdist.lab.handling import RESOURCE, check_user, checked_id, error_body
+from nbdist.lab.handling import RESOURCE, check_user, checked_id, encoded, error_body
 from nbdist.lab.service import SERVICE, Service
 from nbdist.lab.watch import Telling
 
@@ -98,7 +98,7 @@ class Stream(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     async def _send(self, message: dict[str, Any]) -> None:
         try:
-            await self.write_message(json.dumps(message))
+            await self.write_message(encoded(message))
         except (WebSocketClosedError, StreamClosedError):  # it has just gone
             self._telling.drop()
 

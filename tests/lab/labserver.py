@@ -37,7 +37,11 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        return json.loads(self.body)
+        return json.loads(self.body, parse_constant=refuse)
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON: no browser reads it")
 
 
 @dataclass

@@ -61,6 +61,13 @@ def test_one_lister_that_fails_takes_no_other_with_it(server: Server) -> None:
     ]
 
 
+def test_what_json_has_not_is_null(server: Server) -> None:
+    fakes.runs.items = [run_item("a", value=float("nan"), curve={"x": [0, 1], "y": [1.0, float("inf")]})]
+    [run] = server.get("/state")["runs"]
+    assert (run["value"], run["curve"]["y"]) == (None, [1.0, None])
+    assert server.get("/runs/a")["value"] is None
+
+
 def test_details_of_a_run(server: Server) -> None:
     fakes.runs.items = [run_item("a")]
     assert server.get("/runs/a") == server.get("/runs/a/data") == run_item("a")
