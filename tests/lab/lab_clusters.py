@@ -6,10 +6,13 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from busy import BUSY_SECONDS
 
 from nbdist.cluster.connect import own_versions
 from nbdist.cluster.folder import claim, write_description
@@ -42,6 +45,15 @@ def a_cluster(name: str, tasks: list[dict[str, Any]] | None = None, **entries: A
             os.close(lock)
 
 
+def until(look: Callable[[], Any]) -> Any:
+    """Return the first true thing that is seen."""
+    deadline, pause = time.monotonic() + BUSY_SECONDS, threading.Event()
+    while not (seen := look()):
+        assert time.monotonic() < deadline, "it is never seen"
+        pause.wait(0.01)
+    return seen
+
+
 class FakeKeeper:
     """Answers "watch" at a cluster's door with what it was told last, from a thread."""
 
@@ -56,7 +68,8 @@ class FakeKeeper:
         self._threads[0].start()
 
     def tell(self, **message: Any) -> None:
-        """Send an event to all who watch."""
+        """Send an event to all who watch, once somebody does."""
+        until(lambda: self.asked)
         for client in self.clients:
             client.sendall(json.dumps(message).encode() + b"\n")
 

@@ -8,16 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from busy import BUSY_SECONDS
-from lab_clusters import FakeKeeper, a_cluster, a_description, a_task
+from lab_clusters import FakeKeeper, a_cluster, a_description, a_task, until
 
 from nbdist.cluster import folder as folders
 from nbdist.cluster.busy import busy_with
@@ -57,15 +54,6 @@ def keeper() -> Iterator[Callable[[Path], FakeKeeper]]:
             return one
 
         yield start
-
-
-def until(look: Callable[[], Any]) -> Any:
-    """Return the first true thing that is seen."""
-    deadline, pause = time.monotonic() + BUSY_SECONDS, threading.Event()
-    while not (seen := look()):
-        assert time.monotonic() < deadline, "it is never seen"
-        pause.wait(0.01)
-    return seen
 
 
 def test_no_home_yet_is_no_problem_and_none_is_made(clusters: Clusters, home: Path) -> None:
@@ -130,7 +118,7 @@ def test_a_cluster_as_it_is_shown(clusters: Clusters, keeper: Callable[[Path], F
             assert item["runs"] == ["a_run"]
             assert clusters.look() == [item]
         assert until(lambda: [one for one in clusters.look() if one["runs"] == []])
-        assert one.asked == 1  # and not at every look
+        assert until(lambda: one.asked) == 1  # and not at every look
 
 
 def test_a_starting_cluster_has_no_file_yet(clusters: Clusters) -> None:
@@ -211,6 +199,7 @@ def test_a_connection_that_breaks_is_made_again(
         one = keeper(folder)
         one.answer["pids"] = {"0": os.getpid()}
         clusters.look()
+        until(lambda: one.asked)
         one.hang_up()
         until(lambda: clusters.look() and one.asked == 2)
         assert clusters.look()[0]["dead"] == []

@@ -167,7 +167,7 @@ def test_no_link_gets_in_while_a_path_is_walked(run: RunFolder, tmp_path: Path) 
         thread.join()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(["..", ".", "", "checkpoints", "1.npz", "r1", "\\", "out", "~"]), max_size=6))
 def test_no_path_leads_to_a_secret(run: RunFolder, parts: list[str]) -> None:
     out = run.folder / "out"

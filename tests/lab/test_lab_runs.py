@@ -444,7 +444,7 @@ MEMBERS = st.fixed_dictionaries(
 FIELDS = dict.fromkeys(("name", "created", "ended", "error", "code", "seed", "versions", "options"), JSON)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     found=st.fixed_dictionaries({}, optional={**FIELDS, "cluster": JSON | MEMBERS}),
     word=JSON,

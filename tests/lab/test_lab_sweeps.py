@@ -303,7 +303,7 @@ def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
             view("../s1")
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.fixed_dictionaries(

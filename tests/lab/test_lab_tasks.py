@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import psutil
 import pytest
 from fake_pynvml import FakeNvml
 from freezing import freeze
-from lab_clusters import FakeKeeper, a_cluster, a_task
+from lab_clusters import FakeKeeper, a_cluster, a_task, until
 
 from nbdist.cluster.handle import Cluster
 from nbdist.errors import NotFoundError
@@ -64,8 +64,11 @@ def clusters() -> Iterator[Clusters]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits until it is ended."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    """A process that waits until it is ended, and has begun to: while Python starts its memory grows."""
+    command = [sys.executable, "-c", "print('up', flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
         yield process
         process.kill()
 
@@ -153,11 +156,12 @@ def test_how_it_died_is_its_note(clusters: Clusters, sleeper: subprocess.Popen[b
         keeper = FakeKeeper(folder)
         try:
             keeper.answer["exits"] = {"0": {"pid": sleeper.pid, "code": 3, "signal": None, "log": "no\n"}}
-            clusters.look()
-            (row,) = Tasks(FakeRuns(), clusters).look("mine")
+            tasks = Tasks(FakeRuns(), clusters)
+            (row,) = until(lambda: clusters.look() and [row for row in tasks.look("mine") if row["note"]])
         finally:
             keeper.close()
-    assert (row["state"], row["note"]) == ("dead", "exited with code 3; its log ends with: no")
+    assert row["state"] == "dead"
+    assert row["note"] == "exited with code 3; its log ends with: no"
 
 
 def test_a_number_that_is_anothers_by_now(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
@@ -168,10 +172,9 @@ def test_a_number_that_is_anothers_by_now(clusters: Clusters, sleeper: subproces
         keeper = FakeKeeper(folder)
         try:  # but the keeper knows its own, whatever the clock says
             keeper.answer["pids"] = {"0": sleeper.pid}
-            again = Clusters()
-            again.look()
-            assert Tasks(FakeRuns(), again).look("mine")[0]["state"] == "idle"
-            again.close()
+            with closing(Clusters()) as again:
+                tasks = Tasks(FakeRuns(), again)
+                until(lambda: again.look() and tasks.look("mine")[0]["state"] == "idle")
         finally:
             keeper.close()
 
@@ -242,7 +245,11 @@ def test_figures_stay_while_they_hardly_change() -> None:
 @pytest.mark.engines
 def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> None:
     cluster = start(workers=2, ps=1)
-    (item,) = (item for item in clusters.look() if item["id"] == cluster.id)
+
+    def seen() -> dict[str, Any]:
+        return next(item for item in clusters.look() if item["id"] == cluster.id)
+
+    item = seen()
     assert (item["state"], item["workers"], item["ps"], item["engines"]) == ("running", 2, 1, 3)
     assert item["owner"]["alive"]
     assert item["owner"]["pid"] == os.getpid()
@@ -250,28 +257,24 @@ def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> No
     rows = tasks.look(cluster.id)
     assert [row["name"] for row in rows] == [info.name for info in cluster.tasks]
     assert {row["state"] for row in rows} == {"idle"}
-    assert [one["dead"] for one in clusters.look() if one["id"] == cluster.id] == [[]]
+    assert seen()["dead"] == []
 
     freeze(cluster.tasks[0].pid)
     assert tasks.look(cluster.id)[0]["state"] == "frozen"
     os.kill(cluster.tasks[0].pid, signal.SIGCONT)
 
     cluster.signal(1, signal.SIGKILL)
-    pause = threading.Event()
-    while not (dead := next(one["dead"] for one in clusters.look() if one["id"] == cluster.id)):
-        pause.wait(0.02)
-    assert dead == ["worker:1"]
+    assert until(lambda: seen()["dead"]) == ["worker:1"]  # by its process, if the keeper is slow to say how
+    until(lambda: seen() and tasks.look(cluster.id)[1]["note"].startswith("killed by SIGKILL"))
     row = tasks.look(cluster.id)[1]
     assert row["state"] == "dead"
-    assert row["note"].startswith("killed by SIGKILL")
 
     cluster.restart("worker:1", report=lambda line: None)
-    clusters.look()
-    assert tasks.look(cluster.id)[1]["pid"] == cluster.tasks[1].pid != row["pid"]
-    assert [one["dead"] for one in clusters.look() if one["id"] == cluster.id] == [[]]
+    until(lambda: seen()["dead"] == [] and tasks.look(cluster.id)[1]["pid"] == cluster.tasks[1].pid)
+    assert cluster.tasks[1].pid != row["pid"]
 
     cluster.grow(1, report=lambda line: None)
-    grown = next(one for one in clusters.look() if one["id"] == cluster.id)
+    grown = until(lambda: seen()["workers"] == 3 and seen())
     assert (grown["workers"], grown["ps"], grown["engines"], grown["dead"]) == (3, 1, 4, [])
     assert [row["name"] for row in tasks.look(cluster.id)] == [info.name for info in cluster.tasks]
 
@@ -280,12 +283,10 @@ def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> No
     freeze(keeper.pid)
     try:
         os.kill(cluster.tasks[2].pid, signal.SIGKILL)
-        later = Clusters()  # which has never heard this keeper
-        while not next(one["dead"] for one in later.look() if one["id"] == cluster.id):
-            pause.wait(0.02)
-        row = Tasks(FakeRuns(), later).look(cluster.id)[2]
+        with closing(Clusters()) as later:  # which has never heard this keeper
+            until(lambda: [one for one in later.look() if one["id"] == cluster.id and one["dead"]])
+            row = Tasks(FakeRuns(), later).look(cluster.id)[2]
         assert (row["state"], "the keeper does not answer" in row["note"]) == ("dead", True)
-        later.close()
     finally:
         keeper.resume()
 
