@@ -69,6 +69,10 @@ def shown(item: Item, one: Underway) -> Item:
     changed = {**item, "can": can, "why": {wish: one.why for wish, may in can.items() if not may}}
     if one.about == "clusters":
         changed |= {"state": STATES.get(one.doing, item["state"]), "lines": list(one.lines)}
+        if (
+            one.doing == "start" and one.asked
+        ):  # its file is there before its tasks are in it: what it will have is what was asked for
+            changed |= counts(one)
     return changed
 
 
@@ -79,7 +83,6 @@ def starting(one: Underway) -> Item:
     >>> item["state"], item["engines"]
     ('starting', 3)
     """
-    workers, ps = int(one.asked["workers"]), int(one.asked["ps"])
     why = one.why if one.error is None else "it did not start"
     return {
         "id": one.id,
@@ -87,9 +90,7 @@ def starting(one: Underway) -> Item:
         "title": one.id,
         "state": STATES[one.doing] if one.error is None else "failed",
         "launcher": one.asked["launcher"],
-        "workers": workers,
-        "ps": ps,
-        "engines": workers + ps,
+        **counts(one),
         "created": one.since,
         "owner": None,
         "detached": True,
@@ -102,3 +103,9 @@ def starting(one: Underway) -> Item:
         "lines": list(one.lines),
         "error": one.error,
     }
+
+
+def counts(one: Underway) -> Item:
+    """Return how many workers, parameter servers and engines a new cluster is to have."""
+    workers, ps = int(one.asked["workers"]), int(one.asked["ps"])
+    return {"workers": workers, "ps": ps, "engines": workers + ps}

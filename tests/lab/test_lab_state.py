@@ -83,6 +83,12 @@ def test_what_did_not_start_stays_with_its_error() -> None:
     assert (one["state"], one["error"], one["can"]["stop"]) == ("failed", "no room", True)
 
 
+def test_a_cluster_whose_file_names_no_tasks_yet_is_as_large_as_it_will_be() -> None:
+    early = cluster_item("c", workers=0, ps=0, engines=0)
+    [one] = state_of(clusters=[early], underway=[START]).look()["clusters"]
+    assert (one["state"], one["workers"], one["engines"]) == ("starting", 2, 3)
+
+
 def test_what_is_done_to_a_cluster_is_shown() -> None:
     stop = Underway("clusters", "a", "stop", 1.0)
     [one] = state_of(clusters=[cluster_item("a")], underway=[stop]).look()["clusters"]
