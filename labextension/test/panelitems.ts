@@ -46,6 +46,7 @@ export class FakeFeed {
   state: State = NOTHING;
   connection = 'live';
   trouble: string | null = null;
+  reached = true;
   looked: (string | null)[] = [];
   shownBy = new Set<object>();
   readonly changed = new Signal<this, void>(this);

@@ -131,10 +131,14 @@ describe('what stands above', () => {
     show(Notices, watch);
     expect(place.textContent).toBe('');
     feed.connection = 'offline';
-    feed.trouble = 'no answer';
+    feed.trouble = '404 Not Found';
+    feed.reached = false;
     act(() => feed.tell({ problems: ['12 more runs are not listed'] }));
-    expect(place.textContent).toContain('The server cannot be reached, trying again. no answer');
+    expect(place.textContent).toContain('The server cannot be reached, trying again.');
     expect(place.textContent).toContain('12 more runs are not listed');
+    feed.reached = true;
+    act(() => feed.tell({}));
+    expect(place.textContent).toContain('does not answer as it should, trying again: 404 Not Found');
   });
 });
 

@@ -7,7 +7,7 @@ from browser_axe import violations
 from browser_lab import Lab, Notebook
 from browser_server import PATIENCE, LabServer
 from playwright.sync_api import Browser, Locator, Page, expect
-from sidebar_to_show import Served, crowded
+from sidebar_to_show import MEGABYTE, Served, crowded, task
 
 pytestmark = pytest.mark.browser
 
@@ -53,6 +53,25 @@ def test_a_crowd_is_readable_in_both_themes_narrow_and_wide(served: tuple[Lab, S
     assert "CPU" not in columns[220]
     assert {"CPU", "Mem", "Step", "Host"} <= set(columns[500])
     expect(page.locator(".nbd-Status")).to_have_text("nbdist: 3 clusters · 2 runs · 2 sweeps")
+
+
+def test_no_width_breaks_the_rows_of_tasks(served: tuple[Lab, Served]) -> None:
+    lab, invented = served
+    page = lab.page
+    gpu = {"use": 45, "memory": 3000 * MEGABYTE, "total": 81920 * MEGABYTE}
+    heights, told = set(), set()
+    without, gpus = invented.state["tasks"][5:], [task(rank, gpu=gpu) for rank in range(100)]
+    for tasks, columns in ((without, 10), (gpus, 12)):
+        invented.change(tasks=tasks)
+        expect(page.locator(".nbd-Tasks-head [role=columnheader]")).to_have_count(columns)
+        for width in range(250, 850, 7):
+            page.evaluate(
+                "width => document.querySelector('#nbdist-tasks').style.width = `${width}px`", width
+            )
+            heights.add(page.locator(".nbd-Task").nth(10).evaluate("node => node.offsetHeight"))
+        told |= set(visible_columns(page))
+    assert heights == {22}
+    assert {"CPU", "GPU", "GPU mem", "Host", "PID", "Device"} <= told
 
 
 def test_the_keyboard_gets_everywhere_and_the_form_keeps_what_was_typed(served: tuple[Lab, Served]) -> None:

@@ -2,7 +2,7 @@ import type { ServerConnection } from '@jupyterlab/services';
 import { type ISignal, Signal } from '@lumino/signaling';
 import type { IDisposable } from '@lumino/disposable';
 import { apply } from './apply';
-import type { Client } from './client';
+import { ApiError, type Client } from './client';
 import { type Message, NOTHING, type State, VERSION } from './items';
 
 export type Connection = 'connecting' | 'live' | 'polling' | 'offline';
@@ -28,6 +28,11 @@ export class Feed implements IDisposable {
   /** What went wrong last, while it is so. */
   get trouble(): string | null {
     return this._trouble;
+  }
+
+  /** Whether there is a server that has answered last, be it with a refusal. */
+  get reached(): boolean {
+    return this._reached;
   }
 
   get connection(): Connection {
@@ -78,9 +83,11 @@ export class Feed implements IDisposable {
     try {
       this.take(await this.client.state(this._cluster));
       this._trouble = null;
+      this._reached = true;
       this.turn(this._socket?.readyState === WebSocket.OPEN ? 'live' : this._attempts ? 'polling' : 'connecting');
     } catch (error) {
       this._trouble = error instanceof Error ? error.message : String(error);
+      this._reached = !(error instanceof ApiError) || error.status !== 0;
       this.turn('offline');
     }
   }
@@ -172,6 +179,7 @@ export class Feed implements IDisposable {
 
   private take(state: State): void {
     if (state.version !== VERSION) {
+      this._reached = true;
       this._trouble = `The server speaks version ${state.version} of nbdist's interface, this page ${VERSION}: reload it.`;
       this.turn('offline');
       return;
@@ -189,6 +197,7 @@ export class Feed implements IDisposable {
   private readonly _shownBy = new Set<object>();
   private _state: State = NOTHING;
   private _trouble: string | null = null;
+  private _reached = true;
   private _connection: Connection = 'connecting';
   private _cluster: string | null = null;
   private _socket: WebSocket | null = null;

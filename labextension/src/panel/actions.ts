@@ -53,12 +53,14 @@ export function runActions(run: Run, about: About | null, trans: TranslationBund
     const why = reason(run, 'stop', trans);
     actions.push(action('stop', 'stop', trans.__('Stop the run'), 'nbdist:stop-run', { id }, why));
   }
-  const hidden = run.browse === null ? trans.__('it lies outside the folder that Jupyter shows') : null;
-  const board = run.tensorboard ? (about?.tensorboard ?? null) : trans.__('the run has written no events for it');
+  // A folder outside the one that Jupyter shows, as it mostly is: the command shows its files on the run's page.
+  const files = run.browse === null ? trans.__('Show the files') : trans.__('Open the folder');
+  // Of a run that has written no events the server makes them.
+  const board = about?.tensorboard ?? null;
   return [
     ...actions,
     attach(run.attach, trans),
-    action('folder', 'folder', trans.__('Open the folder'), 'nbdist:open-folder', { id }, hidden),
+    action('folder', 'folder', files, 'nbdist:open-folder', { id }, null),
     action('tensorboard', 'tensorboard', trans.__('Open TensorBoard'), 'nbdist:open-tensorboard', { id }, board)
   ];
 }

@@ -5,6 +5,7 @@ import { useWatch, type Watch } from './watch';
 export function Notices({ watch }: { watch: Watch }): ReactElement {
   const connection = useWatch(watch, () => watch.connection);
   const trouble = useWatch(watch, () => watch.trouble);
+  const reached = useWatch(watch, () => watch.reached);
   const problems = useWatch(watch, () => watch.state.problems);
   const about = useWatch(watch, () => watch.model.about);
   const { trans } = watch;
@@ -12,7 +13,9 @@ export function Notices({ watch }: { watch: Watch }): ReactElement {
     <div role="status" className="nbd-Notices">
       {connection === 'offline' && (
         <p className="nbd-Notice nbd-mod-bad" title={trouble ?? undefined}>
-          {trans.__('The server cannot be reached, trying again.')} {trouble}
+          {reached
+            ? trans.__('The server does not answer as it should, trying again: %1', trouble ?? '')
+            : trans.__('The server cannot be reached, trying again.')}
         </p>
       )}
       {connection === 'polling' && (

@@ -29,6 +29,10 @@ export class Watch {
     return this._trouble;
   }
 
+  get reached(): boolean {
+    return this._reached;
+  }
+
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -49,6 +53,7 @@ export class Watch {
       this._state = feed.state;
       this._connection = feed.connection;
       this._trouble = feed.trouble;
+      this._reached = feed.reached;
       this._changed.emit();
     }
   }
@@ -57,6 +62,7 @@ export class Watch {
   private _state: State;
   private _connection: Connection = 'connecting';
   private _trouble: string | null = null;
+  private _reached = true;
   private _seen = false;
 }
 
