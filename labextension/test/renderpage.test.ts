@@ -4,7 +4,7 @@ import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { ApiError } from '../src/api/client';
-import { NOTHING, type RunDetails, type Run, type State } from '../src/api/items';
+import { NOTHING, type Run, type RunDetails, type State, type Sweep } from '../src/api/items';
 import { Pace } from '../src/render/page/pace';
 import { RunPage } from '../src/render/page/runpage';
 import { standing } from '../src/render/page/runprogress';
@@ -226,11 +226,19 @@ describe('the page of a run', () => {
   });
 });
 
-it('the page of a sweep shows its grid', async () => {
+it('the page of a sweep shows its grid, in which a trial stays chosen', async () => {
   server.data = sweepData;
   const page = await opened(new SweepPage('s', server.nbdist, commands));
   expect(page.title.label).toBe('mnist');
-  expect(page.node.querySelector('.nbdist-sweep')).not.toBeNull();
+  page.node.querySelector<HTMLElement>('tbody tr button')!.click();
+  const { number, state } = sweepData.trials;
+  const trials = { number: [12, ...number.slice(1), number[0]], state: [1, ...state.slice(1), state[0]] };
+  server.data = { ...sweepData, trials, status: { ...sweepData.status, state: 'running' } };
+  server.state = { ...NOTHING, sweeps: [{ id: 's' } as Sweep] };
+  server.changed.emit();
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(page.node.querySelector('.nbd-chip')?.textContent).toContain('running');
+  expect(page.node.querySelector('.nbs-panel')?.textContent).toContain(`Trial ${number[0]}`);
 });
 
 describe('standing', () => {

@@ -48,8 +48,8 @@ describe('the grid', () => {
     Object.defineProperty(Element.prototype, 'clientWidth', { get: () => 800, configurable: true });
   });
 
-  it('draws what is left of damaged data', () => {
-    for (const spoiltData of spoilt(data, 80)) {
+  it('draws what is left of damaged data', { timeout: 60_000 }, () => {
+    for (const spoiltData of spoilt(data, 40)) {
       const grid = new Grid('g', null);
       document.body.replaceChildren(grid.element);
       let bundle;

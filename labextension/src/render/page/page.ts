@@ -37,6 +37,7 @@ export abstract class Page<Details, Bundle> extends Widget {
     this.node.append(this.trouble, this.buttons.element, this.before, this.place, this.after);
     nbdist.feed.changed.connect(this.onChange, this);
     this.title.closable = true;
+    this.place.append(make('p', { class: 'nbd-Page-note' }, nbdist.trans.__('Loading…')));
     this.pace.want();
   }
 
@@ -45,7 +46,7 @@ export abstract class Page<Details, Bundle> extends Widget {
   /** Its item among those that change. */
   protected abstract itemIn(state: State): object | undefined;
   protected abstract draw(bundle: Bundle): Promise<Drawing<Bundle>>;
-  /** What stands above and below the figures, into `before` and `after`. */
+  /** What stands between the header and the figures, and below them: into `before` and `after`. */
   protected abstract write(answer: Answer<Details, Bundle>): void;
   protected abstract actions(details: Details): Action[];
   /** Its name, for the tab. */
@@ -130,6 +131,9 @@ export abstract class Page<Details, Bundle> extends Widget {
         this.failed = error instanceof ApiError && !gone;
         this.say(gone ? this.vanished() : this.wordsOf(error));
         this.buttons.offer([]);
+        if (!this.drawing) {
+          this.place.replaceChildren();
+        }
       }
     }
   }
@@ -150,6 +154,7 @@ export abstract class Page<Details, Bundle> extends Widget {
     }
     this.drawing = drawing;
     this.place.replaceChildren(drawing.element);
+    drawing.element.firstElementChild?.after(this.before); // the header comes first
     this.endLook = watchLook(drawing.element, () => drawing.redraw());
     drawing.redraw();
   }

@@ -51,7 +51,8 @@ export class RunPage extends Page<RunDetails, RunBundle> {
   }
 
   protected override actions(details: RunDetails): Action[] {
-    return runActions(details, this.about, this.nbdist.trans);
+    const actions = runActions(details, this.about, this.nbdist.trans);
+    return details.browse === null ? actions.filter(({ id }) => id !== 'folder') : actions; // its files are on this page
   }
 
   protected override nameOf(details: RunDetails): string {
