@@ -11,14 +11,13 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
-
-if TYPE_CHECKING:
-    from websocket import WebSocket
+from websocket import WebSocket, WebSocketException
 
 ROOT = Path(__file__).parent.parent
 TASKS, RUNS, SECONDS, TURNS = 100, 50, 60.0, 2
@@ -50,18 +49,17 @@ def measure(tasks: int, runs: int, seconds: float, home: Path) -> dict[str, floa
             nb.launch(BODY, on="worker:0", live=False)
         with server_process(home) as server:
             process = psutil.Process(server.process.pid)
-            page, told = open_page(server, cluster.id)
-            assert (len(told["runs"]), len(told["tasks"])) == (runs, tasks), "not all of it is listed"
-            open_cpu, closed_cpu, messages = 0.0, 0.0, 0
-            for _ in range(TURNS):
-                wish(page, None, visible=False)
-                closed_cpu += spent(process, seconds)
-                wish(page, cluster.id, visible=True)
-                spent(process, SETTLE)  # the page is told what has changed meanwhile
-                drain(page)
-                open_cpu += spent(process, seconds)
-                messages += drain(page)
-            page.close()
+            with closing(Page(server.stream(), cluster.id)) as page:
+                assert page.listed == (runs, tasks), f"not all of it is listed: {page.listed}"
+                open_cpu, closed_cpu, messages = 0.0, 0.0, 0
+                for _ in range(TURNS):
+                    page.show(None)
+                    closed_cpu += spent(process, seconds)
+                    page.show(cluster.id)
+                    spent(process, SETTLE)  # the page is told what has changed meanwhile
+                    heard = page.heard
+                    open_cpu += spent(process, seconds)
+                    messages += page.heard - heard
     finally:
         cluster.stop()
     minutes = TURNS * seconds / 60
@@ -72,18 +70,33 @@ def measure(tasks: int, runs: int, seconds: float, home: Path) -> dict[str, floa
     }
 
 
-def open_page(server: Any, cluster: str) -> tuple[WebSocket, dict[str, Any]]:
-    """Return a page that looks at a cluster, and what it was told when all of it was there."""
-    page = server.stream()
-    told = json.loads(page.recv())
-    wish(page, cluster, visible=True)
-    told["tasks"] = json.loads(page.recv())["tasks"]["set"]
-    return page, told
+class Page:
+    """A page that looks at a cluster: it reads what comes, and answers pings, on a thread."""
 
+    def __init__(self, socket: WebSocket, cluster: str) -> None:
+        self._socket = socket
+        runs = json.loads(socket.recv())["runs"]
+        self.show(cluster)
+        self.listed = len(runs), len(json.loads(socket.recv())["tasks"]["set"])
+        self.heard = 0
+        socket.settimeout(None)  # where nothing changes, nothing comes
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
 
-def wish(page: WebSocket, cluster: str | None, *, visible: bool) -> None:
-    """Say what the page looks at."""
-    page.send(json.dumps({"kind": "look", "cluster": cluster, "visible": visible}))
+    def show(self, cluster: str | None) -> None:
+        """Look at a cluster; None hides the page."""
+        look = {"kind": "look", "cluster": cluster, "visible": cluster is not None}
+        self._socket.send(json.dumps(look))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.shutdown()
+        self._thread.join()
+
+    def _read(self) -> None:
+        with suppress(OSError, WebSocketException):
+            while self._socket.recv():
+                self.heard += 1
 
 
 def spent(process: psutil.Process, seconds: float) -> float:
@@ -92,22 +105,6 @@ def spent(process: psutil.Process, seconds: float) -> float:
     time.sleep(seconds)
     after = process.cpu_times()
     return (after.user + after.system) - (before.user + before.system)
-
-
-def drain(page: WebSocket) -> int:
-    """Return how many messages have come meanwhile."""
-    from websocket import WebSocketTimeoutException
-
-    count = 0
-    page.settimeout(0.05)
-    try:
-        while page.recv():
-            count += 1
-    except WebSocketTimeoutException:
-        return count
-    finally:
-        page.settimeout(30)
-    return count
 
 
 if __name__ == "__main__":
