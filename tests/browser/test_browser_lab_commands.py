@@ -21,6 +21,10 @@ model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
 history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(50), epochs=2)"""
 FIELD = "[id='jp-SettingsEditor-nbdist:plugin_%s']"
 NOTEBOOK = "window.jupyterapp.shell.currentWidget.content"
+# The page asks the server for its sessions now, and not in some seconds.
+GONE = """window.jupyterapp.serviceManager.sessions.refreshRunning().then(() => {
+  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel;
+  return !kernel || ['dead', 'unknown'].includes(kernel.status) })"""
 KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel"
 
 
@@ -54,6 +58,12 @@ def execute(page: Page, name: str, **arguments: Any) -> str:
             [name, {**arguments, "quiet": True}],
         )
     )
+
+
+def workers(page: Page) -> list[int]:
+    """How many workers each cluster has."""
+    asked = "fetch('/nbdist/api/v1/state').then(answer => answer.json())"
+    return [cluster["workers"] for cluster in page.evaluate(asked)["clusters"] if cluster["can"]["stop"]]
 
 
 def toast(page: Page, text: str) -> None:
@@ -142,11 +152,16 @@ def test_attach_code_goes_below_the_active_cell_whatever_the_kernel_does(lab: La
     assert sources(page) == before
 
     lab.server.end_kernels()  # the page is not asked
-    page.evaluate("window.jupyterapp.serviceManager.sessions.refreshRunning()")
-    page.wait_for_function(f"!{KERNEL} || ['dead', 'unknown'].includes({KERNEL}.status)")
+    until(page, lambda: page.evaluate(GONE))
     activate(page, 1)
     assert execute(page, "nbdist:insert-attach", code=ATTACH) == ""
     assert sources(page) == [*before, ATTACH]
+    # To run a cell there a new kernel is started, as for any cell.
+    activate(page, 1)
+    page.locator(BUTTON).click()
+    lab.wait_done(1)
+    assert sources(page)[1] == f"%%distribute\n{before[1]}"
+    assert "Error" not in lab.output(1).inner_text()
 
 
 def test_without_a_notebook_attach_code_opens_one(own_settings: Lab) -> None:
@@ -189,9 +204,20 @@ def test_a_cluster_that_a_notebook_uses_is_stopped_only_on_a_second_word(lab: La
     lab.write("owner.ipynb", ["%load_ext nbdist\n%cluster start --workers 1"])
     page = lab.open("owner.ipynb")
     lab.run(0)
-    in_palette(page, "Stop a Cluster").first.click()
+    in_palette(page, "Add Workers").first.click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Choose a cluster")
+    dialog.get_by_role("button", name="OK").click()
+    field, accept = dialog.get_by_label("How many more"), dialog.get_by_role("button", name="OK")
+    field.fill("0")
+    expect(accept).to_be_disabled()
+    lab.screenshot("commands-grow-cluster")
+    field.fill("1")
+    accept.click()
+    toast(page, "gets 1 more worker.")
+    until(page, lambda: workers(page) == [2])
+
+    in_palette(page, "Stop a Cluster").first.click()
     dialog.get_by_role("button", name="OK").click()
     expect(dialog).to_contain_text("owner.ipynb is open and uses it.")
     lab.screenshot("commands-stop-cluster")
@@ -209,7 +235,7 @@ def test_a_run_is_shown_in_tensorboard_and_its_files_are_found(lab: Lab) -> None
     plain = lab.output(3).locator("pre").last.inner_text().strip("'")
     context = page.context
     in_palette(page, "Open a Run in TensorBoard").first.click()
-    with context.expect_page() as opened:  # of all runs one has events
+    with context.expect_page() as opened:  # the newest: its events are made now
         page.get_by_role("dialog").get_by_role("button", name="OK").click()
     expect(opened.value).to_have_title("TensorBoard")
     expect(opened.value.locator("tb-webapp")).to_be_visible()
@@ -251,8 +277,15 @@ def test_settings_act_at_once(own_settings: Lab) -> None:
     expect(page.locator(".jp-SettingsEditor, .jp-SettingsPanel")).to_contain_text("must be >= 1")
     lab.screenshot("commands-settings-unfit")
     page.locator(FIELD % "workers").fill("3")
+    status = page.locator(".nbd-Status")
+    expect(status).to_have_count(1)
+    page.locator(FIELD % "showStatus").uncheck()
+    expect(status).to_have_count(0)
     kept = values_of(lab)
     until(page, lambda: kept.exists() and '"workers": 3' in kept.read_text())
+    page.evaluate("window.jupyterapp.commands.execute('nbdist:start-cluster'); null")
+    expect(page.get_by_role("dialog").get_by_label("Workers")).to_have_value("3")
+    page.keyboard.press("Escape")
     lab.command("docmanager:open", {"path": "set.ipynb"})
     activate(page, 0)
     page.locator(BUTTON).click()

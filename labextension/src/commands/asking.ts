@@ -86,10 +86,9 @@ class NumberField extends Widget implements Dialog.IBodyWidget<number> {
   constructor(label: string, most: number) {
     super();
     const text = document.createElement('label');
-    text.textContent = label;
     Object.assign(this.input, { type: 'number', min: '1', max: String(most), step: '1', required: true, value: '1' });
     this.input.className = 'jp-mod-styled';
-    text.append(this.input);
+    text.append(`${label}: `, this.input);
     this.node.append(text);
   }
 

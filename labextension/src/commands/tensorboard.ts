@@ -10,7 +10,7 @@ export function addTensorBoardCommand(parts: Parts): void {
   const { trans } = parts.nbdist;
   parts.app.commands.addCommand('nbdist:open-tensorboard', {
     label: trans.__('Open a Run in TensorBoard…'),
-    caption: trans.__('Show the events that a run has written in TensorBoard'),
+    caption: trans.__('Show the curves of a run in TensorBoard'),
     icon: launchIcon,
     describedBy: described({ id: ['string', 'The id of a run; without one it is asked for.'] }),
     execute: args =>
@@ -20,8 +20,7 @@ export function addTensorBoardCommand(parts: Parts): void {
           await open(id, parts);
           return;
         }
-        const none = trans.__('No run has written events: %1 with the flag %2 does.', '%%distribute', '--tensorboard');
-        const run = await chosenRun(one => one.tensorboard, none, parts);
+        const run = await chosenRun(() => true, trans.__('There are no runs.'), parts);
         if (run !== null) {
           await open(run.id, parts);
         }

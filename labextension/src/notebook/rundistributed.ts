@@ -3,7 +3,7 @@ import { NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
 import type { Kernel } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Refused } from '../commands/telling';
-import { wrap } from './wrap';
+import { type Step, wrap } from './wrap';
 
 type Cell = NonNullable<NotebookPanel['content']['activeCell']>;
 
@@ -19,10 +19,14 @@ export async function runDistributed(
   if (!cell) {
     throw new Refused(trans.__('The notebook has no cell to run.'));
   }
-  const step = wrap(factsOf(cell, panel), flags, trans);
-  if (step.do === 'refuse') {
-    throw new Refused(step.why);
-  }
+  const decide = (): Exclude<Step, { do: 'refuse' }> => {
+    const step = wrap(factsOf(cell, panel), flags, trans);
+    if (step.do === 'refuse') {
+      throw new Refused(step.why);
+    }
+    return step;
+  };
+  decide(); // no kernel is started for nothing
   await sessionContext.ready;
   if (sessionContext.hasNoKernel && (await sessionContext.startKernel())) {
     await dialogs?.selectKernel(sessionContext);
@@ -34,6 +38,7 @@ export async function runDistributed(
   if (kernel.status === 'dead') {
     throw new Refused(trans.__('The kernel of this notebook is dead: restart it, then run the cell.'));
   }
+  const step = decide(); // the user may have chosen a kernel of another language
   if (step.do === 'wrap') {
     putAbove(cell, step.line);
   }
