@@ -56,7 +56,8 @@ describe('actions', () => {
   it('of a run depend on what it has written and on what is installed', () => {
     expect(names(runActions(RUN, ABOUT, trans))).toEqual(['stop', 'attach', 'folder', 'tensorboard']);
     const ended = { ...RUN, status: 'done' as const, browse: null, tensorboard: false };
-    expect(names(runActions(ended, ABOUT, trans))).toEqual(['attach', '(folder)', '(tensorboard)']);
+    expect(names(runActions(ended, ABOUT, trans))).toEqual(['attach', 'folder', 'tensorboard']);
+    expect(runActions(ended, ABOUT, trans)[1]!.label).toBe('Show the files');
     const without = { ...ABOUT, tensorboard: 'it is not installed: pip install tensorboard' };
     expect(runActions(RUN, without, trans).at(-1)!.why).toBe(without.tensorboard);
   });
