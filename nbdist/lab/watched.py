@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ from nbdist.wire.keys import read_private
 
 SETTLED_NS = 1_000_000_000  # a folder that changed more recently than this may change within the same tick
 MOST_BYTES = 4 << 20  # of a cluster.json; the largest cluster has a twentieth
+REMARK = re.compile(r"\] (DEBUG|INFO|WARNING) \| ")  # a line that an engine logs also when all is well
 
 
 @dataclass(frozen=True)
@@ -149,17 +151,21 @@ def deaths(tasks: tuple[TaskSeen, ...], word: Word) -> dict[int, str]:
 
 
 def in_words(how: Mapping[str, Any]) -> str:
-    """Return how a process has ended, and the last line of its log.
+    """Return how a process has ended, and the last line of its log that may be about it.
 
     >>> in_words({"code": 1, "signal": None, "log": "one\\nValueError: no\\n"})
     'exited with code 1; its log ends with: ValueError: no'
+    >>> in_words({"code": None, "signal": 9, "log": "2026-11-21 01:29:40 [IPEngine.3] WARNING | no debugpy"})
+    'killed by SIGKILL'
     """
     try:
         words = describe_exit({"code": None, "signal": None, **how})
     except (TypeError, ValueError):  # a keeper of another version
         words = "its process has ended"
     log = how.get("log")
-    last = log.strip().rpartition("\n")[2].strip()[-200:] if isinstance(log, str) else ""
+    lines = log.splitlines() if isinstance(log, str) else []
+    telling = [line.strip() for line in lines if line.strip() and not REMARK.search(line)]
+    last = telling[-1][-200:] if telling else ""
     return f"{words}; its log ends with: {last}" if last else words
 
 
