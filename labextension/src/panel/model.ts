@@ -1,5 +1,5 @@
 import type { CommandRegistry } from '@lumino/commands';
-import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
+import { JSONExt, type ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import type { IDisposable } from '@lumino/disposable';
 import { type ISignal, Signal } from '@lumino/signaling';
 import type { About, Cluster } from '../api/items';
@@ -38,15 +38,16 @@ export class PanelModel implements IDisposable {
     return this._about;
   }
 
-  /** Ask what this server can do, unless it is known. */
+  /** Ask what this server can do: TensorBoard, say, may have been installed since it was asked last. */
   async learn(): Promise<void> {
-    if (this._about === null) {
-      try {
-        this._about = await this.nbdist.client.about();
+    try {
+      const about = await this.nbdist.client.about();
+      if (!JSONExt.deepEqual({ ...about }, { ...this._about })) {
+        this._about = about;
         this._changed.emit();
-      } catch {
-        // The feed tells that the server cannot be reached; this is asked again when the panel is shown again.
       }
+    } catch {
+      // The feed tells that the server cannot be reached; this is asked again when the panel is shown again.
     }
   }
 
