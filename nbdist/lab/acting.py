@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tornado import web
+
 from nbdist.cluster.folder import new_id
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.lab.bodies import nothing, wanted_cluster, wanted_growth, wanted_task
@@ -13,6 +15,7 @@ from nbdist.lab.handling import Handler, checked_id
 class NewCluster(Handler):
     """``POST nbdist/api/v1/clusters``."""
 
+    @web.authenticated
     async def post(self) -> None:
         """Begin to start a cluster, and answer with its id."""
         wanted = wanted_cluster(self.body())
@@ -24,6 +27,7 @@ class NewCluster(Handler):
 class OneCluster(Handler):
     """``DELETE nbdist/api/v1/clusters/ID``."""
 
+    @web.authenticated
     async def delete(self, cluster: str) -> None:
         """Begin to stop a cluster; give up one that starts, and forget one that did not."""
         nothing(self.body())
@@ -40,6 +44,7 @@ class OneCluster(Handler):
 class ClusterWish(Handler):
     """``POST nbdist/api/v1/clusters/ID/grow`` and ``.../restart``."""
 
+    @web.authenticated
     async def post(self, cluster: str, wish: str) -> None:
         """Begin to grow a cluster, or to restart tasks of it."""
         id, body = checked_id(cluster), self.body()
@@ -52,6 +57,7 @@ class ClusterWish(Handler):
 class RunStop(Handler):
     """``POST nbdist/api/v1/runs/ID/stop``."""
 
+    @web.authenticated
     async def post(self, run: str) -> None:
         """Begin to stop a run."""
         nothing(self.body())
@@ -64,6 +70,7 @@ class RunStop(Handler):
 class RunBoard(Handler):
     """``POST nbdist/api/v1/runs/ID/tensorboard``."""
 
+    @web.authenticated
     async def post(self, run: str) -> None:
         """Answer with where TensorBoard shows a run, once it does."""
         nothing(self.body())
@@ -73,6 +80,7 @@ class RunBoard(Handler):
 class SweepWish(Handler):
     """``POST nbdist/api/v1/sweeps/ID/stop``, ``.../pause`` and ``.../resume``."""
 
+    @web.authenticated
     async def post(self, sweep: str, wish: str) -> None:
         """Refuse it, with the reason: a sweep's log has one writer, the notebook that drives it."""
         nothing(self.body())

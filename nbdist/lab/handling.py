@@ -1,7 +1,8 @@
 """What all our routes have in common: who may ask, how a view is answered, how errors are told.
 
 Authentication and authorisation come before anything else, for every verb, offered or not. Jupyter's own
-`prepare` looks at the host, the user, the origin and the XSRF token.
+`prepare` looks at the host, the user, the origin and the XSRF token; the decorators tell its own check of all
+routes that nothing was forgotten.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from http.client import responses
 from typing import Any
 
 from jupyter_core.utils import ensure_async
+from jupyter_server.auth.decorator import allow_unauthenticated
 from jupyter_server.auth.utils import HTTP_METHOD_TO_AUTH_ACTION
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
@@ -104,6 +106,7 @@ class Handler(APIHandler):
             raise InvalidArgumentError("the request's body is a JSON object, such as {}")
         return found
 
+    @allow_unauthenticated
     def options(self, *arguments: Any, **named: Any) -> None:
         """Answer the question before a request from elsewhere, where the server's owner allows such."""
         if not self._allows_elsewhere:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import BinaryIO
 
+from tornado import web
 from tornado.iostream import StreamClosedError
 
 from nbdist.lab.handling import Handler, checked_id
@@ -15,6 +16,7 @@ CHUNK = 256 << 10  # bytes of a file that are read and sent at a time
 class About(Handler):
     """``GET nbdist/api/v1``: what this server can do."""
 
+    @web.authenticated
     async def get(self) -> None:
         """Answer with versions, cores, GPUs and why something is not there."""
         await self.answer(lambda views: views.about())
@@ -23,6 +25,7 @@ class About(Handler):
 class CurrentState(Handler):
     """``GET nbdist/api/v1/state``: everything that the page lists."""
 
+    @web.authenticated
     async def get(self) -> None:
         """Answer with the state; ``?cluster=ID`` adds that cluster's tasks."""
         cluster = self.get_query_argument("cluster", "")
@@ -33,6 +36,7 @@ class CurrentState(Handler):
 class OneRun(Handler):
     """``GET nbdist/api/v1/runs/ID`` and ``.../data``."""
 
+    @web.authenticated
     async def get(self, run: str, data: str | None) -> None:
         """Answer with all that run.json says, or with the bundle that the page draws."""
         name = checked_id(run)
@@ -42,6 +46,7 @@ class OneRun(Handler):
 class OneSweep(Handler):
     """``GET nbdist/api/v1/sweeps/ID`` and ``.../data``."""
 
+    @web.authenticated
     async def get(self, sweep: str, data: str | None) -> None:
         """Answer with the sweep's item, or with the bundle that the page draws."""
         name = checked_id(sweep)
@@ -51,6 +56,7 @@ class OneSweep(Handler):
 class OneFile(Handler):
     """``GET nbdist/api/v1/runs/ID/files/PATH``: a file of the run's folder, to be saved and never shown."""
 
+    @web.authenticated
     async def get(self, run: str, path: str) -> None:
         """Send the file's bytes as they are."""
         self.check_xsrf_cookie()  # no page from elsewhere may include one

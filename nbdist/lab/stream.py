@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from jupyter_server.auth.decorator import ws_authenticated
 from jupyter_server.auth.utils import HTTP_METHOD_TO_AUTH_ACTION
 from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
@@ -57,6 +58,11 @@ class Stream(WebSocketMixin, WebSocketHandler, JupyterHandler):
         await super().prepare()
         verb = "WEBSOCKET" if self.request.method == "GET" else str(self.request.method)
         await check_user(self, HTTP_METHOD_TO_AUTH_ACTION.get(verb, "write"))
+
+    @ws_authenticated
+    async def get(self, *arguments: str, **named: str) -> None:
+        """Turn the request into a WebSocket."""
+        await super().get(*arguments, **named)
 
     def open(self, *arguments: str, **named: str) -> None:
         """Begin to tell the page."""

@@ -60,6 +60,7 @@ class BoardHandler(JupyterHandler):
         if not self.check_origin() or self._is_wanted_elsewhere:
             raise web.HTTPError(403, "TensorBoard answers pages of this server only")
 
+    @web.authenticated
     async def get(self, run_id: str, rest: str | None) -> None:
         """Hand the request on, and its answer back."""
         if not rest:  # the page's own links are relative to its folder
