@@ -44,7 +44,7 @@ clean:
 # One stamp per set of extras: a stamp is newer than what it was made from, or it is made again.
 
 PROJECT := pyproject.toml $(wildcard */package.json */package-lock.json) jupyter-config/nbdist.json
-PAGES := $(wildcard widget/src/*.* widget/src/*/* labextension/src/*.* labextension/src/*/* labextension/style/* labextension/schema/*)
+PAGES := $(shell find widget/src labextension/src labextension/style labextension/schema -type f)
 
 .venv/pip.stamp:
 	$(PYTHON) scripts/requirements.py
