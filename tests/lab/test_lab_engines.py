@@ -55,6 +55,13 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         yield one
 
 
+def lives(pid: int) -> bool:
+    """Whether a process has not ended; one that nobody has reaped has."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def item(id: str, state: dict[str, Any]) -> dict[str, Any]:
     return next((one for one in state["clusters"] if one["id"] == id), {})
 
@@ -123,17 +130,33 @@ def test_a_server_that_ends_leaves_nothing_half_started(tmp_path: Path, number: 
     until(lambda: not (clusters_folder() / id).exists())
 
 
-@pytest.mark.parametrize("line", [b"controller", b"2 engines"])
-def test_a_start_that_is_killed_leaves_nothing(line: bytes) -> None:
+STUCK = """
+import sys, threading
+from nbdist.lab import act
+
+def start(say, **options):
+    def told(line):
+        say(line)
+        if sys.argv[1] in line:
+            threading.Event().wait()
+    act.start(told, **options)
+
+act.DOES["start"] = start
+sys.exit(act.main())
+"""
+
+
+@pytest.mark.parametrize("line", ["controller", "2 engines"])
+def test_a_start_that_is_killed_leaves_nothing(line: str) -> None:
     """Nobody is left to undo it but the keeper itself, at whatever point it was."""
-    command = [sys.executable, "-m", "nbdist.lab.act"]
+    command = [sys.executable, "-c", STUCK, line]
     act = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert act.stdin is not None
     assert act.stdout is not None
     try:
         act.stdin.write(b'{"do": "start", "id": "cut_short", "workers": 2, "gpus": "none"}\n')
         act.stdin.flush()
-        while line not in (said := act.stdout.readline()):
+        while line.encode() not in (said := act.stdout.readline()):
             assert said
     finally:
         act.kill()
@@ -143,7 +166,12 @@ def test_a_start_that_is_killed_leaves_nothing(line: bytes) -> None:
 
 def test_a_start_that_is_given_up_leaves_nothing(server: ServerProcess) -> None:
     id = server.ask("POST", f"{API}/clusters", {"workers": 2, "gpus": "none"}).json["id"]
-    until(lambda: item(id, server.get("/state"))["lines"])
+
+    def begun() -> bool:
+        now = item(id, server.get("/state"))
+        return bool(now["lines"]) or now["state"] == "running"  # it may be quicker than these looks
+
+    until(begun)
     assert server.ask("DELETE", f"{API}/clusters/{id}").status == 202
     until(lambda: not item(id, server.get("/state")))
     assert id not in living()
@@ -221,7 +249,7 @@ def test_a_cluster_of_ipyparallels_own_is_stopped(server: ServerProcess, gone: b
             until(lambda: item(id, server.get("/state")).get("state") == "stale")
         assert server.ask("DELETE", f"{API}/clusters/ipp%3Adefault%3Atheirs").status == 202
         until(lambda: not item(id, server.get("/state")), lambda: server.get("/state")["clusters"])
-        assert psutil.pid_exists(engine) == gone
+        until(lambda: lives(engine) == gone)
     finally:
         for pid in pids:
             with suppress(ProcessLookupError):
