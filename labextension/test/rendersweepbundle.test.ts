@@ -4,7 +4,7 @@ import { SWEEP } from '../src/render/kinds';
 import { readSweep } from '../src/render/sweepbundle';
 import { Unreadable } from '../src/render/unreadable';
 import { RUBBISH, spoilt } from './renderrubbish';
-import data from './rendersweep.json';
+import data from './rendersweep.json'; // sweep_bundle(12) of tests/browser/saved_to_show.py
 
 describe('readSweep', () => {
   it('keeps what a sweep has left in a notebook', () => {

@@ -12,7 +12,7 @@ export const RUN: Kind<RunBundle> = {
   id: bundle => bundle.head.run,
   attaches: trans => trans.__('shows the run in a kernel again.'),
   below: (told, { leftOut }, trans) => {
-    const left = trans._n('%1 curve had no room in the notebook.', '%1 curves had no room in the notebook.', leftOut, leftOut);
+    const left = trans._n('%1 curve had no room in the notebook.', '%1 curves had no room in the notebook.', leftOut);
     const parts = leftOut ? [make('p', {}, left), ...told] : told;
     return parts.length ? [make('div', { class: 'nbd-told' }, ...parts)] : [];
   }

@@ -16,7 +16,7 @@ import { SweepPage } from './sweeppage';
 
 const BELOW = 420; // pixels of a page below a notebook
 
-type AnyPage = Page<any, any>; // eslint-disable-line @typescript-eslint/no-explicit-any
+type AnyPage = Page<unknown, unknown>;
 
 interface Kind {
   name: string;
