@@ -3,5 +3,6 @@ import { fileURLToPath } from 'node:url';
 
 export default defineConfig({
   resolve: { alias: { '@widget': fileURLToPath(new URL('../widget/src', import.meta.url)) } },
-  test: { environment: 'happy-dom', include: ['test/**/*.test.{ts,tsx}'] }
+  // What a test imports first is compiled then: on a busy machine that takes longer than vitest's five seconds.
+  test: { environment: 'happy-dom', include: ['test/**/*.test.{ts,tsx}'], testTimeout: 60_000, hookTimeout: 60_000 }
 });

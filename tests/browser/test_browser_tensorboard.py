@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from browser_lab import ARTIFACTS
+from browser_server import PATIENCE, ROOT
+from playwright.sync_api import Browser, Page
+
+sys.path.append(str(ROOT / "tests" / "lab"))
+
 from labserver import BASE, TOKEN, serving
-from playwright.sync_api import Page, sync_playwright
 from tensorboard_runs import make_run
 
-ARTIFACTS = Path(__file__).parents[2] / "artifacts"
-PATIENCE = 60_000  # ms for whatever the page is to show: a limit for a busy machine, and no promise
 FETCH = "path => fetch(path).then(answer => answer.status, error => String(error))"
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_the_page_shows_the_runs_curves(tmp_path: Path, own: bool) -> None:
+def test_the_page_shows_the_runs_curves(tmp_path: Path, chromium: Browser, own: bool) -> None:
     run = make_run(own=own, steps=400)
-    with serving(tmp_path) as server, sync_playwright() as playwright:
+    with serving(tmp_path) as server:
         path = server.ask("POST", f"nbdist/api/v1/runs/{run}/tensorboard").json["url"]
-        chromium = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
-        )
+        page = chromium.new_page(viewport={"width": 1200, "height": 900})
         try:
-            page = chromium.new_page(viewport={"width": 1200, "height": 900})
-            page.set_default_timeout(PATIENCE)
+            page.set_default_timeout(PATIENCE * 1000)
             look_at(page, f"http://127.0.0.1:{server.port}{BASE}{path}?token={TOKEN}")
             ARTIFACTS.mkdir(exist_ok=True)
             page.screenshot(path=ARTIFACTS / f"tensorboard-{'own' if own else 'made'}.png")
@@ -36,7 +36,7 @@ def test_the_page_shows_the_runs_curves(tmp_path: Path, own: bool) -> None:
             )  # Jupyter is out of its reach
             assert page.evaluate(FETCH, "data/runs") == 200
         finally:
-            chromium.close()
+            page.close()
 
 
 def look_at(page: Page, address: str) -> None:
