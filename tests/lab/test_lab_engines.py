@@ -242,7 +242,6 @@ def test_a_cluster_of_ipyparallels_own_is_stopped(server: ServerProcess, gone: b
     controller = psutil.Process(int(done.stdout))
     until(lambda: item(id, server.get("/state")).get("state") == "running")
     engine = server.get(f"/state?cluster={id}")["tasks"][0]["pid"]
-    pids = [controller.pid, engine, *(child.pid for child in controller.children(recursive=True))]
     try:
         if gone:
             controller.kill()
@@ -251,6 +250,6 @@ def test_a_cluster_of_ipyparallels_own_is_stopped(server: ServerProcess, gone: b
         until(lambda: not item(id, server.get("/state")), lambda: server.get("/state")["clusters"])
         until(lambda: lives(engine) == gone)
     finally:
-        for pid in pids:
+        for leader in (controller.pid, engine):  # ipyparallel gives each a group, with what it has forked
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(leader, signal.SIGKILL)
