@@ -60,13 +60,16 @@ def test_a_run_is_zoomed_read_and_smoothed_without_a_kernel(drawing_lab: Lab) ->
     assert "at step 1:" in str(chart.get_attribute("aria-label"))
     chart.press("ArrowRight")
     expect(page.locator(".nbd-readout").first).to_be_visible()
-    chart.press("+")
-    expect(page.get_by_role("button", name="Show all")).to_be_visible()
     other = page.locator(f"{LIVE} .nbd-plot").nth(1)
     pixels = "plot => plot.querySelector('canvas').toDataURL()"
+    differs = f"([plot, before]) => ({pixels})(plot) !== before"
+    whole = other.evaluate(pixels)
+    chart.press("+")
+    expect(page.get_by_role("button", name="Show all")).to_be_visible()
+    page.wait_for_function(differs, arg=[other.element_handle(), whole])
     near = other.evaluate(pixels)
     page.get_by_role("button", name="Show all").click()
-    page.wait_for_function(f"([plot, near]) => ({pixels})(plot) !== near", arg=[other.element_handle(), near])
+    page.wait_for_function(differs, arg=[other.element_handle(), near])
     box = chart.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 60)

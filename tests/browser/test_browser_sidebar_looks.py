@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from browser_axe import violations
 from browser_lab import Lab, Notebook
 from browser_server import PATIENCE, LabServer
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Request, expect
 from sidebar_to_show import MEGABYTE, Served, crowded, task
 
 pytestmark = pytest.mark.browser
@@ -49,6 +51,7 @@ def test_a_crowd_is_readable_in_both_themes_narrow_and_wide(served: tuple[Lab, S
             columns[width] = visible_columns(page)
         assert violations(page, PANEL) == []
         assert violations(page, ".nbd-Status") == []
+    lab.theme("JupyterLab Light")  # the server keeps it, for the tests that follow
     assert columns[220][:3] == ["Task", "State", "/s"]
     assert "CPU" not in columns[220]
     assert {"CPU", "Mem", "Step", "Host"} <= set(columns[500])
@@ -145,13 +148,21 @@ def test_it_stays_on_the_side_where_it_was_put(served: tuple[Lab, Served]) -> No
     page = lab.page
     assert page.evaluate(SIDE) == "left"
     page.locator(f'.jp-SideBar li[data-id="{PANEL[1:]}"]').click(button="right")
-    with page.expect_response(lambda response: "/api/workspaces/" in response.url and response.ok):
+    with page.expect_response(lambda response: response.ok and kept_right(response.request)):
         page.get_by_role("menuitem", name="Switch Sidebar Side").click()
     page.wait_for_function(f"{SIDE} === 'right'")
     lab.save()  # or the page asks whether it may be left
     page.reload()
     page.wait_for_function(f"window.jupyterapp?.shell && {SIDE} === 'right'")
     expect(page.locator(PANEL)).to_be_visible()
+
+
+def kept_right(asked: Request) -> bool:
+    """Whether a page has its workspace kept with the panel on the right, and not how it was before."""
+    if asked.method != "PUT" or "/api/workspaces/" not in asked.url:
+        return False
+    layout = asked.post_data_json["data"].get("layout-restorer:data", {})
+    return PANEL[1:] in json.dumps(layout.get("right", {}))
 
 
 SIDE = (
