@@ -49,7 +49,7 @@ FILES = [
 ]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(st.sampled_from(FILES), CONTENTS, max_size=5))
 def test_whatever_stands_in_the_files(server: Server, files: dict[str, bytes]) -> None:
     for name, content in files.items():
