@@ -77,7 +77,9 @@ class Page:
         self._socket = socket
         runs = json.loads(socket.recv())["runs"]
         self.show(cluster)
-        self.listed = len(runs), len(json.loads(socket.recv())["tasks"]["set"])
+        while "tasks" not in (told := json.loads(socket.recv())):
+            pass  # something else has changed before
+        self.listed = len(runs), len(told["tasks"]["set"])
         self.heard = 0
         socket.settimeout(None)  # where nothing changes, nothing comes
         self._thread = threading.Thread(target=self._read, daemon=True)

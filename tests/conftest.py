@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 SEGMENT = re.compile(r"/dev/shm/(nbdist-[\w-]+)")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is loaded; engines get their own share
 
-# How long one example takes says nothing: the machine may be busy. How large the first few are is chance, and says
-# as little. A test takes the settings of the moment at which it is defined, so this is said before any is,
-# whichever tests are run and in whatever order.
+# How long one example takes says nothing: the machine may be busy. How large the first few are is chance, and
+# says as little. A test takes the settings of the moment at which it is defined, so this is said before any
+# is, whichever tests are run and in whatever order.
 CHANCE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("unhurried", deadline=None, suppress_health_check=CHANCE)
 settings.load_profile("unhurried")
