@@ -26,7 +26,6 @@ from werkzeug.test import Client
 from nbdist.lab.tensorboardevents import EventsOfLogs, EventsOfRuns, own_events
 from nbdist.metrics.events import make_private
 
-LOOK_SECONDS = 5.0  # between two looks at the logs, as TensorBoard looks at its files
 LOADING_SECONDS = 10.0  # for which the first answer waits for the points; they go on loading after it
 
 
@@ -56,11 +55,11 @@ def serve(plan: dict[str, Any]) -> None:
     board.configure(
         logdir=str(events), path_prefix=plan["prefix"], window_title=plan["title"],
         load_fast="false",  # the data server listens on a port, for whoever asks
-        reload_interval=LOOK_SECONDS,
+        reload_interval=plan["look"],
     )  # fmt: skip
     board.launch()
     while True:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(plan["look"])
         if made is not None:
             made.refresh()
 

@@ -32,6 +32,7 @@ from nbdist.lab.worker import Worker
 
 NAME = "nbdist-board-"  # what the folders' names begin with
 SOCKET, LOG = "socket", "log"
+LOOK_SECONDS = 5.0  # between two looks at the logs, and of TensorBoard at its files
 END_SECONDS = 5.0  # in which a process is to end by itself
 REQUEST_SECONDS = 60.0
 LARGEST_ANSWER = 64 << 20  # bytes
@@ -60,6 +61,7 @@ class Board:
             "all": all,
             "prefix": unquote(prefix),
             "title": "nbdist" if all else run.name,
+            "look": LOOK_SECONDS,
         }
         self._idle, self._start = idle, start
         self._client: SimpleAsyncHTTPClient | None = None

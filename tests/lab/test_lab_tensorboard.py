@@ -92,7 +92,8 @@ def test_all_runs_can_be_compared(temporary: Path, tmp_path: Path, monkeypatch: 
     with_boards(look)
 
 
-def test_a_run_that_goes_on_is_kept_up_with(temporary: Path) -> None:
+def test_a_run_that_goes_on_is_kept_up_with(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboardprocess, "LOOK_SECONDS", 0.5)
     run = make_run(own=False, steps=3, ended=False)
 
     async def look(boards: Boards) -> None:
