@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser_lab import Lab
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, TimeoutError, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
@@ -20,6 +21,7 @@ model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
 history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(50), epochs=2)"""
 FIELD = "[id='jp-SettingsEditor-nbdist:plugin_%s']"
+COMMANDS = "window.jupyterapp.commands"
 NOTEBOOK = "window.jupyterapp.shell.currentWidget.content"
 # The page asks the server for its sessions now, and not in some seconds.
 GONE = """window.jupyterapp.serviceManager.sessions.refreshRunning().then(() => {
@@ -77,8 +79,12 @@ def toast(page: Page, text: str) -> None:
 
 def in_palette(page: Page, text: str) -> Locator:
     """Open the palette, type, and return what it shows."""
-    page.evaluate("window.jupyterapp.commands.execute('apputils:activate-command-palette').then(() => null)")
-    page.locator(".lm-CommandPalette-input").fill(text)
+    field, opened = page.locator(".lm-CommandPalette-input"), False
+    while not opened:  # a notebook that is just there may take the focus, and a palette without it closes
+        page.evaluate(f"{COMMANDS}.execute('apputils:activate-command-palette').then(() => null)")
+        with suppress(TimeoutError):
+            field.fill(text, timeout=3000)
+            opened = True
     return page.locator(".lm-CommandPalette-item .lm-CommandPalette-itemLabel")
 
 
