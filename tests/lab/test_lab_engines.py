@@ -17,6 +17,7 @@ import pytest
 import websocket
 from labserver import ServerProcess, server_process, until
 
+from nbdist.cluster.adopt import end
 from nbdist.cluster.folder import clusters_folder, living
 from nbdist.lab.state import applied
 
@@ -47,6 +48,15 @@ class Feed:
     def _hear(self) -> dict[str, Any]:
         message: dict[str, Any] = json.loads(self.page.recv())
         return message
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """What is started here lives until somebody stops it, also when a test fails."""
+    before = living()
+    yield
+    for id in set(living()) - set(before):
+        end(clusters_folder() / id)
 
 
 @pytest.fixture
