@@ -8,7 +8,7 @@ import { addClusterCommands } from '../src/commands/clusters';
 import type { Parts } from '../src/commands/parts';
 import { addRunCommands } from '../src/commands/runs';
 import { addSweepCommands } from '../src/commands/sweeps';
-import { addTensorBoardCommand } from '../src/commands/tensorboard';
+import { addTensorBoardCommands } from '../src/commands/tensorboard';
 import { user } from './commandsdialogs';
 
 vi.mock('@jupyterlab/apputils', async () => (await import('./commandsdialogs')).fakeApputils());
@@ -56,7 +56,7 @@ function begin(state: Partial<State>): void {
   addClusterCommands(parts);
   addRunCommands(parts);
   addSweepCommands(parts);
-  addTensorBoardCommand(parts);
+  addTensorBoardCommands(parts);
 }
 
 const quietly = (name: string, args: object): Promise<unknown> => commands.execute(name, { ...args, quiet: true });
@@ -222,6 +222,14 @@ describe('nbdist:open-tensorboard', () => {
     await done;
     expect(opened.shown).toBe('/board/');
     expect(opened.opener).toBeNull();
+  });
+
+  it('shows the newest runs on one page', async () => {
+    const opened = new Tab();
+    vi.spyOn(window, 'open').mockReturnValue(opened as never);
+    await quietly('nbdist:compare-runs', {});
+    expect(client.asked).toContainEqual(['board', 'all']);
+    expect(opened.shown).toBe('/board/');
   });
 
   it('closes the tab where there is none', async () => {

@@ -9,7 +9,7 @@ import { addClusterCommands } from './clusters';
 import { addRefreshCommand } from './refresh';
 import { addRunCommands } from './runs';
 import { WISHES, addSweepCommands } from './sweeps';
-import { addTensorBoardCommand } from './tensorboard';
+import { addTensorBoardCommands } from './tensorboard';
 
 /** What can be done about clusters, runs and sweeps, by name: for the palette, the panel and others. */
 export const commands: JupyterFrontEndPlugin<void> = {
@@ -30,7 +30,7 @@ export const commands: JupyterFrontEndPlugin<void> = {
     addAttachCommands(parts);
     addClusterCommands(parts);
     addRunCommands(parts);
-    addTensorBoardCommand(parts);
+    addTensorBoardCommands(parts);
     addSweepCommands(parts);
     addRefreshCommand(parts);
     for (const command of FOR_PALETTE) {
@@ -50,5 +50,6 @@ const FOR_PALETTE = [
   'nbdist:stop-run',
   'nbdist:open-folder',
   'nbdist:open-tensorboard',
+  'nbdist:compare-runs',
   'nbdist:refresh'
 ];

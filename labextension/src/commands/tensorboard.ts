@@ -5,8 +5,10 @@ import { type Parts, textOf } from './parts';
 import { chosenRun } from './runs';
 import { told } from './telling';
 
-/** The command that shows a run in TensorBoard, in a tab of the browser: it fills a page of its own. */
-export function addTensorBoardCommand(parts: Parts): void {
+const ALL = 'all'; // the newest runs on one page, as the server has it
+
+/** The commands that show runs in TensorBoard, in a tab of the browser: it fills a page of its own. */
+export function addTensorBoardCommands(parts: Parts): void {
   const { trans } = parts.nbdist;
   parts.app.commands.addCommand('nbdist:open-tensorboard', {
     label: trans.__('Open a Run in TensorBoard…'),
@@ -17,18 +19,25 @@ export function addTensorBoardCommand(parts: Parts): void {
       told(args, async () => {
         const id = textOf(args['id']);
         if (id !== null) {
-          await open(id, parts);
+          await open(id, trans.__('TensorBoard shows run %1.', id), parts);
           return;
         }
         const run = await chosenRun(() => true, trans.__('There are no runs.'), parts);
         if (run !== null) {
-          await open(run.id, parts);
+          await open(run.id, trans.__('TensorBoard shows run %1.', run.id), parts);
         }
       })
   });
+  parts.app.commands.addCommand('nbdist:compare-runs', {
+    label: trans.__('Compare Runs in TensorBoard'),
+    caption: trans.__('Show the curves of the newest runs on one page of TensorBoard'),
+    icon: launchIcon,
+    describedBy: described(),
+    execute: args => told(args, () => open(ALL, trans.__('TensorBoard shows the newest runs.'), parts))
+  });
 }
 
-async function open(id: string, { nbdist: { client, trans } }: Parts): Promise<void> {
+async function open(id: string, shown: string, { nbdist: { client, trans } }: Parts): Promise<void> {
   const tab = window.open('', '_blank'); // now: later the browser would not see the click that asks for it
   if (tab) {
     tab.opener = null;
@@ -42,7 +51,7 @@ async function open(id: string, { nbdist: { client, trans } }: Parts): Promise<v
     } else {
       const show = (): void => void window.open(url, '_blank', 'noopener');
       const actions = [{ label: trans.__('Open'), callback: show }];
-      Notification.info(trans.__('TensorBoard shows run %1.', id), { actions, autoClose: false });
+      Notification.info(shown, { actions, autoClose: false });
     }
   } catch (error) {
     tab?.close();
