@@ -50,7 +50,7 @@ def item_of(record: Record, pace: Pace, seen: Seen) -> dict[str, Any]:
     stoppable, why = can_stop(record, status)
     return {
         "id": record.id,
-        "name": record.name[:LONGEST_NAME],
+        "name": record.name[:LONGEST_NAME] or record.id,  # without its name it can still be opened
         "status": status,
         "created": record.created,
         "ended": None if going else record.ended,

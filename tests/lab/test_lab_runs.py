@@ -280,6 +280,7 @@ def test_a_run_json_that_is_torn() -> None:
     item = only(Runs())
     assert item["status"] == "damaged"
     assert "run.json is damaged" in item["error"]
+    assert item["name"] == item["id"]
     run.write(status="done")
     assert only(Runs())["status"] == "done"
 
