@@ -1,6 +1,7 @@
 import { act } from 'react';
 import { createRoot, type Root } from 'react-dom/client';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { ApiError } from '../src/api/client';
 import { Clusters } from '../src/panel/clusters';
 import { CLUSTER, fakePanel } from './panelitems';
 
@@ -83,6 +84,22 @@ describe('the clusters', () => {
     expect(place.querySelector('[role="alert"]')?.textContent).toBe('its keeper does not answer');
     act(() => button('dismiss-error').click());
     expect(place.querySelector('[role="alert"]')).toBeNull();
+  });
+
+  it('forget what the server did not hear of once it is back, and keep what it refused', async () => {
+    const { model, feed, commands } = fakePanel({ clusters: [CLUSTER, other] });
+    commands.addCommand('nbdist:stop-cluster', {
+      execute: ({ id }) => Promise.reject(id === 'a' ? new ApiError(0, 'cannot be reached') : new ApiError(409, 'not now'))
+    });
+    feed.connection = 'offline';
+    await model.act('a', 'stop', 'nbdist:stop-cluster', { id: 'a' });
+    await model.act('b', 'stop', 'nbdist:stop-cluster', { id: 'b' });
+    feed.tell({});
+    expect(model.activity('a').error).toBe('cannot be reached');
+    feed.connection = 'live';
+    feed.tell({});
+    expect(model.activity('a').error).toBeNull();
+    expect(model.activity('b').error).toBe('not now');
   });
 
   it('draw only the row that has changed', () => {

@@ -8,6 +8,7 @@ stdout    lines of JSON: {"line": text} as it goes, at the end {"done": true} or
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from nbdist.errors import DeadlineExceededError, NbdistError, NotFoundError
+from nbdist.home import home_path
 
 Say = Callable[[str], object]
 MOST_BYTES = 64 << 10  # of a request
@@ -45,6 +47,9 @@ def main() -> int:
         say(error=str(error))
     except KeyboardInterrupt:
         say(error="it was given up")
+    except OSError as error:
+        traceback.print_exc()
+        say(error=unusable(error))
     except Exception as error:
         traceback.print_exc()
         say(error=f"{type(error).__name__}: {error}"[: LONGEST * 4])
@@ -52,6 +57,17 @@ def main() -> int:
         say(done=True)
         return 0
     return 1
+
+
+def unusable(error: OSError) -> str:
+    """Say what a disk or folder refuses, where, and what to do.
+
+    >>> unusable(OSError(28, "No space left on device", "/home/ada/nbdist"))
+    '/home/ada/nbdist: No space left on device; make room there, or set NBDIST_HOME to another folder'
+    """
+    where = error.filename or home_path()
+    first = "make room there, or " if error.errno == errno.ENOSPC else ""
+    return f"{where}: {error.strerror or error}; {first}set NBDIST_HOME to another folder"
 
 
 def start(say: Say, *, id: str, **options: Any) -> None:

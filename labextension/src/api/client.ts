@@ -110,7 +110,8 @@ export class Client {
       );
       text = await response.text();
     } catch (error) {
-      throw new ApiError(0, `The Jupyter server cannot be reached: ${String(error)}`);
+      console.warn('nbdist:', error); // a browser says little of why, and not to users
+      throw new ApiError(0, 'The Jupyter server cannot be reached. Try again when it is back.');
     }
     const answer = parsed(text);
     if (!response.ok) {

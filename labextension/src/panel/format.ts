@@ -6,7 +6,7 @@ export function formatNumber(value: number): string {
     return Number.isNaN(value) ? 'NaN' : value > 0 ? '∞' : '−∞';
   }
   const size = Math.abs(value);
-  if (value !== 0 && (size < 1e-4 || size >= 1e7)) {
+  if (value !== 0 && (size < 1e-4 || size >= (Number.isInteger(value) ? 1e9 : 1e7))) {
     return value.toExponential(2).replace(/\.?0+e/, 'e').replace('e+', 'e').replaceAll('-', '−');
   }
   const text = Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4)));

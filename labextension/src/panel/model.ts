@@ -2,6 +2,7 @@ import type { CommandRegistry } from '@lumino/commands';
 import { JSONExt, type ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import type { IDisposable } from '@lumino/disposable';
 import { type ISignal, Signal } from '@lumino/signaling';
+import { ApiError } from '../api/client';
 import type { About, Cluster } from '../api/items';
 import type { INbdist } from '../token';
 
@@ -75,6 +76,9 @@ export class PanelModel implements IDisposable {
       await this.commands.execute(command, { ...args, quiet: true }); // the row tells of what goes wrong
       this.note(key, QUIET);
     } catch (error) {
+      if (error instanceof ApiError && error.status === 0) {
+        this._unreached.add(key);
+      }
       this.note(key, { pending: null, error: error instanceof Error ? error.message : String(error) });
     }
   }
@@ -91,6 +95,10 @@ export class PanelModel implements IDisposable {
 
   private follow(): void {
     const { feed } = this.nbdist;
+    if (feed.connection === 'live' && this._unreached.size > 0) {
+      this._unreached.forEach(key => this.dismiss(key)); // the server is back
+      this._unreached.clear();
+    }
     const chosen = chooseFrom(feed.state.clusters, this._wish);
     feed.look(chosen);
     if (chosen !== this._chosen) {
@@ -113,6 +121,7 @@ export class PanelModel implements IDisposable {
 
   private readonly _changed = new Signal<this, void>(this);
   private readonly _activities = new Map<string, Activity>();
+  private readonly _unreached = new Set<string>(); // rows with an action that the server did not hear of
   private _about: About | null = null;
   private _chosen: string | null = null;
   private _wish: string | null = null;
