@@ -15,7 +15,7 @@ from typing import Any
 from jupyter_core.utils import ensure_async
 from jupyter_server.auth.decorator import allow_unauthenticated
 from jupyter_server.auth.utils import HTTP_METHOD_TO_AUTH_ACTION
-from jupyter_server.base.handlers import APIHandler
+from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from tornado import web
 
 from nbdist.errors import (
@@ -51,10 +51,24 @@ STATUS: tuple[tuple[type[NbdistError], int], ...] = (
 )
 
 
-class Handler(APIHandler):
-    """A route of ours: who may not use it gets no further than `prepare`."""
+class TellsErrors(JupyterHandler):
+    """Turns our errors into HTTP's."""
 
     auth_resource = RESOURCE
+
+    def log_exception(self, *raised: Any) -> None:
+        """Log what nobody expects, with its traceback; what the user is told of is no news for the log."""
+        if not isinstance(raised[1], NbdistError) or status_of(raised[1]) == 500:
+            super().log_exception(*raised)
+
+    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
+        """Send an error with the status that it has."""
+        raised = kwargs.get("exc_info", (None, None))[1]
+        super().send_error(status_of(raised) if isinstance(raised, NbdistError) else status_code, **kwargs)
+
+
+class Handler(TellsErrors, APIHandler):
+    """A route of ours: who may not use it gets no further than `prepare`."""
 
     @property
     def service(self) -> Service:
@@ -113,16 +127,6 @@ class Handler(APIHandler):
             raise web.HTTPError(405)
         super().options(*arguments, **named)
 
-    def log_exception(self, *raised: Any) -> None:
-        """Log what nobody expects, with its traceback; what the user is told of is no news for the log."""
-        if not isinstance(raised[1], NbdistError) or status_of(raised[1]) == 500:
-            super().log_exception(*raised)
-
-    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        """Turn our errors into HTTP's."""
-        raised = kwargs.get("exc_info", (None, None))[1]
-        super().send_error(status_of(raised) if isinstance(raised, NbdistError) else status_code, **kwargs)
-
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Send an error as JSON: ``{"message": text, "reason": null}``."""
         self.finish(error_body(status_code, kwargs))
@@ -152,15 +156,18 @@ async def check_user(handler: Any, action: str) -> None:
 
 
 def error_body(status: int, kwargs: dict[str, Any]) -> str:
-    """Return what tornado's `write_error` is to send; what nobody expects is told in the log alone."""
+    """Return what tornado's `write_error` is to send, as JSON."""
+    return json.dumps({"message": error_text(status, kwargs), "reason": None})
+
+
+def error_text(status: int, kwargs: dict[str, Any]) -> str:
+    """Return what is wrong, given what `write_error` is; what nobody expects is told in the log alone."""
     raised = kwargs.get("exc_info", (None, None))[1]
     if status == 500:
-        message = UNEXPECTED
-    elif isinstance(raised, NbdistError):
-        message = str(raised)
-    else:
-        message = getattr(raised, "log_message", None) or responses.get(status, "unknown error")
-    return json.dumps({"message": message, "reason": None})
+        return UNEXPECTED
+    if isinstance(raised, NbdistError):
+        return str(raised)
+    return getattr(raised, "log_message", None) or responses.get(status, "unknown error")
 
 
 def status_of(error: NbdistError) -> int:

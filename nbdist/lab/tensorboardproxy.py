@@ -8,18 +8,15 @@ content and what describes it; no cookie is set.
 
 from __future__ import annotations
 
-from http.client import responses
 from typing import Any
 from urllib.parse import quote, unquote, unquote_plus
 
 from jupyter_server.auth.utils import HTTP_METHOD_TO_AUTH_ACTION
-from jupyter_server.base.handlers import JupyterHandler
 from tornado import web
 from tornado.httpclient import HTTPRequest
 from tornado.httputil import HTTPHeaders
 
-from nbdist.errors import NbdistError
-from nbdist.lab.handling import RESOURCE, UNEXPECTED, check_user, status_of
+from nbdist.lab.handling import TellsErrors, check_user, error_text
 from nbdist.lab.tensorboard import PATH, Boards
 from nbdist.lab.tensorboardprocess import REQUEST_SECONDS
 
@@ -41,10 +38,8 @@ def handlers(boards: Boards) -> list[tuple[str, type[web.RequestHandler], dict[s
     return [(rf"{PATH}/([^/]+)(/.*)?", BoardHandler, {"boards": boards})]
 
 
-class BoardHandler(JupyterHandler):
+class BoardHandler(TellsErrors):
     """Hands requests on to a run's board, which is started if it is not there."""
-
-    auth_resource = RESOURCE
 
     def initialize(self, boards: Boards) -> None:
         """Take the boards of this server."""
@@ -130,21 +125,7 @@ class BoardHandler(JupyterHandler):
         headers = self.request.headers
         return headers.get("Sec-Fetch-Site") in CROSS_ORIGIN and headers.get("Sec-Fetch-Mode") != "navigate"
 
-    def log_exception(self, *raised: Any) -> None:
-        """Log what nobody expects; what the user is told of is no news for the log."""
-        if not isinstance(raised[1], NbdistError) or status_of(raised[1]) == 500:
-            super().log_exception(*raised)
-
-    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        """Turn our errors into HTTP's."""
-        raised = kwargs.get("exc_info", (None, None))[1]
-        super().send_error(status_of(raised) if isinstance(raised, NbdistError) else status_code, **kwargs)
-
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Say in plain text what is wrong: it may be all that stands in the tab."""
-        raised = kwargs.get("exc_info", (None, None))[1]
-        said = str(raised) if isinstance(raised, NbdistError) else getattr(raised, "log_message", None)
-        if status_code == 500:
-            said = UNEXPECTED
         self.set_header("Content-Type", "text/plain; charset=utf-8")
-        self.finish(said or responses.get(status_code, "unknown error"))
+        self.finish(error_text(status_code, kwargs))
