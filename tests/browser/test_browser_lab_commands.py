@@ -294,6 +294,7 @@ def test_settings_act_at_once(own_settings: Lab) -> None:
     expect(page.get_by_role("dialog").get_by_label("Workers")).to_have_value("3")
     page.keyboard.press("Escape")
     lab.command("docmanager:open", {"path": "set.ipynb"})
+    wait_for_cells(page, 1)  # it is opened before it is the current one
     activate(page, 0)
     page.locator(BUTTON).click()
     lab.wait_done(0)
