@@ -32,7 +32,7 @@ class NbdistLab(ExtensionApp):
         assert self.serverapp is not None
         web_app = self.serverapp.web_app
         ours = routes(web_app.settings["base_url"], self.settings[SERVICE].boards)
-        web_app.add_handlers(".*$", ours)  # type: ignore[no-untyped-call]
+        web_app.add_handlers(".*$", ours)  # type: ignore[no-untyped-call]  # Jupyter has no types
 
     async def stop_extension(self) -> None:
         """End what a page has begun and is not done, and stop looking. Clusters that are up stay up."""

@@ -77,7 +77,7 @@ class Handler(TellsErrors, APIHandler):
         return service
 
     @property
-    def _track_activity(self) -> bool:  # type: ignore[override]
+    def _track_activity(self) -> bool:  # type: ignore[override]  # a plain value there
         """A page that only looks must not keep an idle server from being culled."""
         return self.request.method != "GET"
 
@@ -90,7 +90,7 @@ class Handler(TellsErrors, APIHandler):
         """Make none, for nothing is kept."""
         return None
 
-    async def prepare(self) -> None:  # type: ignore[override]
+    async def prepare(self) -> None:  # type: ignore[override]  # tornado allows it
         """Let only those through who are known, and allowed to read or write here."""
         await super().prepare()
         if self.request.method == "OPTIONS" and self._allows_elsewhere:
@@ -139,7 +139,7 @@ class Handler(TellsErrors, APIHandler):
 class NoSuchRoute(Handler):
     """Answers everything else below our address, to those who may ask at all."""
 
-    async def prepare(self) -> None:  # type: ignore[override]
+    async def prepare(self) -> None:  # type: ignore[override]  # tornado allows it
         """Say that there is nothing."""
         await super().prepare()
         raise NotFoundError("no such route; docs/lab-api.md lists those of version 1")

@@ -53,7 +53,7 @@ class Stream(WebSocketMixin, WebSocketHandler, JupyterHandler):
         options: dict[str, Any] | None = self.settings.get("websocket_compression_options", None)
         return options
 
-    async def prepare(self) -> None:  # type: ignore[override]
+    async def prepare(self) -> None:  # type: ignore[override]  # tornado allows it
         """Let only those through who are known, and allowed to listen here; before anything is upgraded."""
         await super().prepare()
         verb = "WEBSOCKET" if self.request.method == "GET" else str(self.request.method)

@@ -45,7 +45,7 @@ class BoardHandler(TellsErrors):
         """Take the boards of this server."""
         self._boards = boards
 
-    async def prepare(self) -> None:  # type: ignore[override]
+    async def prepare(self) -> None:  # type: ignore[override]  # tornado allows it
         """Let only those through who are logged in, may do this here, and ask from a page of our own."""
         await super().prepare()
         web.authenticated(lambda _: None)(self)  # Jupyter lets everybody pass who is not asked
