@@ -264,6 +264,8 @@ class Driver:
                 record.write(*record.scheduler.died([rank], time.time(), "its number was used before"))
                 self.engines.disown(number, attempt)
             return
+        if trial.stopping and over.get("interrupted"):  # our signal was faster than our word
+            over = {**over, "state": "stopped", "error": ""}
         overs = self._overs.setdefault(key, {})
         overs[int(over["rank"])] = over
         failed = next(

@@ -84,7 +84,7 @@ def ending(outcome: dict[str, Any]) -> dict[str, Any]:
     stopped = bool(outcome["stopped"])
     if wrong and not (stopped and (wrong["aborted"] or wrong["interrupted"])):
         told = {"state": "failed", "values": values, "error": plain(str(wrong["traceback"])).rstrip()}
-        return told | ({"aborted": True} if wrong["aborted"] else {})
+        return told | {how: True for how in ("aborted", "interrupted") if wrong[how]}
     return {"state": "stopped" if stopped else "complete", "values": values, "error": ""}
 
 

@@ -14,6 +14,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoun
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
 from nbdist.trials import pressing
+from nbdist.trials.engines import Engines
 
 if TYPE_CHECKING:
     from nbdist.cluster.handle import Cluster
@@ -45,12 +46,28 @@ def test_a_trial_is_stopped_and_the_next_one_runs(begin: Begin, cluster: Cluster
     sweep.stop(0)
     sweep.stop(0)
     finished(sweep)
-    assert states(sweep) == ["stopped", "complete", "complete"]
+    assert states(sweep) == ["stopped", "complete", "complete"], sweep.trial(0).error
     assert sweep.trial(0).value is not None
     assert sweep.trial(0).attempt == 1
     assert cluster.tasks[0].pid == pid
     if kind == "fit":
         assert sweep.checkpoint(0).exists()
+
+
+@pytest.mark.parametrize("kind", ["loop", "sleep"])
+def test_a_signal_that_comes_before_the_word_stops_it_too(
+    begin: Begin, cluster: Cluster, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Server of an engine that is very busy hears late that a trial is to stop."""
+    monkeypatch.setattr(pressing, "SIGNAL_AFTER", 0.0)
+    monkeypatch.setattr(Engines, "stop", lambda *given: None)
+    options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
+    sweep = begin(ENDLESS[kind], {"lr": [2.0]}, on="worker:0", **options)
+    until(reported(sweep))
+    sweep.stop(0)
+    finished(sweep)
+    assert states(sweep) == ["stopped"], sweep.trial(0).error
+    assert sweep.trial(0).value == 1.0
 
 
 def test_an_engine_that_does_not_stop_is_replaced(
