@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ settings.load_profile("unhurried")
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state folder and an IPython folder for this session; when it ends, nothing of it may be left."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins without it
     home = tmp_path_factory.mktemp("home")
     home.chmod(0o700)
     with pytest.MonkeyPatch.context() as patch:

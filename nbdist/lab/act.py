@@ -1,4 +1,4 @@
-"""``python -m nbdist.lab.act``: does one thing to a cluster or a run, says how it goes, and ends.
+"""``python -m nbdist.lab.act``: does one thing to a cluster, a run or a sweep, says how it goes, and ends.
 
 The Jupyter server starts it, so that nothing that takes long, or may break, happens in the server itself.
 
@@ -147,6 +147,14 @@ def stop_run(say: Say, *, id: str) -> None:
             Cluster.current().close()
 
 
+def wish(say: Say, *, id: str, wish: str) -> None:
+    """Have a sweep paused, resumed or stopped by the process that drives it."""
+    from nbdist.trials.folder import sweep_folder
+    from nbdist.trials.wishfile import wish_of
+
+    wish_of(sweep_folder(id), wish)
+
+
 DOES: dict[str, Callable[..., None]] = {
     "start": start,
     "stop": stop,
@@ -155,6 +163,7 @@ DOES: dict[str, Callable[..., None]] = {
     "grow": grow,
     "restart": restart,
     "stop_run": stop_run,
+    "wish": wish,
 }
 
 

@@ -7,7 +7,7 @@ import json
 from tornado import web
 
 from nbdist.cluster.folder import new_id
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.errors import InvalidArgumentError
 from nbdist.lab.bodies import nothing, wanted_cluster, wanted_growth, wanted_task
 from nbdist.lab.handling import Handler, checked_id
 
@@ -82,10 +82,12 @@ class SweepWish(Handler):
 
     @web.authenticated
     async def post(self, sweep: str, wish: str) -> None:
-        """Refuse it, with the reason: a sweep's log has one writer, the notebook that drives it."""
+        """Begin to tell the process that drives a sweep what is wished of it."""
         nothing(self.body())
-        await self.service.check("sweeps", checked_id(sweep), wish)
-        raise FailedPreconditionError(f"a sweep cannot be asked to {wish} from here")
+        id = checked_id(sweep)
+        await self.service.check("sweeps", id, wish)
+        self.service.actions.begin("sweeps", id, wish, {"do": "wish", "id": id, "wish": wish})
+        self.accept({})
 
 
 def end_of(id: str, state: str = "running") -> dict[str, str]:

@@ -58,7 +58,7 @@ def item_of(
 ) -> dict[str, Any]:
     """Return the item of a sweep; ``holder`` is the process that has it, ``about`` its sweep.json."""
     created, best = ledger.created, ledger.best
-    owner = mapping(about.get("owner"))
+    owner, why = mapping(about.get("owner")), why_not(sweep, state, holder, bool(ledger.closed))
     session = text(owner.get("session")) if holder in (None, owner.get("pid")) else ""
     notes = [
         *(["no process drives it any more"] if holder is None and state in ("lost", "paused") else []),
@@ -84,8 +84,8 @@ def item_of(
         "note": "; ".join(notes) or None,
         "error": shortened(reason) if state == "failed" else None,
         "attach": attach_code(sweep),
-        "can": dict.fromkeys(WISHES, False),
-        "why": dict.fromkeys(WISHES, why_not(sweep, state, holder, session)),
+        "can": {wish: wish not in why for wish in WISHES},
+        "why": why,
     }  # fmt: skip
 
 
@@ -112,20 +112,21 @@ def broken_item(sweep: str, name: str, why: str, about: Mapping[str, Any], chang
     }
 
 
-def why_not(sweep: str, state: str, holder: int | None, session: str) -> str:
-    """Return why nothing can be wished of a sweep from here: its log has one writer, who drives it.
+def why_not(sweep: str, state: str, holder: int | None, closed: bool) -> dict[str, str]:
+    """Return what cannot be wished of a sweep, and why; its log has one writer, who has to be there.
 
-    >>> why_not("s1", "running", 42, "a.ipynb")
-    'its notebook drives it (a.ipynb, process 42): do it there'
-    >>> why_not("s1", "lost", None, "")
+    >>> why_not("s1", "running", 42, closed=False)
+    {'resume': 'it is not paused'}
+    >>> why_not("s1", "lost", None, closed=False)["stop"]
     "no process drives it any more: nb.attach('s1') takes it over"
     """
     if state in OVER:
-        return "it is over"
+        return dict.fromkeys(WISHES, "it is over")
     if holder is None:
-        return f"no process drives it any more: {again(sweep)} takes it over"
-    known = ", ".join([*([session] if session else []), *([f"process {holder}"] if holder else [])])
-    return f"its notebook drives it{f' ({known})' if known else ''}: do it there"
+        return dict.fromkeys(WISHES, f"no process drives it any more: {again(sweep)} takes it over")
+    if closed:
+        return dict.fromkeys(WISHES, "it is being stopped: its last trials end")
+    return {"pause": "it is paused"} if state == "paused" else {"resume": "it is not paused"}
 
 
 def best_so_far(ledger: Ledger) -> dict[str, list[float]]:

@@ -18,6 +18,7 @@ from nbdist.trials.driver import Driver
 from nbdist.trials.engines import Engines, EngineStanding
 from nbdist.trials.order import SweepOrder
 from nbdist.trials.record import Record
+from nbdist.trials.wishfile import Listening
 from nbdist.trials.wishing import Wishing
 
 TROUBLE_SECONDS = 5.0  # for which nothing runs although there is work, until `wait` says so
@@ -55,6 +56,7 @@ class Sweep(Wishing):
         self._order, self._body, self._ranks = order, body, ranks
         self._taken_over, self._everyone = taken_over, everyone
         self._driver: Driver | None = None
+        self._listening: Listening | None = None
         self._changed = threading.Condition()
         self._closed = False
         weakref.finalize(self, record.log.close)  # others may take over what nobody here holds any more
@@ -167,6 +169,7 @@ class Sweep(Wishing):
     def begin(self) -> None:
         """Have trials run from here on, if there is anything to run."""
         with self.lock:
+            self._listen()
             if self._closed or not self._record.goes_on or self._driver is not None:
                 return
             body, cluster = self.body, self.cluster
@@ -186,9 +189,19 @@ class Sweep(Wishing):
         """Drive it no more and let others write its log; `nb.attach` takes it over. May be called twice."""
         with self.lock:
             self._closed, driver = True, self._driver
+            self._listen()
         if driver is not None:
             driver.leave()
         self._record.log.close()
+
+    def _listen(self) -> None:
+        """Hear what other processes wish, while there is something to be wished; the lock is held."""
+        wanted = not self._closed and not self._record.over
+        if wanted and self._listening is None:
+            self._listening = Listening(self, self._record.folder)
+        elif not wanted and self._listening is not None:
+            self._listening.end()
+            self._listening = None
 
     def _most(self) -> int:
         if self._everyone:
@@ -222,6 +235,7 @@ class Sweep(Wishing):
                 if not self.ledger.running:  # else it outlives this process, for trials that go on
                     driver.engines.cluster.going_on.discard(self.id)
             self._driver = None
+            self._listen()
             again = self.error is None and not self._closed and self._record.goes_on
         if again:  # somebody wished something in the last moment
             self.begin()

@@ -140,7 +140,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(server: Server, doer: Do
     fakes.clusters.items = [
         cluster_item("a", can={"stop": True, "grow": False}, why={"grow": "an MPI world"})
     ]
-    fakes.sweeps.items = [sweep_item("s", can={"stop": False}, why={"stop": "its notebook drives it"})]
+    fakes.sweeps.items = [sweep_item("s", can={"stop": False}, why={"stop": "it is being stopped"})]
     fakes.runs.items = [run_item("r", can={"stop": False}, why={"stop": "it is over"})]
     answers = [
         post(server, path)
@@ -149,7 +149,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(server: Server, doer: Do
     assert [answer.status for answer in answers] == [409, 409, 409, 404, 404]
     assert [answer.json["message"] for answer in answers] == [
         "a: an MPI world",
-        "s: its notebook drives it",
+        "s: it is being stopped",
         "r: it is over",
         "there is no cluster 'z' (any more)",
         "there is no run 'z' (any more)",
@@ -162,6 +162,18 @@ def test_a_run_is_stopped(server: Server, doer: Doer) -> None:
     assert post(server, "/runs/r/stop", {}).status == 202
     assert asked(server, doer) == [{"do": "stop_run", "id": "r"}]
     assert server.get("/state")["runs"][0]["can"] == {"stop": False}
+
+
+@pytest.mark.parametrize("wish", ["pause", "resume", "stop"])
+def test_a_sweep_is_told_what_is_wished(server: Server, doer: Doer, wish: str) -> None:
+    fakes.sweeps.items = [sweep_item("s")]
+    assert post(server, f"/sweeps/s/{wish}", {}).status == 202
+    assert post(server, "/sweeps/s/stop", {}).status == 409
+    assert asked(server, doer) == [{"do": "wish", "id": "s", "wish": wish}]
+    assert set(server.get("/state")["sweeps"][0]["why"]) == {"pause", "resume", "stop"}
+    let_go(server, doer, UnavailableError("its notebook does not answer"))
+    assert server.get("/state")["sweeps"][0]["error"] == "its notebook does not answer"
+    assert post(server, "/sweeps/s/fly", {}).status == 404
 
 
 @pytest.mark.parametrize(
@@ -185,6 +197,7 @@ def test_a_run_is_stopped(server: Server, doer: Doer) -> None:
         ("/clusters/a/restart", {"task": "1; rm"}, "task is a name such as worker:1, or null for all"),
         ("/clusters/a/restart", {"task": 1}, "task is a text, not 1"),
         ("/clusters/a/restart", {"tsak": None}, "no key 'tsak'; choose from task"),
+        ("/sweeps/s/pause", {"now": True}, "no key 'now'; there is none to be given"),
         ("/runs/r/stop", {"now": True}, "no key 'now'; there is none to be given"),
     ],
 )  # fmt: skip

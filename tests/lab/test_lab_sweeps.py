@@ -129,15 +129,29 @@ def test_a_sweep_is_followed_until_it_is_over(drive: Callable[..., Driven]) -> N
     assert (only(sweeps)["state"], only(sweeps)["wanted"]) == ("running", 6)
 
 
-def test_its_driver_alone_may_pause_and_stop_it(drive: Callable[..., Driven]) -> None:
+def test_what_may_be_wished_of_it_and_only_while_it_is_driven(drive: Callable[..., Driven]) -> None:
     one = drive()
     one.trial(0, None)
     item = only(Sweeps())
-    assert item["can"] == {"pause": False, "resume": False, "stop": False}
-    assert f"notebooks/sweep.ipynb, process {os.getpid()}" in item["why"]["stop"]
+    assert item["can"] == {"pause": True, "resume": False, "stop": True}
+    assert item["why"] == {"resume": "it is not paused"}
+    assert item["session"] == "notebooks/sweep.ipynb"
+    one.add(Paused(BEGAN + 1))
+    item = only(Sweeps())
+    assert item["can"] == {"pause": False, "resume": True, "stop": True}
+    one.add(Resumed(BEGAN + 2), Closed(BEGAN + 3, "stopped"))
+    item = only(Sweeps())
+    assert (item["state"], set(item["can"].values())) == ("running", {False})
+    assert item["why"]["stop"] == "it is being stopped: its last trials end"
+
+
+def test_nothing_may_be_wished_where_nobody_drives_it(drive: Callable[..., Driven]) -> None:
+    one = drive()
+    one.trial(0, None)
     one.log.close()
     item = only(Sweeps())
     assert (item["state"], item["note"]) == ("lost", "no process drives it any more")
+    assert item["can"] == {"pause": False, "resume": False, "stop": False}
     assert "takes it over" in item["why"]["stop"]
     compile(item["attach"], "<attach>", "exec")
 
