@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import psutil
 import pytest
@@ -21,6 +22,12 @@ x_train, y_train, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(32, "tanh"), nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy")
 history = model.fit(nb.data.Dataset.from_arrays(x_train, y_train).batch(100), epochs=1_000_000)"""
+
+
+SWEEP = """%%sweep n=[1, 2, 3] --metric score --name gated
+import os, time
+while not os.path.exists({gate!r}): time.sleep(0.01)
+score = n"""
 
 
 def show_panel(lab: Lab) -> Locator:
@@ -98,3 +105,23 @@ def test_a_run_is_followed_and_stopped_while_its_kernel_is_busy(lab: Lab) -> Non
     press(run, "stop")
     expect(run).to_have_attribute("data-state", "stopped")
     lab.wait_done(1)
+
+
+def test_a_sweep_is_paused_and_goes_on_while_its_kernel_is_busy(lab: Lab, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    lab.write("sweep.ipynb", [TRAIN, SWEEP.format(gate=str(gate)), BUSY])
+    page = lab.open("sweep.ipynb")
+    lab.run(0)
+    lab.run(1)
+    lab.run(2, wait=False)
+    expect(lab.output(2)).to_contain_text("sleeping")
+    show_panel(lab)
+    sweep = row(page, "sweeps", "gated")
+    expect(sweep).to_have_attribute("data-state", "running")
+    press(sweep, "pause")
+    expect(sweep).to_have_attribute("data-state", "paused")
+    gate.touch()  # trials that run go on; nothing follows
+    expect(sweep).to_contain_text("2 of 3 trials")
+    press(sweep, "resume")
+    expect(sweep).to_contain_text("3 of 3 trials")
+    expect(sweep).to_have_attribute("data-state", "done")

@@ -237,6 +237,62 @@ def run_of(id: str, server: ServerProcess) -> dict[str, Any]:
     return next(run for run in server.get("/state")["runs"] if run["id"] == id)
 
 
+SWEEP = """
+import nbdist as nb
+cluster = nb.start_cluster(workers=1, report=None)
+body = "import os, time\\nwhile not os.path.exists(gate): time.sleep(0.01)\\naccuracy = n"
+space = {{"n": [1, 2, 3], "gate": [{gate!r}]}}
+sweep = nb.run_sweep(body, space, metric="accuracy", sampler="grid", wait=False)
+print(sweep.id, flush=True)
+while not sweep.over:  # its main thread hears nothing of all this
+    try:
+        sum(range(10_000))
+    except KeyboardInterrupt:
+        pass
+print(sweep.state, flush=True)
+cluster.stop()
+"""
+
+
+def test_a_sweep_is_steered_while_the_process_that_drives_it_is_busy(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    source = SWEEP.format(gate=str(tmp_path / "gate"))
+    driver = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    try:
+        sweep = driver.stdout.readline().strip()
+        until(lambda: sweep_of(sweep, server).get("counts", {}).get("running"))
+        assert server.ask("POST", f"{API}/sweeps/{sweep}/pause").status == 202
+        until(lambda: sweep_of(sweep, server)["state"] == "paused")
+        until(lambda: sweep_of(sweep, server)["can"] == {"pause": False, "resume": True, "stop": True})
+        (tmp_path / "gate").touch()
+        until(lambda: sweep_of(sweep, server)["counts"]["complete"])
+        (tmp_path / "gate").unlink()
+        assert server.ask("POST", f"{API}/sweeps/{sweep}/resume").status == 202
+        until(lambda: sweep_of(sweep, server)["counts"]["running"])
+        until(lambda: sweep_of(sweep, server)["can"]["stop"])
+        os.kill(driver.pid, signal.SIGSTOP)
+        assert server.ask("POST", f"{API}/sweeps/{sweep}/stop").status == 202
+        until(lambda: sweep_of(sweep, server)["error"])
+        assert "has not answered for 10 s; is it frozen?" in sweep_of(sweep, server)["error"]
+        os.kill(driver.pid, signal.SIGCONT)
+        assert server.ask("POST", f"{API}/sweeps/{sweep}/stop").status == 202
+        until(lambda: sweep_of(sweep, server)["state"] == "stopped")
+        until(lambda: sweep_of(sweep, server)["why"]["stop"] == "it is over")
+        assert sweep_of(sweep, server)["error"] is None
+        assert driver.stdout.readline() == "stopped\n"
+        assert driver.wait(60) == 0
+    finally:
+        driver.send_signal(signal.SIGCONT)
+        driver.terminate()
+        driver.communicate()
+
+
+def sweep_of(id: str, server: ServerProcess) -> dict[str, Any]:
+    return next((sweep for sweep in server.get("/state")["sweeps"] if sweep["id"] == id), {})
+
+
 PANEL = """
 import ipyparallel as ipp, os
 cluster = ipp.Cluster(profile="default", cluster_id="theirs", n=1, delay=0, shutdown_atexit=False)
