@@ -78,13 +78,19 @@ export class Feed implements IDisposable {
     return this._shownBy.size > 0;
   }
 
-  /** Ask for the state anew; returns when it is there. */
+  /** Ask for the state anew; returns when it is there, or on its way in the stream if that is open. */
   async refresh(): Promise<void> {
     try {
-      this.take(await this.client.state(this._cluster));
+      this.tellWishes(); // the server looks, too
+      const state = await this.client.state(this._cluster);
       this._trouble = null;
       this._reached = true;
-      this.turn(this._socket?.readyState === WebSocket.OPEN ? 'live' : this._attempts ? 'polling' : 'connecting');
+      if (this.streams) {
+        this.turn('live'); // what changes comes in order; an answer beside it may be older, or newer
+      } else {
+        this.turn(this._attempts ? 'polling' : 'connecting');
+        this.take(state);
+      }
     } catch (error) {
       this._trouble = error instanceof Error ? error.message : String(error);
       this._reached = !(error instanceof ApiError) || error.status !== 0;
@@ -99,6 +105,10 @@ export class Feed implements IDisposable {
     this._socket?.close();
     this._socket = null;
     Signal.clearData(this);
+  }
+
+  private get streams(): boolean {
+    return this._socket?.readyState === WebSocket.OPEN;
   }
 
   private get visible(): boolean {
@@ -163,7 +173,7 @@ export class Feed implements IDisposable {
   }
 
   private tellWishes(): void {
-    if (this._socket?.readyState === WebSocket.OPEN) {
+    if (this._socket && this.streams) {
       this._socket.send(JSON.stringify({ kind: 'look', cluster: this._cluster, visible: this.visible }));
     }
   }

@@ -9,7 +9,7 @@ import { Progress, Sparkline } from './figures';
 import { formatShare, percentOf } from './format';
 import { useRows } from './keys';
 import { inOrder, MANY, matching, PAGE } from './order';
-import { StateShape } from './sign';
+import { RowHead } from './rowhead';
 import { useWatch, type Watch } from './watch';
 import { signOf } from './words';
 
@@ -68,30 +68,20 @@ interface RowProps {
 
 /** One run; drawn again only when something of it is another. */
 export const RunRow = memo(function RunRow({ watch, run, about, reachable }: RowProps): ReactElement {
-  const { trans, model } = watch;
+  const { trans } = watch;
   const sign = signOf(run.status, trans);
   const row = `run:${run.id}`;
   const share = run.total && run.step !== null ? percentOf(run.step, run.total) : null;
   return (
     <li className="nbd-Row" data-row={run.id} data-state={run.status}>
-      <div className="nbd-Row-head">
-        <StateShape sign={sign} />
-        <button
-          type="button"
-          className="nbd-Row-name"
-          data-stop=""
-          data-action="open"
-          title={trans.__('%1: open what is known of it', run.name)}
-          tabIndex={reachable ? 0 : -1}
-          onClick={() => void model.act(row, 'open', 'nbdist:open-run', { id: run.id })}
-        >
-          {run.name}
-        </button>
-        <span className="nbd-Row-state">
-          {sign.word}
-          {isGoingOn(run) && share !== null && ` ${formatShare(run.step!, run.total!)}`}
-        </span>
-      </div>
+      <RowHead
+        {...{ watch, row, sign, reachable }}
+        name={run.name}
+        title={trans.__('%1: open what is known of it', run.name)}
+        open={['nbdist:open-run', run.id]}
+      >
+        {isGoingOn(run) && share !== null && ` ${formatShare(run.step!, run.total!)}`}
+      </RowHead>
       {isGoingOn(run) && (
         <Progress
           label={trans.__('Progress of %1', run.name)}

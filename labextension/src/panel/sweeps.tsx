@@ -7,8 +7,8 @@ import { parameterText, trialFacts, trialsEnded } from './facts';
 import { Progress, Sparkline } from './figures';
 import { formatNumber, percentOf } from './format';
 import { useRows } from './keys';
+import { RowHead } from './rowhead';
 import { Notes } from './runs';
-import { StateShape } from './sign';
 import { useWatch, type Watch } from './watch';
 import { signOf } from './words';
 
@@ -42,7 +42,7 @@ interface RowProps {
 
 /** One sweep; drawn again only when something of it is another. */
 export const SweepRow = memo(function SweepRow({ watch, sweep, reachable }: RowProps): ReactElement {
-  const { trans, model } = watch;
+  const { trans } = watch;
   const sign = signOf(sweep.state, trans);
   const row = `sweep:${sweep.id}`;
   const ended = trialsEnded(sweep);
@@ -52,21 +52,12 @@ export const SweepRow = memo(function SweepRow({ watch, sweep, reachable }: RowP
       : trans.__('%1 of %2 trials', String(ended), String(sweep.wanted));
   return (
     <li className="nbd-Row" data-row={sweep.id} data-state={sweep.state}>
-      <div className="nbd-Row-head">
-        <StateShape sign={sign} />
-        <button
-          type="button"
-          className="nbd-Row-name"
-          data-stop=""
-          data-action="open"
-          title={trans.__('%1: open its trials', sweep.name)}
-          tabIndex={reachable ? 0 : -1}
-          onClick={() => void model.act(row, 'open', 'nbdist:open-grid', { id: sweep.id })}
-        >
-          {sweep.name}
-        </button>
-        <span className="nbd-Row-state">{sign.word}</span>
-      </div>
+      <RowHead
+        {...{ watch, row, sign, reachable }}
+        name={sweep.name}
+        title={trans.__('%1: open its trials', sweep.name)}
+        open={['nbdist:open-grid', sweep.id]}
+      />
       {(sweep.state === 'running' || sweep.state === 'paused') && (
         <Progress
           label={trans.__('Progress of %1', sweep.name)}
