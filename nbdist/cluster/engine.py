@@ -46,6 +46,7 @@ def run_engine(
     config.IPEngine.id = rank
     config.IPEngine.timeout = timeout
     config.IPEngine.enable_nanny = False  # the keeper signals this process and reports its death
+    config.IPEngine.out_stream_factory = "nbdist.cluster.enginestream.EngineStream"
     config.IPEngine.max_heartbeat_misses = CONTROLLER_MISSES
     zmq.Context.instance().setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     engine = IPEngine.instance(config=config, connection_info_env=json.dumps(connection))
