@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,8 +64,9 @@ def _whole(word: Mapping[str, Any]) -> int:
 
 def said(context: Context) -> dict[str, Any]:
     """Return a replica's progress as it travels; one that waits for others who are paused is paused, too."""
-    progress, control = asdict(context.progress), context.control
-    if progress["state"] == "training" and control.waits:
+    one, control = context.progress, context.control
+    progress = {**vars(one), "lost": [*one.lost], "spent": {**one.spent}}  # asdict takes 13 µs
+    if one.state == "training" and control.waits:
         progress["state"] = "paused"
     return progress
 
