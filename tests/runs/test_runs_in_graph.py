@@ -506,13 +506,21 @@ def test_nothing_is_left_open(begin: Callable[..., Run], cluster: Cluster) -> No
     begin(TRAIN.format(epochs=1)).wait()
     with pytest.raises(BodyError):
         begin(TRAIN.format(epochs=1) + "\n1 / 0").wait()
-    own, listeners = psutil.Process(), len(psutil.Process().net_connections("tcp"))
-    before = own.num_fds()
-    engines = cluster.run("import os; len(os.listdir('/proc/self/fd'))")
+    own = psutil.Process()
+
+    def is_open() -> list[int]:
+        """What this process and each engine have open: files, and connections of this one."""
+        engines = cluster.run("import os; len(os.listdir('/proc/self/fd'))")
+        return [own.num_fds(), len(own.net_connections("tcp")), *engines]
+
+    def segments() -> list[str]:
+        return [one.name for one in Path("/dev/shm").glob(f"nbdist-{cluster.id}-*") if one.lstat().st_size]
+
+    before = is_open()
     for _ in range(3):
         begin(TRAIN.format(epochs=1), synchronous=True).wait()
-    assert own.num_fds() <= before + 3
-    assert len(own.net_connections("tcp")) <= listeners + 1
-    assert max(np.subtract(cluster.run("import os; len(os.listdir('/proc/self/fd'))"), engines)) <= 3
-    left = [path.name for path in Path("/dev/shm").glob(f"nbdist-{cluster.id}-*") if path.lstat().st_size]
-    assert left == []
+    # The far end of a connection is closed a moment after this one.
+    deadline, pause = time.monotonic() + 10 + BUSY_SECONDS, threading.Event()
+    while max(np.subtract(is_open(), before)) > 3 or segments():
+        assert time.monotonic() < deadline, (before, is_open(), segments())
+        pause.wait(0.05)
