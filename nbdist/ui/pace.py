@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 INTERVAL = 0.1  # seconds between frames: ten a second, and the Jupyter server's own limit stays far away
+UNHEARD = 1.0  # seconds between frames while the kernel cannot hear the page
+UNSEEN = 5.0  # and from one picture to the next while it has not even heard that there is a page
 SLOW = 0.5  # seconds for an acknowledgement above which only one frame may be on its way
 
 
@@ -24,6 +26,8 @@ class Pace:
     on_their_way: dict[int, float] = field(default_factory=dict)  # sequence -> when it was sent
     round_trip: float = 0.0
     due: float = float("-inf")
+    last: float = float("-inf")
+    """When the last frame was sent."""
     watching: set[str] = field(default_factory=set)  # views that are on a screen now
 
     def may_send(self, now: float) -> bool:
@@ -35,9 +39,16 @@ class Pace:
         allowed = 1 if self.latency(now) > SLOW else 2
         return bool(self.watching) and len(self.on_their_way) < allowed
 
+    def may_send_unheard(self, now: float, known: bool) -> bool:
+        """Whether a frame may be sent while nothing of what the page says comes through, for a cell computes.
+
+        ``known`` is whether a page was heard of before that; one that was hidden then gets nothing.
+        """
+        return now - self.last >= (UNHEARD if known else UNSEEN) and (bool(self.watching) or not known)
+
     def sent(self, now: float) -> int:
         """Count one frame as sent; returns its sequence number."""
-        self.sequence += 1
+        self.sequence, self.last = self.sequence + 1, now
         self.on_their_way[self.sequence] = now
         # A tick that came late may be followed by one that is a little early, so ticks need not be even.
         self.due = max(self.due, now - INTERVAL / 2) + INTERVAL

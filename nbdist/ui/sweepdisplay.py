@@ -11,9 +11,11 @@ itself, whoever looks.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nbdist.ui.display import LINE_EVERY, Place, place
@@ -25,10 +27,11 @@ if TYPE_CHECKING:
     from nbdist.ui.sweepview import SweepView
 
 LOOK_EVERY = 0.1  # seconds
+LATE = 0.5  # seconds without a tick, after which a cell is seen to have the main thread
 
 
 class SweepDisplay:
-    """One sweep's output. All methods belong to the kernel's main thread.
+    """One sweep's output. All methods but `tick_meanwhile` belong to the kernel's main thread.
 
     ``report`` takes the lines where there is no page (default: print).
     """
@@ -42,7 +45,7 @@ class SweepDisplay:
         self.display_id = uuid.uuid4().hex
         self.view: SweepView | None = None
         self.shown = self.frozen = False
-        self.line_due = float("-inf")
+        self.line_due = self.ticked = float("-inf")
 
     def show(self) -> None:
         """Put the sweep on the page; nothing graphical happens elsewhere."""
@@ -85,7 +88,7 @@ class SweepDisplay:
 
     def tick(self, now: float | None = None) -> None:
         """Send what is new, about ten times a second; ``now`` in seconds on a steady clock."""
-        now = time.monotonic() if now is None else now
+        now = self.ticked = time.monotonic() if now is None else now
         self.frozen = False  # it goes on, or goes on again: what it comes to is another picture
         if self.view is not None:
             self.view.finished = self.view.closes_unseen = False
@@ -95,6 +98,12 @@ class SweepDisplay:
             with self.sweep.lock:
                 line = sweep_line(self.sweep)
             self.report(f"{self.sweep.name}: {line}")
+
+    def tick_meanwhile(self) -> None:
+        """Keep the grid moving while the main thread has had no time for it. For another thread."""
+        now, view = time.monotonic(), self.view
+        if view is not None and now - self.ticked > LATE:
+            view.tick_unheard(now)
 
     def finish(self) -> None:
         """Freeze: the grid gives way to a picture and a table. Once, unless the sweep went on since."""
@@ -144,7 +153,8 @@ def follow_sweep_in_background(sweep: SweepHandle, display: SweepDisplay | None 
     """Show a sweep on this thread's event loop from now on and freeze it at its end; whether there is one.
 
     Without a ``display`` it gets one, here. The grid moves and its controls work while no other cell has the
-    thread; the sweep itself has a thread of its own. Without a loop, tick and finish the display yourself.
+    thread; while one computes, the grid moves once a second, from another thread. The sweep itself has a
+    thread of its own. Without a loop, tick and finish the display yourself.
     """
     try:
         loop = asyncio.get_running_loop()
@@ -163,12 +173,29 @@ def follow_sweep_in_background(sweep: SweepHandle, display: SweepDisplay | None 
 
 
 async def _follow(sweep: SweepHandle, display: SweepDisplay) -> None:
-    while True:
-        try:
-            while not sweep.over:
-                display.tick()
-                await asyncio.sleep(LOOK_EVERY)
-            display.finish()
-            return
-        except KeyboardInterrupt:  # meant for the cell that runs now
-            continue
+    with _moving(display):
+        while True:
+            try:
+                while not sweep.over:
+                    display.tick()
+                    await asyncio.sleep(LOOK_EVERY)
+                display.finish()
+                return
+            except KeyboardInterrupt:  # meant for the cell that runs now
+                continue
+
+
+@contextmanager
+def _moving(display: SweepDisplay) -> Iterator[None]:
+    """Have a thread tick a display whenever the loop has no time for it."""
+    over = threading.Event()
+
+    def move() -> None:
+        while not over.wait(LOOK_EVERY):
+            display.tick_meanwhile()
+
+    threading.Thread(target=move, name=f"nbdist moves {display.sweep.id}", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

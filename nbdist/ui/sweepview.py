@@ -2,7 +2,7 @@
 
     view = SweepView(sweep)
     display(view)
-    ...                       # ten times a second, on the kernel's main thread:
+    ...                       # ten times a second:
     view.tick(time.monotonic())
     view.finish()             # once it is over
 
@@ -22,8 +22,9 @@ from nbdist.ui.sweepwishes import WISHES, SweepHandle, answer
 
 
 class SweepView(PacedView):
-    """Trials, curves, engines and controls of one sweep. All methods belong to the kernel's main thread.
+    """Trials, curves, engines and controls of one sweep.
 
+    Any thread may tick, and the page's words may come in any: one at a time has it, who has the sweep's lock.
     ``clock`` tells the time in seconds since 1970, as the sweep's events do.
     """
 
@@ -35,9 +36,28 @@ class SweepView(PacedView):
         """Called when a sweep that was over goes on, since the page wished so: somebody has to tick again."""
         super().__init__("sweep")
 
+    def tick(self, now: float) -> None:
+        """Send at most one frame, if something is new and the page keeps up; ``now`` in seconds."""
+        with self.sweep.lock:
+            super().tick(now)
+
+    def tick_unheard(self, now: float) -> None:
+        """Send a frame now and then although what the page says does not come through."""
+        with self.sweep.lock:
+            known = bool(self.views)
+            if self.pace.may_send_unheard(now, known):
+                self.now = now
+                self.snapshot_wanted = self.snapshot_wanted or not known  # it may have missed the one before
+                self._send_frame(now)
+
     def finish(self) -> None:
         """The sweep is over; no further tick is needed, unless it goes on."""
-        self.send_the_end()
+        with self.sweep.lock:
+            self.send_the_end()
+
+    def _on_page_message(self, widget: object, message: Mapping[str, Any], buffers: object) -> None:
+        with self.sweep.lock:
+            super()._on_page_message(widget, message, buffers)
 
     def _in_words(self) -> str:
         name, id_ = clip(self.sweep.name), clip(self.sweep.id)

@@ -118,8 +118,11 @@ def test_a_sweep_is_paused_and_goes_on_while_its_kernel_is_busy(lab: Lab, tmp_pa
     show_panel(lab)
     sweep = row(page, "sweeps", "gated")
     expect(sweep).to_have_attribute("data-state", "running")
+    grid = lab.output(1).locator(".nbd-chip")  # it came when the kernel was busy already, or nearly so
+    expect(grid).to_contain_text("running")
     press(sweep, "pause")
     expect(sweep).to_have_attribute("data-state", "paused")
+    expect(grid).to_contain_text("paused")
     gate.touch()  # trials that run go on; nothing follows
     expect(sweep).to_contain_text("2 of 3 trials")
     press(sweep, "resume")

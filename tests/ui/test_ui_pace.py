@@ -58,3 +58,27 @@ def test_nothing_while_nobody_looks() -> None:
     assert pace.may_send(0.0)
     pace.looked_at("other tab", False)
     assert not pace.may_send(0.0)
+
+
+def unheard(pace: Pace, seconds: range, known: bool) -> list[int]:
+    return [second for second in seconds if pace.may_send_unheard(second, known) and pace.sent(second)]
+
+
+def test_while_the_page_cannot_be_heard_a_frame_a_second_goes_out() -> None:
+    pace = watched()
+    pace.sent(0.0)
+    pace.sent(0.25)
+    assert not pace.may_send_unheard(1.0, known=True)
+    assert unheard(pace, range(1, 9), known=True) == [2, 3, 4, 5, 6, 7, 8]
+    pace.acknowledged(pace.sequence, 9.0)
+    assert pace.may_send(9.0)
+
+
+def test_a_page_that_was_hidden_when_last_heard_gets_nothing() -> None:
+    pace = watched()
+    pace.looked_at("tab", False)
+    assert unheard(pace, range(100), known=True) == []
+
+
+def test_a_page_that_was_never_heard_gets_a_picture_now_and_then() -> None:
+    assert unheard(Pace(), range(12), known=False) == [0, 5, 10]

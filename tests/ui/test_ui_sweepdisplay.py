@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -167,6 +168,52 @@ def test_an_interrupt_of_another_cell_leaves_it_alone(
 
     asyncio.run(asyncio.wait_for(notebook(), 20))
     assert len(ticks) == 2
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_the_grid_moves_while_a_cell_has_the_thread(
+    sweep: ShownSweep, said: Said, heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pace.UNHEARD", "pace.UNSEEN", "sweepdisplay.LATE"):
+        monkeypatch.setattr(f"nbdist.ui.{name}", 0.05)
+
+    async def notebook() -> None:
+        shown = SweepDisplay(sweep, where="page")
+        shown.show()
+        [(_, view, _)] = said
+        frames: list[dict[str, Any]] = []
+        drawn = threading.Event()
+
+        def send(content: dict[str, Any], buffers: list[Any] | None = None) -> None:
+            frames.append(content)
+            drawn.set()
+
+        view.send = send
+        if heard:
+            view._handle_custom_msg({"kind": "ready", "view": "tab", "sequence": 0, "visible": True}, [])
+        follow_sweep_in_background(sweep, shown)
+        await asyncio.sleep(0)  # it ticks once
+        assert len(frames) == int(heard)
+        for number in (2, 3):  # and then a cell computes
+            drawn.clear()
+            with sweep.lock:
+                sweep.tell(Asked(BEGAN + 20 + number, number, FIRST, number))
+            assert drawn.wait(60)
+        assert [frame["sequence"] for frame in frames] == list(range(1, len(frames) + 1))
+        sweep.end()
+        while not shown.frozen:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(notebook(), 100))
+    assert moving() == 0
+
+
+def moving() -> int:
+    """Return how many threads move grids, once those that are to end have had a moment."""
+    threads = [one for one in threading.enumerate() if one.name.startswith("nbdist moves")]
+    for thread in threads:
+        thread.join(60)
+    return sum(thread.is_alive() for thread in threads)
 
 
 def test_a_wish_on_the_grid_of_a_sweep_that_is_over_brings_it_back(sweep: ShownSweep, said: Said) -> None:
