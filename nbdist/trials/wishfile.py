@@ -112,8 +112,8 @@ def done(sweep: Wishing, wish: object) -> str:
         return f"{wish!r:.80} is no wish that this version of nbdist knows; it knows {', '.join(KNOWN)}"
     try:
         do(sweep)
-    except NbdistError as error:
-        return str(error)
+    except Exception as error:  # who wishes is told, and the next one is heard as well
+        return str(error) if isinstance(error, NbdistError) else f"{type(error).__name__}: {error}"
     return ""
 
 

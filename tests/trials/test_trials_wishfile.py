@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from trials_tools import GATED, began, finished, until
 
-from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
+from nbdist.errors import FailedPreconditionError, UnavailableError
 from nbdist.trials.sweep import Sweep
 from nbdist.trials.wishfile import ANSWER, WISH, Listening, read_small, wish_of
 
@@ -27,7 +27,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.wishes: list[str] = []
-        self.refuses: NbdistError | None = None
+        self.refuses: Exception | None = None
 
     def _do(self, wish: str) -> None:
         if self.refuses is not None:
@@ -71,6 +71,9 @@ def test_what_is_refused_is_told_with_the_reason(heard: Heard, tmp_path: Path) -
         wish_of(tmp_path, "pause")
     with pytest.raises(FailedPreconditionError, match=r"'fly' is no wish .* pause, resume, stop"):
         wish_of(tmp_path, "fly")
+    heard.refuses = ZeroDivisionError("of ours")
+    with pytest.raises(FailedPreconditionError, match="ZeroDivisionError: of ours"):
+        wish_of(tmp_path, "stop")
     heard.refuses = None
     wish_of(tmp_path, "pause")
     assert heard.wishes == ["pause"]
