@@ -72,7 +72,7 @@ def start(own_home: Path) -> Iterator[Callable[..., Cluster]]:
     started: list[Cluster] = []
 
     def start_one(workers: int = 1, ps: int = 0, **options: object) -> Cluster:
-        started.append(start_cluster(workers, ps, **{"report": None, **options}))  # type: ignore[arg-type]
+        started.append(start_cluster(workers, ps, **{"report": None, **options}))  # type: ignore[arg-type]  # a test knows
         return started[-1]
 
     yield start_one

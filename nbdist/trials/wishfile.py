@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
+from nbdist.metrics.runfile import write_whole_file
 from nbdist.trials.wishing import Wishing
 
 WISH, ANSWER = "wish.json", "wished.json"
@@ -100,9 +101,8 @@ class Listening:
         taken.unlink()
         if sweep is not None and age < STALE_SECONDS and "token" in found:
             error = done(sweep, found.get("wish"))
-            draft = self._folder / f".{ANSWER}.{secrets.token_hex(8)}"
-            write_new(draft, {"token": found["token"], "error": error})
-            draft.rename(self._folder / ANSWER)
+            answer = json.dumps({"token": found["token"], "error": error}).encode()
+            write_whole_file(self._folder / ANSWER, answer, wait=False)
 
 
 def done(sweep: Wishing, wish: object) -> str:

@@ -27,7 +27,7 @@ class Sent(Session):
         self.gate.set()
         self.sending = threading.Event()
 
-    def send(self, stream: Any, message: Any, **given: Any) -> None:  # type: ignore[override]
+    def send(self, stream: Any, message: Any, **given: Any) -> None:  # type: ignore[override]  # fewer words
         self.sending.set()
         assert self.gate.wait(60)
         self.texts.append(message["content"]["text"])

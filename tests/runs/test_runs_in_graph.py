@@ -130,7 +130,7 @@ def test_a_body_trains_towers_and_is_followed_like_any_other(
     run = begin(body, seed=4, synchronous=synchronous, strategy="ps", name="towers").wait()
     assert (run.status, heard.ended) == ("done", ["done"])
     assert run.tasks == [f"/job:worker/task:{i}" for i in range(3)]
-    assert run.global_step == run.history.global_step == (15 if synchronous else 45)  # type: ignore[union-attr]
+    assert run.global_step == run.history.global_step == (15 if synchronous else 45)  # type: ignore[union-attr]  # trained
     assert run.model.evaluate(run.results["x"], run.results["y"])["accuracy"] > 0.9
     assert (run.history, run.model) == (run.results["history"], run.results["model"])
     own = {(i, name): 15 for i in range(3) for name in ("loss", "accuracy", "step_ms")}
