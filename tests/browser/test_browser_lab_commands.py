@@ -132,6 +132,7 @@ def test_a_cell_runs_on_workers_by_button_and_by_key(lab: Lab) -> None:
     # In a cell's editor the usual key takes the line away again.
     activate(page, 0)
     page.keyboard.press("Enter")
+    expect(page.locator(".jp-Notebook-cell.jp-mod-active .cm-content")).to_be_focused()
     page.keyboard.press("Control+z")
     assert sources(page)[0] == TRAIN
 
@@ -291,8 +292,11 @@ def test_settings_act_at_once(own_settings: Lab) -> None:
     kept = values_of(lab)
     until(page, lambda: kept.exists() and '"workers": 3' in kept.read_text())
     page.evaluate("window.jupyterapp.commands.execute('nbdist:start-cluster'); null")
-    expect(page.get_by_role("dialog").get_by_label("Workers")).to_have_value("3")
+    field = page.get_by_role("dialog").get_by_label("Workers")
+    expect(field).to_have_value("3")
+    expect(field).to_be_focused()  # a dialog takes the focus, and with it the keys, after it is drawn
     page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
     lab.command("docmanager:open", {"path": "set.ipynb"})
     wait_for_cells(page, 1)  # it is opened before it is the current one
     activate(page, 0)
