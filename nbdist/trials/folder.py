@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.home import home, private_folder
 from nbdist.metrics.home import slug
+from nbdist.metrics.runfile import write_whole_file
 
 LOG = "sweep.log"
 ABOUT = "sweep.json"
@@ -65,11 +65,7 @@ def sweeps() -> list[str]:
 
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:
     """Write what is to be known of a sweep beside its log; whole, or not at all."""
-    draft = folder / f".{ABOUT}.{os.getpid()}"
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(dict(about), file)
-    draft.rename(folder / ABOUT)
+    write_whole_file(folder / ABOUT, json.dumps(dict(about)).encode())
 
 
 def read_about(folder: Path) -> dict[str, Any]:
