@@ -147,13 +147,28 @@ describe('the form', () => {
     const values = { ...firstValues(ABOUT, DEFAULTS), workers: '90' };
     act(() =>
       root.render(
-        <StartFields values={values} about={ABOUT} busy={false} trouble="no room" trans={trans} onChange={() => undefined} />
+        <StartFields first={values} about={ABOUT} busy={false} trouble="no room" trans={trans} onChange={() => undefined} />
       )
     );
     expect(all('[role="alert"]')[0]!.textContent).toBe('no room');
     expect((all('#nbd-start-workers')[0] as HTMLInputElement).value).toBe('90');
     expect(all('#nbd-start-gpus').length).toBe(0);
     expect(place.textContent).toContain('There is no GPU');
+  });
+
+  it('has each letter in its field at once, however fast they come', () => {
+    const [told, values] = [vi.fn(), { ...firstValues(ABOUT, DEFAULTS), memory: '2' }];
+    act(() =>
+      root.render(<StartFields first={values} about={ABOUT} busy={false} trouble={null} trans={trans} onChange={told} />)
+    );
+    const memory = all('#nbd-start-memory')[0] as HTMLInputElement;
+    act(() => {
+      type(memory, '1');
+      expect(memory.value).toBe('1'); // or the next letter would be added to what stood there before
+      type(memory, `${memory.value}G`);
+    });
+    expect(memory.value).toBe('1G');
+    expect(told.mock.lastCall![0]).toEqual({ ...values, memory: '1G' });
   });
 });
 

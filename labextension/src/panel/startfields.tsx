@@ -1,19 +1,31 @@
-import type { ReactElement, ReactNode } from 'react';
+import { type ReactElement, type ReactNode, useState } from 'react';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { About } from '../api/items';
 import { faultsOf, hintOf, type StartField, type StartValues } from './startvalues';
 
 interface FieldsProps {
-  values: StartValues;
+  /** What the fields begin with. */
+  first: StartValues;
   about: About | null;
   busy: boolean;
   trouble: string | null;
   trans: TranslationBundle;
-  onChange: (field: StartField, value: string) => void;
+  onChange: (values: StartValues) => void;
 }
 
-/** The form's fields. */
-export function StartFields({ values, about, busy, trouble, trans, onChange }: FieldsProps): ReactElement {
+/**
+ * The form's fields.
+ *
+ * What stands in them is React's own state: a field that is drawn a moment later has its old text again until
+ * then, and a letter typed in that moment is added to the old text.
+ */
+export function StartFields({ first, about, busy, trouble, trans, onChange }: FieldsProps): ReactElement {
+  const [values, setValues] = useState(first);
+  const change = (field: StartField, value: string): void => {
+    const now = { ...values, [field]: value };
+    setValues(now);
+    onChange(now);
+  };
   const faults = faultsOf(values, trans);
   const gpus = about?.gpus ?? 0;
   const hint = hintOf(values, about, trans);
@@ -25,7 +37,7 @@ export function StartFields({ values, about, busy, trouble, trans, onChange }: F
         value={values[field]}
         aria-invalid={faults[field] !== undefined}
         aria-describedby={faults[field] ? `nbd-start-${field}-fault` : undefined}
-        onChange={event => onChange(field, event.target.value)}
+        onChange={event => change(field, event.target.value)}
         onFocus={event => event.target.select()}
         {...extra}
       />
@@ -37,7 +49,7 @@ export function StartFields({ values, about, busy, trouble, trans, onChange }: F
         id={`nbd-start-${field}`}
         className="jp-mod-styled"
         value={values[field]}
-        onChange={event => onChange(field, event.target.value)}
+        onChange={event => change(field, event.target.value)}
       >
         {options.map(([value, name]) => (
           <option key={value} value={value}>

@@ -33,15 +33,12 @@ export class StartForm extends ReactWidget {
   protected override render(): ReactElement {
     return (
       <StartFields
-        values={this.values}
+        first={this.values}
         about={this.about}
         busy={this.busy}
         trouble={this.trouble}
         trans={this.trans}
-        onChange={(field, value) => {
-          this.values = { ...this.values, [field]: value };
-          this.update();
-        }}
+        onChange={values => (this.values = values)}
       />
     );
   }
