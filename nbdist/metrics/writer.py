@@ -105,10 +105,10 @@ class LogWriter(Appending):
 
     def append(self, names: list[str], points: Points) -> None:
         """Append the names that are new and the points."""
-        new = b"".join(name_frame(series, names[series]) for series in range(self._named, len(names)))
-        if new:
-            self._named, self._worth = len(names), True
-            self.keep(new)
+        known = len(names)  # looked at once: another thread may add names meanwhile
+        if known > self._named:
+            self.keep(b"".join(name_frame(series, names[series]) for series in range(self._named, known)))
+            self._named, self._worth = known, True
         self.keep(frame(POINTS, points.tobytes()), len(points))
         self.retry()
 

@@ -149,6 +149,26 @@ def test_threads_that_name_series_at_once_agree(path: Path) -> None:
     assert all(log.names[p["series"]] == f"series {p['value']:.0f}" for p in log.points)
 
 
+class NamedMeanwhile(list[str]):
+    """A recorder's names, among which another thread puts one while they are being written."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if len(self) == 1:
+            self.append("new")
+        return super().__getitem__(index)
+
+
+def test_a_series_that_is_named_while_names_are_written_keeps_its_name(path: Path) -> None:
+    recorder = Recorder(path, replica=0)
+    recorder.add(recorder.series("loss"), 0, 1.0)
+    recorder.names = NamedMeanwhile(recorder.names)
+    recorder.flush()
+    assert recorder.names == ["loss", "new"]
+    recorder.add(1, 0, 2.0)
+    recorder.close()
+    assert read_log(path).names == {0: "loss", 1: "new"}
+
+
 def test_too_many_names(path: Path) -> None:
     recorder = Recorder(path, replica=0)
     recorder.names = ["x"] * 65_535
