@@ -92,11 +92,13 @@ class LabServer:
         """The living processes of the clusters that this server's notebooks have started."""
         found = []
         for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it may end while it is looked at
                 ours = process.environ().get("NBDIST_HOME") == str(self.home)
-                if ours and "nbdist" in " ".join(process.cmdline()):
+                # Not by what Python is called: it may stand in a folder of that name, the server's own, too.
+                engine = ours and "nbdist" in " ".join(process.cmdline()[1:])
+                if engine and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
-        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+        return found
 
     def end_kernels(self) -> None:
         """End all kernels, and what a test that failed has left in training: it would go on for an hour."""
