@@ -1,6 +1,6 @@
 """A body that is source text: run in the namespace of the notebook or the engine that it is on.
 
-What it has bound is told apart from what was there before.
+What it has bound or trained is told apart from what was there before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
+
+from nbdist.nn import Model
 
 USUAL_NAMES = ("history", "model")
 
@@ -23,6 +25,7 @@ class Code:
         self._run, self._fetch, self._source, self._names = run, fetch, source, names
         self._namespace: dict[str, Any] = {"__name__": "__main__"}
         self._before: dict[str, Any] = {}
+        self._trainings: dict[str, int] = {}  # that models had behind them before, by name
 
     def run(self) -> dict[str, Any]:
         """Run it; return what it defined, by name."""
@@ -40,6 +43,7 @@ class Code:
         tree = ast.parse(source, file)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         self._before = {name: namespace.get(name) for name in assigned_names(tree)}
+        self._trainings = {name: model.trainings for name, model in models_in(namespace)}
         wanted = {*self._fetch, *(certain_names(tree) | set(USUAL_NAMES)) & set(self._before)}
         exec(compile(tree, file, "exec"), namespace)
         if isinstance(last, ast.Expr):
@@ -49,9 +53,26 @@ class Code:
         return self.bound() | {name: namespace[name] for name in wanted if name in namespace}
 
     def bound(self) -> dict[str, Any]:
-        """Return the names that it has bound to another value than before, so far."""
+        """Return the names that it has bound to another value than before, so far, and models it has trained.
+
+        A model of an earlier body, or of an earlier cell, is not what it was once it has been trained.
+        """
         there = {name: self._namespace[name] for name in self._before if name in self._namespace}
-        return {name: value for name, value in there.items() if value is not self._before[name]}
+        found = {name: value for name, value in there.items() if value is not self._before[name]}
+        for name, model in models_in(self._namespace):
+            if model.trainings > self._trainings.get(name, model.trainings):
+                found[name] = model
+        return found
+
+
+def models_in(namespace: Mapping[str, Any]) -> list[tuple[str, Model]]:
+    """Return the models in a namespace by name; names that begin with an underscore are IPython's own."""
+    # By type(): isinstance asks the value for its class, and a lazy module would be loaded for that.
+    return [
+        (name, value)
+        for name, value in list(namespace.items())
+        if issubclass(type(value), Model) and not name.startswith("_")
+    ]
 
 
 def filename(run: str) -> str:

@@ -78,6 +78,45 @@ def test_what_a_body_does_not_bind_stays(cluster: Cluster) -> None:
     assert run.results == {"other": 2, "table": [1]}
 
 
+MODEL = """
+import numpy as np
+{name} = nb.nn.Sequential([nb.nn.Dense(2, activation="softmax")])
+{name}.compile("sgd")
+other = nb.nn.Sequential([nb.nn.Dense(1)])
+"""
+FIT = "history = {name}.fit(np.ones((4, 3)), np.zeros(4, int), epochs={epochs})"
+
+
+@pytest.mark.engines
+def test_a_model_of_an_earlier_body_comes_home_when_it_is_trained(cluster: Cluster) -> None:
+    start_run(MODEL.format(name="model"), Options(on="worker:0"), cluster=cluster).wait()
+    run = start_run(FIT.format(name="model", epochs=2), Options(on="worker:0"), cluster=cluster).wait()
+    assert set(run.results) == {"history", "model"}  # and not the other one
+    assert run.model.predict([[1, 1, 1]]).shape == (1, 2)
+    code = "evaluated = model.evaluate(np.ones((4, 3)), np.zeros(4, int))"
+    run = start_run(code, Options(on="worker:0"), cluster=cluster).wait()
+    assert set(run.results) == {"evaluated"}
+
+
+@pytest.mark.engines
+def test_a_model_that_is_trained_in_a_function_comes_home_under_its_name(cluster: Cluster) -> None:
+    start_run(MODEL.format(name="net"), Options(on="worker:0"), cluster=cluster).wait()
+    code = "def train():\n    " + FIT.format(name="net", epochs=2) + "\ntrain()"
+    run = start_run(code, Options(on="worker:0"), cluster=cluster).wait()
+    assert (run.model, [*run.results]) == (None, ["net"])
+
+
+@pytest.mark.engines
+def test_a_stopped_run_keeps_a_model_of_an_earlier_body(cluster: Cluster) -> None:
+    start_run(MODEL.format(name="model"), Options(on="worker:0"), cluster=cluster).wait()
+    run = start_run(FIT.format(name="model", epochs=10**7), Options(on="worker:0"), cluster=cluster)
+    while not run.store.series:
+        run.pump()
+    run.stop()
+    assert run.wait().status == "stopped"
+    assert run.model.predict([[1, 1, 1]]).shape == (1, 2)
+
+
 @pytest.mark.engines
 def test_an_error_shows_the_users_lines_only(cluster: Cluster) -> None:
     with pytest.raises(BodyError) as caught:
