@@ -92,9 +92,11 @@ def test_a_trial_is_stopped_retried_cloned_and_promoted(at: SweepPage) -> None:
     expect(form).to_contain_text(f"trial {made.number} is a clone of trial {plain}")
     expect(choose(grid, made.number)).to_contain_text(f"trial {plain}")
 
-    # Trained on from its checkpoint, and on the whole cluster.
+    # Trained on from its checkpoint, and on the whole cluster. Meanwhile the clone goes on: when nothing does,
+    # the grid gives way to its picture.
     at.open(name, of(at, name, 1), of(at, name, 2), of(at, name, 0))
-    at.until(name, lambda ledger: ledger.counts["complete"] == 3)
+    ledger = at.until(name, lambda ledger: ledger.counts["complete"] == 3 and len(ledger.running) == 2)
+    [other] = set(ledger.running) - {made.number}
     trial = choose(grid, 1)
     expect(trial).to_contain_text("complete")
     before = at.ledger(name).trials[1].value
@@ -106,12 +108,13 @@ def test_a_trial_is_stopped_retried_cloned_and_promoted(at: SweepPage) -> None:
     form.get_by_label("epochs").fill("4")
     press(at, form, "Continue from its checkpoint", name, Promoted)
     expect(form).to_contain_text("trial 1 is promoted")
-    at.open(name, *(trial.parameters["n"] for trial in at.ledger(name).trials.values()))
+    at.open(name, of(at, name, other))
     ledger = at.until(name, lambda ledger: ledger.trials[1].attempt == 2 and ledger.trials[1].over)
     assert ledger.trials[1].state == "complete", ledger.trials[1].error
     assert ledger.trials[1].value != before  # of two epochs more
     form.get_by_label("epochs").fill("5")
     press(at, form, "On the whole cluster", name, Promoted)
+    at.open(name)
     ledger = at.until(name, lambda ledger: ledger.trials[1].attempt == 3 and ledger.trials[1].over)
     assert ledger.trials[1].state == "complete", ledger.trials[1].error
     assert len(ledger.trials[1].ranks) == 2
