@@ -111,6 +111,18 @@ def settled(view: LiveView) -> bool:
     return bool(view.pace.watching) and not (to_send or view.pace.on_their_way)
 
 
+def drawn(shown: LiveDisplay) -> bool:
+    """Whether a page has drawn all that there is; where there is no page, there is nothing to wait for."""
+    return shown.view is None or settled(shown.view)
+
+
+async def looked_at(shown: LiveDisplay) -> None:
+    """Wait for a page to look, however long it takes to load what it shows: it sees a run from its start."""
+    while shown.view is not None and not shown.view.pace.watching:
+        shown.tick(time.monotonic())
+        await asyncio.sleep(0.02)
+
+
 async def shown_whole(view: LiveView, state: str = "running") -> None:
     """Tick until a page has drawn all that there is."""
     view.progress({"state": state})

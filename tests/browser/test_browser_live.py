@@ -18,34 +18,36 @@ SETUP = f"import sys; sys.path.insert(0, {HERE!r})\nfrom runs_to_show import *\n
 RUN = (
     "shown = LiveDisplay(store, workers({replicas}), {title!r}, total_steps={steps})\n"
     "shown.show()\n"
-    "await feed(shown, store, {replicas}, {steps}, seconds={seconds})\n"
+    "await looked_at(shown)\n"
+    "await feed(shown, store, {replicas}, {steps}, seconds={seconds}, until=lambda: {until})\n"
 )
+DRAWN = "drawn(shown)"
 FREEZE = "shown.finish(summary({title!r}, {replicas}, {steps}))"
 
 
 def cells(
-    replicas: int = 3, steps: int = 600, title: str = "digits, asynchronous", seconds: float = 2
+    replicas: int = 3,
+    steps: int = 600,
+    title: str = "digits, asynchronous",
+    seconds: float = 2,
+    until: str = DRAWN,
 ) -> list[str]:
-    told = {"replicas": replicas, "steps": steps, "title": title, "seconds": seconds}
+    told = {"replicas": replicas, "steps": steps, "title": title, "seconds": seconds, "until": until}
     return [SETUP, RUN.format(**told), FREEZE.format(**told)]
 
 
-def points_drawn(page: Page) -> int:
-    """The step that the loss chart says it is at."""
-    label = page.locator(f"{LIVE} .nbd-plot").first.get_attribute("aria-label") or ""
-    digits = "".join(letter for letter in label.partition("step ")[2].partition(":")[0] if letter.isdigit())
-    return int(digits or -1)
-
-
-def ink(page: Page) -> int:
-    """How many pixels of the first chart are drawn on."""
-    return int(
-        page.evaluate(
-            "() => { const c = document.querySelector('.nbd-plot canvas');"
-            " const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
-            " let n = 0; for (let i = 3; i < d.length; i += 4) if (d[i] > 40) n++; return n }"
-        )
-    )
+# The page itself compares what it shows first with what it shows later: asked from here it may be late.
+MOVES = """() => {
+  const at = /step ([\\d,]+)/.exec(document.querySelector('.nbd-plot')?.ariaLabel);
+  if (!at) return false;
+  const canvas = document.querySelector('.nbd-plot canvas');
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  let ink = 0;
+  for (let i = 3; i < pixels.length; i += 4) if (pixels[i] > 40) ink++;
+  const now = {step: Number(at[1].replace(',', '')), ink};
+  window.first ??= now;
+  return now.step > window.first.step + 200 && now.ink !== window.first.ink;
+}"""
 
 
 def show(page: Page) -> None:
@@ -53,23 +55,19 @@ def show(page: Page) -> None:
 
 
 def test_a_curve_moves_freezes_and_stays_without_a_kernel(lab: Lab) -> None:
-    setup, run, freeze = cells(seconds=3)
-    path = lab.write("moves.ipynb", [setup, run + freeze])
+    seen = lab.server.notebooks / "moves-seen"
+    seen.unlink(missing_ok=True)
+    setup, run, freeze = cells(seconds=3, until=f"Path({str(seen)!r}).exists()")
+    path = lab.write("moves.ipynb", [f"{setup}\nfrom pathlib import Path", run + freeze])
     page = lab.open("moves.ipynb")
     lab.run(0)
     lab.run(1, wait=False)
-    page.wait_for_function("() => /step \\d/.test(document.querySelector('.nbd-plot')?.ariaLabel)")
-    early, early_ink = points_drawn(page), ink(page)
-    page.wait_for_function(
-        "early => { const at = /step ([\\d,]+)/.exec(document.querySelector('.nbd-plot')?.ariaLabel);"
-        " return at && Number(at[1].replace(',', '')) > early + 200 }",
-        arg=early,
-    )
-    assert ink(page) != early_ink
+    page.wait_for_function(MOVES)
     expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("running")
     show(page)
     lab.screenshot("live-running")
 
+    seen.touch()
     lab.wait_done(1)
     picture = page.locator(".jp-OutputArea img[src^='data:image/png']")
     expect(picture).to_have_count(1)
@@ -153,7 +151,7 @@ def test_names_and_output_are_text_never_html(lab: Lab) -> None:
         "shown.show()\n"
         "shown.output(HOSTILE, HOSTILE + '\\n')\n"
         "shown.progress({'note': HOSTILE, 'state': HOSTILE})\n"
-        "await feed(shown, store, 2, 100, seconds=1, metric=HOSTILE)\n"
+        f"await feed(shown, store, 2, 100, seconds=1, metric=HOSTILE, until=lambda: {DRAWN})\n"
     )
     lab.write("hostile.ipynb", [SETUP, source, "shown.finish(summary(HOSTILE, 2, 100, HOSTILE))"])
     page = lab.open("hostile.ipynb")
@@ -195,8 +193,7 @@ def test_an_spmd_cell_shows_headings_and_no_empty_charts(lab: Lab) -> None:
         "for rank, task in enumerate(workers(3)):\n"
         "    shown.output(task, f'rank {rank} of 3\\n')\n"
         "shown.progress({'state': 'running'})\n"
-        "import asyncio\n"
-        "for _ in range(10):\n"
+        f"while not {DRAWN}:\n"
         "    shown.tick(); await asyncio.sleep(0.05)\n"
     )
     lab.write("spmd.ipynb", [SETUP, source, "shown.finish(summary('cell', 3, 0))"])
@@ -211,7 +208,10 @@ def test_an_spmd_cell_shows_headings_and_no_empty_charts(lab: Lab) -> None:
 
 
 def test_a_chart_is_used_by_keyboard_and_by_name(lab: Lab) -> None:
-    source = RUN.format(replicas=2, steps=100, title="keys", seconds=1) + "shown.view.finish('finished')"
+    source = (
+        RUN.format(replicas=2, steps=100, title="keys", seconds=1, until=DRAWN)
+        + "shown.view.finish('finished')"
+    )
     lab.write("keys.ipynb", [SETUP, source])
     page = lab.open("keys.ipynb")
     lab.run(0)
