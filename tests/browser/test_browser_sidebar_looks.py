@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from browser_axe import violations
@@ -157,12 +158,46 @@ def test_it_stays_on_the_side_where_it_was_put(served: tuple[Lab, Served]) -> No
     expect(page.locator(PANEL)).to_be_visible()
 
 
+def test_a_reload_keeps_the_chosen_cluster_and_the_folded_sections(served: tuple[Lab, Served]) -> None:
+    lab, _ = served
+    page = lab.page
+    chosen = page.locator("#nbdist-clusters [aria-current=true]")
+    folded = page.locator(f"{PANEL} .lm-AccordionPanel-title[aria-expanded=false]")
+    expect(chosen).to_have_text("many")
+    with page.expect_response(lambda response: response.ok and kept_choice(response.request) == "new"):
+        page.locator("#nbdist-clusters .nbd-Row-name").filter(has_text="new").click()
+    with page.expect_response(lambda response: response.ok and kept_folded(response.request)):
+        page.locator(f"{PANEL} .lm-AccordionPanel-title").filter(has_text="Sweeps").click()
+    expect(folded).to_have_text("Sweeps")
+    lab.save()  # or the page asks whether it may be left
+    page.reload()
+    expect(chosen).to_have_text("new")
+    expect(page.locator("#nbdist-tasks .nbd-Empty")).to_have_text("new is starting.")
+    expect(folded).to_have_text("Sweeps")
+
+
+def kept_by(asked: Request) -> dict[str, Any]:
+    """What a page has kept with its workspace by this request, if it is one for that."""
+    if asked.method != "PUT" or "/api/workspaces/" not in asked.url or asked.post_data is None:
+        return {}
+    return dict(json.loads(asked.post_data)["data"])
+
+
 def kept_right(asked: Request) -> bool:
     """Whether a page has its workspace kept with the panel on the right, and not how it was before."""
-    if asked.method != "PUT" or "/api/workspaces/" not in asked.url:
-        return False
-    layout = asked.post_data_json["data"].get("layout-restorer:data", {})
-    return PANEL[1:] in json.dumps(layout.get("right", {}))
+    return PANEL[1:] in json.dumps(kept_by(asked).get("layout-restorer:data", {}).get("right", {}))
+
+
+def kept_choice(asked: Request) -> str | None:
+    """Which cluster a page has kept as the chosen one."""
+    return kept_by(asked).get("nbdist:chosen-cluster")
+
+
+def kept_folded(asked: Request) -> bool:
+    """Whether a page has its workspace kept with a section of the panel folded, on whichever side it is."""
+    layout = kept_by(asked).get("layout-restorer:data", {})
+    sides = [layout.get(side, {}).get("widgetStates", {}) for side in ("left", "right")]
+    return any(False in side.get(PANEL[1:], {}).get("expansionStates", []) for side in sides)
 
 
 SIDE = (

@@ -56,9 +56,15 @@ export class PanelModel implements IDisposable {
     return this._disposed;
   }
 
+  /** The cluster that the user chose last, there or not. */
+  get wish(): string | null {
+    return this._wish;
+  }
+
   choose(cluster: string): void {
     this._wish = cluster;
     this.follow();
+    this._changed.emit(); // also where it was shown before, by itself
   }
 
   /** What goes on in a row; the same object as long as nothing changes. */

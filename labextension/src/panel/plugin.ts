@@ -1,8 +1,10 @@
 import { type JupyterFrontEnd, type JupyterFrontEndPlugin, ILabShell, ILayoutRestorer } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
+import { IStateDB } from '@jupyterlab/statedb';
 import { ITranslator } from '@jupyterlab/translation';
 import { DEFAULTS, INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
+import { keepChosen } from './chosen';
 import { addPanelCommands } from './commands';
 import { PanelModel } from './model';
 import { PANEL_ID, Sidebar } from './sidebar';
@@ -13,7 +15,7 @@ export const sidebar: JupyterFrontEndPlugin<void> = {
   description: 'Shows clusters, tasks, runs and sweeps beside the notebook.',
   autoStart: true,
   requires: [INbdist],
-  optional: [ILabShell, ILayoutRestorer, ICommandPalette, ITranslator, INbdistSettings],
+  optional: [ILabShell, ILayoutRestorer, ICommandPalette, ITranslator, INbdistSettings, IStateDB],
   activate: (
     app: JupyterFrontEnd,
     nbdist: INbdist,
@@ -21,9 +23,13 @@ export const sidebar: JupyterFrontEndPlugin<void> = {
     restorer: ILayoutRestorer | null,
     palette: ICommandPalette | null,
     translator: ITranslator | null,
-    settings: Settings | null
+    settings: Settings | null,
+    kept: IStateDB | null
   ): void => {
     const model = new PanelModel(nbdist, app.commands);
+    if (kept !== null) {
+      void keepChosen(model, kept);
+    }
     const panel = new Sidebar(model, translator ?? undefined);
     app.shell.add(panel, 'left', { rank: 520, type: 'nbdist' });
     restorer?.add(panel, PANEL_ID);
