@@ -92,8 +92,8 @@ def test_a_trial_is_stopped_retried_cloned_and_promoted(at: SweepPage) -> None:
     expect(form).to_contain_text(f"trial {made.number} is a clone of trial {plain}")
     expect(choose(grid, made.number)).to_contain_text(f"trial {plain}")
 
-    # Trained on from its checkpoint, and on the whole cluster. Meanwhile the clone goes on: when nothing does,
-    # the grid gives way to its picture.
+    # Trained on from its checkpoint, and on the whole cluster. Meanwhile the clone goes on: at the end of all
+    # trials the grid gives way to its picture.
     at.open(name, of(at, name, 1), of(at, name, 2), of(at, name, 0))
     ledger = at.until(name, lambda ledger: ledger.counts["complete"] == 3 and len(ledger.running) == 2)
     [other] = set(ledger.running) - {made.number}
