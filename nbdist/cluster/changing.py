@@ -109,6 +109,7 @@ class Change(ABC):
     def _bring_up(self, coming: Sequence[TaskInfo | TaskPlan]) -> Iterator[None]:
         """Fork processes, make them tasks, and have all others know them."""
         self._coming, ranks = coming, {info.rank for info in coming}
+        yield from self._until(lambda: not self._living(ranks), "to end")  # given up just now
         engines = HubEngines(self._client)
         yield from self._until(lambda: none_of(ranks, engines.ids()), "to be forgotten by the hub")
         for info in coming:
@@ -139,6 +140,11 @@ class Change(ABC):
             self._result(call)
         self.tasks = opened
         self._make_known(roster, ranks)
+
+    def _living(self, ranks: set[int]) -> bool:
+        """Whether the keeper has a process of one of the ranks."""
+        living = self._link.ask("status")["pids"]
+        return any(str(rank) in living for rank in ranks)
 
     def _make_known(self, roster: Roster, but: set[int]) -> None:
         """Tell the tasks but some, and the keeper, who tells all clients; an interrupt comes before or after.

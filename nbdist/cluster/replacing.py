@@ -39,12 +39,7 @@ class Replacement(Change):
         self._ask("end", pids={info.rank: info.pid for info in self.old})
 
     def _change(self) -> Iterator[None]:
-        yield from self._until(self._have_ended, "to end")
         yield from self._bring_up(self.old)
-
-    def _have_ended(self) -> bool:
-        living = self._link.ask("status")["pids"]
-        return not any(str(info.rank) in living for info in self.old)
 
     def _did_not_start(self, info: TaskInfo | TaskPlan, pid: int) -> str:
         return f"the process (pid {pid}) that was to replace {info.name}"
