@@ -118,7 +118,7 @@ class LiveDisplay:
             display(view)
             view.progress(self.status)
             view.finish(summary.state)
-            view.close_unseen()
+            view.close_when_left()  # it is the output itself: a slow page has nothing else to load
 
     def tick(self, now: float | None = None) -> None:
         """Send what is new, about ten times a second; ``now`` in seconds on a steady clock."""

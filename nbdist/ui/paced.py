@@ -93,9 +93,13 @@ class PacedView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no 
         if layout is not None:
             layout.close()
 
+    def close_when_left(self) -> None:
+        """Close when the last page that holds the widget gives it up; it waits for the first one."""
+        self.closes_unseen = True
+
     def close_unseen(self) -> None:
         """Close as soon as no page holds the widget: one that was loaded in mid-run has no other output."""
-        self.closes_unseen = True
+        self.close_when_left()
         if self.views:
             return
         try:

@@ -80,7 +80,7 @@ class SweepDisplay:
             self.view, self.shown = self._make_view(), True
             display(self.view, display_id=self.display_id)
             self.view.finish()
-            self.view.close_unseen()
+            self.view.close_when_left()  # it is the output itself: a slow page has nothing else to load
         elif self.view is None:
             self.show()
         else:

@@ -101,6 +101,25 @@ def test_a_sweep_that_is_over_is_shown_again_with_everything(sweep: ShownSweep, 
     assert lines[0].startswith("mnist  ✓ done")
 
 
+def test_what_is_shown_again_waits_for_a_slow_page(
+    sweep: ShownSweep, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbdist.ui.paced.LOADED_AFTER", 0.0)
+    sweep.end()
+
+    async def cell() -> None:
+        SweepDisplay(sweep, where="page").show_again()
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    asyncio.run(cell())
+    [(_, view, _)] = said
+    assert view.comm is not None
+    for kind in ("ready", "gone"):
+        view._handle_custom_msg({"kind": kind, "view": "tab", "sequence": 0, "visible": False}, [])
+    assert view.comm is None
+
+
 def test_a_sweep_that_goes_on_is_shown_twice_as_one(sweep: ShownSweep, said: Said) -> None:
     shown = SweepDisplay(sweep, where="page")
     shown.show()
