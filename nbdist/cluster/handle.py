@@ -55,7 +55,7 @@ class Cluster:
         self._process = os.getpid()
         self._connections = threading.local()
         self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
-        self._stopped = False
+        self._stopped = self._ended = False
         self.going_on: set[str] = set()
         """Runs that this process has on the cluster; while one goes on, the cluster outlives the process."""
         set_current(self)
@@ -141,6 +141,8 @@ class Cluster:
 
         Connections are not shared between threads: a long call in one never delays another.
         """
+        if self._ended:
+            raise UnavailableError(f"rank {rank} is gone: cluster {self.id} was stopped here")
         self._check_up()
         peers: dict[int, Peer] = self._connections.__dict__.setdefault("peers", {})
         info = find_rank(tuple(self.tasks), rank)
@@ -219,7 +221,7 @@ class Cluster:
 
     def controller_died(self) -> str | None:
         """Return how the controller ended, if it has; the cluster then ends too."""
-        return self._members.controller_died()
+        return "the cluster was stopped here" if self._ended else self._members.controller_died()
 
     def status(self) -> list[dict[str, Any]]:
         """Return a row per task: rank, name, host, pid, device, address, state, and how it ended."""
@@ -229,6 +231,7 @@ class Cluster:
         """End every process of the cluster and remove all that it leaves. May be called twice."""
         if self._stopped:
             return
+        self._ended = True  # who follows a run looks again, and is to see why it is over
         self._close_connections()
         if not self._link.gone:
             with suppress(UnavailableError):  # it went while we asked

@@ -576,6 +576,18 @@ def test_a_cluster_of_the_same_name_starts_afresh(start: Callable[..., Cluster])
         cluster.stop()
 
 
+def test_a_run_ends_with_the_cluster_that_is_stopped_under_it(start: Callable[..., Cluster]) -> None:
+    cluster = start(workers=1, ps=0)
+    run = start_run(TRAIN.format(epochs=10**6), Options(), cluster=cluster)
+    while not run.store.series:
+        run.pump()
+    cluster.stop()
+    with pytest.raises(TaskDiedError, match=r"the cluster was stopped here\).*What run .* logged is in"):
+        run.wait()
+    assert (run.status, read_run(run.id).status) == ("failed", "failed")
+    assert len(columns_from_logs(run.folder)["step"])
+
+
 def test_without_a_parameter_server(start: Callable[..., Cluster]) -> None:
     cluster = start(workers=1, ps=0)
     for options, words in (
