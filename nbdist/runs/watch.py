@@ -80,7 +80,6 @@ class Watch:
     def ask_to_stop(self) -> None:
         """Have all bodies asked to stop, at the next look. May be called from any thread."""
         self.interrupted = self._stop_wanted = True
-        self.ladder.begin_abort()
 
     def look(self) -> None:
         """Look once at everything that may have changed."""
@@ -88,6 +87,7 @@ class Watch:
             self._stop_wanted = False
             for info in self.workers:
                 self.tell(info, "run.stop", {"run": self.run})
+            self.ladder.begin_abort()  # not before: tasks have their time from the word on
         while self.asked:
             word = self.asked.popleft()
             for info in self.workers:

@@ -188,9 +188,11 @@ def test_an_abort_does_not_start_the_clock_again() -> None:
     clock = Clock()
     ladder = Ladder(clock)
     ladder.first()
-    clock.now += REPLACE_AFTER - 0.1
-    ladder.begin_abort()
+    clock.now += SIGNAL_AFTER
     assert ladder.due() == "signal"
+    clock.now += REPLACE_AFTER - SIGNAL_AFTER - 0.1
+    ladder.begin_abort()
+    assert ladder.due() is None
     clock.now += 0.2
     assert ladder.due() == "replace"
 

@@ -74,6 +74,22 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupt, "REPLACE_AFTER", 1.0)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever heeds the signal has the time for it, on a busy machine too; see `last_rung`."""
+    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 0.3)
+    monkeypatch.setattr(interrupt, "FAILED_AFTER", 0.3)
+    monkeypatch.setattr(interrupt, "REPLACE_AFTER", 600.0)
+
+
+def last_rung(run: Run, *stuck: int) -> None:
+    """Have the tasks replaced that are stuck, as soon as all others have ended."""
+    ranks = {info.rank for info in run._workers}
+    until(run, lambda: ranks - run.outcomes.keys() == set(stuck))
+    ladder = run._watch.ladder
+    ladder._rungs = [(0.0, name) for _, name in ladder._rungs]
+
+
 def on_ranks(stuck: dict[int, str], others: str) -> str:
     """A body that is another one on each rank."""
     parts = [f"print('on')\nbodies = {stuck!r}", f"exec(bodies.get(nb.task.rank, {others!r}))"]
@@ -142,12 +158,33 @@ def test_the_rungs() -> None:
     assert body_here.due() == "give up"
 
 
+def test_who_looks_late_skips_no_rung_and_leaves_each_its_time() -> None:
+    """A notebook that was busy meanwhile: what ends by the signal is not replaced in the same breath."""
+    now = 0.0
+    ladder = Ladder(lambda: now)
+    ladder.begin_abort()
+    now = 30.0
+    assert [ladder.due(), ladder.due()] == ["signal", None]
+    now = 32.4
+    assert ladder.due() is None
+    now = 32.5
+    assert ladder.due() == "replace"
+    now = 0.0
+    ladder = Ladder(lambda: now)
+    ladder.first()
+    now = 1.0
+    ladder.first()
+    assert [ladder.due(), ladder.due()] == ["signal", None]
+    now = 4.0  # a second interrupt makes nothing later
+    assert ladder.due() == "replace"
+
+
 @engines
 @pytest.mark.parametrize("body", [MASKED, HOLDING, SWALLOWING], ids=["masked", "holding", "swallowing"])
 def test_a_task_that_cannot_be_stopped_is_replaced(
     start: Start,
     heard: Heard,
-    hurried: None,
+    patient: None,
     body: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -161,6 +198,7 @@ def test_a_task_that_cannot_be_stopped_is_replaced(
     if body is HOLDING:
         until(run, lambda: is_silent(cluster, 1))
     run.interrupt()
+    last_rung(run, 1)
     assert run.wait().status == "stopped"
     old, new = before[1], cluster.tasks[1]
     told = capsys.readouterr().out
@@ -197,12 +235,13 @@ def test_it_takes_five_seconds_or_so(start: Start, heard: Heard) -> None:
 
 
 @engines
-def test_several_are_replaced_at_once_the_chief_too(start: Start, heard: Heard, hurried: None) -> None:
+def test_several_are_replaced_at_once_the_chief_too(start: Start, heard: Heard, patient: None) -> None:
     cluster = start(workers=3)
     before = cluster.tasks
     cluster.run("kept = 5")
     run = begun(cluster, on_ranks({0: MASKED, 2: SWALLOWING}, LISTENING), heard)
     run.stop()  # as the button does
+    last_rung(run, 0, 2)
     to_its_end(run)
     assert run.status == "stopped"
     assert [info.rank for info in cluster.tasks if info not in before] == [0, 2]
@@ -213,7 +252,7 @@ def test_several_are_replaced_at_once_the_chief_too(start: Start, heard: Heard, 
 @engines
 @pytest.mark.parametrize("options", [{"strategy": "multi_worker"}, {"strategy": "ps"}], ids=["all", "ps"])
 def test_a_frozen_worker_is_replaced_and_what_was_trained_is_kept(
-    start: Start, heard: Heard, hurried: None, options: dict[str, Any]
+    start: Start, heard: Heard, patient: None, options: dict[str, Any]
 ) -> None:
     cluster = start(workers=2, ps=1)
     run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: heard)
@@ -221,6 +260,7 @@ def test_a_frozen_worker_is_replaced_and_what_was_trained_is_kept(
     frozen = cluster.tasks[1].pid
     freeze(frozen)
     run.interrupt()
+    last_rung(run, 1)
     to_its_end(run)
     assert run.status == "stopped", run.error
     assert run.model is not None
@@ -230,7 +270,7 @@ def test_a_frozen_worker_is_replaced_and_what_was_trained_is_kept(
 
 @engines
 def test_an_error_stays_what_is_raised_and_who_hangs_is_replaced(
-    start: Start, heard: Heard, hurried: None, capsys: pytest.CaptureFixture[str]
+    start: Start, heard: Heard, patient: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = start(workers=3)
     cluster.run("kept = 5")
@@ -238,6 +278,7 @@ def test_an_error_stays_what_is_raised_and_who_hangs_is_replaced(
         on_ranks({0: "raise ZeroDivisionError('mine')", 1: MASKED}, LISTENING), Options(), cluster=cluster
     )
     pid = cluster.tasks[1].pid
+    last_rung(run, 1)
     with pytest.raises(BodyError, match=r"(?s)Traceback.*ZeroDivisionError: mine.*/job:worker/task:0"):
         run.wait()
     assert run.status == "failed"
@@ -247,13 +288,14 @@ def test_an_error_stays_what_is_raised_and_who_hangs_is_replaced(
 
 @engines
 def test_who_attached_to_the_run_may_do_it_and_who_started_it_is_told(
-    start: Start, heard: Heard, hurried: None
+    start: Start, heard: Heard, patient: None
 ) -> None:
     cluster = start(workers=2)
     run = begun(cluster, on_ranks({1: SWALLOWING}, LISTENING), heard)
     old = cluster.tasks[1]
     attached = attach_run(run.id)
     attached.interrupt()
+    last_rung(attached, 1)
     to_its_end(attached)
     assert attached.status == "stopped"
     assert any(f"(pid {old.pid}) did not stop" in note for note in attached.notes)
