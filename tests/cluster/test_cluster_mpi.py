@@ -93,7 +93,7 @@ def loaded() -> bool:
     return any(name.split(".")[0] == "mpi4py" for name in sys.modules)
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 10 + BUSY_SECONDS) -> None:
     deadline, waiter = time.monotonic() + seconds, threading.Event()
     while not condition():
         assert time.monotonic() < deadline, "it took too long"
@@ -101,7 +101,7 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 def sums(cluster: Cluster, ranks: tuple[int, ...], run: str, here: Path) -> Any:
-    return cluster.submit(in_group, ranks, run, str(here), "add", on=ranks).results(20)
+    return cluster.submit(in_group, ranks, run, str(here), "add", on=ranks).results(BUSY_SECONDS)
 
 
 def processes_below(pid: int) -> list[psutil.Process]:
@@ -129,7 +129,7 @@ def test_engines_are_ranks_of_a_world_and_stop_without_a_trace(own_home: Path, t
         assert not mapped_names(cluster.tasks[0].pid)
     finally:
         cluster.stop()
-    _, left = psutil.wait_procs(processes, 5)
+    _, left = psutil.wait_procs(processes, 5 + BUSY_SECONDS)
     assert not left
 
 
@@ -143,9 +143,7 @@ def test_a_killed_engine_is_missed_and_the_others_go_on(world: Cluster, tmp_path
     calls = world.submit(in_group, (0, 1, 2), "killed", str(tmp_path), "wait")
     until(lambda: len(list(tmp_path.glob("waits.*"))) == 3)
     os.kill(world.tasks[2].pid, signal.SIGKILL)
-    begun = time.monotonic()
-    assert calls.wait(10)
-    assert time.monotonic() - begun < 4 + BUSY_SECONDS
+    assert calls.wait(4 + BUSY_SECONDS)
     assert isinstance(calls.outcome(2), TaskDiedError)
     assert "SIGKILL" in str(calls.outcome(2))
     for rank in (0, 1):
@@ -160,7 +158,7 @@ def test_an_interrupt_ends_a_group_and_the_next_one_works(world: Cluster, tmp_pa
     until(lambda: len(list(tmp_path.glob("waits.*"))) == 3)
     for rank in (0, 2):
         world.signal(rank, signal.SIGINT)
-    assert calls.wait(10)
+    assert calls.wait(4 + BUSY_SECONDS)
     assert [type(calls.outcome(rank)).__name__ for rank in (0, 2)] == ["BodyError"] * 2
     assert all("KeyboardInterrupt" in str(calls.outcome(rank)) for rank in (0, 2))
     assert "interrupted" in str(calls.outcome(1)) or "KeyboardInterrupt" in str(calls.outcome(1))
