@@ -23,11 +23,13 @@ history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(50), epochs=2)"""
 FIELD = "[id='jp-SettingsEditor-nbdist:plugin_%s']"
 COMMANDS = "window.jupyterapp.commands"
 NOTEBOOK = "window.jupyterapp.shell.currentWidget.content"
-# The page asks the server for its sessions now, and not in some seconds.
-GONE = """window.jupyterapp.serviceManager.sessions.refreshRunning().then(() => {
-  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel;
-  return !kernel || ['dead', 'unknown'].includes(kernel.status) })"""
 KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel"
+# The page asks the server for its sessions now, and not in some seconds. A kernel that is only out of reach
+# is one that it tries to reach again: a cell that is run then waits for it.
+GONE = f"window.jupyterapp.serviceManager.sessions.refreshRunning().then(() => !{KERNEL})"
+# The palette shows what was typed in the next frame, and forgets it when it closes.
+FILTERED = """(field, text) => new Promise(
+  done => requestAnimationFrame(() => requestAnimationFrame(() => done(field.value === text))))"""
 
 
 def sources(page: Page) -> list[str]:
@@ -84,7 +86,7 @@ def in_palette(page: Page, text: str) -> Locator:
         page.evaluate(f"{COMMANDS}.execute('apputils:activate-command-palette').then(() => null)")
         with suppress(TimeoutError):
             field.fill(text, timeout=3000)
-            opened = True
+            opened = field.evaluate(FILTERED, text)
     return page.locator(".lm-CommandPalette-item .lm-CommandPalette-itemLabel")
 
 
@@ -134,7 +136,7 @@ def test_a_cell_runs_on_workers_by_button_and_by_key(lab: Lab) -> None:
     page.keyboard.press("Enter")
     expect(page.locator(".jp-Notebook-cell.jp-mod-active .cm-content")).to_be_focused()
     page.keyboard.press("Control+z")
-    assert sources(page)[0] == TRAIN
+    until(page, lambda: sources(page)[0] == TRAIN)
 
     # What cannot be wrapped stays as it is, and is not run.
     activate(page, 2)

@@ -69,7 +69,7 @@ def test_a_run_outlives_its_kernel_and_is_taken_up_again(lab: Lab, end: Any) -> 
     assert not violations(page, LIVE)
     lab.screenshot(f"reattach-{end.__name__}-disconnected")
     seen = latest(page)
-    left = max(float(times.max()) for times in times_of_steps(folder))
+    left = max(float(times.max(initial=0.0)) for times in times_of_steps(folder))
 
     lab.run(2)
     view = lab.output(2).locator(LIVE)

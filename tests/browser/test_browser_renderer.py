@@ -118,7 +118,7 @@ def test_many_outputs_are_drawn_as_they_are_scrolled_to(drawing_lab: Lab) -> Non
     page = opened(drawing_lab, "many.ipynb", [run] * 20)
     drawn = page.locator(f"{BUNDLE} {LIVE}")
     expect(drawn.first).to_be_visible()
-    assert page.locator(BUNDLE).count() == 20
+    expect(page.locator(BUNDLE)).to_have_count(20)
     assert drawn.count() < 6
     show(page, 19)
     expect(page.locator(BUNDLE).nth(19).locator("canvas")).to_have_count(2)
