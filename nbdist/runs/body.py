@@ -34,6 +34,7 @@ from nbdist.runs.agent import Agent, agent
 from nbdist.runs.bodycode import Code
 from nbdist.runs.live import Live
 from nbdist.runs.output import Output, printing_to
+from nbdist.runs.signals import bodies_only, interruptible
 from nbdist.runs.strategies import strategy_of
 from nbdist.runs.tracebacks import shown
 from nbdist.runtime.groups import World
@@ -75,7 +76,7 @@ class Order:
 def run_body(order: Order, body: str | Callable[[], Any]) -> dict[str, Any]:
     """Run a body on this engine; return its outcome as plain data, what it raises too."""
     task, here = current(), agent()
-    with busy_with(clusters_folder() / task.cluster_id, order.run):
+    with busy_with(clusters_folder() / task.cluster_id, order.run), bodies_only():
         live = live_of(order, task, here)
         try:
             outcome = perform(order, body, task, here, live, around(live), partial(_packed, task))
@@ -140,8 +141,8 @@ def perform(
 
 @contextmanager
 def around(live: Live) -> Iterator[None]:
-    """Give the whole process to a body: an engine has nothing else to do meanwhile."""
-    with contexts.use(live.context), printing_to(live.output):
+    """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted."""
+    with contexts.use(live.context), printing_to(live.output), interruptible():
         yield
 
 

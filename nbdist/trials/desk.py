@@ -75,8 +75,6 @@ class Desk:
             except queue.Empty:
                 if time.monotonic() - self._heard > SILENT_SECONDS:
                     return None
-            except KeyboardInterrupt:  # for a trial that ended by itself just before
-                continue
 
     def begin(self, trial: TrialOrder) -> Reports:
         """Return where the reports of a trial are kept, for a driver that comes late."""

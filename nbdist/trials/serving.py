@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from nbdist.cluster.folder import clusters_folder
 from nbdist.runs.agent import Agent
 from nbdist.runs.body import around, live_of, perform
 from nbdist.runs.bodycode import filename
+from nbdist.runs.signals import bodies_only, forget
 from nbdist.runtime.task import Task, current
 from nbdist.train.resume import TrainingStates
 from nbdist.trials.desk import Desk, desk
@@ -30,10 +30,11 @@ Body = str | Callable[..., Any]
 def serve(order: SweepOrder, body: Body, token: str) -> None:
     """Run the trials of a sweep that come to this engine; submitted once, on the main thread."""
     task, here = current(), desk()
-    with busy_with(clusters_folder() / task.cluster_id, order.sweep):
+    with busy_with(clusters_folder() / task.cluster_id, order.sweep), bodies_only():
         here.open(order, token)
         try:
             while (trial := here.next()) is not None:
+                forget()  # a signal for the trial before
                 serve_one(order, trial, body, task, here)
         finally:
             here.close()
@@ -41,14 +42,7 @@ def serve(order: SweepOrder, body: Body, token: str) -> None:
 
 def serve_one(order: SweepOrder, trial: TrialOrder, body: Body, task: Task, here: Desk) -> None:
     """Run one trial and tell the driver; however it ends, that is told."""
-    over = {"state": "stopped", "values": {}, "error": ""}
-    with suppress(KeyboardInterrupt):  # just before its first line, or after its last
-        over = run_trial(order, trial, body, task, here.agent, here.begin(trial))
-    while True:
-        try:
-            return here.end(trial, over)
-        except KeyboardInterrupt:  # for the trial that has ended just now
-            continue
+    here.end(trial, run_trial(order, trial, body, task, here.agent, here.begin(trial)))
 
 
 def run_trial(

@@ -36,7 +36,11 @@ def reported(sweep: Sweep, number: int = 0) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_a_trial_is_stopped_and_the_next_one_runs(begin: Begin, cluster: Cluster, kind: str) -> None:
+def test_a_trial_is_stopped_and_the_next_one_runs(
+    begin: Begin, cluster: Cluster, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind in ("fit", "log"):  # the word is enough for them, however late it is read
+        monkeypatch.setattr(pressing, "SIGNAL_AFTER", float("inf"))
     endless = ENDLESS[kind].strip().replace("\n", "\n    ")
     body = f"if lr < 1:\n    lr, val_loss = lr, 0.5\nelse:\n    {endless}"
     options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
@@ -68,6 +72,23 @@ def test_a_signal_that_comes_before_the_word_stops_it_too(
     finished(sweep)
     assert states(sweep) == ["stopped"], sweep.trial(0).error
     assert sweep.trial(0).value == 1.0
+
+
+def test_a_signal_that_comes_after_the_last_line_changes_nothing(begin: Begin, cluster: Cluster) -> None:
+    body = """
+import os, signal
+from nbdist.runs.agent import Agent
+end = Agent.end
+def interrupted(agent, live):
+    Agent.end = end
+    os.kill(os.getpid(), signal.SIGINT)
+    end(agent, live)
+Agent.end = interrupted
+accuracy = width
+"""
+    sweep = finished(begin(body, "width=[1, 2, 3]", on="worker:0", cluster=cluster))
+    assert states(sweep) == ["complete"] * 3
+    assert start_run("n = 1", Options(), cluster=cluster).wait().results == {"n": 1}
 
 
 def test_an_engine_that_does_not_stop_is_replaced(
