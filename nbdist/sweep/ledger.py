@@ -66,6 +66,8 @@ class Ledger:
         self.reports = Reports(created.direction)
         self.spans: list[Span] = []
         self.improvements: list[Improvement] = []
+        self._finals: dict[int, float] = {}  # what each trial that completed is worth now
+        self._best: int | None = None
         self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
         self.waiting: dict[int, None] = {}  # numbers in the order in which they are to start
         self.running: dict[int, None] = {}
@@ -111,12 +113,15 @@ class Ledger:
 
     @property
     def best(self) -> Trial | None:
-        """The trial that completed with the best value (the first of equals), None while there is none."""
-        return self.trials[self.improvements[-1].number] if self.improvements else None
+        """The trial that completed with the best value (the first of equals), None while there is none.
+
+        What a trial has after a promotion counts, not what it once had; until that ends, it is what it was.
+        """
+        return None if self._best is None else self.trials[self._best]
 
     @property
     def best_value(self) -> float | None:
-        """The best value that a trial completed with; values that are not a number do not count."""
+        """The best value that a trial ever completed with; values that are not a number do not count."""
         return self.improvements[-1].value if self.improvements else None
 
     @property
@@ -199,6 +204,8 @@ class Ledger:
         if event.state == "complete":
             self.reports.complete(trial.number)
             self._consider(trial, event.time)
+        elif self._finals.get(trial.number) != trial.value:  # it was promoted, and has trained on
+            self._worth(trial.number, None)
         self.history.append(Tell(trial.number, event.state, trial.value, trial.step))
         return True
 
@@ -210,10 +217,12 @@ class Ledger:
             self._span(trial, event.time, "lost")
             trial.lost += 1
         trial.avoid, trial.error = event.avoid, event.error
-        trial.stopping, trial.step, trial.value, trial.values = None, None, None, {}
+        trial.stopping, trial.step, trial.values = None, None, {}
         # What a promoted trial reported before its promotion stands: it goes on from there again.
         if trial.promotion is None:
             self.reports.forget(trial.number)
+            self._worth(trial.number, None)
+        trial.value = self._finals.get(trial.number)
         self._move(trial, "waiting")
         return True
 
@@ -274,6 +283,19 @@ class Ledger:
     def _consider(self, trial: Trial, time: float) -> None:
         value, best = trial.value, self.best_value
         if value is None or math.isnan(value):
+            self._worth(trial.number, None)
             return
+        self._worth(trial.number, value)
         if best is None or self.reports.score(value) > self.reports.score(best):
             self.improvements.append(Improvement(time, trial.number, value))
+
+    def _worth(self, number: int, value: float | None) -> None:
+        score, finals = self.reports.score, self._finals
+        if value is None:
+            finals.pop(number, None)
+        else:
+            finals[number] = value
+        if number == self._best:  # others may be better now
+            self._best = max(finals, key=lambda one: score(finals[one]), default=None)
+        elif value is not None and (self._best is None or score(value) > score(finals[self._best])):
+            self._best = number

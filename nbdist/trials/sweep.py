@@ -138,21 +138,30 @@ class Sweep(Wishing):
         for too. Raises UnavailableError if it has work and no engine lives: it goes on when there is one.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        troubled: float | None = None
+        still_hope = self.patience()
         while not self.over:
             self.looking()
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
+            if deadline is not None and time.monotonic() >= deadline:
                 return self
-            driver, trouble = self._driver, self.trouble
-            hopeless = driver is not None and driver.hopeless and trouble is not None
-            troubled = (troubled or now) if hopeless else None
-            if troubled is not None and now - troubled > TROUBLE_SECONDS:
-                raise UnavailableError(f"sweep {self.id} waits: {trouble}")
+            still_hope()
             with self._changed:
                 self._changed.wait(0.1)
         self.looking()
         return self.conclude()
+
+    def patience(self) -> Callable[[], None]:
+        """Return what to call again and again while waiting: it raises UnavailableError when that is vain."""
+        since: float | None = None
+
+        def still_hope() -> None:
+            nonlocal since
+            driver, trouble, now = self._driver, self.trouble, time.monotonic()
+            hopeless = driver is not None and driver.hopeless and trouble is not None
+            since = (since or now) if hopeless else None
+            if since is not None and now - since > TROUBLE_SECONDS:
+                raise UnavailableError(f"sweep {self.id} waits: {trouble}")
+
+        return still_hope
 
     def conclude(self) -> Sweep:
         """Return the sweep; raises what made it fail."""

@@ -93,9 +93,10 @@ async def _end_of(sweep: Sweep) -> None:
     """Wait for a sweep; an interrupt ends it, but a kernel that is restarted leaves it to go on."""
     leaving_ = Leaving(sweep.id)
     leaving_.asked = leaving
-    ended = False
+    ended, still_hope = False, sweep.patience()
     while not sweep.over:
         leaving_.stay()
+        still_hope()
         try:
             await asyncio.sleep(LOOK_SECONDS)
         except (KeyboardInterrupt, asyncio.CancelledError):

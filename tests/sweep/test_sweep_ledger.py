@@ -21,6 +21,7 @@ from nbdist.sweep.events import (
     Ended,
     Event,
     Paused,
+    Promoted,
     Pruned,
     Reported,
     Retried,
@@ -147,6 +148,39 @@ def test_less_is_better_if_said_so_and_the_first_of_equals_is_best() -> None:
         events.append(Ended(2.0 + number, number, 1, "complete", value))
     ledger = Ledger.of(events)
     assert [(one.number, one.value) for one in ledger.improvements] == [(1, 0.5)]
+
+
+def of_two() -> Ledger:
+    """Two trials that are complete, with 0.9 and 0.8; the first is promoted."""
+    events: list[Event] = [Created(0.0, Space({"a": [1, 2]}), 2, 7, "accuracy")]
+    for number, value in enumerate([0.9, 0.8]):
+        events += [Asked(1.0, number, {"a": 1}, number), Started(1.0, number, 1, (0,))]
+        events.append(Ended(2.0 + number, number, 1, "complete", value))
+    return Ledger.of([*events, Promoted(5.0, 0, "state.safetensors", None, {"epochs": 9})])
+
+
+@pytest.mark.parametrize(
+    ("after", "best"),
+    [
+        ([], 0),  # it waits: what it had stands
+        ([Started(6.0, 0, 2, (0,)), Reported(0, 2, 9, 0.1, 6.5)], 0),
+        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "complete", 0.95)], 0),
+        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "complete", 0.7)], 1),
+        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "complete", math.nan)], 1),
+        ([Started(6.0, 0, 2, (0,)), Reported(0, 2, 9, 0.1, 6.5), Ended(7.0, 0, 2, "stopped")], 1),
+        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "failed", None, {}, "Traceback")], 0),  # at once
+        ([Started(6.0, 0, 2, (0,)), Reported(0, 2, 9, 0.1, 6.5), Retried(7.0, 0, "death")], 0),
+        ([Ended(7.0, 0, 1, "stopped", 0.9)], 0),  # before it began
+        ([Ended(7.0, 0, 1, "stopped", 0.9), Retried(8.0, 0, "asked")], 1),
+    ],
+)
+def test_the_best_is_so_with_what_it_is_worth_now(after: list[Event], best: int) -> None:
+    ledger = of_two()
+    for event in after:
+        assert ledger.apply(event), event
+    assert ledger.best is ledger.trials[best]
+    assert ledger.best.value is not None
+    assert ledger.best_value == max(one.value for one in ledger.improvements)  # what was reached stays so
 
 
 def test_a_log_without_its_first_record_makes_no_sweep() -> None:

@@ -76,6 +76,17 @@ def test_a_cell_that_waits_raises_what_all_trials_raise(kernel: Kernel) -> None:
     assert kernel.value("sweep.state") == "'failed'"
 
 
+def test_a_cell_that_waits_says_so_when_no_engine_is_left(kernel: Kernel) -> None:
+    assert kernel.run("import nbdist.trials.sweep as s; s.TROUBLE_SECONDS = 0.1")["status"] == "ok"
+    # Each engine dies of its first trial, so that neither is left for the second attempts.
+    reply = kernel.run("%%sweep x=[1, 2] --metric value --wait --no-live\nimport os; os._exit(1)")
+    assert reply["ename"] == "UnavailableError"
+    assert "0 are alive: bring back the others (%cluster restart)" in reply["evalue"]
+    assert kernel.value("sweep.state") == "'running'"
+    assert kernel.run("sweep.close(); sweep.wait()\n%cluster restart")["status"] == "ok"
+    assert kernel.run("%%distribute\n1")["status"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("code", "wanted"),
     [
