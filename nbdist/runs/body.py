@@ -107,6 +107,7 @@ def perform(
     )
     try:
         with surrounding:
+            control.check()  # another call had the task until now, and the run has failed meanwhile
             live.context.progress.state = "running"
             found = code.run() if code is not None else _call(body, order.names or {})
             end_loops(live.context, whole=True)
