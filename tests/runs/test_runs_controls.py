@@ -22,6 +22,7 @@ from nbdist.errors import BodyError, FailedPreconditionError, InvalidArgumentErr
 from nbdist.optim import SGD
 from nbdist.runs import interrupt
 from nbdist.runs.options import Options
+from nbdist.runs.progress import GONE
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
 from nbdist.runtime.links import Stopped
@@ -136,9 +137,10 @@ def states_of(run: Run) -> set[str]:
 
 
 def news(run: Run, rounds: int = 3) -> None:
-    """Hear so many news of every replica."""
-    before = run.tally.news
-    until(run, lambda: run.tally.news >= before + rounds * len(run.tasks))
+    """Hear so many news of every replica that is not gone."""
+    for _ in range(rounds):
+        before = {i: heard.at for i, heard in enumerate(run.tally._heard) if heard.state != GONE}
+        until(run, lambda before=before: all(run.tally._heard[i].at > at for i, at in before.items()))
 
 
 def gated(body: str, gate: Path) -> str:

@@ -12,6 +12,7 @@ import pytest
 from runs_heard import Heard
 
 from nbdist.errors import BodyError
+from nbdist.runs import interrupt
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
@@ -63,6 +64,13 @@ for epoch in range(3):
 total = float(strategy.read(seen))
 replicas = strategy.num_replicas_in_sync
 """
+
+
+@pytest.fixture
+def unsignalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to be signalled: a step that takes long on a busy machine is finished all the same."""
+    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 60.0)
+    monkeypatch.setattr(interrupt, "REPLACE_AFTER", 120.0)
 
 
 @pytest.fixture
@@ -155,7 +163,7 @@ value = float(strategy.read(w))
     ids=str,
 )
 def test_a_stop_ends_the_loop_and_the_rest_of_the_body_runs(
-    begin: Callable[..., Run], options: dict[str, Any]
+    begin: Callable[..., Run], options: dict[str, Any], unsignalled: None
 ) -> None:
     run = begin(ENDLESS.replace('    loss = strategy.reduce("sum", ', "    loss = ("), **options)
     stopped(run)
@@ -167,7 +175,9 @@ def test_a_stop_ends_the_loop_and_the_rest_of_the_body_runs(
 @pytest.mark.parametrize(
     "options", [{"strategy": "multi_worker"}, {"strategy": "ps", "synchronous": True}], ids=str
 )
-def test_a_stop_in_the_middle_of_a_reduction(begin: Callable[..., Run], options: dict[str, Any]) -> None:
+def test_a_stop_in_the_middle_of_a_reduction(
+    begin: Callable[..., Run], options: dict[str, Any], unsignalled: None
+) -> None:
     """Replicas are asked at different steps; those that step together end together."""
     run = begin(ENDLESS, **options)
     stopped(run)
