@@ -27,7 +27,7 @@ class Recorder:
 
     `add` is an append to a list (about 0.15 microseconds, with the time); everything dearer happens
     in `flush`, which writes to the task's own log before it hands the batch on. A full disk never stops
-    training: it is said once through ``say`` and what was lost is counted in ``lost``.
+    training: it is said once through ``say``, stands in ``troubles``, and ``lost`` counts what was lost.
 
     The time of day is looked at once: points are timed by a clock that never jumps, and curves over time
     stay what they are when the computer's is put right in the middle of a run.
@@ -61,9 +61,11 @@ class Recorder:
         self._naming = threading.Lock()
         self._flushing = threading.Lock()
         self._origin = time.time() - now()
+        self.troubles: list[str] = []
+        """What was said of the disk so far: a line for each file."""
         self._say = say or logging.getLogger("nbdist.metrics").warning
-        self._log = LogWriter(path, replica, self._say)
-        self._events = EventFiles(events, self._say) if events is not None else None
+        self._log = LogWriter(path, replica, self._note)
+        self._events = EventFiles(events, self._note) if events is not None else None
 
     def series(self, name: str) -> int:
         """Return the id of the series ``name``, making it if it is new.
@@ -110,6 +112,10 @@ class Recorder:
         if self._events is not None:
             self._events.close()
         return batch
+
+    def _note(self, trouble: str) -> None:
+        self.troubles.append(trouble)
+        self._say(trouble)
 
     def _named(self, name: str) -> int:
         with self._naming:

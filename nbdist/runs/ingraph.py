@@ -101,6 +101,10 @@ class TowersLive(Live):
         """Return (replica, progress, new points) of each tower."""
         return self.towers.news()
 
+    def troubles(self) -> list[str]:
+        """Return what the disk has refused so far, of all towers."""
+        return self.towers.troubles()
+
     def number(self, rank: int, replica: int) -> int:
         """Return a tower's own number."""
         return replica

@@ -23,10 +23,15 @@ class Live:
         self.run, self.context, self.recorder, self.output = run, context, recorder, output
         self.cancel: Callable[[], None] = lambda: None
         self._progress: dict[int, ProgressFile] = {}
+        self._said: list[str] = []
 
     def news(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
         """Return (replica, progress, new points) of each replica that this body trains."""
         return [(self.recorder.replica, said(self.context), self.recorder.flush())]
+
+    def troubles(self) -> list[str]:
+        """Return what the disk has refused so far, of all replicas that this body trains."""
+        return self.recorder.troubles
 
     def last_epochs(self) -> dict[int, dict[str, float]]:
         """Return the means of the last epoch of each replica that this body has trained."""
@@ -38,10 +43,14 @@ class Live:
 
     def told(self, rank: int, ended: bool) -> Iterator[Frame]:
         """Yield what is new, a frame for each replica; what was printed is in the first."""
+        news = self.news()
+        for trouble in self.troubles():
+            if trouble not in self._said:  # who watches is to know that the logs lack something
+                self._said.append(trouble)
+                self.output.write(f"\n[{trouble}]\n")
         text = self.output.take()
         # Text goes as bytes: a frame's meta is small, and not every str that a body prints is valid UTF-8.
         printed = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
-        news = self.news()
         for n, (replica, progress, batch) in enumerate(news):
             self._keep(self.number(rank, replica), replica, progress, ended)
             meta: dict[str, Any] = {

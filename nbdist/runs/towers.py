@@ -110,6 +110,10 @@ class Towers:
             (i, asdict(self._progress(tower)), tower.recorder.flush()) for i, tower in enumerate(self._towers)
         ]
 
+    def troubles(self) -> list[str]:
+        """Return what the disk has refused so far."""
+        return [trouble for tower in self._towers for trouble in tower.recorder.troubles]
+
     def last_epochs(self) -> dict[int, dict[str, float]]:
         """Return each tower's means over the last epoch; called when the body is over."""
         self._see_epoch()
