@@ -36,6 +36,11 @@ def attach(run_id: str | None = None, *, trial: Callable[..., Any] | None = None
         run = nb.attach("261120-091512-mnist")
         run.wait().model
     """
+    if run_id is not None and not isinstance(run_id, str):
+        raise InvalidArgumentError(
+            f"nb.attach takes the id of a run or a sweep as text, got {run_id!r:.80}: for one of nb.runs() "
+            "write nb.attach(one.id)"
+        )
     if run_id is not None and is_sweep(run_id):
         return attach_to_sweep(run_id, trial)
     if trial is not None:

@@ -22,6 +22,8 @@ from nbdist.errors import (
     NbdistError,
     NotFoundError,
 )
+from nbdist.metrics.runfile import RunFile
+from nbdist.ui.attach import attach
 from nbdist.ui.launch import launch
 from nbdist.ui.magics import awaited
 
@@ -121,6 +123,12 @@ def test_cells_become_awaited_calls(cell: str, flags: str, body: str) -> None:
 def test_other_cells_stay_as_they_are(cell: str) -> None:
     lines = cell.splitlines(keepends=True)
     assert awaited(lines) == lines
+
+
+@pytest.mark.parametrize("given", [3, RunFile("digits")], ids=["number", "run"])
+def test_attaching_to_what_is_no_id(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"takes the id of a run or a sweep as text.*one\.id"):
+        attach(given)
 
 
 @given(
