@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from busy import BUSY_SECONDS
 
 from nbdist.graph.op import OPS, Op
 from nbdist.graph.tensor import Graph, Tensor, record
@@ -78,7 +79,7 @@ def begin(session: Session) -> None:
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     """Wait for a condition; fail if it does not come true in time."""
-    deadline, pause = time.monotonic() + seconds, threading.Event()
+    deadline, pause = time.monotonic() + seconds + BUSY_SECONDS, threading.Event()
     while not condition():
         assert time.monotonic() < deadline, "what the test waits for did not happen"
         pause.wait(0.005)

@@ -277,9 +277,9 @@ def wait_for(frozen_pid: int) -> tuple[float, float]:
         with nb.Session(nb.task.server.target) as session:
             session.run(nb.global_variables_initializer())
             session.run(y)
-            os.kill(frozen_pid, signal.SIGSTOP)
             begun = time.monotonic()
-            try:
+            try:  # it is seen to be frozen, and the interrupt comes then: perhaps before the next line
+                os.kill(frozen_pid, signal.SIGSTOP)
                 while True:  # a thread of it may have gone on for a moment
                     session.run(y)
             except KeyboardInterrupt:

@@ -100,7 +100,7 @@ def test_who_waits_for_room_in_a_pipe_ends_with_the_step(
         with pytest.raises(InvalidArgumentError, match="Singular"):
             session.run([total, bad])
         opener.join()
-        on_ps.join(5)  # it was told that the session has given that step up, and its stations
+        on_ps.join(BUSY_SECONDS)  # it was told that the session has given that step up, and its stations
         assert not on_ps.is_alive()
         busy.open()
         np.testing.assert_array_equal(session.run(total), np.full(480, 59 * 30.0))
@@ -163,7 +163,7 @@ def test_a_session_that_is_closed_in_the_middle_of_a_step(graph: Graph, tasks: T
     thread.start()
     assert one.reached.wait(20)
     session.close()
-    thread.join(5)
+    thread.join(BUSY_SECONDS)
     assert not thread.is_alive()
     assert isinstance(errors[0], AbortedError)
     assert "the session was closed" in str(errors[0])
