@@ -15,9 +15,21 @@ CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
 
 def body_error(info: TaskInfo, wrong: Mapping[str, Any]) -> BodyError:
     """Return the error of a body, with its traceback there."""
-    error = BodyError(f"{wrong['traceback'].rstrip()}\n\nraised on {info.name} (pid {info.pid})")
-    error.task, error.ename, error.evalue = info.name, wrong["type"], wrong["message"]
+    traceback = whole_letters(wrong["traceback"]).rstrip()
+    error = BodyError(f"{traceback}\n\nraised on {info.name} (pid {info.pid})")
+    error.task, error.ename, error.evalue = info.name, wrong["type"], whole_letters(wrong["message"])
     return error
+
+
+def whole_letters(text: str) -> str:
+    r"""Return a text in which halves of a letter are spelled out: a kernel cannot send them, and hangs.
+
+    Python has them in the names of files that are no UTF-8, and so in errors.
+
+    >>> whole_letters("no file 'caf\udce9'")
+    "no file 'caf\\udce9'"
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Doubts:

@@ -12,9 +12,11 @@ import pytest
 from nbdist.cluster.handle import Cluster
 from nbdist.errors import BodyError
 from nbdist.runs.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
+from nbdist.runs.failures import body_error
 from nbdist.runs.options import Options
 from nbdist.runs.output import SCREEN, Output, printing_to
 from nbdist.runs.start import start_run
+from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import Control
 
 
@@ -33,6 +35,15 @@ def test_an_endless_message_is_cut_and_says_so() -> None:
     assert len(told["traceback"]) < MOST_TRACEBACK + 100
     assert "characters left out" in told["traceback"]
     assert told["traceback"].startswith("Traceback")
+
+
+def test_half_a_letter_in_an_error_is_spelled_out() -> None:
+    """A kernel cannot send one: its cell would never end."""
+    info = TaskInfo("worker", 1, 1, "host", 7, "", "CPU:0", 0)
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")  # as os.listdir names a file that is no UTF-8
+    error = body_error(info, describe_error(ValueError(f"no picture in {name}"), Control()))
+    assert error.evalue == "no picture in caf\\udce9"
+    assert "ValueError: no picture in caf\\udce9\n" in str(error)
 
 
 def test_an_error_that_cannot_be_printed_is_told_all_the_same() -> None:
