@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.metrics.runfile import RunFile, read_run, write_run
 from nbdist.runs import parcel
+from nbdist.runs.failures import error_again
 from nbdist.runs.outcomefile import keep_light
 from nbdist.runs.watch import Watch
 from nbdist.runtime.task import TaskInfo
@@ -36,7 +37,7 @@ def verdict(
         if record.status != "failed":
             return None, record.status
         unknown = "it failed, and its run.json does not say why"
-        return error or NbdistError(record.error or unknown), record.status
+        return error or error_again(record.error or unknown), record.status
     interrupted = interrupted or any(outcome.get("stopped") for outcome in outcomes.values())  # by others too
     if error is None and wants_training and not trained(outcomes) and not interrupted:
         error = FailedPreconditionError(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nbdist.errors import BodyError
+from nbdist.errors import BodyError, NbdistError
 from nbdist.runtime.task import TaskInfo
 
 DEATH_SECONDS = 1.0  # how long what cut a task off may come after the word that it was cut off
@@ -18,6 +18,26 @@ def body_error(info: TaskInfo, wrong: Mapping[str, Any]) -> BodyError:
     traceback = whole_letters(wrong["traceback"]).rstrip()
     error = BodyError(f"{traceback}\n\nraised on {info.name} (pid {info.pid})")
     error.task, error.ename, error.evalue = info.name, wrong["type"], whole_letters(wrong["message"])
+    return error
+
+
+def error_again(told: str) -> NbdistError:
+    """Return the error of a run that failed, from what its run.json says of it.
+
+    >>> told = "Traceback (most recent call last):\\n  File ...\\nValueError: late\\n\\n"
+    >>> error = error_again(told + "raised on /job:worker/task:0 (pid 7)")
+    >>> error.task, error.ename, error.evalue
+    ('/job:worker/task:0', 'ValueError', 'late')
+    """
+    traceback, raised, where = told.rpartition("\n\nraised on ")
+    if not raised:
+        return NbdistError(told)
+    lines = traceback.splitlines()
+    # What was raised follows the last line of the code, which is set in; its message may have more lines.
+    first = 1 + max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    name, _, message = "\n".join(lines[first:]).partition(": ")
+    error = BodyError(told)
+    error.task, error.ename, error.evalue = where.partition(" (pid ")[0], name.rpartition(".")[2], message
     return error
 
 

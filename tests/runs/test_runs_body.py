@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from nbdist.cluster.handle import Cluster
-from nbdist.errors import BodyError
+from nbdist.errors import BodyError, NanLossError, NbdistError
 from nbdist.runs.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
-from nbdist.runs.failures import body_error
+from nbdist.runs.failures import body_error, error_again
 from nbdist.runs.options import Options
 from nbdist.runs.output import SCREEN, Output, printing_to
 from nbdist.runs.start import start_run
@@ -44,6 +44,40 @@ def test_half_a_letter_in_an_error_is_spelled_out() -> None:
     error = body_error(info, describe_error(ValueError(f"no picture in {name}"), Control()))
     assert error.evalue == "no picture in caf\\udce9"
     assert "ValueError: no picture in caf\\udce9\n" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "message"),
+    [
+        (ValueError("late"), "ValueError", "late"),
+        (ValueError("two\nlines: of it"), "ValueError", "two\nlines: of it"),
+        (NanLossError("the loss is NaN"), "NanLossError", "the loss is NaN"),
+        (KeyError("x"), "KeyError", "'x'"),
+        (ZeroDivisionError(), "ZeroDivisionError", ""),
+        (
+            SyntaxError("'(' was never closed", ("body", 1, 5, "x = (", 1, 6)),
+            "SyntaxError",
+            "'(' was never closed",
+        ),
+    ],
+    ids=repr,
+)
+def test_an_error_is_what_it_was_when_its_run_is_looked_at_later(
+    error: Exception, name: str, message: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    info = TaskInfo("worker", 1, 1, "host", 7, "", "CPU:0", 0)
+    told = str(body_error(info, describe_error(raised(fail), Control())))
+    again = error_again(told)
+    assert isinstance(again, BodyError)
+    assert (str(again), again.task, again.ename, again.evalue) == (told, info.name, name, message)
+
+
+def test_what_no_body_raised_stays_what_it_was() -> None:
+    again = error_again("the cluster is ending")
+    assert (type(again), str(again)) == (NbdistError, "the cluster is ending")
 
 
 def test_an_error_that_cannot_be_printed_is_told_all_the_same() -> None:
