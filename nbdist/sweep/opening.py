@@ -39,13 +39,14 @@ def open_sweep(
     pruner_settings: Mapping[str, Any] | None = None,
     body: str = "",
 ) -> Created:
-    """Return the record that makes a sweep; ``trials`` None means all points of a grid.
+    """Return the record that makes a sweep; ``trials`` None means all points of a grid, and more is no more.
 
     ``engines`` is how many there are, if that is known. Raises `InvalidArgumentError` for what cannot be
     meant, `MissingExtra` if the sampler needs Optuna and it is not there.
     """
-    if not metric:
-        raise InvalidArgumentError("say which metric counts, such as --metric val_accuracy")
+    if not metric or not isinstance(metric, str):
+        got = f", not {metric!r:.80}" if metric else ""
+        raise InvalidArgumentError(f"say which metric counts, such as --metric val_accuracy{got}")
     if direction not in get_args(Direction):
         raise InvalidArgumentError(f"no direction {direction!r}; choose from max, min")
     if len(body) > LONGEST_BODY:
@@ -58,6 +59,8 @@ def open_sweep(
             raise InvalidArgumentError(f"the sampler {sampler} has no end: say --trials N")
     if not 1 <= whole(trials, "number of trials") <= MOST_TRIALS:
         raise InvalidArgumentError(f"{trials:,} trials; a sweep has 1 to {MOST_TRIALS:,}")
+    if made.size is not None:  # more than a grid has would be wanted for ever
+        trials = min(int(trials), made.size)
     check_per_trial(per_trial, engines)
     settings = {"sampler": dict(sampler_settings or {}), "pruner": dict(pruner_settings or {})}
     return Created(

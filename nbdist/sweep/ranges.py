@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from nbdist.errors import InvalidArgumentError
 from nbdist.sweep.numeric import Integer, Real
 from nbdist.sweep.parameters import Choice, Fixed, Parameter, When
@@ -65,9 +67,16 @@ def when(parameter: object, conditions: Mapping[str, object] | None = None, /, *
 
 
 def as_parameter(value: object) -> Parameter:
-    """Return what a value means in a space: a list is a choice, a plain value is fixed."""
+    """Return what a value means in a space: a list or a row of an array is a choice, a plain value is fixed.
+
+    >>> import numpy as np
+    >>> print(as_parameter(np.logspace(-2, 0, 3)))
+    [0.01, 0.1, 1.0]
+    """
     if isinstance(value, Parameter):
         return value
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return Choice(tuple(value.tolist()))
     if isinstance(value, (list, tuple, range)):
         return Choice(tuple(value))
     return Fixed(value)  # type: ignore[arg-type]  # as above

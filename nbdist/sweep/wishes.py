@@ -31,7 +31,7 @@ from nbdist.sweep.events import (
 )
 from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.opening import MOST_TRIALS, check_per_trial
-from nbdist.sweep.samplers import make_sampler
+from nbdist.sweep.samplers import Sampler, make_sampler
 from nbdist.sweep.seeds import trial_seed
 from nbdist.sweep.space import Parameters, Space
 from nbdist.sweep.trial import Trial
@@ -110,13 +110,19 @@ def resume(ledger: Ledger, now: float) -> list[Event]:
 
 
 def add(ledger: Ledger, trials: int, now: float) -> list[Event]:
-    """Want so many trials more."""
+    """Want so many trials more; raises `FailedPreconditionError` if a grid has no point left for them."""
     _open(ledger)
     more = whole(trials, "number of trials")
     if more < 1 or ledger.wanted + more > MOST_TRIALS:
         raise InvalidArgumentError(
             f"{trials} more trials: at least 1, and {MOST_TRIALS:,} in all; "
             f"{ledger.wanted:,} are wanted so far"
+        )
+    made = _sampler(ledger, ledger.space)
+    if made.size is not None and made.ask(ledger.history, ledger.next_number) is None:
+        raise FailedPreconditionError(
+            f"each of the {made.size:,} points of the {ledger.created.sampler} has its trial: edit the space "
+            "first, so that there are more, or clone a trial"
         )
     return [Added(now, more)]
 
@@ -135,8 +141,7 @@ def edit(
         raise InvalidArgumentError(f"trials outside of the new space can finish or stop, not {outside!r}")
     if space == ledger.space:
         return []
-    created = ledger.created
-    make_sampler(created.sampler, space, created.seed, created.direction, created.settings.get("sampler"))
+    _sampler(ledger, space)
     events: list[Event] = [SpaceEdited(now, space)]
     for trial in outside_of(ledger, space):
         if trial.state == "running" and outside == "stop" and not trial.stopping:
@@ -199,6 +204,13 @@ def known(ledger: Ledger, number: int) -> Trial:
 
 def _given_up(trial: Trial, why: str, now: float) -> Ended:
     return Ended(now, trial.number, trial.attempt, "stopped", trial.value, {}, why)
+
+
+def _sampler(ledger: Ledger, space: Space) -> Sampler:
+    created = ledger.created
+    return make_sampler(
+        created.sampler, space, created.seed, created.direction, created.settings.get("sampler")
+    )
 
 
 def _open(ledger: Ledger) -> None:

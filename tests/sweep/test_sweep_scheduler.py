@@ -317,6 +317,27 @@ def test_added_trials_are_asked_for() -> None:
             wishes.add(ledger, wrong, 3.0)
 
 
+def test_a_grid_gives_no_more_trials_than_it_has_points() -> None:
+    ledger, scheduler = following(
+        open_sweep(Space({"width": [32, 64]}), metric="accuracy", now=0.0, trials=5, sampler="grid")
+    )
+    assert ledger.wanted == 2
+    pumped(ledger, scheduler, {0}, 1)
+    assert wishes.add(ledger, 1, 1.0)  # one point has no trial yet
+    pumped(ledger, scheduler, {1}, 1)
+    with pytest.raises(FailedPreconditionError, match="each of the 2 points of the grid has its trial: edit"):
+        wishes.add(ledger, 1, 2.0)
+    for event in wishes.edit(ledger, Space({"width": [64, 128]}), 3.0):
+        ledger.apply(event)
+    assert wishes.add(ledger, 1, 3.0)
+
+
+@pytest.mark.parametrize("metric", ["", 3, None, ["loss"]])
+def test_a_metric_is_a_name(metric: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="say which metric counts"):
+        open_sweep(Space({"width": [32, 64]}), metric=metric, now=0.0, sampler="grid")
+
+
 def test_a_clone_gets_a_seed_of_its_own_and_starts_before_new_trials() -> None:
     ledger, scheduler = following(opened(trials=3))
     pumped(ledger, scheduler, {0}, 1)
