@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from browser_lab import Lab
+from browser_server import PATIENCE
 from playwright.sync_api import Locator, Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
@@ -87,8 +88,8 @@ def test_a_cluster_is_looked_after_while_the_kernel_is_busy_and_then_gone(lab: L
     press(cluster, "stop")
     expect(page.locator("#nbdist-clusters .nbd-Empty")).to_be_visible()
     expect(page.locator(".nbd-Status")).to_be_hidden()
-    while lab.server.engines():  # the process that has stopped it may still be on its way out
-        page.wait_for_timeout(50)
+    _, left = psutil.wait_procs(lab.server.engines(), timeout=PATIENCE)
+    assert not left  # the process that has stopped it may still have been on its way out
 
 
 def test_a_run_is_followed_and_stopped_while_its_kernel_is_busy(lab: Lab) -> None:
@@ -120,6 +121,7 @@ def test_a_sweep_is_paused_and_goes_on_while_its_kernel_is_busy(lab: Lab, tmp_pa
     expect(sweep).to_have_attribute("data-state", "running")
     grid = lab.output(1).locator(".nbd-chip")  # it came when the kernel was busy already, or nearly so
     expect(grid).to_contain_text("running")
+    expect(sweep).to_contain_text("2 running")  # or it would be paused before two have started
     press(sweep, "pause")
     expect(sweep).to_have_attribute("data-state", "paused")
     expect(grid).to_contain_text("paused")

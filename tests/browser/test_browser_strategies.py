@@ -64,7 +64,9 @@ def test_a_worker_that_dies_is_gone_in_the_live_view_and_in_what_stays(lab: Lab)
     expect(page.locator(LIVE)).to_have_count(0)
     shown = output_of(page, 1)
     assert re.search(r"■ stopped · [\d,]+ steps · .* · worker 1 is gone", shown)
-    assert re.search(rf"worker 1\s+gone\s+≥ {last:,}\b", shown)
+    left = re.search(r"worker 1\s+gone\s+≥ ([\d,]+)", shown)
+    assert left is not None
+    assert int(left[1].replace(",", "")) >= last  # its last points may come after the word of its end
     assert "killed by SIGKILL; 2 of 3 go on" in shown
     lab.screenshot("strategies-gone-frozen")
     lab.run(2)

@@ -38,6 +38,8 @@ def grid(at: SweepPage) -> Locator:
     at.open("linked", 0, 1, 2, 3, 4, 5)
     expect(count(grid, "complete")).to_have_text("6")
     expect(count(grid, "running")).to_have_text("2")
+    for number, score in ((6, "0.8"), (7, "0.75")):  # they have reported, and are drawn where they stay
+        expect(grid.locator(f"tr[data-number='{number}'] td").nth(1)).to_have_text(score)
     return grid
 
 

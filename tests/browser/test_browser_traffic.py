@@ -25,6 +25,7 @@ for view in (whole, lossy):
     view.finish("finished")
 print(lossy.lost, lossy.pace.sequence)"""
 DRAWN = """node => [...node.querySelectorAll('canvas')].map(canvas => canvas.toDataURL())"""
+SAME = f"views => new Set(views.map(view => ({DRAWN})(view).join())).size === 1"
 
 
 def test_losing_frames_does_not_change_the_curve(lab: Lab) -> None:
@@ -41,9 +42,9 @@ def test_losing_frames_does_not_change_the_curve(lab: Lab) -> None:
         expect(view.locator(".nbd-data tbody tr").first).to_contain_text("2,999")
     whole, lossy = page.locator(LIVE).all()
     assert whole.locator(".nbd-data").inner_text() == lossy.locator(".nbd-data").inner_text()
-    pictures = whole.evaluate(DRAWN)
-    assert len(pictures) == 2
-    assert pictures == lossy.evaluate(DRAWN)
+    assert len(whole.evaluate(DRAWN)) == 2
+    # A table that was opened may have made the page narrower: each view is drawn anew when it comes to know.
+    page.wait_for_function(SAME, arg=[whole.element_handle(), lossy.element_handle()])
     lost, sent = lab.output(1).locator("[data-mime-type$='stdout']").inner_text().split()
     record("traffic: frames lost on purpose, of", [int(lost), int(sent)])
 
@@ -87,6 +88,7 @@ def test_nothing_travels_to_who_does_not_look_and_nothing_is_missed(lab: Lab, hi
     wait_for_curve(page)
     page.evaluate(hide, True)
     printed = page.locator(".jp-OutputArea-output[data-mime-type$='stdout']")
+    expect(printed).to_have_text(re.compile(r"^\d+ \d+\s*$"))
     before, hidden = (printed.text_content() or "").split()
     page.evaluate(hide, False)
     lab.wait_done(1)  # it waits to be seen again
