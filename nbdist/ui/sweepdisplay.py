@@ -14,8 +14,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nbdist.ui.display import LINE_EVERY, Place, place
@@ -165,37 +164,40 @@ def follow_sweep_in_background(sweep: SweepHandle, display: SweepDisplay | None 
         display.show()
     if id(display) in _following:
         return True
+    # At once: the next cell may have the thread before the task has begun, on a busy machine or by Run All.
+    over = _move(display)
     # Kept here: a loop has only a weak reference to its tasks.
     task = loop.create_task(_follow(sweep, display), name=f"nbdist shows sweep {sweep.id}")
     _following[id(display)] = task
-    task.add_done_callback(lambda _: _following.pop(id(display), None))
+
+    def end(_: object) -> None:
+        over.set()
+        _following.pop(id(display), None)
+
+    task.add_done_callback(end)
     return True
 
 
 async def _follow(sweep: SweepHandle, display: SweepDisplay) -> None:
-    with _moving(display):
-        while True:
-            try:
-                while not sweep.over:
-                    display.tick()
-                    await asyncio.sleep(LOOK_EVERY)
-                display.finish()
-                return
-            except KeyboardInterrupt:  # meant for the cell that runs now
-                continue
+    while True:
+        try:
+            while not sweep.over:
+                display.tick()
+                await asyncio.sleep(LOOK_EVERY)
+            display.finish()
+            return
+        except KeyboardInterrupt:  # meant for the cell that runs now
+            continue
 
 
-@contextmanager
-def _moving(display: SweepDisplay) -> Iterator[None]:
-    """Have a thread tick a display whenever the loop has no time for it."""
+def _move(display: SweepDisplay) -> threading.Event:
+    """Have a thread tick a display whenever the loop has no time for it, until the event is set."""
     over = threading.Event()
+    display.ticked = time.monotonic()  # the loop has its time to begin
 
     def move() -> None:
         while not over.wait(LOOK_EVERY):
             display.tick_meanwhile()
 
     threading.Thread(target=move, name=f"nbdist moves {display.sweep.id}", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
+    return over
