@@ -114,6 +114,11 @@ class Sweep(Wishing):
             )
         return self._body
 
+    @property
+    def order(self) -> SweepOrder:
+        """What engines are told of all its trials."""
+        return self._order
+
     def engines(self) -> list[EngineStanding]:
         """Return what each engine is at; none while nobody drives the sweep."""
         driver = self._driver

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from nbdist.cluster.handle import Cluster
+from nbdist.errors import FailedPreconditionError
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
@@ -154,12 +155,15 @@ def wait_for(sweep: Sweep) -> Sweep:
 
 
 def rerun(sweep: Sweep, trial: Trial) -> Run:
-    """Run a trial once more, as a run of its own."""
+    """Run a trial once more, as a run of its own, on as many engines as it had: sums are rounded alike."""
+    together, order = sweep.ledger.created.per_trial, sweep.order
+    trained = sweep.has_trained(trial.number)
     options = Options(
         seed=trial.seed,
-        on=f"worker:{_worker(sweep)}",
-        strategy="one_device" if sweep.has_trained(trial.number) else None,
+        on=f"worker:{','.join(map(str, _workers(sweep, together)))}",
+        strategy=order.strategy if trained else None,
         name=f"{sweep.name}-{trial.number}",
+        collective=str(order.settings.get("collective", "auto")) if trained else "auto",
     )
     run = start_run(
         sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=dict(trial.parameters)
@@ -167,7 +171,13 @@ def rerun(sweep: Sweep, trial: Trial) -> Run:
     return run.wait()
 
 
-def _worker(sweep: Sweep) -> int:
-    """Return the index of the first living worker."""
+def _workers(sweep: Sweep, count: int) -> list[int]:
+    """Return the indices of the first so many living workers."""
     dead = {info.rank for info in sweep.cluster.dead()}
-    return next(info.index for info in sweep.cluster.tasks if info.job == "worker" and info.rank not in dead)
+    living = [info.index for info in sweep.cluster.tasks if info.job == "worker" and info.rank not in dead]
+    if len(living) < count:
+        raise FailedPreconditionError(
+            f"a trial of sweep {sweep.id} takes {count} workers, and {len(living)} are alive; "
+            "%cluster restart brings back the others"
+        )
+    return living[:count]
