@@ -131,9 +131,11 @@ class Lab:
     def run(self, cell: int, *, wait: bool = True, timeout: float = PATIENCE) -> None:
         """Run the n-th cell; without ``wait`` it goes on running."""
         self.page.evaluate(
-            "n => { const panel = window.jupyterapp.shell.currentWidget; panel.content.deselectAll();"
-            " panel.content.activeCellIndex = n; window.jupyterapp.commands.execute('notebook:run-cell');"
-            " return null }",
+            # Without the focus: a notebook would take it some frames later, when it has scrolled to the cell,
+            # and from whatever the test has gone to by then.
+            "n => { const panel = window.jupyterapp.shell.currentWidget; document.activeElement?.blur();"
+            " panel.content.deselectAll(); panel.content.activeCellIndex = n;"
+            " window.jupyterapp.commands.execute('notebook:run-cell', {activate: false}); return null }",
             cell,
         )
         if wait:
