@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -157,11 +158,14 @@ def test_an_interrupt_of_a_blocking_in_graph_call(kernel: Kernel) -> None:
     ("body", "ename"),
     [
         ("while True: pass", "KeyboardInterrupt"),
-        ("import threading\nthreading.Event().wait(8)", "UnavailableError"),  # nothing reaches it there
+        ("open({pipe!r}).close()", "UnavailableError"),  # nothing reaches it there
     ],
 )
 def test_an_in_graph_body_that_does_not_listen(kernel: Kernel, body: str, ename: str) -> None:
-    request = kernel.start(in_graph(f"print('begun')\n{body}", "--no-live"))
+    pipe = kernel.home / "pipe"
+    if not pipe.exists():
+        os.mkfifo(pipe)
+    request = kernel.start(in_graph(f"print('begun')\n{body.format(pipe=str(pipe))}", "--no-live"))
     while True:  # until it has begun
         message = kernel.client.get_iopub_msg(timeout=30)
         if message["msg_type"] == "stream" and "begun" in message["content"]["text"]:
@@ -171,6 +175,7 @@ def test_an_in_graph_body_that_does_not_listen(kernel: Kernel, body: str, ename:
     reply = kernel.reply(request)
     assert time.monotonic() - begun < 6.5 + BUSY_SECONDS
     assert reply["ename"] == ename, reply
+    os.close(os.open(pipe, os.O_RDWR))  # whoever waits for it goes on
     assert kernel.run("%%distribute\nprint(nb.task.rank)")["status"] == "ok"
     assert kernel.run(in_graph("print(1)"))["status"] == "ok"
 

@@ -32,7 +32,7 @@ class Gate(nb.train.Callback):
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
 model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy")
 data = nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(200)
-history = model.fit(data, epochs=4, callbacks=[Gate()])
+history = model.fit(data, epochs={epochs}, callbacks=[Gate()])
 """
 STEPS = 2 * 8  # to the gate: 1,438 digits in batches of 200
 
@@ -144,8 +144,8 @@ def record(folder: Path) -> RunFile:
     return RunFile(**json.loads((folder / "run.json").read_text()))
 
 
-def body(gate: Path) -> str:
-    return BODY.format(gate=str(gate))
+def body(gate: Path, epochs: int = 4) -> str:
+    return BODY.format(gate=str(gate), epochs=epochs)
 
 
 SAME = """
@@ -157,15 +157,14 @@ print(len(logs["step"]), all(np.array_equal(logs[n][order[0]], ours[n][order[1]]
 """
 
 
-def begin(notebook: Notebook, gate: Path, name: str, awaited: bool = True) -> None:
+def begin(notebook: Notebook, gate: Path, name: str, awaited: bool = True, epochs: int = 4) -> None:
     """Start a run on a fresh cluster, in a cell that waits for it."""
+    code = body(gate, epochs)
     notebook.run("%cluster start --workers 2 --orphan-timeout 120")
     if awaited:
-        notebook.start(f"%%distribute {FLAGS.format(name=name)}\n{body(gate)}")
+        notebook.start(f"%%distribute {FLAGS.format(name=name)}\n{code}")
     else:
-        notebook.start(
-            f"nb.launch({body(gate)!r}, strategy='one_device', seed=5, name={name!r}, on='worker:0')"
-        )
+        notebook.start(f"nb.launch({code!r}, strategy='one_device', seed=5, name={name!r}, on='worker:0')")
     until(lambda: at_gate(notebook.home, name))
 
 
@@ -206,7 +205,7 @@ def test_a_killed_kernels_run_comes_back_whole(notebook: Notebook, tmp_path: Pat
 def test_a_restart_does_not_stop_the_run(notebook: Notebook, tmp_path: Path, awaited: bool) -> None:
     """Jupyter interrupts the cell first; and the cluster ends with its kernel only if nothing goes on."""
     gate = tmp_path / "open"
-    begin(notebook, gate, "restarted", awaited)
+    begin(notebook, gate, "restarted", awaited, epochs=1_000_000)  # so that the word to stop is in time
     notebook.restart()
     folder = run_of(notebook.home, "restarted")
     assert folder is not None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from busy import BUSY_SECONDS
 from ui_kernel import Kernel
 
 pytestmark = pytest.mark.engines
@@ -23,13 +24,13 @@ async def tick():
 ticking = asyncio.ensure_future(tick())
 """
 STUCK = """%%distribute --name stuck --no-live
+import signal, time
 kept = nb.task.rank
 if nb.task.rank == 1:
-    import signal, time
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     open(GATE, "w").close()
     time.sleep(1000)
-while True: pass
+while True: time.sleep(0.01)
 """
 
 
@@ -64,7 +65,7 @@ def test_a_cell_that_cannot_be_interrupted_ends_and_the_next_one_works(kernel: K
     begun = time.monotonic()
     kernel.manager.interrupt_kernel()
     reply = kernel.reply(request)
-    assert time.monotonic() - begun < 15  # 4.3 s, on a machine that has time
+    assert time.monotonic() - begun < 5 + BUSY_SECONDS  # 4.3 s, on a machine that has time
     assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
     text = printed(kernel, request)
     assert "/job:worker/task:1 (pid " in text
@@ -86,7 +87,8 @@ def test_a_task_is_restarted_by_hand(kernel: Kernel) -> None:
     assert reply["ename"] == "InvalidArgumentError"
     assert "the tasks are worker:0 (rank 0), worker:1 (rank 1), worker:2 (rank 2)" in reply["evalue"]
     kernel.run(
-        "import os, signal\nimport nbdist as nb\nos.kill(nb.Cluster.current().tasks[0].pid, signal.SIGKILL)"
+        "import os, signal\nimport nbdist as nb\ncluster = nb.Cluster.current()\n"
+        "os.kill(cluster.tasks[0].pid, signal.SIGKILL)\nwhile not cluster.dead(): pass"
     )
     reply = kernel.run("%%distribute\n1")
     assert "Go on without it with --on, or start it again with %cluster restart worker:0" in reply["evalue"]

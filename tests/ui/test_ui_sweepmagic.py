@@ -42,7 +42,8 @@ def test_it_goes_on_beside_other_cells(kernel: Kernel) -> None:
     assert kernel.run(code)["status"] == "ok"
     started(kernel, "beside")
     assert kernel.value("sweep.state") == "'running'"
-    assert kernel.value("sorted(one.state for one in sweep.engines())") == "['busy', 'busy']"
+    both_busy = "while {one.state for one in sweep.engines()} != {'busy'}: pass"  # written down, then begun
+    assert kernel.run(both_busy)["status"] == "ok"
     busy = kernel.run("%%distribute\n1")
     assert busy["status"] == "error"
     assert "is busy with run" in busy["evalue"]
