@@ -51,6 +51,8 @@ class PacedView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no 
         self.snapshot_wanted = True
         self.finished = False
         self.views: set[str] = set()  # in pages, on a screen or not
+        self.placed = False
+        """Whether a page has said if it is seen: it is ready before it knows that."""
         self.closes_unseen = False
         super().__init__(_esm=bundled(f"{bundle}.js"), _css=bundled(f"{bundle}.css"))
         self.on_msg(self._on_page_message)
@@ -120,6 +122,7 @@ class PacedView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no 
             self.pace.acknowledged(int(message["sequence"]), self.now)
         elif kind in ("ready", "visible", "snapshot"):
             self.views.add(view)
+            self.placed = self.placed or kind != "ready" or bool(message["visible"])
             self.pace.looked_at(view, bool(message["visible"]))
             self._catch_up(int(message["sequence"]))
         else:

@@ -44,7 +44,7 @@ class SweepView(PacedView):
     def tick_unheard(self, now: float) -> None:
         """Send a frame now and then although what the page says does not come through."""
         with self.sweep.lock:
-            known = bool(self.views)
+            known = bool(self.views) and self.placed
             if self.pace.may_send_unheard(now, known):
                 self.now = now
                 self.snapshot_wanted = self.snapshot_wanted or not known  # it may have missed the one before
