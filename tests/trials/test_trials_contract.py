@@ -214,7 +214,14 @@ def test_a_body_that_raises_in_all_trials(begin: Begin, cluster: Cluster, count:
     counts = sweep.ledger.counts
     assert counts["failed"] >= min(count, 6)
     assert counts["waiting"] == counts["running"] == 0
-    assert len(sweep.trials) <= 12
+
+
+def test_a_wrong_body_is_not_tried_for_ever(begin: Begin, cluster: Cluster) -> None:
+    """On one engine: of several, those that are faster go on while another is at its first trial."""
+    sweep = begin("accuracy = 1 / 0", {"width": list(range(30))}, on="worker:0", cluster=cluster)
+    with pytest.raises(BodyError, match="all of the first 4 trials failed"):
+        finished(sweep)
+    assert states(sweep) == ["failed"] * 4
 
 
 def test_a_body_that_exits_is_interrupted_or_swallows_all(begin: Begin, cluster: Cluster) -> None:
