@@ -8,7 +8,8 @@ What differs from the stock one, and what each is worth when four engines start 
 - Hearts beat every 20 ms (a little slower each time) until all engines have registered, then every
   second: an engine counts as registered only at a beat, and the stock period is 3 s. One that replaces
   another makes them beat fast again.
-- The keeper says which engine is gone, so that its id is free at once.
+- The keeper says which engine is gone, so that its id is free at once. Nobody else does: one that is stopped
+  in a debugger or swapped out misses beats, and is an engine again when it goes on.
 - Nothing is kept of calls and results: those who asked have them, and the hub's memory stays flat.
 """
 
@@ -32,7 +33,7 @@ from nbdist.cluster.engine import HEARTBEAT_SECONDS
 
 FIRST_BEAT_MS = 20
 SLOWER = 1.1  # a busy host may need longer than two beats to answer one
-MISSES = 10
+NEVER = 1 << 30  # beats that an engine may miss: 34 years
 ENGINE_CHANNELS = ("control", "mux", "task", "iopub", "hb_ping", "hb_pong")
 CLIENT_CHANNELS = ("control", "mux", "task", "iopub", "notification", "broadcast")
 
@@ -98,7 +99,6 @@ def run_controller(
     config.IPController.curve_secretkey = secret.encode()
     config.IPController.enable_curve = True
     config.HeartMonitor.period = int(HEARTBEAT_SECONDS * 1000)
-    config.HeartMonitor.max_heartmonitor_misses = MISSES
     EagerHeartMonitor.expected_engines = engines
     controller_app.time = SimpleNamespace(
         sleep=lambda seconds: None
@@ -124,6 +124,7 @@ def forget_the_gone(hub: Any, gone: int) -> None:
             engine = hub.engines.get(rank)
             hub.unregister_engine(b"keeper", {"content": {"id": rank}})
             if engine is not None:
+                EagerHeartMonitor.gone.add(engine.uuid.encode())
                 stranded(rank, engine.uuid)
                 hub.queues[rank] = []
 
@@ -135,14 +136,16 @@ def forget_the_gone(hub: Any, gone: int) -> None:
 class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipyparallel has no types
     """Beats fast until every expected engine has answered once, then at its period."""
 
+    max_heartmonitor_misses = NEVER
     expected_engines = 0
+    gone: set[bytes] = set()
+    """The hearts of engines that have ended, until the next beat."""
     eager = True
     hub_listens = False
     hub: Any = None
 
     def start(self) -> None:
         """Start beating, fast. (The stock start would wait here for the hub, whose loop this is.)"""
-        self.max_heartmonitor_misses = 1000
         self.pong_stream.on_recv(self.handle_pong)
         self.tic = time.monotonic()
         self.caller = PeriodicCallback(self.beat, FIRST_BEAT_MS)
@@ -153,6 +156,8 @@ class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipy
         if not self.hub_listens:  # what is told before it does would be lost
             self.hub_listens = bool(self.monitor_stream.socket.poll(0))
             return
+        self.hearts -= self.gone
+        self.gone.clear()
         super().beat()
         if not self.eager:
             return
@@ -161,14 +166,12 @@ class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipy
         else:
             self.eager = False
             self.expected_engines = 0  # some may leave later
-            self.max_heartmonitor_misses = MISSES
-            self.on_probation.clear()
             self.caller.callback_time = self.period
 
     def hurry(self) -> None:
         """Beat fast again, for an engine that registers."""
         if not self.eager:
-            self.eager, self.max_heartmonitor_misses = True, 1000
+            self.eager = True
             self.caller.stop()
             self.caller.callback_time = FIRST_BEAT_MS
             self.caller.start()

@@ -262,7 +262,7 @@ class Keeper:
                 self.stop(f"the controller (pid {pid}) has ended")
 
     def _tell_hub(self, rank: int) -> None:
-        """Have the hub forget a dead engine: it would wait ten heartbeats, and block its id as long."""
+        """Have the hub forget a dead engine: it would wait for its heartbeats for ever, and block its id."""
         if self.hub >= 0 and rank != CONTROLLER:
             with suppress(OSError):  # the controller has gone first
                 os.write(self.hub, b"%d\n" % rank)

@@ -1,0 +1,51 @@
+"""Who counts as an engine: those whose process lives, whether it answers or stands still."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from zmq.eventloop.zmqstream import ZMQStream
+
+from nbdist.cluster.controller import EagerHeartMonitor
+
+
+class Stream(ZMQStream):  # the monitor takes no other
+    """A stream that leads nowhere, and of which nothing comes."""
+
+    def __init__(self) -> None:
+        self.socket = SimpleNamespace(poll=lambda timeout: 1)
+
+    def send(self, message: Any) -> None:
+        """Send nothing."""
+
+    def flush(self) -> None:
+        """Have nothing to wait for."""
+
+
+@pytest.fixture
+def monitor(monkeypatch: pytest.MonkeyPatch) -> EagerHeartMonitor:
+    monkeypatch.setattr(EagerHeartMonitor, "gone", set())
+    one = EagerHeartMonitor(ping_stream=Stream(), pong_stream=Stream(), monitor_stream=Stream())
+    one.tic, one.eager, one.hub_listens = 0.0, False, True
+    one.hearts = {b"one", b"two"}
+    one.handle_heart_failure = pytest.fail
+    return one
+
+
+def test_who_stands_still_for_long_is_an_engine_all_the_same(monitor: EagerHeartMonitor) -> None:
+    for _ in range(1000):
+        monitor.responses.add(b"one")
+        monitor.beat()
+    assert monitor.hearts == {b"one", b"two"}
+    assert monitor.on_probation == {b"two": 1000}
+
+
+def test_whose_process_has_ended_is_waited_for_no_more(monitor: EagerHeartMonitor) -> None:
+    monitor.beat()
+    EagerHeartMonitor.gone.add(b"two")
+    monitor.beat()
+    assert monitor.hearts == {b"one"}
+    assert monitor.on_probation == {b"one": 2}
+    assert not EagerHeartMonitor.gone
