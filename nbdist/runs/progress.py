@@ -36,6 +36,8 @@ class ReplicaStanding:
     """Gradients that came too late for their step."""
     skipped: int = 0
     """Gradients that were no numbers, and left out."""
+    rested: float = 0.0
+    """Seconds of pauses between two steps."""
     slowness: float | None = None
     """Times the others' step that a straggler's takes; None for those that are none."""
 
@@ -70,6 +72,7 @@ class _Heard:
     spent: dict[str, float] = field(default_factory=dict)
     dropped: int = 0
     skipped: int = 0
+    rested: float = 0.0
     last: float | None = None
     past: deque[tuple[float, int, int]] = field(default_factory=deque)
     at: float = 0.0
@@ -107,6 +110,7 @@ class Tally:
         heard.examples, heard.state = progress["examples"], progress["state"]
         heard.spent = {part: s / max(heard.step, 1) for part, s in progress.get("spent", {}).items()}
         heard.dropped, heard.skipped = progress.get("dropped", 0), progress.get("skipped", 0)
+        heard.rested = progress.get("rested", 0.0)
         heard.rate = progress.get("learning_rate")
         self.checkpoint = progress.get("checkpoint") or self.checkpoint
         if heard.state == PAUSED:  # what its rate is measured with stands still
@@ -164,6 +168,7 @@ class Tally:
                     heard.spent,
                     heard.dropped,
                     heard.skipped,
+                    heard.rested,
                     self._slowness(i),
                 )
                 for i, heard in enumerate(self._heard)

@@ -52,6 +52,8 @@ class Boundary:
         if progress.state == "paused":
             progress.state = state
             self._note("wait", "paused", begun)
+            if (progress.step or progress.trainings > 1) and not control.stop_requested:
+                progress.rested += time.perf_counter() - begun
         if control.rates > self._context.rates_heard and not control.stop_requested:
             self._context.rates_heard = control.rates
             for replica in self._replicas():

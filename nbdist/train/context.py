@@ -46,6 +46,8 @@ class Progress:
     """Ranks of tasks that the others have gone on without."""
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SPENT, 0.0))
     """Seconds so far by part of a step: getting data, computing, exchanging, waiting. Pauses are in none."""
+    rested: float = 0.0
+    """Seconds of pauses between two steps so far."""
     learning_rate: float | None = None
     """The rate of the next update; None where this replica knows of none, or of several."""
     checkpoint: dict[str, Any] | None = None

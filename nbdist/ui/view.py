@@ -151,6 +151,7 @@ def summary_of(run: Run) -> Summary:
         rows.append(row)
         steps.append(step)
         seconds = max(seconds, _duration(run, i))
+    seconds = max(0.0, seconds - max((replica.rested for replica in standing), default=0.0))
     metrics = {name: values[-1] for name, values in run.history.history.items()} if run.history else {}
     # Synchronous replicas make each step together; all others make their own.
     total = 0 if not steps else max(steps) if run.options.synchronous else sum(steps)

@@ -163,6 +163,7 @@ def test_paused_time_is_in_no_step(
     context.recorder.close()
     assert control.rested() > 1100
     assert 0 < sum(context.progress.spent.values()) < 50
+    assert 100 <= context.progress.rested < 150  # this replica's own rests
     columns = columns_from_logs(tmp_path)
     steps = columns["value"][columns["series"] == "step_ms"]
     assert len(steps) == 8
@@ -184,6 +185,7 @@ def test_a_stop_and_an_abort_end_a_pause(strategy: SteppingStrategy, context: Co
     one = model()
     if how == "stop":
         assert one.fit(data(), epochs=9).global_step == 3
+        assert context.progress.rested == 0  # no step followed
     else:
         with pytest.raises(AbortedError, match="another failed"):
             one.fit(data(), epochs=9)

@@ -186,6 +186,16 @@ def test_a_summary_counts_what_the_replicas_made(options: dict[str, Any], total:
     ]
 
 
+def test_a_pause_counts_in_no_duration_and_in_no_rate() -> None:
+    run = FakeRun(synchronous=True)
+    for replica, rested in enumerate((0.9, 0.0)):  # the second waited for the first
+        run.tally.hear(replica, vars(Progress(step=30, state="done", rested=rested)), 1.0)
+        steps_of(run, replica, 30)
+    found = summary(run)
+    assert found.seconds == pytest.approx(2.0)
+    assert found.steps_per_second == pytest.approx(15.0)
+
+
 def test_a_replica_that_is_gone_is_named_live_and_at_the_end(displays: list[FakeDisplay]) -> None:
     run = FakeRun(strategy="multi_worker", synchronous=True)
     for replica in range(2):
