@@ -32,9 +32,15 @@ class Fail(nb.train.Callback):
 data = nb.data.Dataset.from_arrays(x, x[:, :1]).batch(24)
 model.fit(data, epochs=1_000_000, callbacks=[Fail()])
 """
+# Nobody fails before all have begun: who has not would not begin any more.
+BEGUN = """
+import os, pathlib
+kept = nb.task.rank
+pathlib.Path({folder!r}, str(kept)).touch()
+while kept == 2 and len(os.listdir({folder!r})) < 3: pass
+"""
 PLAIN = "kept = nb.task.rank\nif nb.task.rank == 2: raise ValueError('mine')\n"
 SESSION = """
-kept = nb.task.rank
 with nb.Graph().as_default(), nb.Session(nb.task.target) as session:
     x = nb.placeholder("float32", (1000, 1000))
     y = x @ x
@@ -64,12 +70,11 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_error_on_one_rank_ends_the_cell(
-    cluster: Cluster, mode: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(interrupt, "REPLACE_AFTER", 60.0)  # a signal is enough, however long it takes here
     body, options = MODES[mode]
-    if "kept" not in body:
-        body = f"kept = nb.task.rank\n{body}"
+    body = BEGUN.format(folder=str(tmp_path)) + body
     pids = [info.pid for info in cluster.tasks]
     run = start_run(body, Options(**options), cluster=cluster)
     began, pause = time.monotonic(), threading.Event()

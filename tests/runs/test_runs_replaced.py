@@ -270,13 +270,14 @@ def test_a_frozen_worker_is_replaced_and_what_was_trained_is_kept(
 
 @engines
 def test_an_error_stays_what_is_raised_and_who_hangs_is_replaced(
-    start: Start, heard: Heard, patient: None, capsys: pytest.CaptureFixture[str]
+    start: Start, heard: Heard, patient: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     cluster = start(workers=3)
     cluster.run("kept = 5")
-    run = start_run(
-        on_ranks({0: "raise ZeroDivisionError('mine')", 1: MASKED}, LISTENING), Options(), cluster=cluster
-    )
+    hangs = str(tmp_path / "hangs")  # what has not begun by then would end like any other
+    fails = f"import os\nwhile not os.path.exists({hangs!r}): pass\nraise ZeroDivisionError('mine')"
+    masked = MASKED.replace("time.sleep", f"open({hangs!r}, 'w').close(); time.sleep")
+    run = start_run(on_ranks({0: fails, 1: masked}, LISTENING), Options(), cluster=cluster)
     pid = cluster.tasks[1].pid
     last_rung(run, 1)
     with pytest.raises(BodyError, match=r"(?s)Traceback.*ZeroDivisionError: mine.*/job:worker/task:0"):
