@@ -67,6 +67,14 @@ def test_the_last_cell_gets_one_below_and_so_does_one_before_a_text(place: Lab) 
     assert (fill(page), page.evaluate(CELLS)) == ("inserted", [TEXT, ""])
 
 
+def test_the_notebooks_button_is_enough(lab: Lab) -> None:
+    assert "[pressButton, pressKey]" in SOURCE
+    lab.write("button.ipynb", [probe(SOURCE.replace("[pressButton, pressKey]", "[pressButton]")), "kept = 1"])
+    page = lab.open("button.ipynb")
+    lab.run(0)
+    assert (fill(page), page.evaluate(CELLS)) == ("inserted", [TEXT, "kept = 1"])
+
+
 def test_an_editor_that_keeps_to_itself_is_pasted_into(lab: Lab) -> None:
     lab.write("paste.ipynb", [probe(SOURCE.replace("cmTile", "unknown").replace("cmView", "unknown")), ""])
     page = lab.open("paste.ipynb")

@@ -91,15 +91,21 @@ async function insertBelow(cell) {
 /** Makes a cell the active one of the notebook that has the focus. @param {Element} cell */
 function activate(cell) {
   /** @type {HTMLElement} */ (cell).focus({ preventScroll: true });
-  const prompt = cell.querySelector(".jp-InputPrompt") ?? cell;
-  for (const kind of ["mousedown", "mouseup"]) prompt.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, button: 0 }));
+  pressMouse(cell.querySelector(".jp-InputPrompt") ?? cell);
 }
 
-/** @param {Element} cell */
+/** @param {Element} place */
+function pressMouse(place) {
+  for (const kind of ["mousedown", "mouseup"]) place.dispatchEvent(new MouseEvent(kind, { bubbles: true, cancelable: true, button: 0 }));
+}
+
+/** A notebook's own buttons act when the mouse goes down, others when they are clicked. @param {Element} cell */
 function pressButton(cell) {
   const buttons = cell.closest(".jp-NotebookPanel")?.querySelectorAll(INSERT) ?? [];
   const [button] = [...buttons].filter((each) => !each.closest(".jp-Cell") || cell.contains(each));
-  /** @type {HTMLElement | undefined} */ (button)?.click();
+  if (!button) return;
+  pressMouse(button);
+  /** @type {HTMLElement} */ (button).click();
 }
 
 /** @param {Element} cell */
