@@ -64,7 +64,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "SpaceEditor": ("nbdist.ui.spaceeditor", "SpaceEditor"),
     "attach": ("nbdist.ui.attach", "attach"),
     "show_graph": ("nbdist.ui.graphview", "show_graph"),
-    "runs": ("nbdist.metrics.runfile", "runs"),
+    "runs": ("nbdist.metrics.runlist", "runs"),
     "Run": ("nbdist.runs.run", "Run"),
     "timeline": ("nbdist.ui.timelineview", "timeline"),
 }

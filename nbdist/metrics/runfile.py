@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
-from nbdist.metrics.home import run_folder, runs_folder
+from nbdist.metrics.home import run_folder
 
 STATUSES = ("preparing", "running", "paused", "done", "failed", "stopped", "damaged")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunFile:
-    """What ``run.json`` says; times are in seconds since 1970."""
+    """What ``run.json`` says; times are in seconds since 1970. It shows in a line: much of it is long."""
 
     # Change it with `dataclasses.replace`, then `write_run`.
 
@@ -41,6 +41,9 @@ class RunFile:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise InvalidArgumentError(f"no run status {self.status!r}; choose from {', '.join(STATUSES)}")
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}: {self.status}>"
 
 
 def write_run(run: RunFile, *, wait: bool = True) -> Path:
@@ -77,24 +80,6 @@ def read_run(run_id: str) -> RunFile:
         raise DataLossError(f"{path} is damaged: it does not describe run {run_id!r}")
     known = {one.name for one in fields(RunFile)}  # a newer nbdist may have written more
     return RunFile(**{name: value for name, value in content.items() if name in known})
-
-
-def runs() -> list[RunFile]:
-    """Return all runs, newest first; a damaged one has status "damaged" and the error.
-
-    A run with ``--tensorboard`` has its events in its folder: ``tensorboard --logdir <folder>/tensorboard``,
-    or with the folder of all runs, to compare them.
-    """
-    found = [listed(folder) for folder in runs_folder().iterdir() if (folder / "run.json").is_file()]
-    return sorted(found, key=lambda run: (run.created, run.id), reverse=True)
-
-
-def listed(folder: Path) -> RunFile:
-    """Return what stands in a run folder, or what is known of it when that cannot be read."""
-    try:
-        return read_run(folder.name)
-    except (DataLossError, InvalidArgumentError, TypeError) as error:
-        return RunFile(folder.name, status="damaged", error=str(error), created=folder.stat().st_mtime)
 
 
 def versions() -> dict[str, str]:

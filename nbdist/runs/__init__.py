@@ -11,13 +11,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nbdist.metrics.runfile import RunFile
+    from nbdist.metrics.runlist import RunList
 
 
 class _Callable(ModuleType):
-    def __call__(self) -> list[RunFile]:
+    def __call__(self) -> RunList:
         """Return all runs of this user, the newest first."""
-        from nbdist.metrics.runfile import runs
+        from nbdist.metrics.runlist import runs
 
         return runs()
 

@@ -26,7 +26,8 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.metrics.home import run_folder
-from nbdist.metrics.runfile import RunFile, read_run, runs
+from nbdist.metrics.runfile import RunFile, read_run
+from nbdist.metrics.runlist import runs
 from nbdist.runs.ending import ENDED
 from nbdist.runs.following import View
 from nbdist.runs.late import Gone, Joined, Outcomes

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nbdist.metrics.words import duration
 from nbdist.ui.shorten import clip
-from nbdist.ui.summary import duration, rate
+from nbdist.ui.summary import rate
 
 
 def progress_line(title: str, status: Mapping[str, Any]) -> str:

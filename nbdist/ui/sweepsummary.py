@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nbdist.errors import NbdistError
+from nbdist.metrics.words import duration
 from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.trial import State, Trial
 from nbdist.sweep.values import Value, literal
 from nbdist.ui.shorten import clip
-from nbdist.ui.summary import duration
 from nbdist.ui.sweephead import SweepSeen, ended_at
 from nbdist.ui.sweepmatter import by_weight, ranked
 

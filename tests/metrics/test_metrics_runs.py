@@ -12,12 +12,12 @@ from nbdist.metrics.home import new_run_id, run_folder, slug
 from nbdist.metrics.runfile import (
     RunFile,
     read_run,
-    runs,
     sync_run,
     versions,
     write_run,
     write_whole_file,
 )
+from nbdist.metrics.runlist import RunList, runs
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +111,27 @@ def test_runs_are_listed_newest_first_also_the_damaged() -> None:
     assert [run.id for run in listed] == [ids[0], ids[2], ids[1]]
     assert listed[0].status == "damaged"
     assert "damaged" in listed[0].error
+
+
+def test_runs_show_as_a_table() -> None:
+    assert repr(RunList()) == "no runs yet"
+    one = RunFile("a-b", created=0.0, ended=75.0, status="done", cluster={"workers": [0, 1]})
+    failed = RunFile("<b>", created=0.0, status="failed", error="Traceback ...\n  File\nValueError: late\n")
+    odd = RunFile("odd", created=0.0, cluster=None)  # type: ignore[arg-type]  # as a file may have it
+    head, first, second, third, more = repr(RunList([one, failed, odd])).splitlines()
+    assert head.split() == ["id", "status", "began", "took", "workers", "error"]
+    assert first.split()[:2] + first.split()[4:] == ["a-b", "done", "1", "min", "15", "s", "2"]
+    assert second.endswith("ValueError: late")
+    assert third.split()[:2] == ["odd", "preparing"]
+    assert more == "nb.attach(id) opens a run"
+    assert repr([failed]) == "[<run <b>: failed>]"
+    drawn = RunList([failed])._repr_html_()
+    assert "<td>&lt;b&gt;</td>" in drawn
+    assert "<b>" not in drawn
+    many = RunList([one] * 1021)
+    assert len(repr(many).splitlines()) == 22
+    assert repr(many).endswith("and 1,001 older: nb.runs()[20:]; nb.attach(id) opens a run")
+    assert many._repr_html_().count("<tr>") == 21
 
 
 def test_what_cannot_be_read_is_named() -> None:

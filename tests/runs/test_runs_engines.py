@@ -24,7 +24,8 @@ from nbdist.errors import (
     TaskDiedError,
     UnavailableError,
 )
-from nbdist.metrics.runfile import read_run, runs
+from nbdist.metrics.runfile import read_run
+from nbdist.metrics.runlist import runs
 from nbdist.metrics.store import columns_from_logs
 from nbdist.runs import interrupt, replacing
 from nbdist.runs.options import Options

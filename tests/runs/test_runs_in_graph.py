@@ -28,7 +28,8 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.graph.tensor import Graph
-from nbdist.metrics.runfile import read_run, runs
+from nbdist.metrics.runfile import read_run
+from nbdist.metrics.runlist import runs
 from nbdist.metrics.store import columns_from_logs
 from nbdist.runs import interrupt, watch
 from nbdist.runs.options import Options
