@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.runs.attach import attach_run
 from nbdist.runs.following import View
 from nbdist.runs.run import Run
-from nbdist.trials.folder import is_sweep
+from nbdist.trials.folder import is_sweep, sweeps
 from nbdist.ui.background import follow_in_background
 from nbdist.ui.leaving import leaving
 from nbdist.ui.showing import show
@@ -45,7 +45,12 @@ def attach(run_id: str | None = None, *, trial: Callable[..., Any] | None = None
         return attach_to_sweep(run_id, trial)
     if trial is not None:
         raise InvalidArgumentError(f"trial= belongs to a sweep, and there is none called {run_id!r}")
-    run = attach_run(run_id, make_view=_view)
+    try:
+        run = attach_run(run_id, make_view=_view)
+    except NotFoundError as error:
+        if run_id is None or not sweeps():
+            raise
+        raise NotFoundError(f"{error}; it is no sweep either: nb.sweeps() lists those") from None
     run.timeline_type, run.shown_by, run.leaving = TimelineView, show, leaving
     if run.over:
         for note in run.untold():

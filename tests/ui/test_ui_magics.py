@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from nbdist.errors import (
     NotFoundError,
 )
 from nbdist.metrics.runfile import RunFile
+from nbdist.trials.folder import LOG, new_sweep_folder
 from nbdist.ui.attach import attach
 from nbdist.ui.launch import launch
 from nbdist.ui.magics import awaited
@@ -129,6 +131,17 @@ def test_other_cells_stay_as_they_are(cell: str) -> None:
 def test_attaching_to_what_is_no_id(given: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"takes the id of a run or a sweep as text.*one\.id"):
         attach(given)
+
+
+def test_attaching_to_neither_a_run_nor_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
+    with pytest.raises(
+        NotFoundError, match=r"no run 'nope'.*, nb\.runs\(\) lists all$"
+    ):
+        attach("nope")
+    (new_sweep_folder("rates") / LOG).touch()
+    with pytest.raises(NotFoundError, match=r"no run 'nope'.*no sweep either: nb\.sweeps\(\) lists those"):
+        attach("nope")
 
 
 @given(
