@@ -135,9 +135,7 @@ def test_attaching_to_what_is_no_id(given: Any) -> None:
 
 def test_attaching_to_neither_a_run_nor_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
-    with pytest.raises(
-        NotFoundError, match=r"no run 'nope'.*, nb\.runs\(\) lists all$"
-    ):
+    with pytest.raises(NotFoundError, match=r"no run 'nope'.*, nb\.runs\(\) lists all$"):
         attach("nope")
     (new_sweep_folder("rates") / LOG).touch()
     with pytest.raises(NotFoundError, match=r"no run 'nope'.*no sweep either: nb\.sweeps\(\) lists those"):
