@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from textwrap import shorten
 
 from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.metrics.home import runs_folder
@@ -20,7 +19,7 @@ from nbdist.metrics.words import duration
 
 MOST_SHOWN = 20
 HEAD = ("id", "status", "began", "took", "workers", "error")
-LONGEST_ERROR = 60  # characters
+LONGEST_ERROR = 80  # characters
 NONE = "no runs yet"
 
 
@@ -87,8 +86,10 @@ def row(run: RunFile) -> tuple[str, ...]:
 def in_short(error: str) -> str:
     """Return an error's first line, or a traceback's last, cut to what a table has room for.
 
-    >>> in_short("Traceback (most recent call last):\\n  File ...\\nValueError: late\\n")
+    >>> in_short("Traceback (most recent call last):\\n  File ...\\nValueError: late\\n\\nraised on worker 0")
     'ValueError: late'
     """
-    lines = error.strip().splitlines() or [""]
-    return shorten(lines[-1 if lines[0].startswith("Traceback") else 0], LONGEST_ERROR, placeholder=" …")
+    lines = error.partition("\n\nraised on ")[0].strip().splitlines() or [""]
+    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    line = line.removeprefix("nbdist.errors.")
+    return line if len(line) <= LONGEST_ERROR else line[: LONGEST_ERROR - 1] + "…"

@@ -116,7 +116,12 @@ def test_runs_are_listed_newest_first_also_the_damaged() -> None:
 def test_runs_show_as_a_table() -> None:
     assert repr(RunList()) == "no runs yet"
     one = RunFile("a-b", created=0.0, ended=75.0, status="done", cluster={"workers": [0, 1]})
-    failed = RunFile("<b>", created=0.0, status="failed", error="Traceback ...\n  File\nValueError: late\n")
+    failed = RunFile(
+        "<b>",
+        created=0.0,
+        status="failed",
+        error="Traceback ...\n  File\nValueError: late\n\nraised on worker 0",
+    )
     odd = RunFile("odd", created=0.0, cluster=None)  # type: ignore[arg-type]  # as a file may have it
     head, first, second, third, more = repr(RunList([one, failed, odd])).splitlines()
     assert head.split() == ["id", "status", "began", "took", "workers", "error"]
