@@ -47,6 +47,8 @@ class Runner:
         """Arrays of the batch that was handed out last, with the place of their first example in it, and how
         many times as many examples the whole batch has."""
         self._datasets = 0
+        self.over = False
+        """Whether the run that it belongs to has ended: nobody is there to train with."""
 
     def run(self, function: Callable[..., Any], arguments: Any = ()) -> Any:
         """Run a function on every replica of this process; return what it returned, with arrays."""

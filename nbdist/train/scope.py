@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from nbdist.data import Dataset
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.train.context import Context, use_here
 from nbdist.train.distributed import DistributedDataset, InputContext, ReplicaBatches
 from nbdist.train.held import Held
@@ -48,6 +48,17 @@ def runner_of(strategy: Strategy) -> Runner:
     return found
 
 
+def going_on(strategy: Strategy) -> Runner:
+    """Return what runs a strategy's loops; its run must not be over, as that of an earlier cell's is."""
+    runner = runner_of(strategy)
+    if runner.over:
+        raise FailedPreconditionError(
+            "this strategy belongs to a run that has ended: take this run's own with "
+            "strategy = nb.get_strategy(), and make the model and the optimizer in its scope"
+        )
+    return runner
+
+
 def scoped() -> Context | None:
     """Return the context of the ``with strategy.scope()`` around, if there is one."""
     return _scoped.get()
@@ -56,7 +67,7 @@ def scoped() -> Context | None:
 @contextlib.contextmanager
 def scope(strategy: Strategy) -> Iterator[Strategy]:
     """Make a strategy the current one of this thread, and what is made inside a ``with`` its own."""
-    held = runner_of(strategy).held
+    held = going_on(strategy).held
     token = _scoped.set(held.context)
     try:
         with use_here(held.context), held.graph.as_default():
@@ -67,7 +78,7 @@ def scope(strategy: Strategy) -> Iterator[Strategy]:
 
 def run(strategy: Strategy, function: Callable[..., Any], arguments: Any) -> Any:
     """Run a function on every replica of this process."""
-    return runner_of(strategy).run(function, arguments)
+    return going_on(strategy).run(function, arguments)
 
 
 def reduce(strategy: Strategy, op: Any, value: Any, axis: Any) -> Any:
@@ -86,7 +97,7 @@ def reduce(strategy: Strategy, op: Any, value: Any, axis: Any) -> Any:
 
 def distribute_dataset(strategy: Strategy, dataset: Dataset) -> DistributedDataset:
     """Return a dataset of which this process's replicas get their shares."""
-    runner = runner_of(strategy)
+    runner = going_on(strategy)
     return DistributedDataset(runner, dataset, runner.next_seed())
 
 
@@ -94,7 +105,7 @@ def distribute_datasets_from_function(
     strategy: Strategy, make: Callable[[InputContext], Dataset]
 ) -> ReplicaBatches:
     """Return batches for single replicas, which this process's dataset has."""
-    return ReplicaBatches(runner_of(strategy), make)
+    return ReplicaBatches(going_on(strategy), make)
 
 
 def read(strategy: Strategy, variable: Any) -> Any:
@@ -118,6 +129,7 @@ def end_loops(context: Context, *, whole: bool) -> None:
     """
     runners = [one for one in _runners if one.held.context.control is context.control]
     for runner in sorted(runners, key=lambda one: one.number):  # in one order on all replicas
+        runner.over = True
         if whole:
             runner.held.finish()
         else:

@@ -183,3 +183,9 @@ def test_a_stop_in_the_middle_of_a_reduction(
     stopped(run)
     assert run.status == "stopped"
     assert run.results["value"] < 3
+
+
+def test_the_strategy_of_an_earlier_cell_says_so(begin: Callable[..., Run]) -> None:
+    begin(LOOP, seed=7, strategy="multi_worker").wait()
+    with pytest.raises(BodyError, match=r"belongs to a run that has ended.*strategy = nb\.get_strategy\(\)"):
+        begin("loss = strategy.run(step, (x[:20], y[:20]))", strategy="multi_worker").wait()
