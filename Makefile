@@ -4,9 +4,11 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Jupyter refuses to run as root unless it is told to; in a container there is often no other user.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check lab bench format clean chromium
+.PHONY: demo test check lab bench format lock clean chromium
 
 demo: .venv/demo.stamp
 	$(BIN)/python scripts/demo.py
@@ -25,7 +27,7 @@ check: .venv/test.stamp widget/node_modules/.package-lock.json labextension/node
 	$(BIN)/python -m pytest -q tests -m "not engines and not browser and not netns"
 
 lab: .venv/demo.stamp
-	$(BIN)/jupyter lab --KernelManager.transport_encryption=auto notebooks/01_quickstart.ipynb
+	$(BIN)/jupyter lab $(AS_ROOT) --KernelManager.transport_encryption=auto notebooks/01_quickstart.ipynb
 
 bench: .venv/bench.stamp
 	$(BIN)/python -m bench all
@@ -33,6 +35,10 @@ bench: .venv/bench.stamp
 format: .venv/test.stamp
 	$(BIN)/ruff format nbdist tests bench scripts
 	$(BIN)/ruff check --fix nbdist tests bench scripts
+
+# Pins the versions of all Python packages that the extras demo and test need today.
+lock:
+	$(PYTHON) scripts/lock.py
 
 chromium: .venv/test.stamp
 	$(BIN)/python scripts/chromium.py
@@ -43,7 +49,7 @@ clean:
 
 # One stamp per set of extras: a stamp is newer than what it was made from, or it is made again.
 
-PROJECT := pyproject.toml $(wildcard */package.json */package-lock.json) jupyter-config/nbdist.json
+PROJECT := pyproject.toml constraints.txt $(wildcard */package.json */package-lock.json) jupyter-config/nbdist.json
 PAGES := $(shell find widget/src labextension/src labextension/style labextension/schema -type f)
 
 .venv/pip.stamp:
@@ -54,11 +60,11 @@ PAGES := $(shell find widget/src labextension/src labextension/style labextensio
 
 .venv/demo.stamp: .venv/pip.stamp $(PROJECT) $(PAGES)
 	rm -rf nbdist/ui/static/live.js labextension/built
-	$(BIN)/python -m pip install --quiet --editable ".[demo]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo]"
 	touch $@
 
 .venv/test.stamp: .venv/demo.stamp
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
 	touch $@
 
 .venv/bench.stamp: .venv/demo.stamp

@@ -24,7 +24,7 @@ def options() -> argparse.Namespace:
 
 
 def measure(
-    all_reduce: Callable[[Array], None], barrier: Callable[[], None], rank: int, size: int, x: Array
+    all_reduce: Callable[[Array], object], barrier: Callable[[], None], rank: int, size: int, x: Array
 ) -> dict[str, object]:
     """Return the time of one all-reduce in µs, the best of some batches, and what came out of real values.
 

@@ -51,8 +51,16 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
     at = -1.0
     for value, name, colour in sorted(ends):
         at = max(log(value / low) / log(high / low), at + LINE_HEIGHT)
-        look = {"color": colour, "fontsize": 8.5, "fontweight": "bold", "va": "center"}
-        axes.text(1.02, at, name, transform=axes.transAxes, **look)
+        axes.text(
+            1.02,
+            at,
+            name,
+            transform=axes.transAxes,
+            color=colour,
+            fontsize=8.5,
+            fontweight="bold",
+            va="center",
+        )
 
 
 def short(value: float, unit: str) -> str:

@@ -109,9 +109,25 @@ def _panel(axes: Axes, title: str, subtitle: str, unit: str, real: Measured, lin
     seen = [(tasks, value) for tasks, value in line.items() if value > 0]
     axes.plot(*zip(*seen), color=LINE, linewidth=2, zorder=2)
     dots = [(tasks, value) for tasks, values in real.items() for value in values]
-    axes.scatter(*zip(*dots), color=POINT, s=16, alpha=0.6, linewidth=0, zorder=3)
+    axes.scatter(
+        [tasks for tasks, _ in dots],
+        [value for _, value in dots],
+        color=POINT,
+        s=16,
+        alpha=0.6,
+        linewidth=0,
+        zorder=3,
+    )
     least = [(tasks, min(values)) for tasks, values in real.items()]
-    axes.scatter(*zip(*least), color=POINT, s=46, edgecolor=drawing.PAPER, linewidth=1.2, zorder=4)
+    axes.scatter(
+        [tasks for tasks, _ in least],
+        [value for _, value in least],
+        color=POINT,
+        s=46,
+        edgecolor=drawing.PAPER,
+        linewidth=1.2,
+        zorder=4,
+    )
     values = [value for _, value in [*seen, *dots]]
     axes.set_ylim(min(values) / 2.5, max(values) * 2.5)
     axes.set_xlabel("tasks", fontsize=8.5, color=drawing.MUTED)

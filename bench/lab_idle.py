@@ -92,7 +92,7 @@ class Page:
 
     def close(self) -> None:
         """Hang up."""
-        self._socket.shutdown()
+        self._socket.shutdown()  # type: ignore[no-untyped-call]
         self._thread.join()
 
     def _read(self) -> None:

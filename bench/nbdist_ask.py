@@ -40,7 +40,7 @@ class Driver:
         assert started is not None
         self.write(started)
         values = {"accuracy": ask_work.result(asked.parameters)}
-        ended = self.scheduler.end(asked.number, 1, "complete", time.time(), values)
+        ended = self.scheduler.end(asked.number, 1, "finished", time.time(), values)
         assert ended is not None
         self.write(ended)
 
@@ -86,7 +86,7 @@ def checked(ledger: Ledger, value: float) -> dict[str, object]:
     return {
         "value": value,
         "check": {
-            "all complete": ledger.counts["complete"] == len(results),
+            "all complete": ledger.counts["finished"] == len(results),
             "best": ledger.best_value == max(results),
         },
     }

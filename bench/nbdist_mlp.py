@@ -8,9 +8,10 @@ import time
 
 import nbdist as nb
 from bench import work
+from nbdist.train.callbacks import Callback
 
 
-class Clock(nb.train.Callback):
+class Clock(Callback):
     begin = end = 0.0
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:

@@ -59,8 +59,10 @@ def compiled(name: str) -> Any:
     """Return the model of a work with its first weights, ready for fit; runs on the workers."""
     import nbdist as nb
     from bench.cnn_work import EPSILON
+    from nbdist.optim.base import Optimizer
 
     work, nn = WORKS[name], nb.nn
+    optimizer: Optimizer
     if name == "cnn":
         from bench.nbdist_cnn import network
 

@@ -37,7 +37,7 @@ def measured(trials: int, home: Path) -> dict[str, object]:
         )
         sweep.wait()
         seconds = time.perf_counter() - begin
-        complete = sweep.ledger.counts["complete"]
+        complete = sweep.ledger.counts["finished"]
         over = list(sweep.ledger.trials.values())
         sweep.close()
     finally:

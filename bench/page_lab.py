@@ -23,7 +23,8 @@ STEP = (
 @contextmanager
 def feeding(folder: Path, seconds: float, replicas: int, rate: int) -> Iterator[Any]:
     """Yield the lab with the live view on its screen; all of it ends with the block."""
-    from browser_lab import Lab, LabServer, start_chromium
+    from browser_lab import Lab, start_chromium
+    from browser_server import LabServer
     from playwright.sync_api import sync_playwright
 
     server = LabServer(folder)

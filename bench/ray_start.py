@@ -14,12 +14,12 @@ def main() -> None:
     start = time.perf_counter()
     ray.init(num_cpus=ACTORS, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
 
-    @ray.remote(num_cpus=1)
     class Task:
         def square(self, number: int) -> int:
             return number * number
 
-    tasks = [Task.remote() for _ in range(ACTORS)]
+    actor = ray.remote(num_cpus=1)(Task)
+    tasks = [actor.remote() for _ in range(ACTORS)]
     answers = ray.get([task.square.remote(number) for number, task in enumerate(tasks)])
     seconds = time.perf_counter() - start
     ray.shutdown()

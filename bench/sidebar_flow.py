@@ -95,7 +95,8 @@ def step_of(number: int) -> int:
 @contextmanager
 def crowded_lab(folder: Path) -> Iterator[tuple[Any, Any]]:
     """Yield a JupyterLab that shows the panel, and the invented server that it asks."""
-    from browser_lab import Lab, LabServer, start_chromium
+    from browser_lab import Lab, start_chromium
+    from browser_server import LabServer
     from playwright.sync_api import sync_playwright
     from sidebar_to_show import Served, crowded, run
 

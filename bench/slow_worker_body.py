@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import nbdist as nb
+from nbdist.train.callbacks import Callback
 
 USUAL, SLOW, PAUSE, ONE_IN = 0.010, 0.050, 0.200, 50  # seconds, and how often there is a pause
 LONGEST = 120.0  # seconds after which a training is given up
@@ -51,7 +52,7 @@ def train(
     Path(folder, f"{rank}.json").write_text(json.dumps(said))
 
 
-class Watch(nb.train.Callback):
+class Watch(Callback):
     """Takes note of the held-out loss where it is computed, and ends the training when it is low enough."""
 
     def __init__(self, target: float) -> None:

@@ -17,11 +17,12 @@ def draw(outcomes: Sequence[Outcome], target: float, path: Path) -> None:
     """Draw a row for each pace: curves on the left, times with what they are on the right."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     paces = list(dict.fromkeys(o.pace for o in outcomes))
-    figure = Figure(figsize=(11, 2.6 * len(paces)), layout="constrained", dpi=120)
+    layout = ConstrainedLayoutEngine(hspace=0.06, wspace=0.04)
+    figure = Figure(figsize=(11, 2.6 * len(paces)), layout=layout, dpi=120)
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(hspace=0.06, wspace=0.04)
     axes = figure.subplots(len(paces), 2, squeeze=False, width_ratios=(1, 1.25))
     for (curves, bars), pace in zip(axes, paces, strict=True):
         found = [o for o in outcomes if o.pace == pace]

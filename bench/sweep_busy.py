@@ -46,8 +46,8 @@ def measured(trials: int, seconds: float, home: Path) -> dict[str, float]:
             trial, space, metric="val", sampler="random", trials=trials, seed=0, live=False, cluster=cluster
         )
         sweep.wait()
-        spans = [(span.start, span.end) for span in sweep.ledger.spans if span.how == "complete"]
-        ends = [one.values for one in sweep.ledger.trials.values() if one.state == "complete"]
+        spans = [(span.start, span.end) for span in sweep.ledger.spans if span.how == "finished"]
+        ends = [one.values for one in sweep.ledger.trials.values() if one.state == "finished"]
         sweep.close()
     finally:
         cluster.stop()

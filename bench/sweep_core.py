@@ -72,11 +72,11 @@ def drive(path: Path, sampler: str, count: int) -> float:
                 write(report)
                 scheduler.judge(report, 2.0)
                 if steps[number] == REPORTS:
-                    ended = scheduler.end(number, 1, "complete", 3.0, {"accuracy": report.value})
+                    ended = scheduler.end(number, 1, "finished", 3.0, {"accuracy": report.value})
                     assert ended is not None
                     write(ended)
                     del running[number]
-    assert ledger.counts["complete"] == count
+    assert ledger.counts["finished"] == count
     return time.process_time() - start
 
 
@@ -87,7 +87,7 @@ def rebuild(path: Path, count: int, clock: object = time.perf_counter) -> float:
     start = clock()
     ledger = Ledger.of(read_events(path).events)
     seconds = clock() - start
-    assert ledger.counts["complete"] == count
+    assert ledger.counts["finished"] == count
     return float(seconds)
 
 
@@ -100,7 +100,7 @@ def tpe(count: int) -> dict[int, float]:
     for number in range(count):
         parameters = sampler.ask(history, number)
         assert parameters is not None
-        history += [Ask(number, parameters, True), Tell(number, "complete", -float(str(parameters["lr"])), 1)]
+        history += [Ask(number, parameters, True), Tell(number, "finished", -float(str(parameters["lr"])), 1)]
         taken.append(time.process_time() - start)
         start = time.process_time()
     last = sorted(taken[-count // 10 :])

@@ -214,6 +214,21 @@ BENCHMARKS: list[Benchmark | Survey] = [
     ),
     *(
         Benchmark(
+            f"push.{key}",
+            "1 GiB of arrays from the notebook to 4 workers of its host, until each has read all of them",
+            "s",
+            name,
+            here("nbdist_push"),
+            peer,
+            Bar("<=", bar),
+        )
+        for key, name, peer, bar in (
+            ("ipyparallel", "ipyparallel, push", here("ipyparallel_push"), 0.33),
+            ("ray", "Ray, put and 4 gets", elsewhere("ray_push"), 1.2),
+        )
+    ),
+    *(
+        Benchmark(
             f"p9.{name}",
             f"a cell on 4 engines that does nothing{what}, from its request until the kernel is idle",
             "ms",

@@ -8,6 +8,7 @@ The names here are loaded at their first use, so that an engine imports only wha
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -52,19 +53,22 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "IndexedSlices": ("nbdist.graph.sparse", "IndexedSlices"),
     "PartitionedVariable": ("nbdist.graph.partitioned", "PartitionedVariable"),
     "Session": ("nbdist.runtime.session", "Session"),
+    "ClusterKeys": ("nbdist.wire.keys", "ClusterKeys"),
     "ClusterSpec": ("nbdist.runtime.spec", "ClusterSpec"),
     "Server": ("nbdist.runtime.server", "Server"),
     "Cluster": ("nbdist.cluster.handle", "Cluster"),
     "start_cluster": ("nbdist.cluster.launch", "start_cluster"),
+    "stop_cluster": ("nbdist.cluster.handle", "stop_cluster"),
     "launch": ("nbdist.ui.launch", "launch"),
     "run_sweep": ("nbdist.ui.sweeplaunch", "run_sweep"),
     "Sweep": ("nbdist.trials.sweep", "Sweep"),
-    "sweeps": ("nbdist.trials.folder", "sweeps"),
+    "sweeps": ("nbdist.trials.history", "sweeps"),
     "sweep": ("nbdist.sweep", None),
     "SpaceEditor": ("nbdist.ui.spaceeditor", "SpaceEditor"),
     "attach": ("nbdist.ui.attach", "attach"),
     "show_graph": ("nbdist.ui.graphview", "show_graph"),
-    "runs": ("nbdist.metrics.runlist", "runs"),
+    "runs": ("nbdist.runs.history", "runs"),
+    "clean": ("nbdist.runs.history", "clean"),
     "Run": ("nbdist.runs.run", "Run"),
     "timeline": ("nbdist.ui.timelineview", "timeline"),
 }
@@ -89,5 +93,9 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register %cluster, %%distribute, %%sweep and %graph; called by ``%load_ext nbdist``."""
+    """Register %cluster, %%distribute, %%sweep and %graph, and define ``nb`` if the name is free.
+
+    IPython calls it for ``%load_ext nbdist``.
+    """
     import_module("nbdist.ui.magics").load(shell)
+    shell.user_ns.setdefault("nb", sys.modules[__name__])

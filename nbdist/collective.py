@@ -93,6 +93,16 @@ def barrier() -> None:
     _world().common.barrier()
 
 
+def formed() -> bool:
+    """Whether the group of these calls is there: after the first of them, until :func:`leave`."""
+    return _world().formed
+
+
+def leave() -> None:
+    """Leave the group; the next call forms another, with all other replicas."""
+    _world().close()
+
+
 def _world() -> World:
     world = current().world
     return world if world.task is not None else _alone

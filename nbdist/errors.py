@@ -14,13 +14,16 @@
     ├── DataLossError             bytes are missing or damaged
     ├── NanLossError              the loss is not a number any more
     ├── ResourceExhaustedError    memory, disk or a size limit is spent (also a MemoryError)
-    ├── BodyError                 a distributed body raised on a task
+    ├── WorkerError                 a distributed body raised on a task
     └── MissingExtra              an optional dependency is not there   (also an ImportError)
 
 A message names the value, what was expected, and what to do next.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class NbdistError(Exception):
@@ -82,7 +85,7 @@ class ResourceExhaustedError(NbdistError, MemoryError):
     """Memory, disk or a size limit is spent."""
 
 
-class BodyError(NbdistError):
+class WorkerError(NbdistError):
     """A distributed body raised on a task; the message starts with that task's own traceback.
 
     ``task`` names the task, ``ename`` and ``evalue`` are the name and the message of what it raised.
@@ -104,3 +107,31 @@ class MissingExtra(NbdistError, ImportError):
         reason = f" (needed for {needed_for})" if needed_for else ""
         super().__init__(f'pip install "nbdist[{extra}]"{reason}')
         self.extra = extra
+
+
+def choices(given: object, valid: Iterable[object]) -> str:
+    """Return what an error says of the names that could have been given, and which one is near.
+
+    >>> choices("mirored", ["ps", "mirrored"])
+    'choose from ps, mirrored; did you mean mirrored?'
+    >>> choices("ring", ["ps", "mirrored"]), choices(3, ["ps"])
+    ('choose from ps, mirrored', 'choose from ps')
+    """
+    names = [str(name) for name in valid]
+    near = nearest(given, names)
+    return f"choose from {', '.join(names)}" + (f"; did you mean {near}?" if near else "")
+
+
+def nearest(given: object, valid: Iterable[str]) -> str:
+    """Return the name that is most like what was given, whatever its case; empty if none is near.
+
+    >>> nearest("RELU", ["relu", "elu"]), nearest("--strtegy", ["--strategy", "--sync"]), nearest("x", ["y"])
+    ('relu', '--strategy', '')
+    """
+    if not isinstance(given, str) or len(given) > 80:
+        return ""
+    lower: dict[str, str] = {}
+    for name in valid:
+        lower.setdefault(name.lower(), name)
+    found = difflib.get_close_matches(given.lower(), lower, 1)
+    return lower[found[0]] if found else ""

@@ -15,14 +15,13 @@ Balso, "Horovod: fast and easy distributed deep learning in TensorFlow" (2018).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 import nbdist.collective as collective
-from nbdist.collective import local_rank, local_size, rank, size
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, choices
 from nbdist.optim import Optimizer
 from nbdist.train.context import current
 
@@ -42,12 +41,47 @@ def init() -> None:
 
 def is_initialized() -> bool:
     """Whether `init` was called in this run."""
-    return current().world.formed
+    return collective.formed()
+
+
+def rank() -> int:
+    """Return this worker's number among those of the run.
+
+    Raises FailedPreconditionError before ``init()``, as do ``size``, ``local_rank`` and ``local_size``.
+
+    >>> init()
+    >>> rank(), size()
+    (0, 1)
+    """
+    return _initialized("rank", collective.rank)
+
+
+def size() -> int:
+    """Return how many workers the run has."""
+    return _initialized("size", collective.size)
+
+
+def local_rank() -> int:
+    """Return this worker's number among those of its host."""
+    return _initialized("local_rank", collective.local_rank)
+
+
+def local_size() -> int:
+    """Return how many workers the run has on this host."""
+    return _initialized("local_size", collective.local_size)
+
+
+def _initialized(name: str, ask: Callable[[], int]) -> int:
+    if not is_initialized():
+        raise FailedPreconditionError(
+            f"horovod.{name}(): the workers have not met yet; call horovod.init() first, on every worker"
+        )
+    return ask()
 
 
 def shutdown() -> None:
     """Leave the group; a later call forms another, with all others."""
-    current().world.close()
+    collective.leave()
 
 
 def allreduce(
@@ -62,14 +96,17 @@ def allreduce(
     array([1., 3.])
     """
     if op not in _OPS:
-        raise InvalidArgumentError(f"allreduce: no op {op!r}; choose from {', '.join(_OPS)}")
+        raise InvalidArgumentError(f"allreduce: no op {op!r}; {choices(op, _OPS)}")
     if average is not None:
         op = "average" if average else "sum"
     return collective.all_reduce(tensor, _OPS[op])
 
 
 def allgather(tensor: Any, name: str | None = None) -> Array:
-    """Return all ranks' ``tensor`` one after the other along the first axis; that may differ between ranks.
+    """Return all ranks' ``tensor`` one after the other along the first axis.
+
+    The first axis may differ between ranks: its lengths are gathered first. The other axes and the dtype are
+    the same on all. Raises InvalidArgumentError for a single number.
 
     >>> allgather([[1, 2], [3, 4]])
     array([[1, 2],
@@ -115,6 +152,7 @@ class DistributedOptimizer(Optimizer):
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
+    takes_rows = False  # ranks look up other rows, and meet with gradients of one size
 
     def __init__(self, optimizer: Optimizer, op: str = "average", name: str | None = None) -> None:
         if not isinstance(optimizer, Optimizer):
@@ -127,7 +165,8 @@ class DistributedOptimizer(Optimizer):
     @property
     def learning_rate(self) -> float:
         """The rate of the optimizer inside."""
-        return self._inner.learning_rate
+        rate: float = self._inner.learning_rate
+        return rate
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:

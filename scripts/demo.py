@@ -18,7 +18,8 @@ from nbconvert import HTMLExporter
 
 from nbdist.metrics.home import run_folder
 from nbdist.metrics.log import logs_in, read_log
-from nbdist.metrics.runfile import RunFile, runs
+from nbdist.metrics.runfile import RunFile
+from nbdist.runs.history import runs
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
@@ -59,7 +60,7 @@ def main() -> int:
     return 0
 
 
-class PrivateKernel(AsyncKernelManager):
+class PrivateKernel(AsyncKernelManager):  # type: ignore[misc]  # jupyter_client is not typed here
     """A kernel whose sockets are encrypted, where Jupyter can do that."""
 
     def __init__(self, **settings: object) -> None:

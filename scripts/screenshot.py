@@ -1,86 +1,191 @@
-"""Takes the README's picture again: the quickstart's three workers in mid-training, in a real JupyterLab.
+"""Takes the pictures of README and docs again, from real runs in a real JupyterLab.
 
-    .venv/bin/python scripts/screenshot.py [file] [--dark] [--width 900]
+    .venv/bin/python scripts/screenshot.py                   # all, into docs/images
+    .venv/bin/python scripts/screenshot.py live sidebar      # some
+    .venv/bin/python scripts/screenshot.py --folder /tmp/pictures --dark
 
-Needs the test extra and a Chromium (make chromium).
+Run it after a change of words or looks, look at the pictures, and commit them. It needs the
+test extra and a Chromium (make chromium). The sixth picture, simulation.png, is drawn by
+`python -m bench.simulate`.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-import nbformat
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Locator, sync_playwright
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "browser"))
 
-from browser_lab import Lab, LabServer, start_chromium  # noqa: E402
+from browser_lab import LIVE, Lab, start_chromium  # noqa: E402
+from browser_server import LabServer  # noqa: E402
 
-NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
-LIVE = "section.nbdist-live"
-LARGEST = 150_000  # bytes
-SCALE = 1.25  # pixels to a CSS pixel: letters stay sharp where the README is shown a little smaller
-PART = 40  # percent of the run at which the picture is taken
+GRID = ".nbdist-sweep"
+PANEL = "#nbdist-panel"
+LARGEST = 400_000  # bytes of a picture
+SCALE = 1.25  # device pixels to a CSS pixel: text stays sharp where a page shows the picture smaller
+SECONDS = 300.0  # until a run has come as far as its picture wants
+
+START = ["import nbdist as nb\n%load_ext nbdist", "%cluster start --workers 3 --ps 1"]
+DATA = "%%distribute --no-live\nx, y, x_test, y_test = nb.data.digits()"
+TRAIN = """%%distribute --strategy ps --async --name digits
+import time
+slow = 0.02 if nb.task.index == 1 else 0.012
+x, y, x_test, y_test = nb.data.digits()
+model = nb.nn.Sequential([nb.nn.Dense(100, activation="sigmoid"), nb.nn.Dense(10, activation="softmax")])
+model.compile(nb.optim.SGD(0.2), "sparse_categorical_crossentropy", metrics=["accuracy"])
+def delay(a, b):
+    time.sleep(slow)
+    return a, b
+batches = nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(50).map(delay)
+history = model.fit(batches, epochs=60, validation_data=(x_test, y_test))"""
+SWEEP = """%%sweep lr=loguniform(0.01, 3) hidden=int(8, 128) batch=[16, 64, 256] --trials 40 --metric val_accuracy --pruner median --name digits --wait
+model = nb.nn.Sequential([nb.nn.Dense(hidden, activation="tanh"), nb.nn.Dense(10, activation="softmax")])
+model.compile(nb.optim.SGD(lr), "sparse_categorical_crossentropy", metrics=["accuracy"])
+history = model.fit(x, y, batch_size=batch, epochs=8, validation_data=(x_test, y_test))"""  # noqa: E501
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Take the README's picture of the live view.")
-    parser.add_argument("file", nargs="?", type=Path, default=ROOT / "docs" / "images" / "live.png")
+    parser = argparse.ArgumentParser(description="Take the pictures of README and docs again.")
+    parser.add_argument("names", nargs="*", help=f"some of {', '.join(PICTURES)}; none: all")
+    parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "images")
     parser.add_argument("--dark", action="store_true", help="in JupyterLab's dark theme")
-    parser.add_argument("--width", type=int, default=924, help="of the browser's window, in CSS pixels")
-    parser.add_argument("--cell", default="three-workers", help="part of the first line of the cell to show")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    if unknown := sorted(set(given.names) - set(PICTURES)):
+        parser.error(f"no picture {unknown[0]!r}; choose from {', '.join(PICTURES)}")
+    given.folder.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = start_chromium(playwright)
+        for name in given.names or PICTURES:
+            file = given.folder / f"{name}.png"
+            PICTURES[name](browser, file, given.dark)
+            print(f"{file}: {file.stat().st_size:,} bytes", flush=True)
+            if file.stat().st_size > LARGEST:
+                sys.exit(f"that is too large for a page; at most {LARGEST:,} bytes")
+        browser.close()
+
+
+def live(browser: Browser, file: Path, dark: bool) -> None:
+    """Take the live view of a run with a straggler, at 40% of its steps."""
+    with_notebook(browser, [*START, TRAIN], 924, 1000, dark, lambda lab: take(lab, at_share(lab, 40), file))
+
+
+def sweep(browser: Browser, file: Path, dark: bool) -> None:
+    """Take the grid of a finished sweep, with its best trial chosen."""
+
+    def shoot(lab: Lab) -> None:
+        lab.run(3, timeout=SECONDS)
+        grid = lab.output(3).locator(GRID)
+        grid.evaluate("node => node.scrollIntoView({block: 'start'})")
+        grid.locator(".nbs-best").first.click()
+        take(lab, grid, file)
+
+    with_notebook(browser, [*START, DATA, SWEEP], 1330, 1600, dark, shoot, scale=1)
+
+
+def sidebar(browser: Browser, file: Path, dark: bool) -> None:
+    """Take the panel beside a run with a straggler, after a sweep."""
+
+    def shoot(lab: Lab) -> None:
+        lab.run(3, timeout=SECONDS)
+        lab.command("nbdist:show-panel")
+        at_share(lab, 30, cell=4)
+        lab.page.locator(PANEL).get_by_text("digits").first.wait_for()
+        lab.page.screenshot(path=file)
+
+    with_notebook(browser, [*START, DATA, SWEEP, TRAIN], 1120, 720, dark, shoot)
+
+
+def graph(_: Browser, file: Path, __: bool) -> None:
+    """Draw the placed graph of the README's snippet."""
+    import numpy as np
+
+    import nbdist as nb
+
+    nb.reset_default_graph()
+    spec = nb.ClusterSpec({"ps": ["localhost:1", "localhost:2"], "worker": ["localhost:3"]})
+    with nb.device(nb.train.replica_device_setter(cluster=spec, worker_device="/job:worker/task:0")):
+        x = nb.placeholder(np.float32, (None, 64), name="x")
+        y = nb.placeholder(np.int64, (None,), name="y")
+        w1 = nb.get_variable("w1", (64, 100))
+        w2 = nb.get_variable("w2", (100, 10))
+        with nb.name_scope("network"):
+            logits = np.tanh(x @ w1) @ w2
+        loss = np.mean(nb.nn.functional.sparse_softmax_cross_entropy(y, logits))
+    nb.optim.SGD(0.01).minimize(loss)
+    nb.show_graph().save(file)
+
+
+def timeline(_: Browser, file: Path, dark: bool) -> None:
+    """Draw one asynchronous step of three workers and a parameter server."""
+    import nbdist as nb
+
+    cluster = nb.start_cluster(workers=3, ps=1, report=None)
+    try:
+        run = nb.launch(TRAIN.partition("\n")[2], strategy="ps", sync=False, epochs=5, live=False)
+        run.timeline().save(file, theme="dark" if dark else "light")
+    finally:
+        cluster.stop()
+
+
+PICTURES: dict[str, Callable[[Browser, Path, bool], None]] = {
+    "live": live, "sweep": sweep, "sidebar": sidebar, "graph": graph, "timeline": timeline,
+}  # fmt: skip
+
+
+def with_notebook(
+    browser: Browser,
+    cells: list[str],
+    width: int,
+    height: int,
+    dark: bool,
+    shoot: Callable[[Lab], None],
+    scale: float = SCALE,
+) -> None:
+    """Open a notebook, run the cells that start a cluster and load data, and hand over the tab."""
+    with tempfile.TemporaryDirectory() as folder:
         server = LabServer(Path(folder))
-        lab = Lab(server, start_chromium(playwright))
+        lab = Lab(server, browser)
         try:
-            shutil.copy(NOTEBOOK, server.notebooks / "quickstart.ipynb")
-            page = lab.open("quickstart.ipynb", width=given.width, height=1000, scale=SCALE)
-            if given.dark:
+            lab.write("train.ipynb", cells)
+            lab.open("train.ipynb", width=width, height=height, scale=scale)
+            if dark:
                 lab.theme("JupyterLab Dark")
-            run_until(lab, given.cell)
-            take(page, given.file)
+            for number in range(3 if len(cells) > 3 else 2):
+                lab.run(number, timeout=SECONDS)
+            shoot(lab)
         finally:
             lab.close()
-            lab.browser.close()
             server.close()
-    print(f"{given.file}: {given.file.stat().st_size:,} bytes")
-    if given.file.stat().st_size > LARGEST:
-        sys.exit(f"that is too large for the README; at most {LARGEST:,} bytes may be")
 
 
-def run_until(lab: Lab, wanted: str) -> None:
-    """Run the notebook up to the cell whose first line holds a text, and start that one."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
-    for number, cell in enumerate(notebook.cells):
-        if cell.cell_type != "code":
-            continue
-        if wanted in cell.source.splitlines()[0]:
-            lab.run(number, wait=False)
-            return
-        lab.run(number)
-    raise SystemExit(f"no cell of {NOTEBOOK.name} has {wanted!r} in its first line")
-
-
-def take(page: Page, file: Path) -> None:
-    """Take the picture of the live view once the run is far enough."""
-    live = page.locator(LIVE)
-    live.wait_for(state="attached")
-    live.evaluate("node => node.scrollIntoView({block: 'start'})")  # nothing is sent to what nobody sees
-    page.wait_for_function(
-        "part => Number(document.querySelector('.nbd-bar')?.ariaValueNow) >= part", arg=PART
+def at_share(lab: Lab, percent: int, cell: int = 2) -> Locator:
+    """Start a cell that trains, and return its live view once so much of its steps is done."""
+    lab.run(cell, wait=False)
+    view = lab.output(cell).locator(LIVE)
+    view.wait_for(state="attached")
+    view.evaluate("node => node.scrollIntoView({block: 'start'})")  # a hidden view receives no frames
+    lab.page.wait_for_function(
+        "part => [...document.querySelectorAll('.nbd-bar')].some(bar => Number(bar.ariaValueNow) >= part)",
+        arg=percent,
+        timeout=SECONDS * 1000,
     )
-    box = live.bounding_box()
-    assert box is not None
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # Some paper to its left; to the right of it stands the frame of the notebook's cell.
-    clip = {**box, "x": box["x"] - 6, "width": box["width"] + 9}
-    page.screenshot(path=file, clip=clip)  # type: ignore[arg-type]
+    return view
+
+
+def take(lab: Lab, shown: Locator, file: Path) -> None:
+    """Write a picture of one element of the tab."""
+    box = shown.bounding_box()
+    if box is None:
+        raise RuntimeError("the element that the picture is of is not on the page")
+    # A margin on the left only: on the right is the frame of the notebook's cell.
+    clip = {"x": box["x"] - 6, "y": box["y"], "width": box["width"] + 9, "height": box["height"]}
+    lab.page.screenshot(path=file, clip=clip)  # type: ignore[arg-type]  # playwright's FloatRect is a TypedDict
 
 
 if __name__ == "__main__":

@@ -60,6 +60,18 @@ class DeviceArray:
     def fill(self, value: Any) -> None:
         on_device(lambda a: a.fill(value), self)
 
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+    def min(self) -> DeviceArray:
+        return on_device(np.min, self)
+
+    def max(self) -> DeviceArray:
+        return on_device(np.max, self)
+
+    def all(self) -> DeviceArray:
+        return on_device(np.all, self)
+
 
 def _set(array: np.ndarray[Any, Any], key: Any, value: Any) -> None:
     array[key] = value
@@ -110,7 +122,7 @@ def on_device(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _operators() -> None:
-    for name in ("add", "sub", "mul", "truediv", "neg", "eq", "gt"):
+    for name in ("add", "sub", "mul", "truediv", "neg", "eq", "gt", "ge", "lt", "le", "and"):
         for own in (f"__{name}__", f"__r{name}__"):
             if hasattr(np.ndarray, own):
                 method = getattr(np.ndarray, own)

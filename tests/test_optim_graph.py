@@ -533,3 +533,63 @@ def test_average_losses() -> None:
     for wrong in (0, -1, 2.5, True, None):
         with pytest.raises(InvalidArgumentError, match="a global batch has 1 example or more"):
             compute_average_loss([1.0], wrong)
+
+
+# Learning rates that are tensors or functions
+
+
+def descents(learning_rate: Any, kind: Any = SGD, steps: int = 4, **feeds: Any) -> list[float]:
+    """Return a variable's value after each step of a gradient that is 1."""
+    with Graph().as_default() as graph:
+        w = Variable(np.zeros(1), name="w")
+        fed = {name: placeholder(np.float32, (), name=name) for name in feeds}
+        rate = learning_rate(**fed) if fed else learning_rate
+        train = kind(rate).minimize(np.sum(w))  # type: ignore[arg-type]
+        values = []
+        with Session(graph=graph) as session:
+            session.run(global_variables_initializer())
+            for step in range(steps):
+                session.run(train, {fed[name]: numbers[step] for name, numbers in feeds.items()})
+                values.append(-float(session.run(w)[0]))
+    return values
+
+
+def test_a_learning_rate_may_be_a_tensor() -> None:
+    assert descents(lambda rate: rate, rate=[1, 2, 0, 0.5]) == [1, 3, 3, 3.5]
+    assert descents(lambda rate: rate * 2, rate=[1, 2, 0, 0.5]) == [2, 6, 6, 7]
+
+
+def test_a_learning_rate_may_be_a_function_of_the_step_or_of_nothing() -> None:
+    assert descents(lambda: 0.5) == [0.5, 1, 1.5, 2]
+    assert descents(lambda step: 1.0 * 0.5 ** (step // 2)) == [1, 2, 2.5, 3]
+    assert descents(lambda step: step + 1) == [1, 3, 6, 10]
+
+
+def test_the_rate_of_a_tensor_is_the_rate_of_a_number() -> None:
+    for kind in (SGD, Adam, RMSprop, Adagrad):
+        np.testing.assert_allclose(descents(lambda: constant(0.25), kind), descents(0.25, kind), rtol=1e-12)
+
+
+def test_a_learning_rate_counts_with_the_global_step() -> None:
+    with Graph().as_default() as graph:
+        w = Variable(np.zeros(1), name="w")
+        counter = get_or_create_global_step()
+        train = SGD(lambda step: 10.0 + step).minimize(np.sum(w), counter)  # type: ignore[arg-type]
+        with Session(graph=graph) as session:
+            session.run(global_variables_initializer())
+            session.set_value(counter, 5)
+            session.run(train)
+            assert session.run([w, counter]) == [-15, 6]
+
+
+def test_what_is_no_learning_rate_is_named() -> None:
+    with Graph().as_default():
+        w = Variable(np.zeros(2), name="w")
+        with pytest.raises(
+            InvalidArgumentError, match=r"learning_rate is one number, .* got <Variable 'w' \(2,\)"
+        ):
+            SGD(w).minimize(np.sum(w))  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match=r"works in graphs .* give a number here"):
+            SGD(lambda: 0.1).to_config()
+    with pytest.raises(InvalidArgumentError, match="learning_rate is a number, got 'a'"):
+        SGD("a")

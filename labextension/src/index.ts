@@ -9,7 +9,7 @@ import { launcher } from './launcher/plugin';
 import { notebook } from './notebook/plugin';
 import { sidebar } from './panel/plugin';
 import { pages } from './render/page/plugin';
-import { renderers } from './render/plugins';
+import { leftViews, renderers } from './render/plugins';
 import { settings } from './settingsplugin';
 import { status } from './status/plugin';
 import { INbdist } from './token';
@@ -26,5 +26,5 @@ const feed: JupyterFrontEndPlugin<INbdist> = {
   }
 };
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, pages, sidebar, status, commands, notebook, launcher];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, leftViews, pages, sidebar, status, commands, notebook, launcher];
 export default plugins;

@@ -2,9 +2,10 @@ import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { beforeEach, describe, expect, it, vi } from 'vitest';
 import { ApiError } from '../src/api/client';
-import type { Cluster, Run, State, Sweep, Task } from '../src/api/items';
+import type { Cleaned, Cleaning, Cluster, Run, State, Sweep, Task } from '../src/api/items';
 import { NOTHING } from '../src/api/items';
 import { addClusterCommands } from '../src/commands/clusters';
+import { addManageCommands, tagsOf } from '../src/commands/manage';
 import type { Parts } from '../src/commands/parts';
 import { addRunCommands } from '../src/commands/runs';
 import { addSweepCommands } from '../src/commands/sweeps';
@@ -29,7 +30,14 @@ class FakeClient {
   stopCluster = (...args: unknown[]): Promise<void> => this.note('stop', ...args);
   grow = (...args: unknown[]): Promise<void> => this.note('grow', ...args);
   restart = (...args: unknown[]): Promise<void> => this.note('restart', ...args);
+  shrink = (...args: unknown[]): Promise<void> => this.note('shrink', ...args);
+  labelRun = (...args: unknown[]): Promise<void> => this.note('label', ...args);
+  deleteRun = (...args: unknown[]): Promise<void> => this.note('delete', ...args);
+  clean = (asked: Cleaning): Promise<Cleaned> =>
+    this.note('clean', asked).then(() => ({ runs: ['r1', 'r2'], bytes: 2 ** 21, under_way: [] }));
   stopRun = (...args: unknown[]): Promise<void> => this.note('stop run', ...args);
+  controlRun = (...args: unknown[]): Promise<void> => this.note('control', ...args);
+  setLearningRate = (...args: unknown[]): Promise<void> => this.note('rate', ...args);
   sweepWish = (...args: unknown[]): Promise<void> => this.note('wish', ...args);
   openTensorBoard = (...args: unknown[]): Promise<string> => this.note('board', ...args).then(() => '/board/');
 
@@ -55,6 +63,7 @@ function begin(state: Partial<State>): void {
   const parts = { app: { commands }, nbdist: { client, trans, feed: { state: client.now } } } as unknown as Parts;
   addClusterCommands(parts);
   addRunCommands(parts);
+  addManageCommands(parts);
   addSweepCommands(parts);
   addTensorBoardCommands(parts);
 }
@@ -123,7 +132,7 @@ describe('nbdist:grow-cluster', () => {
 });
 
 describe('nbdist:restart-task', () => {
-  const tasks = [task('/job:worker/task:0', 'training', 'r1'), task('/job:worker/task:1', 'dead')];
+  const tasks = [task('/job:worker/task:0', 'running', 'r1'), task('/job:worker/task:1', 'dead')];
   beforeEach(() => begin({ clusters: [{ ...CLUSTER, dead: ['worker:1'] }], tasks }));
 
   it('restarts one that has died, or all of them', async () => {
@@ -142,7 +151,7 @@ describe('nbdist:restart-task', () => {
   it('has one chosen, and knows which there are', async () => {
     user.answers = ['worker:1 (dead)'];
     await quietly('nbdist:restart-task', { id: 'c1' });
-    expect(user.shown[0]!.items).toEqual(['worker:0 (training)', 'worker:1 (dead)']);
+    expect(user.shown[0]!.items).toEqual(['worker:0 (running)', 'worker:1 (dead)']);
     expect(client.asked).toEqual([['restart', 'c1', 'worker:1']]);
     await expect(quietly('nbdist:restart-task', { id: 'c1', task: 'ps:0' })).rejects.toThrow('no task ps:0');
   });
@@ -153,20 +162,75 @@ describe('runs and sweeps', () => {
   const sweep = (id: string, able: object): Sweep => ({ id, state: 'paused', can: able, why: {} }) as unknown as Sweep;
 
   it('are told by their ids', async () => {
+    user.answers = ['Cancel', 'Stop'];
+    await quietly('nbdist:stop-run', { id: 'r1' });
+    expect(client.asked).toEqual([]); // a stopped run cannot go on
     await quietly('nbdist:stop-run', { id: 'r1' });
     await quietly('nbdist:sweep-wish', { id: 's1', wish: 'resume' });
     expect(client.asked).toEqual([['stop run', 'r1'], ['wish', 's1', 'resume']]);
   });
 
+  it('pause, resume and get another learning rate', async () => {
+    begin({ runs: [run('r1', { learning_rate: 0.1, can: { pause: true, set: true } }), run('r2', { can: { resume: true } })] });
+    user.answers = ['r1 (running)', '0.05', 'Cancel'];
+    await quietly('nbdist:control-run', { command: 'pause' });
+    await quietly('nbdist:control-run', { command: 'resume', id: 'r2' });
+    await quietly('nbdist:set-learning-rate', { id: 'r1' });
+    await quietly('nbdist:set-learning-rate', { id: 'r1' });
+    expect(client.asked).toEqual([['control', 'r1', 'pause'], ['control', 'r2', 'resume'], ['rate', 'r1', 0.05]]);
+    const { field } = user.shown.at(-1)!;
+    expect([field!.value, field!.min, field!.step, field!.required]).toEqual(['0.1', '0', 'any', true]);
+    await expect(commands.execute('nbdist:control-run', { command: 'fly', quiet: true })).rejects.toThrow();
+  });
+
   it('are chosen among those that can', async () => {
     begin({ runs: [run('r1', {}), run('r2', { can: { stop: true } })] });
-    user.answers = ['r2 (running)', 's1 (paused)'];
+    user.answers = ['r2 (running)', 'Stop', 's1 (paused)'];
     await quietly('nbdist:stop-run', {});
     expect(user.shown[0]!.items).toEqual(['r2 (running)']);
     expect(client.asked).toEqual([['stop run', 'r2']]);
     begin({ sweeps: [sweep('s1', { resume: true }), sweep('s2', {})] });
     await quietly('nbdist:sweep-wish', { wish: 'resume' });
     expect(client.asked).toEqual([['wish', 's1', 'resume']]);
+  });
+
+  it('of a sweep asks before it stops it', async () => {
+    begin({ sweeps: [sweep('s1', { stop: true })] });
+    user.answers = ['Cancel', 'Stop'];
+    await quietly('nbdist:sweep-wish', { id: 's1', wish: 'stop' });
+    await quietly('nbdist:sweep-wish', { id: 's1', wish: 'stop' });
+    expect(client.asked).toEqual([['wish', 's1', 'stop']]);
+  });
+
+  it('name a run, tag it and delete it once that is confirmed', async () => {
+    begin({ runs: [run('r1', { name: 'digits', tags: ['a'], bytes: 2 ** 21, can: { delete: true } })] });
+    user.answers = ['baseline', 'a, lr 0.1,, a', 'Cancel', 'Delete'];
+    await quietly('nbdist:rename-run', { id: 'r1' });
+    await quietly('nbdist:tag-run', { id: 'r1' });
+    await quietly('nbdist:delete-run', { id: 'r1' });
+    expect(user.shown.map(({ text }) => text).slice(0, 2)).toEqual(['digits', 'a']);
+    expect(user.shown[2]!.text).toContain('2 MB');
+    await quietly('nbdist:delete-run', { id: 'r1' });
+    expect(client.asked).toEqual([
+      ['label', 'r1', { name: 'baseline' }],
+      ['label', 'r1', { tags: ['a', 'lr 0.1'] }],
+      ['delete', 'r1']
+    ]);
+    expect(tagsOf(' , ')).toEqual([]);
+  });
+
+  it('delete old runs after they were shown', async () => {
+    user.answers = ['30d', 'Cancel', '30d', 'Delete'];
+    await quietly('nbdist:clean-runs', {});
+    await quietly('nbdist:clean-runs', {});
+    const asked = { older_than: '30d', keep: null };
+    expect(client.asked).toEqual([
+      ['clean', { ...asked, dry_run: true }],
+      ['clean', { ...asked, dry_run: true }],
+      ['clean', { ...asked, dry_run: false }]
+    ]);
+    expect(user.shown[1]!.text).toContain('r1, r2');
+    expect(user.told).toEqual(['success: 2 runs are deleted, 2 MB.']);
   });
 
   it('knows three wishes', () => {

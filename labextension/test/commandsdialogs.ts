@@ -31,7 +31,7 @@ export const fakeApputils = (): object => {
       const text = (body as { node?: HTMLElement }).node?.textContent ?? String(body);
       user.shown.push({ title: String(title), text, items: [], field });
       const answer = user.answers.shift() ?? '';
-      const typed = /^\d+$/.test(answer);
+      const typed = /^[\d.]+$/.test(answer);
       if (typed) {
         field!.value = answer;
       }
@@ -40,6 +40,11 @@ export const fakeApputils = (): object => {
       return { button: pressed, value: pressed.accept ? value : null };
     },
     InputDialog: {
+      getText: async ({ title, text }: Options & { text?: string }) => {
+        user.shown.push({ title: String(title), text: text ?? '', items: [], field: null });
+        const answer = user.answers.shift();
+        return { button: { accept: answer !== undefined }, value: answer ?? null };
+      },
       getItem: async ({ title, items }: Options) => {
         user.shown.push({ title: String(title), text: '', items: items!, field: null });
         const answer = user.answers.shift();
@@ -47,6 +52,9 @@ export const fakeApputils = (): object => {
       }
     },
     Notification: {
+      emit: (text: string) => text,
+      dismiss: () => undefined,
+      success: (text: string) => user.told.push(`success: ${text}`),
       info: (text: string) => user.told.push(`info: ${text}`),
       warning: (text: string) => user.told.push(`warning: ${text}`),
       error: (text: string) => user.told.push(`error: ${text}`)
@@ -55,7 +63,9 @@ export const fakeApputils = (): object => {
   };
 };
 
-export const fakeComponents = (): object =>
-  Object.fromEntries(
+export const fakeComponents = (): object => ({
+  LabIcon: class {},
+  ...Object.fromEntries(
     ['addIcon', 'copyIcon', 'folderIcon', 'launchIcon', 'refreshIcon', 'stopIcon'].map(name => [name, undefined])
-  );
+  )
+});

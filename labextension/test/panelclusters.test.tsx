@@ -77,11 +77,11 @@ describe('the clusters', () => {
     act(() => button('stop').click());
     expect(button('stop').getAttribute('aria-busy')).toBe('true');
     await act(async () => {
-      refuse(new Error('its keeper does not answer'));
+      refuse(new Error('the cluster process does not answer'));
       await Promise.resolve();
     });
     expect(button('stop').getAttribute('aria-busy')).toBe('false');
-    expect(place.querySelector('[role="alert"]')?.textContent).toBe('its keeper does not answer');
+    expect(place.querySelector('[role="alert"]')?.textContent).toBe('the cluster process does not answer');
     act(() => button('dismiss-error').click());
     expect(place.querySelector('[role="alert"]')).toBeNull();
   });
@@ -130,10 +130,10 @@ describe('the clusters', () => {
   });
 
   it('show what a bring-up says, and why it failed', () => {
-    const starting = { ...CLUSTER, state: 'starting' as const, lines: ['the keeper is up'] };
+    const starting = { ...CLUSTER, state: 'starting' as const, lines: ['the cluster process is up'] };
     const { watch, feed } = fakePanel({ clusters: [starting] });
     act(() => root.render(<Clusters watch={watch} />));
-    expect(place.querySelector('[role="log"]')?.textContent).toBe('the keeper is up');
+    expect(place.querySelector('[role="log"]')?.textContent).toBe('the cluster process is up');
     act(() => feed.tell({ clusters: [{ ...CLUSTER, state: 'failed', error: 'no mpiexec here' }] }));
     expect(place.querySelector('[role="alert"]')?.textContent).toBe('no mpiexec here');
     expect(button('dismiss')).not.toBeNull();

@@ -4,6 +4,9 @@ import type { ReactElement, ReactNode } from 'react';
 const icon = (name: string): object => ({ name, react: () => <i data-icon={name} /> });
 
 export const fakeComponents = (): object => ({
+  LabIcon: class {
+    react = (): ReactElement => <i />;
+  },
   Button: ({ minimal: _, small: __, children, ...others }: Record<string, ReactNode>): ReactElement => (
     <button {...(others as object)}>{children}</button>
   ),
@@ -12,7 +15,7 @@ export const fakeComponents = (): object => ({
   ),
   ...Object.fromEntries(
     [
-      'addIcon', 'closeIcon', 'codeIcon', 'folderIcon', 'launchIcon', 'pauseIcon', 'refreshIcon', 'runIcon', 'stopIcon'
+      'addIcon', 'closeIcon', 'codeIcon', 'ellipsesIcon', 'folderIcon', 'launchIcon', 'pauseIcon', 'refreshIcon', 'runIcon', 'settingsIcon', 'stopIcon'
     ].map(name => [name, icon(name)])
   )
 });

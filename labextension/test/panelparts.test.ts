@@ -36,9 +36,9 @@ describe('figures', () => {
 
 describe('actions', () => {
   it('of a cluster are those that can be, and the others with their reason', () => {
-    expect(names(clusterActions(CLUSTER, trans))).toEqual(['attach', 'grow', 'stop']);
+    expect(names(clusterActions(CLUSTER, trans))).toEqual(['attach', 'grow', 'shrink', 'stop']);
     const theirs = { ...CLUSTER, dead: ['worker:1'], can: { stop: true }, why: { grow: 'not ours' } };
-    expect(names(clusterActions(theirs, trans))).toEqual(['attach', '(grow)', '(restart)', 'stop']);
+    expect(names(clusterActions(theirs, trans))).toEqual(['attach', '(grow)', '(shrink)', '(restart)', 'stop']);
     expect(clusterActions(theirs, trans)[1]!.why).toBe('not ours');
     expect(names(clusterActions({ ...CLUSTER, state: 'failed' }, trans))).toEqual(['dismiss']);
     const starting = { ...CLUSTER, state: 'starting' as const, can: { stop: true }, why: { grow: 'it is starting' } };
@@ -54,41 +54,42 @@ describe('actions', () => {
   });
 
   it('of a run depend on what it has written and on what is installed', () => {
-    expect(names(runActions(RUN, ABOUT, trans))).toEqual(['stop', 'attach', 'folder', 'tensorboard']);
-    const ended = { ...RUN, status: 'done' as const, browse: null, tensorboard: false };
-    expect(names(runActions(ended, ABOUT, trans))).toEqual(['attach', 'folder', 'tensorboard']);
+    expect(names(runActions(RUN, ABOUT, trans))).toEqual(['stop', 'attach', 'folder', 'tensorboard', 'more']);
+    const ended = { ...RUN, status: 'finished' as const, browse: null, tensorboard: false };
+    expect(names(runActions(ended, ABOUT, trans))).toEqual(['attach', 'folder', 'tensorboard', 'more']);
     expect(runActions(ended, ABOUT, trans)[1]!.label).toBe('Show the files');
     const without = { ...ABOUT, tensorboard: 'it is not installed: pip install tensorboard' };
-    expect(runActions(RUN, without, trans).at(-1)!.why).toBe(without.tensorboard);
+    expect(runActions(RUN, without, trans).at(-2)!.why).toBe(without.tensorboard);
   });
 
   it('of a sweep follow its state', () => {
     expect(names(sweepActions(SWEEP, trans))).toEqual(['pause', 'stop', 'attach']);
     const paused = { ...SWEEP, state: 'paused' as const, can: { stop: true, resume: true } };
     expect(names(sweepActions(paused, trans))).toEqual(['resume', 'stop', 'attach']);
-    expect(names(sweepActions({ ...SWEEP, state: 'done' }, trans))).toEqual(['attach']);
+    expect(names(sweepActions({ ...SWEEP, state: 'finished' }, trans))).toEqual(['attach']);
   });
 });
 
 describe('what is listed', () => {
   it('has the runs that go on first', () => {
-    const [old, going] = [{ ...RUN, id: 'old', status: 'done' as const }, { ...RUN, id: 'going' }];
+    const [old, going] = [{ ...RUN, id: 'old', status: 'finished' as const }, { ...RUN, id: 'going' }];
     expect(inOrder([old, going]).map(run => run.id)).toEqual(['going', 'old']);
   });
 
   it('is filtered by all words that are typed', () => {
-    const runs = [RUN, { ...RUN, id: 'x', name: 'words', status: 'failed' as const }];
+    const runs = [RUN, { ...RUN, id: 'x', name: 'words', status: 'failed' as const, tags: ['baseline'] }];
     const found = (typed: string): string[] =>
       matching(runs, typed, run => signOf(run.status, trans).word).map(run => run.id);
     expect([found(''), found('WORDS fail'), found('digits failed')]).toEqual([['r', 'x'], ['x'], []]);
+    expect(found('BASE words')).toEqual(['x']);
   });
 
   it('says in short what an item is', () => {
     const theirs = { ...CLUSTER, workers: null, engines: 4, owner: { pid: 1, session: 'a/b.ipynb', alive: false } };
-    expect(clusterFacts({ ...CLUSTER, ps: 1, detached: true }, trans)).toEqual(['2 workers', '1 ps', 'lives until stopped']);
+    expect(clusterFacts({ ...CLUSTER, ps: 1, detached: true }, trans)).toEqual(['2 workers', '1 ps', 'runs until stopped']);
     expect(clusterFacts(theirs, trans)).toEqual(['4 engines', 'b.ipynb (ended)']);
     expect(runFacts(RUN, trans)).toEqual(['40 of 100', 'loss 0.125', '5 steps/s', '12 s left']);
-    expect(trialFacts(SWEEP, trans)).toEqual(['2 running', '9 complete', '3 pruned', '6 waiting']);
+    expect(trialFacts(SWEEP, trans)).toEqual(['2 running', '9 finished', '3 pruned', '6 waiting']);
     expect(signOf('something new', trans)).toEqual({ shape: 'ring', tone: 'plain', word: 'something new' });
   });
 
@@ -142,16 +143,16 @@ describe('the form', () => {
     expect(values.workers).toBe('2');
     expect(faultsOf(values, trans)).toEqual({});
     expect(startOf({ ...values, memory: ' 2 G ', threads: '1', gpus: '1', gpu_memory: '0.4' })).toEqual({
-      workers: 2, ps: 0, launcher: 'local', gpus: 1, threads: 1, memory: '2G', gpu_memory: 0.4
+      name: null, workers: 2, ps: 0, launcher: 'local', gpus: 1, threads: 1, memory: '2G', gpu_memory: 0.4
     });
     expect(startOf(values)).toMatchObject({ gpus: 'auto', threads: null, memory: null, gpu_memory: null });
   });
 
   it('says which field has which fault', () => {
     const wrong = {
-      workers: '0', ps: '-1', launcher: 'local', gpus: 'auto', gpu_memory: '2', threads: 'x', memory: 'much'
+      name: 'a b', workers: '0', ps: '-1', launcher: 'local', gpus: 'auto', gpu_memory: '2', threads: 'x', memory: 'much'
     };
-    expect(Object.keys(faultsOf(wrong, trans)).sort()).toEqual(['gpu_memory', 'memory', 'ps', 'threads', 'workers']);
+    expect(Object.keys(faultsOf(wrong, trans)).sort()).toEqual(['gpu_memory', 'memory', 'name', 'ps', 'threads', 'workers']);
   });
 
   it('warns of tasks that have to share the cores', () => {
@@ -165,7 +166,7 @@ describe('the form', () => {
 describe('the status bar', () => {
   it('counts what goes on, and says nothing when there is nothing', () => {
     expect(statusText(NOTHING, trans)).toBe('');
-    expect(statusText({ ...NOTHING, runs: [{ ...RUN, status: 'done' }] }, trans)).toBe('');
+    expect(statusText({ ...NOTHING, runs: [{ ...RUN, status: 'finished' }] }, trans)).toBe('');
     const state = { ...NOTHING, clusters: [CLUSTER, { ...CLUSTER, id: 'b' }], runs: [RUN] };
     expect(statusText(state, trans)).toBe('nbdist: 2 clusters · 1 run 40%');
     const endless = { ...RUN, id: 'y', total: null };

@@ -40,7 +40,7 @@ describe('the tasks', () => {
       ['Task', 'State', '/s', 'CPU', 'Mem', 'Step', 'Host', 'PID', 'Device', 'Restart']
     );
     expect(all('[data-row="1"]')[0]!.textContent).toContain('1.4× slower');
-    expect(all('[data-row="1"]')[0]!.textContent).toContain('training');
+    expect(all('[data-row="1"]')[0]!.textContent).toContain('running');
   });
 
   it('say how a dead one died, and restart it', async () => {
@@ -89,9 +89,21 @@ describe('the runs', () => {
     expect(all('[role="img"]')[0]!.getAttribute('aria-label')).toBe('loss 0.125, falling');
   });
 
+  it('leave out plain cells that have ended, until they are asked for', () => {
+    const print = { ...RUN, id: 'p', name: 'print', training: false, status: 'finished' as const };
+    const going = { ...RUN, id: 'g', name: 'going', training: false };
+    const { watch } = fakePanel({ runs: [RUN, print, going] });
+    show(Runs, watch);
+    const names = (): (string | null)[] => all('.nbd-Row-name').map(node => node.textContent);
+    expect(names()).toEqual(['digits', 'going']);
+    expect(all('.nbd-Plain')[0]!.textContent).toBe('Show 1 plain cell');
+    act(() => all('.nbd-Plain input')[0]!.click());
+    expect(names()).toEqual(['digits', 'going', 'print']);
+  });
+
   it('are drawn 50 at a time, and filtered by what is typed', () => {
     const runs = Array.from({ length: 120 }, (_, number) => ({
-      ...RUN, id: `r${number}`, name: `run ${number}`, status: 'done' as const
+      ...RUN, id: `r${number}`, name: `run ${number}`, status: 'finished' as const
     }));
     const { watch } = fakePanel({ runs });
     show(Runs, watch);

@@ -27,10 +27,11 @@ const DATA = {
 };
 const RUN = {
   id: 'r1', name: 'digits', status: 'running', created: 1000, ended: null, cluster: 'c', strategy: 'ps', replicas: 1,
-  step: 4, total: 10, seconds_left: 6, steps_per_second: 2, metric: 'loss', value: 0.5, curve: { x: [], y: [] },
-  error: null, note: null, session: 'a.ipynb', folder: '/home/runs/r1', browse: null, tensorboard: false,
+  step: 4, total: 10, seconds_left: 6, steps_per_second: 2, learning_rate: 0.01, metric: 'loss', value: 0.5, curve: { x: [], y: [] },
+  error: null, error_line: null, tags: [], remark: null, training: true, bytes: null, note: null, session: 'a.ipynb', folder: '/home/runs/r1', browse: null, tensorboard: false,
   attach: "import nbdist as nb\nnb.attach('r1')", can: { stop: true }, why: {}, code: `print("${HOSTILE}")`, seed: 1,
   versions: { numpy: '2' }, options: { sync: true }, tasks: ['/job:worker/task:0'],
+  first_line: '%%distribute --sync', output: [{ task: '/job:worker/task:0', text: `hello ${HOSTILE}` }],
   files: [{ path: 'events/a b.log', bytes: 2048, modified: 1000 }]
 } as RunDetails; // prettier-ignore
 
@@ -77,7 +78,7 @@ class Server {
 let server: Server;
 let done: unknown[] = [];
 const commands = new CommandRegistry();
-for (const name of ['nbdist:stop-run', 'nbdist:insert-attach']) {
+for (const name of ['nbdist:stop-run', 'nbdist:insert-attach', 'nbdist:control-run', 'nbdist:set-learning-rate']) {
   commands.addCommand(name, { execute: args => void done.push([name, args]) });
 }
 const open: Widget[] = [];
@@ -118,7 +119,8 @@ describe('the page of a run', () => {
     expect(node.textContent).toContain(HOSTILE);
     const link = node.querySelector('a');
     expect([link?.getAttribute('href'), link?.download]).toEqual(['/files/r1/events/a%20b.log', 'a b.log']);
-    expect(node.querySelector('.nbd-Page-section[open] pre')?.textContent).toBe(RUN.code);
+    const shown = [...node.querySelectorAll('.nbd-Page-section[open] pre')].map(pre => pre.textContent);
+    expect(shown).toEqual([`hello ${HOSTILE}`, `%%distribute --sync\n${RUN.code}`]);
   });
 
   it('asks again when its item is another, at most every two seconds', async () => {
@@ -133,8 +135,8 @@ describe('the page of a run', () => {
     expect(server.asked).toBe(2);
     await vi.advanceTimersByTimeAsync(10000);
     expect(server.asked).toBe(2); // nothing has changed
-    server.details = { ...RUN, step: 10, status: 'done', ended: 1010 };
-    server.tell({ step: 10, status: 'done' });
+    server.details = { ...RUN, step: 10, status: 'finished', ended: 1010 };
+    server.tell({ step: 10, status: 'finished' });
     await vi.advanceTimersByTimeAsync(2000);
     expect(page.node.querySelector('.nbd-chip')?.textContent).toContain('finished');
   });
@@ -217,6 +219,28 @@ describe('the page of a run', () => {
     expect(done).toHaveLength(1);
   });
 
+  it('pauses and resumes it, and changes its learning rate', async () => {
+    server.details = { ...RUN, can: { stop: true, pause: true, set: true } };
+    const page = await runPage();
+    button(page, 'Pause the run')!.click();
+    button(page, 'Learning rate…')!.click();
+    server.details = { ...RUN, status: 'paused', can: { stop: true, resume: true, set: false }, why: { set: 'it is being paused' } };
+    server.tell({ status: 'paused' });
+    await vi.advanceTimersByTimeAsync(3000);
+    expect(button(page, 'Pause the run')).toBeUndefined();
+    button(page, 'Resume the run')!.click();
+    expect(button(page, 'Learning rate…')!.title).toBe('it is being paused');
+    expect(done).toEqual([
+      ['nbdist:control-run', { id: 'r1', command: 'pause' }],
+      ['nbdist:set-learning-rate', { id: 'r1' }],
+      ['nbdist:control-run', { id: 'r1', command: 'resume' }]
+    ]);
+    server.details = { ...RUN, training: false };
+    server.tell({ step: 9 });
+    await vi.advanceTimersByTimeAsync(3000);
+    expect(button(page, 'Learning rate…')).toBeUndefined(); // a plain cell has none
+  });
+
   it('ends with its tab', async () => {
     const page = await runPage();
     page.dispose();
@@ -247,7 +271,7 @@ describe('standing', () => {
   it.each([
     ['preparing', 'starting'],
     ['running', 'running'],
-    ['done', 'finished'],
+    ['finished', 'finished'],
     ['lost', 'lost']
   ] as const)('calls %s %s', (status, state) => {
     expect(standing(bundle, { ...RUN, status }, 1005).progress.state).toBe(state);

@@ -26,6 +26,28 @@ describe('readSweep', () => {
     expect(best).toEqual(data.best);
   });
 
+  it('unpacks curves, and says how many had no room', () => {
+    const points = new Uint8Array(new Float32Array([1, 0.5, 3, NaN, 2, 7, 4, 0.25]).buffer); // the third does not ascend
+    const packed = btoa(String.fromCharCode(...points));
+    const number = String(data.trials.number[0]);
+    const { snapshot, leftOut } = readSweep({ ...data, curves: { [number]: packed, '999': packed }, left_out: 3 });
+    expect(snapshot['curves']).toEqual({ [number]: [[1, 3, 4], [0.5, 'NaN', 0.25]] });
+    expect(leftOut).toBe(3);
+    expect(readSweep(data).leftOut).toBe(0);
+    expect(readSweep({ ...data, curves: { [number]: '§', '1': '' } }).snapshot['curves']).toEqual({});
+  });
+
+  it('takes the word that notebooks had for a finished trial before', () => {
+    const { counts } = data.status as { counts: Record<string, number> };
+    const { finished, ...others } = counts;
+    const before = {
+      ...data,
+      status: { ...data.status, counts: { complete: finished, ...others } },
+      spans: data.spans.map(span => span.map(one => (one === 'finished' ? 'complete' : one)))
+    };
+    expect(readSweep(before).snapshot).toEqual(readSweep(data).snapshot);
+  });
+
   it.each([...RUBBISH, { version: 1 }, { version: 1, head: {}, status: [] }])('refuses what is no sweep: %j', other => {
     expect(() => readSweep(other)).toThrow(Unreadable);
   });
@@ -71,7 +93,7 @@ describe('the grid', () => {
     document.body.replaceChildren(element);
     redraw();
     const buttons = [...element.querySelectorAll('button')].map(button => button.textContent);
-    for (const wish of ['Pause', 'End', 'Add trials', 'Edit the space', 'Stop', 'Retry', 'Clone…', 'Fill next cell', 'Again']) {
+    for (const wish of ['Pause', 'Stop sweep', 'Add trials', 'Edit the space', 'Stop', 'Retry', 'Clone…', 'Insert parameters as cell', 'Refresh']) {
       expect(buttons).not.toContain(wish);
     }
     expect(buttons).toContain('Next');

@@ -14,9 +14,9 @@ from nbdist.cluster.connect import own_versions
 from nbdist.cluster.folder import clusters_folder, living, read_description, remove_traces
 from nbdist.cluster.handle import STOP_SECONDS, Cluster
 from nbdist.cluster.launch import start_cluster
-from nbdist.cluster.link import KeeperLink
+from nbdist.cluster.link import KeeperLink, end_frozen
 from nbdist.cluster.owner import lives
-from nbdist.errors import NbdistError, UnavailableError
+from nbdist.errors import DeadlineExceededError, NbdistError, UnavailableError
 
 Report = Callable[[str], object]
 SHAPE = {"workers": 2, "ps": 0}
@@ -68,7 +68,7 @@ def adopt(wanted: Mapping[str, Any] | None, report: Report = print) -> Cluster |
     if adopted is not None and kept is not None:
         report(f"cluster {kept.id} is up still, from before the kernel was restarted, and is used again")
         if (why := why_not(kept, wanted)) and kept.runs:
-            report(f"{why}; %cluster stop ends it, and what goes on there")
+            report(f"{why}; %cluster stop ends it, and what runs on it")
         announce(adopted, report)
     return adopted
 
@@ -122,9 +122,9 @@ def left_behind() -> list[Orphan]:
 
 
 def announce(cluster: Cluster, report: Report = print) -> Cluster:
-    """Say which runs go on on a cluster, and how to follow them; returns the cluster."""
+    """Say which runs are under way on a cluster, and how to follow them; returns the cluster."""
     for run in going_on(cluster):
-        report(f"run {run} goes on there; to follow it: nb.attach({run!r})")
+        report(f"run {run} is under way on it; to follow it: nb.attach({run!r})")
     return cluster
 
 
@@ -134,16 +134,24 @@ def going_on(cluster: Cluster) -> list[str]:
     return runs_on(cluster.folder, [info.pid for info in cluster.tasks if info.rank not in dead])
 
 
-def end(folder: Path) -> None:
-    """End a cluster that this process is not connected to, and remove all that it leaves."""
+def end(folder: Path, by: str = "") -> None:
+    """End a cluster that this process is not connected to, and remove all that it leaves.
+
+    ``by`` is what its clients read. A frozen cluster process is killed.
+    """
     try:
         link = KeeperLink.reach(folder)
     except UnavailableError:  # it ends at this moment, or its keeper was killed
         remove_traces(folder, folder.name)
         return
-    with suppress(UnavailableError):
-        link.ask("stop")
-    link.wait_gone(STOP_SECONDS)
+    except DeadlineExceededError:
+        end_frozen(folder)
+        remove_traces(folder, folder.name)
+        return
+    with suppress(UnavailableError, DeadlineExceededError):
+        link.ask("stop", by=by)
+    if not link.wait_gone(STOP_SECONDS):
+        link.kill()
     link.close()
     remove_traces(folder, folder.name)
 

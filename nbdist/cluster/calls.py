@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbdist import errors
-from nbdist.errors import BodyError, FailedPreconditionError, NbdistError, TaskDiedError
+from nbdist.errors import FailedPreconditionError, NbdistError, TaskDiedError, WorkerError
 from nbdist.runtime.task import TaskInfo
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -110,7 +110,7 @@ class Calls:
 def remote_error(error: BaseException, task: TaskInfo) -> NbdistError:
     """Return nbdist's error for what ipyparallel says was raised on a task.
 
-    An error of nbdist's own keeps its class. Any other becomes a BodyError whose message starts with the
+    An error of nbdist's own keeps its class. Any other becomes a WorkerError whose message starts with the
     task's traceback; it has the attributes `task`, `ename`, `evalue` and `traceback`.
     """
     name = str(getattr(error, "ename", type(error).__name__))
@@ -121,7 +121,7 @@ def remote_error(error: BaseException, task: TaskInfo) -> NbdistError:
     if isinstance(kind, type) and issubclass(kind, NbdistError) and kind is not errors.MissingExtra:
         result = kind(f"{text} (on {task.name})")
     else:
-        result = BodyError(f"{trace}\n{name} on {task.name} (pid {task.pid}): {text}".strip())
+        result = WorkerError(f"{trace}\n{name} on {task.name} (pid {task.pid}): {text}".strip())
     for key, value in (("task", task), ("ename", name), ("evalue", text), ("traceback", trace)):
         setattr(result, key, value)
     return result

@@ -195,7 +195,7 @@ class Change(ABC):
                         f"its log ends with:\n{how['log'].strip() or '(nothing)'}"
                     )
             if self._link.gone:
-                raise UnavailableError(f"cluster {self._cluster.id} has ended meanwhile: its keeper is gone")
+                raise UnavailableError(f"cluster {self._cluster.id} has ended: its cluster process has died")
             if time.monotonic() > self._deadline:
                 waited = time.monotonic() - self._begun
                 raise DeadlineExceededError(

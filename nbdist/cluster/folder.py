@@ -98,7 +98,9 @@ def find(cluster_id: str | None = None) -> Path:
     described = [name for name in ids if (clusters_folder() / name / "cluster.json").exists()]
     if cluster_id is None:
         if not described:
-            raise NotFoundError("no cluster is up; start one with nbdist.start_cluster(workers=2)")
+            raise NotFoundError(
+                "no cluster is up; start one with %cluster start or nb.start_cluster(workers=2)"
+            )
         return max(
             (clusters_folder() / name for name in described),
             key=lambda f: (f / "cluster.json").stat().st_mtime,

@@ -131,5 +131,5 @@ def describe(growth: Growth, cluster: Cluster) -> str:
         each = f"{share} thread{'s' * (share > 1)}"
         lines.append(f"the new ones compute on {each} each (cores / tasks); the others keep what they have")
     for run in runs_on(cluster.folder, [info.pid for info in cluster.tasks]):
-        lines.append(f"run {run} goes on with the tasks that it has; the next one has the new ones too")
+        lines.append(f"run {run} continues on the tasks that it has; the next one has the new ones too")
     return "\n".join(lines)

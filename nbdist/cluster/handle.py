@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster import tasks
+from nbdist.cluster.busy import runs_on
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.changing import check_unused
 from nbdist.cluster.connect import HubEngines, check_versions, close_client, connect_client
@@ -20,11 +21,11 @@ from nbdist.cluster.folder import find, living, read_description, remove_traces,
 from nbdist.cluster.growing import grow
 from nbdist.cluster.link import KeeperLink
 from nbdist.cluster.members import Members
-from nbdist.cluster.owner import this_process
+from nbdist.cluster.owner import called, caller, is_this, lives, this_process
 from nbdist.cluster.replacing import Replacement, describe, named
 from nbdist.cluster.sending import Sending
 from nbdist.cluster.shrinking import shrink
-from nbdist.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError, UnavailableError
 from nbdist.runtime.task import Roster, TaskInfo, chief_of_roster, find_rank, roster_spec
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.peers import Peer
@@ -79,7 +80,8 @@ class Cluster:
         """Return the cluster that this process started or attached to last."""
         if _latest is None or _latest._stopped:
             raise NotFoundError(
-                "this process has no cluster; start one with nbdist.start_cluster(workers=2) or attach to one"
+                "this process has no cluster; start one with %cluster start or "
+                "nb.start_cluster(workers=2), or attach to one"
             )
         return _latest
 
@@ -142,7 +144,7 @@ class Cluster:
         Connections are not shared between threads: a long call in one never delays another.
         """
         if self._ended:
-            raise UnavailableError(f"rank {rank} is gone: cluster {self.id} was stopped here")
+            raise UnavailableError(f"rank {rank} has ended: cluster {self.id} was stopped here")
         self._check_up()
         peers: dict[int, Peer] = self._connections.__dict__.setdefault("peers", {})
         info = find_rank(tuple(self.tasks), rank)
@@ -172,7 +174,7 @@ class Cluster:
             cluster.restart("worker:1")
             restarted in 0.3 s: /job:worker/task:1 (pid 4711 -> 4803)
         """
-        self._check_up()
+        self._check_there()
         infos = self.dead() if task is None else [named(self.tasks, task)]
         if not infos:
             report(f"no task of cluster {self.id} is dead; name one to restart it, such as worker:0")
@@ -200,7 +202,7 @@ class Cluster:
             cluster.grow()
             grown in 0.3 s by /job:worker/task:2 (rank 3, pid 4803): 3 workers, 1 ps
         """
-        self._check_up()
+        self._check_there()
         return grow(self, self._link, workers, report)
 
     def shrink(self, workers: int = 1, *, report: Callable[[str], object] = print) -> list[TaskInfo]:
@@ -212,7 +214,7 @@ class Cluster:
             cluster.shrink()
             shrunk in 0.1 s by /job:worker/task:2 (pid 4803): 2 workers, 1 ps
         """
-        self._check_up()
+        self._check_there()
         return shrink(self, self._link, workers, report)
 
     def dead(self) -> list[TaskInfo]:
@@ -227,19 +229,70 @@ class Cluster:
         """Return a row per task: rank, name, host, pid, device, address, state, and how it ended."""
         return self._members.status()
 
-    def stop(self, timeout: float = STOP_SECONDS) -> None:
-        """End every process of the cluster and remove all that it leaves. May be called twice."""
+    def stop(self, timeout: float = STOP_SECONDS, *, force: bool = False) -> None:
+        """End every process of the cluster and remove all that it leaves. May be called twice.
+
+        ``timeout`` is in seconds; a frozen cluster process is killed after it. Raises
+        FailedPreconditionError, and stops nothing, for a cluster that another living process has started
+        while that has a run on it, unless ``force`` is set.
+        """
         if self._stopped:
             return
+        if not force:
+            self._check_own()
         self._ended = True  # who follows a run looks again, and is to see why it is over
         self._close_connections()
         if not self._link.gone:
-            with suppress(UnavailableError):  # it went while we asked
-                self._link.ask("stop")
+            with suppress(UnavailableError, DeadlineExceededError):  # it has ended, or is frozen
+                self._link.ask("stop", timeout, by=f"it was stopped from another {caller()}")
         if not self._link.wait_gone(timeout):
             self._link.kill()
         self._link.close()
         remove_traces(self.folder, self.id)
+
+    def detach(self) -> None:
+        """Disconnect from the cluster, which keeps running for its other clients.
+
+        Without any client it ends after a while (``orphan_timeout`` of `start_cluster`), later if a run is
+        under way. `Cluster.attach` connects to it again. Raises FailedPreconditionError while this process
+        follows a run on it.
+
+            cluster.detach()
+            nb.Cluster.attach(cluster.id)
+        """
+        self._check_up()
+        if self.going_on:
+            raise FailedPreconditionError(
+                f"run {', '.join(sorted(self.going_on))} on cluster {self.id} is followed here: wait for it "
+                "or stop it first (run.wait(), run.stop())"
+            )
+        self.close()
+
+    def _check_own(self) -> None:
+        """Raise if another process has started the cluster and has a run on it."""
+        try:
+            owner = read_description(self.folder).get("owner", {})
+        except (NotFoundError, ValueError):  # it starts or ends
+            return
+        if not owner or is_this(owner) or not lives(owner):
+            return
+        runs = [
+            run for run in runs_on(self.folder, list(self._link.pids.values())) if run not in self.going_on
+        ]
+        if runs:
+            raise FailedPreconditionError(
+                f"cluster {self.id} was started from {called(owner)}, and run {', '.join(runs)} is under way "
+                "on it: %cluster stop --force (stop(force=True)) ends both; %cluster detach disconnects and "
+                "leaves it running"
+            )
+
+    def _check_there(self) -> None:
+        """Raise if the cluster was stopped, here or elsewhere: its tasks cannot be changed any more."""
+        self._check_up()
+        if (how := self.controller_died()) is not None:
+            raise FailedPreconditionError(
+                f"cluster {self.id} has ended: {how}. Start another one with %cluster start"
+            )
 
     def close(self) -> None:
         """Let go of the cluster without ending it: close this process's connections."""
@@ -266,7 +319,7 @@ class Cluster:
         if self.going_on:
             self.close()
         else:
-            self.stop()
+            self.stop(force=True)
 
     def _await_hub(self) -> None:
         if not self._stopped:  # what is sent to a task must not go to its old engine
@@ -288,6 +341,18 @@ class Cluster:
 
     def __repr__(self) -> str:
         return f"<Cluster {self.id}: {self.counted}{' (stopped)' if self._stopped else ''}>"
+
+
+def stop_cluster(cluster: Cluster | None = None, *, force: bool = False) -> None:
+    """Stop a cluster: ``cluster``, or the one that this process started or attached to last.
+
+    Raises NotFoundError if there is none, and FailedPreconditionError for one that another process has
+    started and uses, unless ``force`` is set; see `Cluster.stop`.
+
+        nb.start_cluster(workers=2)
+        nb.stop_cluster()
+    """
+    (cluster or Cluster.current()).stop(force=force)
 
 
 def set_current(cluster: Cluster | None) -> None:

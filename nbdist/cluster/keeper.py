@@ -28,15 +28,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.busy import is_busy
 from nbdist.cluster.orphan import Orphan
 from nbdist.cluster.reforking import Born, Reforking, forget_memory
 
+if TYPE_CHECKING:
+    from nbdist.cluster.mpi import ProcessManager
+
 GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 CONTROLLER = -1  # the "rank" of the controller in events
-MPIEXEC = -2  # of mpiexec, where it has made the engines' world; no client hears of it
 MAX_LINE = 1 << 20
 LOG_TAIL = 4000  # characters of a dead child's log that its exit event carries
 PR_SET_PDEATHSIG = 1
@@ -60,7 +62,7 @@ class Keeper:
         self.deadline: float | None = None  # when what still lives is killed
         self.orphan = Orphan(*plan.get("orphan") or (None, None))
         self.held_ports: list[socket.socket] = []
-        self.seats: dict[int, Any] = {}  # in an MPI world, which ends with them
+        self.world: ProcessManager | None = None  # of the engines' MPI world, if they are in one
         self.engine: Callable[[dict[str, Any]], Callable[[], None]] | None = (
             None  # what a task's fork becomes
         )
@@ -81,12 +83,14 @@ class Keeper:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, frame: self.stop("the keeper was told to end by a signal"))
+            signal.signal(
+                number, lambda number, frame: self.stop("the cluster process was ended by a signal")
+            )
 
     def fork(self, rank: int, become: Callable[[], None], log: str) -> Callable[[], None] | None:
         """Fork a child; return None in the keeper, and in the child what it is to become."""
         if threading.active_count() > 1:  # a lock that another thread holds would stay locked in the child
-            raise RuntimeError(f"the keeper must stay single-threaded: {threading.enumerate()}")
+            raise RuntimeError(f"the cluster process must stay single-threaded: {threading.enumerate()}")
         pid = os.fork()
         if pid:
             self.children[pid] = rank
@@ -129,13 +133,14 @@ class Keeper:
 
     def pids(self) -> dict[str, int]:
         """Return the processes that live, by rank."""
-        return {str(rank): pid for pid, rank in self.children.items() if rank != MPIEXEC}
+        return {str(rank): pid for pid, rank in self.children.items()}
 
-    def check_mpiexec(self) -> None:
-        """Raise RuntimeError with what it has printed if mpiexec has ended."""
-        pid = next(pid for pid, rank in self.children.items() if rank == MPIEXEC)
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            raise RuntimeError(f"mpiexec has ended: {self._log_tail(MPIEXEC) or '(no output)'}")
+    def serve_world(self) -> None:
+        """Answer the ranks of the engines' MPI world from now on; all of them are forked."""
+        assert self.world is not None
+        self.world.hand_over()
+        for connection in self.world.connections.values():
+            self.selector.register(connection, selectors.EVENT_READ, self._answer_rank)
 
     def clean_up(self) -> None:
         """Remove what the cluster leaves on disk and in shared memory."""
@@ -149,9 +154,10 @@ class Keeper:
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         self.selector.close()
-        holders = (seat.holder for seat in self.seats.values())
-        for one in (self.door, *self.clients, *self.held_ports, *holders):
+        for one in (self.door, *self.clients, *self.held_ports):
             one.close()
+        if self.world is not None:
+            self.world.leave_to_parent()
         for descriptor in (self.wake_in, self.wake_out, self.lock, self.hub):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -161,6 +167,12 @@ class Keeper:
         os.dup2(target, 1)
         os.dup2(target, 2)
         os.close(target)
+
+    def _answer_rank(self, connection: socket.socket) -> None:
+        assert self.world is not None
+        descriptor = connection.fileno()
+        if not self.world.answer(connection):
+            self.selector.unregister(descriptor)
 
     def _open_door(self, door: socket.socket) -> None:
         client, _ = door.accept()
@@ -209,7 +221,7 @@ class Keeper:
                 self.release_ports()
                 return {}
             case "stop":
-                self.stop("a client stopped the cluster")
+                self.stop(str(request.get("by") or "it was stopped by another process")[:200])
                 return {}
             case "end" | "grow" | "shrink" | "fork" | "roster":
                 return self.reforking.answer(self, request, client)
@@ -228,7 +240,9 @@ class Keeper:
             self.reforking.leave(self, client)
             client.close()
             if client is self.starter and not (self.folder / "cluster.json").exists():
-                self.stop("who was starting the cluster is gone")  # half of it is of no use to anybody
+                self.stop(
+                    "the process that was starting the cluster has died"
+                )  # half of it is of no use to anybody
 
     def _note_signals(self, descriptor: int) -> None:
         with suppress(BlockingIOError):
@@ -245,8 +259,6 @@ class Keeper:
                 os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             rank = self.children.pop(pid)
-            if rank == MPIEXEC:  # its work was done when the engines had their seats
-                continue
             if rank != CONTROLLER and not self.reforking.is_task(self, rank):  # it has left, or never was one
                 forget_memory(self, pid)
                 self._tell_hub(rank)
@@ -268,7 +280,7 @@ class Keeper:
                 os.write(self.hub, b"%d\n" % rank)
 
     def _log_tail(self, rank: int) -> str:
-        name = {CONTROLLER: "controller", MPIEXEC: "mpiexec"}.get(rank, f"engine-{rank}")
+        name = "controller" if rank == CONTROLLER else f"engine-{rank}"
         try:
             return (self.folder / "log" / f"{name}.log").read_text(errors="replace")[-LOG_TAIL:]
         except OSError:
@@ -335,7 +347,7 @@ def read_line(one: socket.socket) -> dict[str, Any]:
     while not line.endswith(b"\n"):
         byte = one.recv(1)
         if not byte or len(line) > MAX_LINE:
-            raise EOFError("the starter is gone")
+            raise EOFError("the process that was starting the cluster has died")
         line += byte
     result: dict[str, Any] = json.loads(line)
     return result

@@ -27,7 +27,7 @@ from nbdist.cluster.resources import (
     plan_tasks,
     require_gpu_package,
 )
-from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NbdistError, UnavailableError
+from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NbdistError, UnavailableError, choices
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.keys import ClusterKeys
 
@@ -60,7 +60,7 @@ def start_cluster(
     ``memory`` (bytes, or a text such as "2G") is how much the variables and programs of graphs may take on
     each task: what goes over it is refused, with the sizes, before anything is allocated.
 
-    The `launcher` "local" starts plain engines, "mpi" has mpiexec put them into one MPI world, so that groups
+    The `launcher` "local" starts plain engines, "mpi" puts them into one MPI world, so that groups
     of kind "mpi" can be formed (`pip install nbdist[mpi]`); both run on this host.
 
     The cluster ends with this process, unless a run of its goes on. Without a client it ends a minute after
@@ -74,7 +74,7 @@ def start_cluster(
         ready in 0.7 s: 3 workers, 1 ps
     """
     if launcher not in LAUNCHERS:
-        raise InvalidArgumentError(f"no launcher {launcher!r}; choose from {', '.join(LAUNCHERS)}")
+        raise InvalidArgumentError(f"no launcher {launcher!r}; {choices(launcher, LAUNCHERS)}")
     check_counts(workers, ps, threads, gpu_memory)
     if not timeout > 0:
         raise InvalidArgumentError(f"timeout is a number of seconds above 0, not {timeout!r}")
@@ -91,12 +91,11 @@ def start_cluster(
         gpu_memory=gpu_memory,
         memory=parse_memory(memory),
     )
-    mpiexec: list[str] = []
     if launcher == "mpi":
-        from nbdist.cluster.mpi import mpiexec_command
+        from nbdist.cluster.mpi import require_mpi
 
-        mpiexec = mpiexec_command(workers + ps)
-    start = _Start(plans, cluster_id or new_id(), timeout, report or (lambda line: None), mpiexec)
+        require_mpi()
+    start = _Start(plans, cluster_id or new_id(), timeout, report or (lambda line: None), launcher == "mpi")
     asked = {
         "launcher": launcher,
         "gpus": gpus,
@@ -106,8 +105,7 @@ def start_cluster(
     }
     about = {"asked": asked, "gpus": list(use)}
     cluster = start.bring_up(None if detached else Orphan.of(orphan_timeout), about)
-    jobs = f"{workers} worker{'s' * (workers > 1)}" + (f", {ps} ps" if ps else "")
-    start.report(f"ready in {time.monotonic() - start.begun:.1f} s: {jobs}")
+    start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
     return cluster
 
 
@@ -120,10 +118,10 @@ class _Start:
         cluster_id: str,
         timeout: float,
         report: Report,
-        mpiexec: list[str] | None = None,
+        mpi: bool = False,
     ) -> None:
         self.plans = plans
-        self.mpiexec = mpiexec or []
+        self.mpi = mpi
         self.timeout = timeout
         self.report = report
         self.begun = self.phase_begun = time.monotonic()
@@ -162,7 +160,7 @@ class _Start:
             "folder": str(self.folder),
             "orphan": None if orphan is None else [orphan.idle, orphan.busy],
             "timeout": self.timeout,
-            "mpiexec": self.mpiexec,
+            "mpi": self.mpi,
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in self.plans],
         }
 

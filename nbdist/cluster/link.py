@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +19,8 @@ from typing import Any
 
 from nbdist.cluster.keeper import CONTROLLER, short_path
 from nbdist.errors import DeadlineExceededError, UnavailableError
+
+KILL_SECONDS = 2.0  # for a killed process to be gone
 
 
 class KeeperLink:
@@ -34,6 +38,8 @@ class KeeperLink:
         self.pids: dict[int, int] = {}
         self.roster: list[dict[str, Any]] | None = None  # the tasks, once they have changed
         self.gone = False
+        self.stopping = ""
+        """Why the cluster is ending, once it is."""
         self._socket = one
         self._process = process  # only the starter has the keeper as its child
         self._heard = b""
@@ -74,7 +80,7 @@ class KeeperLink:
                 one.connect(f"{short}/keeper.sock")
         except OSError as error:
             one.close()
-            raise UnavailableError(f"the keeper of cluster {folder.name} does not answer: {error}") from None
+            raise UnavailableError(f"the cluster process of {folder.name} does not answer: {error}") from None
         link = cls(one, folder)
         status = link.ask("watch" if watch else "status")
         link.pids = {int(rank): pid for rank, pid in status["pids"].items()}
@@ -96,12 +102,14 @@ class KeeperLink:
             deadline = time.monotonic() + timeout
             while number not in self._replies:
                 if self.gone:
-                    raise UnavailableError(f"the keeper of cluster {self.folder.name} is gone")
+                    raise UnavailableError(f"the cluster process of {self.folder.name} has died")
                 if not self.listen(deadline - time.monotonic()):
-                    raise DeadlineExceededError(f"the keeper did not answer {request!r} in {timeout} s")
+                    raise DeadlineExceededError(
+                        f"the cluster process did not answer {request!r} in {timeout} s"
+                    )
             reply = self._replies.pop(number)
         if "error" in reply:
-            raise UnavailableError(f"the keeper refused {request!r}: {reply['error']}")
+            raise UnavailableError(f"the cluster process refused {request!r}: {reply['error']}")
         return reply
 
     def listen(self, timeout: float = 0.0) -> bool:
@@ -130,7 +138,8 @@ class KeeperLink:
         while self.listen():
             pass
         if self.gone:
-            lost = {"code": None, "signal": None, "time": time.time(), "log": "", "by": "its keeper is gone"}
+            by = self.stopping or "its cluster process died"
+            lost = {"code": None, "signal": None, "time": time.time(), "log": "", "by": by}
             for rank, pid in {**self.pids}.items():
                 self.exits.setdefault(rank, {"rank": rank, "pid": pid, **lost})
         return self.exits
@@ -152,10 +161,13 @@ class KeeperLink:
         return self.gone
 
     def kill(self) -> None:
-        """End the keeper by force, and with it all its children."""
+        """End the keeper by force, and with it all its children: it is frozen, say."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        elif self._process is None and not self.gone:  # its socket is open: the pid is no other process's
+            kill_peer(self._socket)
+            self.wait_gone(KILL_SECONDS)
 
     def close(self) -> None:
         """Hang up; the cluster goes on unless this was its last client and the orphan timeout passes."""
@@ -180,7 +192,11 @@ class KeeperLink:
             return
         self.events.append(message)
         match message["event"]:
+            case "stopping":
+                self.stopping = str(message["reason"])
             case "exit":
+                if self.stopping:
+                    message["by"] = self.stopping
                 self.exits[message["rank"]] = message
             case "forked":
                 self.pids = {int(rank): pid for rank, pid in message["pids"].items()}
@@ -197,10 +213,30 @@ class KeeperLink:
                         del self.pids[rank]
 
 
+def kill_peer(connection: socket.socket) -> None:
+    """Kill the process at the other end of a Unix socket, which is this user's."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return
+    size = struct.calcsize("3i")
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    if pid > 0 and uid == os.getuid():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def end_frozen(folder: Path) -> None:
+    """Kill the keeper of a cluster that does not answer, and with it all its children."""
+    with socket.socket(socket.AF_UNIX) as one, suppress(OSError):
+        with short_path(folder) as short:
+            one.connect(f"{short}/keeper.sock")  # the kernel accepts, whatever state the process is in
+        kill_peer(one)
+        one.settimeout(KILL_SECONDS)
+        while one.recv(1 << 16):  # until it is dead
+            pass
+
+
 def describe_exit(how: dict[str, Any]) -> str:
     """Return how a process ended, in words."""
-    import signal
-
     if how.get("by"):
         return str(how["by"])
     if how["signal"] is not None:
@@ -212,4 +248,4 @@ def describe_exit(how: dict[str, Any]) -> str:
     return f"exited with code {how['code']}"
 
 
-__all__ = ["CONTROLLER", "KeeperLink", "describe_exit"]
+__all__ = ["CONTROLLER", "KeeperLink", "describe_exit", "end_frozen"]

@@ -2,7 +2,8 @@
 
 Beside the stock local launcher it gives every engine its own environment, a fixed id (rank), and its own
 signals, and it notices each engine's death at once. `start_cluster` goes to the keeper directly; this is
-for those who start from ipyparallel's side, and for its panel, which stops clusters through it.
+for those who start from ipyparallel's side, and for its panel, which stops clusters through it. Set
+IPP_ENABLE_CURVE=1 in the environment first: without it other users of the host could read the output.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from traitlets import Bool, Integer, Unicode
 
 from nbdist.cluster.folder import claim, remove_traces
 from nbdist.cluster.link import CONTROLLER, KeeperLink, describe_exit
-from nbdist.cluster.mpi import mpiexec_command
+from nbdist.cluster.mpi import require_mpi
 from nbdist.cluster.resources import choose_gpus, count_cores, list_gpus, plan_tasks
-from nbdist.errors import UnavailableError
+from nbdist.errors import FailedPreconditionError, UnavailableError
 
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 5.0
@@ -53,13 +54,24 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
 
     def find_args(self) -> list[str]:
         """Return what stands for a command line in ipyparallel's logs."""
-        return ["nbdist keeper"]
+        return ["nbdist cluster process"]
 
     def start(self, n: int) -> list[int]:
-        """Start `n` engines; ipyparallel has left the controller's connection info in the environment."""
+        """Start `n` engines; ipyparallel has left the controller's connection info in the environment.
+
+        Raises FailedPreconditionError if the controller runs without CURVE.
+        """
+        if self.mpi:
+            require_mpi()
         self.n = n
         environment = dict(self.get_env())
         connection = json.loads(environment.pop("IPP_CONNECTION_INFO"))
+        if not connection.get("curve_serverkey"):
+            raise FailedPreconditionError(
+                "the controller of this ipyparallel cluster runs without CURVE: other users of this host "
+                "could read what its engines compute. Set IPP_ENABLE_CURVE=1 in the environment, and start "
+                "it again"
+            )
         plans = plan_tasks(
             n - self.ps,
             self.ps,
@@ -75,7 +87,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
             "connection": connection,
             "orphan": None,
             "timeout": START_TIMEOUT,
-            "mpiexec": mpiexec_command(n) if self.mpi else [],
+            "mpi": bool(self.mpi),
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in plans],
         }
         shared = {name: value for name, value in plans[0].environment.items() if name.endswith("_THREADS")}

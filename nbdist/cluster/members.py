@@ -41,7 +41,9 @@ class Members:
     def controller_died(self) -> str | None:
         """Return how the controller ended, if it has."""
         how = self._link.ended().get(CONTROLLER)
-        return None if how is None else describe_exit(how)
+        if how is None:
+            return self._link.stopping or None  # its tasks end before it
+        return describe_exit(how)
 
     def deaths(self, infos: Mapping[int, TaskInfo]) -> dict[int, TaskDiedError]:
         """Return what has become of those of the tasks that are gone, by rank."""
@@ -52,16 +54,16 @@ class Members:
             how = ended.get(info.rank) or ended.get(CONTROLLER)
             if info.rank not in current:
                 deaths[info.rank] = TaskDiedError(
-                    f"{info.name} (pid {info.pid}) is gone: the cluster was made smaller"
+                    f"{info.name} (pid {info.pid}) has left: the cluster was made smaller"
                 )
             elif current[info.rank] != info:
                 deaths[info.rank] = TaskDiedError(
-                    f"{info.name} (pid {info.pid}) is gone: it was replaced by pid {current[info.rank].pid}"
+                    f"{info.name} (pid {info.pid}) was replaced by pid {current[info.rank].pid}"
                 )
             elif how is not None:
                 what = "" if info.rank in ended else "the controller of "
                 deaths[info.rank] = TaskDiedError(
-                    f"{what}{info.name} (pid {how['pid']}) is gone: {describe_exit(how)}; "
+                    f"{what}{info.name} (pid {how['pid']}) died: {describe_exit(how)}; "
                     f"its log ended with:\n{how['log'].strip() or '(nothing)'}"
                 )
         return deaths

@@ -1,115 +1,201 @@
-"""An MPI world for engines that the keeper forks: mpiexec makes the world, its ranks hand over their seats.
+"""An MPI world for engines of one host, without mpiexec: the parent process that forks them answers PMI.
 
-    door = WorldDoor(folder)                # before mpiexec starts
-    command = mpiexec_command(4)            # run it in the folder; it must live as long as the world
-    seats = door.seats(4, timeout, check)   # by rank
-    enter(seats, rank)                      # in the process that is to be that rank, a fork of this one
+    manager = ProcessManager(4)             # before the ranks are forked
+    manager.enter(rank)                     # in the process that is to be that rank, a fork of this one
+    manager.hand_over()                     # in the parent process, when all are forked
+    manager.answer(connection)              # there, whenever one of `manager.connections` is readable
 
-mpiexec starts small processes (`mpiseat`) that hand over their connection to it and wait. So engines stay
-children of the keeper, like those of every cluster: each with its own environment, signals and exit code;
-and when one dies, mpiexec does not see it, and the others live on.
+PMI is the protocol by which the processes of a world find each other (PMI-1 of MPICH: "cmd=... key=value"
+lines, a key-value store and a barrier). mpiexec serves it too, but listens on 0.0.0.0 without authentication.
+Here it is served over socket pairs that the ranks inherit (PMI_FD), so no other process can reach it. Engines
+stay children of their parent process, each with its own environment, signals and exit code, and when one
+dies, the others continue.
+
+Within a host MPICH moves bytes through shared memory of mode 0600, whatever its network module is. That
+module opens ports that accept every connection, so it is set to one that opens none (libfabric's "shm"), and
+a process that MPI has made to listen nevertheless refuses to be an engine.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
+import secrets
 import socket
-import sys
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 
-from nbdist.cluster import mpiseat
-from nbdist.cluster.keeper import short_path
-from nbdist.errors import DeadlineExceededError, MissingExtra, UnavailableError
-from nbdist.wire.collective.mpiworld import enter_world
+from nbdist.errors import FailedPreconditionError, MissingExtra
+from nbdist.wire.collective.mpiworld import World, enter_world
 
-LOOK_SECONDS = 0.1  # between two looks whether mpiexec still lives
-MOST_BYTES = 1 << 16
-
-
-@dataclass(frozen=True)
-class WorldSeat:
-    """One rank's place in a world: its connection to mpiexec, and what its environment has to say."""
-
-    descriptor: int
-    environment: Mapping[str, str]
-    holder: socket.socket
-    """Keeps the process that mpiexec started waiting; the world ends with it."""
+MOST_BYTES = 1 << 20  # of one request, and of all that the ranks publish
+# UCX is what an MPICH without libfabric takes; of it only the abstract sockets remain, which are refused.
+CLOSED = {
+    "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "shm",
+    "UCX_TLS": "self,sm", "UCX_VFS_ENABLE": "n",
+}  # fmt: skip
+ADVICE = "install the MPICH that nbdist is tested with: pip install mpich"
 
 
-def mpiexec_command(ranks: int) -> list[str]:
-    """Return the command that makes a world on this host; MissingExtra without mpi4py or mpiexec."""
-    beside = Path(sys.executable).parent / "mpiexec"  # where the package mpich puts it
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if mpiexec is None or find_spec("mpi4py") is None:
-        raise MissingExtra("mpi", "launcher 'mpi': it takes mpi4py, and MPICH's mpiexec")
-    # -S and -I: the seats need nothing but the standard library, and start in hundredths of a second.
-    seat = [sys.executable, "-I", "-S", str(Path(mpiseat.__file__))]
-    local = ["-launcher", "fork", "-rmk", "user"]  # also inside a job of Slurm's
-    return [mpiexec, *local, "-disable-auto-cleanup", "-n", str(ranks), *seat]
+def require_mpi() -> None:
+    """Raise MissingExtra without mpi4py."""
+    if find_spec("mpi4py") is None:
+        raise MissingExtra("mpi", "launcher 'mpi': it takes mpi4py and MPICH")
 
 
-class WorldDoor:
-    """Where the ranks of a world hand over their seats; the folder is one that only this user can enter."""
+class ProcessManager:
+    """The process manager of one MPI world (PMI-1), for ranks that inherit their connections.
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / mpiseat.DOOR
-        self._door = socket.socket(socket.AF_UNIX)
-        with short_path(folder) as short:
-            self._door.bind(f"{short}/{mpiseat.DOOR}")
-        self._door.listen(512)
-
-    def seats(self, ranks: int, timeout: float, check: Callable[[], None]) -> dict[int, WorldSeat]:
-        """Return all seats by rank, once they are there; `check` raises when they will not come."""
-        deadline = time.monotonic() + timeout
-        seats: dict[int, WorldSeat] = {}
-        self._door.settimeout(LOOK_SECONDS)
-        while len(seats) < ranks:
-            try:
-                holder, _ = self._door.accept()
-            except TimeoutError:
-                check()
-                if time.monotonic() > deadline:
-                    raise DeadlineExceededError(
-                        f"mpiexec has started {len(seats)} of {ranks} processes within {timeout:g} s"
-                    ) from None
-                continue
-            holder.settimeout(timeout)
-            said, descriptors, _, _ = socket.recv_fds(holder, MOST_BYTES, 1)
-            environment: dict[str, str] = json.loads(said)
-            if not descriptors:
-                raise UnavailableError(
-                    "this mpiexec does not speak PMI by PMI_FD, as MPICH's does: pip install mpich"
-                )
-            environment["PMI_FD"] = str(descriptors[0])
-            seats[int(environment["PMI_RANK"])] = WorldSeat(descriptors[0], environment, holder)
-        return seats
-
-    def close(self) -> None:
-        """Take the door away; the seats that were handed over stay."""
-        self._door.close()
-        self._path.unlink(missing_ok=True)
-
-
-def leave_seats(seats: Mapping[int, WorldSeat], but: int | None = None) -> None:
-    """Close the connections to mpiexec of all ranks but one; the processes that hold the world stay."""
-    for rank, seat in seats.items():
-        if rank != but:
-            os.close(seat.descriptor)
-
-
-def enter(seats: Mapping[int, WorldSeat], rank: int) -> None:
-    """Make this process, which is about to become an engine, a rank of the world; all ranks do so at once.
-
-    MPI is not finalized when it ends: that would wait for engines that may have died.
+    ``connections`` are the parent process' ends, by rank. What a rank publishes is bounded; one that breaks
+    the protocol, or ends, loses its connection, and the others keep theirs.
     """
-    leave_seats(seats, but=rank)
-    for seat in seats.values():
-        seat.holder.close()
-    os.environ.update(seats[rank].environment)
-    enter_world(finalize=False)
+
+    def __init__(self, ranks: int) -> None:
+        self.size = ranks
+        self.connections: dict[int, socket.socket] = {}
+        self._theirs: dict[int, socket.socket] = {}
+        self._received = dict.fromkeys(range(ranks), b"")
+        # MPICH derives the name of its shared memory from that of the store: a name is never used twice.
+        self._name = f"nbdist_{secrets.token_hex(12)}"
+        self._store = {"PMI_process_mapping": f"(vector,(0,1,{ranks}))"}  # all ranks are on one node
+        self._stored = 0
+        self._waiting: set[int] = set()
+        for rank in range(ranks):
+            self.connections[rank], self._theirs[rank] = socket.socketpair()
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return what the environment of a rank must say; its descriptor is `descriptor`."""
+        own = {"PMI_FD": str(self.descriptor(rank)), "PMI_RANK": str(rank), "PMI_SIZE": str(self.size)}
+        return {**CLOSED, **own}
+
+    def descriptor(self, rank: int) -> int:
+        """Return the descriptor that a rank is to inherit."""
+        return self._theirs[rank].fileno()
+
+    def hand_over(self, but: int | None = None) -> None:
+        """Close the ranks' ends, which their processes have; all, or all but one."""
+        for rank, connection in self._theirs.items():
+            if rank != but:
+                connection.close()
+
+    def leave_to_parent(self) -> None:
+        """Close the parent process' ends, in a fork of it."""
+        for connection in self.connections.values():
+            connection.close()
+
+    def enter(self, rank: int) -> None:
+        """Make this process, about to become an engine, a rank of the world; all ranks do so at once.
+
+        MPI is not finalized when it ends: that would wait for engines that may have died. Raises
+        FailedPreconditionError if this MPI does not come into the world, or listens to other users.
+        """
+        self.hand_over(but=rank)
+        os.environ.update(self.environment(rank))
+        before = reachable()
+        world = enter_world(finalize=False)
+        check_world(world, self.size, reachable() - before)
+
+    def answer(self, connection: socket.socket) -> bool:
+        """Answer what a rank asks; return whether its connection is still there. Never blocks."""
+        rank = next(rank for rank, one in self.connections.items() if one is connection)
+        try:
+            received = connection.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            received = b""
+        try:
+            *lines, rest = (self._received[rank] + received).split(b"\n")
+            if not received or len(rest) > MOST_BYTES:
+                raise ConnectionError
+            self._received[rank] = rest
+            for line in lines:
+                self._handle(rank, fields_of(line))
+        except (OSError, LookupError, ValueError):  # it ended, does not read, or speaks something else
+            connection.close()
+            del self.connections[rank]
+            return False
+        return True
+
+    def _handle(self, rank: int, asked: Mapping[str, str]) -> None:
+        match asked["cmd"]:
+            case "init":
+                self._reply(rank, "response_to_init", pmi_version=1, pmi_subversion=1, rc=0)
+            case "get_maxes":
+                self._reply(rank, "maxes", rc=0, kvsname_max=256, keylen_max=64, vallen_max=1024)
+            case "get_appnum":
+                self._reply(rank, "appnum", rc=0, appnum=0)
+            case "get_my_kvsname":
+                self._reply(rank, "my_kvsname", rc=0, kvsname=self._name)
+            case "get_universe_size":
+                self._reply(rank, "universe_size", rc=0, size=self.size)
+            case "put":
+                self._stored += len(asked["key"]) + len(asked["value"])
+                if self._stored > MOST_BYTES * self.size:
+                    raise ValueError("too much was published")
+                self._store[asked["key"]] = asked["value"]
+                self._reply(rank, "put_result", rc=0, msg="success")
+            case "get":
+                value = self._store.get(asked["key"])
+                if value is None:
+                    self._reply(rank, "get_result", rc=-1, msg="key_not_found", value="unknown")
+                else:
+                    self._reply(rank, "get_result", rc=0, msg="success", value=value)
+            case "barrier_in":
+                self._waiting.add(rank)
+                if len(self._waiting) == self.size:
+                    waiting, self._waiting = self._waiting, set()
+                    for one in waiting:
+                        with suppress(OSError):
+                            self._reply(one, "barrier_out", rc=0)
+            case "finalize":
+                self._reply(rank, "finalize_ack", rc=0)
+            case other:
+                raise ValueError(f"no PMI command {other!r}")
+
+    def _reply(self, rank: int, command: str, **values: object) -> None:
+        text = " ".join([f"cmd={command}", *(f"{name}={value}" for name, value in values.items())])
+        if rank in self.connections:
+            self.connections[rank].send(f"{text}\n".encode(), socket.MSG_DONTWAIT)
+
+
+def fields_of(line: bytes) -> dict[str, str]:
+    """Return the fields of a PMI-1 line.
+
+    >>> fields_of(b"cmd=put kvsname=a key=b value=c=d")
+    {'cmd': 'put', 'kvsname': 'a', 'key': 'b', 'value': 'c=d'}
+    """
+    pairs = (word.partition("=") for word in line.decode("ascii").split())
+    return {name: value for name, _, value in pairs}
+
+
+def check_world(world: World, size: int, opened: Iterable[str]) -> None:
+    """Raise FailedPreconditionError if MPI has not found its world, or has opened sockets for other users."""
+    if world.comm.size != size:
+        raise FailedPreconditionError(
+            f"launcher 'mpi': MPI started a world of {world.comm.size} instead of {size} ranks; it does not "
+            f"speak PMI-1 over PMI_FD, as MPICH does. {ADVICE}"
+        )
+    if named := ", ".join(sorted(opened)):
+        raise FailedPreconditionError(
+            f"launcher 'mpi': this MPI listens on {named}, which other users can reach without "
+            f"authentication. {ADVICE}"
+        )
+
+
+def reachable() -> set[str]:
+    """Return the sockets of this process that other users of the host, or other hosts, can connect to.
+
+    Those are TCP sockets that listen, and UNIX sockets of the abstract namespace, which have no mode (Linux).
+    """
+    import psutil
+
+    found = set()
+    process = psutil.Process()
+    for entry in process.net_connections("inet"):
+        if entry.status == psutil.CONN_LISTEN or (entry.type == socket.SOCK_DGRAM and entry.laddr):
+            found.add(f"{entry.laddr.ip}:{entry.laddr.port}")
+    for entry in process.net_connections("unix"):
+        if str(entry.laddr).startswith(("@", "\0")):
+            found.add(f"the abstract socket {entry.laddr}")
+    return found

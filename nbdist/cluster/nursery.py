@@ -15,10 +15,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.keeper import CONTROLLER, MPIEXEC, Keeper, read_line
+from nbdist.cluster.keeper import CONTROLLER, Keeper, read_line
 
 # Imported once here, so that no engine has to. They are named, not imported by statement, for they lie on
 # higher floors; one that fails here fails again, and is reported, where it is used.
@@ -38,17 +37,35 @@ PRELOADED = (
     "nbdist.runs.agent",
 )
 
+MOST_DESCRIPTORS = 1 << 16
+
 
 def main() -> None:
     """Read the plan and start; returns in the keeper when all has ended, and in each child when it ends."""
     descriptor, lock = (int(argument) for argument in sys.argv[1:3])
     os.umask(0o077)
+    raise_descriptor_limit()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD})
     client = socket.socket(fileno=descriptor)
     keeper = Keeper(client, read_line(client), lock)
     become = start_children(keeper) or keeper.run()
     if become is not None:
         become()
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process and its children have as many descriptors as the system allows it, up to 65,536.
+
+    Another user can hold connections to the loopback ports of a task for as long as a handshake may take
+    (5 s). With the usual soft limit of 1,024 a thousand of them would keep a task from opening its files.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):  # macOS refuses what is above its own maximum
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def start_children(keeper: Keeper) -> Callable[[], None] | None:
@@ -78,20 +95,11 @@ def start_children(keeper: Keeper) -> Callable[[], None] | None:
             return child
         os.close(gone)
     keeper.broadcast({"event": "started", "connection": client_side})
-    door: Any = None
-    if plan.get("mpiexec"):
-        from nbdist.cluster.mpi import WorldDoor, enter, leave_seats
-
-        door = WorldDoor(Path(folder))
-        child = keeper.fork(
-            MPIEXEC, partial(run_command, plan["mpiexec"], folder), f"{folder}/log/mpiexec.log"
-        )
-        if child:
-            return child
     import_ahead()
-    if door is not None:
-        keeper.seats = door.seats(len(plan["tasks"]), plan["timeout"], keeper.check_mpiexec)
-        door.close()
+    if plan["mpi"]:
+        from nbdist.cluster.mpi import ProcessManager
+
+        keeper.world = ProcessManager(len(plan["tasks"]))
     gc.freeze()  # what the children share is never collected, so it is never copied either
     from nbdist.cluster.engine import run_engine
 
@@ -102,20 +110,14 @@ def start_children(keeper: Keeper) -> Callable[[], None] | None:
     keeper.engine = engine
     for task in plan["tasks"]:
         rank = task["rank"]
-        entering = [] if door is None else [partial(enter, keeper.seats, rank)]
+        entering = [] if keeper.world is None else [partial(keeper.world.enter, rank)]
         child = keeper.fork(rank, engine(task, *entering), f"{folder}/log/engine-{rank}.log")
         if child:
             return child
-    if door is not None:
-        leave_seats(keeper.seats)
+    if keeper.world is not None:
+        keeper.serve_world()
     keeper.broadcast({"event": "forked", "pids": keeper.pids()})
     return None
-
-
-def run_command(command: list[str], folder: str) -> None:
-    """Become another program, in the cluster's folder. Runs in a fresh fork."""
-    os.chdir(folder)
-    os.execv(command[0], command)
 
 
 def import_ahead() -> None:

@@ -34,6 +34,21 @@ def is_this(owner: Mapping[str, Any]) -> bool:
     return bool(owner) and owner.get("pid") == os.getpid() and lives(owner)
 
 
+def called(process: Mapping[str, Any]) -> str:
+    """Return a process in words: the notebook that it runs, if any, and its id.
+
+    >>> called({"pid": 7, "session": "/home/ann/digits.ipynb"}), called({"pid": 7})
+    ('notebook digits.ipynb (pid 7)', 'process 7')
+    """
+    name = os.path.basename(str(process.get("session", "")))
+    return f"notebook {name} (pid {process.get('pid')})" if name else f"process {process.get('pid')}"
+
+
+def caller() -> str:
+    """Return this process, as others read who has stopped their cluster: its notebook or its id."""
+    return called({"pid": os.getpid(), "session": os.environ.get("JPY_SESSION_NAME", "")})
+
+
 @cache
 def _process(pid: int) -> dict[str, Any]:
     return {"host": host_identity(), "pid": pid, "started": _started(pid)}

@@ -114,7 +114,7 @@ class Reforking:
         taken = sorted(_known(keeper) & coming.keys())
         if why := self._why_not(keeper):
             return {"error": why}
-        if keeper.seats:
+        if keeper.world is not None:
             return {"error": "an MPI world takes no process in later"}
         if keeper.engine is None or taken or min(coming) < 0:
             return {"error": f"the ranks {taken or sorted(coming)} are not free; try again"}
@@ -140,7 +140,7 @@ class Reforking:
         pid = next(pid for pid, has in keeper.children.items() if has == rank)
         turn.forked.add(pid)
         keeper.broadcast({"event": "forked", "pids": keeper.pids()})
-        return {"pid": pid, "outside_world": bool(keeper.seats)}
+        return {"pid": pid, "outside_world": keeper.world is not None}
 
     def _roster(self, keeper: Keeper, turn: Turn, tasks: list[dict[str, Any]] | None) -> Reply:
         """Take the new roster, or None when there is none: then what was forked ends."""

@@ -172,6 +172,8 @@ class Dataset:
 
         Map after `batch` where the function can take whole batches: that is one call, not one per row.
         """
+        if not callable(function):
+            raise InvalidArgumentError(f"map takes a function of an element, got {function!r}")
         made = partial(elements.mapped, self._stage.blocks, self._stage.rows, function)
         return self._then(("map",), made, rows=None, spec=None)
 

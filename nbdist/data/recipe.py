@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nbdist.data.blocks import Shuffle
 from nbdist.data.dataset import Dataset, Step
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 
 Array: TypeAlias = NDArray[Any]
 
@@ -154,7 +154,7 @@ def _checked(step: Any) -> Step:
 
 def _transform(name: str) -> tuple[tuple[str, ...], Callable[..., Dataset]]:
     if name not in _TRANSFORMS:
-        raise InvalidArgumentError(f"no transform {name!r:.40} travels; choose from {', '.join(_TRANSFORMS)}")
+        raise InvalidArgumentError(f"no transform {name!r:.40} travels; {choices(name, _TRANSFORMS)}")
     return _TRANSFORMS[name]
 
 

@@ -17,10 +17,12 @@ from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.sharing import one_order
 from nbdist.errors import DataLossError, TaskDiedError, UnavailableError
 from nbdist.optim import Optimizer
+from nbdist.runtime.accumulator import Rows
 from nbdist.runtime.groups import World, called
 from nbdist.runtime.layout import ALIGNMENT
+from nbdist.runtime.tables import Tables, no_rows
 from nbdist.train.context import current
-from nbdist.train.strategy import Again, Replica, Strategy, by_variable
+from nbdist.train.strategy import Again, Replica, Strategy, apart, by_variable, interleaved
 from nbdist.train.trainable import Trainable
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
@@ -39,6 +41,7 @@ class AllReduceStrategy(Strategy):
 
     name = "all_reduce"
     continues = True
+    takes_rows = True
 
     def __init__(self, collective: str = "auto", *, world: World | None = None) -> None:
         self.world = current().world if world is None else world
@@ -49,9 +52,11 @@ class AllReduceStrategy(Strategy):
         """Return the dataset in one order for all, of which each replica takes its share of every batch."""
         return one_order(dataset, seed, self.num_replicas_in_sync)
 
-    def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
+    def replica(
+        self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer, tables: Sequence[int] = ()
+    ) -> Replica:
         """Begin to train: all replicas get the chief's values."""
-        return AllReduceReplica(self, variables, optimizer)
+        return AllReduceReplica(self, variables, optimizer, tables)
 
     def form(self) -> Collective:
         """Return a new group of all replicas; every one asks for it."""
@@ -67,8 +72,8 @@ class AllReduceStrategy(Strategy):
         self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
         if self.replica_index == 0 and lost:
             current().progress.lost += [info.rank for info in lost]
-            left = "1 replica goes" if self.world.size == 1 else f"{self.world.size} replicas go"
-            print(f"{called(lost)} gone: {left} on with larger shares")
+            left = "1 replica" if self.world.size == 1 else f"{self.world.size} replicas"
+            print(f"{called(lost)} lost: training continues on {left} with larger shares")
 
 
 class AllReduceReplica(Replica):
@@ -82,20 +87,27 @@ class AllReduceReplica(Replica):
         strategy: AllReduceStrategy,
         variables: Sequence[tuple[str, Array]],
         optimizer: Optimizer,
+        tables: Sequence[int] = (),
     ) -> None:
         self._strategy, self._optimizer = strategy, optimizer
-        self._names = [str(number) for number in range(len(variables))]
-        self._plan = _plan(variables)
+        own, rest = apart(variables, tables)
+        if not strategy.keeps_values:  # another replica of this process trains the model's own
+            own = [array.copy() for array in own]
+        self.tables, self._tables = tuple(tables), Tables(own, optimizer)
+        self._taken: Sequence[Rows] = ()
+        self._names = [str(number) for number in range(len(variables)) if number not in self.tables]
+        self._plan = _plan(list(zip(self._names, (value for _, value in rest), strict=True)))
         self._flats = [_aligned(bucket.count, bucket.dtype) for bucket in self._plan]
-        self.values = self._cut(self._flats)
-        for view, (_, value) in zip(self.values, variables, strict=True):
+        views = self._cut(self._flats)
+        for view, (_, value) in zip(views, rest, strict=True):
             np.copyto(view, value)
+        self.values = interleaved(own, views, self.tables)
         self._slots = [optimizer.new_slots(flat) for flat in self._flats]
         self._wanted: float | None = None  # the learning rate that all are told in the next step
         self._group = strategy.form()
         try:
             same_variables(self._group, variables)
-            for flat in self._flats:
+            for flat in [*self._flats, *own]:
                 self._group.broadcast(flat, root=0, out=flat)
             self._share_out()
         except BaseException as error:
@@ -131,11 +143,15 @@ class AllReduceReplica(Replica):
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
     ) -> Callable[..., tuple[Array, ...]]:
         """Return the step's program, which tells of each gradient as soon as it is there."""
-        return model.training_program(shapes, self.values, self._ready)
+        return model.training_program(shapes, self.values, self._ready, **self._of_tables)
 
     def gradients(self) -> Sequence[Array]:
         """Return the places of the gradients in their buckets."""
         return self._gradients
+
+    def take(self, gradient: Sequence[Rows]) -> None:
+        """Take the gradients of the tables' rows, for the next push."""
+        self._taken = gradient
 
     def push(self) -> None:
         """Sum the gradients over all replicas, and apply them."""
@@ -147,6 +163,7 @@ class AllReduceReplica(Replica):
         self._buckets.mark(WORDS)
         try:
             self._buckets.finish()
+            rows = self._all_rows()
         except UnavailableError as error:
             if self._recover(error):
                 raise Again from None
@@ -159,6 +176,28 @@ class AllReduceReplica(Replica):
         self.global_step += 1
         for flat, row, slots in zip(self._flats, self._buckets.rows, self._slots, strict=True):
             self._optimizer.apply(flat, row, slots, self.global_step)
+        self._tables.apply(rows, self.global_step)
+
+    def _all_rows(self) -> list[Rows]:
+        """Return the rows of all replicas, in the order of ranks, so that all add up alike.
+
+        Replicas have different numbers of rows: these are gathered first, and what travels is padded.
+        """
+        if not self.tables:
+            return []
+        mine, self._taken = self._taken or [no_rows(table) for table in self._tables.arrays], ()
+        counts = self._group.all_gather(np.array([len(rows.indices) for rows in mine], np.int64))
+        found = []
+        for rows, count in zip(mine, counts.T, strict=True):
+            parts = [self._gathered(part, count) for part in (rows.indices, rows.values)]
+            found.append(Rows(*parts))
+        return found
+
+    def _gathered(self, own: Array, counts: Array) -> Array:
+        padded = np.zeros((int(counts.max()), *own.shape[1:]), own.dtype)
+        padded[: len(own)] = own
+        everyone = self._group.all_gather(padded)
+        return np.concatenate([part[:n] for part, n in zip(everyone, counts, strict=True)])
 
     def agree(self, stop: bool) -> bool:
         """Return whether any replica was asked to stop before the last step; tell the others in the next."""
@@ -180,7 +219,8 @@ class AllReduceReplica(Replica):
     @property
     def slots(self) -> list[dict[str, Array]]:
         """What the optimizer keeps for each variable."""
-        return by_variable(self._slots, self._cut, len(self.values))
+        rest = by_variable(self._slots, self._cut, len(self._names))
+        return interleaved(self._tables.slots, rest, self.tables)
 
     def resume(self, updates: int, rate: float, mark: int) -> None:
         """Go on after so many updates, at a learning rate; raise unless all replicas do, from one state."""
@@ -188,7 +228,7 @@ class AllReduceReplica(Replica):
         for name, theirs in zip(self._group.called, marks, strict=True):
             if (theirs != marks[0]).any():
                 raise DataLossError(
-                    f"{name} goes on from another state than {self._group.called[0]}: all replicas need "
+                    f"{name} continues from another state than {self._group.called[0]}: all replicas need "
                     "the chief's file, on a file system that they share"
                 )
         self.global_step, self._optimizer.learning_rate = updates, rate
@@ -216,13 +256,16 @@ class AllReduceReplica(Replica):
             self.close()
             self._strategy.shrink()
             if self._strategy.world.size == self._group.size:
-                raise error  # nobody is gone: it was something else
+                raise error  # all are there: it was something else
             self._group = self._strategy.form()
             try:
                 own = np.array([self.global_step, self._optimizer.learning_rate])
                 known = self._group.all_gather(own)
                 root = int(known[:, 0].argmax())
-                for flat, slots in zip(self._flats, self._slots, strict=True):
+                kept = zip(
+                    [*self._flats, *self._tables.arrays], [*self._slots, *self._tables.slots], strict=True
+                )
+                for flat, slots in kept:
                     for array in (flat, *(slots[name] for name in sorted(slots))):
                         self._group.broadcast(array, root, out=array)
                 self._share_out()
@@ -247,15 +290,15 @@ class AllReduceReplica(Replica):
         self._group.close()
 
     def _ready(self, number: int) -> None:
-        name = self._names[number]
+        name = str(number)
         self._unmarked.discard(name)
         self._buckets.mark(name)
 
 
 def _plan(variables: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
     """Return the buckets: gradients come last layer first, and words to all replicas go with the last."""
-    tensors = [(str(number), value.shape, value.dtype) for number, (_, value) in enumerate(variables)]
-    last = tensors[0][2]
+    tensors = [(name, value.shape, value.dtype) for name, value in variables]
+    last = tensors[0][2] if tensors else np.dtype(np.float32)
     return plan_buckets([*reversed(tensors), (WORDS, (COUNT,), last)], align=ALIGNMENT)
 
 

@@ -17,7 +17,7 @@ from nbdist.data import Dataset
 from nbdist.distribute.in_graph_replica import InGraphReplica
 from nbdist.distribute.joint import Joint
 from nbdist.distribute.reading import Reading
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.metrics.timeline import Span
 from nbdist.optim import Optimizer
 from nbdist.train.context import Context
@@ -68,7 +68,7 @@ class InGraphStrategy(Strategy):
         if not devices:
             raise InvalidArgumentError("in-graph replication needs a worker: the cluster has none")
         if data not in DATA:
-            raise InvalidArgumentError(f"no data {data!r}; choose from {', '.join(DATA)}")
+            raise InvalidArgumentError(f"no data {data!r}; {choices(data, DATA)}")
         self.target, self.devices, self.ps_devices = target, list(devices), list(ps_devices)
         self.synchronous, self.data, self.transport = synchronous, data, transport
         self.check, self.on_tower, self.on_trace = check, on_tower, on_trace

@@ -43,6 +43,7 @@ class MirroredStrategy(AllReduceStrategy):
         self._threads = Threads(devices, self.world) if devices is not None else None
         if self._threads is not None:
             self.num_replicas_in_sync = len(self._threads.devices)
+            self.takes_rows = all(name.startswith("CPU") for name in self._threads.devices)  # all alike
         hosts = set(self.world.hosts)
         if len(hosts) > 1:
             raise InvalidArgumentError(

@@ -22,7 +22,7 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.linkopening import ShardRequest, open_link
 from nbdist.runtime.links import Link
 from nbdist.runtime.rules import Rules
-from nbdist.runtime.task import Task, TaskInfo
+from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.train.context import current
 from nbdist.train.strategy import Replica, Strategy
 from nbdist.wire.peers import Peer
@@ -49,6 +49,9 @@ class ParameterServerStrategy(Strategy):
     """
 
     name = "ps"
+    takes_rows = True
+    pulls_rows = True
+    keeps_slots = False
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class ParameterServerStrategy(Strategy):
         self._task, self._run, self._prefix, self._check = task, run, prefix, check
         self.synchronous, self._transport = synchronous, transport
         self.replica_index = list(ranks).index(task.rank)
+        self._workers = [find_rank(task.roster, rank) for rank in ranks]
         self.replicas = len(ranks)
         self.rules = Rules(
             self.replicas, synchronous, aggregate, staleness, locking, servers=len(self._servers)
@@ -98,9 +102,13 @@ class ParameterServerStrategy(Strategy):
         """Return this replica's part of a batch: all of it when replicas go their own ways."""
         return super().share(size) if self.synchronous else slice(0, size)
 
-    def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
+    def replica(
+        self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer, tables: Sequence[int] = ()
+    ) -> Replica:
         """Begin to train: variables go to the ps tasks, with the chief's values.
 
+        Of ``tables`` (numbers of variables) the rows that a batch looks up travel, and their gradients, over
+        sockets; a replica's copy is complete after ``fetch``, ``newest`` and ``finish``.
         Raises InvalidArgumentError if a step takes more gradients than all replicas together will make.
         """
         self._require_supply()
@@ -108,9 +116,16 @@ class ParameterServerStrategy(Strategy):
         self._trainings += 1
         places = round_robin(len(variables), len(self._servers))
         links: list[Link] = []
+        progress = current().progress
+
+        def lost(replicas: list[int]) -> None:
+            ranks = [self._workers[replica].rank for replica in replicas]
+            progress.lost += [rank for rank in ranks if rank not in progress.lost]
+
         try:
             for index, info in enumerate(self._servers):
-                mine = [v for v, place in zip(variables, places, strict=True) if place == index]
+                mine = [v for i, v in enumerate(variables) if places[i] == index and i not in tables]
+                own = tuple(variables[i] for i in tables if places[i] == index)
                 request = ShardRequest(
                     shard=f"{self._run}/{number}",
                     replica=self.replica_index,
@@ -121,17 +136,20 @@ class ParameterServerStrategy(Strategy):
                     counts=index == 0 and (self.synchronous or len(self._servers) == 1),
                     first=index == 0,
                     initial=tuple(a for _, a in mine) if self.replica_index == 0 else None,
+                    pids=tuple(one.pid if one.host == info.host else 0 for one in self._workers),
+                    tables=own,
                 )
                 here = info.host == self._task.info.host and self._transport == "auto"
                 peer = Peer(info.address, self._task.keys, name=info.name)
-                links.append(
-                    open_link(peer, request, prefix=self._prefix if here else None, check=self._check)
-                )
+                prefix = self._prefix if here else None
+                links.append(open_link(peer, request, prefix=prefix, check=self._check, lost=lost))
         except BaseException:
             for link in links:
                 link.close()
             raise
-        return ServedReplica(links, places, self.rules, replica=self.replica_index, optimizer=optimizer)
+        return ServedReplica(
+            links, places, self.rules, replica=self.replica_index, optimizer=optimizer, tables=tables
+        )
 
     def _require_supply(self) -> None:
         progress = current().progress

@@ -6,20 +6,22 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from nbdist.optim import Optimizer
+from nbdist.runtime.accumulator import Rows
 from nbdist.runtime.answers import APPLIED, DROPPED
 from nbdist.runtime.applied import gradient_of, parameters_for
 from nbdist.runtime.links import Link, Stopped
 from nbdist.runtime.mailbox import SLOTS
 from nbdist.runtime.rules import Rules
 from nbdist.runtime.tally import Tally
-from nbdist.train.strategy import Replica
+from nbdist.train.strategy import Replica, interleaved
 
 Array: TypeAlias = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 
 class ServedReplica(Replica):
@@ -33,7 +35,9 @@ class ServedReplica(Replica):
         *,
         replica: int,
         optimizer: Optimizer | None = None,
+        tables: Sequence[int] = (),
     ) -> None:
+        self.tables, self._table_links = tuple(tables), [links[places[i]] for i in tables]
         self._links, self._rules, self._number, self._optimizer = links, rules, replica, optimizer
         self.pull_is, self.push_is = ("receive", parameters_for(replica)), ("send", gradient_of(replica))
         self._counts_apart = len(links) > 1 and not rules.synchronous
@@ -49,9 +53,12 @@ class ServedReplica(Replica):
             link.pull()
         self.by_updates = rules.synchronous and rules.backups > 0
         self.notes = [link.note for link in links if link.note]
-        self.values = self._in_order([link.layout.views(link.parameters) for link in links], places)
+        of_rest = [place for i, place in enumerate(places) if i not in self.tables]
+        rest = self._in_order([link.layout.views(link.parameters) for link in links], of_rest)
+        own = self._in_order([link.tables for link in links], [places[i] for i in self.tables])
+        self.values = interleaved(own, rest, self.tables)
         self._gradients = [
-            self._in_order([link.layout.views(link.gradient(slot)) for link in links], places)
+            self._in_order([link.layout.views(link.gradient(slot)) for link in links], of_rest)
             for slot in range(SLOTS)
         ]
 
@@ -59,6 +66,24 @@ class ServedReplica(Replica):
     def transports(self) -> list[str]:
         """How each shard is reached, for people."""
         return [link.kind for link in self._links]
+
+    def want(self, ids: Sequence[Array]) -> None:
+        """Say which rows of each table the next pull brings."""
+        for link, numbered in self._by_link(ids):
+            for number, one in enumerate(numbered):
+                link.want(number, one)
+
+    def take(self, gradient: Sequence[Rows]) -> None:
+        """Take the gradients of the tables' rows, for the next push."""
+        for link, rows in self._by_link(gradient):
+            link.take(rows)
+
+    def _by_link(self, ones: Sequence[T]) -> list[tuple[Link, list[T]]]:
+        """Return what belongs to the tables of each link, in their order there."""
+        found: dict[int, tuple[Link, list[T]]] = {}
+        for link, one in zip(self._table_links, ones, strict=True):
+            found.setdefault(id(link), (link, []))[1].append(one)
+        return list(found.values())
 
     def pull(self) -> None:
         """Bring the newest parameters, once there is room for another gradient under way."""
@@ -72,6 +97,12 @@ class ServedReplica(Replica):
         for link in self._links:
             link.pull()
         self.global_step = self._links[0].global_step
+
+    def fetch(self) -> None:
+        """Bring the newest parameters, and the tables whole."""
+        self.pull()
+        for link in self._links:
+            link.fetch_tables()
 
     def newest(self) -> None:
         """Bring the parameters as each server has them between two updates.

@@ -7,7 +7,7 @@ attributes, and must return the shape and dtype that are claimed. See ``encoding
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -161,6 +161,7 @@ class _Reader:
             try:
                 if not op.external:  # whose kernel is no forward of its own
                     _signature(op).bind(np, *inputs, **attrs)
+                    check_attributes(attrs)
                 found = op.spec(*inputs, **attrs)
                 self.inferred[key] = Spec(tuple(found.shape), found.dtype.newbyteorder("<"))
             except Exception as error:  # a spec meets what no recorder would give it
@@ -168,6 +169,65 @@ class _Reader:
                     f"{op.name} {name!r} does not take these inputs and attributes: {error}"
                 ) from None
         return self.inferred[key]
+
+
+def _is_whole(value: Any, least: int | None = None) -> bool:
+    return isinstance(value, (int, np.integer)) and (least is None or bool(value >= least))
+
+
+def _are_whole(value: Any, least: int | None = None) -> bool:
+    return type(value) is tuple and all(_is_whole(n, least) for n in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, np.number, np.bool))
+
+
+def _are_pairs(value: Any, good: Callable[[Any], bool]) -> bool:
+    return type(value) is tuple and all(
+        type(pair) is tuple and len(pair) == 2 and all(map(good, pair)) for pair in value
+    )
+
+
+def _is_index(k: Any) -> bool:
+    if isinstance(k, slice):
+        return all(n is None or _is_whole(n) for n in (k.start, k.stop, k.step)) and k.step != 0
+    return k is None or k is ... or k == "array" or (_is_whole(k) and not isinstance(k, bool))
+
+
+ATTRIBUTES: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("axis1", "axis2", "offset", "k", "number", "seed"), _is_whole),
+    **dict.fromkeys(("depth", "classes", "rows"), lambda v: _is_whole(v, 0)),
+    **dict.fromkeys(("keepdims", "relu", "use_locking"), lambda v: isinstance(v, (bool, np.bool))),
+    **dict.fromkeys(("axes", "reps", "shift"), _are_whole),
+    **dict.fromkeys(("size", "strides", "dilation"), lambda v: _are_whole(v, 1) and len(v) == 2),
+    **dict.fromkeys(("start", "stop"), lambda v: _is_whole(v) or _are_whole(v, 0)),
+    "axis": lambda v: v is None or _is_whole(v) or _are_whole(v),
+    "shape": lambda v: _are_whole(v, -1),
+    "whole": lambda v: _are_whole(v, 0),
+    "repeats": lambda v: _is_whole(v, 0) or _are_whole(v, 0),
+    "padding": lambda v: v in ("valid", "same"),
+    "side": lambda v: v in ("left", "right"),
+    "kind": lambda v: v in (None, "quicksort", "heapsort", "mergesort", "stable"),
+    "dtype": lambda v: v is None or np.dtype(v).kind in "biuf",
+    "inputs": lambda v: type(v) is tuple and all(isinstance(labels, str) for labels in v),
+    "output": lambda v: isinstance(v, str),
+    "draw": lambda v: isinstance(v, str),
+    "key": lambda v: type(v) is tuple and all(map(_is_index, v)),
+    "widths": lambda v: _are_pairs(v, lambda n: _is_whole(n, 0)),
+    "ends": lambda v: _are_pairs(v, lambda n: _is_whole(n, 0)),
+    "values": lambda v: _are_pairs(v, _is_number),
+    "scale": _is_number,
+    "rate": lambda v: _is_number(v) and 0 <= v < 1,
+}
+"""By the name of an attribute, which means the same for all ops: whether a value may be one."""
+
+
+def check_attributes(attrs: dict[str, Any]) -> None:
+    """Raise InvalidArgumentError for the first attribute whose name does not allow its value."""
+    for name, value in attrs.items():
+        if name in ATTRIBUTES and not ATTRIBUTES[name](value):
+            raise InvalidArgumentError(f"{name}={str(value)[:80]} is not a valid value")
 
 
 @cache
@@ -236,7 +296,10 @@ def _spec(row: Any) -> Spec:
     dtype, *shape = row
     if any(n is not None and (type(n) is not int or not 0 <= n < 1 << 63) for n in shape):
         raise DataLossError("a size in a shape is no whole number of 0 or more")
-    return Spec(tuple(shape), read_dtype(dtype))
+    found = read_dtype(dtype)
+    if found.kind not in "biuf":
+        raise DataLossError(f"a tensor of {found}: tensors hold real numbers and booleans")
+    return Spec(tuple(shape), found)
 
 
 def _place(row: Any) -> tuple[str, str]:

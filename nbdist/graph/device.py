@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 
 __all__ = ["DeviceFunction", "DeviceScope", "DeviceSpec", "checked_scope", "choose_device", "device_of"]
 
@@ -240,7 +240,7 @@ def _fields(part: str, text: str) -> dict[str, Any]:
     if name in FIELDS:
         form = {"job": "job:ps", "replica": "replica:0", "task": "task:0"}.get(name, "device:CPU:0")
         raise InvalidArgumentError(f"{part!r} in {text!r} is no {name}; write it like {form}")
-    raise InvalidArgumentError(f"no device field {name!r}; choose from {', '.join(FIELDS)} (in {text!r})")
+    raise InvalidArgumentError(f"no device field {name!r}; {choices(name, FIELDS)} (in {text!r})")
 
 
 def _number(name: str, value: str, text: str) -> int:

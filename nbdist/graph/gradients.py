@@ -12,10 +12,10 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.composite import Composite
-from nbdist.graph.op import show
+from nbdist.graph.op import fits, show
 from nbdist.graph.partitioned import PartitionedVariable
 from nbdist.graph.scopes import Graph
-from nbdist.graph.sparse import IndexedSlices, add, dense
+from nbdist.graph.sparse import IndexedSlices, add, as_dtype, dense
 from nbdist.graph.tensor import Tensor, constant, symbolic
 
 Gradient = Tensor | IndexedSlices
@@ -23,6 +23,9 @@ Gradient = Tensor | IndexedSlices
 
 def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
     """Return d(sum of ys)/dx for each x, as tensors of the same graph; None where no y depends on x.
+
+    A gradient has its x's dtype. Whole numbers and booleans have none: theirs is None, and nothing flows
+    through them.
 
     ``ys`` and ``xs`` are tensors or lists of them; a partitioned variable stands for its shards. ``grad_ys``
     holds a gradient for each y (None: ones), so that the result is the sum of their products. Where an x
@@ -71,7 +74,7 @@ def _gradients(ys: Any, xs: Any, grad_ys: Any, *, sparse: bool) -> list[Any]:
     for y, start in zip(targets, given, strict=True):
         if y in order:
             with beside(y):
-                collect(y, _start(y, start), y.device)
+                collect(y, as_dtype(_start(y, start), y.dtype), y.device)
     for node in reversed(order):
         g = total(node)
         if g is not None:
@@ -84,8 +87,8 @@ def _gradients(ys: Any, xs: Any, grad_ys: Any, *, sparse: bool) -> list[Any]:
                 rule, g = node.op.vjp, dense(g)
             parts = rule(symbolic, g, node, *node.inputs, **node.attrs)
             for x, part in zip(node.inputs, parts, strict=True):
-                if part is not None and x in order:
-                    collect(x, part, node.device)
+                if part is not None and x in order and x.dtype.kind == "f":
+                    collect(x, as_dtype(part, x.dtype), node.device)
     return [total(x) for x in sources]
 
 
@@ -128,18 +131,13 @@ def _check(ys: list[Any], xs: list[Any], given: list[Any]) -> None:
     if len(given) != len(ys):
         raise InvalidArgumentError(f"gradients: {len(ys)} ys have {len(given)} grad_ys; give one for each")
     for y, start in zip(ys, given, strict=True):
-        if y.dtype.kind not in "fc":
+        if y.dtype.kind != "f":
             raise InvalidArgumentError(f"gradients: {y!r} is no floating point number")
         shape = y.shape if start is None else getattr(start, "shape", None) or np.shape(start)
-        if not _fits(shape, y.shape):
+        if not fits(shape, y.shape):
             raise InvalidArgumentError(
                 f"gradients: {y!r} has a gradient of the same shape, got {show(shape)}"
             )
-
-
-def _fits(shape: Sequence[int | None], other: Sequence[int | None]) -> bool:
-    pairs = zip(shape, other, strict=False)
-    return len(shape) == len(other) and all(a == b or None in (a, b) for a, b in pairs)
 
 
 def _reaching(ys: Iterable[Tensor], xs: set[Tensor]) -> dict[Tensor, None]:

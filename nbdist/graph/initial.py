@@ -14,15 +14,18 @@ from math import prod
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.backend import Array
+
+CHUNK = 1 << 18  # elements: what is drawn at a time, so that values take no second memory of their size
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of initial values.
 
-    ``draw`` is "uniform" (in +-scale), "normal" (of deviation scale) or "constant" (scale everywhere);
+    ``draw`` is "uniform" (in +-scale), "normal" (of deviation scale), "truncated_normal" (of deviation
+    scale, cut at two deviations of the whole normal distribution) or "constant" (scale everywhere).
     ``scale`` gets how many inputs make one output, and how many outputs one input goes to. Called with a
     shape and a generator, it returns float32 values.
 
@@ -39,15 +42,66 @@ class Kind:
         """Return the scale for a variable of this shape."""
         return float(self.scale(*fans(shape)))
 
-    def __call__(self, shape: Sequence[int], rng: np.random.Generator) -> Array:
-        """Return values for a variable of this shape, drawn in float64 and rounded to float32."""
+    def __call__(self, shape: Sequence[int], rng: np.random.Generator | None) -> Array:
+        """Return values for a variable of this shape, drawn in float64 a chunk at a time, in float32.
+
+        Without ``rng`` nothing is drawn: the array says shape and dtype, and takes no memory.
+        """
+        if rng is None:
+            return np.broadcast_to(np.float32(0), tuple(shape))
         scale = self.scale_for(shape)
         if self.draw == "constant":
-            return np.full(shape, scale, np.float32)
-        if self.draw == "uniform":
-            return rng.uniform(-scale, scale, shape).astype(np.float32)
-        values: Array = rng.standard_normal(shape) * scale
-        return values.astype(np.float32)
+            return np.full(shape, scale, np.float32) if scale else np.zeros(shape, np.float32)
+        values = np.empty(shape, np.float32)
+        flat = values.reshape(-1)
+        scratch = np.empty(min(CHUNK, flat.size))
+        for first in range(0, flat.size, CHUNK):
+            block = scratch[: flat.size - first]
+            fill(block, self.draw, scale, rng)
+            flat[first : first + CHUNK] = block
+        return values
+
+
+def fill(block: Array, draw: str, scale: float, rng: np.random.Generator) -> None:
+    """Draw values into ``block``, of float32 or float64; each takes one number of ``rng`` (but "normal")."""
+    if draw == "normal":
+        rng.standard_normal(out=block, dtype=block.dtype)
+        np.multiply(block, scale, out=block)
+        return
+    rng.random(out=block, dtype=block.dtype)
+    if draw == "uniform":
+        np.multiply(block, 2 * scale, out=block)
+        np.subtract(block, scale, out=block)
+    else:
+        _truncated_normal(block, scale)
+
+
+TRUNCATED = 0.9544997361036416  # erf(sqrt(2)): how much of a normal distribution lies within two deviations
+DEVIATION = 0.87962566103423978  # of a unit normal distribution that is truncated there
+# The central polynomial of erfinv (Giles 2010, "Approximating the erfinv function"), from the highest power.
+_ERFINV = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+    -0.00417768164, 0.246640727, 1.50140941,
+)  # fmt: skip
+
+
+def _truncated_normal(block: Array, scale: float) -> None:
+    """Turn uniform numbers from 0 to 1 into a normal distribution cut at two deviations, by its inverse.
+
+    Redrawing what lies outside would need a number of draws that depends on all values before it, and a shard
+    could not draw its own part.
+    """
+    np.multiply(block, 2 * TRUNCATED, out=block)
+    np.subtract(block, TRUNCATED, out=block)
+    w = np.multiply(block, block)
+    np.log1p(np.negative(w, out=w), out=w)
+    np.subtract(-2.5, w, out=w)  # -log(1 - x * x) - 2.5
+    p = np.full_like(block, _ERFINV[0])
+    for c in _ERFINV[1:]:
+        np.multiply(p, w, out=p)
+        np.add(p, c, out=p)
+    np.multiply(block, p, out=block)
+    np.multiply(block, np.sqrt(2) * scale / DEVIATION, out=block)
 
 
 def fans(shape: Sequence[int]) -> tuple[int, int]:
@@ -71,13 +125,15 @@ KINDS: dict[str, Kind] = {
     for kind in (
         # Glorot and Bengio 2010
         Kind("glorot_uniform", "uniform", lambda inputs, outputs: _root(6 / max(inputs + outputs, 1))),
-        Kind("glorot_normal", "normal", lambda inputs, outputs: _root(2 / max(inputs + outputs, 1))),
+        Kind(
+            "glorot_normal", "truncated_normal", lambda inputs, outputs: _root(2 / max(inputs + outputs, 1))
+        ),
         # He et al. 2015
         Kind("he_uniform", "uniform", lambda inputs, outputs: _root(6 / max(inputs, 1))),
-        Kind("he_normal", "normal", lambda inputs, outputs: _root(2 / max(inputs, 1))),
+        Kind("he_normal", "truncated_normal", lambda inputs, outputs: _root(2 / max(inputs, 1))),
         # LeCun et al. 1998
         Kind("lecun_uniform", "uniform", lambda inputs, outputs: _root(3 / max(inputs, 1))),
-        Kind("lecun_normal", "normal", lambda inputs, outputs: _root(1 / max(inputs, 1))),
+        Kind("lecun_normal", "truncated_normal", lambda inputs, outputs: _root(1 / max(inputs, 1))),
         Kind("random_uniform", "uniform", lambda inputs, outputs: 0.05),
         Kind("random_normal", "normal", lambda inputs, outputs: 0.05),
         Kind("standard_normal", "normal", lambda inputs, outputs: 1.0),  # as the first TensorFlow examples
@@ -92,5 +148,5 @@ KINDS["uniform"], KINDS["normal"] = KINDS["random_uniform"], KINDS["random_norma
 def kind_of(name: str) -> Kind:
     """Return the kind of that name."""
     if name not in KINDS:
-        raise InvalidArgumentError(f"no initializer {name!r}; choose from {', '.join(sorted(KINDS))}")
+        raise InvalidArgumentError(f"no initializer {name!r}; {choices(name, sorted(KINDS))}")
     return KINDS[name]

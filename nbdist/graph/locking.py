@@ -31,6 +31,15 @@ def guarded(kernel: Kernel, nodes: Sequence[Tensor], values: Values, locks: Lock
     return _under(kernel, [_lock_of(i, values, locks) for i in touched])
 
 
+def fenced(kernel: Kernel, nodes: Sequence[Tensor], values: Values, fence: Lock | None) -> Kernel:
+    """Return a kernel that enters ``fence`` if ``nodes`` change a variable; it may raise.
+
+    It goes inside the locks of variables: no wait for one lies between the fence and the change.
+    """
+    changes = any((one.op is not None and one.op.writes) or one in values.direct for one in nodes)
+    return _under(kernel, [fence]) if changes and fence is not None else kernel
+
+
 def _lock_of(value: Tensor, values: Values, locks: Locks) -> Lock | None:
     root = values.roots.get(value, value)
     return locks.get(root) if isinstance(root, Variable) else None

@@ -14,6 +14,7 @@ finite-difference test walks the table through each op's ``examples``.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -124,13 +125,114 @@ def broadcast(name: str, *shapes: Shape) -> Shape:
     return tuple(reversed(result))
 
 
+def fits(shape: Sequence[int | None], other: Sequence[int | None]) -> bool:
+    """Return whether two shapes may be one: as many dimensions, and no two known sizes that differ.
+
+    >>> fits((None, 3), (2, 3)), fits((2,), (2, 3))
+    (True, False)
+    """
+    pairs = zip(shape, other, strict=False)
+    return len(shape) == len(other) and all(a == b or None in (a, b) for a, b in pairs)
+
+
+def check_gradient(name: str, g: Spec, expected: Spec) -> None:
+    """Raise InvalidArgumentError unless a gradient has the shape of what it is a gradient of."""
+    if not fits(g.shape, expected.shape):
+        raise InvalidArgumentError(
+            f"{name}: a gradient of shape {show(g.shape)} where {show(expected.shape)} is needed"
+        )
+
+
+def whole(what: str, value: Any) -> int:
+    """Return a whole number as an int: Python's or NumPy's, or an array of one.
+
+    >>> whole("axis", np.int64(1))
+    1
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{what} is a whole number, got {value!r}") from None
+
+
+def whole_axes(name: str, axis: Any) -> int | tuple[int, ...] | None:
+    """Return an axis, several, or None, as NumPy's functions take them, in Python's own numbers."""
+    if isinstance(axis, (tuple, list)):
+        return tuple(whole(f"{name}: axis", a) for a in axis)
+    return None if axis is None else whole(f"{name}: axis", axis)
+
+
+def number_dtype(what: str, dtype: Any) -> np.dtype[Any]:
+    """Return a dtype that tensors hold: real numbers and booleans.
+
+    >>> number_dtype("placeholder", "float32")
+    dtype('float32')
+    """
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"{what}: {dtype!r} is no dtype; give np.float32, say") from None
+    if found.kind == "c":
+        raise InvalidArgumentError(
+            f"{what}: {found} is complex, and tensors hold real numbers: keep the real and the imaginary "
+            "part in two tensors (z.real, z.imag)"
+        )
+    if found.kind not in "biuf":
+        raise InvalidArgumentError(f"{what}: tensors hold numbers and booleans, not {found}")
+    return found
+
+
+def number_array(what: str, value: Any, dtype: Any = None) -> Array:
+    """Return a new array of the numbers in ``value``; InvalidArgumentError for all else."""
+    wanted = None if dtype is None else number_dtype(what, dtype)
+    try:
+        array = np.array(value, dtype=wanted)
+    except OverflowError:
+        raise InvalidArgumentError(f"{what}: {value!r} does not fit {wanted}; use a larger dtype") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"{what}: expected a number or an array of numbers, with rows of one length, got {value!r}; "
+            f"NumPy says: {error}"
+        ) from None
+    if array.dtype.kind not in "biufc":
+        raise InvalidArgumentError(f"{what}: expected a tensor, an array or a number, got {value!r}")
+    number_dtype(what, array.dtype)
+    return array
+
+
+def shape_of(what: str, shape: Any) -> Shape:
+    """Return a declared shape: a list or tuple of sizes, None for those that each run may choose."""
+    if not isinstance(shape, (tuple, list)):
+        raise InvalidArgumentError(f"{what}: a shape is a tuple of sizes, got {shape!r}; (3,) is one of 3")
+    sizes = tuple(None if n is None else whole(f"{what}: a size in a shape", n) for n in shape)
+    if any(n is not None and n < 0 for n in sizes):
+        raise InvalidArgumentError(
+            f"{what}: the shape {show(sizes)} has a size below 0; None stands for one that each run chooses"
+        )
+    return sizes
+
+
+def floating(name: str, *specs: Spec) -> None:
+    """Raise InvalidArgumentError unless all values are floating-point numbers.
+
+    >>> floating("softmax", Spec((3,), np.dtype(np.float32)))
+    """
+    for spec in specs:
+        if spec.dtype.kind != "f":
+            raise InvalidArgumentError(
+                f"{name} takes floating-point numbers, got {spec.dtype}: convert them with "
+                ".astype(np.float32) first"
+            )
+
+
 def normal_axes(name: str, axis: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
     """Return axes as sorted non-negative numbers; None means all.
 
     >>> normal_axes("sum", -1, 2)
     (1,)
     """
-    axes = tuple(range(ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    found = whole_axes(name, axis)
+    axes = tuple(range(ndim)) if found is None else (found,) if isinstance(found, int) else found
     for a in axes:
         if not -ndim <= a < ndim:
             raise InvalidArgumentError(f"{name}: axis {a} is out of range for {ndim} dimensions")

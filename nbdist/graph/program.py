@@ -26,7 +26,7 @@ from nbdist.graph.blockwise import Blockwise
 from nbdist.graph.buffers import slab
 from nbdist.graph.capture import Captured, check_capture
 from nbdist.graph.chains import find_chains
-from nbdist.graph.locking import Locks
+from nbdist.graph.locking import Lock, Locks
 from nbdist.graph.memory import lay_out, unneeded_after
 from nbdist.graph.op import Shape
 from nbdist.graph.source import Kernels, Memory, Source, Written
@@ -113,6 +113,7 @@ def compile_program(
     capture: bool = False,
     written: Written | None = None,
     locks: Locks | None = None,
+    fence: Lock | None = None,
 ) -> Program:
     """Compile what ``fetches`` and ``into`` need, for feeds of exactly these shapes.
 
@@ -122,13 +123,14 @@ def compile_program(
     function that is called for an external op, ``memory`` the bytes that intermediate values are kept in.
     ``written`` holds functions that are called as soon as a value of ``into`` is in its array: gradients of a
     bucket can travel while others are computed. ``locks`` are taken where their variables are looked at or
-    changed. ``capture`` makes a CUDA graph of a CuPy program, see :mod:`nbdist.graph.capture`.
+    changed. ``fence`` is entered for each change of a variable: it raises where the step may change nothing
+    any more. ``capture`` makes a CUDA graph of a CuPy program, see :mod:`nbdist.graph.capture`.
     """
     wanted = _Wanted(tuple(fetches), tuple(into), tuple(feeds), Specs.fed(feeds, shapes), values or {}, xp)
     plan = _plan(wanted, order, blocks)
     if capture:
         check_capture(plan.steps, plan.values)
-    program = plan.program(kernels, memory, written or {}, locks or {})
+    program = plan.program(kernels, memory, written or {}, locks or {}, fence)
     if capture:
         specs = [[wanted.specs[t] for t in tensors] for tensors in (feeds, into)]
         program = replace(program, function=Captured(program.function, xp, *specs))
@@ -179,11 +181,27 @@ class _Plan:
         ]
         self.layout = lay_out(self.steps, self.values, self.chains)
 
-    def program(self, kernels: Kernels | None, memory: Memory, written: Written, locks: Locks) -> Program:
+    def program(
+        self,
+        kernels: Kernels | None,
+        memory: Memory,
+        written: Written,
+        locks: Locks,
+        fence: Lock | None = None,
+    ) -> Program:
         """Return the program, with memory."""
         wanted = self.wanted
         source = Source(
-            self.order, self.values, self.layout, wanted.feeds, wanted.into, kernels, memory, written, locks
+            self.order,
+            self.values,
+            self.layout,
+            wanted.feeds,
+            wanted.into,
+            kernels,
+            memory,
+            written,
+            locks,
+            fence,
         )
         unneeded = unneeded_after(self.steps, self.values)
         runs: dict[Tensor, Blockwise] = {}

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 
 if TYPE_CHECKING:
     from nbdist.graph.tensor import Tensor, Variable
@@ -88,4 +88,4 @@ def checked(what: str, kind: type[Kind], value: Any) -> Kind:
     try:
         return kind(value.lower() if isinstance(value, str) else value)
     except ValueError:
-        raise InvalidArgumentError(f"no {what} {value!r}; choose from {', '.join(kind)}") from None
+        raise InvalidArgumentError(f"no {what} {value!r}; {choices(value, kind)}") from None

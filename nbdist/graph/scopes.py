@@ -96,6 +96,8 @@ class Graph:
 
     def unique(self, name: str) -> str:
         """Return ``scope/name``, with ``_1``, ``_2`` after it where it is taken."""
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"a name is text, got {name!r}")
         full = self.scope.name + name
         count = self._names.get(full, 0)
         self._names[full] = count + 1
@@ -165,6 +167,8 @@ def name_scope(name: str) -> Iterator[str]:
     'hidden/bias'
     """
     graph = default_graph()
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"name_scope: a name is text, got {name!r}")
     full = graph.unique(name) + "/" if name else ""
     with _changed(name=full):
         yield full
@@ -189,6 +193,10 @@ def device(spec: DeviceScope) -> Iterator[None]:
 @contextlib.contextmanager
 def colocate_with(op: Tensor) -> Iterator[None]:
     """Put what is made inside on the device of ``op``, whatever the device blocks say."""
+    if not isinstance(getattr(op, "device", None), str):
+        raise InvalidArgumentError(
+            f"colocate_with takes a tensor, an op or a variable, got {op!r}; nb.device takes a device's name"
+        )
     with _changed(colocated=op):
         yield
 

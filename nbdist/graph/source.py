@@ -19,9 +19,9 @@ from nbdist.graph.backend import Array
 from nbdist.graph.blockwise import Blockwise, Given, Operand
 from nbdist.graph.buffers import dummy, place
 from nbdist.graph.chains import Chain
-from nbdist.graph.locking import Locks, guarded
+from nbdist.graph.locking import Lock, Locks, fenced, guarded
 from nbdist.graph.memory import Layout
-from nbdist.graph.op import Op
+from nbdist.graph.op import Op, fits, show
 from nbdist.graph.registers import Register
 from nbdist.graph.tensor import Tensor
 from nbdist.graph.values import Kind, Values, scratch_dtype
@@ -50,9 +50,10 @@ class Source:
         memory: Memory,
         written: Written,
         locks: Locks,
+        fence: Lock | None = None,
     ) -> None:
         self.values, self.layout, self.into, self.kernels = values, layout, into, kernels
-        self._written, self._locks = dict(written), locks
+        self._written, self._locks, self._fence = dict(written), locks, fence
         self.scope: dict[str, Any] = {"copyto": values.xp.copyto}
         self.lines: list[str] = []
         self.nodes: list[Tensor] = []
@@ -87,9 +88,12 @@ class Source:
             if self.kernels is None:
                 raise InvalidArgumentError(f"{node.name!r} ({node.type}) runs only in a session")
             kernel = self.kernels(node)
+            if node.op.has_value:
+                kernel = _checked(kernel, values, node)
         else:
             kernel = _bound(node.op, values, node)
         if kind is not Kind.VIEW:
+            kernel = fenced(kernel, [node], values, self._fence)
             kernel = guarded(kernel, [node], values, self._locks)
         if kind in (Kind.VIEW, Kind.MADE) and node.op.has_value:
             self._names[node] = f"t{line}"
@@ -133,7 +137,8 @@ class Source:
                 outputs.append(out)
             operands.append([*arguments, out])
         run = Blockwise(chain, kernels, operands, outputs)
-        call = guarded(run, chain.members, values, self._locks)
+        call = fenced(run, chain.members, values, self._fence)
+        call = guarded(call, chain.members, values, self._locks)
         self._write(f"{self._kernel('chain', call)}({', '.join(given)})", chain.members[-1])
         self._tell(chain.members)
         return run
@@ -239,7 +244,27 @@ def _blocks_of(register: Array, chain: Chain, dtype: np.dtype[Any]) -> list[Arra
 
 def _bound(op: Op, values: Values, node: Tensor) -> Callable[..., Array]:
     xp, attrs = values.xp, node.attrs
-    return lambda *arrays: op.forward(xp, *arrays, **attrs)
+    call = lambda *arrays: op.forward(xp, *arrays, **attrs)
+    return _checked(call, values, node) if values.kinds[node] is Kind.MADE and op.has_value else call
+
+
+def _checked(call: Callable[..., Array], values: Values, node: Tensor) -> Callable[..., Array]:
+    """Return a call that must return a value of the inferred shape.
+
+    Kernels plan for that shape, and some take views that NumPy does not check against the memory.
+    """
+    shape = values.specs[node].shape
+
+    def checked(*arrays: Array) -> Array:
+        result = call(*arrays)
+        found = np.shape(result)
+        if found != shape and not fits(found, shape):
+            raise InvalidArgumentError(
+                f"{node.name!r} ({node.type}): its spec says {show(shape)}, its value is {show(found)}"
+            )
+        return result
+
+    return checked
 
 
 def _view_of(op: Op, values: Values, node: Tensor) -> Callable[[Array], Array]:

@@ -87,6 +87,15 @@ def add(a: Any, b: Any) -> Any:
     return dense(a) + dense(b)
 
 
+def as_dtype(gradient: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a gradient, a tensor or rows, in a dtype; itself if it has that."""
+    if gradient.dtype == dtype:
+        return gradient
+    if isinstance(gradient, IndexedSlices):
+        return IndexedSlices(gradient.values.astype(dtype), gradient.indices, gradient.dense_shape)
+    return gradient.astype(dtype)
+
+
 def dense(gradient: Any) -> Tensor:
     """Return a gradient as a tensor."""
     result: Tensor = gradient.as_tensor() if isinstance(gradient, Composite) else gradient

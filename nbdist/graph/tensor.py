@@ -11,6 +11,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.composite import Composite
 from nbdist.graph.methods import ArrayMethods, symbolic
-from nbdist.graph.op import OPS, Op, Shape, Spec, show
+from nbdist.graph.op import OPS, Op, Shape, Spec, number_array, number_dtype, shape_of, show
 from nbdist.graph.replicated import VariableAggregation, VariableSynchronization, checked
 from nbdist.graph.scopes import Graph, Line, Scope, default_graph, name_scope, sessions, users_line
 
@@ -29,7 +30,7 @@ __all__ = [
     "default_graph", "name_scope", "placeholder", "record", "symbolic",
 ]  # fmt: skip
 
-NUMBERS = "biufc"  # the kinds of dtypes that tensors hold
+NUMBERS = "biuf"  # the kinds of dtypes that tensors hold
 BUILD_TOGETHER = "build both inside one `with Graph().as_default()`"
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
@@ -144,7 +145,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
 
     def astype(self, dtype: Any) -> Tensor:
         """Return the values as another dtype."""
-        return record("cast", self, dtype=np.dtype(dtype))
+        return record("cast", self, dtype=number_dtype("astype", dtype))
 
     def __getitem__(self, key: Any) -> Tensor:
         result: Tensor = FUNCTIONS[operator.getitem](self, key if isinstance(key, tuple) else (key,))
@@ -178,14 +179,15 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
                 "nbdist.graph.tensor.FUNCTIONS (see nbdist/graph/ops), or compute it outside the graph"
             )
         recorder = FUNCTIONS[func]
+        given, options = _by_numpys_names(func, args, kwargs)
         try:
-            inspect.signature(recorder).bind(*args, **kwargs)
+            signature(recorder).bind(*given, **options)
         except TypeError as error:
             raise NotImplementedError(
                 f"np.{func.__name__} does not record on a Tensor with these arguments: {error}; "
-                f"its arguments here are {inspect.signature(recorder)}"
+                f"its arguments here are {signature(recorder)}"
             ) from None
-        return recorder(*args, **kwargs)
+        return recorder(*given, **options)
 
     def __array__(self, *args: Any, **kwargs: Any) -> Array:
         raise TypeError(
@@ -234,6 +236,11 @@ class Constant(Tensor):
     value: Array
 
 
+def _one_number(value: Any) -> bool:
+    """Whether an array is one number broadcast to a shape, which takes no memory and cannot be written to."""
+    return isinstance(value, np.ndarray) and not value.flags.writeable and not any(value.strides)
+
+
 class Variable(Tensor):
     """A tensor whose value is kept between runs, by the task that holds it.
 
@@ -267,10 +274,9 @@ class Variable(Tensor):
             raise InvalidArgumentError(
                 f"a variable's initial value has one shape and the variable's dtype, got {value!r}"
             )
-        if not isinstance(value, Tensor):
-            value = np.array(value, dtype=dtype)
-        if value.dtype.kind not in NUMBERS:
-            raise InvalidArgumentError(f"a variable holds numbers, not {initial_value!r}")
+        if not isinstance(value, Tensor) and not (dtype is None and _one_number(value)):
+            value = number_array("a variable's initial value", value, dtype)
+        number_dtype("a variable's initial value", value.dtype)
         super().__init__(None, (), {}, Spec(value.shape, value.dtype), name or "Variable")
         self.initial_value = value
         self.aggregation = checked("aggregation", VariableAggregation, aggregation)
@@ -333,15 +339,13 @@ def placeholder(dtype: Any, shape: Sequence[int | None], name: str | None = None
     ...     placeholder(np.float32, (None, 64), name="x")
     <Placeholder 'x' (?, 64) float32>
     """
-    spec = Spec(tuple(None if n is None else int(n) for n in shape), np.dtype(dtype))
+    spec = Spec(shape_of("placeholder", shape), number_dtype("placeholder", dtype))
     return Placeholder(None, (), {}, spec, name or "placeholder")
 
 
 def constant(value: Any, dtype: Any = None, name: str | None = None) -> Constant:
     """Return a tensor with a fixed value: a copy, which later changes of ``value`` do not reach."""
-    array = np.array(value, dtype=dtype)
-    if array.dtype.kind not in NUMBERS:
-        raise InvalidArgumentError(f"a constant is a number or an array of numbers, not {value!r}")
+    array = number_array("a constant", value, dtype)
     tensor = Constant(None, (), {}, Spec(array.shape, array.dtype), name or "constant")
     tensor.value = array
     return tensor
@@ -374,16 +378,73 @@ def record(op_name: str, *inputs: Any, name: str | None = None, **attrs: Any) ->
 def _as_tensors(op_name: str, inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     dtypes = [i.dtype for i in inputs if hasattr(i, "dtype")]
     tensors = []
-    for value in inputs:
+    for place, value in enumerate(inputs):
         if isinstance(value, (Tensor, Composite)):
             tensors.append(value.as_tensor() if isinstance(value, Composite) else value)
         elif isinstance(value, (bool, int, float, complex)) and dtypes:
-            tensors.append(constant(value, np.result_type(*dtypes, value)))
+            tensors.append(constant(value, _dtype_beside(op_name, value, dtypes, place)))
         else:
-            array = np.asarray(value)
-            if array.dtype.kind not in NUMBERS:
-                raise InvalidArgumentError(
-                    f"{op_name}: expected a tensor, an array or a number, got {value!r}"
-                )
-            tensors.append(constant(array))
+            tensors.append(constant(value if isinstance(value, np.ndarray) else number_array(op_name, value)))
     return tuple(tensors)
+
+
+COMPARISONS = frozenset(("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"))
+
+
+def _dtype_beside(op_name: str, value: Any, dtypes: Sequence[np.dtype[Any]], place: int) -> np.dtype[Any]:
+    """Return the dtype that NumPy gives a Python number beside arrays (NEP 50).
+
+    A whole number that the arrays' dtype does not hold is compared as what it is, and is converted to what
+    the function computes in if that is floating point: so is the 256 of ``x / 256`` for bytes.
+    """
+    beside: np.dtype[Any] = np.result_type(*dtypes, value)
+    if type(value) is not int or beside.kind not in "iu":
+        return beside
+    if np.iinfo(beside).min <= value <= np.iinfo(beside).max:
+        return beside
+    if op_name in COMPARISONS:
+        return np.dtype(np.int64 if -(1 << 63) <= value < 1 << 63 else np.float64)
+    ufunc = getattr(np, op_name, None)
+    if isinstance(ufunc, np.ufunc) and ufunc.nin == 2 and len(dtypes) == 1:
+        pair: tuple[Any, Any] = (int, dtypes[0]) if place == 0 else (dtypes[0], int)
+        loop = ufunc.resolve_dtypes((*pair, None))[place]
+        return loop if loop.kind not in "iu" else beside
+    return beside
+
+
+@cache
+def signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return what a function takes."""
+    return inspect.signature(function)
+
+
+def _by_numpys_names(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of NumPy's function by NumPy's names, without those that change nothing.
+
+    A recorder takes some of them, in an order of its own.
+    """
+    try:
+        bound = signature(func).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidArgumentError(f"np.{func.__name__}: {error}") from None
+    given: list[Any] = []
+    options: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        parameter = signature(func).parameters[name]
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            given.extend(value)
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            options |= value
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            given.append(value)
+        elif not _same_as_default(value, parameter.default):
+            options[name] = value
+    return tuple(given), options
+
+
+def _same_as_default(value: Any, default: Any) -> bool:
+    return value is default or (
+        isinstance(value, (str, bool, int)) and type(value) is type(default) and value == default
+    )

@@ -115,7 +115,9 @@ class Values:
             return Kind.MADE
         if node.op.writes:
             return Kind.CHANGED
-        return Kind.MADE if node.op.into is None or not self.specs.exact(node) else Kind.COMPUTED
+        # A kernel may plan at its first call: use it only where all shapes, those of inputs too, are fixed.
+        planned = node.op.into is not None and self.specs.exact(node) and self._has_exact_inputs(node)
+        return Kind.COMPUTED if planned else Kind.MADE
 
     def _leaf(self, node: Tensor) -> Array:
         if isinstance(node, Placeholder):
@@ -148,7 +150,7 @@ class Values:
 
     def _moves_nothing(self, node: Tensor) -> bool:
         """Whether an op is one of views; if it can compute as well, one where there is nothing to do."""
-        if node.op is None or not node.op.view or not self.reads(node):
+        if node.op is None or not node.op.view or not any(i is node.inputs[0] for i in self.reads(node)):
             return False
         return node.op.into is None or self.specs[node.inputs[0]] == self.specs[node]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.initial import Kind, kind_of
-from nbdist.graph.op import show
+from nbdist.graph.op import number_dtype, show
 from nbdist.graph.ops.state import group
 from nbdist.graph.partitioned import PartitionedVariable, parts_of
 from nbdist.graph.partitioners import Partitioner
@@ -186,6 +186,8 @@ def _start(graph: Graph, name: str, shape: Any, dtype: Any, initializer: Any) ->
         initializer = "glorot_uniform" if np.dtype(dtype or np.float32).kind == "f" else "zeros"
     if isinstance(initializer, str):
         initializer = kind_of(initializer)
+    if dtype is not None:
+        dtype = number_dtype(f"get_variable: {name!r}", dtype)
     if isinstance(initializer, (Kind, bool, int, float, np.number, np.bool)):
         if sizes is None:
             raise InvalidArgumentError(f"get_variable: {name!r} needs a shape; give shape=")

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from nbdist.cluster.launch import LAUNCHERS
-from nbdist.cluster.mpi import mpiexec_command
+from nbdist.cluster.mpi import require_mpi
 from nbdist.cluster.resources import count_cores, list_gpus
 from nbdist.errors import MissingExtra
 from nbdist.home import home_path
@@ -37,7 +37,7 @@ def can_launch(launcher: str) -> bool:
     """Return whether what a launcher needs is installed."""
     try:
         if launcher == "mpi":
-            mpiexec_command(1)
+            require_mpi()
     except MissingExtra:
         return False
     return True

@@ -10,23 +10,28 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
-from nbdist.errors import DeadlineExceededError, NbdistError, NotFoundError
+from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NbdistError, NotFoundError
 from nbdist.home import home_path
+
+if TYPE_CHECKING:
+    from nbdist.runs.run import Run
 
 Say = Callable[[str], object]
 MOST_BYTES = 64 << 10  # of a request
 LONGEST = 500  # characters of a line
 STOP_SECONDS = 45.0  # for a run to stop; its tasks are signalled, and replaced if need be, long before
+EFFECT_SECONDS = 30.0  # for a pause, its end or a learning rate to take effect: after the current step
 
 
 def main() -> int:
@@ -71,7 +76,7 @@ def unusable(error: OSError) -> str:
 
 
 def start(say: Say, *, id: str, **options: Any) -> None:
-    """Start a cluster that lives until somebody stops it."""
+    """Start a cluster that runs until it is stopped."""
     from nbdist.cluster.launch import start_cluster
 
     start_cluster(cluster_id=id, detached=True, report=say, **options).close()
@@ -83,7 +88,7 @@ def stop(say: Say, *, id: str) -> None:
     from nbdist.cluster.folder import clusters_folder, living
 
     if id in living():  # which removes what dead ones have left
-        end(clusters_folder() / id)
+        end(clusters_folder() / id, "it was stopped in the Clusters and Runs panel")
 
 
 def stop_parallel(say: Say, *, profile: str, id: str) -> None:
@@ -116,6 +121,17 @@ def grow(say: Say, *, id: str, workers: int) -> None:
         cluster.close()
 
 
+def shrink(say: Say, *, id: str, workers: int) -> None:
+    """End the last so many workers of a cluster."""
+    from nbdist.cluster.handle import Cluster
+
+    cluster = Cluster.attach(id)
+    try:
+        cluster.shrink(workers, report=say)
+    finally:
+        cluster.close()
+
+
 def restart(say: Say, *, id: str, task: str | None) -> None:
     """Give a task another process; None stands for all that are dead."""
     from nbdist.cluster.handle import Cluster
@@ -128,23 +144,71 @@ def restart(say: Say, *, id: str, task: str | None) -> None:
 
 
 def stop_run(say: Say, *, id: str) -> None:
-    """Stop a run, as a second one who follows it: it stays with the notebook that drives it."""
-    from nbdist.cluster.handle import Cluster
+    """Stop a run; it still belongs to the notebook that started it."""
     from nbdist.metrics.runfile import read_run
-    from nbdist.runs.attach import attach_run
     from nbdist.runs.ending import ENDED
 
-    run = attach_run(id)
-    try:
+    with attached(id) as run:
         run.stop()
         deadline = time.monotonic() + STOP_SECONDS
         while read_run(id).status not in ENDED and not run.pump():
             if time.monotonic() > deadline:
                 raise DeadlineExceededError(f"run {id} has not stopped within {STOP_SECONDS:g} s; try again")
             time.sleep(0.05)
+
+
+def pause_run(say: Say, *, id: str) -> None:
+    """Pause a run; return when its replicas have paused."""
+    with attached(id) as run:
+        run.pause()
+        await_effect(run, lambda: run.standing().state == "paused", "paused")
+
+
+def resume_run(say: Say, *, id: str) -> None:
+    """Resume a paused run; return when its replicas train again."""
+    with attached(id) as run:
+        run.resume()
+        await_effect(run, lambda: run.standing().state != "paused", "resumed")
+
+
+def set_run(say: Say, *, id: str, learning_rate: float) -> None:
+    """Change a run's learning rate; return when its replicas train at that rate."""
+
+    def changed() -> bool:
+        rate = run.standing().learning_rate
+        return rate is not None and math.isclose(rate, learning_rate, rel_tol=1e-6)
+
+    with attached(id) as run:
+        run.set(learning_rate=learning_rate)
+        await_effect(run, changed, f"taken the learning rate {learning_rate:g}")
+
+
+@contextmanager
+def attached(id: str) -> Iterator[Run]:
+    """Attach to a run, and to its cluster, for a while."""
+    from nbdist.cluster.handle import Cluster
+    from nbdist.runs.attach import attach_run
+
+    run = attach_run(id)
+    try:
+        yield run
     finally:
         with suppress(NotFoundError):
             Cluster.current().close()
+
+
+def await_effect(run: Run, condition: Callable[[], bool], effect: str) -> None:
+    """Wait until a command to a run's replicas has taken effect between two of their steps."""
+    deadline = time.monotonic() + EFFECT_SECONDS
+    while not condition():
+        if run.pump():
+            raise FailedPreconditionError(f"run {run.id} ended ({run.status}) before it had {effect}")
+        if time.monotonic() > deadline:
+            raise DeadlineExceededError(
+                f"run {run.id} has not {effect} within {EFFECT_SECONDS:g} s: a step of it takes longer, or a "
+                "replica does not train yet. The command is not lost: it takes effect after that step"
+            )
+        time.sleep(0.02)
 
 
 def wish(say: Say, *, id: str, wish: str) -> None:
@@ -161,8 +225,12 @@ DOES: dict[str, Callable[..., None]] = {
     "stop_parallel": stop_parallel,
     "forget_parallel": forget_parallel,
     "grow": grow,
+    "shrink": shrink,
     "restart": restart,
     "stop_run": stop_run,
+    "pause_run": pause_run,
+    "resume_run": resume_run,
+    "set_run": set_run,
     "wish": wish,
 }
 

@@ -7,8 +7,17 @@ import json
 from tornado import web
 
 from nbdist.cluster.folder import new_id
-from nbdist.errors import InvalidArgumentError
-from nbdist.lab.bodies import nothing, wanted_cluster, wanted_growth, wanted_task
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.lab.bodies import (
+    nothing,
+    wanted_cleaning,
+    wanted_cluster,
+    wanted_growth,
+    wanted_labels,
+    wanted_name,
+    wanted_settings,
+    wanted_task,
+)
 from nbdist.lab.handling import Handler, checked_id
 
 
@@ -18,8 +27,15 @@ class NewCluster(Handler):
     @web.authenticated
     async def post(self) -> None:
         """Begin to start a cluster, and answer with its id."""
-        wanted = wanted_cluster(self.body())
-        id = new_id()
+        body = self.body()
+        wanted, name = wanted_cluster(body), wanted_name(body)
+        if name is not None:
+            known = {one["id"]: one["state"] for one in (await self.service.look(None))["clusters"]}
+            if known.get(name, "failed") != "failed":
+                raise FailedPreconditionError(
+                    f"there is a cluster {name!r} already ({known[name]}); choose another name"
+                )
+        id = name or new_id()
         self.service.actions.begin("clusters", id, "start", {"do": "start", "id": id, **wanted}, wanted)
         self.accept({"id": id})
 
@@ -42,29 +58,52 @@ class OneCluster(Handler):
 
 
 class ClusterWish(Handler):
-    """``POST nbdist/api/v1/clusters/ID/grow`` and ``.../restart``."""
+    """``POST nbdist/api/v1/clusters/ID/grow``, ``.../shrink`` and ``.../restart``."""
 
     @web.authenticated
     async def post(self, cluster: str, wish: str) -> None:
-        """Begin to grow a cluster, or to restart tasks of it."""
+        """Begin to grow or shrink a cluster, or to restart tasks of it."""
         id, body = checked_id(cluster), self.body()
-        what = {"workers": wanted_growth(body)} if wish == "grow" else {"task": wanted_task(body)}
+        what = {"task": wanted_task(body)} if wish == "restart" else {"workers": wanted_growth(body)}
         await self.service.check("clusters", id, wish)
         self.service.actions.begin("clusters", id, wish, {"do": wish, "id": id, **what})
         self.accept({})
 
 
-class RunStop(Handler):
-    """``POST nbdist/api/v1/runs/ID/stop``."""
+class RunCommand(Handler):
+    """``POST nbdist/api/v1/runs/ID/stop``, ``.../pause``, ``.../resume`` and ``.../set``."""
+
+    @web.authenticated
+    async def post(self, run: str, command: str) -> None:
+        """Begin to stop, pause or resume a run, or to change its learning rate."""
+        id, body = checked_id(run), self.body()
+        settings = wanted_settings(body) if command == "set" else nothing(body)
+        await self.service.check("runs", id, command)
+        self.service.actions.begin("runs", id, command, {"do": f"{command}_run", "id": id, **settings})
+        self.accept({})
+
+
+class RunLabels(Handler):
+    """``POST nbdist/api/v1/runs/ID/labels``."""
 
     @web.authenticated
     async def post(self, run: str) -> None:
-        """Begin to stop a run."""
-        nothing(self.body())
-        id = checked_id(run)
-        await self.service.check("runs", id, "stop")
-        self.service.actions.begin("runs", id, "stop", {"do": "stop_run", "id": id})
-        self.accept({})
+        """Change a run's name, tags or note."""
+        id, labels = checked_id(run), wanted_labels(self.body())
+        await self.service.read(lambda views: views.label(id, labels))
+        self.service.watch.wake()
+        self.finish("{}")
+
+
+class Cleaning(Handler):
+    """``POST nbdist/api/v1/clean``."""
+
+    @web.authenticated
+    async def post(self) -> None:
+        """Delete old runs, or answer which ones would be deleted."""
+        wanted = wanted_cleaning(self.body())
+        await self.answer(lambda views: views.clean(*wanted))
+        self.service.watch.wake()
 
 
 class RunBoard(Handler):

@@ -17,7 +17,10 @@ from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.lab.actor import perform
 from nbdist.lab.underway import Underway
 
-SECONDS = {"start": 120.0, "stop": 45.0, "grow": 120.0, "restart": 120.0, "pause": 45.0, "resume": 45.0}
+SECONDS = {
+    "start": 120.0, "stop": 45.0, "grow": 120.0, "shrink": 60.0, "restart": 120.0, "pause": 45.0,
+    "resume": 45.0, "set": 45.0,
+}  # fmt: skip
 """How long each may take; nothing of ours takes half of it."""
 MOST_FAILED = 100  # that are remembered
 

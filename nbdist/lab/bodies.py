@@ -6,9 +6,11 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from nbdist.cluster.folder import VALID_ID
 from nbdist.cluster.launch import LAUNCHERS
 from nbdist.cluster.resources import MOST_TASKS, check_counts, parse_memory
 from nbdist.errors import InvalidArgumentError
+from nbdist.lab.record import number
 
 START: dict[str, Any] = {
     "workers": 2,
@@ -22,6 +24,9 @@ START: dict[str, Any] = {
 """What a cluster is started with where the page does not say."""
 TASK = re.compile(r"(?:/job:)?(worker|ps)(?:/task)?:(\d{1,4})")
 
+LABELS = ("name", "tags", "note")
+SETTINGS = ("learning_rate",)
+
 Body = Mapping[str, Any]
 
 
@@ -31,8 +36,8 @@ def wanted_cluster(body: Body) -> dict[str, Any]:
     >>> wanted_cluster({"workers": 3})["workers"], wanted_cluster({})["launcher"]
     (3, 'local')
     """
-    check_keys(body, START)
-    wanted = {**START, **body}
+    check_keys(body, ("name", *START))
+    wanted = {**START, **{key: value for key, value in body.items() if key != "name"}}
     if wanted["launcher"] not in LAUNCHERS:
         raise InvalidArgumentError(
             f"no launcher {shown(wanted['launcher'])}; choose from {', '.join(LAUNCHERS)}"
@@ -47,7 +52,7 @@ def wanted_cluster(body: Body) -> dict[str, Any]:
 
 
 def wanted_growth(body: Body) -> int:
-    """Return how many workers a cluster is to have more.
+    """Return how many workers a cluster is to have more, or fewer.
 
     >>> wanted_growth({"workers": 2}), wanted_growth({})
     (2, 1)
@@ -76,9 +81,64 @@ def wanted_task(body: Body) -> str | None:
     return f"{found[1]}:{int(found[2])}"
 
 
-def nothing(body: Body) -> None:
-    """Check that a body asks for nothing more."""
+def wanted_labels(body: Body) -> dict[str, Any]:
+    """Return what a run is to be called, its tags or its note; the values are checked where they are written.
+
+    >>> wanted_labels({"name": "baseline"})
+    {'name': 'baseline'}
+    """
+    check_keys(body, LABELS)
+    return dict(body)
+
+
+def wanted_cleaning(body: Body) -> tuple[str | None, int | None, bool]:
+    """Return the age, the number of runs to keep, and whether this is a dry run.
+
+    >>> wanted_cleaning({"older_than": "30d", "dry_run": False})
+    ('30d', None, False)
+    """
+    check_keys(body, ("older_than", "keep", "dry_run"))
+    age, keep = body.get("older_than"), body.get("keep")
+    if age is not None and not isinstance(age, str):
+        raise InvalidArgumentError(f"older_than is a text such as '30d', or null, not {shown(age)}")
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int)):
+        raise InvalidArgumentError(f"keep is a whole number, or null, not {shown(keep)}")
+    return age, keep, flag(body, "dry_run") if "dry_run" in body else True
+
+
+def wanted_name(body: Body) -> str | None:
+    """Return the name of a new cluster, which is its id; None for one that nbdist makes.
+
+    >>> wanted_name({"name": "big"}), wanted_name({})
+    ('big', None)
+    """
+    if body.get("name") is None:
+        return None
+    name = text(body, "name")
+    if VALID_ID.fullmatch(name) is None:
+        raise InvalidArgumentError(f"a cluster's name is 1 to 48 letters, digits and _, not {shown(name)}")
+    return name
+
+
+def wanted_settings(body: Body) -> dict[str, float]:
+    """Return the learning rate that a run is to train with.
+
+    >>> wanted_settings({"learning_rate": 0.01})
+    {'learning_rate': 0.01}
+    """
+    check_keys(body, SETTINGS)
+    rate = number(body.get("learning_rate"))
+    if rate is None or rate < 0:
+        raise InvalidArgumentError(
+            f"learning_rate is a number of 0 or more, not {shown(body.get('learning_rate'))}"
+        )
+    return {"learning_rate": rate}
+
+
+def nothing(body: Body) -> dict[str, Any]:
+    """Check that a body asks for nothing more; return nothing."""
     check_keys(body, ())
+    return {}
 
 
 def check_keys(body: Body, valid: Collection[str]) -> None:

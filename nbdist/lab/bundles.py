@@ -24,7 +24,7 @@ class Bundles:
     {'step': 1}
     >>> bundles.get("r1", mark=1, state="running", make=lambda: {"step": 2})
     {'step': 1}
-    >>> bundles.get("r1", mark=2, state="done", make=lambda: {"step": 3})
+    >>> bundles.get("r1", mark=2, state="finished", make=lambda: {"step": 3})
     {'step': 3}
     """
 

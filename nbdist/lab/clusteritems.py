@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nbdist.lab.clusterfile import Description
+from nbdist.lab.underway import attach_code
 from nbdist.lab.watched import Seen
 
 Item = dict[str, Any]
@@ -13,7 +14,7 @@ NOT_RUNNING = {
     "starting": "it is starting",
     "stopping": "it is being stopped",
     "failed": "what it is cannot be read",
-    "stale": "its processes are gone",
+    "stale": "its processes have ended",
 }
 
 
@@ -41,7 +42,7 @@ def our_item(seen: Seen, here: Mapping[str, str], runs: Iterable[str] = ()) -> I
         "detached": owner is None,
         "dead": [task.short for task in description.tasks if task.rank in seen.dead],
         "runs": list(dict.fromkeys([*seen.runs, *runs])),
-        "attach": f"%load_ext nbdist\n%cluster attach {seen.id}",
+        "attach": attach_code(seen.id),
         "can": can,
         "why": why,
         "lines": [],
@@ -59,9 +60,12 @@ def possible(seen: Seen, here: Mapping[str, str]) -> tuple[dict[str, bool], dict
             f"it runs {other} {theirs.get(other, '?')}, and the Jupyter server {here.get(other, '?')}: "
             "use a notebook with its environment"
         )
-    why = {} if reason is None else {"grow": reason, "restart": reason}
+    why = {} if reason is None else {"grow": reason, "shrink": reason, "restart": reason}
     if seen.description is not None and seen.description.launcher == "mpi":
         why.setdefault("grow", "an MPI world takes no process in later: start a new cluster")
+        why.setdefault("shrink", "an MPI world keeps its processes: start a new cluster")
+    if seen.description is not None and seen.description.workers < 2:
+        why.setdefault("shrink", "the first worker, the chief, stays")
     if seen.state == "stopping":
         why["stop"] = NOT_RUNNING["stopping"]
-    return {wish: wish not in why for wish in ("stop", "grow", "restart")}, why
+    return {wish: wish not in why for wish in ("stop", "grow", "shrink", "restart")}, why

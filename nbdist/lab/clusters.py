@@ -61,7 +61,7 @@ class Clusters:
             for seen in self.seen.values()
             if seen.state != "starting" or f"{folder}/{seen.id}" not in kept
         }
-        others = [each for each in found if not any(one.keeper_folder in ours for one in each.cluster.sets)]
+        others = [each for each in found if not each.cluster.by_nbdist]  # those of another NBDIST_HOME too
         self._found = {f"ipp:{profile_of(each.path)}:{each.cluster.id}": each for each in others}
         living = {f"{folder}/{seen.id}" for seen in self.seen.values() if seen.state != "stale"}
         items = [*ours.values(), *(self._parallel.item(each, living.__contains__) for each in others)]

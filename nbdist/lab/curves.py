@@ -15,7 +15,7 @@ import numpy as np
 from nbdist.lab.pace import rounded
 from nbdist.lab.tail import Tail
 from nbdist.metrics.average import mean_by_step
-from nbdist.metrics.log import MAGIC, LogPart, parse
+from nbdist.metrics.log import FORMAT, LogPart, parse
 from nbdist.metrics.trend import Trend
 from nbdist.ui.chartplan import NOT_CURVES
 
@@ -62,7 +62,7 @@ class Curves:
             if budget.left <= 0:
                 break
             if name not in self._logs:
-                self._logs[name] = _Log(Tail(self._folder / name, MAGIC, parse), int(name[8:].split(".")[0]))
+                self._logs[name] = _Log(Tail(self._folder / name, FORMAT, parse), int(name[8:].split(".")[0]))
             log = self._logs[name]
             while budget.left > 0:
                 before = log.tail.offset

@@ -30,6 +30,7 @@ from nbdist.lab.record import LONGEST, Record, damaged, record_of
 from nbdist.lab.runitem import Seen, browse_path, item_of
 from nbdist.lab.tail import ReplacedError
 from nbdist.metrics.events import FOLDER as TENSORBOARD
+from nbdist.runs.history import LABELS, Labels, disk_bytes, read_labels
 
 PROGRESS = re.compile(r"progress-(\d{1,9})\.json")
 QUIET_SECONDS = 15.0  # without a word, after which bodies that are over count as left alone
@@ -71,6 +72,7 @@ class KnownRun:
         self._words: dict[int, Word] = {}
         self._last_word = 0.0
         self._tensorboard = False
+        self._labels = Labels()
 
     def look(self, living: Living, budget: Budget) -> None:
         """Look at what may have changed, and read logs as far as the budget goes."""
@@ -100,7 +102,7 @@ class KnownRun:
                 name = entry.name
                 if name.startswith("metrics-"):
                     logs.append(name)
-                elif name == "run.json" or PROGRESS.fullmatch(name):
+                elif name in ("run.json", LABELS) or PROGRESS.fullmatch(name):
                     with suppress(FileNotFoundError):  # it is replaced at this moment
                         fresh[name] = entry.stat(follow_symlinks=False)
                 elif name == TENSORBOARD:
@@ -108,6 +110,8 @@ class KnownRun:
         self._curves.found(logs)
         if (status := fresh.pop("run.json", None)) is not None and self._is_new("run.json", status):
             self._read_record(status.st_mtime)
+        if (status := fresh.pop(LABELS, None)) is not None and self._is_new(LABELS, status):
+            self._labels = read_labels(self.folder)
         for name, status in fresh.items():
             if self._is_new(name, status) and (found := PROGRESS.fullmatch(name)):
                 self._read_word(name, int(found[1]), status.st_mtime)
@@ -189,6 +193,8 @@ class KnownRun:
             last_step=curves.last_step,
             notes=notes,
             replicas=len(record.workers) or max(1, len(self._words)),
+            labels=self._labels,
+            bytes=None if reachable else disk_bytes(self.folder),
         )
         item = item_of(record, self.pace, seen)
         if item != self.item:

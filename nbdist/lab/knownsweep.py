@@ -19,12 +19,13 @@ from nbdist.errors import NbdistError
 from nbdist.lab.curves import Budget
 from nbdist.lab.opening import Mark, mark_of, read_bounded
 from nbdist.lab.record import mapping, text
-from nbdist.lab.sweepitem import DONE, broken_item, item_of, state_of
+from nbdist.lab.sweepitem import DONE, broken_item, item_of
 from nbdist.lab.tail import ReplacedError, Tail
 from nbdist.sweep.eventlog import holder_of
-from nbdist.sweep.eventreader import MAGIC, LogPart, parse
+from nbdist.sweep.eventreader import FORMAT, LogPart, parse
 from nbdist.sweep.events import Closed, Created
 from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.scheduler import state_of
 from nbdist.trials.folder import ABOUT, LOG, MOST_ABOUT
 
 WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, NbdistError)
@@ -48,7 +49,7 @@ class KnownSweep:
         self.reason = ""
         """Why it was closed, if it was."""
         self.holder: int | None = None
-        self._tail = Tail[LogPart](self.folder / LOG, MAGIC, parse)
+        self._tail = Tail[LogPart](self.folder / LOG, FORMAT, parse)
         self._mark: Mark | None = None
         self._over = False
         self._about: Mapping[str, Any] = {}

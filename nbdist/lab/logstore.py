@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from nbdist.errors import NbdistError
+from nbdist.errors import DataLossError, NbdistError
 from nbdist.lab.curves import LOG, MOST_LOGS
 from nbdist.lab.opening import open_regular
 from nbdist.metrics.batch import by_series
-from nbdist.metrics.log import MAGIC, parse
+from nbdist.metrics.log import FORMAT, MAGIC, damage, parse
 from nbdist.metrics.store import RunStore
 
 MOST = 64 << 20  # bytes that are read of a run's logs together
@@ -32,9 +32,12 @@ def filled(folder: str | Path) -> tuple[RunStore, list[str]]:
                 whole += status.st_size
     for name, size in logs[:MOST_LOGS]:
         most = size if whole <= MOST else int(size * MOST / whole)
-        with suppress(OSError, NbdistError):  # it has gone
-            if not add_log(store, Path(folder, name), size, most):
-                notes.append(f"{name} is no metrics log")
+        try:
+            notes.extend(add_log(store, Path(folder, name), size, most))
+        except DataLossError as error:
+            notes.append(str(error))
+        except (OSError, NbdistError):  # it was removed
+            continue
     if whole > MOST:
         notes.append(
             f"its logs have {whole / 1e6:,.0f} MB: the curves are drawn from {MOST / 1e6:,.0f} MB of them"
@@ -42,24 +45,25 @@ def filled(folder: str | Path) -> tuple[RunStore, list[str]]:
     return store, notes
 
 
-def add_log(store: RunStore, path: Path, size: int, most: int) -> bool:
-    """Put at most about ``most`` bytes of a log into the store; whether it is one.
+def add_log(store: RunStore, path: Path, size: int, most: int) -> list[str]:
+    """Put at most about ``most`` bytes of a log into the store; return what is to be said of its damage.
 
-    Its first piece has the names; what an error or a cut has damaged is stepped over.
+    Its first piece has the names; what is damaged, or cut by a piece's edge, is stepped over. Raises
+    `DataLossError` if it is no metrics log.
     """
     descriptor, _ = open_regular(path)
     try:
-        if not os.pread(descriptor, len(MAGIC), 0).startswith(MAGIC):
-            return size < len(MAGIC)  # else it has only just been made
+        start = FORMAT.start(os.pread(descriptor, PIECE, 0), path.name)
+        if start is None:  # its writer has only just made it
+            return []
+        damaged = len(MAGIC) - start
         names: dict[int, str] = {}
         replica = int(path.name[8:].split(".")[0])
         rest = b""
         for at, length, joined in parts(len(MAGIC), size, most):
             data = (rest if joined else b"") + os.pread(descriptor, length, at)
-            try:
-                part = parse(data)
-            except (ValueError, LookupError, TypeError):  # whole by its checksum, and no such frame
-                return False
+            part = parse(data)
+            damaged += part.damaged
             rest = data[part.offset :]
             names.update(part.names)
             replica = replica if part.replica is None else part.replica
@@ -68,7 +72,8 @@ def add_log(store: RunStore, path: Path, size: int, most: int) -> bool:
                     store.extend(replica, names[series], steps, values, times)
     finally:
         os.close(descriptor)
-    return True
+    said = damage(path.name, damaged) if size <= most else ""  # else pieces begin and end within frames
+    return [said] if said else []
 
 
 def parts(start: int, size: int, most: int) -> Iterator[tuple[int, int, bool]]:

@@ -34,6 +34,8 @@ class Word:
     spent: Mapping[str, float]
     time: float
     global_step: int = 0
+    learning_rate: float | None = None
+    """In force; None where there is no single one."""
 
     def heard(self, step: int | None = None) -> dict[str, Any]:
         """Return it as replicas send it; with ``step`` 0, as it was when the replica began."""
@@ -44,13 +46,14 @@ class Word:
             "state": self.state,
             "spent": self.spent if step is None else {},
             "trainings": self.training,
+            "learning_rate": self.learning_rate,
         }
 
 
 def word_of(content: bytes) -> Word | None:
     """Return what a progress file says; None for what is none, whatever it is.
 
-    >>> word_of(b'{"version": 1, "state": "training", "step": 3, "total": 9, "time": 1e9}').step
+    >>> word_of(b'{"version": 1, "state": "running", "step": 3, "total": 9, "time": 1e9}').step
     3
     >>> word_of(b'["rubbish"]')
     """
@@ -70,6 +73,7 @@ def word_of(content: bytes) -> Word | None:
         spent={part: max(0.0, number(spent.get(part)) or 0.0) for part in SPENT},
         time=time,
         global_step=whole(found.get("global_step")) or 0,
+        learning_rate=number(found.get("learning_rate")),
     )
 
 
@@ -127,13 +131,15 @@ class Pace:
     @property
     def paused(self) -> bool:
         """Whether all that have not ended rest."""
-        states = {word.state for word in self.words.values()} - {"done"}
+        states = {word.state for word in self.words.values()} - {"finished"}
         return states == {PAUSED}
 
     @property
     def done(self) -> bool:
         """Whether every replica has said that its body is over."""
-        return len(self.words) == self._replicas and {word.state for word in self.words.values()} == {"done"}
+        return len(self.words) == self._replicas and {word.state for word in self.words.values()} == {
+            "finished"
+        }
 
     def by_replica(self) -> dict[int, dict[str, Any]]:
         """Return the state, step, steps per second and slowness of each replica that has said something."""

@@ -40,6 +40,8 @@ class ParallelCluster:
     controller: int | None
     """The controller's pid; None if it is not a process of this host, or is not known."""
     sets: tuple[Engines, ...] = ()
+    by_nbdist: bool = False
+    """Whether nbdist started it, and wrote the file for ipyparallel: its profile is its own folder."""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -58,7 +60,9 @@ def parse_parallel(content: object, cluster_id: str) -> ParallelCluster | None:
     engines, state = _dict(content.get("engines")), _dict(_dict(content.get("controller")).get("state"))
     name = text(engines.get("class")) or "local"
     sets = tuple(_set(one) for one in _dicts(engines.get("sets")))
-    return ParallelCluster(cluster_id, "nbdist" if name == OURS else name, _pid(state), sets)
+    folder = text(content["cluster"].get("profile_dir"))
+    by_nbdist = name == OURS and bool(folder) and any(one.keeper_folder == folder for one in sets)
+    return ParallelCluster(cluster_id, "nbdist" if name == OURS else name, _pid(state), sets, by_nbdist)
 
 
 def parallel_item(
@@ -89,8 +93,8 @@ def parallel_item(
         "dead": [f"engine:{number}" for number, pid in enumerate(one.pids) if pid not in living and not gone],
         "runs": [],
         "attach": f"import ipyparallel as ipp\nrc = ipp.Cluster.from_file({quoted}).connect_client_sync()",
-        "can": {"stop": True, "grow": False, "restart": False},
-        "why": {"grow": why, "restart": why},
+        "can": {"stop": True, "grow": False, "shrink": False, "restart": False},
+        "why": {"grow": why, "shrink": why, "restart": why},
         "lines": [],
         "error": error,
     }

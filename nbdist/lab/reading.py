@@ -1,4 +1,4 @@
-"""The routes that only read: what the server can do, the state, one run or sweep, a file of a run."""
+"""What the server can do, the state, one run (which can be deleted) or sweep, a file of a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import BinaryIO
 from tornado import web
 from tornado.iostream import StreamClosedError
 
+from nbdist.lab.bodies import nothing
 from nbdist.lab.handling import Handler, checked_id
 
 CHUNK = 256 << 10  # bytes of a file that are read and sent at a time
@@ -34,13 +35,23 @@ class CurrentState(Handler):
 
 
 class OneRun(Handler):
-    """``GET nbdist/api/v1/runs/ID`` and ``.../data``."""
+    """``GET nbdist/api/v1/runs/ID`` and ``.../data``; ``DELETE nbdist/api/v1/runs/ID``."""
 
     @web.authenticated
     async def get(self, run: str, data: str | None) -> None:
         """Answer with all that run.json says, or with the bundle that the page draws."""
         name = checked_id(run)
         await self.answer(lambda views: (views.run_bundle if data else views.run_details)(name))
+
+    @web.authenticated
+    async def delete(self, run: str, data: str | None) -> None:
+        """Delete a run with all its files, and answer with the bytes that they took."""
+        nothing(self.body())
+        if data:
+            raise web.HTTPError(405)
+        name = checked_id(run)
+        await self.answer(lambda views: {"bytes": views.delete(name)})
+        self.service.watch.wake()
 
 
 class OneSweep(Handler):

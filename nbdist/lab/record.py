@@ -1,7 +1,7 @@
 """A run as its run.json describes it, whoever wrote that: what does not fit is left out, never raised. Pure.
 
->>> record_of("r1", b'{"id": "r1", "name": "mnist", "status": "done", "created": 1e9}', 0.0).status
-'done'
+>>> record_of("r1", b'{"id": "r1", "name": "mnist", "status": "finished", "created": 1e9}', 0.0).status
+'finished'
 >>> record_of("r1", b'{"id": "r1", "na', 5.0).status
 'damaged'
 """
@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbdist.metrics import runfile
 from nbdist.metrics.runfile import STATUSES
 
+LONGEST = runfile.LONGEST
 GOING = ("preparing", "running", "paused")
-LONGEST = 8 << 20  # bytes of a run.json, with all of its body's code
 MOST_TASKS = 10_000
 LARGEST_PID = 1 << 31
 
@@ -45,6 +46,8 @@ class Record:
     """Ranks of those that are replicas, in order."""
     incarnations: frozenset[int] = frozenset()
     owner: Mapping[str, Any] = field(default_factory=dict)
+    trained: bool | None = None
+    """Whether it trained or logged metrics; None where its run.json does not say."""
 
     @property
     def goes_on(self) -> bool:
@@ -80,6 +83,8 @@ def record_of(run_id: str, content: bytes, changed: float) -> Record:
         told = found if isinstance(found, str) else f"does not describe run {run_id}"
         return damaged(run_id, f"it {told}", changed)
     status = found.get("status")
+    if status == "done":  # the word of earlier versions
+        status = "finished"
     if status not in STATUSES:
         return damaged(run_id, f"its status is {status!r:.80}: a newer nbdist may have written it", changed)
     cluster = mapping(found.get("cluster"))
@@ -104,6 +109,7 @@ def record_of(run_id: str, content: bytes, changed: float) -> Record:
         workers=tuple(dict.fromkeys(workers)),
         incarnations=frozenset(n for one in members if (n := whole(one.get("incarnation"))) is not None),
         owner=owner_of(cluster.get("owner")),
+        trained=found["trained"] if isinstance(found.get("trained"), bool) else None,
     )
 
 

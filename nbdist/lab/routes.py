@@ -6,7 +6,16 @@ import re
 from typing import Any
 
 from nbdist.lab import tensorboardproxy
-from nbdist.lab.acting import ClusterWish, NewCluster, OneCluster, RunBoard, RunStop, SweepWish
+from nbdist.lab.acting import (
+    Cleaning,
+    ClusterWish,
+    NewCluster,
+    OneCluster,
+    RunBoard,
+    RunCommand,
+    RunLabels,
+    SweepWish,
+)
 from nbdist.lab.handling import NoSuchRoute
 from nbdist.lab.reading import About, CurrentState, OneFile, OneRun, OneSweep
 from nbdist.lab.stream import Stream
@@ -21,9 +30,11 @@ TABLE: tuple[tuple[str, type[Any]], ...] = (
     ("/stream", Stream),
     ("/clusters", NewCluster),
     (f"/clusters/{ID}", OneCluster),
-    (f"/clusters/{ID}/(grow|restart)", ClusterWish),
+    (f"/clusters/{ID}/(grow|shrink|restart)", ClusterWish),
     (f"/runs/{ID}(/data)?", OneRun),
-    (f"/runs/{ID}/stop", RunStop),
+    (f"/runs/{ID}/(stop|pause|resume|set)", RunCommand),
+    (f"/runs/{ID}/labels", RunLabels),
+    ("/clean", Cleaning),
     (f"/runs/{ID}/files/(.+)", OneFile),
     (f"/runs/{ID}/tensorboard", RunBoard),
     (f"/sweeps/{ID}(/data)?", OneSweep),

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from nbdist.errors import NotFoundError
+from nbdist.errors import NotAllowedError, NotFoundError
 from nbdist.lab.bundles import Bundles
 from nbdist.lab.files import list_files
 from nbdist.lab.homefolder import look_home
 from nbdist.lab.logstore import filled
-from nbdist.lab.opening import read_bounded
+from nbdist.lab.opening import open_regular, read_bounded
 from nbdist.lab.record import GOING, LONGEST, Record, listed, record_of
 from nbdist.lab.runs import Item, Runs
 from nbdist.metrics.store import RunStore
+from nbdist.runs.options import Options
 from nbdist.ui.chartplan import Chart, plan_charts
 from nbdist.ui.jsonable import jsonable
+from nbdist.ui.magicflags import DISTRIBUTE_FLAGS
 from nbdist.ui.rundata import run_data
 from nbdist.ui.shorten import shorten
 from nbdist.ui.summary import Summary
+from nbdist.ui.transcript import Transcript
 
 LIMIT = 200_000  # bytes of a bundle: it is stored in no notebook
 LONGEST_CODE = 200_000
-SAID = {"done": "finished"}
-"""States as a frozen output names them, where that differs from a run's status."""
+LONGEST_OUTPUT = 20_000  # bytes of each task's output: its end
+MOST_OUTPUTS = 16  # tasks
 
 
 def run_details(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
@@ -36,12 +43,61 @@ def run_details(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
     return {
         **item,
         "code": shorten(record.code, LONGEST_CODE),
+        "first_line": first_line(record),
+        "output": outputs(Path(item["folder"]), record),
         "seed": record.seed,
         "versions": jsonable(record.versions),
         "options": jsonable(record.options),
         "tasks": list(record.tasks),
         "files": list_files(run_id),
     }
+
+
+def first_line(record: Record) -> str:
+    """Return the line that starts this run as a cell; "" for the body of a function.
+
+    >>> first_line(Record("r", "finished", 0.0, code="x = 1", options={"strategy": "ps", "seed": 7}))
+    '%%distribute --strategy ps --seed 7'
+    """
+    if re.fullmatch(r"[\w.<>]+", record.code.strip()):  # the name of a function
+        return ""
+    defaults = {one.name: one.default for one in fields(Options)}
+    words = ["%%distribute"]
+    for name, flag in DISTRIBUTE_FLAGS.items():
+        value = record.options.get(flag.option)
+        if value is None or value == defaults.get(flag.option) or flag.option == "name":
+            continue
+        if flag.option == "synchronous" and not record.options.get("strategy"):
+            continue  # a plain cell
+        if flag.read is None:
+            words += [name] if value == flag.value else []
+        elif not isinstance(value, bool) and value not in ([], ()):
+            told = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            words.append(f"{name} {told}")
+    return " ".join(words)
+
+
+def outputs(folder: Path, record: Record) -> list[dict[str, str]]:
+    """Return the "task" and the end of the "text" of each task's output, if it has any.
+
+    Carriage returns are applied; of terminal codes those of colours stay.
+    """
+    ranks = [0] if record.in_graph else list(record.workers)
+    found = []
+    for rank in ranks[:MOST_OUTPUTS]:
+        try:
+            descriptor, status = open_regular(folder / f"output-{rank:04d}.log")
+        except (OSError, NotAllowedError):
+            continue
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(max(0, status.st_size - LONGEST_OUTPUT))
+            text = file.read(LONGEST_OUTPUT).decode("utf-8", "replace")
+        if text:
+            task = "/job:client/task:0" if record.in_graph else record.names.get(rank, f"rank {rank}")
+            transcript = Transcript()
+            transcript.append(text)
+            found.append({"task": task, "text": transcript.text()})
+    return found
 
 
 def run_bundle(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
@@ -83,7 +139,7 @@ def summary_of(item: Item, record: Record, store: RunStore, charts: list[Chart],
     return Summary(
         run_id=item["id"],
         title=item["name"],
-        state=SAID.get(item["status"]) or item["status"],
+        state=item["status"],
         tasks=[record.names.get(rank, f"rank {rank}") for rank in record.workers] or list(record.tasks),
         step=item["step"],
         seconds=seconds,

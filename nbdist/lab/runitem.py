@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nbdist.lab.pace import Pace, rounded
 from nbdist.lab.record import GOING, Record
+from nbdist.runs.history import Labels, error_line
 
 LONGEST_ERROR = 2_000  # characters
 LONGEST_NAME = 200
+COMMANDS = ("stop", "pause", "resume", "set", "delete")
+"""What users do to a run; "set" changes its learning rate."""
+UNDER_WAY = "it is under way: stop it first"
+OVER = "it is over"
 IN_GRAPH = (
-    "the notebook's own process drives its towers (--replication in-graph): stop it there, with the stop "
-    "button of its cell or run.stop()"
+    "the notebook's own process drives its towers (--replication in-graph): use the controls of its live "
+    "view there, or run.pause(), run.set(learning_rate=...) and run.stop()"
 )
 
 
@@ -36,6 +41,9 @@ class Seen:
     last_step: int | None
     notes: Sequence[str]
     replicas: int
+    labels: Labels = field(default_factory=Labels)
+    bytes: int | None = None
+    """What its folder takes on disk; None while that changes."""
 
 
 def item_of(record: Record, pace: Pace, seen: Seen) -> dict[str, Any]:
@@ -47,10 +55,15 @@ def item_of(record: Record, pace: Pace, seen: Seen) -> dict[str, Any]:
     rate = None
     if going and status != "paused" and standing is not None and pace.knows_rate:
         rate = rounded(max(0.0, standing.steps_per_second))
-    stoppable, why = can_stop(record, status)
+    why = why_not(record, status, is_training(record, seen))
     return {
         "id": record.id,
-        "name": record.name[:LONGEST_NAME] or record.id,  # without its name it can still be opened
+        # Without its name it can still be opened.
+        "name": seen.labels.name or record.name[:LONGEST_NAME] or record.id,
+        "tags": list(seen.labels.tags),
+        "remark": seen.labels.note or None,
+        "training": is_training(record, seen),
+        "bytes": seen.bytes,
         "status": status,
         "created": record.created,
         "ended": None if going else record.ended,
@@ -61,19 +74,28 @@ def item_of(record: Record, pace: Pace, seen: Seen) -> dict[str, Any]:
         "total": None if standing is None else standing.total,
         "seconds_left": seconds_left(step, standing.total, rate) if standing is not None else None,
         "steps_per_second": rate,
+        "learning_rate": None if standing is None else standing.learning_rate,
         "metric": seen.metric,
         "value": seen.curve[1][-1] if seen.curve[1] else None,
         "curve": {"x": seen.curve[0], "y": seen.curve[1]},
         "error": shortened(record.error) or None,
+        "error_line": error_line(record.error) or None,
         "note": "; ".join([*note, *seen.notes]) or None,
         "session": session_of(record),
         "folder": seen.folder,
         "browse": seen.browse,
         "tensorboard": seen.tensorboard,
         "attach": attach_code(record.id),
-        "can": {"stop": stoppable},
-        "why": {} if stoppable else {"stop": why},
+        "can": {command: command not in why for command in COMMANDS},
+        "why": why,
     }
+
+
+def is_training(record: Record, seen: Seen) -> bool:
+    """Return whether a run trains or logs metrics, as far as is known by now; a plain cell does neither."""
+    if record.trained is not None:
+        return record.trained
+    return seen.metric is not None or bool(record.options.get("strategy") or record.options.get("epochs"))
 
 
 def status_of(record: Record, pace: Pace, seen: Seen) -> tuple[str, list[str]]:
@@ -85,18 +107,31 @@ def status_of(record: Record, pace: Pace, seen: Seen) -> tuple[str, list[str]]:
     if not record.goes_on:
         return record.status, []
     if pace.done and (seen.quiet or not seen.reachable):
-        return "done", [f"all its bodies are over, and nobody has taken its results home: {again(record.id)}"]
+        return "finished", [f"all workers have finished; to fetch its results, run {again(record.id)}"]
     if not seen.reachable:
-        gone = "the notebook's process that drove it" if record.in_graph else f"its cluster {record.cluster}"
-        return "lost", [f"{gone} is gone"]
+        lost = "the notebook's process that drove it" if record.in_graph else f"its cluster {record.cluster}"
+        return "lost", [f"{lost} has ended"]
     return ("paused" if pace.paused else record.status), []
 
 
-def can_stop(record: Record, status: str) -> tuple[bool, str]:
-    """Return whether a run can be stopped from here, and if not why."""
+def why_not(record: Record, status: str, trains: bool) -> dict[str, str]:
+    """Return why the server cannot do some of the `COMMANDS` to a run now, by command.
+
+    >>> why_not(Record("r", "running", 0.0), "running", True)
+    {'resume': 'it is not paused', 'delete': 'it is under way: stop it first'}
+    """
     if status not in GOING:
-        return False, "its cluster is gone" if status == "lost" else "it is over"
-    return (False, IN_GRAPH) if record.in_graph else (True, "")
+        over = "its cluster has ended" if status == "lost" else OVER
+        return {command: over for command in COMMANDS if command != "delete"}
+    if record.in_graph:
+        return {command: IN_GRAPH for command in COMMANDS if command != "delete"} | {"delete": UNDER_WAY}
+    if trains and status == "paused":
+        stands = {"pause": "it is paused already", "set": "it is paused: resume it first"}
+    elif trains:
+        stands = {"resume": "it is not paused"}
+    else:
+        stands = dict.fromkeys(("pause", "resume", "set"), "it does not train")
+    return {**stands, "delete": UNDER_WAY}
 
 
 def seconds_left(step: int | None, total: int | None, rate: float | None) -> float | None:

@@ -10,7 +10,6 @@ from nbdist.lab.pace import rounded
 from nbdist.lab.record import mapping, number, text
 from nbdist.lab.runitem import LONGEST_NAME, again, attach_code, shortened
 from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.scheduler import Scheduler
 from nbdist.sweep.trial import STATES
 from nbdist.ui.jsonable import jsonable
 from nbdist.ui.sweephead import ended_at
@@ -18,32 +17,9 @@ from nbdist.ui.sweephead import ended_at
 MOST = 60  # points of a curve
 MOST_PARAMETERS = 50
 DIGITS = 6
-OVER = ("done", "stopped", "failed")
+OVER = ("finished", "stopped", "failed")
 DONE = (*OVER, "damaged")
 WISHES = ("pause", "resume", "stop")
-BY_USERS = ("", "stopped")
-"""Why a sweep is closed that somebody has stopped."""
-
-
-def state_of(ledger: Ledger, driven: bool, reason: str) -> str:
-    """Return where a sweep stands; ``driven`` is whether a process has it, ``reason`` why it was closed."""
-    if is_over(ledger):
-        if not ledger.closed:
-            return "done"
-        return "stopped" if reason in BY_USERS else "failed"
-    if ledger.paused and not ledger.closed:
-        return "paused"
-    return "running" if driven else "lost"
-
-
-def is_over(ledger: Ledger) -> bool:
-    """Return whether nothing runs and nothing more is to be done, as the sweep's own driver has it."""
-    if ledger.closed:
-        return not ledger.running
-    if ledger.waiting or ledger.running:
-        return False
-    # Of all samplers only a grid's points can be used up.
-    return not ledger.left or (ledger.created.sampler == "grid" and Scheduler(ledger).done)
 
 
 def item_of(

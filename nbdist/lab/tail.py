@@ -1,6 +1,6 @@
 """Follows a file of checked frames that grows: a metrics log, the log of a sweep; a bounded piece at a time.
 
-tail = Tail(path, MAGIC, parse)
+tail = Tail(path, FORMAT, parse)
 while (part := tail.read()) is not None:     # until all that stands there now is read
     ...
 """
@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from nbdist.errors import NbdistError, NotAllowedError
+from nbdist.errors import DataLossError, NotAllowedError
 from nbdist.lab.opening import open_regular
+from nbdist.metrics.framing import LogFormat
 from nbdist.metrics.log import LARGEST
 
 PIECE = 1 << 20
@@ -46,11 +47,11 @@ class Tail(Generic[P]):
     were stepped over. What cannot be read as such a file at all is said in ``wrong``, and left alone.
     """
 
-    def __init__(self, path: Path, magic: bytes, parse: Callable[[bytes, int], P]) -> None:
+    def __init__(self, path: Path, format: LogFormat, parse: Callable[[bytes, int], P]) -> None:
         self.path = path
         self.offset = self.size = self.damaged = 0
         self.wrong = ""
-        self._magic, self._parse = magic, parse
+        self._format, self._parse = format, parse
         self._seen = 0  # up to here it was looked at, understood or not
         self._piece = PIECE
         self._inode: int | None = None
@@ -89,19 +90,17 @@ class Tail(Generic[P]):
         return 0 if self.wrong else self._seen - self.offset
 
     def _take(self, data: bytes) -> P | None:
-        start = 0
+        start: int | None = 0
         if self.offset == 0:
-            start = len(self._magic)
-            if not data.startswith(self._magic):
-                self._seen = len(data)
-                if not self._magic.startswith(data):  # else its writer has only just made it
-                    self.wrong = f"{self.path.name} starts with {data[:start]!r}: it is no such log"
+            try:
+                start = self._format.start(data, self.path.name)
+            except DataLossError as error:
+                self._seen, self.wrong = len(data), str(error)
                 return None
-        try:
-            part = self._parse(data, start)
-        except (ValueError, LookupError, TypeError, NbdistError) as error:
-            self.wrong = f"{self.path.name} cannot be read: {type(error).__name__}: {error}"
-            return None
+            if start is None:  # its writer has only just made it
+                self._seen = len(data)
+                return None
+        part = self._parse(data, start or 0)
         self._seen = self.offset + len(data)
         if part.offset == start and self._seen < self.size:  # the frame is longer than the piece
             if len(data) < MOST_TORN:

@@ -110,7 +110,7 @@ def _row(
     here, load = task.rank in taken, taken.get(task.rank)
     dead = seen.dead.get(task.rank)
     if dead is None and here and load is None:
-        dead = seen.error or "its process is gone"
+        dead = seen.error or "its process has ended"
     gpu, run = used.get(task.pid), run_of(task, seen, told)
     note = None if here else ELSEWHERE
     if here and problem is not None and gpu is None and (task.device or "").startswith("GPU"):

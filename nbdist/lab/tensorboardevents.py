@@ -21,11 +21,12 @@ import numpy as np
 from nbdist.errors import DataLossError, NbdistError
 from nbdist.metrics.batch import Points
 from nbdist.metrics.events import FOLDER, EventFiles, events_folder
-from nbdist.metrics.log import logs_in, read_log
+from nbdist.metrics.log import logs_in, read_log, replica_of
 from nbdist.metrics.runfile import read_run
 
 MOST_POINTS = 1000  # of a series at one look, its first and its last among them
 MOST_RUNS, POINTS_OF_MANY = 50, 200  # where runs are compared: the newest, and of each series so many points
+ODD = (NbdistError, OSError, TypeError, ValueError, LookupError, AttributeError)  # of a run.json
 AT_ONCE = 100_000  # points: what waits to be written is bounded, and more of it at once would be given up
 
 
@@ -51,7 +52,7 @@ class EventsOfLogs:
     def refresh(self) -> None:
         """Write what the logs have got since the last time."""
         for path in logs_in(self._run):
-            log = self._logs.setdefault(path, _Log())
+            log = self._logs.setdefault(path, _Log(replica_of(path)))
             try:
                 self._read_on(path, log)
             except (OSError, DataLossError) as error:
@@ -103,9 +104,9 @@ class EventsOfRuns:
 
 @dataclass
 class _Log:
+    replica: int
     offset: int = 0
     size: int = -1
-    replica: int = 0
     names: dict[int, str] = field(default_factory=dict)
     said: bool = False
 
@@ -131,7 +132,7 @@ def tasks_of(run_id: str) -> dict[int, str]:
     """Return the name of each replica's task, of those that the run's file names."""
     try:
         return tasks_by_replica(read_run(run_id).cluster)
-    except (NbdistError, OSError, TypeError, ValueError) as error:  # its points can be shown without them
+    except ODD as error:  # its points can be shown without them
         _say(f"the replicas of run {run_id} have numbers for names: {error}")
         return {}
 

@@ -16,7 +16,7 @@ from tornado import web
 from tornado.httpclient import HTTPRequest
 from tornado.httputil import HTTPHeaders
 
-from nbdist.lab.handling import TellsErrors, check_user, error_text
+from nbdist.lab.handling import TellsErrors, check_user, checked_id, error_text
 from nbdist.lab.tensorboard import PATH, Boards
 from nbdist.lab.tensorboardprocess import REQUEST_SECONDS
 
@@ -58,8 +58,9 @@ class BoardHandler(TellsErrors):
     @web.authenticated
     async def get(self, run_id: str, rest: str | None) -> None:
         """Hand the request on, and its answer back."""
+        checked_id(run_id)  # before anything of it stands in a header
         if not rest:  # the page's own links are relative to its folder
-            self.redirect(f"{self.base_url}{PATH}/{run_id}/")
+            self.redirect(f"{self.base_url}{PATH}/{quote(run_id)}/")
             return
         answer = await self._boards.ask(run_id, self._question())
         self.set_status(answer.code)

@@ -18,9 +18,11 @@ DOING = {
     "start": "it is starting",
     "stop": "it is being stopped",
     "grow": "it is growing",
+    "shrink": "it is shrinking",
     "restart": "tasks of it are being restarted",
     "pause": "it is being paused",
     "resume": "it is being resumed",
+    "set": "its learning rate is being changed",
 }
 """Why something else cannot be done meanwhile."""
 
@@ -64,7 +66,8 @@ def merged(name: str, items: Iterable[Item], underway: Sequence[Underway]) -> li
 def shown(item: Item, one: Underway) -> Item:
     """Return an item as it is while something is done to it, or after that has failed."""
     if one.error is not None:
-        return {**item, "error": one.error}
+        line = {"error_line": None} if "error_line" in item else {}  # of a run's own end
+        return {**item, "error": one.error, **line}
     can = {wish: wish == "stop" and one.doing == "start" for wish in item["can"]}
     changed = {**item, "can": can, "why": {wish: one.why for wish, may in can.items() if not may}}
     if one.about == "clusters":
@@ -96,13 +99,29 @@ def starting(one: Underway) -> Item:
         "detached": True,
         "dead": [],
         "runs": [],
-        "attach": f"%load_ext nbdist\n%cluster attach {one.id}",
+        "attach": attach_code(one.id),
         # A start can be given up, and one that failed dismissed: both by stopping it.
-        "can": {"stop": one.doing == "start", "grow": False, "restart": False},
-        "why": {"grow": why, "restart": why, **({} if one.doing == "start" else {"stop": why})},
+        "can": {"stop": one.doing == "start", "grow": False, "shrink": False, "restart": False},
+        "why": {
+            "grow": why,
+            "shrink": why,
+            "restart": why,
+            **({} if one.doing == "start" else {"stop": why}),
+        },
         "lines": list(one.lines),
         "error": one.error,
     }
+
+
+def attach_code(cluster: str) -> str:
+    """Return the code that attaches a notebook to a cluster.
+
+    >>> print(attach_code("20261121_010203_abcdef"))
+    import nbdist as nb
+    %load_ext nbdist
+    %cluster attach 20261121_010203_abcdef
+    """
+    return f"import nbdist as nb\n%load_ext nbdist\n%cluster attach {cluster}"
 
 
 def counts(one: Underway) -> Item:

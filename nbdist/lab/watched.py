@@ -81,7 +81,7 @@ class Watched:
             return Seen(self.folder.name, "failed", status.st_mtime, error=description) if alive else None
         created, written = description.created or status.st_mtime, status.st_mtime
         if not alive:
-            gone = "its keeper is gone (killed, or this computer was restarted), and all its tasks with it"
+            gone = "its cluster process and its tasks have ended: killed, or this computer was restarted"
             return Seen(self.folder.name, "stale", created, description, written=written, error=gone)
         if word is not None and word.tasks is not None:
             description = description.now(word.tasks)
@@ -123,7 +123,8 @@ class Watched:
         here = [task for task in description.tasks if task.host == host_identity()]
         gone = [task for task in here if self._processes.find(task.pid, written) is None]
         return {
-            task.rank: "its process is gone; how is not known: the keeper does not answer" for task in gone
+            task.rank: "its process has ended; the cause is unknown: the cluster process does not answer"
+            for task in gone
         }
 
     def _lives(self, owner: Owner) -> bool:
@@ -147,7 +148,7 @@ class Watched:
 def deaths(tasks: tuple[TaskSeen, ...], word: Word) -> dict[int, str]:
     """Return how each task has ended of which the keeper has no process, by rank."""
     gone = [task.rank for task in tasks if task.rank not in word.pids]
-    return {rank: in_words(word.exits.get(rank, {"by": "its process is gone"})) for rank in gone}
+    return {rank: in_words(word.exits.get(rank, {"by": "its process has ended"})) for rank in gone}
 
 
 def in_words(how: Mapping[str, Any]) -> str:

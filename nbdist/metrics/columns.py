@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.metrics.batch import by_series
-from nbdist.metrics.log import logs_in, read_log
+from nbdist.metrics.log import logs_in, read_log, replica_of
 
 Steps = NDArray[np.uint32]
 Floats = NDArray[np.float64]
@@ -22,9 +22,10 @@ def parts_from_logs(folder: Path) -> list[Part]:
     parts: list[Part] = []
     for path in logs_in(folder):
         log = read_log(path)
+        replica = replica_of(path) if log.replica is None else log.replica
         for series, steps, values, times in by_series(log.points):
             name = log.names.get(series, f"series {series}")
-            parts.append((log.replica or 0, name, steps, values, times))
+            parts.append((replica, name, steps, values, times))
     return sorted(parts, key=lambda part: part[:2])
 
 

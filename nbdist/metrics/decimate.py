@@ -1,4 +1,6 @@
-"""Min/max decimation: fewer points, the same picture. Pure functions on arrays.
+"""Decimation: fewer points, the same picture. By lowest and highest point, or by the shape of the line.
+
+`decimate` goes by buckets. Pure functions on arrays.
 
 Points are put into buckets by the order in which they came; a bucket keeps its lowest and highest point and
 its first NaN, each the first of its kind. So a spike stays, whatever the zoom; and thinning what was
@@ -8,10 +10,11 @@ the extremes of extremes are the extremes), which is what lets a store thin as i
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Indices = NDArray[np.intp]
 
@@ -60,3 +63,70 @@ def first_of_each(chosen: NDArray[np.bool_], bucket: NDArray[np.integer[Any]]) -
         return found
     where = bucket[found]
     return found[np.concatenate(([True], where[1:] != where[:-1]))]
+
+
+def keep_shape(steps: ArrayLike, values: ArrayLike, limit: int) -> Indices:
+    """Return the sorted indices of at most ``limit`` (>= 2) points to draw: those that make the line's shape.
+
+    Both are of shape (n,), with ascending steps. The first and the last point stay, and as far as there is
+    room the lowest, the highest and the first of each run of values that are not finite. Unlike `decimate` it
+    looks at the steps: a steep start stays, however often a growing curve is thinned.
+
+    >>> steps = np.arange(1000)
+    >>> keep_shape(steps, np.minimum(steps / 50, 1), limit=3)
+    array([  0,  50, 999])
+    """
+    count = len(np.asarray(values))
+    if count <= limit:
+        return np.arange(count)
+    weights = shape_weights(steps, values)
+    return np.sort(np.argsort(-weights, kind="stable")[:limit])
+
+
+def shape_weights(steps: ArrayLike, values: ArrayLike) -> NDArray[np.float64]:
+    """Return how much each point, (n,), matters for the shape of the line through all of them.
+
+    It is the area of the triangle with the neighbours that are left when the point has the smallest of all
+    (Visvalingam and Whyatt 1993); the first and last point have infinity.
+    """
+    x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
+    weights = np.zeros(len(x))
+    finite = np.isfinite(y)
+    there = np.flatnonzero(finite)
+    if len(there) > 2:
+        weights[there] = _areas((x[there] - x[there[0]]).tolist(), y[there].tolist())
+    holes = ~finite
+    largest = np.finfo(np.float64).max
+    weights[holes & ~np.concatenate(([False], holes[:-1]))] = largest
+    if len(there):
+        weights[there[[int(np.argmin(y[there])), int(np.argmax(y[there]))]]] = largest
+    weights[[0, -1]] = np.inf
+    return weights
+
+
+def _areas(x: list[float], y: list[float]) -> list[float]:
+    last = len(x) - 1
+    before, after = list(range(-1, last)), list(range(1, last + 2))
+
+    def area(at: int) -> float:
+        left, right = before[at], after[at]
+        return abs((x[at] - x[left]) * (y[right] - y[left]) - (x[right] - x[left]) * (y[at] - y[left]))
+
+    now = [area(at) if 0 < at < last else np.inf for at in range(last + 1)]
+    found = list(now)
+    heap = [(now[at], at) for at in range(1, last)]
+    heapq.heapify(heap)
+    largest = 0.0
+    while heap:
+        size, at = heapq.heappop(heap)
+        if size != now[at]:
+            continue  # of neighbours that it has no more
+        largest = max(largest, size)  # else a point could matter less than one that was taken before it
+        found[at], now[at] = largest, np.nan
+        left, right = before[at], after[at]
+        after[left], before[right] = right, left
+        for one in (left, right):
+            if 0 < one < last:
+                now[one] = area(one)
+                heapq.heappush(heap, (now[one], one))
+    return found

@@ -6,17 +6,20 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError, choices
 from nbdist.metrics.home import run_folder
 
-STATUSES = ("preparing", "running", "paused", "done", "failed", "stopped", "damaged")
+STATUSES = ("preparing", "running", "paused", "finished", "failed", "stopped", "damaged")
+
+LONGEST = 8 << 20  # bytes of a run.json, with all of its body's code
+LATEST = 253_402_300_800  # the year 10000: what is not a time cannot be shown as one
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,10 +40,12 @@ class RunFile:
     versions: Mapping[str, str] = field(default_factory=dict)
     cluster: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    trained: bool | None = None
+    """Whether it trained or logged metrics; None while that is not known."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
-            raise InvalidArgumentError(f"no run status {self.status!r}; choose from {', '.join(STATUSES)}")
+            raise InvalidArgumentError(f"no run status {self.status!r}; {choices(self.status, STATUSES)}")
 
     def __repr__(self) -> str:
         return f"<run {self.id}: {self.status}>"
@@ -69,17 +74,70 @@ def read_run(run_id: str) -> RunFile:
     """Read a run's ``run.json``; raises `NotFoundError` or `DataLossError`."""
     path = run_folder(run_id) / "run.json"
     try:
-        content = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            data = file.read(LONGEST + 1)
+        if len(data) > LONGEST:
+            raise DataLossError(f"{path} is damaged: it has over {LONGEST:,} bytes")
+        content = json.loads(data)
     except FileNotFoundError:
         raise NotFoundError(
             f"no run {run_id!r} in {path.parent.parent}; nb.runs() lists those there are"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataLossError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        raise DataLossError(f"{path} cannot be read: {error.strerror or error}") from error
     if not isinstance(content, dict) or content.get("id") != run_id:
         raise DataLossError(f"{path} is damaged: it does not describe run {run_id!r}")
     known = {one.name for one in fields(RunFile)}  # a newer nbdist may have written more
-    return RunFile(**{name: value for name, value in content.items() if name in known})
+    content = {name: value for name, value in content.items() if name in known}
+    for name, value in content.items():
+        if not _VALID[name](value):
+            what, shown = _EXPECTED[_VALID[name]], f"{value!r:.60}"
+            raise DataLossError(f"{path} is damaged: its {name!r} is {shown}, and should be {what}")
+    if content.get("status") == "done":  # the word of earlier versions
+        content["status"] = "finished"
+    try:
+        return RunFile(**content)
+    except InvalidArgumentError as error:
+        raise DataLossError(f"{path} is damaged: {error}") from error
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LATEST
+
+
+def _is_time_or_none(value: object) -> bool:
+    return value is None or _is_time(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole_or_none(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _is_flag_or_none(value: object) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+_Check = Callable[[object], bool]
+_VALID: Mapping[str, _Check] = {
+    "id": _is_text, "name": _is_text, "kind": _is_text, "created": _is_time, "ended": _is_time_or_none,
+    "status": _is_text, "error": _is_text, "code": _is_text, "seed": _is_whole_or_none,
+    "versions": _is_mapping, "cluster": _is_mapping, "options": _is_mapping, "trained": _is_flag_or_none,
+}  # fmt: skip
+_EXPECTED: Mapping[_Check, str] = {
+    _is_text: "a text", _is_time: "a time in seconds since 1970", _is_whole_or_none: "a whole number or null",
+    _is_time_or_none: "a time in seconds since 1970, or null", _is_mapping: "an object",
+    _is_flag_or_none: "true, false or null",
+}  # fmt: skip
 
 
 def versions() -> dict[str, str]:

@@ -1,19 +1,23 @@
 """Which part of a timeline shows one step of every task. Pure.
 
 Tasks that step together have the same step. Tasks that go their own ways have each the step that they were
-at; there the moment is chosen so that as many tasks as possible are seen, those that serve them among them,
-and of those moments the latest.
+at; there the moment is chosen so that as many tasks as possible are seen, those that serve them among them.
+Of those moments it is the latest whose step took about as long as the median of them: the last step of an
+epoch is often a ragged one, for which everything was planned anew.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from math import inf
+from statistics import median
 from typing import TypeAlias
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.metrics.timeline import Timeline
 
+NEAR = 0.1  # of the median duration: as good as the median itself
 Interval: TypeAlias = tuple[float, float]
 Steps: TypeAlias = dict[int, Interval]
 
@@ -27,10 +31,16 @@ class Window:
     first: int
     last: int
     steps: int = 1
+    why: str = ""
+    """Why it is this one, where nobody asked for it; for people."""
 
     @property
     def name(self) -> str:
         """The steps, for people; tasks that go their own ways have different ones."""
+        return f"{self._numbers} ({self.why})" if self.why else self._numbers
+
+    @property
+    def _numbers(self) -> str:
         if self.first == self.last:
             return f"step {self.first:,}"
         numbers = f"{self.first:,} to {self.last:,}"
@@ -42,7 +52,8 @@ class Window:
 def step_window(timeline: Timeline, step: int | None = None, steps: int = 1) -> Window:
     """Return the time of ``steps`` steps of every task that trains, the last of them ``step``.
 
-    Without ``step`` it is the latest for which all tasks have something. ``step`` is counted as the first
+    Without ``step`` it is one for which all tasks have something: a single one of about the median duration,
+    of several the latest. ``step`` is counted as the first
     task that has it counts; the others are seen at that time. Raises InvalidArgumentError for a step that is
     not there, FailedPreconditionError if there is none at all.
     """
@@ -51,11 +62,17 @@ def step_window(timeline: Timeline, step: int | None = None, steps: int = 1) -> 
     trained = step_intervals(timeline)
     if not trained:
         raise FailedPreconditionError("there is no training step in this timeline")
-    if step is None and steps == 1 and (traced := most_together(trained)) is not None:
-        begins, ends = zip(*(trained[task][traced] for task in _together(trained, traced)), strict=True)
-        return Window(min(begins), max(ends), traced, traced)
-    if step is None:
-        moment = common_moment(trained, served_intervals(timeline))
+    why = ""
+    if step is None and steps == 1 and (traced_steps := most_together(trained)):
+        spans = {number: _whole(trained, number) for number in traced_steps}
+        traced, why = typical({number: end - begin for number, (begin, end) in spans.items()})
+        return Window(*spans[traced], traced, traced, why=why)
+    if step is None and steps == 1:
+        task, ends = common_steps(trained, served_intervals(timeline))
+        number, why = typical({n: end - trained[task][n][0] for n, end in ends.items()})
+        moment = ends[number]
+    elif step is None:
+        moment = max(common_steps(trained, served_intervals(timeline))[1].values())
     else:
         having = [intervals for intervals in trained.values() if step in intervals]
         if not having:
@@ -75,7 +92,7 @@ def step_window(timeline: Timeline, step: int | None = None, steps: int = 1) -> 
     }
     numbers = [number for _, number in chosen]
     begin, end = min(start for start, _ in chosen.values()), max(until for _, until in chosen.values())
-    return Window(begin, _arrived(timeline, set(chosen), begin, end), min(numbers), max(numbers), steps)
+    return Window(begin, _arrived(timeline, set(chosen), begin, end), min(numbers), max(numbers), steps, why)
 
 
 def _arrived(timeline: Timeline, steps: set[tuple[str, int]], begin: float, end: float) -> float:
@@ -109,31 +126,67 @@ def served_intervals(timeline: Timeline) -> dict[str, list[Steps]]:
     return {task: list(named.values()) for task, named in found.items()}
 
 
-def common_moment(trained: dict[str, Steps], served: dict[str, list[Steps]]) -> float:
-    """Return the latest moment at which the most tasks have steps on record, and of those the most servers.
+def typical(seconds: dict[int, float]) -> tuple[int, str]:
+    """Return the latest step whose duration is within a tenth of the median, or else next to it; and why.
 
-    A server thins its record by its own clock and load: at the end of a task it may have kept nothing.
+    >>> typical({1: 0.006, 2: 0.005, 3: 0.0055, 4: 0.081})
+    (3, 'near the median of 4 recorded, 5.75 ms')
+    """
+    middle = median(seconds.values())
+    near = [number for number, one in seconds.items() if abs(one - middle) <= NEAR * middle]
+    chosen = max(near) if near else min(seconds, key=lambda n: (abs(seconds[n] - middle), -n))
+    if len(seconds) < 2:
+        return chosen, ""
+    took = f"{middle * 1e3:,.0f}" if middle >= 0.1 else f"{middle * 1e3:.3g}"
+    return chosen, f"near the median of {len(seconds):,} recorded, {took} ms"
+
+
+def common_steps(trained: dict[str, Steps], served: dict[str, list[Steps]]) -> tuple[str, dict[int, float]]:
+    """Return (task, the end of each of its steps at which the most tasks are seen, and of those servers).
+
+    The task is the one that has the latest such moment. A server thins its record by its own clock and load:
+    at the end of a task it may have kept nothing.
     """
     known = [[stretches(intervals)] for intervals in trained.values()]
     serving = [[stretches(intervals) for intervals in named] for named in served.values()]
-    moments = {one.last_end for task in (*known, *serving) for found in task for one in found}
 
-    def seen(tasks: list[list[list[Stretch]]], moment: float) -> int:
-        return sum(any(_stretch_at(found, moment) for found in task) for task in tasks)
+    def seen(moment: float) -> tuple[int, int]:
+        return _seen(known, moment), _seen(serving, moment)
 
-    return max(moments, key=lambda moment: (seen(known, moment), seen(serving, moment), moment))
+    ends = {one.last_end for task in (*known, *serving) for found in task for one in found}
+    best, moment = max((seen(end), end) for end in ends)
+    # The task that ended a step last, as of this moment; its other steps are seen by as many, or left out.
+    before = {
+        task: max((end for _, end in steps.values() if end <= moment), default=-inf)
+        for task, steps in trained.items()
+    }
+    task = max(before, key=before.__getitem__)
+    found = {n: end for n, (_, end) in trained[task].items() if end <= moment and seen(end) == best}
+    last = max(n for n, (_, end) in trained[task].items() if end <= moment)
+    return task, found or {last: moment}
 
 
-def most_together(trained: dict[str, Steps]) -> int | None:
-    """Return the latest step that the most tasks did together, if they are more than any moment shows.
+def _seen(tasks: list[list[list[Stretch]]], moment: float) -> int:
+    return sum(any(_stretch_at(found, moment) for found in task) for task in tasks)
 
-    It is one that was traced: all tasks took note of it, and perhaps of none beside it.
+
+def most_together(trained: dict[str, Steps]) -> list[int]:
+    """Return the steps that the most tasks did together, if they are more than any moment shows.
+
+    They were traced: all tasks took note of them, and perhaps of none beside them.
     """
     found = {n: len(_together(trained, n)) for n in set().union(*trained.values())}
-    best = max(found, key=lambda n: (found[n], n))
-    moment = common_moment(trained, {})
-    seen = sum(_stretch_at(stretches(steps), moment) is not None for steps in trained.values())
-    return best if found[best] > seen else None
+    most = max(found.values())
+    known = [[stretches(intervals)] for intervals in trained.values()]
+    ends = {one.last_end for task in known for found_ in task for one in found_}
+    seen = max(_seen(known, end) for end in ends)
+    return [n for n, count in found.items() if count == most] if most > seen else []
+
+
+def _whole(trained: dict[str, Steps], step: int) -> Interval:
+    """Return when a step began and ended on the tasks that did it together."""
+    begins, ends = zip(*(trained[task][step] for task in _together(trained, step)), strict=True)
+    return min(begins), max(ends)
 
 
 @dataclass(frozen=True)

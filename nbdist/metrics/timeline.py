@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from nbdist.errors import DataLossError, InvalidArgumentError
+from nbdist.errors import DataLossError, InvalidArgumentError, choices
 from nbdist.metrics.chrometrace import chrome_trace
 from nbdist.metrics.intervals import covered
 
@@ -46,7 +46,7 @@ class Span:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InvalidArgumentError(f"no kind of span {self.kind!r}; choose from {', '.join(KINDS)}")
+            raise InvalidArgumentError(f"no kind of span {self.kind!r}; {choices(self.kind, KINDS)}")
         if not math.isfinite(self.start):
             raise InvalidArgumentError(f"a span starts at a finite time, not {self.start!r}: {self.name!r}")
         if not 0 <= self.seconds < math.inf:

@@ -13,21 +13,24 @@ BUCKETS = 256  # at least this many, once there are as many points; at most twic
 class Trend:
     """Means over buckets of neighbouring points; when there are too many buckets, pairs become one.
 
-    Up to ``2 * BUCKETS`` points each is a bucket of its own, so that the course is the series itself. What
-    is kept depends on the points only, not on how they were handed over.
+    Up to ``2 * BUCKETS`` points each is a bucket of its own, so that the course is the series itself. The
+    start keeps its shape however long the series is: the first bucket is split into the first point, the
+    second, the next two, the next four, and so on (a curve falls steeply at its start). What is kept depends
+    on the points only, not on how they were handed over.
 
     >>> trend = Trend(buckets=2)
     >>> trend.extend(np.arange(8), np.array([1.0, 3, 2, 4, 5, 7, 6, 8]))
     >>> trend.curve()
-    (array([1, 3, 5, 7]), array([2., 3., 6., 7.]))
+    (array([0, 1, 3, 5, 7]), array([1., 3., 3., 6., 7.]))
     """
 
-    __slots__ = ("_count", "_most", "_steps", "_sums", "_width")  # there may be very many of them
+    __slots__ = ("_count", "_head", "_most", "_steps", "_sums", "_width")  # there may be very many of them
 
     def __init__(self, buckets: int = BUCKETS) -> None:
         self._most = 2 * buckets
         self._width = 1
         self._count = 0
+        self._head: list[tuple[int, float]] = []  # last step and mean of the parts of the first bucket
         self._sums = np.zeros(min(4, self._most))  # grows up to `_most`
         self._steps = np.zeros(min(4, self._most), np.int64)  # the last step of each bucket
 
@@ -58,6 +61,10 @@ class Trend:
 
     def _merge(self) -> None:
         half = self._most // 2
+        if not self._head:
+            self._head.append((int(self._steps[0]), float(self._sums[0])))
+        # What the first bucket takes in now is as wide as all of it was before.
+        self._head.append((int(self._steps[1]), float(self._sums[1]) / self._width))
         with np.errstate(invalid="ignore", over="ignore"):
             self._sums[:half] = self._sums[0::2] + self._sums[1::2]
         self._steps[:half] = self._steps[1::2]
@@ -65,9 +72,16 @@ class Trend:
         self._width *= 2
 
     def curve(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return (steps, means): a point per bucket, at its last step; the newest may be partly full."""
+        """Return (steps, means): a point per bucket, at its last step; the newest may be partly full.
+
+        The first bucket is as many points as it has parts.
+        """
         filled = -(-self._count // self._width)
         counts = np.full(filled, self._width)
         if filled:
             counts[-1] = self._count - (filled - 1) * self._width
-        return self._steps[:filled].copy(), self._sums[:filled] / counts
+        steps, means = self._steps[:filled].copy(), self._sums[:filled] / counts
+        if not self._head:
+            return steps, means
+        head_steps, head_means = zip(*self._head, strict=True)
+        return np.concatenate([head_steps, steps[1:]]), np.concatenate([head_means, means[1:]])

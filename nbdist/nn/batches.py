@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,32 @@ def evaluation_batches(data: Any) -> Dataset:
     if isinstance(data, Dataset):
         return data
     return Dataset.from_arrays(*_pair(data)).batch(PREDICT_ROWS)
+
+
+def require_numbers(what: str, dataset: Dataset) -> None:
+    """Raise InvalidArgumentError if a dataset has text, objects or dates in it."""
+    require_number_dtypes(what, [part.dtype for part in leaves_of(dataset.element_spec)])
+
+
+def require_number_dtypes(what: str, dtypes: Iterable[np.dtype[Any]]) -> None:
+    """Raise InvalidArgumentError for a dtype that is not of real numbers."""
+    for number, dtype in enumerate(dtypes):
+        if dtype.kind not in "biuf":
+            part = ("x", "y")[number] if number < 2 else f"array {number}"
+            kind = "text" if dtype.kind in "US" else "values"
+            raise InvalidArgumentError(
+                f"{what} takes numbers, and {part} is {kind} of dtype {dtype}; encode it as numbers first "
+                "(class names as class numbers: np.unique(names, return_inverse=True)[1])"
+            )
+
+
+@contextmanager
+def told_of(what: str) -> Iterator[None]:
+    """Begin the message of an InvalidArgumentError with what it is about, inside a ``with``."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{what}: {error}") from None
 
 
 def one_pass(dataset: Dataset) -> float:

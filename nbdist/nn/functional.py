@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.op import whole
 from nbdist.graph.ops.rows import check_rows
 from nbdist.graph.ops.windows import Pair, checked_padding, pair
 from nbdist.graph.partitioned import PartitionedVariable, gathered
@@ -69,7 +70,7 @@ def log_softmax(x: Tensor) -> Tensor:
 
 def one_hot(labels: Any, depth: int, dtype: Any = np.float32) -> Tensor:
     """Return class numbers as rows of ``depth`` with a single 1."""
-    return record("one_hot", labels, depth=int(depth), dtype=np.dtype(dtype))
+    return record("one_hot", labels, depth=whole("one_hot: depth", depth), dtype=np.dtype(dtype))
 
 
 def sparse_softmax_cross_entropy(labels: Any, logits: Tensor) -> Tensor:
@@ -81,7 +82,17 @@ def sparse_softmax_cross_entropy(labels: Any, logits: Tensor) -> Tensor:
 
 
 def softmax_cross_entropy(labels: Any, logits: Tensor) -> Tensor:
-    """Return the cross-entropy per example between one-hot rows and softmax(logits)."""
+    """Return the cross-entropy per example between rows of probabilities and softmax(logits).
+
+    ``labels`` and ``logits`` have one shape, (..., classes). Raises InvalidArgumentError for others.
+    """
+    given = labels.shape if isinstance(labels, Tensor) else np.shape(labels)
+    known = [(a, b) for a, b in zip(given, logits.shape) if None not in (a, b)]
+    if len(given) != len(logits.shape) or any(a != b for a, b in known):
+        raise InvalidArgumentError(
+            f"softmax_cross_entropy: labels {tuple(given)} and logits {tuple(logits.shape)} differ in shape; "
+            "give a row of probabilities for each row of logits (one_hot makes them of class numbers)"
+        )
     log_likelihood: Tensor = -(record("log_softmax", logits) * labels)
     return log_likelihood.sum(axis=-1)
 
@@ -94,20 +105,46 @@ def conv2d(
     padding: str = "valid",
     *,
     relu: bool = False,
+    dilation: int | Pair = 1,
+    groups: int = 1,
 ) -> Tensor:
     """Return the convolution of images (batch, height, width, in) with a kernel (height, width, in, out).
 
-    ``bias`` (out,) is added, and ``relu`` applied, while a block of images is in the cache. ``padding`` is
-    "valid" or "same". The result is (batch, rows, columns, out).
+    ``bias`` (out,) is added, and ``relu`` applied, while a block of images is in the cache. ``strides`` and
+    ``dilation`` (how far apart a window's elements are) are one whole number or (height, width). ``padding``
+    is "valid" or "same". ``groups`` cuts the channels into so many parts, each of which is convolved with its
+    part of the filters: the kernel is (height, width, in / groups, out). The result is (batch, rows, columns,
+    out). Raises InvalidArgumentError for shapes that do not fit.
 
     >>> from nbdist.graph.tensor import Graph, placeholder
     >>> with Graph().as_default():
     ...     conv2d(placeholder(np.float32, (None, 28, 28, 1)), np.ones((3, 3, 1, 8), np.float32), strides=2)
     <Tensor 'conv2d' (?, 13, 13, 8) float32>
     """
-    inputs = (x, kernel) if bias is None else (x, kernel, bias)
-    strides, padding = pair("strides", strides), checked_padding(padding)
-    return record("conv2d", *inputs, strides=strides, padding=padding, relu=bool(relu))
+    how: dict[str, Any] = {
+        "strides": pair("strides", strides),
+        "padding": checked_padding(padding),
+        "relu": bool(relu),
+    }
+    if (apart := pair("dilation", dilation)) != (1, 1):
+        how["dilation"] = apart
+    if isinstance(groups, bool) or not isinstance(groups, (int, np.integer)) or groups < 1:
+        raise InvalidArgumentError(f"conv2d: groups is a whole number above 0, got {groups!r}")
+    if groups == 1:
+        return record("conv2d", *((x, kernel) if bias is None else (x, kernel, bias)), **how)
+    channels, (*_, own, filters) = x.shape[-1], kernel.shape
+    if channels != own * groups or filters % groups:
+        raise InvalidArgumentError(
+            f"conv2d: {groups} groups of images of {channels} channels take a kernel (height, width, "
+            f"{channels} / {groups}, a multiple of {groups}), got {tuple(kernel.shape)}"
+        )
+    size, parts = filters // groups, []
+    for i in range(groups):
+        made = slice(i * size, (i + 1) * size)
+        inputs = [x[..., i * own : (i + 1) * own], kernel[..., made], *([] if bias is None else [bias[made]])]
+        parts.append(record("conv2d", *inputs, **how))
+    joined: Tensor = symbolic.concatenate(parts, axis=-1)
+    return joined
 
 
 def max_pool2d(

@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Initializer: TypeAlias = Callable[[Sequence[int], np.random.Generator], Array]
+Initializer: TypeAlias = Callable[[Sequence[int], np.random.Generator | None], Array]
 
 INITIALIZERS: dict[str, Kind] = KINDS
 """Every initializer by name."""

@@ -259,6 +259,12 @@ def check_labels(loss: Measure, labels: Any, predicted: Tensor) -> None:
             f"{loss.name} takes class numbers (integers), got labels of dtype {labels.dtype}; "
             "use .astype(int), or categorical_crossentropy for one-hot rows"
         )
+    if loss.sparse and labels.ndim != predicted.ndim - 1:
+        hint = "; put Flatten() before the last layer for one label per example" if predicted.ndim > 2 else ""
+        raise InvalidArgumentError(
+            f"{loss.name}: labels of shape {labels.shape} do not fit predictions {show(predicted.shape)}: "
+            f"one class number belongs to each row of predictions{hint}"
+        )
     if (
         loss.sparse
         and labels.size

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.tensor import Tensor
 
 
@@ -45,7 +45,7 @@ def measure(what: str, wanted: Any, table: Mapping[str, Measure]) -> Measure:
     settings = dict(wanted) if isinstance(wanted, dict) else {"name": wanted}
     name = settings.pop("name", None)
     if not isinstance(name, str) or name not in table:
-        raise InvalidArgumentError(f"no {what} {name!r}; choose from {', '.join(sorted(table))}")
+        raise InvalidArgumentError(f"no {what} {name!r}; {choices(name, sorted(table))}")
     return type(table[name])(**settings) if settings else table[name]
 
 

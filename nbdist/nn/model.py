@@ -8,8 +8,9 @@ history = model.fit(Dataset.from_arrays(x, y).shuffle(len(x)).batch(100), epochs
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +25,16 @@ from nbdist.graph.program import Program
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.nn import calling, losses
-from nbdist.nn.batches import PREDICT_ROWS, evaluation_batches, example_shape, one_pass, training_batches
+from nbdist.nn.batches import (
+    PREDICT_ROWS,
+    evaluation_batches,
+    example_shape,
+    one_pass,
+    require_number_dtypes,
+    require_numbers,
+    told_of,
+    training_batches,
+)
 from nbdist.nn.layers import Layer, check_layers, layer_from_config
 from nbdist.nn.measures import Measure
 from nbdist.nn.metrics import get as get_metric
@@ -82,13 +92,40 @@ class Model:
     def build(self, input_shape: Sequence[int]) -> Model:
         """Make the weights for examples of a shape (without the batch axis); returns the model."""
         seed = self.seed if self.seed is not None else current().seed
-        shape = tuple(int(n) for n in input_shape)
-        self._network = Network(self.layers, shape, np.random.default_rng(seed), self.pipeline)
-        self._weights = self._network.initial()
+        self._require_room(input_shape)
+        network = self.network_for(input_shape, np.random.default_rng(seed))
+        self.take(network, network.drawn)
+        return self
+
+    def _require_room(self, input_shape: Sequence[int]) -> None:
+        """Raise ResourceExhaustedError, before values are drawn, if the weights are over the task's limit."""
+        task = current().world.task
+        store = None if task is None else task.server.sessions.store
+        if store is None or store.limit is None:
+            return
+        sizes = [
+            (v, prod(n or 0 for n in v.shape) * v.dtype.itemsize)
+            for v in self.network_for(input_shape).variables
+        ]
+        if not sizes:
+            return
+        largest, most = max(sizes, key=lambda one: one[1])
+        store.require(
+            sum(size for _, size in sizes),
+            f"the model's weights (the largest is {largest.name} {largest.shape} with {most:,} bytes)",
+        )
+
+    def network_for(self, input_shape: Sequence[int], rng: np.random.Generator | None = None) -> Network:
+        """Return the layers as a graph for examples of a shape, with values drawn from ``rng``, if given."""
+        return Network(self.layers, tuple(int(n) for n in input_shape), rng, self.pipeline)
+
+    def take(self, network: Network, weights: list[Array]) -> None:
+        """Have these weights, of a network of these layers; the arrays become the model's own."""
+        self._network, self._weights = network, list(weights)
+        network.drawn = []
         self._calls = calling.Calls()
         self._objective = None
         self._predictors = {}
-        return self
 
     def compile(
         self,
@@ -132,13 +169,24 @@ class Model:
         if not isinstance(callbacks, (list, tuple)) or not all(isinstance(c, Callback) for c in callbacks):
             raise InvalidArgumentError(f"fit: callbacks is a list of Callbacks, got {callbacks!r}")
         dataset = training_batches(data, y, batch_size)
+        require_numbers("fit", dataset)
         self._calls.finish()
         objective = self._objective_for(dataset)
         objective.to_check = one_pass(dataset) if steps_per_epoch is None else math.inf
-        check = None
+        check: Callable[[Sequence[Array]], dict[str, float]] | None = None
         if validation_data is not None:
             held_out = evaluation_batches(validation_data)
-            check = lambda values: self._evaluate(held_out, objective, values)
+            with told_of("validation data"):
+                require_numbers("fit", held_out)
+                objective.check_spec(held_out.element_spec)
+                if isinstance(validation_data, (tuple, list)):  # at hand, so all of it is looked at
+                    objective.check((np.asarray(validation_data[0]), np.asarray(validation_data[1])))
+
+            def validate(values: Sequence[Array]) -> dict[str, float]:
+                with told_of("validation data"):
+                    return self._evaluate(held_out, objective, values)
+
+            check = validate
         self.trainings += 1
         objective.training = self.trainings
         objective.seed = calling.seed_of(self.seed)
@@ -169,6 +217,7 @@ class Model:
         {'loss': 0.6931471824645996, 'accuracy': 0.75}
         """
         dataset = evaluation_batches(data if y is None else (data, y))
+        require_numbers("evaluate", dataset)
         objective = self._objective_for(dataset)
         self._calls.refresh()
         return self._evaluate(dataset, objective, objective.arrays)
@@ -176,6 +225,7 @@ class Model:
     def predict(self, x: Any) -> Array:
         """Return the output for examples ``x`` (rows, ...), computed where it is called."""
         x = np.asarray(x)
+        require_number_dtypes("predict", [x.dtype])
         if self._network is None:
             self.build(x.shape[1:])
         network = self._network

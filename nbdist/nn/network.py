@@ -14,9 +14,10 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import backend_of, to_device, to_host
-from nbdist.graph.gradients import dense_gradients
+from nbdist.graph.gradients import Gradient, gradients
 from nbdist.graph.op import Shape
 from nbdist.graph.program import Program, compile_program, value_order
+from nbdist.graph.sparse import IndexedSlices, dense
 from nbdist.graph.tensor import Graph, Placeholder, Tensor, Variable, name_scope, placeholder
 from nbdist.nn import losses
 from nbdist.nn.layers import Layer, Training
@@ -33,16 +34,18 @@ class Network:
     """Layers as a graph, for inputs of one shape (without the batch axis).
 
     ``predicted`` is what the model gives; ``trained`` is what it gives in training, the same tensor if no
-    layer makes a difference. ``variables`` holds weights and states in the order of the layers.
+    layer makes a difference. ``variables`` holds weights and states in the order of the layers; ``drawn`` are
+    their initial values. Without ``rng`` nothing is drawn, and no memory is taken for values.
     """
 
     def __init__(
         self,
         layers: Sequence[Layer],
         shape: Shape,
-        rng: np.random.Generator,
+        rng: np.random.Generator | None,
         pipeline: Pipeline = Pipeline(),  # noqa: B008 (frozen)
     ) -> None:
+        self.drawn: list[Array] = []
         self.graph, self.shape, self.pipeline = Graph(), shape, pipeline
         self._made_by: list[list[Tensor]] = [[] for _ in layers]
         self.variables: list[Variable] = []
@@ -65,15 +68,19 @@ class Network:
             self.trained = self._train(layers, self.held)
         self.devices_needed = self._spread(layers)
 
-    def _variables_of(self, layer: Layer, shape: Shape, rng: np.random.Generator) -> dict[str, Variable]:
-        weights = {name: Variable(initial, name=name) for name, initial in layer.build(shape, rng).items()}
-        states = {
-            name: Variable(initial, trainable=False, name=name)
-            for name, initial in layer.states(shape).items()
-        }
-        made = weights | states
+    def _variables_of(
+        self, layer: Layer, shape: Shape, rng: np.random.Generator | None
+    ) -> dict[str, Variable]:
+        weights, states = layer.build(shape, rng), layer.states(shape)
+        made: dict[str, Variable] = {}
+        for name, initial in (weights | states).items():
+            # The graph knows shape and dtype; the values are the model's, once in memory.
+            like = np.broadcast_to(np.zeros((), initial.dtype), initial.shape)
+            made[name] = Variable(like, trainable=name in weights, name=name)
+            if rng is not None:
+                self.drawn.append(np.require(initial, requirements=["C", "W"]))
         self.variables.extend(made.values())
-        self.counts.append(sum(v.initial_value.size for v in made.values()))
+        self.counts.append(sum(prod(n or 0 for n in v.shape) for v in made.values()))
         return made
 
     def _train(self, layers: Sequence[Layer], held: Sequence[dict[str, Variable]]) -> Tensor:
@@ -117,10 +124,6 @@ class Network:
     def by_variable(self, arrays: Sequence[Array]) -> dict[Variable, Array]:
         """Return the array of each variable, given all in order."""
         return dict(zip(self.variables, arrays, strict=True))
-
-    def initial(self) -> list[Array]:
-        """Return copies of the initial weights."""
-        return [v.initial_value.copy() for v in self.variables]
 
     def prediction(self, rows: int, values: Sequence[Array]) -> Program:
         """Return ``program(x) -> (predictions,)`` for batches of ``rows``."""
@@ -171,7 +174,13 @@ class Objective(Trainable):
             self._sums = [
                 one_per_example(m(self.y, predicted)).sum() for m in (loss, *dict(measured).values())
             ]
-            self._gradients = self._of_loss(network.trainable)
+            self._found = self._of_loss(network.trainable)
+            self._gradients = [dense(g) for g in self._found]
+        self._tables = tuple(
+            i
+            for i, g in enumerate(self._found)
+            if isinstance(g, IndexedSlices) and self._of_examples(g.indices)
+        )
         self.draws = _reaches(network.draw, [self._loss])
         self.to_check = math.inf
         """How many batches are still to be looked at closely: all of the first pass, for labels are data."""
@@ -214,8 +223,30 @@ class Objective(Trainable):
         """Return the four numbers that random numbers of a step follow from."""
         return np.array([self.seed, self.training, step, first], np.int64)
 
-    def _of_loss(self, variables: list[Variable]) -> list[Tensor]:
-        found = dense_gradients(self._loss, variables)
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """Numbers of the weights of which rows are looked up, by numbers that follow from the examples."""
+        return self._tables
+
+    def lookups(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., tuple[Array, ...]]:
+        """Return ``program(x, y)``, which gives the numbers of the rows that are looked up in each table."""
+        wanted = [self._rows_of(i).indices for i in self._tables]
+        program = compile_program(wanted, feeds=[self.network.x], shapes=shapes[:1])
+        return lambda x, y: program(x)
+
+    def _rows_of(self, number: int) -> IndexedSlices:
+        found = self._found[number]
+        assert isinstance(found, IndexedSlices)
+        return found
+
+    def _of_examples(self, indices: Tensor) -> bool:
+        """Whether a tensor is computed from the examples and constants alone."""
+        return not any(
+            isinstance(t, (Variable, Placeholder)) and t is not self.network.x for t in value_order([indices])
+        )
+
+    def _of_loss(self, variables: list[Variable]) -> list[Gradient]:
+        found = gradients(self._loss, variables)
         missing = [v.name for v, g in zip(variables, found, strict=True) if g is None]
         if missing:
             raise InvalidArgumentError(f"the loss does not depend on {', '.join(missing)}")
@@ -226,24 +257,27 @@ class Objective(Trainable):
         shapes: tuple[tuple[int, ...], ...],
         values: Sequence[Array],
         ready: Callable[[int], object] | None = None,
+        tables: Sequence[int] = (),
     ) -> Callable[..., tuple[Array, ...]]:
-        """Return ``program(x, y, scale, [draw,] *gradients) -> (loss, *metrics)``; it moves states, too."""
+        """Return ``program(x, y, scale, [draw,] *gradients) -> (loss, *metrics, *rows)``; it moves states."""
         xp = backend_of(values[0])
         states = {v: to_device(array, xp) for v, array in self.states.items()}
         updates = self.network.training.updates
         feeds = [self.network.x, self.y, self.scale, *([self.network.draw] if self.draws else [])]
         # What is asked for first is computed first: where gradients are waited for, the last layer's.
-        gradients = self._gradients if ready is None else self._gradients[::-1]
+        numbered = [(i, g) for i, g in enumerate(self._gradients) if i not in tables]
+        wanted = [g for _, g in (numbered if ready is None else numbered[::-1])]
+        rows = [self._rows_of(i) for i in tables]
         program = compile_program(
-            [self._loss, *self._metrics],
+            [self._loss, *self._metrics, *(part for one in rows for part in (one.values, one.indices))],
             feeds=feeds,
             shapes=[*shapes, (), *([(4,)] if self.draws else [])],
             values=dict(zip(self.network.trainable, values, strict=True)) | states,
-            into=[*gradients, *updates.values()],
+            into=[*wanted, *updates.values()],
             xp=xp,
             written=None
             if ready is None
-            else {g: partial(ready, number) for number, g in reversed(list(enumerate(self._gradients)))},
+            else {g: partial(ready, number) for number, g in reversed(numbered)},
         )
         if not updates and ready is None:
             return program
@@ -302,7 +336,7 @@ class Objective(Trainable):
         """Return (x, y) in the dtypes of the graph; ``to_check`` of them are looked at closely."""
         if self.to_check > 0:
             self.to_check -= 1
-            self._check(batch)
+            self.check(batch)
         x, y = batch
         if x.dtype is not self.network.x.dtype:
             x = x.astype(self.network.x.dtype)
@@ -312,17 +346,27 @@ class Objective(Trainable):
             y = y[..., None]
         return x, y
 
-    def _check(self, batch: tuple[Array, ...]) -> None:
+    def check_spec(self, spec: Any) -> None:
+        """Raise if what is known of a dataset's batches before they are made does not fit."""
+        parts = spec if isinstance(spec, tuple) else (spec,)
+        if len(parts) == 2 and all(hasattr(part, "shape") for part in parts):
+            self._check_examples(parts[0].shape)
+
+    def _check_examples(self, shape: Shape) -> None:
+        if shape[1:] != self.network.shape and None not in shape[1:]:
+            raise InvalidArgumentError(
+                f"the model takes examples of shape {self.network.shape}, got {shape[1:]}"
+            )
+
+    def check(self, batch: tuple[Array, ...]) -> None:
+        """Raise InvalidArgumentError if a batch is not (x, y) as the model takes them."""
         if len(batch) != 2:
             raise InvalidArgumentError(
                 f"training takes batches of (x, y), got {len(batch)} array{'s' * (len(batch) != 1)}; "
                 "use Dataset.from_arrays(x, y).batch(...)"
             )
         x, y = batch
-        if x.shape[1:] != self.network.shape:
-            raise InvalidArgumentError(
-                f"the model takes examples of shape {self.network.shape}, got {x.shape[1:]}"
-            )
+        self._check_examples(x.shape)
         if len(x) != len(y):
             raise InvalidArgumentError(f"{len(x)} examples come with {len(y)} labels")
         predicted = self.network.predicted

@@ -8,28 +8,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from nbdist.errors import DataLossError, FailedPreconditionError, NotFoundError
-from nbdist.graph.backend import Array, to_host
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.graph.backend import Array
 from nbdist.nn.model import Model, Sequential
+from nbdist.train.tensorfile import TensorFile, write_tensors
 
 
 def save(model: Model, path: str | Path, weights: Sequence[Array] | None = None) -> Path:
-    """Write a model to ``path``, whole or not at all; returns the path.
+    """Write a model to ``path``, whole or not at all, with a checksum of each weight; returns the path.
 
-    ``weights`` are written instead of the model's own, in the same order.
+    ``weights`` are written instead of the model's own, in the same order. Raises FailedPreconditionError for
+    a model without weights, NotFoundError where there is no such folder.
     """
-    from safetensors.numpy import save_file
-
     weights = model.weights if weights is None else weights
     if not weights:
         raise FailedPreconditionError("the model has no weights yet: fit it, or call build(input_shape)")
     path = Path(path)
-    tensors = {f"{i:04d}": np.ascontiguousarray(to_host(w)) for i, w in enumerate(weights)}
+    if not path.parent.is_dir():
+        raise NotFoundError(
+            f"there is no folder {str(path.parent)!r} to save {path.name!r} into; make it first"
+        )
+    if path.is_dir():
+        raise InvalidArgumentError(f"{str(path)!r} is a folder; give the path of a file in it")
+    tensors = {f"{i:04d}": w for i, w in enumerate(weights)}
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        save_file(tensors, str(partial), {"nbdist": json.dumps(model.to_config())})
+        write_tensors(partial, tensors, {"nbdist": json.dumps(model.to_config())})
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -39,6 +43,10 @@ def save(model: Model, path: str | Path, weights: Sequence[Array] | None = None)
 def load(path: str | Path) -> Model:
     """Return the model that was saved at ``path``.
 
+    Raises NotFoundError if there is no such file, DataLossError if it is another file or a damaged one: the
+    error names the tensor whose checksum is wrong. The shapes that the layers ask for are compared with those
+    of the file before any memory is taken.
+
     >>> import tempfile
     >>> from nbdist.nn import Dense
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -46,17 +54,26 @@ def load(path: str | Path) -> Model:
     ...     load(saved)
     <Sequential: 1 layers, 8 weights>
     """
-    from safetensors import SafetensorError, safe_open
-
     if not Path(path).is_file():
         raise NotFoundError(f"no model file at {str(path)!r}")
-    try:
-        with safe_open(str(path), "np") as file:
-            config: Any = json.loads((file.metadata() or {})["nbdist"])
-            # The state of a training has more than weights, by other names.
-            weights = [file.get_tensor(name) for name in sorted(file.keys()) if name.isdigit()]
-        model = Sequential.from_config(config)
-        model.set_weights(weights)
-    except (SafetensorError, LookupError, TypeError, ValueError) as error:
-        raise DataLossError(f"{str(path)!r} is no model saved by nbdist, or is damaged: {error}") from None
+    with TensorFile(path, "model saved by nbdist") as file:
+        try:
+            config: Any = json.loads(file.texts["nbdist"])
+            model = Sequential.from_config(config | {"input_shape": None})
+            if config["input_shape"] is None:
+                raise ValueError("it has no shape of examples")
+            network = model.network_for(config["input_shape"])
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise file.damaged(error) from None
+        # The state of a training has more than weights, by other names.
+        names = [name for name in file.shapes if name.isdigit()]
+        claimed, there = [v.shape for v in network.variables], [file.shapes[name] for name in names]
+        if claimed != there:
+            raise file.damaged(f"its layers have weights of shapes {claimed}, and the file has {there}")
+        called = [v.name for v in network.variables]
+        weights = [file.read(name, variable) for name, variable in zip(names, called, strict=True)]
+        for name, variable, weight in zip(names, network.variables, weights, strict=True):
+            if weight.dtype != variable.dtype:
+                raise file.damaged(f"tensor {name!r} is {weight.dtype}, and {variable.name} {variable.dtype}")
+    model.take(network, weights)
     return model

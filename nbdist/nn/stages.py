@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.train.micro import SCHEDULES
 
 
@@ -23,7 +23,7 @@ class Pipeline:
     def of(cls, stages: Any, micro_batches: Any, schedule: str) -> Pipeline:
         """Return checked settings; without a number of micro-batches, twice as many as stages."""
         if schedule not in SCHEDULES:
-            raise InvalidArgumentError(f"no schedule {schedule!r}; choose from {', '.join(SCHEDULES)}")
+            raise InvalidArgumentError(f"no schedule {schedule!r}; {choices(schedule, SCHEDULES)}")
         chosen = tuple(stages) if isinstance(stages, (list, tuple)) else stages
         number = len(chosen) if isinstance(chosen, tuple) else chosen
         for name, value in (("stages", number), ("micro_batches", micro_batches)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class RMSprop(Optimizer):
     array([0.6838])
     """
 
-    learning_rate: float = 0.001
+    learning_rate: Any = 0.001
     rho: float = 0.9
     momentum: float = 0.0
     epsilon: float = 1e-7
@@ -65,7 +65,8 @@ class RMSprop(Optimizer):
             np.subtract(work, mean * mean, out=work)
         np.sqrt(work, out=work)
         np.divide(g, work, out=work)
-        return np.multiply(work, self.learning_rate, out=work)
+        rate: float = self.learning_rate
+        return np.multiply(work, rate, out=work)
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Adagrad(Optimizer):
     array([0.9])
     """
 
-    learning_rate: float = 0.001
+    learning_rate: Any = 0.001
     initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
     counts_steps: ClassVar[bool] = False

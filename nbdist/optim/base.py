@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.backend import backend_of
+from nbdist.graph.ops.rows import check_rows, summed_rows
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.optim import training
 
@@ -38,27 +40,67 @@ class Optimizer(ABC):
     the same time may overwrite some elements of each other's changes (of large arrays a few in 100,000), and
     a read may find a change made in some elements only; global steps are counted exactly all the same. It
     costs a copy of each variable that is sent to another task. Changes of several variables are not one.
+
+    ``learning_rate`` is a number. In a graph (``minimize``, ``apply_gradients``) it may also be a tensor of
+    one number, or a function: of no argument, called when the op is made, or of the number of steps made
+    so far, a tensor that counts from 0. It returns a number or a tensor, which NumPy's functions make:
+    ``SGD(lambda step: 0.1 * 0.5 ** (step // 100))``. Training with ``fit`` takes a number.
     """
 
-    learning_rate: float = 0.01
+    learning_rate: Any = 0.01
     use_locking: bool = field(default=False, kw_only=True, repr=False)
     slots: ClassVar[tuple[str, ...]] = ()
     counts_steps: ClassVar[bool] = True
+    takes_rows: ClassVar[bool] = True
+    """Whether ``apply_rows`` may be called with rows that differ from replica to replica."""
 
     def __post_init__(self) -> None:
-        self.learning_rate = number("learning_rate", self.learning_rate)
+        if not isinstance(self.learning_rate, Tensor) and not callable(self.learning_rate):
+            self.learning_rate = number("learning_rate", self.learning_rate)
 
     @abstractmethod
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         """Change ``parameters`` in place; ``step`` counts from 1."""
+
+    def apply_rows(
+        self, table: Array, values: Array, indices: Array, slots: dict[str, Array], step: int
+    ) -> None:
+        """Change the rows of ``table`` at ``indices`` by gradients ``values``, and their rows of ``slots``.
+
+        Rows that are there several times are added up first. All others stay as they are, with what is kept
+        for them: the time does not depend on how many there are. InvalidArgumentError for an index outside.
+        """
+        check_rows(indices, len(table))
+        at, total = summed_rows(backend_of(table), values, indices)
+        if len(at) == 0:
+            return
+        rows, kept = table[at], {name: array[at] for name, array in slots.items()}
+        flat = {name: array.reshape(-1) for name, array in kept.items()}
+        self.apply(rows.reshape(-1), total.reshape(-1), flat, step)
+        table[at] = rows
+        for name, changed in kept.items():
+            slots[name][at] = changed
 
     def new_slots(self, parameters: Array) -> dict[str, Array]:
         """Return the arrays this optimizer keeps for ``parameters``."""
         return {name: np.zeros_like(parameters) for name in self.slots}
 
     def to_config(self) -> dict[str, Any]:
-        """Return name and settings as plain values, for :func:`from_config`."""
-        settings = asdict(self)
+        """Return name and settings as plain values, for :func:`from_config`.
+
+        InvalidArgumentError where the learning rate is not a number, but a tensor or a function.
+        """
+        if isinstance(self.learning_rate, Tensor) or callable(self.learning_rate):
+            raise InvalidArgumentError(
+                f"learning_rate is {self.learning_rate!r}, which works in graphs (minimize, "
+                "apply_gradients); give a number here"
+            )
+        return self.config(self.learning_rate)
+
+    def config(self, learning_rate: float) -> dict[str, Any]:
+        """Return name and settings as plain values, with a learning rate."""
+        settings = {one.name: getattr(self, one.name) for one in fields(self)}
+        settings["learning_rate"] = learning_rate
         if not self.use_locking:  # so that what is not asked for is not said
             del settings["use_locking"]
         return {"name": type(self).__name__, **settings}

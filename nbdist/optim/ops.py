@@ -17,7 +17,6 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import Op, Spec, register, show
-from nbdist.graph.ops.rows import check_rows, summed_rows
 from nbdist.optim.base import Optimizer
 from nbdist.optim.table import from_config
 from nbdist.optim.training import MOST_SLOTS, op_name
@@ -51,16 +50,7 @@ def _apply_sparse(
     """Change the rows in question and nothing else: the time does not depend on how many there are."""
     rule, rest = _rated(config, rest, rated)
     *state, values, indices, step = rest
-    check_rows(indices, len(variable))
-    at, total = summed_rows(xp, values, indices)
-    if len(at) == 0:
-        return variable
-    rows, kept = variable[at], {name: array[at] for name, array in zip(slots, state, strict=True)}
-    flat = {name: array.reshape(-1) for name, array in kept.items()}
-    rule.apply(rows.reshape(-1), total.reshape(-1), flat, int(step))
-    variable[at] = rows
-    for array, changed in zip(state, kept.values(), strict=True):
-        array[at] = changed
+    rule.apply_rows(variable, values, indices, dict(zip(slots, state, strict=True)), int(step))
     return variable
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.optim.adam import Adam, AdamW
 from nbdist.optim.adaptive import Adagrad, RMSprop
 from nbdist.optim.base import Optimizer
@@ -38,6 +38,6 @@ def get(optimizer: str | Optimizer) -> Optimizer:
     kind = OPTIMIZERS.get(str(optimizer).lower())
     if kind is None:
         raise InvalidArgumentError(
-            f"no optimizer {optimizer!r}; choose from {', '.join(sorted(OPTIMIZERS))}, or give an Optimizer"
+            f"no optimizer {optimizer!r}; {choices(optimizer, sorted(OPTIMIZERS))} (or give an Optimizer)"
         )
     return kind()

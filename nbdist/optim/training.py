@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,7 +15,7 @@ from nbdist.graph.ops.state import group
 from nbdist.graph.partitioned import PartitionedVariable
 from nbdist.graph.scopes import Graph, Scope, control_dependencies
 from nbdist.graph.sparse import IndexedSlices
-from nbdist.graph.tensor import Tensor, Variable, record
+from nbdist.graph.tensor import Tensor, Variable, constant, record
 from nbdist.graph.variables import filled, trainable_variables
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def apply_gradients(optimizer: Optimizer, pairs: Iterable[Any], global_step: Any
         )
     with graph.within(graph.scope):
         counter, step = _step(optimizer, graph, applied[0][1], global_step)
-        updates = [_update(optimizer, g, v, step) for g, v in applied]
+        rate = _rate(optimizer, graph, counter)
+        updates = [_update(optimizer, g, v, step, rate) for g, v in applied]
         if counter is None:
             return group(*updates, name=name or type(optimizer).__name__)
         with control_dependencies(updates):
@@ -114,7 +116,7 @@ def _step(
 ) -> tuple[Variable | None, Any]:
     """Return what counts the steps, if anything does, and the number of this step, from 1 on."""
     counter = global_step
-    if counter is None and optimizer.counts_steps:
+    if counter is None and (optimizer.counts_steps or _takes_step(optimizer.learning_rate)):
         if graph not in optimizer.held.steps:
             with graph.within(Scope(colocated=first, container=first.container)):
                 own = Variable(np.int64(0), trainable=False, name=f"{type(optimizer).__name__.lower()}/step")
@@ -126,7 +128,31 @@ def _step(
         return counter, record("add", counter, np.ones((), counter.dtype), name=f"{counter.name}/next")
 
 
-def _update(optimizer: Optimizer, gradient: Any, variable: Variable, step: Any) -> Tensor:
+def _takes_step(rate: Any) -> bool:
+    """Return whether a learning rate is a function of the step, not of nothing."""
+    return callable(rate) and bool(inspect.signature(rate).parameters)
+
+
+def _rate(optimizer: Optimizer, graph: Graph, counter: Variable | None) -> Tensor | None:
+    """Return a learning rate that is a tensor or a function as one float64; None for a number."""
+    rate = optimizer.learning_rate
+    if not isinstance(rate, Tensor) and not callable(rate):
+        return None
+    if callable(rate):
+        rate = rate(counter) if _takes_step(rate) else rate()
+    with graph.as_default():
+        tensor = rate if isinstance(rate, Tensor) else constant(rate)
+    if tensor.shape != () or tensor.dtype.kind not in "iuf" or tensor.graph is not graph:
+        raise InvalidArgumentError(
+            "learning_rate is one number, or a tensor of one number in the graph of the variables, got "
+            f"{tensor!r}"
+        )
+    return tensor if tensor.dtype == np.float64 else tensor.astype(np.float64)
+
+
+def _update(
+    optimizer: Optimizer, gradient: Any, variable: Variable, step: Any, chosen: Tensor | None
+) -> Tensor:
     slots = slots_of(optimizer, variable)
     sparse = isinstance(gradient, IndexedSlices)
     parts = (gradient.values, gradient.indices) if sparse else (gradient,)
@@ -134,7 +160,7 @@ def _update(optimizer: Optimizer, gradient: Any, variable: Variable, step: Any) 
     with graph.within(Scope(name=name, colocated=variable, control=graph.scope.control)):
         if parts[0].dtype != variable.dtype:
             parts = (parts[0].astype(variable.dtype), *parts[1:])
-        rate = optimizer.held.rates.get(variable.device)
+        rate = optimizer.held.rates.get(variable.device) if chosen is None else chosen
         return record(
             op_name(len(slots), sparse=sparse),
             variable,
@@ -143,7 +169,7 @@ def _update(optimizer: Optimizer, gradient: Any, variable: Variable, step: Any) 
             step,
             *([] if rate is None else [rate]),
             name="apply",
-            config=optimizer.to_config(),
+            config=optimizer.config(optimizer.learning_rate if chosen is None else 0.0),
             slots=tuple(slots),
             **({"use_locking": True} if optimizer.use_locking else {}),
             **({} if rate is None else {"rated": True}),

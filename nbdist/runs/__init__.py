@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbdist.metrics.runlist import RunList
+    from nbdist.runs.history import RunList
 
 
 class _Callable(ModuleType):
-    def __call__(self) -> RunList:
-        """Return all runs of this user, the newest first."""
-        from nbdist.metrics.runlist import runs
+    def __call__(self, *arguments: Any, **named: Any) -> RunList:
+        """Return the runs of this user, the newest first; see :func:`nbdist.runs.history.runs`."""
+        from nbdist.runs.history import runs
 
-        return runs()
+        return runs(*arguments, **named)
 
 
 sys.modules[__name__].__class__ = _Callable

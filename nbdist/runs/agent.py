@@ -10,6 +10,7 @@ run.lost     run, ranks ────────► those workers are gone, and 
 run.stop / run.abort ───────────► the training loop sees it at its next step
 run.control  run, do ───────────► so it does a pause, another learning rate, a checkpoint (see controlling.py)
 run.timeline run ───────────────► what the task recorded of the run: its last one, also when it is over
+push.open, push.part, push.close            arrays of a client on another host, see delivery.py
 run.release  run ───────────────► parameters of the run are given up, its timeline is written to its folder
 """
 
@@ -24,6 +25,7 @@ import numpy as np
 from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.metrics.timeline import Span
 from nbdist.runs.controlling import heed
+from nbdist.runs.delivery import Receiver
 from nbdist.runs.kept import Kept
 from nbdist.runs.live import Live
 from nbdist.runs.recorded import Recorded
@@ -37,7 +39,6 @@ from nbdist.train.steplog import StepLog
 from nbdist.wire.frames import Frame
 from nbdist.wire.peers import Sender
 
-NEWS_SECONDS = 0.1
 RESERVED_SECONDS = 30.0  # a reservation that no body follows is void after this
 
 
@@ -56,6 +57,7 @@ class Agent:
         self._control = ("", Control())
         self._watchers = Watchers()
         self._step_log: tuple[str, StepLog] | None = None
+        self._received = Receiver(self.prefix)
         self.kept = Kept(task.rank, task.server.after)
         self.recorded = Recorded(task, [self._steps, lambda run: self.parameters.logs.spans(run, task.name)])
         handlers: dict[str, Handler] = {
@@ -71,6 +73,7 @@ class Agent:
             "run.lost": self._lost,
             "run.timeline": self._timeline,
             "run.release": self._release,
+            **self._received.handlers(),
         }
         for kind, handler in handlers.items():
             task.server.on(kind, handler)
@@ -87,7 +90,16 @@ class Agent:
         self._live = live
         if live.context.step_log is not None:
             self._step_log = (live.run, live.context.step_log)
-        live.cancel = self.task.server.every(NEWS_SECONDS, lambda: self._tell(live, ended=False))
+        over = threading.Event()
+        live.cancel, intervals = over.set, live.intervals()
+
+        def look() -> None:
+            if over.is_set():
+                return
+            self.task.server.after(next(intervals), look)
+            self._tell(live, ended=False)
+
+        self.task.server.after(next(intervals), look)
 
     def end(self, live: Live) -> None:
         """Send the last news and free the task. Called by the body, on the main thread."""
@@ -141,6 +153,7 @@ class Agent:
     def close(self) -> None:
         """Give up what this task keeps for runs."""
         self.parameters.close()
+        self._received.close()
 
     def _tell(self, live: Live, ended: bool) -> bool:
         """Send the news to who watches; whether anybody does."""
@@ -156,9 +169,8 @@ class Agent:
         busy = self._busy()
         if busy is not None and (self._live is not None or busy != run):
             raise FailedPreconditionError(
-                f"{self.task.name} is busy with run {busy}; wait for it, or stop it where it was started "
-                f"(its stop button, run.stop(), or an interrupt); nb.attach({busy!r}) follows it from here, "
-                "and can stop it too"
+                f"{self.task.name} is busy with run {busy}; wait for it (run.wait()), or stop it (its stop "
+                f"button, run.stop(), or an interrupt); nb.attach({busy!r}) returns it in any notebook"
             )
         self._reserved = (run, time.monotonic())
         if "ranks" in frame.meta:
@@ -258,6 +270,7 @@ class Agent:
         self.parameters.drop_run(run)
         self.groups.drop_run(run)
         self.kept.taken(run)
+        self._received.drop(run)
         if "folder" in frame.meta:
             self.recorded.write(run, str(frame.meta["folder"]))
         return Frame("run.released")

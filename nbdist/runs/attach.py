@@ -19,6 +19,7 @@ from nbdist.cluster.folder import living
 from nbdist.cluster.handle import Cluster
 from nbdist.cluster.owner import is_this, lives
 from nbdist.errors import (
+    DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,
     NbdistError,
@@ -27,9 +28,9 @@ from nbdist.errors import (
 )
 from nbdist.metrics.home import run_folder
 from nbdist.metrics.runfile import RunFile, read_run
-from nbdist.metrics.runlist import runs
 from nbdist.runs.ending import ENDED
 from nbdist.runs.following import View
+from nbdist.runs.history import runs
 from nbdist.runs.late import Gone, Joined, Outcomes
 from nbdist.runs.options import Options, select
 from nbdist.runs.reach import Tasks
@@ -87,7 +88,7 @@ def latest_of(known: list[RunFile], alive: list[str]) -> RunFile:
     """Return the first of the runs, newest first, that may go on: its cluster is alive; else the newest.
 
     >>> old = RunFile("1", status="running", cluster={"id": "a"})
-    >>> latest_of([RunFile("2", status="done", cluster={"id": "a"}), old], ["a"]).id
+    >>> latest_of([RunFile("2", status="finished", cluster={"id": "a"}), old], ["a"]).id
     '1'
     """
     going = [run for run in known if run.status not in ENDED and run.cluster.get("id") in alive]
@@ -108,7 +109,13 @@ def options_of(record: RunFile) -> Options:
 def members_of(record: RunFile) -> list[TaskInfo]:
     """Return the tasks of a run's cluster as run.json has them; by their names alone in old ones."""
     if "members" in record.cluster:
-        return [TaskInfo.from_dict(entries) for entries in record.cluster["members"]]
+        try:
+            return [TaskInfo.from_dict(entries) for entries in record.cluster["members"]]
+        except TypeError as error:
+            raise DataLossError(
+                f"{run_folder(record.id) / 'run.json'} is damaged: a member of its cluster is no description "
+                f"of a task: {error}"
+            ) from None
     names = [name for name in record.cluster.get("tasks", ()) if not name.startswith("/job:client/")]
     return [_named(name, rank) for rank, name in enumerate(names)]
 
@@ -122,9 +129,16 @@ class _Found:
         self.members = members_of(record)
         ranks = record.cluster.get("workers")
         chosen = [info for info in self.members if ranks is None or info.rank in ranks]
+        if ranks is not None and (not ranks or {info.rank for info in chosen} != set(ranks)):
+            there = ", ".join(str(info.rank) for info in self.members) or "none"
+            raise DataLossError(
+                f"{self.folder / 'run.json'} is damaged: the run's workers are the ranks {ranks!r:.80} of "
+                f"its cluster, and the cluster's members are {there}. nb.runs() still lists the run, and "
+                "its delete() removes it"
+            )
         self.workers = chosen if ranks is not None else _selected(self.members, self.options)
         self.towers: list[TaskInfo] = []
-        self.why = f"cluster {record.cluster.get('id', '?')} of run {record.id} is gone"
+        self.why = f"cluster {record.cluster.get('id', '?')} of run {record.id} has ended"
         if self.options.replication == "in-graph":
             self.towers = self.workers
             self.workers = [_named("/job:client/task:0", 1 + max((i.rank for i in self.members), default=0))]
@@ -136,7 +150,7 @@ class _Found:
         if not self.settled and owner and lives(owner):
             where = "in this very notebook" if is_this(owner) else f"in process {owner['pid']}"
             raise FailedPreconditionError(
-                f"the body of run {self.record.id} goes on {where}, which drives the towers itself "
+                f"the body of run {self.record.id} is running {where}, which drives the towers itself "
                 "(--replication in-graph): follow it there"
             )
         pid = f" (pid {owner['pid']})" if owner else ""
@@ -160,7 +174,7 @@ class _Found:
                 return None
             raise FailedPreconditionError(f"run {self.record.id} cannot be reached: {error}") from None
         except NbdistError as error:  # it ends at this moment
-            self.why = f"cluster {name} of run {self.record.id} is gone: {error}"
+            self.why = f"cluster {name} of run {self.record.id} has ended: {error}"
             return None
         if self._is_its(cluster):
             return cluster
@@ -196,7 +210,7 @@ class _Found:
             answer = answers.get(info.rank)
             if info.rank not in dead and (answer is None or answer.meta["state"] == "unknown"):
                 self.why = (
-                    f"{info.name} knows nothing of run {self.record.id}: it was replaced, or has gone on"
+                    f"{info.name} knows nothing of run {self.record.id}: it was replaced, or runs another"
                 )
         return answers
 

@@ -9,7 +9,7 @@ import linecache
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -32,8 +32,9 @@ from nbdist.nn import Model
 from nbdist.runs import bodycode, parcel
 from nbdist.runs.agent import Agent, agent
 from nbdist.runs.bodycode import Code
+from nbdist.runs.delivery import Given, Pushed, lent, with_closure
 from nbdist.runs.live import Live
-from nbdist.runs.output import Output, printing_to
+from nbdist.runs.output import Output, displaying_to, printing_to
 from nbdist.runs.signals import bodies_only, interruptible
 from nbdist.runs.strategies import strategy_of
 from nbdist.runs.tracebacks import shown
@@ -71,6 +72,10 @@ class Order:
     """Whether what the task did when is written into the folder."""
     names: dict[str, Any] | None = None
     """What the body is given: a text its variables, in a namespace of their own, a function its arguments."""
+    pushed: Given | Pushed = field(default_factory=Given)
+    """What else it is given: values of the client."""
+    first_line: int = 1
+    """The number of a text's first line in the cell that it stands in."""
 
 
 def run_body(order: Order, body: str | Callable[[], Any]) -> dict[str, Any]:
@@ -102,14 +107,21 @@ def perform(
     here.begin(live)
     outcome: dict[str, Any] = {"rank": task.rank, "task": task.name}
     code, control = (
-        Code(order.run, order.fetch, body, order.names) if isinstance(body, str) else None,
+        Code(order.run, order.fetch, body, order.names, order.first_line) if isinstance(body, str) else None,
         live.context.control,
     )
+    lending = ExitStack()
     try:
         with surrounding:
             control.check()  # another call had the task until now, and the run has failed meanwhile
             live.context.progress.state = "running"
-            found = code.run() if code is not None else _call(body, order.names or {})
+            given = order.pushed.open(task.info.host)
+            if code is not None:
+                lending.enter_context(code.lent(given.names))
+                found = code.run()
+            else:
+                lending.enter_context(lent(getattr(body, "__globals__", {}), given.names))
+                found = _call(with_closure(body, given.closure), given, order.names or {})
             end_loops(live.context, whole=True)
             outcome |= brought(order, found)
     except BaseException as error:
@@ -119,8 +131,9 @@ def perform(
             # It was stopped between two looks at the control: what was trained is kept all the same.
             outcome |= brought(replace(order, fetch=()), code.bound())
     finally:
+        lending.close()
         end_loops(live.context, whole=False)
-        live.context.progress.state = "done"
+        live.context.progress.state = "finished"
         stopped = control.stop_requested  # what is asked for later has stopped nothing
         here.end(live)
         live.context.world.end()
@@ -143,7 +156,8 @@ def perform(
 @contextmanager
 def around(live: Live) -> Iterator[None]:
     """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted."""
-    with contexts.use(live.context), printing_to(live.output), interruptible():
+    output = live.output
+    with contexts.use(live.context), printing_to(output), displaying_to(output), interruptible():
         yield
 
 
@@ -194,11 +208,11 @@ def _rest_everywhere(order: Order, task: Task, number: int) -> None:
                 task.peer(rank).send("run.control", {"run": order.run, "do": "rest", "number": number})
 
 
-def _call(body: Any, names: dict[str, Any]) -> dict[str, Any]:
+def _call(body: Any, given: Given, names: dict[str, Any]) -> dict[str, Any]:
     """Run a function; return what it returned, and the model and the history in it, by name."""
     if getattr(body, "__module__", "") == "__main__":  # typed by the user, who knows nbdist as nb
         getattr(body, "__globals__", {}).setdefault("nb", import_module("nbdist"))
-    value = body(**names)
+    value = body(*given.args, **{**given.kwargs, **names})
     return {"result": value, **_named(value)}
 
 
@@ -265,6 +279,7 @@ def describe_error(error: BaseException, control: contexts.Control) -> dict[str,
         "traceback": _cut("".join(lines), MOST_TRACEBACK),
         "aborted": isinstance(error, CUT_OFF) and cut_off,
         "interrupted": isinstance(error, KeyboardInterrupt),
+        "undefined": (getattr(error, "name", None) or "") if isinstance(error, NameError) else "",
     }
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
+from nbdist.errors import InvalidArgumentError
 from nbdist.nn import Model
+from nbdist.runs.delivery import lent
 
 USUAL_NAMES = ("history", "model")
 
@@ -20,23 +23,27 @@ class Code:
     """A body that is source text, run in the task's namespace; with ``names`` in a copy that has these."""
 
     def __init__(
-        self, run: str, fetch: Sequence[str], source: str, names: Mapping[str, Any] | None = None
+        self,
+        run: str,
+        fetch: Sequence[str],
+        source: str,
+        names: Mapping[str, Any] | None = None,
+        first_line: int = 1,
     ) -> None:
         self._run, self._fetch, self._source, self._names = run, fetch, source, names
-        self._namespace: dict[str, Any] = {"__name__": "__main__"}
+        self._first_line = first_line
+        shell = _shell()
+        self._namespace: dict[str, Any] = {"__name__": "__main__"} if shell is None else shell.user_ns
+        if names is not None:
+            self._namespace = dict(self._namespace)
         self._before: dict[str, Any] = {}
         self._trainings: dict[str, int] = {}  # that models had behind them before, by name
 
     def run(self) -> dict[str, Any]:
         """Run it; return what it defined, by name."""
-        from IPython.core.getipython import get_ipython
-
-        shell, source = get_ipython(), self._source
-        if shell is not None:
-            self._namespace, source = shell.user_ns, shell.transform_cell(source)
-        if self._names is not None:
-            self._namespace = {**self._namespace, **self._names}
+        self._namespace.update(self._names or {})
         namespace, file = self._namespace, filename(self._run)
+        source = as_python(self._source, self._first_line)
         # With the body's lines, tracebacks show them.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         namespace.setdefault("nb", import_module("nbdist"))  # the name that bodies know it by
@@ -49,8 +56,12 @@ class Code:
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), file, "eval"), namespace)
             if value is not None:
-                print(repr(value))
+                _show(value)
         return self.bound() | {name: namespace[name] for name in wanted if name in namespace}
+
+    def lent(self, names: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Have pushed names among the body's variables for a while; parameters win over them."""
+        return lent(self._namespace, names)
 
     def bound(self) -> dict[str, Any]:
         """Return the names that it has bound to another value than before, so far, and models it has trained.
@@ -63,6 +74,61 @@ class Code:
             if model.trainings > self._trainings.get(name, model.trainings):
                 found[name] = model
         return found
+
+
+def as_python(source: str, first_line: int = 1) -> str:
+    """Return a body as Python alone, IPython's own lines translated, each line under its number in the cell.
+
+    >>> as_python("x = 1\\n", 3)
+    '\\n\\nx = 1\\n'
+    """
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    shell = _shell()
+    translated: str = shell.transform_cell(source) if shell is not None else source
+    if shell is None and any(line.lstrip()[:1] in ("%", "!") for line in source.splitlines()):
+        translated = TransformerManager().transform_cell(source)
+    lines = source.splitlines(keepends=True)
+    dropped = 0 if translated == source else next((i for i, line in enumerate(lines) if line.strip()), 0)
+    return "\n" * (first_line - 1 + dropped) + translated
+
+
+def check_source(source: str, first_line: int = 1) -> None:
+    """Raise InvalidArgumentError, with the line in the cell, for a body that is not Python.
+
+    >>> check_source("x = (", first_line=2)
+    Traceback (most recent call last):
+    nbdist.errors.InvalidArgumentError: SyntaxError in line 2 of the cell: '(' was never closed
+        x = (
+            ^
+    """
+    translated = as_python(source, first_line)
+    try:
+        compile(translated, "<cell>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        lines = translated.splitlines()
+        known = error.lineno is not None and 0 < error.lineno <= len(lines)
+        line = error.text or (lines[error.lineno - 1] if known and error.lineno else "")
+        line = line.rstrip("\n")
+        shown = f"\n    {line}\n    {' ' * ((error.offset or 1) - 1)}^" if line.strip() else ""
+        where = f"line {error.lineno} of the {'cell' if first_line > 1 else 'body'}"
+        raise InvalidArgumentError(f"SyntaxError in {where}: {error.msg}{shown}") from None
+
+
+def _show(value: Any) -> None:
+    """Show the value of a body's last line: as a cell does, where it has more than a text to show."""
+    shell = _shell()
+    data, metadata = ({}, {}) if shell is None else shell.display_formatter.format(value)
+    if data.keys() - {"text/plain"}:
+        shell.display_pub.publish(data, metadata)
+    elif data or shell is None:  # one that displays itself has done so
+        print(repr(value))
+
+
+def _shell() -> Any:
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
 
 
 def models_in(namespace: Mapping[str, Any]) -> list[tuple[str, Model]]:

@@ -84,7 +84,7 @@ class BodyThread:
     def outcome(self, rank: int) -> Any:
         """Return what the body returned, or the exception that it raised."""
         if not self.done():
-            raise FailedPreconditionError("there is no outcome yet: the body goes on")
+            raise FailedPreconditionError("there is no outcome yet: the body is still running")
         return self._outcome
 
     def wait(self, timeout: float | None = None) -> bool:

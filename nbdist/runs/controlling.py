@@ -24,6 +24,7 @@ from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     ResourceExhaustedError,
+    choices,
 )
 from nbdist.optim.base import number
 from nbdist.train.context import Context
@@ -51,7 +52,7 @@ def heed(control: Control, word: Mapping[str, Any]) -> None:
         control.rest(_whole(word))
         return
     if do not in DOES:
-        raise InvalidArgumentError(f"a run cannot be asked to {do!r}; choose from {', '.join(DOES)}")
+        raise InvalidArgumentError(f"a run cannot be asked to {do!r}; {choices(do, DOES)}")
     DOES[do](control, word)
 
 
@@ -66,7 +67,10 @@ def said(context: Context) -> dict[str, Any]:
     """Return a replica's progress as it travels; one that waits for others who are paused is paused, too."""
     one, control = context.progress, context.control
     progress = {**vars(one), "lost": [*one.lost], "spent": {**one.spent}}  # asdict takes 13 µs
-    if one.state == "training" and control.waits:
+    step, rested = progress.pop("last_rest")
+    if one.step > step:
+        progress["rested"] += rested
+    if one.state == "running" and control.waits:
         progress["state"] = "paused"
     return progress
 
@@ -138,7 +142,9 @@ class Controls:
         unknown = sorted(values.keys() - set(SETTINGS))
         if unknown or not values:
             what = f"no setting {unknown[0]!r}" if unknown else "nothing to set"
-            raise InvalidArgumentError(f"run.set: {what}; choose from {', '.join(SETTINGS)}")
+            raise InvalidArgumentError(
+                f"run.set: {what}; {choices(unknown[0] if unknown else None, SETTINGS)}"
+            )
         self.ask("set", **values)
 
     def ask_checkpoint(self) -> int:
@@ -162,11 +168,11 @@ class Controls:
                 )
             raise DeadlineExceededError(
                 f"run {self._run.id} has written no checkpoint within {timeout:g} s: its chief has come to "
-                "no end of a step, or nobody follows the run. Give it more time with "
+                "no end of a step, or no process follows the run. Give it more time with "
                 "checkpoint(timeout=...), or follow it with run.wait()"
             )
         if found["error"]:
-            raise ResourceExhaustedError(f"{found['error']}. The run goes on")
+            raise ResourceExhaustedError(f"{found['error']}. The run continues")
         return Path(found["path"])
 
     @contextmanager

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nbdist.cluster.replacing import short_name
 from nbdist.runs.reach import Tasks
 from nbdist.runs.replacing import gone_among
 from nbdist.runtime.task import TaskInfo
+from nbdist.wire.collective.watch import FreezeDetector
+from nbdist.wire.hosts import host_identity
 
+LOOK_SECONDS = 0.5  # between two looks whether a task's process is stopped
+FROZEN_SECONDS = 9.0  # from which a task counts as lost; strategies that continue without one decide at 8 s
 NEWS_SECONDS = 0.5  # how long the first word of a training may come after the death of a task that was in it
 
 
@@ -46,20 +50,41 @@ class Deaths:
         self._cluster, self._workers, self._least, self._trains = cluster, workers, least, trains
         self._needed = [*workers, *others]
         self._ranks = {info.rank for info in self._needed}
+        here = host_identity()
+        self._detector = FreezeDetector({info.rank: info.pid for info in self._needed if info.host == here})
+        self._looked = 0.0
+        self._frozen: dict[int, str] = {}
+
+    def report_frozen(self, ranks: Iterable[int]) -> None:
+        """Note ranks that other tasks have found frozen or cut off, and without which they continue."""
+        for rank in self._ranks.intersection(ranks):
+            self._frozen.setdefault(rank, "is frozen or cut off: it does not answer the other tasks")
 
     def new(self, trained: bool, ended: Collection[TaskInfo]) -> Iterator[Death]:
         """Yield the deaths that are to be acted on, again at each look until that is done.
 
         ``trained`` is whether a body has begun to train; tasks that were ``ended`` on purpose do not count.
+        A task whose process is stopped for long counts as dead.
         """
+        self._look_for_frozen()
         dead = gone_among(self._cluster, self._needed)
         gone = {info.rank for info in dead}
+        dead += [info for info in self._needed if info.rank in self._frozen and info.rank not in gone]
+        gone.update(self._frozen)
         for info in dead:
             if info.rank not in self._ranks or info.rank in self.lost or info in ended:
                 continue
             goes_on = self._goes_on(info, gone, trained)
             if goes_on or info.rank not in self.undecided:
                 yield Death(info, self._how(info), what_next(info, dead), goes_on)
+
+    def _look_for_frozen(self) -> None:
+        now = time.monotonic()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            for rank in self._detector.frozen(FROZEN_SECONDS):
+                stopped = f"is frozen: its process has been stopped for {FROZEN_SECONDS:.0f} s, as by SIGSTOP"
+                self._frozen.setdefault(rank, stopped)
 
     def _goes_on(self, info: TaskInfo, dead: set[int], trained: bool) -> bool:
         """Whether the others can train on."""
@@ -77,14 +102,17 @@ class Deaths:
 
     def _how(self, info: TaskInfo) -> str:
         now = next(row for row in self._cluster.status() if row["rank"] == info.rank)
-        how = now["ended"] if now["pid"] == info.pid else f"it was replaced by pid {now['pid']}"
-        return f"{info.name} (pid {info.pid}) is gone: {how}"
+        if now["pid"] != info.pid:
+            return f"{info.name} (pid {info.pid}) was replaced by pid {now['pid']}"
+        if not now["ended"] and info.rank in self._frozen:
+            return f"{info.name} (pid {info.pid}) {self._frozen[info.rank]}"
+        return f"{info.name} (pid {info.pid}) died: {now['ended']}"
 
 
-def what_next(gone: TaskInfo, dead: list[TaskInfo]) -> str:
-    """Return what to do about a task that is gone; ``dead`` are all that are."""
-    if gone.job == "ps":
-        return f"The parameters are lost: start it again with %cluster restart {short_name(gone)}"
+def what_next(lost: TaskInfo, dead: list[TaskInfo]) -> str:
+    """Return what to do about a task that is dead or frozen; ``dead`` are all that are."""
+    if lost.job == "ps":
+        return f"The parameters are lost: start it again with %cluster restart {short_name(lost)}"
     if any(info.job == "ps" for info in dead):
-        return "Start all that are gone again with %cluster restart"
-    return f"Go on without it with --on, or start it again with %cluster restart {short_name(gone)}"
+        return "Start all lost tasks again with %cluster restart"
+    return f"Run without it with --on, or start it again with %cluster restart {short_name(lost)}"

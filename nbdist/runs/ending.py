@@ -21,7 +21,7 @@ from nbdist.runtime.task import TaskInfo
 
 Outcomes: TypeAlias = Mapping[int, Mapping[str, Any]]
 
-ENDED = ("done", "stopped", "failed")
+ENDED = ("finished", "stopped", "failed")
 WRITE_SECONDS = 1.0
 
 
@@ -31,7 +31,7 @@ def verdict(
     """Return what went wrong in a run whose bodies are over, and its status.
 
     >>> verdict(RunFile("digits"), {0: {"trainings": 1}}, None, interrupted=False, wants_training=True)
-    (None, 'done')
+    (None, 'finished')
     """
     if record.status in ENDED:  # long ago
         if record.status != "failed":
@@ -44,7 +44,7 @@ def verdict(
             "the body never trained: a strategy or epochs were asked for, but no model.fit(...) ran on "
             "any worker. Call fit in the body, or drop the flags to run it as a plain cell on each worker"
         )
-    return error, "failed" if error is not None else "stopped" if interrupted else "done"
+    return error, "failed" if error is not None else "stopped" if interrupted else "finished"
 
 
 def trained(outcomes: Outcomes) -> bool:
@@ -74,6 +74,12 @@ def release(watch: Watch, tasks: Sequence[TaskInfo]) -> None:
         watch.tell(info, "run.release", {"run": watch.run, "folder": str(watch.folder)}, wait)
 
 
+def ended_at(record: RunFile, outcomes: Mapping[int, Mapping[str, Any]]) -> float:
+    """Return when a run ended, in seconds since 1970: now, unless its record or its outcomes say when."""
+    ends = [outcome.get("ended", 0.0) for outcome in outcomes.values()]
+    return record.ended or (max(ends) if ends and all(ends) else time.time())
+
+
 def write(record: RunFile, status: str, error: NbdistError | None, watch: Watch) -> None:
     """Write a run's end into its folder, and what is worth keeping. Raises OSError if the disk is full.
 
@@ -82,9 +88,9 @@ def write(record: RunFile, status: str, error: NbdistError | None, watch: Watch)
     with suppress(NbdistError):  # one that cannot be read is written anew
         if read_run(record.id).status in ENDED:
             return
-    ends = [outcome.get("ended", 0.0) for outcome in watch.outcomes.values()]  # it may have been long ago
-    ended = max(ends) if ends and all(ends) else time.time()
-    record = dataclasses.replace(record, status=status, ended=ended, error=str(error or ""))
+    ended = ended_at(record, watch.outcomes)
+    shown = trained(watch.outcomes) or bool(watch.store.series)
+    record = dataclasses.replace(record, status=status, ended=ended, error=str(error or ""), trained=shown)
     write_run(record, wait=bool(watch.store.series))  # a plain cell does not wait for the disk
     if trained(watch.outcomes):
         keep_light(watch.folder, watch.outcomes)

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbdist.errors import BodyError, NbdistError
+from nbdist.errors import NbdistError, WorkerError
 from nbdist.runtime.task import TaskInfo
 
 DEATH_SECONDS = 1.0  # how long what cut a task off may come after the word that it was cut off
 CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
 
 
-def body_error(info: TaskInfo, wrong: Mapping[str, Any]) -> BodyError:
-    """Return the error of a body, with its traceback there."""
-    traceback = whole_letters(wrong["traceback"]).rstrip()
-    error = BodyError(f"{traceback}\n\nraised on {info.name} (pid {info.pid})")
+Hint = Callable[[str], str]
+"""What to do about a name that a body did not find; empty where there is nothing to say."""
+
+
+def body_error(info: TaskInfo, wrong: Mapping[str, Any], hint: Hint | None = None) -> WorkerError:
+    """Return the error of a body, with its traceback there, and what to do about a name that it lacks."""
+    traceback = with_hint(whole_letters(wrong["traceback"]).rstrip(), wrong, hint)
+    error = WorkerError(f"{traceback}\n\nraised on {info.name} (pid {info.pid})")
     error.task, error.ename, error.evalue = info.name, wrong["type"], whole_letters(wrong["message"])
     return error
+
+
+def with_hint(text: str, wrong: Mapping[str, Any], hint: Hint | None) -> str:
+    """Return the text of an error, and below it what to do about a name that is not defined."""
+    more = hint(str(wrong["undefined"])) if hint is not None and wrong.get("undefined") else ""
+    return f"{text}\n{more}" if more else text
 
 
 def error_again(told: str) -> NbdistError:
@@ -36,7 +46,7 @@ def error_again(told: str) -> NbdistError:
     # What was raised follows the last line of the code, which is set in; its message may have more lines.
     first = 1 + max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
     name, _, message = "\n".join(lines[first:]).partition(": ")
-    error = BodyError(told)
+    error = WorkerError(told)
     error.task, error.ename, error.evalue = where.partition(" (pid ")[0], name.rpartition(".")[2], message
     return error
 

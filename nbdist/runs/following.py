@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nbdist.metrics.runfile import sync_run
 from nbdist.runs.controlling import Controls
+from nbdist.runs.output import Displayed
 from nbdist.runs.pause import Pause
 from nbdist.runs.progress import Standing
 from nbdist.runs.watch import Watch
@@ -97,6 +98,9 @@ class View(Protocol):
 
     def output(self, task: str, text: str) -> None:
         """Append what a task printed."""
+
+    def display(self, task: str, shown: Displayed) -> None:
+        """Show an object that a task displayed."""
 
     def end(self, run: Run) -> None:
         """Show the run's end for good."""

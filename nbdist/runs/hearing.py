@@ -45,7 +45,8 @@ class Hearing:
 
     def catch_up(self, answer: Frame, store: RunStore, folder: Path, say: Callable[[str], object]) -> None:
         """Fill the gap before what a task says when it is watched again: points, and what was printed."""
-        add_since(store, folder, answer, self.at)
+        for note in add_since(store, folder, answer, self.at):
+            say(f"{note}\n")
         missing = int(answer.meta["printed"]) - self.printed
         if missing > 0:
             say(answer.arrays[0].tobytes().decode("utf-8", "replace")[-missing:])

@@ -70,7 +70,7 @@ def given_up(stuck: Iterable[TaskInfo]) -> str:
     """Return what to say of tasks in this process that did not stop, and cannot be replaced."""
     names = ", ".join(f"{info.name} (pid {info.pid})" for info in stuck)
     return (
-        f"{names} did not stop within 5 s of the interrupt; the body goes on in this process: it "
+        f"{names} did not stop within 5 s of the interrupt; the body continues in this process: it "
         "waits, or is in native code, or does not let itself be interrupted. Restart the kernel if "
         "it does not end"
     )

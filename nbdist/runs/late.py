@@ -84,7 +84,7 @@ class Gone:
 
     def peer(self, rank: int) -> Peer:
         """Raise UnavailableError: nobody is there."""
-        raise UnavailableError("the tasks of this run are gone")
+        raise UnavailableError("the tasks of this run have ended")
 
     def signal(self, rank: int, signum: int) -> bool:
         """Return False: there is no process."""
@@ -92,7 +92,7 @@ class Gone:
 
     def replace(self, tasks: list[TaskInfo]) -> Replacement:
         """Raise UnavailableError: there is nothing to be replaced."""
-        raise UnavailableError("the tasks of this run are gone")
+        raise UnavailableError("the tasks of this run have ended")
 
     def dead(self) -> list[TaskInfo]:
         """Return nothing: why there is no outcome is said once, for all."""

@@ -45,7 +45,7 @@ class Leaving:
     def stay(self) -> None:
         """Raise KeyboardInterrupt if this process ends."""
         if self.now:
-            error = KeyboardInterrupt(f"the kernel ends; run {self._run} goes on: nb.attach({self._run!r})")
+            error = KeyboardInterrupt(f"the kernel ends; run {self._run} continues: nb.attach({self._run!r})")
             # A whole traceback takes IPython a second, and Jupyter waits little longer for the kernel's end.
             # IPython asks every exception for this method, of which its type knows nothing.
             error._render_traceback_ = lambda: [f"KeyboardInterrupt: {error}"]  # type: ignore[attr-defined]

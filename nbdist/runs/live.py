@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from nbdist.runs.output import Output
 from nbdist.runs.progressfile import ProgressFile, progress_path
 from nbdist.train.context import Context
 from nbdist.wire.frames import Frame
+
+NEWS_SECONDS = 0.1
 
 
 class Live:
@@ -41,8 +44,16 @@ class Live:
         """Return the number that a replica's files have in the run's folder."""
         return rank
 
+    def intervals(self) -> Iterator[float]:
+        """Yield the seconds until each look for news while the body runs; without end."""
+        return repeat(NEWS_SECONDS)
+
     def told(self, rank: int, ended: bool) -> Iterator[Frame]:
-        """Yield what is new, a frame for each replica; what was printed is in the first."""
+        """Yield what is new: displayed objects, then a frame a replica, the first with what was printed."""
+        for shown in self.output.take_displays():
+            meta = {"run": self.run, "rank": rank, "types": list(shown.data), "name": shown.name}
+            parts = [np.frombuffer(one.encode("utf-8", "replace"), np.uint8) for one in shown.data.values()]
+            yield Frame("run.display", {**meta, "update": shown.update}, tuple(parts))
         news = self.news()
         for trouble in self.troubles():
             if trouble not in self._said:  # who watches is to know that the logs lack something
@@ -53,7 +64,7 @@ class Live:
         printed = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
         for n, (replica, progress, batch) in enumerate(news):
             self._keep(self.number(rank, replica), replica, progress, ended)
-            meta: dict[str, Any] = {
+            known: dict[str, Any] = {
                 "run": self.run,
                 "rank": rank,
                 "replica": replica,
@@ -64,9 +75,9 @@ class Live:
             }
             arrays: list[Any] = [printed if n == 0 else printed[:0]]
             if batch is not None:
-                meta["batch"], columns = batch.arrays()
+                known["batch"], columns = batch.arrays()
                 arrays.extend(columns)
-            yield Frame("run.news", meta, tuple(arrays))
+            yield Frame("run.news", known, tuple(arrays))
 
     def _keep(self, number: int, replica: int, progress: dict[str, Any], ended: bool) -> None:
         """Have a replica's progress in the run's folder, for those who ask no task."""

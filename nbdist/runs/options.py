@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.runtime.task import Roster, TaskInfo
 
 STRATEGIES = ("ps", "mirrored", "multi_worker", "central", "elastic", "one_device")
@@ -44,7 +44,7 @@ class Options:
     "in-graph", where the notebook's process runs it and one graph drives all tasks. ``data`` says whether
     in that case the "client" (the notebook) feeds every batch, or the "workers" read them.
     ``on`` selects tasks, such as ``worker:0-2`` or ``worker:0,2``; None means all workers. ``tensorboard``
-    has each task write event files beside its log.
+    has each task write event files beside its log. ``push`` names values of the notebook that bodies find.
     """
 
     strategy: str | None = None
@@ -69,6 +69,7 @@ class Options:
     every: int | None = None
     alpha: float | None = None
     tensorboard: bool = False
+    push: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.strategy is not None:
@@ -98,6 +99,11 @@ class Options:
         for name in self.fetch:
             if not name.isidentifier():
                 raise InvalidArgumentError(f"--fetch takes names of variables, got {name!r}")
+        for name in self.push:
+            if not name.isidentifier():
+                raise InvalidArgumentError(
+                    f"--push takes names of variables, such as --push x,y; got {name!r}"
+                )
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of single strategies that were given.
@@ -213,7 +219,7 @@ def choose(what: str, value: str, allowed: Sequence[str]) -> None:
     nbdist.errors.InvalidArgumentError: no --data 'disk'; choose from client, workers
     """
     if value not in allowed:
-        raise InvalidArgumentError(f"no {what} {value!r}; choose from {', '.join(allowed)}")
+        raise InvalidArgumentError(f"no {what} {value!r}; {choices(value, allowed)}")
 
 
 def parse_on(text: str) -> tuple[str, list[int] | None]:

@@ -7,15 +7,32 @@ import io
 import os
 import sys
 import threading
+from base64 import b64encode
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 WAITING_LIMIT = 1 << 20  # characters that may wait for the next flush
 FILE_LIMIT = 64 << 20  # bytes that one task's output file may grow to
 TAIL_LIMIT = 200_000  # characters that who comes late is given
+DISPLAY_TYPES = ("text/html", "text/markdown", "text/latex", "image/png", "image/jpeg", "image/svg+xml")
+"""What travels of an object that a body displays, beside its text/plain."""
+MOST_DISPLAYS = 100  # of one run on one task; changes to one that is there are not counted
+DISPLAY_LIMIT = 4 << 20  # bytes of one display
+DISPLAYS_LIMIT = 32 << 20  # bytes that wait for the next flush, or that new displays of one run may have
+
+
+class Displayed(NamedTuple):
+    """An object that a body displayed: its form in each media type, images in base64.
+
+    ``name`` is the display's own, empty if it has none; with ``update`` it replaces the one of that name.
+    """
+
+    data: dict[str, str]
+    name: str = ""
+    update: bool = False
 
 
 class Output:
@@ -33,6 +50,8 @@ class Output:
         if path.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
         self._path = path
+        self._displays: list[Displayed] = []
+        self._displayed = self._displayed_bytes = 0
         self._file: BinaryIO | None = None  # made for the first text: most trials of a sweep print nothing
 
     def write(self, text: str) -> int:
@@ -70,6 +89,35 @@ class Output:
             while self._tail_size - len(self._tail[0]) >= TAIL_LIMIT:
                 self._tail_size -= len(self._tail.popleft())
         return text
+
+    def display(self, shown: Displayed) -> None:
+        """Take an object that the body displays; where that is too much, its text, and a word on why."""
+        text = shown.data.get("text/plain", "")
+        rich = {kind: value for kind, value in shown.data.items() if kind in DISPLAY_TYPES}
+        size = sum(map(len, rich.values()))
+        why = ""
+        with self._lock:
+            if not shown.update:
+                self._displayed, self._displayed_bytes = self._displayed + 1, self._displayed_bytes + size
+            if rich and size > DISPLAY_LIMIT:
+                why = f"it has {size:,} bytes, more than {DISPLAY_LIMIT:,}"
+            elif rich and self._displayed > MOST_DISPLAYS and not shown.update:
+                why = f"this task has displayed {MOST_DISPLAYS} objects"
+            elif rich and self._displayed_bytes > DISPLAYS_LIMIT and not shown.update:
+                why = f"this task has displayed more than {DISPLAYS_LIMIT:,} bytes"
+            elif rich:
+                if shown.update:  # the newest is enough
+                    same = [one for one in self._displays if one.update and one.name == shown.name]
+                    self._displays = [one for one in self._displays if one not in same]
+                self._displays.append(shown._replace(data={**rich, "text/plain": text[:2000]}))
+                return
+        self.write(f"{text}\n" + (f"[an object is not displayed: {why}]\n" if why else ""))
+
+    def take_displays(self) -> list[Displayed]:
+        """Return what was displayed since the last time."""
+        with self._lock:
+            displays, self._displays = self._displays, []
+        return displays
 
     def tail(self) -> str:
         """Return the end of all that was taken so far, from the file or not: at most 200,000 characters."""
@@ -139,3 +187,43 @@ def printing_to(output: Output) -> Iterator[None]:
             yield
     finally:
         SCREEN.output = None
+
+
+@contextmanager
+def displaying_to(output: Output) -> Iterator[None]:
+    """Have what this thread displays (IPython's ``display``, figures) go to ``output``, inside a ``with``."""
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    publisher = getattr(shell, "display_pub", None)
+    if shell is None or publisher is None or not hasattr(publisher, "register_hook"):
+        yield
+        return
+    # %matplotlib, which sets this up in notebooks, is not run on engines.
+    shell.display_formatter.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", _png)
+
+    def hook(message: dict[str, Any]) -> None:
+        kind, content = message["header"]["msg_type"], message["content"]
+        if kind in ("display_data", "update_display_data"):
+            data = {
+                one: b64encode(value).decode() if isinstance(value, bytes) else value
+                for one, value in content["data"].items()
+                if isinstance(value, (str, bytes))
+            }
+            name = str(content.get("transient", {}).get("display_id", ""))[:200]
+            output.display(Displayed(data, name, kind == "update_display_data"))
+
+    publisher.register_hook(hook)
+    try:
+        yield
+        inline = sys.modules.get("matplotlib_inline.backend_inline")
+        if inline is not None:  # figures that were drawn and not shown, as at the end of a cell
+            inline.flush_figures()
+    finally:
+        publisher.unregister_hook(hook)
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight")
+    return buffer.getvalue()

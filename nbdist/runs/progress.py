@@ -11,15 +11,15 @@ from nbdist.runs.stragglers import Stragglers
 
 WINDOW = 3.0  # seconds over which a rate is measured
 PAUSED = "paused"
-GONE = "gone"
-"""The state of a replica that the others go on without."""
+LOST = "lost"
+"""The state of a replica that died or does not answer, while training continues on the others."""
 STRAGGLER = "straggler"
 """The state of a replica that trains, and is slower than the others."""
 SILENT = "silent"
-"""The state of a replica that says nothing while others do; it may be gone."""
+"""The state of a replica that says nothing while others do; it may be lost."""
 SILENT_SECONDS = 2.0
-STEPPING = ("training", "running")  # a body's own loop may say no more than that it runs
-OVER = (GONE, "done")
+RUNNING = "running"
+OVER = (LOST, "finished")
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,14 @@ class Standing:
     examples_per_second: float
     seconds_left: float | None
     elapsed: float
+    """Seconds since the run began, without those for which it was paused."""
     replicas: list[ReplicaStanding]
     learning_rate: float | None = None
     """In force; None where there is no single one."""
+    epoch: int | None = None
+    """The epoch that the furthest replica is in, from 1 on; None where no ``fit`` trains."""
+    epochs: int | None = None
+    """How many epochs it trains for."""
     checkpoint: dict[str, Any] | None = None
     """The last one: its number, step, path (None if it failed) and error."""
 
@@ -67,6 +72,8 @@ class Standing:
 class _Heard:
     step: int = 0
     total: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
     examples: int = 0
     state: str = "starting"
     spent: dict[str, float] = field(default_factory=dict)
@@ -74,16 +81,21 @@ class _Heard:
     skipped: int = 0
     rested: float = 0.0
     last: float | None = None
-    past: deque[tuple[float, int, int]] = field(default_factory=deque)
+    past: deque[tuple[float, float, int, int]] = field(default_factory=deque)
+    """When it was heard, its own seconds in steps so far, its steps and examples."""
     at: float = 0.0
     rate: float | None = None
 
     def rates(self) -> tuple[float, float]:
-        """Return steps and examples per second over the window."""
+        """Return steps and examples per second over the window.
+
+        What a busy client reads late comes all at once: the replica itself spent that time.
+        """
         if len(self.past) < 2:
             return 0.0, 0.0
-        (t0, s0, e0), (t1, s1, e1) = self.past[0], self.past[-1]
-        return ((s1 - s0) / (t1 - t0), (e1 - e0) / (t1 - t0)) if t1 > t0 else (0.0, 0.0)
+        (t0, own0, s0, e0), (t1, own1, s1, e1) = self.past[0], self.past[-1]
+        seconds = max(t1 - t0, own1 - own0)
+        return ((s1 - s0) / seconds, (e1 - e0) / seconds) if seconds > 0 else (0.0, 0.0)
 
 
 class Tally:
@@ -91,22 +103,24 @@ class Tally:
 
     def __init__(self, replicas: int, synchronous: bool) -> None:
         self.news = 0
-        self._synchronous = synchronous
+        self.synchronous = synchronous
         self._heard = [_Heard() for _ in range(replicas)]
         self.checkpoint: dict[str, Any] | None = None
         """The last checkpoint that the chief has written, or could not write."""
         self._began: float | None = None
         self._last: float | None = None
         self._stragglers = Stragglers(replicas)
+        self._rested, self._paused_since = 0.0, None  # type: float, float | None
 
     def hear(self, replica: int, progress: dict[str, Any], now: float) -> None:
         """Take in one replica's progress."""
         self.news += 1
         self._began = now if self._began is None else self._began
         heard = self._heard[replica]
-        if heard.state == GONE:  # it was frozen, and has no part in the run any more
+        if heard.state == LOST:  # it was frozen, and has no part in the run any more
             return
         heard.step, heard.total = progress["step"], progress["total"]
+        heard.epoch, heard.epochs = progress.get("epoch"), progress.get("epochs")
         heard.examples, heard.state = progress["examples"], progress["state"]
         heard.spent = {part: s / max(heard.step, 1) for part, s in progress.get("spent", {}).items()}
         heard.dropped, heard.skipped = progress.get("dropped", 0), progress.get("skipped", 0)
@@ -114,26 +128,51 @@ class Tally:
         heard.rate = progress.get("learning_rate")
         self.checkpoint = progress.get("checkpoint") or self.checkpoint
         if heard.state == PAUSED:  # what its rate is measured with stands still
-            heard.past = deque((t + now - heard.at, s, e) for t, s, e in heard.past)
+            heard.past = deque((t + now - heard.at, own, s, e) for t, own, s, e in heard.past)
         heard.at = now
         heard.last = self._last = now
         self._stragglers.hear(
             replica, heard.step, progress.get("spent", {}), now, progress.get("trainings", 0)
         )
         if heard.state != PAUSED:
-            heard.past.append((now, heard.step, heard.examples))
+            own = sum(progress.get("spent", {}).values())
+            heard.past.append((now, own, heard.step, heard.examples))
         while len(heard.past) > 2 and now - heard.past[0][0] > WINDOW:
             heard.past.popleft()
+        self._note_pause(now)
+
+    def _note_pause(self, now: float) -> None:
+        """Keep account of the time for which the run was paused."""
+        states = {heard.state for heard in self._heard} - {LOST, "finished"}
+        if states == {PAUSED}:
+            self._paused_since = now if self._paused_since is None else self._paused_since
+        elif self._paused_since is not None:
+            self._rested, self._paused_since = self._rested + now - self._paused_since, None
+
+    def _paused(self, now: float) -> float:
+        """Return for how long the run was paused so far: as seen here, or before, as replicas say."""
+        seen = self._rested + (0.0 if self._paused_since is None else now - self._paused_since)
+        return max(seen, self.rested)
+
+    @property
+    def rested(self) -> float:
+        """Seconds of pauses between two steps so far; where one replica rests, the others wait for it."""
+        return max((heard.rested for heard in self._heard), default=0.0)
+
+    @property
+    def examples(self) -> int:
+        """Examples that all replicas have trained on, each as often as it was seen."""
+        return sum(heard.examples for heard in self._heard)
 
     def began(self, when: float) -> None:
         """Take note that the run began then, on the clock of ``now``: before anybody here heard of it."""
         self._began = when
 
     def lose(self, replica: int, now: float) -> None:
-        """Note that a replica is gone, and the others go on."""
+        """Note that a replica is lost, and training continues on the others."""
         self.news += 1
         heard = self._heard[replica]
-        heard.state, heard.total = GONE, heard.step
+        heard.state, heard.total = LOST, heard.step
         heard.past.clear()
         self._stragglers.leave(replica)
 
@@ -143,22 +182,23 @@ class Tally:
         steps = [heard.step for heard in self._heard]
         totals = [heard.total for heard in self._heard]
         known = [t for t in totals if t is not None]
-        if self._synchronous:
+        if self.synchronous:
             step, rate = max(steps), max((r for r, _ in rates), default=0.0)
             total = max(known) if known else None
         else:
             step, rate = sum(steps), sum(r for r, _ in rates)
             total = sum(known) if len(known) == len(totals) and known else None
-        states = {heard.state for heard in self._heard if heard.state != GONE} or {GONE}
+        states = {heard.state for heard in self._heard if heard.state != LOST} or {LOST}
         left = (total - step) / rate if total is not None and rate > 0 else None
+        furthest = max(self._heard, key=lambda heard: (heard.state != LOST, heard.epoch or 0))
         return Standing(
-            state=next((state for state in ("training", PAUSED) if state in states), min(states)),
+            state=next((state for state in (RUNNING, PAUSED) if state in states), min(states)),
             step=step,
             total=total,
             steps_per_second=rate,
             examples_per_second=sum(e for _, e in rates),
             seconds_left=left,
-            elapsed=now - self._began if self._began is not None else 0.0,
+            elapsed=max(0.0, now - self._began - self._paused(now)) if self._began is not None else 0.0,
             replicas=[
                 ReplicaStanding(
                     self._state(i),
@@ -174,6 +214,8 @@ class Tally:
                 for i, heard in enumerate(self._heard)
             ],
             learning_rate=self._rate(),
+            epoch=furthest.epoch,
+            epochs=furthest.epochs,
             checkpoint=self.checkpoint,
         )
 
@@ -191,7 +233,7 @@ class Tally:
         return STRAGGLER if self._slowness(replica) is not None else heard.state
 
     def _slowness(self, replica: int) -> float | None:
-        return self._stragglers.slowness(replica) if self._heard[replica].state in STEPPING else None
+        return self._stragglers.slowness(replica) if self._heard[replica].state == RUNNING else None
 
 
 def _staleness(store: RunStore, replica: int) -> float | None:

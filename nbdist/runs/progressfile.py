@@ -20,7 +20,7 @@ from nbdist.metrics.runfile import write_whole_file
 
 VERSION = 1
 SECONDS = 1.0  # between two words
-TOLD = ("step", "global_step", "total", "by_updates", "examples", "dropped", "skipped")
+TOLD = ("step", "global_step", "total", "by_updates", "examples", "dropped", "skipped", "learning_rate")
 DIGITS = 6  # of seconds
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class ProgressFile:
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> file = ProgressFile(progress_path(Path(folder.name), 0), 0, now=lambda: 5.0)
-    >>> file.see({"state": "training", "step": 3, "trainings": 1})
+    >>> file.see({"state": "running", "step": 3, "trainings": 1})
     >>> json.loads(file.path.read_bytes())["step"]
     3
     >>> folder.cleanup()
@@ -67,7 +67,7 @@ class ProgressFile:
 def content_of(progress: Mapping[str, Any], replica: int) -> dict[str, Any]:
     """Return what the file says of a replica's progress, beside the time.
 
-    >>> content_of({"state": "training", "trainings": 1, "spent": {"wait": 0.12345678}}, 2)["spent"]
+    >>> content_of({"state": "running", "trainings": 1, "spent": {"wait": 0.12345678}}, 2)["spent"]
     {'wait': 0.123457}
     """
     return {

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import math
+import threading
+import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbdist.errors import NbdistError
+from nbdist.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+)
 from nbdist.metrics.runfile import RunFile
 from nbdist.metrics.store import RunStore
 from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
 from nbdist.runs import ending
 from nbdist.runs.controlling import KEPT_SECONDS, Controls
+from nbdist.runs.failures import Hint
 from nbdist.runs.following import Following, View
+from nbdist.runs.history import Labelled
 from nbdist.runs.leaving import Leaving
 from nbdist.runs.options import Options
 from nbdist.runs.progress import Standing, Tally
@@ -26,9 +38,12 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.wire.frames import Frame
 
+FOLLOWED_SECONDS = 0.05  # between two looks whether the thread that follows a run has seen its end
+LEAVE_SECONDS = 2.0  # for that thread to end when this process does
 
-class Run(Totals):
-    """Handle on a run. ``status`` is "running", then "done", "stopped" or "failed".
+
+class Run(Labelled, Totals):
+    """Handle on a run. ``status`` is "running", then "finished", "stopped" or "failed".
 
     ``history`` and ``model`` are what the body left under these names on the chief; ``results`` has all
     that came home, ``run.metrics()`` the points of every replica.
@@ -48,6 +63,7 @@ class Run(Totals):
         *,
         towers: Sequence[TaskInfo] = (),
         at_end: Callable[[], object] = lambda: None,
+        hint: Hint | None = None,
     ) -> None:
         self.id, self.folder, self.options = record.id, folder, options
         self.tasks = [info.name for info in towers or workers]
@@ -67,8 +83,10 @@ class Run(Totals):
             store=store, tally=self.tally,
             least=options.least(len(workers), len(self._servers)), trains=options.wants_training,
             printed=lambda task, text: self._following.show(lambda view: view.output(task, text)),
+            hint=hint,
+            displayed=lambda task, shown: self._following.show(lambda view: view.display(task, shown)),
         )  # fmt: skip
-        super().__init__(self._watch.outcomes, store)
+        super().__init__(self._watch.outcomes, store, self.tally)
         self.controls = Controls(self)
         self._following = Following(self._watch, self.controls, view, self.notes)
         self._leaving = Leaving(record.id)
@@ -76,6 +94,11 @@ class Run(Totals):
         """What `timeline` returns; the user interface puts one here that shows itself."""
         self.shown_by: Callable[[Run], object] = print
         """What `show` calls; the user interface puts a view here."""
+        self.deliver: Callable[[Run], object] = lambda run: None
+        """Called once with results that are home, before the run is over; by the thread that follows it."""
+        self._last: Standing | None = None
+        self._follower: threading.Thread | None = None
+        self._left, self._has_ended = threading.Event(), threading.Event()
         self._told, self._is_to_train = 0, options.wants_training
 
     @property
@@ -108,7 +131,10 @@ class Run(Totals):
         return table(every_point(self.folder, self.store))
 
     def timeline(self, step: int | None = None, steps: int = 1) -> Timeline:
-        """Return what every task did when in its last training step, or in ``steps`` of them up to ``step``.
+        """Return what every task did when in one training step, or in ``steps`` of them up to ``step``.
+
+        Without ``step`` a single one is the latest whose duration is near the median of those on record (the
+        title says so), and several are the last ones.
 
         It shows itself as a chart; ``save("step.png")`` writes that, ``save("step.json")`` a Chrome trace.
         While the run goes on its tasks are asked, afterwards it comes from the run's folder. Raises
@@ -153,12 +179,53 @@ class Run(Totals):
         while not self.over:
             self._leaving.stay()
             try:
-                if self.pump():
-                    break
-                self._following.rest()
+                self._look_and_rest()
             except KeyboardInterrupt:
                 self.signalled()
+        while not self.settled:
+            self._has_ended.wait(FOLLOWED_SECONDS)
         return self._conclude()
+
+    def wait_until(self, step: int, timeout: float | None = None) -> Run:
+        """Wait until the run has made so many updates, and return it; the run continues.
+
+        ``step`` counts as the live view does: synchronous replicas make one update together, others one each.
+        ``timeout`` is in seconds; None waits for as long as the run trains. An interrupt ends the wait, not
+        the run. Raises DeadlineExceededError after ``timeout``, FailedPreconditionError if the run ends
+        before that step, what went wrong if it fails, InvalidArgumentError for an invalid step.
+
+            run = nb.launch(body, background=True)
+            run.wait_until(step=1_000).set(learning_rate=0.001)
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise InvalidArgumentError(f"step is a whole number of 0 or more, got {step!r}")
+        if timeout is not None and not 0 <= timeout < math.inf:
+            raise InvalidArgumentError(
+                f"timeout is a number of seconds of 0 or more, or None, got {timeout!r}"
+            )
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while self.standing().step < step:
+            if self.over:
+                if self.error is not None:
+                    raise self.error
+                made = f"after {self.standing().step} updates, before step {step}"
+                raise FailedPreconditionError(f"run {self.id} ended ({self.status}) {made}")
+            if time.monotonic() >= deadline:
+                now = self.standing().step
+                raise DeadlineExceededError(
+                    f"run {self.id} is at step {now} after {timeout:g} s, before step {step}: it continues; "
+                    "wait longer with a larger timeout"
+                )
+            self._leaving.stay()
+            self._look_and_rest()
+        return self
+
+    def _look_and_rest(self) -> None:
+        """Look at the run once, and rest a moment; where a thread follows it, only rest."""
+        if self._is_followed_elsewhere():
+            self._has_ended.wait(FOLLOWED_SECONDS)
+        elif not self.pump():
+            self._following.rest()
 
     async def follow(self) -> Run:
         """Wait like :meth:`wait`, while the event loop goes on."""
@@ -178,6 +245,37 @@ class Run(Totals):
         while not (self.pump() or self._leaving.now):
             await self._following.rest_on_loop()
 
+    def follow_on_thread(self) -> None:
+        """Follow the run from a thread of its own until it is over, as a script does that has no event loop.
+
+        ``over``, ``status`` and ``standing`` then advance by themselves, and ``wait`` only waits. When this
+        process ends first, the run continues without it, on its tasks.
+        """
+        if self.over or self._follower is not None:
+            return
+        name = f"nbdist follows run {self.id}"
+        self._follower = threading.Thread(target=self._follow_alone, name=name, daemon=True)
+        atexit.register(self._leave)
+        self._follower.start()
+
+    def _follow_alone(self) -> None:
+        self._watch.subscribe_anew()  # connections belong to threads
+        while not (self.pump() or self._left.is_set() or self._leaving.now):
+            self._following.rest()
+        atexit.unregister(self._leave)
+
+    def _leave(self) -> None:
+        """Have the thread end before this process does: connections are closed under it then."""
+        self._left.set()
+        self.wake()
+        if self._follower is not None:
+            self._follower.join(LEAVE_SECONDS)
+
+    def _is_followed_elsewhere(self) -> bool:
+        """Whether another thread follows the run."""
+        follower = self._follower
+        return follower not in (None, threading.current_thread()) and follower.is_alive()
+
     def wake(self) -> None:
         """Have the next look come at once, for there is something to see; from any thread."""
         self._following.wake()
@@ -187,9 +285,19 @@ class Run(Totals):
         self.shown_by(self)
 
     @property
+    def name(self) -> str:
+        """The name that the user has given it, else the one that it was started with."""
+        return self.labels.name or self.options.name
+
+    @property
     def over(self) -> bool:
         """Whether the run has ended."""
         return self.status != "running"
+
+    @property
+    def settled(self) -> bool:
+        """Whether the run has ended, and the thread that follows it has done all that belongs to its end."""
+        return self.over and (self._has_ended.is_set() or not self._is_followed_elsewhere())
 
     @property
     def trains(self) -> bool:
@@ -242,6 +350,8 @@ class Run(Totals):
         """Look once at everything that may have changed; whether the run is over."""
         if self.over:
             return True
+        if self._is_followed_elsewhere():
+            return False
         if self._leaving.passed():
             self.interrupt()
         if self._following.look():
@@ -258,9 +368,11 @@ class Run(Totals):
         self.results.update(found)
         self.notes.extend(left)
         self.history, self.model = self.results.get("history"), self.results.get("model")
+        self.deliver(self)  # before `over` is true: a cell that waits for that finds the results there
         self._watch.error, self.status = ending.verdict(
             self._record, self.outcomes, self.error, self._watch.interrupted, self._is_to_train
         )
+        self._last = self._standing_at_end()
         ending.release(self._watch, self._cluster.tasks)
         self._at_end()
         if self._watch.stuck and str(self.error) != self._watch.stuck:
@@ -272,6 +384,7 @@ class Run(Totals):
                 self.notes.append(f"run.json could not be written: {error}")
         self._following.show(lambda view: view.progress(self.standing()))
         self._following.show(lambda view: view.end(self))
+        self._has_ended.set()
 
     def untold(self) -> list[str]:
         """Return the notes that were not yet asked for."""
@@ -287,8 +400,15 @@ class Run(Totals):
         return self
 
     def standing(self) -> Standing:
-        """Return how far the run is now."""
-        return self._following.standing()
+        """Return how far the run is now; of one that has ended, how far it was then, and how it ended."""
+        return self._last or self._following.standing()
+
+    def _standing_at_end(self) -> Standing:
+        """Return the standing that stays: its state is the run's, and its clock has stopped."""
+        found = self._following.standing()
+        ended = ending.ended_at(self._record, self.outcomes)
+        elapsed = max(0.0, min(found.elapsed, ended - self._record.created - self.tally.rested))
+        return replace(found, state=self.status, seconds_left=None, elapsed=elapsed)
 
     def __repr__(self) -> str:
         return f"<Run {self.id}: {self.status}, {len(self.tasks)} replicas>"

@@ -11,7 +11,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from nbdist.metrics.log import LARGEST, MAGIC, logs_in, parse
+from nbdist.errors import DataLossError
+from nbdist.metrics.framing import DOUBT
+from nbdist.metrics.log import FORMAT, LARGEST, damage, logs_in, parse, replica_of
 from nbdist.metrics.store import RunStore
 from nbdist.runs.output import TAIL_LIMIT, tail_of
 from nbdist.wire.frames import Frame
@@ -42,25 +44,27 @@ def fill(store: RunStore, folder: Path, answers: Mapping[int, Frame]) -> list[st
             if told < size:
                 notes.append(f"{path} has {told:,} bytes and should have {size:,}: points are missing")
         with path.open("rb") as file:
-            _read(store, chain(_pieces(file, size), [waits]))
+            notes += _read(store, path, chain(_pieces(file, size), [waits]))
     there = {path.name for path in logs_in(folder)}
     for answer in answers.values():
         if "log" in answer.meta and answer.meta["log"] not in there:  # the disk was full from the start
-            _read(store, [answer.arrays[1].tobytes()])
+            notes += _read(store, folder / answer.meta["log"], [answer.arrays[1].tobytes()])
             if answer.meta["size"]:
                 notes.append(f"{folder / answer.meta['log']} is not here: points are missing")
     return notes
 
 
-def add_since(store: RunStore, folder: Path, answer: Frame, after: int) -> None:
-    """Put the points of a task's log into ``store`` that follow its first ``after`` bytes."""
+def add_since(store: RunStore, folder: Path, answer: Frame, after: int) -> list[str]:
+    """Put the points of a task's log into ``store`` that follow its first ``after`` bytes.
+
+    Returns what is missing, in words.
+    """
     path = folder / answer.meta["log"]
     waits = [answer.arrays[1].tobytes()]
     if not path.exists():
-        _read(store, waits, after)
-        return
+        return _read(store, path, waits, after)
     with path.open("rb") as file:
-        _read(store, chain(_pieces(file, int(answer.meta["size"])), waits), after)
+        return _read(store, path, chain(_pieces(file, int(answer.meta["size"])), waits), after)
 
 
 def printed(folder: Path, rank: int) -> str:
@@ -107,26 +111,39 @@ def _cut(pieces: Iterable[bytes], at: int) -> Iterator[bytes]:
         start += len(piece)
 
 
-def _read(store: RunStore, pieces: Iterable[bytes], after: int = 0) -> None:
-    """Put the points of one log into the store, those after its first bytes; damage is stepped over."""
-    rest, begun, replica, read = b"", False, 0, 0
+def _read(store: RunStore, path: Path, pieces: Iterable[bytes], after: int = 0) -> list[str]:
+    """Put the points of one log into the store, those after its first bytes; returns what was dropped."""
+    rest, begun, wrong, read, damaged = b"", False, "", 0, 0
+    replica = replica_of(path)
     names: dict[int, str] = {}
     for piece in _cut(pieces, after):
         rest += piece
         read += len(piece)
         if not begun:
-            if len(rest) < len(MAGIC):
+            try:
+                start = FORMAT.start(rest, str(path))
+            except DataLossError as error:
+                wrong = str(error)
+                if len(rest) > DOUBT:
+                    break
                 continue
-            if not rest.startswith(MAGIC):
-                return
-            rest, begun = rest[len(MAGIC) :], True
+            if start is None:
+                continue
+            rest, begun = rest[start:], True
         log = parse(rest)
-        rest = rest[log.offset :] if log.torn <= MOST_TORN else b""
+        damaged += log.damaged
+        if log.torn <= MOST_TORN:
+            rest = rest[log.offset :]
+        else:
+            rest, damaged = b"", damaged + log.torn
         names.update(log.names)
         replica = replica if log.replica is None else log.replica
         if read <= after:  # only the names matter
+            damaged = 0
             continue
         for series in np.unique(log.points["series"]):
             one = log.points[log.points["series"] == series]
             name = names.get(int(series), f"series {series}")
             store.extend(replica, name, one["step"], one["value"], one["time"])
+    said = damage(str(path), damaged, len(rest)) if begun else wrong
+    return [said] if said else []

@@ -6,6 +6,8 @@ import dataclasses
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nbdist.cluster.adopt import adopt
@@ -24,12 +26,15 @@ from nbdist.metrics.home import new_run_id, run_folder
 from nbdist.metrics.runfile import RunFile, versions, write_run
 from nbdist.runs.agent import install
 from nbdist.runs.body import Order, run_body
+from nbdist.runs.bodycode import check_source
 from nbdist.runs.deaths import what_next
+from nbdist.runs.delivery import Delivery, Given, missing_name, without_closure
 from nbdist.runs.following import View
 from nbdist.runs.ingraph import InGraph
 from nbdist.runs.options import BELONGS, TOGETHER, Options, check_numbers, select
+from nbdist.runs.push import Packed
 from nbdist.runs.run import Run
-from nbdist.runtime.task import TaskInfo
+from nbdist.runtime.task import TaskInfo, segment_prefix
 
 _prepared: set[int] = set()
 """Incarnations of the tasks that have their agent: a later cluster may have the id of an earlier one."""
@@ -43,16 +48,21 @@ def start_run(
     make_view: Callable[[Run], View] | None = None,
     report: Callable[[str], object] = print,
     names: dict[str, Any] | None = None,
+    given: Given | None = None,
+    first_line: int = 1,
 ) -> Run:
     """Start ``body`` on the tasks and return its run, to be followed or waited for.
 
     ``names`` are variables for a body of text, which then has a namespace of its own, or arguments for a
-    function. Without a cluster a small local one is brought up. Nothing is left behind when starting fails.
+    function; ``given`` are values of this process that the body finds there. ``first_line`` is the number of
+    a text's first line in its cell. Without a cluster a small local one is brought up. Nothing is left
+    behind when starting fails.
     """
     if not isinstance(body, str) and not callable(body):
         raise InvalidArgumentError(f"the body is source text or a function, not {body!r}")
     if isinstance(body, str) and not body.strip():
         raise InvalidArgumentError("the body is empty: there is nothing to run")
+    body, given, packed = check_given(body, given or Given(), options.replication != "in-graph", first_line)
     cluster = cluster or any_cluster(report)
     options = _resolved(options, cluster)
     workers = select(tuple(cluster.tasks), options.on)
@@ -62,6 +72,7 @@ def start_run(
     run_id = new_run_id(options.name)
     reserved: list[TaskInfo] = []
     here: InGraph | None = None
+    delivery: Delivery | None = None
     try:
         asked = []
         servers = _servers(cluster) if options.uses_servers else []
@@ -86,6 +97,9 @@ def start_run(
                 raise UnavailableError(f"{error}. {what_next(info, [])}") from None
         seed = record.seed
         assert seed is not None
+        if packed is not None:
+            delivery = Delivery(run_id, packed, cluster, segment_prefix(cluster.id))
+            delivery.send(workers)
         order = Order(
             run=run_id,
             folder=str(folder),
@@ -100,6 +114,8 @@ def start_run(
             settings=options.settings(),
             tensorboard=options.tensorboard,
             names=names,
+            pushed=given if delivery is None else delivery.pushed,
+            first_line=first_line,
         )
         if options.replication == "in-graph":
             here = InGraph(cluster, order, body, workers, servers)
@@ -113,11 +129,12 @@ def start_run(
             cluster.going_on.add(run_id)
             run = Run(
                 cluster, record, folder, workers, options, calls, None,
-                at_end=lambda: cluster.going_on.discard(run_id),
+                at_end=partial(_ended, cluster, run_id, delivery),
+                hint=partial(missing_name, names=options.push, by_flag=first_line > 1),
             )  # fmt: skip
             calls.when_ready(run.wake)
     except BaseException:
-        cluster.going_on.discard(run_id)
+        _ended(cluster, run_id, delivery)
         if here is not None:
             here.close()
         for info in reserved:
@@ -133,6 +150,33 @@ def start_run(
     return run
 
 
+def check_given(
+    body: str | Callable[..., Any], given: Given, travels: bool, first_line: int = 1
+) -> tuple[str | Callable[..., Any], Given, Packed | None]:
+    """Return a body as it travels, all that it is given with what it closes over, and that described.
+
+    Raises InvalidArgumentError for a text that is not Python or has arguments, and for a value that cannot
+    travel.
+    """
+    if isinstance(body, str):
+        check_source(body, first_line)
+        if given.args or given.kwargs:
+            raise InvalidArgumentError(
+                "args and kwargs are for a body that is a function; a text finds push={...}"
+            )
+    if not travels:
+        return body, given, None
+    body, closure = without_closure(body)
+    given = replace(given, closure=closure)
+    return body, given, given.pack()
+
+
+def _ended(cluster: Cluster, run: str, delivery: Delivery | None) -> None:
+    cluster.going_on.discard(run)
+    if delivery is not None:
+        delivery.close()
+
+
 def any_cluster(report: Callable[[str], object]) -> Cluster:
     """Return this process's cluster, or one that it has left behind, or else a small new one."""
     try:
@@ -141,7 +185,10 @@ def any_cluster(report: Callable[[str], object]) -> Cluster:
         left = adopt(None, report)
         if left is not None:
             return left
-        report("no cluster is up: starting a small one on this machine (%cluster start makes another)")
+        report(
+            "no cluster is up: starting a small one on this machine (for another size: %cluster stop, "
+            "then %cluster start --workers N --ps M)"
+        )
         return start_cluster(workers=2, ps=1, report=report)
 
 
@@ -177,7 +224,7 @@ def _check_alive(cluster: Cluster, workers: list[TaskInfo], options: Options) ->
     for info in dead:
         if info.rank in needed:
             raise TaskDiedError(
-                f"{info.name} (pid {info.pid}) of cluster {cluster.id} is gone. {what_next(info, dead)}"
+                f"{info.name} (pid {info.pid}) of cluster {cluster.id} has died. {what_next(info, dead)}"
             )
 
 

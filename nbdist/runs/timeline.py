@@ -12,10 +12,10 @@ from typing import Protocol, TypeVar
 from nbdist.errors import FailedPreconditionError, NbdistError, NotFoundError
 from nbdist.metrics.home import run_folder
 from nbdist.metrics.runfile import read_run
-from nbdist.metrics.runlist import runs
 from nbdist.metrics.stepwindow import step_intervals, step_window
 from nbdist.metrics.timeline import Timeline
 from nbdist.metrics.timelineparts import Part, has_parts, joined, read_parts, shift_by_asking, shift_by_day
+from nbdist.runs.history import runs
 from nbdist.runtime.task import TaskInfo, host_identity
 from nbdist.wire.peers import Peer
 

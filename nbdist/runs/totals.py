@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from nbdist.metrics.store import RunStore
+from nbdist.runs.progress import Standing, Tally
 
 
-class Totals:
+class Totals(ABC):
     """What all replicas came to together. ``outcomes`` are what bodies returned, by rank; it grows.
 
-    >>> Totals({0: {"global_step": 20}, 1: {"global_step": 21}, 2: {}}, RunStore()).global_step
-    21
+    ``tally`` is how far the replicas are.
     """
 
-    def __init__(self, outcomes: dict[int, dict[str, Any]], store: RunStore) -> None:
-        self.outcomes, self.store = outcomes, store
+    def __init__(self, outcomes: dict[int, dict[str, Any]], store: RunStore, tally: Tally) -> None:
+        self.outcomes, self.store, self.tally = outcomes, store, tally
 
     @property
     def global_step(self) -> int:
@@ -40,11 +41,46 @@ class Totals:
         return {}
 
     @property
+    def seconds(self) -> float:
+        """Seconds of training, from the first point of a loss to the last, without pauses."""
+        return training_seconds(self.store, self.tally)
+
+    @property
     def steps_per_second(self) -> float:
-        """Steps of all replicas together per second of training; 0.0 if nothing was trained."""
-        spans = [self.store.points(i, "loss") for i in self.store.replicas if "loss" in self.store.series]
-        spans = [span for span in spans if len(span[0]) > 1]
-        if not spans:
-            return 0.0
-        seconds = max(times[-1] for _, _, times in spans) - min(times[0] for _, _, times in spans)
-        return float(sum(int(steps[-1]) for steps, _, _ in spans) / seconds) if seconds > 0 else 0.0
+        """Updates of the parameters per second of wall time, without pauses; 0.0 if nothing was trained.
+
+        Synchronous replicas make one update together, others one each. It is what the live view shows: over
+        the last seconds while the run is under way, over all of it afterwards.
+        """
+        if not self.over:
+            return self.standing().steps_per_second
+        return self._updates / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples that all replicas together train on per second, without pauses; see `steps_per_second`."""
+        if not self.over:
+            return self.standing().examples_per_second
+        return self.tally.examples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def _updates(self) -> int:
+        last = [self.store.last(i, "loss") for i in self.store.replicas if "loss" in self.store.series]
+        steps = [int(one.step) for one in last if one is not None]
+        return (max(steps) if self.tally.synchronous else sum(steps)) if steps else 0
+
+    @property
+    @abstractmethod
+    def over(self) -> bool:
+        """Whether the run has ended."""
+
+    @abstractmethod
+    def standing(self) -> Standing:
+        """Return how far the run is now."""
+
+
+def training_seconds(store: RunStore, tally: Tally) -> float:
+    """Return the seconds of training between the first and the last point of a loss, without pauses."""
+    spans = [store.points(i, "loss")[2] for i in store.replicas if "loss" in store.series]
+    longest = max((float(times[-1] - times[0]) for times in spans if len(times) > 1), default=0.0)
+    return max(0.0, longest - tally.rested)

@@ -160,7 +160,7 @@ class Towers:
         """Return how far a tower is; one that steps with the others is where the body's training is."""
         main, own = self.main.progress, tower.progress
         if tower.context is not None:
-            same = own.state == "starting" or main.state == "done"
+            same = own.state == "starting" or main.state == "finished"
             return replace(own, state=main.state if same else own.state)
         if not own.step and self._towers[0].progress.step:  # a layer or a stage of another tower is there
             return replace(own, total=0, state="part of a tower")

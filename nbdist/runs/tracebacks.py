@@ -1,11 +1,14 @@
 """What a user sees of an error's traceback: the own lines, and not nbdist's way from them to the message.
 
-An error of nbdist says in its message what is wrong and what to do, so that the frames below the user's last
-line tell nothing. Any other error keeps all of them: it may be nbdist's own mistake.
+An error of nbdist says in its message what is wrong and what to do, and missing memory is no mistake in a
+line of nbdist: the frames below the user's last line are left out. Any other error keeps them: it may be
+nbdist's own mistake. Frames that lead from the user's code to the user's code, as where a loop calls a step
+function, are always left out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +26,10 @@ def shown(error: BaseException, first: TracebackType | None) -> str:
 
 
 def _trim(told: traceback.TracebackException, error: BaseException) -> None:
-    """Cut an error of nbdist off below the last line that is not nbdist's, and its causes likewise."""
-    if isinstance(error, NbdistError):
+    """Leave nbdist's frames out that tell nothing, of an error and its causes."""
+    last = max((n for n, frame in enumerate(told.stack) if _is_users(frame)), default=0)
+    told.stack[:last] = [frame for frame in told.stack[:last] if not _is_own(frame)]
+    if isinstance(error, (NbdistError, MemoryError)):
         while told.stack and _is_own(told.stack[-1]):
             told.stack.pop()
         # What nbdist met with on its way to the message; a cause that is named is part of what it says.
@@ -35,5 +40,10 @@ def _trim(told: traceback.TracebackException, error: BaseException) -> None:
             _trim(part, origin)
 
 
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(("<distribute ", "<ipython-input")) or "/ipykernel_" in frame.filename
+
+
 def _is_own(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith((OWN, "<nbdist "))
+    # contextlib stands between two of nbdist's frames where a context manager adds to the message.
+    return frame.filename.startswith((OWN, "<nbdist ")) or frame.filename == contextlib.__file__

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbdist.errors import BodyError, NbdistError, TaskDiedError, UnavailableError
+from nbdist.errors import NbdistError, TaskDiedError, UnavailableError, WorkerError
 from nbdist.metrics.batch import Batch
 from nbdist.metrics.store import RunStore
 from nbdist.runs.deaths import Deaths
-from nbdist.runs.failures import Doubts, body_error
+from nbdist.runs.failures import Doubts, Hint, body_error
 from nbdist.runs.fits import left_waiting
 from nbdist.runs.hearing import Hearing
 from nbdist.runs.interrupt import REPLACE_AFTER, Ladder, given_up
+from nbdist.runs.output import Displayed
 from nbdist.runs.progress import Tally
 from nbdist.runs.reach import Calls, Tasks
 from nbdist.runs.replacing import Replacing
@@ -32,7 +34,8 @@ class Watch:
     ``workers`` run bodies; ``servers`` and ``towers`` are needed beside them. ``outcomes`` are what the
     bodies returned, by rank; ``error`` is the first thing that went wrong, after which the other tasks are
     aborted. With ``least``, workers other than the first may die, as long as so many are left and the body
-    ``trains``, or is seen to. Points go to ``store``, progress to ``tally``, output to ``printed``.
+    ``trains``, or is seen to. Points go to ``store``, progress to ``tally``, output to ``printed``,
+    displayed objects to ``displayed``.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class Watch:
         store: RunStore,
         tally: Tally,
         printed: Callable[[str, str], object],
+        hint: Hint | None = None,
+        displayed: Callable[[str, Displayed], object] = lambda task, shown: None,
     ) -> None:
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
         self.towers = towers
@@ -67,7 +72,8 @@ class Watch:
         self.ladder = Ladder(aborts=bool(towers))
         self.replacing = Replacing(cluster)
         self.through: set[int] = set()  # ranks whose bodies are over, and whose results are on their way
-        self._cluster, self._printed = cluster, printed
+        self._cluster, self._printed, self._hint = cluster, printed, hint
+        self._displayed = displayed
         self._names = {info.rank: info.name for info in workers}
         self._held = time.monotonic()
         self._hearing = {info.rank: Hearing(self._held) for info in workers}
@@ -122,7 +128,9 @@ class Watch:
             while (frame := peer.receive(0)) is not None:
                 if frame.meta.get("run") != self.run:
                     continue
-                if frame.kind == "run.news":
+                if frame.kind == "run.display":
+                    self._take_display(info, frame)
+                elif frame.kind == "run.news":
                     self._take_news(info, frame)
                 elif frame.kind == "run.watched":
                     self._catch_up(info, frame)
@@ -133,11 +141,23 @@ class Watch:
         """Take in what a task says of a run that goes on, or is over: how far it is, what it has printed."""
         self._take_news(info, Frame("run.news", answer.meta, answer.arrays[:1]))
 
+    def subscribe_anew(self) -> None:
+        """Have all workers asked for their news at the next look, over the connections of this thread."""
+        for hearing in self._hearing.values():
+            hearing.last = -math.inf
+
     def _ask_again(self, info: TaskInfo) -> None:
         """Ask a task that says nothing, and has a body, to be told its news: it may have left us out."""
         over = info.rank in self.through or info.rank in self.lost or self.towers
         if not over and self._hearing[info.rank].asks(time.monotonic()):
             self.tell(info, "run.watch", {"run": self.run, "again": True})
+
+    def _take_display(self, info: TaskInfo, frame: Frame) -> None:
+        texts = [one.tobytes().decode("utf-8", "replace") for one in frame.arrays]
+        data = dict(zip(frame.meta["types"], texts, strict=True))
+        # Two tasks may use one name; to the page these are two displays.
+        name = f"{self.run}-{info.rank}-{frame.meta['name']}" if frame.meta["name"] else ""
+        self._displayed(info.name, Displayed(data, name, bool(frame.meta["update"])))
 
     def _catch_up(self, info: TaskInfo, answer: Frame) -> None:
         """Take in what a task says that has left us out."""
@@ -156,9 +176,7 @@ class Watch:
             self._printed(info.name, text.tobytes().decode())
         self.tally.hear(replica, frame.meta["progress"], time.monotonic())
         self._begun[info.rank] = frame.meta["progress"]["trainings"]
-        for gone in self.workers:  # one that is frozen does not die, and the others cannot wait for it
-            if gone.rank in frame.meta["progress"].get("lost", ()) and gone.rank not in self.lost:
-                self._lose(gone, f"{gone.name} (pid {gone.pid}) does not answer")
+        self._deaths.report_frozen(frame.meta["progress"].get("lost", ()))
         if frame.meta["ended"]:
             self._ended.add(info.rank)
             self.through.add(info.rank)
@@ -176,8 +194,8 @@ class Watch:
             if isinstance(outcome, BaseException):
                 self.outcomes[rank] = {}
                 self._ended.add(rank)
-                error = outcome if isinstance(outcome, NbdistError) else BodyError(str(outcome))
-                if isinstance(error, BodyError):
+                error = outcome if isinstance(outcome, NbdistError) else WorkerError(str(outcome))
+                if isinstance(error, WorkerError):
                     error.task = self._names[rank]
                 self._fail(error, rank)
                 continue
@@ -188,7 +206,7 @@ class Watch:
             stopped = self.interrupted or outcome.get("stopped")  # from here, or by another client
             if wrong and not wrong["aborted"] and not (stopped and wrong["interrupted"]):
                 info = next(info for info in self.workers if info.rank == rank)
-                self._fail(body_error(info, wrong), rank)
+                self._fail(body_error(info, wrong, self._hint), rank)
 
     def _fail(self, error: NbdistError, rank: int | None) -> None:
         """Note the first error and abort the other tasks."""
@@ -203,15 +221,15 @@ class Watch:
         self.ladder.begin_abort(failed=True)
 
     def _watch_tasks(self) -> None:
-        """Fail when a task that the run needs is gone."""
+        """Fail when a task that the run needs is dead or frozen."""
         if self.error is not None:
             return
         logged = f"What run {self.run} logged is in {self.folder}."
         if (how := self._cluster.controller_died()) is not None:
             self._fail(
                 TaskDiedError(
-                    f"the cluster is ending: its controller is gone ({how}). {logged} "
-                    "Start another with %cluster stop and %cluster start"
+                    f"the cluster of run {self.run} has ended: {how}. {logged} "
+                    "Start another one with %cluster start"
                 ),
                 None,
             )
@@ -226,13 +244,17 @@ class Watch:
                 self._fail(died, death.task.rank)
 
     def _lose(self, info: TaskInfo, how: str) -> None:
-        """Do without a worker from now on."""
+        """Continue without a worker from now on."""
         self.lost.add(info.rank)
         self.outcomes.setdefault(info.rank, {})
         self._ended.add(info.rank)
         self.tally.lose(self.workers.index(info), time.monotonic())
         left = len(self.workers) - len(self.lost)
-        self._printed(info.name, f"{how}; {left} of {len(self.workers)} go on\n")
+        workers = "1 worker" if left == 1 else f"{left} workers"
+        self._printed(info.name, f"{how}; training continues on {workers}\n")
+        # A frozen one reads this when its process is continued, and is free for the next run.
+        reason = f"run {self.run} has continued without {info.name}: {how}"
+        self.tell(info, "run.abort", {"run": self.run, "reason": reason})
 
     def _watch_trainings(self) -> None:
         """Fail when a replica waits in a fit() that another one's body has ended without."""

@@ -6,8 +6,9 @@ is not older than the accumulator's step; older ones are dropped and counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,12 +17,30 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The gradient of a table that is zero but for some rows: ``values[i]`` adds to row ``indices[i]``."""
+
+    indices: Array
+    values: Array
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """Return the sum of gradients of one table; rows may be there several times."""
+        indices = np.concatenate([part.indices for part in parts])
+        return cls(indices, np.concatenate([part.values for part in parts]))
+
+
+Gradient: TypeAlias = list[Array | Rows]
+"""One array for each dtype of the parameters, then the rows of each table; nobody else writes to rows."""
+
+
 @dataclass
 class Collected:
     """A gradient that waits for its step; ``lent`` says that its arrays belong to whoever offered it."""
 
     replica: int
-    gradient: list[Array]
+    gradient: Gradient
     lent: bool = True
 
 
@@ -41,7 +60,7 @@ class Accumulator:
         self.step = 0
         self.dropped = 0
         self._collected: list[Collected] = []
-        self._spare: list[list[Array]] = []
+        self._spare: list[Gradient] = []
 
     @property
     def count(self) -> int:
@@ -53,7 +72,7 @@ class Accumulator:
         """Whose gradients are collected, one entry for each."""
         return [one.replica for one in self._collected]
 
-    def offer(self, replica: int, gradient: list[Array], local_step: int) -> bool:
+    def offer(self, replica: int, gradient: Gradient, local_step: int) -> bool:
         """Collect a gradient, unless it is older than the step; return whether it was accepted.
 
         The arrays are kept, not copied, and the first replica's are written over by ``take``.
@@ -68,30 +87,34 @@ class Accumulator:
         """Copy what a replica has lent, so that it may write its next gradient."""
         for one in self._collected:
             if one.replica == replica and one.lent:
-                own = self._spare.pop() if self._spare else [np.empty_like(part) for part in one.gradient]
-                for target, part in zip(own, one.gradient, strict=True):
-                    np.copyto(target, part)
-                one.gradient, one.lent = own, False
+                own = self._spare.pop() if self._spare else [_like(part) for part in one.gradient]
+                one.gradient = [_kept(target, part) for target, part in zip(own, one.gradient, strict=True)]
+                one.lent = False
 
-    def take(self, needed: int, mean: bool = False, scale: float = 1.0) -> list[Array]:
+    def take(self, needed: int, mean: bool = False, scale: float = 1.0) -> Gradient:
         """Return the sum (or mean) of all collected gradients, times ``scale``; go on to the next step.
 
         They are added in the order of the replicas, so that a result does not depend on who came first. The
         arrays are good until the next gradient is offered.
         """
         collected = self.close(needed)
-        total = collected[0]
-        for gradient in collected[1:]:
-            for sum_of, part in zip(total, gradient, strict=True):
-                np.add(sum_of, part, out=sum_of)
-        for sum_of in total:
+        total: Gradient = []
+        for parts in zip(*collected, strict=True):
+            if isinstance(parts[0], Rows):
+                sum_of = Rows.joined(parts)
+                numbers = sum_of.values  # an array of its own
+            else:
+                sum_of = numbers = parts[0]
+                for part in parts[1:]:
+                    np.add(numbers, part, out=numbers)
             if mean:
-                np.divide(sum_of, len(collected), out=sum_of)
+                np.divide(numbers, len(collected), out=numbers)
             if scale != 1.0:
-                np.multiply(sum_of, scale, out=sum_of, casting="unsafe")
+                np.multiply(numbers, scale, out=numbers, casting="unsafe")
+            total.append(sum_of)
         return total
 
-    def close(self, needed: int) -> list[list[Array]]:
+    def close(self, needed: int) -> list[Gradient]:
         """Return all collected gradients, in the order of the replicas, and go on to the next step."""
         if needed < 1:
             raise InvalidArgumentError(f"take at least 1 gradient, got {needed}")
@@ -113,3 +136,15 @@ class Accumulator:
     def _end(self) -> None:
         self._spare += [one.gradient for one in self._collected if not one.lent]
         self._collected.clear()
+
+
+def _like(part: Array | Rows) -> Array | Rows:
+    return part if isinstance(part, Rows) else np.empty_like(part)
+
+
+def _kept(target: Array | Rows, part: Array | Rows) -> Array | Rows:
+    """Return a copy of what is written over, in ``target``; rows are not."""
+    if isinstance(part, Rows) or isinstance(target, Rows):
+        return part
+    np.copyto(target, part)
+    return target

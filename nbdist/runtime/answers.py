@@ -18,6 +18,8 @@ TAKEN = 6
 """The gradient is collected; another answer follows when its step is complete."""
 STEPPED = 7
 """A step is complete, for those whose gradients were kept."""
+REFUSED = 8
+"""The replica was frozen or cut off, and the others have continued without it: nothing of it is applied."""
 
 
 class Answer(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NotAllowedError, UnavailableError
 from nbdist.graph.device import DeviceSpec
+from nbdist.metrics.timelineparts import shift_by_asking
 from nbdist.runtime.host import SessionHost
 from nbdist.runtime.letters import Wanted
 from nbdist.runtime.line import Line
@@ -70,6 +71,7 @@ class ClusterEngine:
         self._isolate = f"isolated-{self._session}/" if isolate else ""
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
+        self._given_up: list[str] = []
         self._addresses: dict[str, str] = {}
         self._sources: Sources | None = None
         self._described: dict[str, dict[str, Any]] = {}
@@ -169,6 +171,7 @@ class ClusterEngine:
             said["incarnation"],
             said["resets"],
             self._patience,
+            tuple(self._given_up),
         )
         called = f"{name} ({said['process']})"
         try:
@@ -182,6 +185,20 @@ class ClusterEngine:
         peer = self._peers.get(self._task_of(device)[1])
         if peer is not None:
             peer.check()
+
+    def give_up(self, client: Address) -> None:
+        """Remember that steps of this client were given up: tasks refuse what is late of them."""
+        self._given_up.append(client.socket)
+
+    def clock_shift(self, device: str) -> float:
+        """Return how many seconds bring the clock of a device's task to this process's; 0 on this host.
+
+        Processes of a host share a clock. Another host's is asked; it is wrong by half a round trip at most.
+        """
+        name, address = self._task_of(device)
+        if self._described.get(name, {}).get("host", host_identity()) == host_identity():
+            return 0.0
+        return shift_by_asking(lambda: float(self._call(address, name, "session.describe").meta["clock"]))
 
     def _task_of(self, device: str) -> tuple[str, str]:
         parts = device.strip("/").split("/")

@@ -12,7 +12,7 @@ import numpy as np
 from nbdist.errors import OutOfRangeError
 from nbdist.graph.op import Shape
 from nbdist.graph.ops.rows import check_rows, summed_rows
-from nbdist.runtime.accumulator import Accumulator
+from nbdist.runtime.accumulator import Accumulator, Rows
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +61,7 @@ class Collected:
         """Keep a gradient, unless it is too old; its arrays are written over."""
         self.givers[replica] = local_step
         order = int.from_bytes(replica.encode())  # numbers that sort as the names do
-        accepted = self._rule.offer(order, gradient, local_step)
+        accepted = self._rule.offer(order, [*gradient], local_step)
         if accepted:
             self.bytes += sum(array.nbytes for array in gradient)
         return accepted
@@ -71,13 +71,13 @@ class Collected:
         if self.closed:
             raise OutOfRangeError("the accumulator was closed: the training that it belongs to has ended")
         if self.count < max(needed, 1):
-            return None if needed > 0 else self._rule.take(needed)
+            return None if needed > 0 else self.total(needed)
         self.bytes = 0
         return self.total(needed)
 
     def total(self, needed: int) -> list[Array]:
         """Return what is collected as one gradient; it is not there any more."""
-        return self._rule.take(needed, mean=self.mean)
+        return [part for part in self._rule.take(needed, mean=self.mean) if not isinstance(part, Rows)]
 
     def begin(self, step: int) -> None:
         """Forget what is collected and counted, and wait for gradients of a step."""

@@ -88,7 +88,7 @@ class Gathering:
             cards = tuple(group.came[rank][1] for rank in group.ranks)
             self._answer(here.groups.pop(name), Frame("group.cards", {}, cards))
         elif gone := sorted(missing & here.lost):
-            error = TaskDiedError(f"the task of rank {gone[0]} is gone")
+            error = TaskDiedError(f"the task of rank {gone[0]} has died")
             self._answer(here.groups.pop(name), self._failure(error))
         elif over := sorted(missing & here.over):
             self._answer(here.groups.pop(name), self._failure(_over(over[0])))
@@ -97,7 +97,7 @@ class Gathering:
         here, name = self._of(frame.meta["run"]), str(frame.meta["group"])
         rank, ranks = int(frame.meta["rank"]), tuple(frame.meta["ranks"])
         if rank in here.lost:
-            error = UnavailableError(f"the others have gone on without rank {rank}, which did not answer")
+            error = UnavailableError(f"the others have continued without rank {rank}, which did not answer")
             _push(sender, self._failure(error))
             return
         here.rolls.setdefault(name, _Group(ranks)).came[rank] = (sender, np.empty(0, np.uint8))

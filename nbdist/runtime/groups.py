@@ -156,7 +156,7 @@ class World:
         self.ranks = tuple(rank for rank in self.ranks if rank in present)
         if self.size < self.least:
             raise TaskDiedError(
-                f"{called(lost)} gone: {self.size} workers are left, and --min-workers is {self.least}"
+                f"{called(lost)} lost: {self.size} workers are left, and --min-workers is {self.least}"
             )
         return lost
 

@@ -1,4 +1,4 @@
-"""A shard that a parameter server holds: who uses it, how it is made, and how each is answered.
+"""A shard that a parameter server holds: which replicas use it, how it is made, how they are answered.
 
 A holding begins with the first replica that asks for it, holds a shard from the chief's initial values on,
 and answers each replica the way its gradients come: by a doorbell, or by a push.
@@ -10,18 +10,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, UnavailableError
 from nbdist.optim import from_config
-from nbdist.runtime.answers import STEPPED, STOPPED, Answer
+from nbdist.runtime.answers import REFUSED, STEPPED, STOPPED, Answer
 from nbdist.runtime.applied import ServiceLog
 from nbdist.runtime.layout import Layout
+from nbdist.runtime.links import refused
 from nbdist.runtime.mailbox import ANSWER, COUNTERS, Mailbox
 from nbdist.runtime.rules import Rules
 from nbdist.runtime.shard import ParameterShard
+from nbdist.runtime.tables import Table
+from nbdist.wire.collective.watch import Watch
 from nbdist.wire.frames import Frame
 from nbdist.wire.messages import error_frame
 from nbdist.wire.peers import Sender
@@ -33,15 +37,22 @@ Post = Callable[[Callable[[], object]], None]
 
 @dataclass
 class Holding:
-    """A shard with who uses it and how each is answered; ``post`` runs a function on the server's thread."""
+    """A shard, the replicas that use it, and how each is answered; ``post`` calls on the server's thread."""
 
     name: str
     number: int
     rules: Rules
     layout: Layout
     opener: str
+    server: str
     log: ServiceLog
     post: Post
+    tables: tuple[Table, ...] = ()
+    """Tables beside the layout: they are filled part by part, and of them rows travel."""
+    missing: int = 0
+    """How many rows of the initial tables the chief has not sent yet."""
+    reading: set[int] = field(default_factory=set)
+    """Replicas that read the final tables."""
     shard: ParameterShard | None = None
     mailbox: Mailbox | None = None
     note: str = ""
@@ -51,29 +62,67 @@ class Holding:
     leaving: dict[int, Sender] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     called: dict[int, str] = field(default_factory=dict)
+    processes: Watch | None = None
+    frozen: set[int] = field(default_factory=set)
     _gradients: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
 
     def make(self, meta: dict[str, Any], initial: tuple[Array, ...], prefix: str) -> None:
         """Make the shard as the chief asks for it, in shared memory if it wants that and there is room."""
+        optimizer, shapes = from_config(meta["optimizer"]), [entry.shape for entry in self.layout.entries]
+        if [value.shape for value in initial] != shapes:
+            raise InvalidArgumentError(
+                f"initial values of shapes {[value.shape for value in initial]} for variables of {shapes}"
+            )
         memory, counters = self.layout.buffer(), np.zeros(COUNTERS, np.int64)
-        if meta["shared"]:
+        tables = [np.zeros(shape, dtype) for _, shape, dtype in self.tables]
+        self.missing = sum(len(table) for table in tables)
+        if meta["shared"] and not tables:
             try:
                 size = Mailbox.size(self.layout, self.rules.replicas)
                 self.mailbox = Mailbox(Segment.create(prefix, size), self.layout, self.rules.replicas)
                 memory, counters = self.mailbox.parameters, self.mailbox.counters
             except ResourceExhaustedError as error:
                 self.note = f"parameters travel over sockets: {error}"
-        for view, value in zip(self.layout.views(memory), initial, strict=True):
-            np.copyto(view, value)
-        self.shard = ParameterShard(
-            self.layout,
-            memory,
-            counters,
-            from_config(meta["optimizer"]),
-            self.rules,
-            counts=bool(meta["counts"]),
-            first=bool(meta["first"]),
-        )
+        try:
+            for view, value in zip(self.layout.views(memory), initial, strict=True):
+                np.copyto(view, value)
+            self.shard = ParameterShard(
+                self.layout,
+                memory,
+                counters,
+                optimizer,
+                self.rules,
+                counts=bool(meta["counts"]),
+                first=bool(meta["first"]),
+                tables=tables,
+            )
+        except BaseException:  # no memory for the optimizer's slots, say: nothing of it stays
+            if self.mailbox is not None:
+                self.mailbox.segment.close()
+                self.mailbox = None
+            raise
+
+    def bytes_for(self, meta: dict[str, Any]) -> int:
+        """Return the bytes that the shard takes: parameters, gradients in slots, the optimizer's slots."""
+        kept = len(from_config(meta["optimizer"]).get_slot_names())
+        tables = sum(prod(shape) * np.dtype(dtype).itemsize for _, shape, dtype in self.tables)
+        shared = Mailbox.size(self.layout, self.rules.replicas) if meta["shared"] else self.layout.size
+        return shared + kept * self.layout.size + (1 + kept) * tables
+
+    def fill(self, table: int, first: int, rows: Array) -> None:
+        """Take some of the initial rows of a table."""
+        assert self.shard is not None
+        array = self.shard.tables.arrays[table]
+        inside = 0 <= first <= first + len(rows) <= len(array) and rows.shape[1:] == array.shape[1:]
+        if not inside or len(rows) > self.missing:
+            raise InvalidArgumentError(f"rows {rows.shape} from {first} on are not part of {array.shape}")
+        array[first : first + len(rows)] = rows
+        self.missing -= len(rows)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the initial values are here."""
+        return self.shard is not None and self.missing == 0
 
     def admit(self, replica: int, listen: Callable[[], str]) -> None:
         """Tell a replica how to reach the shard; ``listen`` returns the name of the server's doorbell."""
@@ -125,28 +174,66 @@ class Holding:
             self.post(partial(push, sender, frame))
 
     def all_left(self) -> bool:
-        """Whether nobody is expected any more."""
+        """Whether no replica is expected any more."""
         return len(self.leaving.keys() | self.lost) >= self.rules.replicas
 
-    def lose(self, replica: int) -> None:
-        """Go on without a replica that has died; if the others cannot, they are told so."""
+    def lose(self, replica: int, *, frozen: bool = False) -> None:
+        """Continue without a replica that is dead or ``frozen``; if the others cannot, they receive an error.
+
+        The cluster reports deaths. That a replica is frozen is known here alone: the others report it.
+        """
         assert self.shard is not None
         self.lost.add(replica)
+        if frozen:
+            self.frozen.add(replica)
+            for other in self.senders.keys() - self.lost:
+                self.tell(other, Frame("ps.lost", {"replicas": sorted(self.frozen)}))
+            self.refuse(replica)  # it may wait for an answer that this settles, and be continued at any time
         for answer in self.shard.leave(replica, died=True):
             self.answer(answer)
         if self.shard.broken_up and self.rules.fails_without(len(self.lost)):
             for other in self.senders.keys() - self.lost - self.leaving.keys():
                 self.tell(other, self.trouble())
 
+    def refuse(self, replica: int) -> None:
+        """Tell a replica that the others have continued without it, on each way that it may be reached."""
+        self.ring(replica, REFUSED, 0)
+        self.tell(replica, error_frame(refused(replica, self.server)))
+
     def trouble(self) -> Frame:
-        """Return the error that a synchronous step cannot complete, because a replica has died."""
+        """Return the error that a synchronous step cannot complete, because a replica is dead or frozen."""
         who = ", ".join(f"{replica} {self.called.get(replica, '')}".strip() for replica in sorted(self.lost))
+        what = "frozen" if self.lost == self.frozen else "dead"
         return error_frame(
             UnavailableError(
-                f"replica {who} is gone, and a synchronous step takes {self.rules.needed} gradients of the "
+                f"replica {who} is {what}, and a synchronous step takes {self.rules.needed} gradients of the "
                 f"{self.rules.replicas} replicas; train without it, or have backups (a smaller aggregate=)"
             )
         )
+
+    def look(self, frozen_seconds: float) -> None:
+        """Find replicas that are dead while others wait for them, or frozen. On the server's thread.
+
+        A frozen process is found by its state: one that computes, or holds the interpreter for a minute in
+        native code, is not frozen. It is given up whether the others wait for it or not, so that all servers
+        of a training decide alike, and its late gradients are refused when it is continued.
+        """
+        if self.shard is None:
+            return
+        staying = set(range(self.rules.replicas)) - self.leaving.keys() - self.lost
+        if self.processes is not None:
+            for replica in staying.intersection(self.processes.frozen(frozen_seconds)):
+                self.lose(replica, frozen=True)
+        if not (self.leaving or self.shard.waited_for):
+            return
+        ended = set() if self.processes is None else set(self.processes.dead())
+        if self.processes is not None and self.senders.keys() & self.processes.seen():
+            # A replica may die before the first one opens the shard: then it has no process to watch. Where
+            # those that joined are seen (one PID namespace), a replica that is not seen is dead.
+            ended |= set(self.processes.unseen()) - self.senders.keys()
+        for replica in sorted(staying - self.lost):
+            if replica in ended or (replica in self.senders and self.is_gone(replica)):
+                self.lose(replica)
 
     def is_gone(self, replica: int) -> bool:
         """Whether a replica that was here has died, as far as can be seen. On the server's thread."""
@@ -160,16 +247,21 @@ class Holding:
         return False
 
     def close(self) -> None:
-        """Let go of the doorbells and the shared memory."""
+        """Let go of the doorbells, the shared memory and the processes."""
+        if self.processes is not None:
+            self.processes.close()
         for ringer in self.ringers.values():
             ringer.close()
         if self.mailbox is not None:
             self.mailbox.segment.close()
 
-    def require(self, layout: Layout, rules: Rules, who: str) -> None:
+    def require(self, layout: Layout, tables: tuple[Table, ...], rules: Rules, who: str) -> None:
         """Raise InvalidArgumentError, naming what differs, unless a replica asks for what the others do."""
         if layout != self.layout:
             raise InvalidArgumentError(different(self.layout, self.opener, layout, who))
+        if tables != self.tables:
+            ours, theirs = Layout.of(self.tables), Layout.of(tables)
+            raise InvalidArgumentError(different(ours, self.opener, theirs, who))
         if rules != self.rules:
             raise InvalidArgumentError(
                 f"{who} asks for {rules} and {self.opener} for {self.rules}; all replicas have to train alike"
@@ -177,8 +269,8 @@ class Holding:
 
 
 def push(sender: Sender, frame: Frame) -> None:
-    """Push a frame to who may be gone; runs on the server's thread."""
-    with suppress(ConnectionError):  # it has died or been cut off; the client is told by the cluster
+    """Push a frame to a replica that may be dead; runs on the server's thread."""
+    with suppress(ConnectionError):  # it has died or been cut off; the cluster reports that to the client
         sender.push(frame)
 
 

@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -84,6 +85,13 @@ class SessionHost:
             self._stations.add(thread)
         thread.start()
 
+    def refuse_late(self, wanted: Wanted) -> None:
+        """Let nothing more be changed by the stations of steps that a session has given up."""
+        with self._lock:
+            late = [t for t in self._stations if t.session == wanted.session and t.client in wanted.given_up]
+        for thread in late:
+            thread.refuse()
+
     def ended(self, thread: StationThread) -> None:
         """Forget a station; a session's last one takes its datasets along, and isolated variables."""
         with self._lock:
@@ -119,7 +127,7 @@ class SessionHost:
             wanted = Wanted.from_dict(frame.meta)
             if wanted.incarnation != server.incarnation:
                 raise AbortedError(
-                    f"{self.task} was started again since this session was made, and its variables are gone: "
+                    f"{self.task} was started again since this session was made, and its variables are lost: "
                     "make a new session and initialise or restore them"
                 )
             self.open(wanted, ready)
@@ -136,6 +144,8 @@ class SessionHost:
                 "incarnation": server.incarnation,
                 "resets": self.store.resets,
                 "process": self.process,
+                "host": self.place.host_identity,
+                "clock": time.perf_counter(),
                 "cluster": [
                     [job, index, server.cluster.task_address(job, index)]
                     for job in server.cluster.jobs
@@ -161,6 +171,7 @@ class StationThread(threading.Thread):
         super().__init__(name=f"nbdist session on {host.task} {secrets.token_hex(2)}", daemon=True)
         self._host, self._wanted, self._ready = host, wanted, ready
         self.session, self.sources = wanted.session, sources
+        self.client = wanted.client.socket
         self.containers = Containers(host.job, wanted.isolate)
         self._station: Station | None = None
         self._stopping = False
@@ -171,10 +182,16 @@ class StationThread(threading.Thread):
         if self._station is not None:
             self._station.inbox.wake()
 
+    def refuse(self) -> None:
+        """Change nothing more here; may be called from any thread. Waits for a change that is under way."""
+        if self._station is not None:
+            self._station.fence.close()
+
     def run(self) -> None:
         """Open the station and serve the client."""
         try:
             try:
+                self._host.refuse_late(self._wanted)
                 station = self._opened()
             except Exception as error:  # the client waits for an answer, whatever it is
                 self._ready(error)

@@ -22,6 +22,7 @@ from nbdist.errors import InvalidArgumentError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ALIGNMENT = 64
+MOST_BYTES = 1 << 48  # of one variable; NumPy's own arithmetic overflows above
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,14 @@ class Layout:
         128
         """
         wanted = [(str(n), tuple(int(k) for k in s), np.dtype(d)) for n, s, d in variables]
-        for name, _, dtype in wanted:
+        for name, shape, dtype in wanted:
             if dtype.kind not in "biufc":
                 raise InvalidArgumentError(f"variable {name!r} has dtype {dtype}; expected numbers")
+            if any(size < 0 for size in shape) or prod(filter(None, shape)) * dtype.itemsize > MOST_BYTES:
+                raise InvalidArgumentError(
+                    f"variable {name!r} has shape {shape}: its sizes are 0 or more, and it has at most "
+                    f"{MOST_BYTES:,} bytes"
+                )
         kinds = list(dict.fromkeys(d.str for _, _, d in wanted))
         places: dict[int, int] = {}
         groups = []

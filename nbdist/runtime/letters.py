@@ -21,7 +21,8 @@ class Wanted:
 
     Stations of one ``session`` read the same datasets; variables that are isolated are behind ``isolate``.
     ``incarnation`` and ``resets`` are what the task said of itself when the session began. ``patience`` is
-    how many seconds an op may wait for other sessions.
+    how many seconds an op may wait for other sessions. ``given_up`` are the sockets of the session's clients
+    whose steps it has given up: their stations change nothing more.
     """
 
     client: Address
@@ -32,6 +33,7 @@ class Wanted:
     incarnation: int
     resets: int
     patience: float | None = None
+    given_up: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for a message."""
@@ -41,13 +43,16 @@ class Wanted:
     def from_dict(cls, entries: dict[str, Any]) -> Wanted:
         """Return what ``to_dict`` described; DataLossError for anything else."""
         try:
-            wanted = cls(**{**entries, "client": Address.from_dict(entries["client"])})
+            given_up = tuple(entries.get("given_up", ()))
+            client = Address.from_dict(entries["client"])
+            wanted = cls(**{**entries, "client": client, "given_up": given_up})
         except (KeyError, TypeError, AttributeError):
             raise DataLossError(f"that asks for no station: {sorted(entries)}") from None
         good = all(type(one) is str for one in (wanted.device, wanted.session, wanted.isolate)) and all(
             type(one) is int for one in (wanted.incarnation, wanted.resets)
         )
         good = good and (wanted.patience is None or type(wanted.patience) is float)
+        good = good and all(type(one) is str for one in wanted.given_up)
         if not good or wanted.transport not in ("auto", "socket"):
             raise DataLossError("that asks for no station: a value of another kind than belongs there")
         return wanted

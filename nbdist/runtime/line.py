@@ -6,7 +6,7 @@ One step runs on a line at a time; a session that is run from several threads ha
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +19,7 @@ from nbdist.runtime.exchange import Exchange, briefly
 from nbdist.runtime.letters import Stations, pack_piece
 from nbdist.runtime.pieceprogram import Containers
 from nbdist.runtime.station import CLOSE, REGISTER, RELEASE, RUN, Station
-from nbdist.wire.post import Address, Outbox
+from nbdist.wire.post import Address, Letter, Outbox
 
 REGISTER_SECONDS = 120.0
 ABORT_SECONDS = 5.0  # for others to end their part of a step that has failed
@@ -34,6 +34,12 @@ class Tasks(Protocol):
 
     def check(self, device: str) -> None:
         """Raise UnavailableError if a device's task is known to be gone or frozen; never wait."""
+
+    def give_up(self, client: Address) -> None:
+        """Remember that steps of this client were given up: tasks refuse what is late of them."""
+
+    def clock_shift(self, device: str) -> float:
+        """Return how many seconds bring the clock of a device's task to this process's; 0 on this host."""
 
 
 @dataclass
@@ -114,13 +120,24 @@ class Line:
                 values = self._station.run(registered.number, registered.steps, own_feeds, spans)
                 for (i, _), value in zip(piece.fetches, values, strict=True):
                     results[i] = value.copy()
-            for n, letter in exchange.collect().items():
+            letters = exchange.collect()
+            for n, letter in letters.items():
                 piece = plan.pieces[n]
                 for (i, _), value in zip(piece.fetches, letter.arrays, strict=True):
                     results[i] = value.copy()
-                if spans is not None:
-                    spans += Timeline.from_dict(letter.meta["spans"]).spans
+        if spans is not None:
+            self._add_spans(registered, letters, spans)
         return results
+
+    def _add_spans(self, registered: Registered, letters: Mapping[int, Letter], spans: list[Span]) -> None:
+        """Add what the other tasks recorded of a step, on this process's clock. The step is over."""
+        shifts: dict[str, float] = {}
+        for n, letter in letters.items():
+            part = Timeline.from_dict(letter.meta["spans"])
+            for task in part.tasks:
+                if task not in shifts:
+                    shifts[task] = self._tasks.clock_shift(registered.plan.pieces[n].device)
+            spans += part.moved(shifts).spans
 
     def release(self, registered: Registered) -> None:
         """Forget a plan everywhere."""
@@ -180,6 +197,8 @@ class Line:
             self.broken = True  # in case that this is interrupted, once more
             first = exchange.abort(error, INTERRUPT_SECONDS if interrupt else ABORT_SECONDS)
             self.broken = interrupt or exchange.gone or bool(exchange.pending)
+            if self.broken:
+                self._tasks.give_up(self._station.address)
             if first is error:
                 raise
             raise first from None

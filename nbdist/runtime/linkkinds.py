@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.links import LOOK_SECONDS, Link
 from nbdist.runtime.mailbox import ANSWER, COUNT, GLOBAL_STEP, RING, SLOTS, VERSION, Mailbox
 from nbdist.runtime.rules import Rules
-from nbdist.wire.messages import error_from
+from nbdist.runtime.tables import no_rows
 from nbdist.wire.peers import Peer
 from nbdist.wire.shm import Doorbell, Ringer, Segment
 
 Array = np.ndarray[Any, Any]
 
+NO_IDS = np.zeros(0, np.int64)
 TRIES = 16  # to read between two updates, before the server is asked to wait with the next
 
 
@@ -47,6 +49,7 @@ class SharedLink(Link):
         self._push_rings = [RING.pack(number, replica, slot) for slot in range(SLOTS)]
         self._count_ring = RING.pack(number, replica, COUNT)
         self._headers = self._mailbox.headers[replica]
+        self._looked = time.monotonic()
 
     def pull(self) -> None:
         """Read the newest parameters, their version and the global step; with locking, of one moment."""
@@ -83,16 +86,17 @@ class SharedLink(Link):
         except UnavailableError:
             raise UnavailableError(
                 f"{self._control.name} at {self._control.address} takes no more gradients: its process is "
-                "gone or frozen"
+                "dead or frozen"
             ) from None
 
     def _receive(self) -> None:
         message = self._bell.wait(LOOK_SECONDS)
-        if not message:
+        now = time.monotonic()
+        if not message or now - self._looked > LOOK_SECONDS:
+            self._looked = now
             self._check()
-            trouble = self._control.receive(0)  # a server that is gone is noticed here too
-            if trouble is not None and trouble.kind == "error":
-                raise error_from(trouble)
+            while (frame := self._control.receive(0)) is not None:  # raises if the server is gone
+                self._heed(frame)
         for what, slot in ANSWER.iter_unpack(message):
             self._note(what, slot, int(self._headers[slot][1]))
 
@@ -116,25 +120,35 @@ class SocketLink(Link):
     kind = "socket"
 
     def __init__(
-        self, layout: Layout, check: Callable[[], None], *, peer: Peer, shard: str, replica: int
+        self,
+        layout: Layout,
+        check: Callable[[], None],
+        *,
+        peer: Peer,
+        shard: str,
+        replica: int,
+        tables: Sequence[Array] = (),
     ) -> None:
         super().__init__(layout, check)
         self._peer, self._shard, self._replica = peer, shard, replica
         self._slots = [layout.buffer() for _ in range(SLOTS)]
         self._seen = 0
+        self.tables = list(tables)
 
     def pull(self) -> None:
-        """Ask for the newest parameters, their version and the global step."""
-        self.fetch()
+        """Ask for the newest parameters and the wanted rows, their version and the global step."""
+        self._ask([self._wanted.pop(number, NO_IDS) for number in range(len(self.tables))])
 
     def gradient(self, slot: int) -> Array:
         """Return the slot's bytes, in this process."""
         return self._slots[slot]
 
     def push(self, slot: int) -> None:
-        """Send the gradient."""
+        """Send the gradient, with that of the tables' rows, if :meth:`take` was given one."""
         meta = {"shard": self._shard, "replica": self._replica, "token": slot, "version": self.version}
-        self._peer.send("ps.push", meta, (self._slots[slot],))
+        rows, self._rows = self._rows or [no_rows(table) for table in self.tables], ()
+        parts = [part for one in rows for part in (one.indices, one.values)]
+        self._peer.send("ps.push", meta, (self._slots[slot], *parts))
 
     def count(self) -> None:
         """Count one update of all shards in the global step."""
@@ -144,11 +158,11 @@ class SocketLink(Link):
         frame = self._peer.receive(LOOK_SECONDS)
         if frame is None or frame.kind == "ps.there":
             self._check()
-        elif frame.kind == "error":
-            raise error_from(frame)
         elif frame.kind == "ps.applied":
             self._seen = max(self._seen, frame.meta["version"])
             self._note(frame.meta["what"], frame.meta["token"], frame.meta["staleness"])
+        else:
+            self._heed(frame)
 
     def _newest(self) -> int:
         return max(self._seen, self.version)

@@ -20,6 +20,7 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.linkkinds import SharedLink, SocketLink
 from nbdist.runtime.links import LOOK_SECONDS, Link
 from nbdist.runtime.rules import Rules
+from nbdist.runtime.tables import chunks
 from nbdist.wire.messages import error_from
 from nbdist.wire.peers import Peer
 from nbdist.wire.shm import Doorbell
@@ -42,8 +43,12 @@ class ShardRequest:
     """The initial values, from the chief only."""
     first: bool = True
     """Whether this is the first of the training's shards."""
+    tables: tuple[tuple[str, Array], ...] = ()
+    """Tables by name, which rows are brought into; the chief's values are the initial ones."""
     called: str = ""
     """Where the replica is, for the errors of others."""
+    pids: tuple[int, ...] = ()
+    """The process id of each replica, which the server polls; 0 for those on other hosts."""
 
 
 def open_link(
@@ -53,17 +58,19 @@ def open_link(
     prefix: str | None,
     check: Callable[[], None],
     timeout: float = 600.0,
+    lost: Callable[[list[int]], object] = lambda replicas: None,
 ) -> Link:
     """Connect a replica to a shard; waits until the chief has given the initial values.
 
     ``peer`` is a connection of this link's own, which closes it, also when this fails. ``prefix`` names
     shared files if both tasks are on one host; None asks for the socket. ``check`` raises AbortedError when
-    the run has ended.
+    the run has ended. ``lost`` is called with the numbers of all replicas that the server has found frozen
+    and without which the others continue.
     """
-    bell, note = _own_bell(prefix)
+    bell, note = _own_bell(None if request.tables else prefix)  # rows are asked for: that takes a socket
     try:
         link = _opened_link(peer, request, bell, check, timeout)
-        link.note = link.note or note
+        link.note, link.lost = link.note or note, lost
         return link
     except BaseException:
         peer.close()
@@ -79,8 +86,10 @@ def _opened_link(
         "shard": request.shard,
         "replica": request.replica,
         "called": request.called,
+        "pids": list(request.pids),
         "rules": request.rules.to_wire(),
         "layout": request.layout.to_wire(),
+        "tables": [[name, list(array.shape), array.dtype.str] for name, array in request.tables],
         "optimizer": request.optimizer.to_config(),
         "counts": request.counts,
         "first": request.first,
@@ -88,7 +97,7 @@ def _opened_link(
         "shared": bell is not None,
         "bell": bell.name if bell else None,
     }
-    opened = _patiently(peer, meta, request.initial or (), check, timeout)
+    opened = _patiently(peer, meta, request, check, timeout)
     link: Link
     if bell is not None and opened["segment"]:
         try:
@@ -101,7 +110,10 @@ def _opened_link(
             opened["note"] = "parameters travel over sockets: the shared memory is not visible here"
     if bell is not None:
         bell.close()
-    link = SocketLink(request.layout, check, peer=peer, shard=request.shard, replica=request.replica)
+    link = SocketLink(
+        request.layout, check, peer=peer, shard=request.shard, replica=request.replica,
+        tables=[array for _, array in request.tables],
+    )  # fmt: skip
     link.note = str(opened["note"])
     return link
 
@@ -117,12 +129,14 @@ def _own_bell(prefix: str | None) -> tuple[Doorbell | None, str]:
 def _patiently(
     peer: Peer,
     meta: dict[str, Any],
-    initial: tuple[Array, ...],
+    request: ShardRequest,
     check: Callable[[], None],
     timeout: float,
 ) -> dict[str, Any]:
     """Ask for a shard; the answer comes once the chief is there. Aborts are noticed while waiting."""
-    peer.send("ps.open", meta, initial)
+    peer.send("ps.open", meta, request.initial or ())
+    if request.initial is not None:
+        _fill(peer, request, check)
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         frame = peer.receive(LOOK_SECONDS)
@@ -136,3 +150,18 @@ def _patiently(
         f"no initial values for {meta['shard']!r} within {timeout:.0f} s: the chief (worker 0) has not "
         "reached the same fit(); every worker has to call fit the same number of times"
     )
+
+
+def _fill(peer: Peer, request: ShardRequest, check: Callable[[], None]) -> None:
+    """Send the chief's initial values of the tables, part by part."""
+    for number, (_, table) in enumerate(request.tables):
+        for first, stop in chunks(table.shape, table.itemsize):
+            check()
+            meta = {"shard": request.shard, "table": number, "first": first}
+            try:
+                peer.call("ps.fill", meta, (table[first:stop],))
+            except AbortedError:  # there is no shard: what was wrong with the request says more
+                frame = peer.receive(0)
+                if frame is not None and frame.kind == "error":
+                    raise error_from(frame) from None
+                raise

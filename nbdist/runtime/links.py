@@ -13,13 +13,17 @@ one contract (tests/runtime/test_runtime_links.py) and meet the same shard.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from nbdist.runtime.answers import COUNTED, DROPPED, STEPPED, STOPPED, TAKEN
+from nbdist.errors import UnavailableError
+from nbdist.runtime.accumulator import Rows
+from nbdist.runtime.answers import COUNTED, DROPPED, REFUSED, STEPPED, STOPPED, TAKEN
 from nbdist.runtime.layout import Layout
+from nbdist.runtime.tables import chunks
+from nbdist.wire.frames import Frame
 from nbdist.wire.messages import error_from
 from nbdist.wire.peers import Peer
 
@@ -43,6 +47,12 @@ class Link(ABC):
         """How many updates the copy has seen."""
         self.global_step = 0
         self.note = ""
+        self.lost: Callable[[list[int]], object] = lambda replicas: None
+        """Called with the replicas that the server has found frozen; the others continue without them."""
+        self.tables: list[Array] = []
+        """The replica's own copies of the shard's tables, of which ``pull`` brings the wanted rows."""
+        self._wanted: dict[int, Array] = {}
+        self._rows: Sequence[Rows] = ()
         self._check = check
         self._settled: dict[int, tuple[int, int]] = {}
         self._taken: set[int] = set()
@@ -84,12 +94,39 @@ class Link(ABC):
     def _peer_of_shard(self) -> tuple[Peer, str, int]:
         """The connection, the shard's name and the replica's number."""
 
+    def want(self, table: int, ids: Array) -> None:
+        """Say which rows of a table the next pull brings."""
+        self._wanted[table] = np.unique(ids).astype(np.int64, copy=False)
+
+    def take(self, rows: Sequence[Rows]) -> None:
+        """Take the gradients of all tables, for the next push."""
+        self._rows = rows
+
     def fetch(self) -> None:
-        """Have the server send the parameters as they are between two updates, their version, the step."""
+        """Have the server send the parameters as they are between two updates, their version, the step.
+
+        Tables come whole, part by part: updates that others make meanwhile are in some of the parts.
+        """
+        self._ask([])
+        self.fetch_tables()
+
+    def _ask(self, wanted: Sequence[Array]) -> None:
+        """Have the server send the parameters, and the wanted rows of its tables."""
         peer, shard, replica = self._peer_of_shard
-        reply = peer.call("ps.pull", {"shard": shard, "replica": replica})
+        reply = peer.call("ps.pull", {"shard": shard, "replica": replica}, tuple(wanted))
         np.copyto(self.parameters, reply.arrays[0])
+        for table, ids, rows in zip(self.tables, wanted, reply.arrays[1:]):
+            table[ids] = rows
         self.version, self.global_step = reply.meta["version"], reply.meta["global_step"]
+
+    def fetch_tables(self) -> None:
+        """Bring the tables whole."""
+        peer, shard, _ = self._peer_of_shard
+        for number, table in enumerate(self.tables):
+            for first, stop in chunks(table.shape, table.itemsize):
+                meta = {"shard": shard, "table": number, "first": first, "stop": stop}
+                table[first:stop] = peer.call("ps.table", meta).arrays[0]
+                self._check()
 
     def set_rate(self, rate: float) -> None:
         """Have the shard learn at another rate from its next update on; returns when it does."""
@@ -146,25 +183,46 @@ class Link(ABC):
         Returns the shard's counts: updates, global_step, dropped, and the tally of all replicas.
         """
         self.say_farewell()
-        peer, _, _ = self._peer_of_shard
+        peer, shard, replica = self._peer_of_shard
         while True:
             frame = peer.receive(LOOK_SECONDS)
             if frame is None or frame.kind == "ps.there":
                 self._check()
-            elif frame.kind == "error":
-                raise error_from(frame)
             elif frame.kind == "ps.left":
                 if frame.arrays:
                     np.copyto(self.parameters, frame.arrays[0])
                 else:
                     self.pull()
+                if self.tables:
+                    self.fetch_tables()
+                    peer.call("ps.done", {"shard": shard, "replica": replica})
                 self.global_step = frame.meta["global_step"]
                 return dict(frame.meta)
+            else:
+                self._heed(frame)
+
+    def _heed(self, frame: Frame) -> None:
+        """Take in what the server says beside its answers to gradients; raise the error that it sends."""
+        if frame.kind == "error":
+            raise error_from(frame)
+        if frame.kind == "ps.lost":
+            self.lost([int(replica) for replica in frame.meta["replicas"]])
 
     def _note(self, what: int, slot: int, staleness: int) -> None:
+        if what == REFUSED:
+            peer, _, replica = self._peer_of_shard
+            raise refused(replica, peer.name)
         if what == COUNTED:
             self._counts -= 1
         elif what == TAKEN:
             self._taken.add(slot)
         elif what != STEPPED:
             self._settled[slot] = what, staleness
+
+
+def refused(replica: int, server: str) -> UnavailableError:
+    """Return the error of a replica that is back after it was frozen or cut off."""
+    return UnavailableError(
+        f"replica {replica} was frozen or cut off, and the others have continued without it: {server} "
+        "refuses its gradients. Its task takes part again in the next run"
+    )

@@ -11,14 +11,20 @@ authenticated socket. Both reach the same shard under one lock.
     ps.rate   learning rate ──────────────► updates are made at that rate from the next one on
     ps.leave  ────────────────────────────► ps.left (pushed back) with the final values, once all have left
 
-Who waits for others is not left alone with one that has died: the service looks around once a second.
+Once a second the service looks for replicas that are dead while others wait for them, and for replicas of its
+host that are frozen (stopped, as by SIGSTOP, for 8 s). It continues without them and refuses what they send
+later: a shard's name is that of one training, and an evicted replica stays evicted.
+
+Tables of which steps read some rows go over the socket. The chief fills them part by part (ps.fill), ps.pull
+brings the rows that it names, ps.push has gradients of rows, ps.table reads a part as it is. After ps.left
+the final tables stay until each replica has read them (ps.done).
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,15 +34,20 @@ from nbdist.errors import (
     AbortedError,
     InvalidArgumentError,
 )
+from nbdist.graph.ops.rows import check_rows
+from nbdist.runtime.accumulator import Gradient, Rows
 from nbdist.runtime.answers import COUNTED
 from nbdist.runtime.applied import ServiceLogs
 from nbdist.runtime.bellthread import BellThread
 from nbdist.runtime.holding import Holding, push
 from nbdist.runtime.layout import Layout
+from nbdist.runtime.links import refused
 from nbdist.runtime.mailbox import COUNT, GLOBAL_STEP
 from nbdist.runtime.rules import Rules
 from nbdist.runtime.server import Server
 from nbdist.runtime.shard import ParameterShard
+from nbdist.runtime.tables import Table
+from nbdist.wire.collective.watch import FROZEN_SECONDS, Watch
 from nbdist.wire.frames import Frame
 from nbdist.wire.messages import error_frame
 from nbdist.wire.peers import Sender
@@ -44,7 +55,7 @@ from nbdist.wire.peers import Sender
 Array = np.ndarray[Any, Any]
 OneWay = Callable[[Frame, Sender], None]
 clock = time.perf_counter
-LOOK_SECONDS = 1.0  # how often it is looked whether those that others wait for are alive
+LOOK_SECONDS = 1.0  # between two looks whether the replicas are dead or frozen
 
 
 class ParameterService:
@@ -63,6 +74,9 @@ class ParameterService:
             "ps.pull": self._pull,
             "ps.push": self._answered(self._push),
             "ps.count": self._count,
+            "ps.fill": self._fill,
+            "ps.table": self._table,
+            "ps.done": self._done,
             "ps.rate": self._rate,
             "ps.leave": self._answered(self._leave),
         }
@@ -96,22 +110,67 @@ class ParameterService:
         """Answer by push, now or once the chief has come: the replica looks around while it waits."""
         meta = frame.meta
         layout = Layout.of(meta["layout"])
-        who, rules = f"replica {meta['replica']}", Rules(**meta["rules"])
+        replica, rules = meta["replica"], Rules(**meta["rules"])
+        if not isinstance(replica, int) or not 0 <= replica < rules.replicas:
+            raise InvalidArgumentError(f"replica {replica!r} of {rules.replicas}: they are numbered from 0")
+        who = f"replica {replica}"
+        tables = tables_from(meta.get("tables", ()))
         holding = self._holdings.get(meta["shard"])
         if holding is None:
-            # Never a number of before: a late ring for a shard that is gone must not reach another.
+            # Never a number of before: a late ring for a removed shard must not reach another.
             number = next(n for n in self._free_numbers if n not in self._numbers)
             log = self.logs.of(_run_of(meta["shard"]), rules.replicas)
-            holding = Holding(meta["shard"], number, rules, layout, who, log, self._server.post)
+            name, post = self._server.name, self._server.post
+            holding = Holding(meta["shard"], number, rules, layout, who, name, log, post, tables)
+            pids = {replica: int(pid) for replica, pid in enumerate(meta.get("pids", ())) if pid}
+            holding.processes = Watch(pids)
             self._look_around()
             self._holdings[holding.name] = self._numbers[number] = holding
-        holding.require(layout, rules, who)
-        holding.opening[int(meta["replica"])] = (sender, meta)
+        holding.require(layout, tables, rules, who)
+        holding.opening[replica] = (sender, meta)
         if meta["chief"]:
-            holding.make(meta, frame.arrays, self._prefix)
-        if holding.shard is not None:
+            try:
+                nbytes, what = holding.bytes_for(meta), f"the variables of {holding.name} and their gradients"
+                self._server.sessions.store.take(("ps", holding.number), nbytes, what)
+                holding.make(meta, frame.arrays, self._prefix)
+            except Exception as error:
+                self._give_up(holding, error_frame(error, self._server.name), but=replica)
+                raise
+        self._admit(holding)
+
+    def _give_up(self, holding: Holding, error: Frame, but: int) -> None:
+        """Forget a shard that could not be made, and tell the replicas that wait for it why."""
+        if holding.shard is None:
+            holding.opening.pop(but, None)
+            self._remove(holding, error)
+
+    def _admit(self, holding: Holding) -> None:
+        if holding.ready:
             for replica in list(holding.opening):
                 holding.admit(replica, self._listen)
+
+    def _fill(self, frame: Frame, sender: Sender) -> Frame:
+        """Take a part of the chief's initial values of a table; with the last one all are admitted."""
+        holding, shard = self._find(frame)
+        with shard.lock:
+            holding.fill(int(frame.meta["table"]), int(frame.meta["first"]), frame.arrays[0])
+        self._admit(holding)
+        return Frame("ps.filled")
+
+    def _table(self, frame: Frame, sender: Sender) -> Frame:
+        """Send a part of a table as it is."""
+        _, shard = self._find(frame)
+        first, stop = int(frame.meta["first"]), int(frame.meta["stop"])
+        with shard.lock:
+            return Frame("ps.part", {}, (shard.tables.arrays[int(frame.meta["table"])][first:stop].copy(),))
+
+    def _done(self, frame: Frame, sender: Sender) -> Frame:
+        """Let a replica go that has read the final tables."""
+        holding, _ = self._find(frame)
+        holding.reading.discard(int(frame.meta["replica"]))
+        if not holding.reading:
+            self._remove(holding)
+        return Frame("ps.bye")
 
     def _listen(self) -> str:
         self._bell = self._bell or BellThread(self._prefix, self._heed)
@@ -125,11 +184,14 @@ class ParameterService:
         if holding is None or holding.shard is None or holding.mailbox is None:
             return
         try:
+            if slot == COUNT and replica in holding.shard.evicted:
+                holding.refuse(replica)
+                return
             if slot == COUNT:
                 holding.shard.count()
                 holding.ring(replica, COUNTED, 0)
                 return
-            gradient = holding.gradient(holding.mailbox, replica, slot)
+            gradient: Gradient = [*holding.gradient(holding.mailbox, replica, slot)]
             version = int(holding.mailbox.headers[replica][slot][0])
             self._take(holding, holding.shard, "mailbox", replica, slot, gradient, version)
         except Exception as error:  # no memory, say; this thread serves the others too
@@ -142,17 +204,15 @@ class ParameterService:
         lane: str,
         replica: int,
         token: int,
-        gradient: list[Array],
+        gradient: Gradient,
         version: int,
     ) -> None:
-        """Offer a gradient to its shard, and answer all who wait for what it completed."""
+        """Offer a gradient to its shard, and answer all replicas that wait for what it completed."""
         begun = clock()
         became, answers = shard.offer(replica, token, gradient, version)
         holding.log.gradient(lane, replica, begun, clock(), became)
         for answer in answers:
             holding.answer(answer)
-        if replica in holding.lost:  # it was but cut off, or frozen
-            holding.lost.discard(replica)
 
     # The same through sockets. Runs on the server's thread.
 
@@ -162,20 +222,23 @@ class ParameterService:
         with shard.lock:
             meta = {"version": shard.version, "global_step": int(shard.counters[GLOBAL_STEP])}
             copy = shard.memory.copy()
+            rows = [row_of(table, ids) for table, ids in zip(shard.tables.arrays, frame.arrays)]
         holding.log.parameters("socket", int(frame.meta["replica"]), begun, clock())
-        return Frame("ps.parameters", meta, (copy,))
+        return Frame("ps.parameters", meta, (copy, *rows))
 
     def _push(self, frame: Frame, sender: Sender) -> None:
         holding, shard = self._find(frame)
         replica, token = int(frame.meta["replica"]), int(frame.meta["token"])
         holding.senders[replica] = sender
-        (gradient,) = frame.arrays
+        gradient, *parts = frame.arrays
         if gradient.nbytes != holding.layout.size or gradient.dtype != np.uint8:
             raise InvalidArgumentError(
                 f"a gradient of {gradient.nbytes} bytes for a shard of {holding.layout.size}"
             )
         flats = holding.layout.flats(np.array(gradient))  # a copy of our own: it is written over
-        self._take(holding, shard, "socket", replica, token, flats, int(frame.meta["version"]))
+        rows = [Rows(np.array(i), np.array(v)) for i, v in zip(parts[::2], parts[1::2], strict=True)]
+        whole: Gradient = [*flats, *shard.tables.checked(rows)]
+        self._take(holding, shard, "socket", replica, token, whole, int(frame.meta["version"]))
 
     def _count(self, frame: Frame, sender: Sender) -> Frame:
         _, shard = self._find(frame)
@@ -184,13 +247,15 @@ class ParameterService:
 
     def _rate(self, frame: Frame, sender: Sender) -> Frame:
         _, shard = self._find(frame)
-        shard.set_rate(float(frame.meta["learning_rate"]))
+        shard.set_rate(checked_rate(frame.meta["learning_rate"]))
         return Frame("ps.rated")
 
     def _leave(self, frame: Frame, sender: Sender) -> None:
-        """Let a replica go; all who leave are answered together, when the parameters are final."""
+        """Let a replica go; all that leave are answered together, when the parameters are final."""
         holding, shard = self._find(frame)
         replica = int(frame.meta["replica"])
+        if replica in shard.evicted:
+            raise refused(replica, self._server.name)
         for answer in shard.leave(replica):
             holding.answer(answer)
         holding.leaving[replica] = sender
@@ -198,7 +263,7 @@ class ParameterService:
             self._end(holding, shard)
 
     def _end(self, holding: Holding, shard: ParameterShard) -> None:
-        """Tell all who have left that the parameters are final, and give them up."""
+        """Tell all replicas that have left that the parameters are final, and give them up."""
         meta = {
             "updates": shard.updates,
             "global_step": int(shard.counters[GLOBAL_STEP]),
@@ -207,13 +272,17 @@ class ParameterService:
         }
         for number, who in holding.leaving.items():
             arrays = () if number in holding.ringers else (shard.memory,)
-            push(who, Frame("ps.left", meta, arrays))
-        self._remove(holding)
+            # Posted, as all else that replicas hear: what is lost, say, comes before the end.
+            self._server.post(partial(push, who, Frame("ps.left", meta, arrays)))
+        if holding.tables:
+            holding.reading = set(holding.leaving)
+        else:
+            self._remove(holding)
 
-    # The dead. Runs on the server's thread.
+    # The dead and the frozen. Runs on the server's thread.
 
     def _look_around(self) -> None:
-        """Look from now on, while there is a shard, for replicas that have died and that others wait for."""
+        """Look from now on, while there is a shard, for replicas that are dead or frozen."""
         if self._stop_looking is None:
             self._stop_looking = self._server.every(LOOK_SECONDS, self._look)
 
@@ -222,26 +291,27 @@ class ParameterService:
             self._stop_looking()
             self._stop_looking = None
         for holding in list(self._holdings.values()):
-            shard = holding.shard
-            if shard is None or not (holding.leaving or shard.waited_for):
+            if holding.reading:
+                holding.reading -= {replica for replica in holding.reading if holding.is_gone(replica)}
+                if not holding.reading:
+                    self._remove(holding)
                 continue
-            for replica in holding.senders.keys() - holding.leaving.keys() - holding.lost:
-                if holding.is_gone(replica):
-                    holding.lose(replica)
-            if holding.leaving and holding.all_left():
-                self._end(holding, shard)
+            holding.look(FROZEN_SECONDS)
+            if holding.shard is not None and holding.leaving and holding.all_left():
+                self._end(holding, holding.shard)
 
     def drop_run(self, run: str) -> int:
-        """Give up all shards of a run, whoever still uses them; returns how many. On the server's thread."""
+        """Give up all shards of a run, also those in use; returns how many. On the server's thread."""
         names = [name for name in self._holdings if name.startswith(f"{run}/")]
         for name in names:
             self._remove(self._holdings[name])
         return len(names)
 
-    def _remove(self, holding: Holding) -> None:
+    def _remove(self, holding: Holding, ended: Frame | None = None) -> None:
         self._holdings.pop(holding.name, None)
         self._numbers.pop(holding.number, None)
-        ended = error_frame(AbortedError(f"the run of {holding.name} has ended"))
+        self._server.sessions.store.give_back(("ps", holding.number))
+        ended = ended or error_frame(AbortedError(f"the run of {holding.name} has ended"))
         for sender, _ in holding.opening.values():
             self._server.post(partial(push, sender, ended))
         holding.close()
@@ -253,6 +323,30 @@ class ParameterService:
         return holding, holding.shard
 
 
+def checked_rate(rate: object) -> float:
+    """Return a learning rate that came from a replica; InvalidArgumentError unless it is finite and >= 0."""
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < float("inf"):
+        raise InvalidArgumentError(f"a learning rate is a finite number of 0 or more, not {rate!r}")
+    return float(rate)
+
+
 def _run_of(shard: str) -> str:
     """Return the run that a shard is of: its name is that and the number of the training."""
     return shard.rpartition("/")[0]
+
+
+def row_of(table: Array, ids: Array) -> Array:
+    """Return rows of a table, or raise InvalidArgumentError for anything else."""
+    if ids.dtype != np.int64 or ids.ndim != 1:
+        raise InvalidArgumentError(f"rows are asked for by int64 numbers, got {ids.shape} {ids.dtype}")
+    check_rows(ids, len(table))
+    return table[ids]
+
+
+def tables_from(entries: Sequence[Any]) -> tuple[Table, ...]:
+    """Return the tables that a request describes, or raise InvalidArgumentError."""
+    found = tuple((str(n), tuple(int(k) for k in shape), str(dtype)) for n, shape, dtype in entries)
+    for name, shape, dtype in found:
+        if not shape or min(shape) < 0 or np.dtype(dtype).kind != "f":
+            raise InvalidArgumentError(f"{name!r} of shape {shape} and dtype {dtype} is not a table")
+    return found

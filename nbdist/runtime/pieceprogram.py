@@ -19,6 +19,8 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.graph.backend import Array, backend, to_device, to_host
+from nbdist.graph.locking import Lock
+from nbdist.graph.op import fits, show
 from nbdist.graph.partition import Piece, describe
 from nbdist.graph.program import Kernels, Program, compile_program
 from nbdist.graph.tensor import Tensor, Variable
@@ -40,11 +42,18 @@ class Containers:
 
 
 class PieceProgram:
-    """What one device does in a step."""
+    """What one device does in a step. ``fence`` is entered for each change of a variable, and may raise."""
 
     def __init__(
-        self, piece: Piece, store: Store, containers: Containers, kernels: Kernels, scratch: Scratch
+        self,
+        piece: Piece,
+        store: Store,
+        containers: Containers,
+        kernels: Kernels,
+        scratch: Scratch,
+        fence: Lock | None = None,
     ) -> None:
+        self._fence = fence
         self.device, self._store = piece.device, store
         kind = piece.device.rpartition("device:")[2]
         self._xp = backend(kind)
@@ -70,6 +79,12 @@ class PieceProgram:
             self._check_ready()
         if self._seen_locks != self._store.locked:
             self._look_at_locks()
+        for array, leaf in zip(feeds, self._feeds, strict=True):  # from another process, perhaps
+            if array.dtype != leaf.dtype or (array.shape != leaf.shape and not fits(array.shape, leaf.shape)):
+                raise InvalidArgumentError(
+                    f"{leaf.name!r} is fed {show(array.shape)} {array.dtype}; this step was registered for "
+                    f"{show(leaf.shape)} {leaf.dtype}"
+                )
         if self._xp is not np:
             feeds = [to_device(a, self._xp) for a in feeds]
         try:
@@ -102,6 +117,7 @@ class PieceProgram:
                 kernels=self._kernels,
                 memory=self._scratch.take,
                 locks=self._locks,
+                fence=self._fence,
             )
         except ResourceExhaustedError as error:
             raise ResourceExhaustedError(f"{piece.device}: {error}") from None

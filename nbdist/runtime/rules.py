@@ -8,6 +8,8 @@ from typing import Any
 from nbdist.errors import InvalidArgumentError
 from nbdist.runtime.mailbox import SLOTS
 
+MOST = 0xFFFF  # replicas and servers have numbers of two bytes on the wire
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -31,6 +33,9 @@ class Rules:
     servers: int = 1
 
     def __post_init__(self) -> None:
+        for name, number in (("replicas", self.replicas), ("servers", self.servers)):
+            if not _whole(number) or not 1 <= number <= MOST:
+                raise InvalidArgumentError(f"{name}={number!r}: a training has 1 to {MOST:,} {name}")
         if self.aggregate is not None:
             if not self.synchronous:
                 raise InvalidArgumentError(

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
@@ -31,6 +32,7 @@ from nbdist.wire.frames import Frame
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.listener import Listener, Sender
+from nbdist.wire.shm import own_prefix, remove_abandoned
 
 Handler = Callable[[Frame, Sender], Frame | None]
 
@@ -41,8 +43,17 @@ class Server:
     """One task of a cluster: it listens at the task's address and answers calls by their kind.
 
     `job_name` may be left out when there is one job, `task_index` when that job has one task. A port of 0
-    (or an address without a port) lets the system pick. `keys` are the cluster's; without them the Server
-    makes its own, which only whoever is handed `server.keys` can use.
+    (or an address without a port) lets the system pick.
+
+    `keys` are the cluster's :class:`~nbdist.wire.keys.ClusterKeys` (``nb.ClusterKeys``): Servers and Sessions
+    of one cluster have the same, and every connection is authenticated and encrypted by them (CURVE). Make
+    them once, and give the file to each process; without `keys` a Server makes its own, which only a client
+    that is given `server.keys` can use.
+
+        nb.ClusterKeys.create().save("keys.json")                  # once; mode 0600
+        keys = nb.ClusterKeys.load("keys.json")                    # in each process
+        server = nb.Server(cluster, "worker", 0, keys=keys)
+        nb.Session("nbdist://10.0.0.1:2222", keys=keys)            # a client elsewhere
     """
 
     def __init__(
@@ -75,7 +86,9 @@ class Server:
         self._closed = threading.Event()
         self._closing = threading.Lock()
         self._thread: threading.Thread | None = None
-        prefix = segment_prefix or f"nbdist-{secrets.token_hex(6)}"
+        if segment_prefix is None:
+            remove_abandoned()
+        prefix = segment_prefix or own_prefix()
         place = Place(self.keys, host_identity(), prefix, host)
         self.sessions = SessionHost(place, self.job, self.index)
         """The sessions' side of this task: its devices, and the variables that live here."""
@@ -260,6 +273,7 @@ def choose_task(cluster: ClusterSpec, job_name: str | None, task_index: int | No
     return job_name, task_index
 
 
+@cache
 def nbdist_version() -> str:
     """Return the version of the nbdist that runs here."""
     from importlib.metadata import PackageNotFoundError, version

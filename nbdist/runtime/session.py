@@ -78,11 +78,14 @@ class Session:
     ) -> None:
         if transport not in ("auto", "socket"):
             raise InvalidArgumentError(f"transport is 'auto' or 'socket', not {transport!r}")
+        if graph is not None and not isinstance(graph, Graph):
+            raise InvalidArgumentError(f"graph is an nb.Graph or None (the default graph), not {graph!r}")
+        if not isinstance(target, str):
+            raise InvalidArgumentError(f"target is the text cluster.target or server.target, not {target!r}")
         self.graph = graph or default_graph()
         self.target, self._soft = target, allow_soft_placement
-        self._patience = None if operation_timeout is None else float(operation_timeout)
-        if self._patience is not None and not self._patience > 0:
-            raise InvalidArgumentError(f"operation_timeout is in seconds above 0, not {operation_timeout!r}")
+        self._patience = _seconds("operation_timeout", operation_timeout)
+        timeout = _seconds("timeout", timeout)
         self._engine: ClusterEngine | None = None
         if target:
             self._engine = ClusterEngine(
@@ -137,18 +140,18 @@ class Session:
         ``fetches`` is a tensor, a tensor's name, or a list, tuple or dict of them, whose form the result
         has. Only what they need is run. Any tensor that is no variable may be fed.
         """
-        return self._run(fetches, feed_dict or {}, None)
+        return self._run(fetches, {} if feed_dict is None else feed_dict, None)
 
     def trace(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> tuple[Any, Timeline]:
         """Run as :meth:`run` does; return the values, and the timeline of what each task did when."""
         spans: list[Span] = []
-        values = self._run(fetches, feed_dict or {}, spans)
+        values = self._run(fetches, {} if feed_dict is None else feed_dict, spans)
         return values, Timeline(spans, title="one step")
 
     def plan(self, fetches: Any, feed_dict: Mapping[Tensor, Any] | None = None) -> Plan:
         """Return the pieces that a run would be cut into, without running anything."""
         wanted = flatten(fetches, self.graph)
-        feeds, arrays = self._feeds(feed_dict or {})
+        feeds, arrays = self._feeds({} if feed_dict is None else feed_dict)
         return self._cut(wanted, feeds, [a.shape for a in arrays])
 
     def set_value(self, variable: Variable, value: Any) -> None:
@@ -246,6 +249,10 @@ class Session:
                 lane.close()
 
     def _feeds(self, feed_dict: Mapping[Tensor, Any]) -> tuple[list[Tensor], list[Array]]:
+        if not isinstance(feed_dict, Mapping):
+            raise InvalidArgumentError(
+                f"feed_dict is a dict of values by tensor, {{x: batch}}, not {feed_dict!r}"
+            )
         feeds, arrays = [], []
         for tensor, value in feed_dict.items():
             if not isinstance(tensor, Tensor):
@@ -267,6 +274,16 @@ class Session:
             raise FailedPreconditionError("the session is closed; make another")
 
 
+def _seconds(name: str, value: Any) -> float | None:
+    try:
+        seconds = None if value is None else float(value)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if seconds is not None and not seconds > 0:
+        raise InvalidArgumentError(f"{name} is in seconds above 0, not {value!r}")
+    return seconds
+
+
 def _let_go(free: list[Lane], spent: list[Lane], engine: ClusterEngine | None, sources: Sources) -> None:
     """Close what a session has open, when it is closed or nobody has it any more."""
     for lanes in (free, spent):
@@ -279,9 +296,21 @@ def _let_go(free: list[Lane], spent: list[Lane], engine: ClusterEngine | None, s
 
 def _converted(tensor: Tensor, value: Any) -> Array:
     """Return a value in a tensor's dtype; a change that would lose more than digits is refused."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"{tensor!r} takes an array, or lists of numbers of one length; got {value!r}: {error}"
+        ) from None
     if array.size and not np.can_cast(array.dtype, tensor.dtype, "same_kind"):
         raise InvalidArgumentError(
             f"{tensor!r} takes no {array.dtype} values; convert them with .astype({tensor.dtype.name!r})"
         )
+    if array.dtype != tensor.dtype and array.size and tensor.dtype.kind in "iu" and array.dtype.kind in "iu":
+        limits, low, high = np.iinfo(tensor.dtype), array.min(), array.max()
+        if low < limits.min or high > limits.max:
+            raise InvalidArgumentError(
+                f"{tensor!r} takes whole numbers from {limits.min} to {limits.max}; "
+                f"got {high if high > limits.max else low}"
+            )
     return array.astype(tensor.dtype, copy=False)

@@ -7,18 +7,20 @@ gradient. Synchronous: the gradients of a step are added and applied once.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from nbdist.optim import Optimizer
-from nbdist.runtime.accumulator import Accumulator
-from nbdist.runtime.answers import KEPT, Answer
+from nbdist.runtime.accumulator import Accumulator, Gradient, Rows
+from nbdist.runtime.answers import KEPT, REFUSED, Answer
 from nbdist.runtime.bound import Bound
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.mailbox import CHANGES, COUNTERS, VERSION, fence
 from nbdist.runtime.quorum import Quorum
 from nbdist.runtime.rules import Rules
+from nbdist.runtime.tables import Tables
 from nbdist.runtime.tally import Tally
 
 Array = np.ndarray[Any, Any]
@@ -39,8 +41,8 @@ class ParameterShard:
     middle of one. Updates are made one at a time in any case; locking is what keeps reads apart from them.
 
     With ``counts`` the global step goes up with each update of this shard; otherwise ``count`` is called once
-    all shards are updated. ``first`` is the one that deals out tokens, of several. Every method may be called
-    from any thread.
+    all shards are updated. ``first`` is the one that deals out tokens, of several. ``tables`` are beside the
+    memory, and are changed by rows. Every method may be called from any thread.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class ParameterShard:
         *,
         counts: bool,
         first: bool = True,
+        tables: Sequence[Array] = (),
     ) -> None:
         assert len(counters) >= COUNTERS
+        self.tables = Tables(tables, optimizer)
         self.layout, self.memory, self.counters = layout, memory, counters
         self.optimizer, self.rules, self.counts = optimizer, rules, counts
         self.updates = 0
@@ -64,6 +68,8 @@ class ParameterShard:
         self.tally = Tally.of(rules.replicas)
         self.quorum = Quorum(rules, first=first) if rules.synchronous else None
         self.bound = Bound(rules) if rules.staleness is not None else None
+        self.evicted: set[int] = set()
+        """Replicas that are dead or frozen: the others continue, and their gradients are refused."""
         self.lock = threading.Lock()
 
     @property
@@ -71,12 +77,15 @@ class ParameterShard:
         """How many updates this shard has had."""
         return self.updates
 
-    def offer(self, replica: int, token: int, gradient: list[Array], version: int) -> Offered:
+    def offer(self, replica: int, token: int, gradient: Gradient, version: int) -> Offered:
         """Take one replica's gradient, made from parameters of ``version``; return what came of it.
 
         ``token`` comes back with the answer. ``gradient`` may be written over until then.
         """
         with self.lock:
+            if replica in self.evicted:
+                self.tally.drop(replica)
+                return Offered("dropped", [Answer(replica, token, 0, REFUSED)])
             if self.quorum is not None:
                 return self._collect(self.quorum, replica, token, gradient, version)
             staleness = self.updates - version
@@ -86,8 +95,13 @@ class ParameterShard:
             return Offered("applied", [mine] if self.bound is None else self.bound.applied(mine))
 
     def leave(self, replica: int, *, died: bool = False) -> list[Answer]:
-        """Let a replica go; those who may go on, or cannot, because of that are returned, to be told."""
+        """Let a replica go; return the answers that this settles for others.
+
+        One that ``died``, or is frozen, is evicted: what it sends afterwards is refused.
+        """
         with self.lock:
+            if died:
+                self.evicted.add(replica)
             rule = self.quorum or self.bound
             if rule is None:
                 return []
@@ -113,11 +127,9 @@ class ParameterShard:
         with self.lock:
             self.optimizer.learning_rate = rate
 
-    def _collect(
-        self, quorum: Quorum, replica: int, token: int, gradient: list[Array], version: int
-    ) -> Offered:
+    def _collect(self, quorum: Quorum, replica: int, token: int, gradient: Gradient, version: int) -> Offered:
         steps, fresh = quorum.steps, False
-        if not quorum.stopped:  # looked at under the lock: who has left will never complete this step
+        if not quorum.stopped:  # read under the lock: a replica that has left will never complete this step
             fresh = self.accumulator.offer(replica, gradient, version)
         answers = quorum.offer(replica, token, fresh)
         if not fresh:
@@ -141,13 +153,17 @@ class ParameterShard:
             self.accumulator.forget()
         return answers
 
-    def _apply(self, gradient: list[Array]) -> None:
+    def _apply(self, gradient: Gradient) -> None:
         self.updates += 1
         if self.rules.locking:
-            self.counters[CHANGES] += 1  # odd: who reads now reads again
+            self.counters[CHANGES] += 1  # odd: a replica that reads now reads again
             fence()
-        for flat, change, slots in zip(self.flats, gradient, self.slots, strict=True):
+        for flat, change, slots in zip(self.flats, gradient, self.slots, strict=False):
+            assert not isinstance(change, Rows)
             self.optimizer.apply(flat, change, slots, self.updates)
+        if self.tables.arrays:
+            rows = [part for part in gradient if isinstance(part, Rows)]
+            self.tables.apply(rows, self.updates)
         self.counters[VERSION] = self.updates  # under the lock: two threads must not write it out of order
         if self.counts:
             self.counters[0] += 1

@@ -1,11 +1,31 @@
 """One thread's end of a session: it runs pieces, and moves values between them.
 
-A station has an inbox. The client of a session has one, and each device that the session uses has one on its
-task. Stations send values to each other directly; the client only says go and collects results.
+A station has an inbox. The client of a session has one, and each device that the session uses has one on
+its task. Stations send values to each other directly; the client only says go and collects results.
+
+A client gives up a step whose task is frozen or does not answer, and begins the next one with new stations.
+The late part of the old step must not change anything beside it. Two things refuse it, and both act where a
+variable, an accumulator or a queue is about to change (``Fence``):
+
+- Letters: the client sends ABORT (plan, step), then CLOSE, and closes its inbox. A station that has not
+  looked at its letters for LOOK_AFTER seconds looks before the change: one whose process was stopped finds
+  them when it is continued. A client waits at least four times as long after ABORT before it begins another
+  step, unless it has learnt that the task is frozen or dead.
+- The next station: the request for it names the clients' ends that were given up. The task closes their
+  fences before it answers, and waits for the one change that may be under way (a copy, no wait for others).
+  From then on no station of a step that was given up changes a variable, whatever the letters say.
+
+A plan's number is random and its stations are of one incarnation of a task, so that values of a late part
+match nothing elsewhere. What remains: a change that was under way when the process was stopped is completed
+when it is continued, and another session that uses the same variables may see it, as it sees any update of
+a step that was not over; if the session has isolated variables or data loaded (its old line stays open) and
+the pipe of the frozen task was full, only the next station refuses the late part. A step that was given up
+may be applied in part.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -32,11 +52,57 @@ from nbdist.wire.post import Address, Inbox, Letter, Outbox
 
 REGISTER, REGISTERED, RUN, DONE, FAILED, VALUE, ABORT, RELEASE, CLOSE = range(1, 10)
 NEXT = (
-    "The variables that it held are gone, the other tasks go on: when it is there again, make a new session "
+    "The variables that it held are lost, the other tasks continue: when it is up again, make a new session "
     "and initialise or restore them"
 )
 IDLE = (-1, -1)  # in the place of the plan and the step that run
 ROOM_SECONDS = 3600.0  # for one who computes and reads nothing meanwhile; that one is gone is told at once
+
+
+LOOK_AFTER = 0.25  # seconds without a look at the letters, after which a change waits for one
+
+
+class Fence:
+    """Lets a station's changes through one by one, until ``close``. ``check`` raises what refuses a change.
+
+    >>> fence = Fence(lambda: None)
+    >>> with fence:
+    ...     "changed"
+    'changed'
+    >>> fence.close()
+    >>> with fence:
+    ...     "changed"
+    Traceback (most recent call last):
+        ...
+    nbdist.errors.AbortedError: the session has given up this step; what it had yet to change stays as it is
+    """
+
+    __slots__ = ("_check", "_closed", "_lock")
+
+    def __init__(self, check: Callable[[], object]) -> None:
+        self._check, self._closed, self._lock = check, False, threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            self.check()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def check(self) -> None:
+        """Raise if nothing may be changed any more."""
+        if self._closed:
+            raise AbortedError("the session has given up this step; what it had yet to change stays as it is")
+        self._check()
+
+    def close(self) -> None:
+        """Refuse all changes from now on, from any thread; waits for the one that is under way."""
+        with self._lock:
+            self._closed = True
 
 
 @dataclass(frozen=True)
@@ -93,6 +159,9 @@ class Station:
         self._outboxes: dict[Address, Outbox] = {}
         self._aborted: dict[int, tuple[int, str]] = {}
         self._now = IDLE
+        self._looked = 0.0
+        self.fence = Fence(self._check_changes)
+        """Each change goes through it; another thread closes it when the client has given the station up."""
 
     def outbox(self, address: Address, name: str = "") -> Outbox:
         """Return the way to another station, made at the first use."""
@@ -123,7 +192,12 @@ class Station:
         def kernels(node: Tensor) -> Callable[..., Any]:
             kept = self._sources.kernel(node, xp) or resources.kernel(node, xp)
             if kept is not None:
-                return kept
+
+                def unless_given_up(*arrays: Array) -> Any:
+                    self.fence.check()
+                    return kept(*arrays)
+
+                return unless_given_up
             edge = node.attrs["edge"]
             if node.type in ("receive", "await"):
                 return lambda: self._receive(meeting, edge, node, xp)
@@ -137,7 +211,7 @@ class Station:
 
             return send
 
-        program = PieceProgram(piece, self.store, containers, kernels, self._scratch)
+        program = PieceProgram(piece, self.store, containers, kernels, self._scratch, self.fence)
         self._plans[plan] = Running(program, meeting, piece.graph)
         return program
 
@@ -231,8 +305,17 @@ class Station:
         if not self.pump(seconds):
             self.watch()
 
-    def _check_worth_waiting(self) -> None:
+    def _check_changes(self) -> None:
+        """Raise if the step was given up; look at what has come, unless that was done just now."""
+        if time.monotonic() - self._looked > LOOK_AFTER:
+            while self.pump(0) or self.pump(0):  # a call to wake hides what has come, once
+                pass
+            self.watch()
+            self._looked = time.monotonic()
         self._check_going_on()
+
+    def _check_worth_waiting(self) -> None:
+        self.fence.check()
         self._check_reset()
         if self.store.closed:
             raise UnavailableError("the Server of this task is closed")

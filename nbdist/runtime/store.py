@@ -114,6 +114,11 @@ class Store:
             self._check_room(nbytes, what)
             self._taken[owner] = self._taken.get(owner, 0) + nbytes
 
+    def require(self, nbytes: int, what: str) -> None:
+        """Raise ResourceExhaustedError if so many bytes more would be over the limit."""
+        with self._lock:
+            self._check_room(nbytes, what)
+
     def holds(self, owner: object, nbytes: int) -> None:
         """Count that ``owner`` has so much memory, and no more."""
         with self._lock:
@@ -161,5 +166,5 @@ class Store:
             raise ResourceExhaustedError(
                 f"{nbytes:,} bytes are needed for {what}, and of this task's limit of {self.limit:,} bytes "
                 f"{self.used():,} are taken; put part of the model on other tasks (device scopes, stages=, "
-                "split=), or raise the limit"
+                "split=), or raise the limit (start_cluster(memory=...), %cluster start --memory)"
             )

@@ -129,6 +129,11 @@ def _one_of(*allowed: str) -> Callable[[object], str]:
     return read
 
 
+def _end_state(value: object) -> str:
+    # Logs written before 2026-11-22 call a finished trial "complete".
+    return "finished" if value == "complete" else _one_of(*get_args(EndState))(value)
+
+
 _READ: dict[str, Callable[[Any], object]] = {
     "space": Space.from_json,
     "parameters": _parameters,
@@ -139,5 +144,5 @@ _READ: dict[str, Callable[[Any], object]] = {
     "attempt": _count,
     "trials": _count,
     "direction": _one_of(*get_args(Direction)),
-    "state": _one_of(*get_args(EndState)),
+    "state": _end_state,
 }

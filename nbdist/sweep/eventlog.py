@@ -21,10 +21,9 @@ from nbdist.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from nbdist.metrics.log import frame
 from nbdist.metrics.writer import write_whole
 from nbdist.sweep.eventcode import encoded, encoded_reports
-from nbdist.sweep.eventreader import MAGIC, LogPart, read_events
+from nbdist.sweep.eventreader import FORMAT, MAGIC, LogPart, read_events
 from nbdist.sweep.events import Event, Reported
 
 SYNC_SECONDS = 1.0
@@ -116,9 +115,9 @@ class EventLog:
                 index += 1
             if index > start:
                 reports = [event for event in events[start:index] if isinstance(event, Reported)]
-                frames.append(frame(*encoded_reports(reports)))
+                frames.append(FORMAT.frame(*encoded_reports(reports)))
             else:
-                frames.append(frame(*encoded(events[index])))
+                frames.append(FORMAT.frame(*encoded(events[index])))
                 index += 1
         self._write(b"".join(frames))
         if time.monotonic() - self._synced >= SYNC_SECONDS:

@@ -1,8 +1,7 @@
 """Reads the event log of a sweep, also while its driver writes it.
 
-    file   = MAGIC, frame*          frames as in a metrics log (mark, kind, length, CRC-32, payload)
-
-A record that is cut off at the end is left out; damage before it is stepped over. Both are counted.
+Its frames are those of `nbdist.metrics.framing`. A record that is cut off at the end is left out; damage
+before it is stepped over. Both are counted.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nbdist.errors import DataLossError, ResourceExhaustedError
-from nbdist.metrics.log import frame, next_whole_frame, whole_frame
+from nbdist.metrics.framing import LogFormat
 from nbdist.sweep.eventcode import LARGEST, REPORT_BYTES, REPORTS, decoded
 from nbdist.sweep.events import Event
 
-MAGIC = b"nbdist sweep 1\n"
+FORMAT = LogFormat("sweep", 2, b"NBS2", LARGEST)
+MAGIC = FORMAT.magic
 MOST_BYTES = 2 << 30  # a longer log is not read into memory
-_HEAD = len(frame(0, b""))
 
 
 @dataclass
@@ -50,7 +49,8 @@ class LogPart:
 def read_events(path: Path, offset: int = 0) -> LogPart:
     """Return the events of a log from ``offset`` on, also while its driver is writing it.
 
-    Raises `DataLossError` if the file is no log of a sweep, `ResourceExhaustedError` if it is over 2 GB.
+    Raises `DataLossError` if the file is no log of a sweep, or of another version, `ResourceExhaustedError`
+    if it is over 2 GB.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size - offset
@@ -58,13 +58,9 @@ def read_events(path: Path, offset: int = 0) -> LogPart:
             raise ResourceExhaustedError(f"{path} has {size:,} bytes more to read; at most {MOST_BYTES:,}")
         file.seek(offset)
         data = file.read(max(size, 0))
-    start = 0
-    if offset == 0:
-        if not data.startswith(MAGIC):
-            if MAGIC.startswith(data):
-                return LogPart(torn=len(data))
-            raise DataLossError(f"{path} is no log of a sweep: it starts with {data[: len(MAGIC)]!r}")
-        start = len(MAGIC)
+    start = FORMAT.start(data, str(path)) if offset == 0 else 0
+    if start is None:
+        return LogPart(torn=len(data))
     part = parse(data, start)
     part.offset += offset
     return part
@@ -86,22 +82,13 @@ def parse(data: bytes, start: int = 0) -> LogPart:
             take(REPORTS, b"".join(reports))
             reports.clear()
 
-    position = start
-    while position < len(data):
-        body = whole_frame(data, position)
-        if body is None or len(body[1]) > LARGEST:
-            following = next_whole_frame(data, position + 1)
-            if following is None:
-                break
-            part.damaged += following - position
-            position = following
-            continue
-        position += _HEAD + len(body[1])
-        if body[0] == REPORTS and len(body[1]) % REPORT_BYTES == 0:
-            reports.append(body[1])
+    frames = FORMAT.frames(data, start)
+    for kind, payload in frames:
+        if kind == REPORTS and len(payload) % REPORT_BYTES == 0:
+            reports.append(payload)
         else:
             take_reports()
-            take(*body)
+            take(kind, payload)
     take_reports()
-    part.offset, part.torn = position, len(data) - position
+    part.offset, part.torn, part.damaged = frames.offset, frames.torn, frames.damaged
     return part

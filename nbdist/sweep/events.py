@@ -15,7 +15,7 @@ from nbdist.sweep.space import Parameters, Space
 VERSION = 1
 
 Direction: TypeAlias = Literal["max", "min"]
-EndState: TypeAlias = Literal["complete", "pruned", "stopped", "failed"]
+EndState: TypeAlias = Literal["finished", "pruned", "stopped", "failed"]
 Reason: TypeAlias = Literal["death", "recovery", "asked"]
 
 

@@ -5,9 +5,9 @@
 >>> ledger = Ledger(Created(0, Space({"width": [32, 64]}), trials=2, seed=7, metric="accuracy"))
 >>> for event in (Asked(1, 0, {"width": 32}, 5), Started(2, 0, 1, (0,)), Reported(0, 1, 10, 0.8, 3)):
 ...     _ = ledger.apply(event)
->>> ledger.apply(Ended(4, 0, 1, "complete", 0.9)), ledger.best
-(True, <Trial 0 complete width=32 value=0.9>)
->>> ledger.counts["complete"], ledger.left
+>>> ledger.apply(Ended(4, 0, 1, "finished", 0.9)), ledger.best
+(True, <Trial 0 finished width=32 value=0.9>)
+>>> ledger.counts["finished"], ledger.left
 (1, 1)
 """
 
@@ -38,11 +38,13 @@ from nbdist.sweep.events import (
 )
 from nbdist.sweep.reports import Curve, Reports
 from nbdist.sweep.samplers import Ask, Tell
-from nbdist.sweep.trial import STATES, Span, State, Trial
+from nbdist.sweep.trial import STATES, Result, Span, State, Trial, cause
+
+PROMOTION_ENDS = {"failed": "failed", "stopped": "was stopped", "pruned": "was stopped"}
 
 
 class Improvement(NamedTuple):
-    """A complete trial that was better than all before it."""
+    """A finished trial that was better than all before it."""
 
     time: float
     number: int
@@ -66,7 +68,7 @@ class Ledger:
         self.reports = Reports(created.direction)
         self.spans: list[Span] = []
         self.improvements: list[Improvement] = []
-        self._finals: dict[int, float] = {}  # what each trial that completed is worth now
+        self._finals: dict[int, float] = {}  # what each finished trial is worth now
         self._best: int | None = None
         self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
         self.waiting: dict[int, None] = {}  # numbers in the order in which they are to start
@@ -113,7 +115,7 @@ class Ledger:
 
     @property
     def best(self) -> Trial | None:
-        """The trial that completed with the best value (the first of equals), None while there is none.
+        """The finished trial with the best value (the first of equals), None while there is none.
 
         What a trial has after a promotion counts, not what it once had; until that ends, it is what it was.
         """
@@ -121,7 +123,7 @@ class Ledger:
 
     @property
     def best_value(self) -> float | None:
-        """The best value that a trial ever completed with; values that are not a number do not count."""
+        """The best value of a finished trial, ever; values that are not finite do not count."""
         return self.improvements[-1].value if self.improvements else None
 
     @property
@@ -197,21 +199,33 @@ class Ledger:
                 return False
         else:
             self._span(trial, event.time, event.state)
+        before, trial.before, trial.promotion, trial.stopping = trial.before, None, None, None
+        if before is not None and event.state != "finished":
+            self._promotion_failed(trial, before, event)
+            return True
         self._move(trial, event.state)
         trial.ended_at, trial.values, trial.error = event.time, event.values, event.error
         trial.value = trial.value if event.value is None else event.value
-        trial.promotion = None
-        if event.state == "complete":
-            self.reports.complete(trial.number)
+        if event.state == "finished":
+            self.reports.finish(trial.number)
             self._consider(trial, event.time)
         elif self._finals.get(trial.number) != trial.value:  # it was promoted, and has trained on
             self._worth(trial.number, None)
         self.history.append(Tell(trial.number, event.state, trial.value, trial.step))
         return True
 
+    def _promotion_failed(self, trial: Trial, before: Result, event: Ended) -> None:
+        """Give a finished trial back the result that it had before a promotion that failed or was stopped."""
+        self._move(trial, "finished")
+        trial.value, trial.values, trial.step, trial.ended_at = before
+        why = f" ({cause(event.error)})" if event.error else ""
+        trial.error = f"its promotion {PROMOTION_ENDS[event.state]}{why}: its result is that from before"
+        if event.error:
+            trial.error += f"\n{event.error}"
+
     def _retried(self, event: Retried) -> bool:
         trial = self.trials.get(event.number)
-        if trial is None or trial.state in ("waiting", "complete"):
+        if trial is None or trial.state in ("waiting", "finished"):
             return False
         if trial.state == "running":
             self._span(trial, event.time, "lost")
@@ -230,7 +244,9 @@ class Ledger:
         trial = self.trials.get(event.number)
         if trial is None or not trial.over:
             return False
-        trial.promotion, trial.lost, trial.avoid, trial.stopping = event, 0, (), None
+        if trial.state == "finished":
+            trial.before = Result(trial.value, trial.values, trial.step, trial.ended_at)
+        trial.promotion, trial.lost, trial.avoid, trial.error = event, 0, (), ""
         self._move(trial, "waiting")
         return True
 
@@ -282,7 +298,7 @@ class Ledger:
 
     def _consider(self, trial: Trial, time: float) -> None:
         value, best = trial.value, self.best_value
-        if value is None or math.isnan(value):
+        if value is None or not math.isfinite(value):  # a training that diverged is never the best
             self._worth(trial.number, None)
             return
         self._worth(trial.number, value)

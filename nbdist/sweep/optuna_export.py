@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ except ImportError:
     raise MissingExtra("sweep", "the export to a study") from None
 
 STATES = {
-    "waiting": "WAITING", "running": "RUNNING", "complete": "COMPLETE", "pruned": "PRUNED",
+    "waiting": "WAITING", "running": "RUNNING", "finished": "COMPLETE", "pruned": "PRUNED",
     "stopped": "FAIL", "failed": "FAIL",
 }  # fmt: skip
 
@@ -101,6 +102,8 @@ def _joint_range(kinds: list[Parameter], values: list[Value]) -> BaseDistributio
 def _frozen(ledger: Ledger, trial: Trial, columns: dict[str, Column]) -> optuna.trial.FrozenTrial:
     curve = ledger.curve(trial.number)
     state = optuna.trial.TrialState[STATES[trial.state]]
+    if trial.state == "finished" and not math.isfinite(trial.value or 0.0):
+        state = optuna.trial.TrialState.FAIL  # a training that diverged is not the study's best
     attributes: dict[str, object] = {
         "number": trial.number,
         "seed": trial.seed,

@@ -178,7 +178,7 @@ def _state(tell: Tell | None) -> tuple[TrialState, float | None]:
     """Return how Optuna calls an end, and the result that goes with it."""
     if tell is None:
         return TrialState.RUNNING, None
-    if tell.state == "complete" and tell.value is not None and not math.isnan(tell.value):
+    if tell.state == "finished" and finite(tell.value):  # else it could be Optuna's best
         return TrialState.COMPLETE, tell.value
     return (TrialState.PRUNED if tell.state == "pruned" else TrialState.FAIL), None
 

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.sweep.reports import Reports
 from nbdist.sweep.values import whole
 
@@ -48,9 +48,9 @@ class NoPruner(Pruner):
 
 @dataclass(frozen=True)
 class MedianPruner(Pruner):
-    """Prunes a trial whose best so far is worse than the median of the complete trials at that step.
+    """Prunes a trial whose best so far is worse than the median of the finished trials at that step.
 
-    It waits for ``startup`` complete trials and ``warmup`` steps, then looks at every ``every``-th step. (The
+    It waits for ``startup`` finished trials and ``warmup`` steps, then looks at every ``every``-th step. (The
     median stopping rule of Google Vizier, Golovin et al. 2017, on values as they are, as in Optuna.) Of an
     even number the worse of the two middle ones counts. A trial that reported nothing but NaN is pruned.
     """
@@ -63,10 +63,10 @@ class MedianPruner(Pruner):
         _check(self, startup=1, warmup=0, every=1)
 
     def decide(self, reports: Reports, number: int, step: int) -> Decision:
-        """Compare the trial's best with the median of complete trials."""
+        """Compare the trial's best with the median of finished trials."""
         if step < self.warmup or (step - self.warmup) % self.every:
             return "keep"
-        others = reports.at(step, complete=True)
+        others = reports.at(step, finished=True)
         others = np.sort(others[~np.isnan(others)])
         if len(others) < self.startup:
             return "keep"
@@ -130,7 +130,7 @@ def make_pruner(name: str, settings: Mapping[str, Any] | None = None) -> Pruner:
     MedianPruner(startup=3, warmup=0, every=1)
     """
     if name not in PRUNERS:
-        raise InvalidArgumentError(f"no pruner {name!r}; choose from {', '.join(PRUNERS)}")
+        raise InvalidArgumentError(f"no pruner {name!r}; {choices(name, PRUNERS)}")
     known = [one.name for one in fields(PRUNERS[name])]  # type: ignore[arg-type]
     for setting in settings or {}:
         if setting not in known:

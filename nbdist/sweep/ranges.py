@@ -30,6 +30,10 @@ def log(low: float, high: float, points: int | None = None) -> Real:
     return Real(low, high, log=True, points=points)
 
 
+loguniform = log
+"""The same by the name that SciPy and Ray have for it."""
+
+
 def integer(low: int, high: int, log: bool = False, step: int = 1, points: int | None = None) -> Integer:
     """Return a whole number between two, both included."""
     return Integer(low, high, log, step, points)

@@ -18,7 +18,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.metrics.decimate import decimate
+from nbdist.metrics.decimate import keep_shape
 from nbdist.sweep.events import Direction
 
 KEPT = 256
@@ -63,8 +63,9 @@ class Curve:
         return self.steps[index - 1] if index else -1
 
     def _thin(self) -> None:
-        # Lowest and highest of each stretch stay, so the best value so far stays what it is.
-        kept = decimate(np.array(self.values), KEPT).tolist()
+        # By shape: by number of reports, the start would be thinned again each time, until nothing of it is
+        # left. Lowest and highest stay, so the best value so far stays what it is.
+        kept = keep_shape(self.steps, self.values, KEPT).tolist()
         self.steps = [self.steps[index] for index in kept]
         self.values = [self.values[index] for index in kept]
 
@@ -72,13 +73,13 @@ class Curve:
 class Reports:
     """The curves of all trials, and every trial's score at a step at once.
 
-    A score is the value, or its negative if less is better; a report that is not a number scores worst.
+    A score is the value, or its negative if less is better; a report that is not finite scores worst.
     """
 
     def __init__(self, direction: Direction) -> None:
         self.curves: dict[int, Curve] = {}
         self._sign = 1.0 if direction == "max" else -1.0
-        self._complete: set[int] = set()
+        self._finished: set[int] = set()
         self._columns: OrderedDict[tuple[int, bool], Column] = OrderedDict()
         self._width = 0  # the highest number of a trial with reports, and one
 
@@ -89,34 +90,34 @@ class Reports:
             curve = self.curves[number] = Curve()
             self._width = max(self._width, number + 1)
         before = curve.add(step, value)
-        for (at, only_complete), column in self._columns.items():
-            if before < at <= step and (not only_complete or number in self._complete):
+        for (at, only_finished), column in self._columns.items():
+            if before < at <= step and (not only_finished or number in self._finished):
                 column.put(number, self.score(value))
 
-    def complete(self, number: int) -> None:
-        """Take a trial for complete."""
-        self._complete.add(number)
-        for (at, only_complete), column in self._columns.items():
-            if only_complete:
+    def finish(self, number: int) -> None:
+        """Count a trial as finished."""
+        self._finished.add(number)
+        for (at, only_finished), column in self._columns.items():
+            if only_finished:
                 column.put(number, self._first_from(number, at))
 
     def forget(self, number: int) -> None:
         """Drop the reports of a trial that starts again."""
         self.curves.pop(number, None)
-        self._complete.discard(number)
+        self._finished.discard(number)
         for column in self._columns.values():
             column.put(number, math.nan)
 
-    def at(self, step: int, complete: bool = False) -> Scores:
+    def at(self, step: int, finished: bool = False) -> Scores:
         """Return each trial's score at its first report from ``step`` on, NaN where there is none.
 
-        The index is the trial's number; with ``complete`` only trials that are. Do not change the array.
+        The index is the trial's number; with ``finished`` only trials that are. Do not change the array.
         """
-        key = (step, complete)
+        key = (step, finished)
         column = self._columns.get(key)
         if column is None:
             column = self._columns[key] = Column()
-            for number in self._complete if complete else self.curves:
+            for number in self._finished if finished else self.curves:
                 column.put(number, self._first_from(number, step))
             if len(self._columns) > COLUMNS:
                 self._columns.popitem(last=False)
@@ -130,8 +131,8 @@ class Reports:
         return max(map(self.score, values), default=-math.inf)
 
     def score(self, value: float) -> float:
-        """Return a value as more-is-better."""
-        return -math.inf if math.isnan(value) else self._sign * value
+        """Return a value as more-is-better; one that is not finite is the worst, whatever its sign."""
+        return self._sign * value if math.isfinite(value) else -math.inf
 
     def _first_from(self, number: int, step: int) -> float:
         curve = self.curves.get(number)

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.sweep.events import Direction, EndState
 from nbdist.sweep.grid import Grid
 from nbdist.sweep.seeds import fraction
@@ -39,7 +39,7 @@ class Ask(NamedTuple):
 
 
 class Tell(NamedTuple):
-    """How a trial ended: ``value`` at ``step`` is what it reported last; a complete one's is its result."""
+    """How a trial ended: ``value`` at ``step`` is its last report; that of a finished trial is its result."""
 
     number: int
     state: EndState
@@ -119,7 +119,7 @@ def make_sampler(
     points, `MissingExtra` if Optuna is needed and not installed.
     """
     if name not in SAMPLERS:
-        raise InvalidArgumentError(f"no sampler {name!r}; choose from {', '.join(SAMPLERS)}")
+        raise InvalidArgumentError(f"no sampler {name!r}; {choices(name, SAMPLERS)}")
     if name in OF_OPTUNA:
         from nbdist.sweep.optuna_sampler import OptunaSampler
 

@@ -42,6 +42,9 @@ from nbdist.sweep.values import is_number
 RETRIES = 1
 """How often a trial whose engine or driver died is tried again by itself."""
 
+BY_USERS = ("", "stopped")
+"""The reasons of a sweep that a user has stopped; others are of sweeps that failed."""
+
 
 class Scheduler:
     """Decides for one sweep; keeps nothing that is not in the ledger, but for what its sampler remembers."""
@@ -108,7 +111,7 @@ class Scheduler:
         """Return how a trial ended, from what its engines say; None if that attempt is no longer theirs.
 
         ``values`` are the metrics that it ended with; what is no number among them is left out. A trial that
-        was told to stop ends as what it was told to stop for. A complete one whose metric was never reported,
+        was told to stop ends as what it was told to stop for. A finished one whose metric was never reported,
         or is not a number, has failed: the error says so.
         """
         trial = self.ledger.trials.get(number)
@@ -119,11 +122,11 @@ class Scheduler:
         value = found.get(metric, trial.value)
         if state in ("stopped", "pruned"):
             state = trial.stopping or state
-        if state == "complete" and value is None:
+        if state == "finished" and value is None:
             there = f"; it reported {', '.join(found)}" if found else ""
             state, error = "failed", f"the trial never reported {metric!r}{there}: report it, or name another"
             error = f"{metric!r} is {wrong[metric]!r:.80}, and no number" if metric in wrong else error
-        elif state == "complete" and value is not None and math.isnan(value):
+        elif state == "finished" and value is not None and math.isnan(value):
             state, error = "failed", f"{metric!r} is not a number at the end (NaN): the training diverged"
         return Ended(now, number, attempt, state, value, found, error[-LONGEST_ERROR:])
 
@@ -223,6 +226,31 @@ class Scheduler:
             return Retried(now, trial.number, reason, error, trial.ranks)
         told = f"lost {trial.lost + 1} times; the last time {error}"
         return Ended(now, trial.number, trial.attempt, "failed", None, {}, told)
+
+
+def state_of(ledger: Ledger, driven: bool, reason: str) -> str:
+    """Return a sweep's state from its log: running, paused, finished, stopped, failed, or lost.
+
+    ``driven`` is whether a process drives it (without one it is lost, unless it is over), ``reason`` why it
+    was closed.
+    """
+    if is_over(ledger):
+        if not ledger.closed:
+            return "finished"
+        return "stopped" if reason in BY_USERS else "failed"
+    if ledger.paused and not ledger.closed:
+        return "paused"
+    return "running" if driven else "lost"
+
+
+def is_over(ledger: Ledger) -> bool:
+    """Return whether nothing runs and nothing more is to be done, as the sweep's own driver has it."""
+    if ledger.closed:
+        return not ledger.running
+    if ledger.waiting or ledger.running:
+        return False
+    # Of all samplers only a grid's points can be used up.
+    return not ledger.left or (ledger.created.sampler == "grid" and Scheduler(ledger).done)
 
 
 def numbers_in(values: Mapping[str, object]) -> tuple[dict[str, float], dict[str, object]]:

@@ -5,6 +5,8 @@
 lr=log(0.0001, 0.1) hidden=[32, 64] batch=int(16, 128) opt=['sgd', 'adam']
 >>> print(read_space('opt=["sgd", "adam"] momentum=when(uniform(0, 0.99), opt="sgd") epochs=5'))
 opt=['sgd', 'adam'] momentum=when(uniform(0.0, 0.99), opt=['sgd']) epochs=5
+>>> read_space("lr=loguniform(1e-4, 1e-1)") == read_space("lr=log(1e-4, 1e-1)")
+True
 >>> read_space("width=[low, 64]")  # doctest: +ELLIPSIS
 Traceback (most recent call last):
 nbdist.errors.InvalidArgumentError: width=[low, 64]: low is a name, ...
@@ -25,6 +27,7 @@ from nbdist.sweep.space import Space
 
 WORDS: dict[str, Callable[..., Parameter]] = {
     "uniform": ranges.uniform,
+    "loguniform": ranges.loguniform,
     "log": ranges.log,
     "int": ranges.integer,
     "integer": ranges.integer,

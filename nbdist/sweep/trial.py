@@ -8,7 +8,7 @@ from nbdist.sweep.events import EndState, Promoted
 from nbdist.sweep.space import Parameters
 
 State: TypeAlias = Literal["waiting", "running"] | EndState
-STATES: tuple[State, ...] = ("waiting", "running", "complete", "pruned", "stopped", "failed")
+STATES: tuple[State, ...] = ("waiting", "running", "finished", "pruned", "stopped", "failed")
 
 
 class Span(NamedTuple):
@@ -22,16 +22,27 @@ class Span(NamedTuple):
     how: str
 
 
+class Result(NamedTuple):
+    """What a trial finished with."""
+
+    value: float | None
+    values: dict[str, float]
+    step: int | None
+    ended_at: float | None
+
+
 class Trial:
     """A trial's parameters, where it stands, and how it got there; read it, do not write it.
 
     ``attempt`` counts its starts, ``lost`` how many of them ended with their engine or driver, ``stopping``
-    says that a running one has been told to end, as "pruned" or "stopped". Times are seconds since 1970.
+    says that a running one has been told to end, as "pruned" or "stopped". ``before`` is the result that a
+    promoted trial had: it stands again if the promotion fails or is stopped. Times are seconds since 1970.
     """
 
     __slots__ = (
-        "asked_at", "attempt", "avoid", "ended_at", "error", "lost", "number", "parameters", "parent",
-        "promotion", "ranks", "sampled", "seed", "started_at", "state", "step", "stopping", "value", "values",
+        "asked_at", "attempt", "avoid", "before", "ended_at", "error", "lost", "number", "parameters",
+        "parent", "promotion", "ranks", "sampled", "seed", "started_at", "state", "step", "stopping", "value",
+        "values",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +60,7 @@ class Trial:
         self.avoid: tuple[int, ...] = ()
         self.stopping: Literal["pruned", "stopped"] | None = None
         self.promotion: Promoted | None = None
+        self.before: Result | None = None
         self.step: int | None = None
         self.value: float | None = None
         self.values: dict[str, float] = {}
@@ -69,3 +81,16 @@ class Trial:
     def __repr__(self) -> str:
         given = " ".join(f"{name}={value!r}" for name, value in self.parameters.items())
         return f"<Trial {self.number} {self.state} {given} value={self.value}>"
+
+
+def cause(error: str) -> str:
+    """Return what went wrong in a line: of a traceback the last, else the first.
+
+    >>> cause("Traceback (most recent call last):" + chr(10) + "  ..." + chr(10) + "ValueError: 7")
+    'ValueError: 7'
+    """
+    lines = [line for line in error.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    last = next((line for line in reversed(lines) if not line.startswith(" ")), lines[-1])
+    return last if lines[0].startswith("Traceback") else lines[0]

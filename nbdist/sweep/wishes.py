@@ -49,14 +49,14 @@ def stop(ledger: Ledger, number: int, now: float) -> list[Event]:
 
 
 def retry(ledger: Ledger, number: int, now: float) -> list[Event]:
-    """Start a trial that did not complete again from its beginning, with its parameters and seed."""
+    """Start a trial that did not finish again from its beginning, with its parameters and seed."""
     _open(ledger)
     trial = known(ledger, number)
     if not trial.over:
         raise FailedPreconditionError(f"trial {number} is {trial.state}; stop it before it is tried again")
-    if trial.state == "complete":
+    if trial.state == "finished":
         raise FailedPreconditionError(
-            f"trial {number} is complete; clone it to run its parameters again, or promote it to train on"
+            f"trial {number} is finished; clone it to run its parameters again, or promote it to train on"
         )
     return [Retried(now, number, "asked")]
 
@@ -165,7 +165,7 @@ def close(ledger: Ledger, now: float, reason: str = "stopped") -> list[Event]:
     waiting = [ledger.trials[number] for number in ledger.waiting]
     return [
         *(Stopped(now, trial.number, trial.attempt) for trial in running if not trial.stopping),
-        *(_given_up(trial, "the sweep was ended before it started", now) for trial in waiting),
+        *(_given_up(trial, "the sweep was stopped before it started", now) for trial in waiting),
         Closed(now, reason),
     ]
 

@@ -52,8 +52,12 @@ class Boundary:
         if progress.state == "paused":
             progress.state = state
             self._note("wait", "paused", begun)
-            if (progress.step or progress.trainings > 1) and not control.stop_requested:
-                progress.rested += time.perf_counter() - begun
+            if progress.step or progress.trainings > 1:
+                rested = time.perf_counter() - begun
+                if control.stop_requested:  # replicas that agree on the stop in a step make one more
+                    progress.last_rest = (progress.step, rested)
+                else:
+                    progress.rested += rested
         if control.rates > self._context.rates_heard and not control.stop_requested:
             self._context.rates_heard = control.rates
             for replica in self._replicas():

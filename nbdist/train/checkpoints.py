@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-
-from nbdist.graph.backend import Array, to_host
+from nbdist.graph.backend import Array
 from nbdist.home import private_folder
+from nbdist.train.tensorfile import write_tensors
 
 MODEL, VARIABLES = "model.safetensors", "variables.safetensors"
 Save: TypeAlias = Callable[[Path], Path]
@@ -64,11 +63,9 @@ class Checkpoints:
 
 
 def save_variables(named: Iterable[tuple[str, Array]], folder: Path) -> Path:
-    """Write arrays by name into one safetensors file; returns its path."""
-    from safetensors.numpy import save_file
-
+    """Write arrays by name into one safetensors file, with a checksum of each; returns its path."""
     path = folder / VARIABLES
-    save_file({name: np.ascontiguousarray(to_host(array)) for name, array in named}, str(path))
+    write_tensors(path, dict(named), {})
     return path
 
 

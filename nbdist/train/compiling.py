@@ -16,11 +16,14 @@ from nbdist.graph.specs import Specs, value_order
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.train.held import Held
 from nbdist.train.places import Place
-from nbdist.train.traced import Trace
+from nbdist.train.traced import Gradient, Trace
 from nbdist.train.updates import Group, Program, Ready, Stepping
 
-Trained: TypeAlias = Sequence[tuple[Group, tuple[Tensor, ...]]]
+Trained: TypeAlias = Sequence[tuple[Group, tuple[Gradient, ...]]]
 """What a step trains, with gradients in the order of the group's variables."""
+
+
+NO_ROWS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,10 @@ def program_of(
     shapes: tuple[tuple[int, ...], ...],
     trained: Trained,
 ) -> Program:
-    """Return ``program(*arguments, *extra, *gradients) -> (*outputs, *losses, ...)`` of one replica.
+    """Return ``program(*arguments, *extra, *gradients) -> (*outputs, *losses, ..., *rows)`` of one replica.
+
+    Gradients of the replicas' tables are not written to arrays: ``rows`` are, for each of them, the gradients
+    of rows and the numbers of these rows.
 
     Each replica of a strategy is asked for its program, one inside the other where there are several: it may
     want to be told of gradients as soon as they are there.
@@ -59,7 +65,9 @@ def program_of(
         def compiled(own: Sequence[Array], ready: Ready | None) -> Program:
             values.update(zip(group.trained, own, strict=True))
             if ready is not None:
-                written.update({g: partial(ready, number) for number, g in enumerate(gradients)})
+                tables = group.replicas[place.index].tables
+                dense = [(i, g.whole) for i, g in enumerate(gradients) if i not in tables]
+                written.update({g: partial(ready, number) for number, g in dense})
             return through(others)
 
         return group.replicas[place.index].program(Stepping(compiled), shapes)
@@ -80,8 +88,10 @@ def _program(
     feeds = [*made.feeds, *extra]
     sizes: list[Shape] = [*shapes, *(t.shape for t in extra)]
     # Gradients are asked for from the last variable's on: that is the order in which they come to be.
-    into = [g for _, gradients in trained for g in gradients][::-1]
-    fetches = [*made.fetches, *made.watched, *made.effects]
+    into = [g.whole for group, found in trained for g in _apart(group, place, found)[1]][::-1]
+    tables = [g for group, found in trained for g in _apart(group, place, found)[0]]
+    rows = [[g.whole] if g.rows is None else [g.rows.values, g.rows.indices] for g in tables]
+    fetches = [*made.fetches, *made.watched, *made.effects, *(part for parts in rows for part in parts)]
     order = None
     if made.in_order:
         numbers = {t: n for n, t in enumerate(held.graph.tensors)}
@@ -100,8 +110,59 @@ def _program(
         kernels=lambda node: partial(_all_reduced, place, node.attrs["op"]),
         written=written,
     )
-    fed = len(feeds)
-    return lambda *arrays: program(*arrays[:fed], *arrays[fed:][::-1])
+    fed, others = len(feeds), len(fetches) - sum(map(len, rows))
+
+    def run(*arrays: Array) -> tuple[Array, ...]:
+        results = program(*arrays[:fed], *arrays[fed:][::-1])
+        following = iter(results[others:])
+        found = list(results[:others])
+        for parts in rows:
+            found.append(next(following))
+            # A step of another kind may have the gradient of a whole table: then it is that of all rows.
+            found.append(next(following) if len(parts) == 2 else np.arange(len(found[-1])))
+        return tuple(found)
+
+    return run
+
+
+def lookups_of(
+    made: Trace, place: Place, shapes: tuple[tuple[int, ...], ...], trained: Trained
+) -> Callable[..., list[list[Array]]]:
+    """Return ``lookups(*arguments)``: for each group, the numbers of its tables' rows that a step reads.
+
+    Where they do not follow from the arguments, these are all rows.
+    """
+    replicas = [group.replicas[place.index] for group, _ in trained]
+    wanted = [
+        [made.lookups(group.trained[i]) for i in replica.tables]
+        for (group, _), replica in zip(trained, replicas, strict=True)
+    ]
+    ids = list(dict.fromkeys(t for ones in wanted for found in ones for t in found or ()))
+    program = compile_program(ids, feeds=made.feeds, shapes=list(shapes))
+
+    def lookups(*arrays: Array) -> list[list[Array]]:
+        values = dict(zip(ids, program(*arrays), strict=True))
+
+        def rows(found: list[Tensor] | None, table: Array) -> Array:
+            if found is None:
+                return np.arange(len(table))
+            return np.concatenate([NO_ROWS, *(values[t].reshape(-1) for t in found)])
+
+        return [
+            [rows(found, replica.values[i]) for i, found in zip(replica.tables, ones, strict=True)]
+            for replica, ones in zip(replicas, wanted, strict=True)
+        ]
+
+    return lookups
+
+
+def _apart(
+    group: Group, place: Place, gradients: Sequence[Gradient]
+) -> tuple[list[Gradient], list[Gradient]]:
+    """Return the gradients of a replica's tables, and all others."""
+    tables = group.replicas[place.index].tables
+    numbered = list(enumerate(gradients))
+    return [gradients[i] for i in tables], [g for i, g in numbered if i not in tables]
 
 
 def _all_reduced(place: Place, how: str, x: Array) -> Array:

@@ -30,6 +30,10 @@ class Progress:
 
     step: int = 0
     total: int | None = None
+    epoch: int | None = None
+    """The epoch that ``fit`` is in, from 1 on; None in loops of one's own."""
+    epochs: int | None = None
+    """How many epochs that ``fit`` trains for."""
     examples: int = 0
     global_step: int = 0
     """Updates by all replicas together, over all trainings of the run."""
@@ -48,6 +52,8 @@ class Progress:
     """Seconds so far by part of a step: getting data, computing, exchanging, waiting. Pauses are in none."""
     rested: float = 0.0
     """Seconds of pauses between two steps so far."""
+    last_rest: tuple[int, float] = (0, 0.0)
+    """The pause that a stop has ended: after which step, and its seconds. It counts if a step follows."""
     learning_rate: float | None = None
     """The rate of the next update; None where this replica knows of none, or of several."""
     checkpoint: dict[str, Any] | None = None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.backend import Array, backend_of
+from nbdist.train.context import Progress
 
 POLICIES = ("stop", "skip")
+MOST_SAID = 5  # skipped steps of a run that are printed
 
 
 def check_policy(policy: str) -> bool:
@@ -18,8 +20,16 @@ def check_policy(policy: str) -> bool:
     (True, False)
     """
     if policy not in POLICIES:
-        raise InvalidArgumentError(f"fit: no nan={policy!r}; choose from {', '.join(POLICIES)}")
+        raise InvalidArgumentError(f"no nan={policy!r}; {choices(policy, POLICIES)}")
     return policy == "skip"
+
+
+def say_skipped(progress: Progress, step: int, wrong: str) -> None:
+    """Count a step that a replica has no part in, and print the first few."""
+    progress.skipped += 1
+    if progress.skipped <= MOST_SAID:
+        more = "; further ones are counted without a line" if progress.skipped == MOST_SAID else ""
+        print(f"step {step}: {wrong}: this replica's gradient is left out{more}")
 
 
 def what_is_wrong(loss: float, gradients: Sequence[Array]) -> str:

@@ -30,7 +30,7 @@ from nbdist.train.loopsaving import save_loop
 from nbdist.train.noting import Notes
 from nbdist.train.places import Place, Places
 from nbdist.train.strategy import Again, Replica
-from nbdist.train.traced import Applied, tracing
+from nbdist.train.traced import Applied, Trace, tracing
 from nbdist.train.updates import Group
 
 if TYPE_CHECKING:
@@ -91,9 +91,16 @@ class Held:
             self._counted.setdefault(applied.counter, int(self.at_home(applied.counter)))
         return group
 
-    def begin(self, group: Group) -> None:
-        """Hand variables over to the strategy's replicas, which begin to train them."""
-        group.variables = [(v.name, self.at_home(v)) for v in group.trained]
+    def begin(self, group: Group, step: Trace) -> None:
+        """Hand variables over to the strategy's replicas, which begin to train them in this step."""
+        found = {v: g for one in step.applied for v, g in zip(one.variables, one.gradients, strict=True)}
+        tables = [
+            number
+            for number, v in enumerate(group.trained)
+            if found[v].rows is not None
+            and not (self.strategy.pulls_rows and step.lookups(v) is None)  # it has to ask for what it reads
+        ]
+        group.begin([(v.name, self.at_home(v)) for v in group.trained], tables)
         if not any(other.replicas for other in self.groups):
             self._updates_before = self.context.progress.global_step
         companions = self.strategy.companions(self.context, group, group.optimizer)
@@ -110,7 +117,7 @@ class Held:
         self.context.trainings += 1
         self.boundary.show_rate()
         self._settled.update(group.trained)  # they begin with the first one's values
-        self.context.progress.trainings, self.context.progress.state = self.context.trainings, "training"
+        self.context.progress.trainings, self.context.progress.state = self.context.trainings, "running"
         if self.context.step_log is not None:
             self.context.step_log.begin(group.replicas[0])
         for note in group.replicas[0].notes:
@@ -147,9 +154,13 @@ class Held:
             if self.strategy.num_replicas_in_sync > 1 and not synchronization.apart(v):
                 self._spread(v, self.places.all_reduce(own, "first"))
 
-    def remember(self, variables: Sequence[Variable]) -> Callable[[], None]:
-        """Return what gives variables back the values that this process's replicas have of them now."""
-        arrays = [(place.xp, self._own(place, v)) for place in self.places.all for v in variables]
+    def remember(self, variables: Sequence[Variable], at: Place | None = None) -> Callable[[], None]:
+        """Return what gives variables back the values that this process's replicas have of them now.
+
+        ``at`` is the one replica to do it for.
+        """
+        places = self.places.all if at is None else [at]
+        arrays = [(place.xp, self._own(place, v)) for place in places for v in variables]
         kept = [(array, xp.array(array)) for xp, array in arrays]
 
         def restore() -> None:
@@ -260,7 +271,8 @@ class Held:
 
     def _bring(self, group: Group) -> None:
         for v, value in zip(group.trained, group.replicas[0].values, strict=True):
-            np.copyto(self.at_home(v), to_host(value))
+            if value is not self.at_home(v):  # tables are trained in place
+                np.copyto(self.at_home(v), to_host(value))
         for place in self.places.made[:1]:
             self.count(place)
 

@@ -106,7 +106,7 @@ class Keeping:
             print(
                 f"all {epochs} epochs are over: the training ended after step {state.step}, and none is made"
                 if over
-                else f"the training goes on after step {state.step}, in epoch {state.place.epoch + 1}{at}"
+                else f"training continues after step {state.step}, in epoch {state.place.epoch + 1}{at}"
             )
 
     def end(self, replica: Replica, history: History, place: Place) -> None:

@@ -19,22 +19,23 @@ from nbdist.errors import InvalidArgumentError, NanLossError
 from nbdist.graph.backend import backend_of, to_device, to_host
 from nbdist.optim import Optimizer
 from nbdist.runtime.links import Stopped
+from nbdist.runtime.tables import gradient_of
 from nbdist.train.boundary import Boundary
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.checkpoints import save_variables
 from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
-from nbdist.train.finite import check_policy, what_is_wrong
+from nbdist.train.finite import check_policy, say_skipped, what_is_wrong
 from nbdist.train.keeping import Config, Keeping
 from nbdist.train.passes import Passes
-from nbdist.train.strategy import Again, Replica
+from nbdist.train.strategy import Again, Replica, tables_of
 from nbdist.train.together import together
 from nbdist.train.trainable import Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-MOST_SAID = 5  # skipped steps of a run that are printed
+NO_IDS = np.zeros(0, np.int64)
 Validate = Callable[[Sequence[Array]], dict[str, float]]
 Save = Callable[[Sequence[Array], Path], Path]
 
@@ -107,6 +108,7 @@ def _train(
     dataset, place = keeping.begin(dataset, steps_per_epoch)
     _begin_progress(context, dataset, epochs, steps_per_epoch)
     history = History(callbacks, context, model.metric_names)
+    _require_room(context, model, optimizer)
     replica = own = context.strategy.begin(model, optimizer)
     try:
         keeping.resume(own, history, epochs)
@@ -118,6 +120,7 @@ def _train(
         loop = _Loop(model, replica, context, history, skip_nan, save)
         passes = Passes(context.strategy, dataset, steps_per_epoch, place, context.control.check)
         for epoch in range(place.epoch, epochs):
+            context.progress.epoch, context.progress.epochs = epoch + 1, epochs
             loop.boundary.show_rate()  # a callback may have set it
             before = loop.step
             goes_on = loop.epoch(passes.following())
@@ -160,10 +163,34 @@ def _train(
         replica.close()
 
 
+def _require_room(context: Context, model: Trainable, optimizer: Optimizer) -> None:
+    """Raise ResourceExhaustedError if the task's limit is below what a replica takes beside the weights.
+
+    That is a copy of them, their gradients, and what the optimizer keeps. Tables are trained in place.
+    """
+    task = context.world.task
+    if task is None or task.server.sessions.store.limit is None or not model.variables:
+        return
+    tables = tables_of(context.strategy, model, optimizer)
+    kept = len(optimizer.get_slot_names()) if context.strategy.keeps_slots else 0
+    sizes = [
+        (array.nbytes * (kept if i in tables else kept + 2), name, array.shape)
+        for i, (name, array) in enumerate(model.variables)
+    ]
+    most, name, shape = max(sizes)
+    weights = sum(array.nbytes for _, array in model.variables)
+    task.server.sessions.store.require(
+        weights + sum(size for size, *_ in sizes),
+        f"the training: weights, a copy, gradients and what {type(optimizer).__name__} keeps (most of it, "
+        f"{most:,} bytes, for {name} {shape})",
+    )
+
+
 def _bring_home(model: Trainable, replica: Replica) -> None:
     """Give the model the values that the replica has."""
     for (_, own), value in zip(model.variables, replica.values, strict=True):
-        np.copyto(own, to_host(value))
+        if own is not value:  # a table is trained in place
+            np.copyto(own, to_host(value))
 
 
 @contextlib.contextmanager
@@ -195,7 +222,7 @@ def _begin_progress(context: Context, dataset: Dataset, epochs: int, steps: int 
         raise InvalidArgumentError("the dataset is empty: there is nothing to train on")
     progress = context.progress
     progress.total = None if per_epoch is None else progress.step + per_epoch * epochs
-    progress.state = "training"
+    progress.state = "running"
 
 
 class _Loop:
@@ -216,6 +243,7 @@ class _Loop:
         self.updates_before = context.progress.global_step - replica.global_step
         self.dropped_before = context.progress.dropped
         self._programs: dict[Any, Callable[..., tuple[Array, ...]]] = {}
+        self._ids: dict[Any, Callable[..., tuple[Array, ...]]] = {}
         self._scales: dict[int, Array] = {}
         self._save = save
         self.boundary = Boundary(
@@ -226,6 +254,8 @@ class _Loop:
         """Train on these batches; False if the training has to end before they did."""
         replica, control, progress = self.replica, self.context.control, self.context.progress
         log, prepare = self.history.step, self.model.prepare
+        tables, counted = replica.tables, 1 + len(self.model.metric_names)
+        batch: tuple[Array, ...] = ()
         draws, place = self.model.draws, self.context.strategy.place
         started, number = self.step, self.context.trainings
         clock, xp = time.perf_counter, backend_of(replica.values[0])
@@ -245,22 +275,28 @@ class _Loop:
                 return False
             control.check()
             begun, waited = clock(), replica.waited
+            mine = len(arrays[0])
+            if tables:  # which rows it reads has to be known before they are brought
+                batch = prepare(arrays) if mine else ()
+                replica.want(self._lookups(batch)(*batch) if mine else [NO_IDS] * len(tables))
             try:
                 replica.pull()
             except Stopped:
                 return False
             pulled, waited = clock(), replica.waited - waited
-            mine = len(arrays[0])
             gradients, wrong = replica.gradients(), ""
             if mine:
                 restore = self.model.remember() if self.skip_nan else None
-                batch = prepare(arrays)
+                batch = batch if tables else prepare(arrays)
                 if xp is not np:
                     batch = tuple(to_device(a, xp) for a in batch)
                 draw = (self.model.draw(self.step, place(size)),) if draws else ()
                 values = self._program(batch)(*batch, self._scale(size), *draw, *gradients)
                 loss = float(values[0]) * (size / mine)
-                wrong = what_is_wrong(loss, gradients)
+                rows = values[counted:]  # of each table: gradients, and where they belong
+                wrong = what_is_wrong(loss, [*gradients, *rows[::2]])
+                if tables and not wrong:
+                    replica.take([gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)])
                 if wrong and restore is None:
                     raise NanLossError(
                         f"{wrong} at step {self.step + 1}; that gradient was not applied. Try a smaller "
@@ -295,7 +331,7 @@ class _Loop:
             progress.global_step = self.updates_before + replica.global_step
             progress.dropped = self.dropped_before + replica.dropped
             if mine and not wrong:
-                log(self.of_all(1), loss, values, replica.staleness, ended - begun - rest, mine)
+                log(self.of_all(1), loss, values[:counted], replica.staleness, ended - begun - rest, mine)
         if self.step == started:
             raise InvalidArgumentError("the dataset ended before this epoch: there is nothing to train on")
         return True
@@ -327,11 +363,7 @@ class _Loop:
         """Leave this replica's part of a step out."""
         restore()
         self.replica.skip()
-        progress = self.context.progress
-        progress.skipped += 1
-        if progress.skipped <= MOST_SAID:
-            more = "; more are counted, not said" if progress.skipped == MOST_SAID else ""
-            print(f"step {self.step + 1}: {wrong}: this replica's gradient is left out{more}")
+        say_skipped(self.context.progress, self.step + 1, wrong)
 
     def _program(self, batch: tuple[Array, ...]) -> Callable[..., tuple[Array, ...]]:
         shapes = tuple(a.shape for a in batch)
@@ -339,6 +371,12 @@ class _Loop:
         if program is None:
             program = self._programs[shapes] = self.replica.program(self.model, shapes)
         return program
+
+    def _lookups(self, batch: tuple[Array, ...]) -> Callable[..., tuple[Array, ...]]:
+        shapes = tuple(a.shape for a in batch)
+        if shapes not in self._ids:
+            self._ids[shapes] = self.model.lookups(shapes)
+        return self._ids[shapes]
 
     def _scale(self, size: int) -> Array:
         if size not in self._scales:

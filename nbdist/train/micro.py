@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 
 SCHEDULES = ("gpipe", "1f1b")
 
@@ -31,7 +31,7 @@ def pipeline(stages: int, micros: int, schedule: str = "gpipe") -> list[Work]:
     ['F0', 'F1', 'B0', 'B1']
     """
     if schedule not in SCHEDULES:
-        raise InvalidArgumentError(f"no schedule {schedule!r}; choose from {', '.join(SCHEDULES)}")
+        raise InvalidArgumentError(f"no schedule {schedule!r}; {choices(schedule, SCHEDULES)}")
     orders = [_order(stage, stages, micros, schedule) for stage in range(stages)]
     done: dict[tuple[int, int, bool], int] = {}
     found: list[Work] = []

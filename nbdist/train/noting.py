@@ -29,11 +29,14 @@ class Marks:
             replica.pull()
         self.pulled, self.waited = time.perf_counter(), _waited(replicas) - waited
 
-    def push(self, replicas: Sequence[Replica]) -> None:
-        """Hand the gradients over."""
+    def push(self, replicas: Sequence[Replica], skip: bool = False) -> None:
+        """Hand the gradients over, or, to ``skip``, have no part in the update."""
         self.computed, waited = time.perf_counter(), _waited(replicas)
         for replica in replicas:
-            replica.push()
+            if skip:
+                replica.skip()
+            else:
+                replica.push()
         self.ended, self.late = time.perf_counter(), _waited(replicas) - waited
 
 

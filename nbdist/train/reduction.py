@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.train.trees import leaves, mapped
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ def reduce_op(op: Any) -> ReduceOp:
     try:
         return ReduceOp(op.lower() if isinstance(op, str) else op)
     except ValueError:
-        raise InvalidArgumentError(f"no way to reduce {op!r}; choose from {', '.join(ReduceOp)}") from None
+        raise InvalidArgumentError(f"no way to reduce {op!r}; {choices(op, ReduceOp)}") from None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ import numpy as np
 from nbdist.errors import DataLossError, NotFoundError
 from nbdist.graph.backend import Array, to_host
 from nbdist.train.state import State
+from nbdist.train.tensorfile import TensorFile, write_tensors
 
 MODEL, STATE, CHECK = "nbdist", "nbdist.training", "nbdist.check"
 
@@ -105,8 +106,6 @@ def write_state(
     slots: Sequence[dict[str, Array]],
 ) -> None:
     """Write a state and a model's settings to a file of mode 0600, by way of a draft."""
-    from safetensors.numpy import save_file
-
     tensors = {f"{i:04d}": array for i, array in enumerate(arrays)}
     tensors |= {f"slot.{name}.{i:04d}": array for i, one in enumerate(slots) for name, array in one.items()}
     tensors = {name: np.asarray(to_host(array), order="C") for name, array in tensors.items()}
@@ -114,7 +113,7 @@ def write_state(
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        save_file(tensors, str(draft), {**texts, CHECK: str(checksum(texts, tensors))})
+        write_tensors(draft, tensors, {**texts, CHECK: str(checksum(texts, tensors))})
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
@@ -146,21 +145,20 @@ def checksum(texts: Mapping[str, str], tensors: Mapping[str, Array]) -> int:
 
 
 def _read(path: Path, with_arrays: bool) -> tuple[State, dict[str, str], dict[str, Array]]:
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         raise NotFoundError(f"no state of a training at {str(path)!r}: give the file that one has left")
     try:
-        with safe_open(str(path), "np") as file:
-            texts: dict[str, str] = file.metadata() or {}
+        with TensorFile(path, "state of a training") as file:
+            texts = file.texts
             if STATE not in texts:
                 raise ValueError("it says nothing of a training")
-            names = sorted(file.keys()) if with_arrays else []
-            tensors = {name: file.get_tensor(name) for name in names}
+            tensors = {name: file.read(name) for name in (file.shapes if with_arrays else ())}
         if with_arrays and int(texts[CHECK]) != checksum(texts, tensors):
             raise ValueError("its checksum is wrong")
         return State.from_config(json.loads(texts[STATE])), texts, tensors
-    except (SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except DataLossError as error:
+        raise DataLossError(f"{error}; train anew, without it") from None
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataLossError(
             f"{str(path)!r} is no state of a training, or is damaged: {error}; train anew, without it"
         ) from None

@@ -19,9 +19,10 @@ from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import to_device, to_host
 from nbdist.graph.op import Shape
 from nbdist.runtime.links import Stopped
-from nbdist.train.compiling import Call, program_of
+from nbdist.runtime.tables import gradient_of
+from nbdist.train.compiling import Call, lookups_of, program_of
 from nbdist.train.context import use_here
-from nbdist.train.finite import what_is_wrong
+from nbdist.train.finite import say_skipped, what_is_wrong
 from nbdist.train.held import Held
 from nbdist.train.noting import Marks
 from nbdist.train.places import Place
@@ -30,7 +31,7 @@ from nbdist.train.signatures import MOST_FUNCTIONS, Traces, arrays_in
 from nbdist.train.strategy import Again
 from nbdist.train.traced import Trace, trace
 from nbdist.train.trees import leaves, mapped
-from nbdist.train.updates import Group, Program
+from nbdist.train.updates import Group, Program, Shapes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MOST_PROGRAMS = 64  # of one replica
@@ -47,12 +48,13 @@ class Runner:
         """Arrays of the batch that was handed out last, with the place of their first example in it, and how
         many times as many examples the whole batch has."""
         self._datasets = 0
+        self._skip_nan = False
         self.over = False
         """Whether the run that it belongs to has ended: nobody is there to train with."""
 
-    def run(self, function: Callable[..., Any], arguments: Any = ()) -> Any:
+    def run(self, function: Callable[..., Any], arguments: Any = (), skip_nan: bool = False) -> Any:
         """Run a function on every replica of this process; return what it returned, with arrays."""
-        held = self.held
+        held, self._skip_nan = self.held, skip_nan
         if not isinstance(arguments, (tuple, list)):
             raise InvalidArgumentError(f"run: args is a tuple of arguments, got {arguments!r}; write (x,)")
         with use_here(held.context):
@@ -155,7 +157,7 @@ class Runner:
             )
         for group in groups:
             if not group.replicas:
-                held.begin(group)
+                held.begin(group, calls[0].trace)
         return not self.stopping()
 
     def _steps(self, calls: Sequence[Call], groups: Sequence[Group], updating: bool) -> list[Any]:
@@ -200,6 +202,10 @@ class Runner:
         groups = [group for group, _ in call.trained] if updating else []
         replicas = [group.replicas[place.index] for group in groups]
         marks = Marks(time.perf_counter())
+        tables = [replica for replica in replicas for _ in replica.tables]
+        if tables:  # which rows it reads has to be known before they are brought
+            for replica, ids in zip(replicas, self._lookups(call, place)(*call.arrays), strict=True):
+                replica.want(ids)
         marks.pull(replicas)
         for group in self.held.groups:
             if group.replicas and group not in groups and group.reads(call.trace.variables):
@@ -208,18 +214,33 @@ class Runner:
         self.held.count(place)
         program = self._program(call, place, updating)
         into = [gradient for replica in replicas for gradient in replica.gradients()]
+        restore = self.held.remember(call.trace.assigned, place) if self._skip_nan and replicas else None
         feeds = [to_device(a, place.xp) for a in [*call.arrays, *self._extra(call, place)]]
         results = [to_host(value) for value in program(*feeds, *into)]
         outputs = len(call.trace.fetches)
         losses = results[outputs : outputs + len(call.trace.watched)]
-        self._check(call, losses, into)
+        rows = results[len(results) - 2 * len(tables) :]  # of each table: gradients, and where they belong
+        wrong = self._wrong(call, losses, [*into, *rows[::2]])
+        if wrong and restore is None:
+            raise NanLossError(
+                f"{wrong} at step {self.held.steps + 1}; that gradient was not applied. Try a smaller "
+                "learning rate, and look for NaN in the data; strategy.run(fn, args, nan='skip') leaves such "
+                "steps out"
+            )
+        if wrong and restore is not None:
+            restore()
+            say_skipped(place.context.progress, self.held.steps + 1, wrong)
+        elif tables:
+            gradients = [gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)]
+            for replica in dict.fromkeys(tables):
+                replica.take([g for g, of in zip(gradients, tables, strict=True) if of is replica])
         values = iter([np.array(value) for value in results[:outputs]])
         returned = mapped(lambda t: None if t is None else next(values), call.trace.outputs)
-        marks.push(replicas)
+        marks.push(replicas, skip=bool(wrong))
         if replicas and place.index == 0:
             boundary, words = self.held.boundary, self.held.context.control.words
             paused = boundary.paused_since() if words != boundary.heard else 0.0
-            shown = losses if call.scale else ()
+            shown = losses if call.scale and not wrong else ()
             self._notes.add(self.held.steps + 1, marks, shown, call.scale, replicas[0], paused)
         self.held.count(place)
         return returned
@@ -234,23 +255,30 @@ class Runner:
             return draws
         return [*draws, np.array(place.context.strategy.replica_index, np.int32)]
 
-    def _check(self, call: Call, losses: Sequence[Array], gradients: Sequence[Array]) -> None:
-        """Raise if a loss or a gradient is no finite number; a mean over no examples may be none."""
+    def _wrong(self, call: Call, losses: Sequence[Array], gradients: Sequence[Array]) -> str:
+        """Return what of a step is not a finite number, in words; a mean over no examples may be NaN."""
         empty = any(a.size == 0 for a in call.arrays)
-        wrong = what_is_wrong(0.0 if empty else sum(float(np.sum(x)) for x in losses), gradients)
-        if wrong:
-            raise NanLossError(
-                f"{wrong} at step {self.held.steps + 1}; that gradient was not applied. Try a smaller "
-                "learning rate, and look for NaN in the data"
-            )
+        return what_is_wrong(0.0 if empty else sum(float(np.sum(x)) for x in losses), gradients)
 
     def _program(self, call: Call, place: Place, updating: bool) -> Program:
+        trained = call.trained if updating else []
+        found: Program = self._compiled(
+            call, place, updating, lambda shapes: program_of(self.held, call.trace, place, shapes, trained)
+        )
+        return found
+
+    def _lookups(self, call: Call, place: Place) -> Callable[..., list[list[Array]]]:
+        found: Callable[..., list[list[Array]]] = self._compiled(
+            call, place, "lookups", lambda shapes: lookups_of(call.trace, place, shapes, call.trained)
+        )
+        return found
+
+    def _compiled(self, call: Call, place: Place, kind: bool | str, make: Callable[[Shapes], Any]) -> Any:
+        """Return what was made of a call's trace for these shapes, which ``make`` does the first time."""
         shapes = tuple(a.shape for a in call.arrays)
-        key = (id(call.trace), shapes, updating)
+        key = (id(call.trace), shapes, kind)
         if key not in place.programs:
             if len(place.programs) >= MOST_PROGRAMS:
                 del place.programs[next(iter(place.programs))]
-            trained = call.trained if updating else []
-            place.programs[key] = program_of(self.held, call.trace, place, shapes, trained)
-        program: Program = place.programs[key]
-        return program
+            place.programs[key] = make(shapes)
+        return place.programs[key]

@@ -22,6 +22,7 @@ from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.train.context import Context, use_here
 from nbdist.train.distributed import DistributedDataset, InputContext, ReplicaBatches
+from nbdist.train.finite import check_policy
 from nbdist.train.held import Held
 from nbdist.train.reduction import PerReplica, of_replica, reduce_op, reduced
 from nbdist.train.running import Runner
@@ -76,9 +77,14 @@ def scope(strategy: Strategy) -> Iterator[Strategy]:
         _scoped.reset(token)
 
 
-def run(strategy: Strategy, function: Callable[..., Any], arguments: Any) -> Any:
+def run(strategy: Strategy, function: Callable[..., Any], arguments: Any, nan: str = "stop") -> Any:
     """Run a function on every replica of this process."""
-    return going_on(strategy).run(function, arguments)
+    skip = check_policy(nan)
+    if skip and not strategy.skips:
+        raise InvalidArgumentError(
+            f"run: strategy {strategy.name} cannot leave out a replica's part of a step: drop nan='skip'"
+        )
+    return going_on(strategy).run(function, arguments, skip)
 
 
 def reduce(strategy: Strategy, op: Any, value: Any, axis: Any) -> Any:

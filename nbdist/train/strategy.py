@@ -16,15 +16,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.data.shares import share_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.graph.backend import backend
 from nbdist.optim import Optimizer
+from nbdist.runtime.accumulator import Rows
 from nbdist.runtime.layout import Layout
+from nbdist.runtime.tables import Tables
 from nbdist.train.trainable import Trainable
 
 if TYPE_CHECKING:
@@ -60,6 +63,17 @@ class Replica(ABC):
     notes: Sequence[str] = ()
     """What a user should know, for example that parameters travel over sockets."""
 
+    tables: Sequence[int] = ()
+    """Numbers of the variables of which steps read some rows, and whose gradients are rows."""
+
+    def want(self, ids: Sequence[Array]) -> None:
+        """Say which rows of each table the next step reads; comes before its ``pull``."""
+        return
+
+    def take(self, gradient: Sequence[Rows]) -> None:
+        """Take the gradients of the tables' rows, for the next ``push``; without it there are none."""
+        raise FailedPreconditionError(f"{type(self).__name__} has no tables")
+
     @abstractmethod
     def pull(self) -> None:
         """Get ready for a step: bring the newest parameters into ``values`` if the step reads them there."""
@@ -92,7 +106,11 @@ class Replica(ABC):
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
     ) -> Callable[..., tuple[Array, ...]]:
         """Return the step's program for batches of these shapes; see :meth:`Trainable.training_program`."""
-        return model.training_program(shapes, self.values)
+        return model.training_program(shapes, self.values, **self._of_tables)
+
+    @property
+    def _of_tables(self) -> dict[str, Any]:
+        return {"tables": self.tables} if self.tables else {}
 
     def agree(self, stop: bool) -> bool:
         """Return whether to stop before the next step, given whether this replica is to.
@@ -129,7 +147,7 @@ class Replica(ABC):
 
     @abstractmethod
     def gradients(self) -> Sequence[Array]:
-        """Return the arrays to write this step's gradients to, one per variable."""
+        """Return the arrays to write this step's gradients to, one per variable that is no table."""
 
     @abstractmethod
     def push(self) -> None:
@@ -157,6 +175,12 @@ class Strategy(ABC):
     num_replicas_in_sync: int = 1
     """Replicas whose gradients make one update together."""
     replica_index: int = 0
+    takes_rows = False
+    """Whether its replicas take the gradients of embedding tables as rows (``replica(tables=)``)."""
+    pulls_rows = False
+    """Whether a replica is brought the rows of a table that it asks for (``want``), and no others."""
+    keeps_slots = True
+    """Whether what the optimizer keeps is in the replicas' memory, and not on a server."""
     skips = True
     """Whether a replica's part of a step can be left out."""
     continues = False
@@ -184,7 +208,9 @@ class Strategy(ABC):
                 f"the model is spread over {model.devices_needed} tasks (stages=, split=) and a replica of "
                 f"strategy {self.name} is on one; use %%distribute --replication in-graph"
             )
-        replica = self.replica(model.variables, optimizer)
+        tables = tables_of(self, model, optimizer)
+        how = {"tables": tables} if tables else {}
+        replica = self.replica(model.variables, optimizer, **how)
         if model.devices_needed > 1:
             replica.notes = [
                 *replica.notes,
@@ -246,13 +272,17 @@ class Strategy(ABC):
         """Make this the strategy of what is made inside a ``with``: variables, models, optimizers."""
         return _custom().scope(self)  # type: ignore[no-any-return]
 
-    def run(self, fn: Callable[..., Any], args: Any = ()) -> Any:
+    def run(self, fn: Callable[..., Any], args: Any = (), *, nan: str = "stop") -> Any:
         """Run a function on every replica of this process, and return what it returned, with arrays.
 
-        It is called once with tensors for arguments of one form, and what it recorded is run from then on.
-        Where this process has several replicas, what they return is a PerReplica.
+        ``fn`` is called once with tensors for arguments ``args`` (a tuple) of one form, and what it recorded
+        is run from then on. Where this process has several replicas, what they return is a PerReplica.
+
+        ``nan`` is for steps whose loss or gradient is NaN or infinite, which are never applied, as in
+        ``fit``: "stop" raises NanLossError, "skip" leaves this replica's part of the update out, gives
+        variables that the step assigned their values back, counts and prints it, and continues.
         """
-        return _custom().run(self, fn, args)
+        return _custom().run(self, fn, args, nan)
 
     def reduce(self, op: Any, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
         """Return the "sum" or "mean" over all replicas in sync, and over an axis of their values as well.
@@ -307,13 +337,19 @@ class OneDevice(Replica):
         variables: Sequence[tuple[str, Array]],
         optimizer: Optimizer,
         parameters: Array | None = None,
+        tables: Sequence[int] = (),
     ) -> None:
-        self._layout = layout = layout_of(variables)
+        optimizer.to_config()  # raises for a learning rate that only a graph computes
+        own, rest = apart(variables, tables)
+        self.tables, self._tables = tuple(tables), Tables(own, optimizer)
+        self._taken: Sequence[Rows] = ()
+        self._layout = layout = layout_of(rest)
         gradient = layout.buffer()
         parameters = layout.buffer() if parameters is None else parameters
-        self.values, self._gradients = layout.views(parameters), layout.views(gradient)
-        for view, (_, value) in zip(self.values, variables, strict=True):
+        views, self._gradients = layout.views(parameters), layout.views(gradient)
+        for view, (_, value) in zip(views, rest, strict=True):
             np.copyto(view, value)
+        self.values = interleaved(own, views, tables)
         self._optimizer = optimizer
         self._flats = [
             (p, g, optimizer.new_slots(p))
@@ -326,7 +362,8 @@ class OneDevice(Replica):
     @property
     def learning_rate(self) -> float | None:
         """The rate of the next update."""
-        return self._optimizer.learning_rate
+        rate: float = self._optimizer.learning_rate
+        return rate
 
     def set_learning_rate(self, rate: float) -> None:
         """Make updates at another rate from the next step on."""
@@ -335,21 +372,30 @@ class OneDevice(Replica):
     @property
     def slots(self) -> list[dict[str, Array]]:
         """What the optimizer keeps for each variable."""
-        return by_variable([slots for *_, slots in self._flats], self._layout.cut, len(self.values))
+        kept = [slots for *_, slots in self._flats]
+        count = len(self.values) - len(self.tables)
+        return interleaved(self._tables.slots, by_variable(kept, self._layout.cut, count), self.tables)
 
     def resume(self, updates: int, rate: float, mark: int) -> None:
         """Go on after so many updates, at a learning rate."""
         self.global_step, self._optimizer.learning_rate = updates, rate
 
     def gradients(self) -> Sequence[Array]:
-        """Return the gradient buffers, one per variable."""
+        """Return the gradient buffers, one per variable that is no table."""
         return self._gradients
+
+    def take(self, gradient: Sequence[Rows]) -> None:
+        """Take the gradients of the tables' rows."""
+        self._taken = gradient
 
     def push(self) -> None:
         """Apply the gradients."""
         self.global_step += 1
         for parameters, gradient, slots in self._flats:
             self._optimizer.apply(parameters, gradient, slots, self.global_step)
+        if self._taken:
+            self._tables.apply(self._taken, self.global_step)
+            self._taken = ()
 
     def skip(self) -> None:
         """Make no update."""
@@ -361,6 +407,32 @@ class OneDevice(Replica):
         """Do nothing: memory goes with the object."""
 
 
+T = TypeVar("T")
+
+
+def tables_of(strategy: Strategy, model: Trainable, optimizer: Optimizer) -> tuple[int, ...]:
+    """Return the numbers of the model's variables whose gradients go as rows, by this strategy."""
+    from nbdist.train.context import current
+
+    on_host = backend(current().device) is np
+    return model.tables if strategy.takes_rows and optimizer.takes_rows and on_host else ()
+
+
+def apart(
+    variables: Sequence[tuple[str, Array]], tables: Sequence[int]
+) -> tuple[list[Array], list[tuple[str, Array]]]:
+    """Return the arrays of the tables, which are trained in place, and all other variables."""
+    rest = [v for i, v in enumerate(variables) if i not in tables]
+    return [variables[i][1] for i in tables], rest
+
+
+def interleaved(own: Sequence[T], rest: Sequence[T], tables: Sequence[int]) -> list[T]:
+    """Return what tables and other variables have in the order of all variables; undoes :func:`apart`."""
+    of_tables, others = dict(zip(tables, own, strict=True)), iter(rest)
+    count = len(own) + len(rest)
+    return [of_tables[i] if i in of_tables else next(others) for i in range(count)]
+
+
 def layout_of(variables: Sequence[tuple[str, Array]]) -> Layout:
     """Return where each variable lies in one buffer of all."""
     return Layout.of((name, value.shape, value.dtype) for name, value in variables)
@@ -370,7 +442,7 @@ def by_variable(
     slots: Sequence[dict[str, Array]], cut: Callable[[Sequence[Array]], list[Array]], count: int
 ) -> list[dict[str, Array]]:
     """Return the slots of each of ``count`` variables, given those of flat arrays, which ``cut`` cuts up."""
-    columns = {name: cut([one[name] for one in slots]) for name in slots[0]}
+    columns = {name: cut([one[name] for one in slots]) for name in (slots[0] if slots else ())}
     return [{name: column[i] for name, column in columns.items()} for i in range(count)]
 
 
@@ -384,7 +456,10 @@ class OneDeviceStrategy(Strategy):
     name = "one_device"
     alone = True
     continues = True
+    takes_rows = True
 
-    def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
+    def replica(
+        self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer, tables: Sequence[int] = ()
+    ) -> Replica:
         """Begin to train in this process."""
-        return OneDevice(variables, optimizer)
+        return OneDevice(variables, optimizer, tables=tables)

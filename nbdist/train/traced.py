@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,12 +21,19 @@ from nbdist.graph.composite import Composite
 from nbdist.graph.op import Shape
 from nbdist.graph.ops import replicas as replicas  # whose op a step is traced with
 from nbdist.graph.scopes import Graph, Scope
-from nbdist.graph.sparse import dense
+from nbdist.graph.sparse import IndexedSlices, as_dtype, dense
 from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import Placeholder, Tensor, Variable, placeholder, record
 from nbdist.optim import Optimizer
 from nbdist.train.synchronization import assigned
 from nbdist.train.trees import leaves, mapped
+
+
+class Gradient(NamedTuple):
+    """The gradient of one variable; ``rows`` is the same, if it holds the rows of a table only."""
+
+    whole: Tensor
+    rows: IndexedSlices | None
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Applied:
 
     optimizer: Optimizer
     variables: tuple[Variable, ...]
-    gradients: tuple[Tensor, ...]
+    gradients: tuple[Gradient, ...]
     counter: Variable | None
     mark: Tensor
 
@@ -74,8 +81,7 @@ class Trace:
     @cached_property
     def variables(self) -> list[Variable]:
         """What it reads, assigns or trains."""
-        gradients = [g for one in self.applied for g in one.gradients]
-        order = value_order([*self.fetches, *self.watched, *self.effects, *gradients])
+        order = value_order(self._computed)
         trained = [v for one in self.applied for v in one.variables]
         return list(dict.fromkeys([*(t for t in order if isinstance(t, Variable)), *trained]))
 
@@ -89,6 +95,36 @@ class Trace:
     def fetches(self) -> list[Tensor]:
         """What a program has to compute, beside gradients."""
         return [t for t in leaves(self.outputs) if t is not None]
+
+    @property
+    def _computed(self) -> list[Tensor]:
+        gradients = [g.whole for one in self.applied for g in one.gradients]
+        return [*self.fetches, *self.watched, *self.effects, *gradients]
+
+    def lookups(self, table: Variable) -> list[Tensor] | None:
+        """Return the ids of all rows of a variable that a step reads, as far as its arguments tell them.
+
+        None if it reads the variable otherwise, or if ids follow from anything but the arguments.
+        """
+        found: dict[Tensor, None] = {}
+        if any(t is table for t in self._computed):
+            return None
+        for t in value_order(self._computed):
+            for number, read in enumerate(t.inputs):
+                if read is not table or t.op is None or number in t.op.shape_only:
+                    continue
+                if t.op.name != "gather_rows" or number != 0:
+                    return None
+                found[t.inputs[1]] = None
+        return list(found) if all(map(self._of_arguments, value_order(list(found)))) else None
+
+    def _of_arguments(self, tensor: Tensor) -> bool:
+        """Whether a tensor's own part in a value follows from its inputs, or it is an argument."""
+        if isinstance(tensor, Variable):
+            return False
+        if tensor.op is None:
+            return not isinstance(tensor, Placeholder) or tensor in self.feeds
+        return not (tensor.op.external or tensor.op.waits or tensor.op.writes)
 
 
 class Tracing:
@@ -148,10 +184,7 @@ class Tracing:
                     "apply them once"
                 )
             trained.add(v)
-        gradients = []
-        for g, v in pairs:
-            g = dense(g) if isinstance(g, (Tensor, Composite)) else record("copy", g)
-            gradients.append(g if g.dtype == v.dtype else g.astype(v.dtype))
+        gradients = [_gradient(g, v) for g, v in pairs]
         mark = record("group", name=name)
         variables = tuple(v for _, v in pairs)
         self.trace.applied.append(Applied(optimizer, variables, tuple(gradients), counter, mark))
@@ -170,6 +203,18 @@ class Tracing:
             yield
         finally:
             self.graph.rules = rules
+
+
+def _gradient(found: Any, variable: Variable) -> Gradient:
+    rows = as_dtype(found, variable.dtype) if isinstance(found, IndexedSlices) else None
+    if rows is not None:
+        rows = IndexedSlices(_tensor(rows.values), _tensor(rows.indices), rows.dense_shape)
+    whole = dense(found) if isinstance(found, Composite) else _tensor(found)
+    return Gradient(as_dtype(whole, variable.dtype), rows)
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else record("copy", value)
 
 
 class AssignedLater(Exception):

@@ -49,6 +49,15 @@ class Trainable(ABC):
     draws = False
     """Whether the program is also fed :meth:`draw`, because it has random numbers in it."""
 
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """Numbers of the variables of which a step looks up some rows, and nothing else."""
+        return ()
+
+    def lookups(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., tuple[Array, ...]]:
+        """Return ``program(*batch)``, which gives the numbers of each table's rows that are looked up."""
+        raise NotImplementedError(f"{type(self).__name__} has no tables")
+
     def draw(self, step: int, first: int) -> Array:
         """Return the numbers that a step's random numbers follow from.
 
@@ -82,8 +91,12 @@ class Trainable(ABC):
         shapes: tuple[tuple[int, ...], ...],
         values: Sequence[Array],
         ready: Callable[[int], object] | None = None,
+        tables: Sequence[int] = (),
     ) -> Callable[..., tuple[Array, ...]]:
-        """Return ``program(*batch, scale, [draw,] *gradients) -> (loss, *metrics)``.
+        """Return ``program(*batch, scale, [draw,] *gradients) -> (loss, *metrics, *rows)``.
+
+        Gradients of ``tables`` are not written to arrays: ``rows`` are, for each of them, the gradients of
+        the rows that were looked up and the numbers of these rows.
 
         ``ready`` is called with the number of a variable as soon as its gradient is there; those of the last
         layers come first.

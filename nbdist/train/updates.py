@@ -26,7 +26,11 @@ class Nothing(Trainable):
         self.metric_names: list[str] = []
 
     def training_program(
-        self, shapes: Shapes, values: Sequence[Array], ready: Ready | None = None
+        self,
+        shapes: Shapes,
+        values: Sequence[Array],
+        ready: Ready | None = None,
+        tables: Sequence[int] = (),
     ) -> Program:
         """Refuse: there is nothing to train."""
         raise FailedPreconditionError("there are no variables to train")
@@ -45,10 +49,20 @@ class Group(Nothing):
         super().__init__()
         self.optimizer, self.trained, self.counter = optimizer, tuple(trained), counter
         self.replicas: list[Replica] = []
+        self._tables: tuple[int, ...] = ()
         self.agreed = False
         """Whether it was asked, since the last step, if there will be another one."""
         self.stepped = False
         """Whether it has made a step since the last pass through data ended."""
+
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """Numbers of the variables of which the step that begins to train them looks up some rows."""
+        return self._tables
+
+    def begin(self, variables: Sequence[tuple[str, Array]], tables: Sequence[int]) -> None:
+        """Take the values that a training begins with, and which of them are tables."""
+        self.variables, self._tables = list(variables), tuple(tables)
 
     def replica(self, context: Context) -> Replica:
         """Return a replica that begins to train these variables."""
@@ -88,7 +102,11 @@ class Stepping(Nothing):
         self._compiled = compiled
 
     def training_program(
-        self, shapes: Shapes, values: Sequence[Array], ready: Ready | None = None
+        self,
+        shapes: Shapes,
+        values: Sequence[Array],
+        ready: Ready | None = None,
+        tables: Sequence[int] = (),
     ) -> Program:
         """Return the program, whose last arguments are the arrays for this replica's gradients."""
         return self._compiled(values, ready)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from nbdist.cluster.folder import living
 from nbdist.cluster.handle import Cluster
 from nbdist.cluster.owner import this_process
-from nbdist.errors import NotFoundError
+from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.runs.start import any_cluster
 from nbdist.sweep.eventlog import EventLog
 from nbdist.sweep.ledger import Ledger
@@ -23,6 +23,7 @@ def attach_sweep(
     sweep: str,
     *,
     trial: Callable[..., Any] | None = None,
+    push: Mapping[str, Any] | None = None,
     cluster: Cluster | None = None,
     report: Callable[[str], object] = print,
 ) -> Sweep:
@@ -30,7 +31,8 @@ def attach_sweep(
 
     Trials that engines still run are adopted, those that nobody runs any more are tried once again, and none
     runs twice. Where its cluster is gone it goes on with another. ``trial`` is the function, where the trial
-    was one. Raises FailedPreconditionError while another process drives it.
+    was one, and ``push`` are the values that its trials use of the notebook, where some were pushed. Raises
+    FailedPreconditionError while another process drives it, or if it has work left and lacks one of these.
     """
     folder = sweep_folder(sweep)
     about = read_about(folder)
@@ -59,7 +61,8 @@ def attach_sweep(
         ranks = None if everyone else list(about["ranks"])
         found = Sweep(
             record, order_of(folder, about, ledger.created.metric), body, ranks, about["name"],
-            taken_over=True, everyone=everyone,
+            taken_over=True, everyone=everyone, push=pushed_again(sweep, push, about.get("push", ())),
+            pushes=about.get("push", ()),
         )  # fmt: skip
         found.begin()
     except BaseException:
@@ -67,6 +70,18 @@ def attach_sweep(
         raise
     keep(found)
     return found
+
+
+def pushed_again(
+    sweep: str, push: Mapping[str, Any] | None, names: Sequence[str]
+) -> Mapping[str, Any] | None:
+    """Return what trials find from now on; raises InvalidArgumentError unless these are the sweep's names."""
+    if push is not None and set(push) != set(names):
+        wanted = ", ".join(names) or "none"
+        raise InvalidArgumentError(
+            f"sweep {sweep} was started with pushed values {wanted}, and push has {', '.join(push) or 'none'}"
+        )
+    return push
 
 
 def its_cluster(name: str) -> Cluster | None:

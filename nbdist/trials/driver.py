@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import FailedPreconditionError, NbdistError, ResourceExhaustedError
+from nbdist.runs.failures import Hint, with_hint
 from nbdist.sweep import wishes
 from nbdist.sweep.events import EndState, Reported, Started
 from nbdist.trials.engines import Attempt, Engines
@@ -43,9 +44,14 @@ class Driver:
     """Drives one sweep on its engines until there is nothing more to do."""
 
     def __init__(
-        self, record: Record, engines: Engines, taken_over: bool, ended: Callable[[], object]
+        self,
+        record: Record,
+        engines: Engines,
+        taken_over: bool,
+        ended: Callable[[], object],
+        hint: Hint | None = None,
     ) -> None:
-        self.record, self.engines = record, engines
+        self.record, self.engines, self._hint = record, engines, hint
         self.error: NbdistError | None = None
         self.trouble: str | None = None
         self._recovering = taken_over
@@ -276,8 +282,9 @@ class Driver:
         del self._overs[key]
         shown = failed or overs[ranks[0]]
         ended = record.scheduler.end(
-            number, attempt, state_of(shown), time.time(), shown["values"], str(shown["error"])
-        )
+            number, attempt, state_of(shown), time.time(), shown["values"],
+            with_hint(str(shown["error"]), shown, self._hint),
+        )  # fmt: skip
         if ended is not None:
             record.write(ended)
 
@@ -345,5 +352,5 @@ def parts_of(frame: Frame) -> list[dict[str, Any]]:
 
 def state_of(over: dict[str, Any]) -> EndState:
     """Return how an engine says that a trial ended, if that is a way to end."""
-    found: EndState = over["state"] if over["state"] in ("complete", "stopped", "failed") else "failed"
+    found: EndState = over["state"] if over["state"] in ("finished", "stopped", "failed") else "failed"
     return found

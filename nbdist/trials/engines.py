@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import zmq
@@ -20,6 +20,7 @@ import zmq
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.handle import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, TaskDiedError, UnavailableError
+from nbdist.runs.delivery import Delivery
 from nbdist.runtime.task import TaskInfo
 from nbdist.trials.desk import open_desk
 from nbdist.trials.order import SweepOrder, TrialOrder, run_name
@@ -93,8 +94,10 @@ class Engines:
         body: Any,
         ranks: Iterable[int],
         everyone: bool = False,
+        delivery: Delivery | None = None,
     ) -> None:
         self.cluster = cluster
+        self._delivery = delivery
         self.joined: Callable[[TaskInfo], object] = lambda info: None
         """Called when a worker that the cluster has got meanwhile becomes an engine: with ``everyone``."""
         self.wake: Callable[[], object] = lambda: None
@@ -338,11 +341,17 @@ class Engines:
                 idle.append(rank)
         for ranks, function, name in ((fresh, open_desk, "desk"), (idle, serve, "calls")):
             if ranks:
-                given = () if function is open_desk else (self._order, self._body, self._token)
+                given = () if function is open_desk else (self._order_for(ranks), self._body, self._token)
                 calls = self.cluster.submit(function, *given, on=ranks)
                 calls.when_ready(lambda: self.wake())
                 for rank in ranks:
                     setattr(self._all[rank], name, calls)
+
+    def _order_for(self, ranks: list[int]) -> SweepOrder:
+        """Return the order for engines, whose hosts have the pushed arrays from now on."""
+        if self._delivery is None:
+            return self._order
+        return replace(self._order, pushed=self._delivery.send(self._all[rank].info for rank in ranks))
 
     def _note(self, one: Engine, outcome: object) -> bool:
         """Take note of how a call has ended; whether all is well. An engine that fails often is given up."""

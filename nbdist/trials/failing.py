@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbdist.errors import BodyError
+from nbdist.errors import WorkerError
 from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.trial import Trial
 
@@ -17,7 +17,7 @@ class Failing:
         self._before = ledger.counts["failed"]
         self._least = 1  # failures for another look
 
-    def verdict(self, alive: int, over: bool, now: float) -> BodyError | None:
+    def verdict(self, alive: int, over: bool, now: float) -> WorkerError | None:
         """Return the error of a sweep whose trials have all failed, None while that cannot be said.
 
         A thousand trials would not mend its body: some for each of the engines that are ``alive`` are enough,
@@ -27,7 +27,7 @@ class Failing:
         failed = ledger.counts["failed"] - self._before
         if failed < self._least or ledger.closed:
             return None
-        if ledger.counts["complete"] + ledger.counts["pruned"] + ledger.counts["stopped"]:
+        if ledger.counts["finished"] + ledger.counts["pruned"] + ledger.counts["stopped"]:
             return None
         if not over and failed < max(LEAST_FAILURES, 2 * alive):
             return None
@@ -41,10 +41,10 @@ class Failing:
         return all_failed(those[0], failed)
 
 
-def all_failed(first: Trial, count: int) -> BodyError:
+def all_failed(first: Trial, count: int) -> WorkerError:
     """Return the error of a sweep none of whose trials has done anything but fail."""
     given = " ".join(f"{name}={value!r}" for name, value in first.parameters.items())
-    error = BodyError(
+    error = WorkerError(
         f"all of the first {count} trials failed, and the sweep has ended. "
         f"Trial {first.number} ({given}):\n{first.error}"
     )

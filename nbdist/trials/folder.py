@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from nbdist.cluster.owner import called
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.home import home, private_folder
 from nbdist.metrics.home import slug
 from nbdist.metrics.runfile import write_whole_file
+from nbdist.sweep.eventlog import holder_of
 
 LOG = "sweep.log"
 ABOUT = "sweep.json"
@@ -53,6 +57,20 @@ def sweep_folder(sweep: str) -> Path:
 def is_sweep(sweep: str) -> bool:
     """Whether this is the id of a sweep that has a log."""
     return bool(_ID.fullmatch(sweep)) and (sweeps_folder() / sweep / LOG).exists()
+
+
+def driven_by_another(sweep: str) -> str | None:
+    """Return which other living process drives a sweep, in words; None if none does."""
+    folder = sweeps_folder() / sweep
+    pid = holder_of(folder / LOG)
+    if pid is None or pid == os.getpid():
+        return None
+    owner: dict[str, Any] = {}
+    with suppress(DataLossError):
+        owner = read_about(folder).get("owner", {})
+    if owner.get("pid") == pid:
+        return called(owner)
+    return f"process {pid}" if pid else "another process"
 
 
 def sweeps() -> list[str]:

@@ -37,7 +37,7 @@ class Known:
 
     @property
     def best(self) -> Trial | None:
-        """The complete trial with the best value; None while there is none."""
+        """The finished trial with the best value; None while there is none."""
         with self.lock:
             return self.ledger.best
 
@@ -128,5 +128,5 @@ class Known:
             return self.trial(number)
         best = self.best
         if best is None:
-            raise FailedPreconditionError("no trial is complete yet: name one by its number")
+            raise FailedPreconditionError("no trial has finished yet: name one by its number")
         return best

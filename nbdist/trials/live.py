@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from nbdist.metrics.batch import Batch
 from nbdist.metrics.recorder import Recorder
-from nbdist.runs.live import Live
+from nbdist.runs.live import NEWS_SECONDS, Live
 from nbdist.runs.output import Output
 from nbdist.train.context import Context
 from nbdist.trials.order import SweepOrder, TrialOrder
 from nbdist.wire.frames import Frame
 
+FIRST_SECONDS = 0.004  # until the first look at what a trial has reported
 KEPT = 1024  # reports of a trial
 MOST = 32  # reports at once; of a series with a point for every step so many are enough
 
@@ -62,8 +63,14 @@ class TrialLive(Live):
         self._metric = sweep.metric
         self._meta = {"sweep": sweep.sweep, "number": trial.number, "attempt": trial.attempt}
 
+    def intervals(self) -> Iterator[float]:
+        """Yield short intervals at first: a trial that takes less than `NEWS_SECONDS` can be pruned, too."""
+        return growing(FIRST_SECONDS, NEWS_SECONDS)
+
     def told(self, rank: int, ended: bool) -> Iterator[Frame]:
         """Yield what was reported since the last time, if anything was."""
+        for shown in self.output.take_displays():  # a trial has no cell: its file has their texts
+            self.output.write(f"{shown.data['text/plain']}\n")
         self.output.take()  # into its file
         batch = self.recorder.flush()
         if batch is None or not self.context.is_chief:
@@ -72,6 +79,18 @@ class TrialLive(Live):
         if len(steps):
             self._reported.add(steps, values)
             yield Frame("trial.news", {**self._meta, "rank": rank}, (steps, values))
+
+
+def growing(first: float, last: float) -> Iterator[float]:
+    """Yield intervals from ``first`` to ``last``, each longer by a fifth than the one before; without end.
+
+    >>> from itertools import islice
+    >>> [round(one, 3) for one in islice(growing(0.05, 0.1), 5)]
+    [0.05, 0.06, 0.072, 0.086, 0.1]
+    """
+    while True:
+        yield first
+        first = min(1.2 * first, last)
 
 
 def reports(batch: Batch, metric: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.runs.body import Order
+from nbdist.runs.delivery import Given, Pushed
 
 STATE = "state.safetensors"
 """The file in a trial's folder from which its training can be continued."""
@@ -23,6 +24,10 @@ class SweepOrder:
     strategy: str = "one_device"
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the strategy, by the names of Options."""
+    pushed: Given | Pushed = field(default_factory=Given)
+    """Values of the client that trials find; sent once to each engine."""
+    first_line: int = 1
+    """The number of a text's first line in the cell that it stands in."""
 
 
 @dataclass(frozen=True)
@@ -95,4 +100,6 @@ def order_of(sweep: SweepOrder, trial: TrialOrder) -> Order:
         settings=sweep.settings,
         timeline=False,
         names=trial.parameters,
+        pushed=sweep.pushed,
+        first_line=sweep.first_line,
     )

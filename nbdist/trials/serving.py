@@ -31,6 +31,7 @@ def serve(order: SweepOrder, body: Body, token: str) -> None:
     """Run the trials of a sweep that come to this engine; submitted once, on the main thread."""
     task, here = current(), desk()
     with busy_with(clusters_folder() / task.cluster_id, order.sweep), bodies_only():
+        order.pushed.hold(task.info.host)  # before the first trial: the client may end first
         here.open(order, token)
         try:
             while (trial := here.next()) is not None:
@@ -72,14 +73,15 @@ def ending(outcome: dict[str, Any]) -> dict[str, Any]:
     """Return how a trial ended, from the outcome of its body.
 
     >>> ending({"metrics": {"accuracy": 0.9}, "stopped": False})
-    {'state': 'complete', 'values': {'accuracy': 0.9}, 'error': ''}
+    {'state': 'finished', 'values': {'accuracy': 0.9}, 'error': ''}
     """
     wrong, values = outcome.get("error"), outcome.get("metrics", {})
     stopped = bool(outcome["stopped"])
     if wrong and not (stopped and (wrong["aborted"] or wrong["interrupted"])):
         told = {"state": "failed", "values": values, "error": plain(str(wrong["traceback"])).rstrip()}
+        told["undefined"] = plain(str(wrong.get("undefined", "")))
         return told | {how: True for how in ("aborted", "interrupted") if wrong[how]}
-    return {"state": "stopped" if stopped else "complete", "values": values, "error": ""}
+    return {"state": "stopped" if stopped else "finished", "values": values, "error": ""}
 
 
 def plain(text: str) -> str:

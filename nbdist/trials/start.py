@@ -9,7 +9,7 @@ import shutil
 import textwrap
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from typing import Any
 from nbdist.cluster.handle import Cluster
 from nbdist.cluster.owner import this_process
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, ResourceExhaustedError
+from nbdist.runs.bodycode import check_source
+from nbdist.runs.delivery import Given
 from nbdist.runs.options import COLLECTIVE_KINDS, choose, select
-from nbdist.runs.start import any_cluster, prepare
+from nbdist.runs.start import any_cluster, check_given, prepare
 from nbdist.sweep.eventlog import EventLog
 from nbdist.sweep.events import Direction
 from nbdist.sweep.ledger import Ledger
@@ -55,14 +57,20 @@ def start_sweep(
     pruner_settings: Mapping[str, Any] | None = None,
     cluster: Cluster | None = None,
     report: Callable[[str], object] = print,
+    push: Mapping[str, Any] | None = None,
+    first_line: int = 1,
 ) -> Sweep:
     """Start a sweep and return it; its trials run from here on. Nothing is left behind if starting fails.
 
     ``trial`` is source text, which finds the parameters as variables, or a function that takes them by name.
+    ``push`` has values of this process, by the names under which trials find them; ``first_line`` is the
+    number of a text's first line in its cell.
     Without a cluster a small local one is brought up.
     """
-    check_trial(trial)
+    check_trial(trial, first_line)
+    check_given(trial, Given(dict(push or {})), True, first_line)
     searched = as_space(space)
+    check_names(trial, searched)
     if strategy is not None:
         choose("--strategy", strategy, STRATEGIES)
     choose("--collective", collective, COLLECTIVE_KINDS)
@@ -98,13 +106,18 @@ def start_sweep(
             "strategy": strategy or ("one_device" if per_trial == 1 else "multi_worker"),
             "settings": settings,
             "function": not isinstance(trial, str),
+            "push": list(push or ()),
+            "first_line": first_line,
             "owner": this_process(),
         }
         write_about(folder, about)
         log = EventLog.create(folder / LOG)
         record = Record(folder, log, Ledger(opened), cluster)
         log.append(opened)
-        sweep = Sweep(record, order_of(folder, about, metric), trial, ranks, name, everyone=on is None)
+        sweep = Sweep(
+            record, order_of(folder, about, metric), trial, ranks, name, everyone=on is None,
+            push=push, pushes=tuple(push or ()),
+        )  # fmt: skip
         sweep.begin()
     except BaseException as error:
         let_go(cluster, ranks)
@@ -121,21 +134,68 @@ def start_sweep(
 
 def order_of(folder: Path, about: Mapping[str, Any], metric: str) -> SweepOrder:
     """Return what engines are told of a sweep, from what stands beside its log."""
-    return SweepOrder(folder.name, str(folder), metric, about["strategy"], dict(about["settings"]))
+    return SweepOrder(
+        folder.name, str(folder), metric, about["strategy"], dict(about["settings"]),
+        first_line=int(about.get("first_line", 1)),
+    )  # fmt: skip
 
 
-def check_trial(trial: object) -> None:
-    """Raise `InvalidArgumentError` unless a trial's body is text or a function."""
+def check_trial(trial: object, first_line: int = 1) -> None:
+    """Raise `InvalidArgumentError` unless a trial's body is Python text or a function."""
     if isinstance(trial, str):
         if not trial.strip():
             raise InvalidArgumentError("the trial is empty: write what one trial does, with the names set")
-        try:
-            compile(trial, "<trial>", "exec", dont_inherit=True)
-        except SyntaxError:
-            if not any(line.lstrip().startswith(("%", "!")) for line in trial.splitlines()):
-                raise
+        check_source(trial, first_line)
     elif not callable(trial):
         raise InvalidArgumentError(f"a trial is source text or a function, not {trial!r:.80}")
+
+
+def wrong_names(
+    trial: object, names: Iterable[str], conditional: Iterable[str] = ()
+) -> tuple[dict[str, str], str]:
+    """Return what is wrong with the parameters of a space for a trial: by name, and what is missing.
+
+    Nothing is where that cannot be known: of text, which may not read a parameter (a number that only repeats
+    a trial), and of a function whose signature cannot be read. ``conditional`` are parameters that not all
+    trials have.
+
+    >>> def trial(lr, hidden, epochs=5): ...
+    >>> wrong_names(trial, ["lr", "dropout"])
+    ({'dropout': 'trial() takes no parameter dropout; it takes lr, hidden, epochs'}, 'trial() needs hidden: \
+add it to the space')
+    """
+    if isinstance(trial, str) or not callable(trial):
+        return {}, ""
+    try:
+        taken = inspect.signature(trial).parameters
+    except (TypeError, ValueError):
+        return {}, ""
+    called = f"{getattr(trial, '__name__', 'the trial')}()"
+    by_name = [
+        name for name, one in taken.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
+    needed = [name for name in by_name if taken[name].default is inspect.Parameter.empty]
+    given = list(names)
+    wrong: dict[str, str] = {}
+    if not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+        there = ", ".join(by_name) or "none"
+        wrong = {
+            name: f"{called} takes no parameter {name}; it takes {there}"
+            for name in given
+            if name not in by_name
+        }
+    for name in set(conditional).intersection(needed):
+        wrong[name] = f"not all trials have {name}: give it a default value in {called}"
+    missing = [name for name in needed if name not in given]
+    return wrong, f"{called} needs {', '.join(missing)}: add it to the space" if missing else ""
+
+
+def check_names(trial: object, space: Space) -> None:
+    """Raise `InvalidArgumentError` if a trial cannot take the parameters of a space."""
+    conditional = [name for name, one in space.items() if one.conditions]
+    wrong, missing = wrong_names(trial, space, conditional)
+    if wrong or missing:
+        raise InvalidArgumentError("; ".join([*wrong.values(), *([missing] if missing else [])]))
 
 
 def source_of(trial: str | Callable[..., Any]) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from nbdist.cluster.handle import Cluster
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
+from nbdist.runs.delivery import Delivery, Given, missing_name
 from nbdist.runs.options import select
-from nbdist.runtime.task import TaskInfo
+from nbdist.runs.start import check_given
+from nbdist.runtime.task import TaskInfo, segment_prefix
 from nbdist.sweep.events import Event
 from nbdist.sweep.trial import Trial
 from nbdist.trials.driver import Driver
@@ -27,7 +30,7 @@ TROUBLE_SECONDS = 5.0  # for which nothing runs although there is work, until `w
 class Sweep(Wishing):
     """Handle on a sweep; all of it may be called from any thread, while trials run.
 
-    ``state`` is "running", "paused", and at the end "done", "stopped" or "failed"; one that is done goes on
+    ``state`` is "running", "paused", and at the end "finished", "stopped" or "failed"; a finished one goes on
     when trials are added, retried, cloned or promoted. `best` is its best trial, `table` all of them.
     """
 
@@ -40,8 +43,12 @@ class Sweep(Wishing):
         name: str,
         taken_over: bool = False,
         everyone: bool = False,
+        push: Mapping[str, Any] | None = None,
+        pushes: Sequence[str] = (),
     ) -> None:
         super().__init__(record, name)
+        self._push, self._pushes = push, tuple(pushes)
+        self._delivery: Delivery | None = None
         self.error: NbdistError | None = None
         """What ended it, if it failed."""
         self.shown_by: Callable[[Sweep], object] = print
@@ -64,19 +71,19 @@ class Sweep(Wishing):
     # Where it stands.
 
     @property
-    def state(self) -> Literal["running", "paused", "done", "stopped", "failed"]:
+    def state(self) -> Literal["running", "paused", "finished", "stopped", "failed"]:
         """Where it stands."""
         with self.lock:
             if self.error is not None:
                 return "failed"
             if self._record.over and self._driver is None:
-                return "stopped" if self.ledger.closed else "done"
+                return "stopped" if self.ledger.closed else "finished"
             return "paused" if self.ledger.paused and not self.ledger.closed else "running"
 
     @property
     def over(self) -> bool:
         """Whether nothing runs, and nothing more is to be done."""
-        return self.state in ("done", "stopped", "failed")
+        return self.state in ("finished", "stopped", "failed")
 
     @property
     def driven(self) -> bool:
@@ -113,6 +120,17 @@ class Sweep(Wishing):
                 f"nb.attach({self.id!r}, trial=function)"
             )
         return self._body
+
+    @property
+    def given(self) -> Given:
+        """The values that were pushed; raises FailedPreconditionError where they are not there any more."""
+        if self._push is None and self._pushes:
+            names = ", ".join(f"{name!r}: {name}" for name in self._pushes)
+            raise FailedPreconditionError(
+                f"the trials of sweep {self.id} use values that were pushed from the notebook, which its log "
+                f"does not keep: nb.attach({self.id!r}, push={{{names}}})"
+            )
+        return Given(dict(self._push or {}))
 
     @property
     def order(self) -> SweepOrder:
@@ -186,14 +204,19 @@ class Sweep(Wishing):
             self._listen()
             if self._closed or not self._record.goes_on or self._driver is not None:
                 return
-            body, cluster = self.body, self.cluster
+            text = isinstance(self.body, str)
+            body, _, packed = check_given(self.body, self.given, True, self._order.first_line)
+            cluster = self.cluster
             self.error = None
             self.engine_names = {info.rank: info.name for info in cluster.tasks}
             if self._everyone:  # workers may have come or left since it was driven last
                 self._ranks = [info.rank for info in select(tuple(cluster.tasks), None)]
-            engines = Engines(cluster, self._order, body, self._ranks or [], self._everyone)
+            if packed is not None:
+                self._delivery = Delivery(self.id, packed, cluster, segment_prefix(cluster.id))
+            engines = Engines(cluster, self._order, body, self._ranks or [], self._everyone, self._delivery)
             engines.joined = self._name
-            self._driver = Driver(self._record, engines, self._taken_over, self._ended)
+            hint = partial(missing_name, names=self._pushes, by_flag=text and self._order.first_line > 1)
+            self._driver = Driver(self._record, engines, self._taken_over, self._ended, hint)
             self._taken_over = True  # whoever drives it next asks what engines are at
             cluster.going_on.add(self.id)
             self._driver.start()
@@ -244,6 +267,9 @@ class Sweep(Wishing):
         """Take note that the driver has ended. On its thread."""
         with self.lock:
             driver = self._driver
+            if self._delivery is not None:
+                self._delivery.close()
+                self._delivery = None
             if driver is not None:
                 self.error = driver.error
                 if not self.ledger.running:  # else it outlives this process, for trials that go on

@@ -51,7 +51,7 @@ def wish_of(folder: Path, wish: str, seconds: float = ANSWER_SECONDS) -> None:
         os.link(draft, path)  # all of it is there at once, and another's stays
     except FileExistsError:
         raise FailedPreconditionError(
-            f"sweep {folder.name} has not yet heard what somebody else wished; try again in a moment"
+            f"sweep {folder.name} has not yet handled an earlier command; try again in a moment"
         ) from None
     finally:
         draft.unlink()
@@ -109,7 +109,7 @@ def done(sweep: Wishing, wish: object) -> str:
     """Do what was wished; return why it could not be done, "" if it was."""
     do = KNOWN.get(wish) if isinstance(wish, str) else None
     if do is None:
-        return f"{wish!r:.80} is no wish that this version of nbdist knows; it knows {', '.join(KNOWN)}"
+        return f"no sweep command {wish!r:.80}; choose from {', '.join(KNOWN)}"
     try:
         do(sweep)
     except Exception as error:  # who wishes is told, and the next one is heard as well

@@ -34,7 +34,7 @@ class Wishing(Known, ABC):
         self._wish(lambda now: wishes.resume(self.ledger, now))
 
     def close(self) -> None:
-        """End the sweep: running trials are stopped, with what they have trained, and nothing more starts."""
+        """Stop the sweep: running trials are stopped and keep what they have trained; none starts."""
         self._wish(lambda now: wishes.close(self.ledger, now))
 
     def add(self, trials: int) -> None:
@@ -60,12 +60,15 @@ class Wishing(Known, ABC):
 
         self._wish(wished)
 
-    def stop(self, number: int) -> None:
-        """Stop a trial; what it reported and trained is kept."""
-        self._wish(lambda now: wishes.stop(self.ledger, number, now))
+    def stop(self, number: int | None = None) -> None:
+        """Stop a trial; what it reported and trained is kept. Without a number stop the sweep, as `close`."""
+        if number is None:
+            self.close()
+        else:
+            self._wish(lambda now: wishes.stop(self.ledger, number, now))
 
     def retry(self, number: int) -> None:
-        """Start a trial that did not complete again, with its parameters and its seed."""
+        """Start a trial that did not finish again, with its parameters and its seed."""
         self._wish(lambda now: wishes.retry(self.ledger, number, now))
 
     def clone(self, number: int, /, **changes: object) -> int:

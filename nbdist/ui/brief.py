@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from nbdist.errors import BodyError, NbdistError
+from nbdist.errors import NbdistError, WorkerError
 
 
 def shown_briefly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,6 +28,6 @@ def shown_briefly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def brief(error: NbdistError) -> NbdistError:
     """Return the error, made to show as its message alone in IPython."""
-    if not isinstance(error, BodyError):
+    if not isinstance(error, WorkerError):
         error._render_traceback_ = lambda: [f"{type(error).__name__}: {error}"]  # type: ignore[attr-defined]
     return error

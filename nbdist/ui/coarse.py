@@ -14,11 +14,12 @@ QUIET = 0.008  # noise, as a share of the curve's own range, that does not distu
 def course(steps: ArrayLike, values: ArrayLike, most: int = 512) -> Curve:
     """Return (steps, values): pairs of neighbours become their mean until what is left is a line to follow.
 
-    A smooth curve stays as it is, up to ``most`` points.
+    A smooth curve stays as it is, up to ``most`` points. It begins at the first step in any case, and ends
+    at the last one.
 
     >>> steps = np.arange(400)
     >>> len(course(steps, np.exp(-steps / 100))[0]), len(course(steps, np.sin(2 * steps))[0])
-    (400, 50)
+    (400, 47)
     """
     steps, values = coarse(steps, values, most)
     while len(values) >= 2 * FEWEST and noise(values) > QUIET:
@@ -29,20 +30,37 @@ def course(steps: ArrayLike, values: ArrayLike, most: int = 512) -> Curve:
 def coarse(steps: ArrayLike, values: ArrayLike, most: int) -> Curve:
     """Return (steps, values) of at most ``most`` points, each the mean of neighbours, at the last one's step.
 
-    What is left over at the end joins the last mean: alone it would be noisier than the others.
+    The start is kept as it is, as far as there is room: the first point, and one for each doubling of the
+    distance from it. What is left over at the end joins the last mean: alone it would be noisier than the
+    others.
 
-    >>> coarse([1, 2, 3, 4, 5], [1.0, 3.0, 5.0, 7.0, 9.0], most=3)
-    (array([2, 5], dtype=uint32), array([2., 7.]))
+    >>> coarse([1, 2, 3, 4, 5, 6, 7], [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0], most=4)
+    (array([1, 2, 4, 7], dtype=uint32), array([ 1.,  3.,  6., 11.]))
     """
     steps, values = np.asarray(steps, np.uint32), np.asarray(values, np.float64)
     width = -(-len(values) // most)
     if width <= 1:
         return steps, values
-    starts = np.arange(0, len(values) - width + 1, width)
+    while len(starts := group_starts(steps, width)) > most:
+        width += 1
     lengths = np.diff(starts, append=len(values))
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf is NaN, and that is the answer
         means = np.add.reduceat(values, starts) / lengths
     return steps[starts + lengths - 1], means
+
+
+def group_starts(steps: NDArray[np.uint32], width: int) -> NDArray[np.intp]:
+    """Return where groups of ``width`` neighbours begin; those of the start are narrower, an octave each.
+
+    >>> group_starts(np.arange(16, dtype=np.uint32), 4)
+    array([ 0,  1,  3,  4,  8, 12])
+    """
+    offset = steps.astype(np.float64) - steps[0]
+    count = len(steps)
+    head = int(np.searchsorted(offset, offset[-1] * width / count))
+    octave = np.floor(np.log2(np.maximum(offset[:head], 0) + 1))
+    first = np.flatnonzero(np.diff(octave, prepend=-1))
+    return np.concatenate([first, np.arange(head, max(head + 1, count - width + 1), width)])
 
 
 def noise(values: NDArray[np.float64]) -> float:

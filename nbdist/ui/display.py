@@ -8,16 +8,18 @@ shown.finish(summary)            # the notebook keeps a picture, a table and the
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from nbdist.ui.ansi import plain
 from nbdist.ui.control import KINDS, Callback, Controls
 from nbdist.ui.frozen import ALONE, frozen
 from nbdist.ui.frozentext import text
-from nbdist.ui.lines import progress_line
-from nbdist.ui.summary import Summary, short_task
+from nbdist.ui.lines import latest_values, progress_line
+from nbdist.ui.summary import Mark, Summary, short_task
 from nbdist.ui.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from nbdist.ui.live import LiveView
 
 Place = Literal["page", "batch", "terminal"]
+LATE = 0.5  # seconds without a tick, after which a cell is seen to have the main thread
 LINE_EVERY = 2.0  # seconds between progress lines in a terminal
 
 
@@ -42,7 +45,8 @@ def place() -> Place:
 
 
 class LiveDisplay:
-    """One run's output. All methods belong to the kernel's main thread.
+    """One run's output. `progress`, `mark`, `output` and `tick_meanwhile` may come from any thread, all else
+    belongs to the kernel's main thread.
 
     ``report`` takes the lines where there is no page (default: print); ``again`` says how to follow the run
     when the kernel is gone.
@@ -68,8 +72,11 @@ class LiveDisplay:
         self.where: Place = where or place()
         self.display_id = uuid.uuid4().hex
         self.view: LiveView | None = None
+        self.lock = threading.RLock()
+        self.ticked = float("-inf")
         self.transcripts = {task: Transcript() for task in tasks}
         self.status: Mapping[str, Any] = {}
+        self.marks: Sequence[Mark] = ()
         self.controls = Controls()
         self.line_due = float("-inf")
         self.show_due: float | None = None
@@ -91,6 +98,7 @@ class LiveDisplay:
             return
         self.view = self._make_view()
         self.view.progress(self.status)
+        self.view.mark(self.marks)
         display(self.view, display_id=self.display_id)
 
     def _make_view(self) -> LiveView:
@@ -98,7 +106,7 @@ class LiveDisplay:
 
         return LiveView(
             self.store, self.tasks, self.title, self.total_steps, self.charts, self.transcripts, self.run_id,
-            self.controls, self.again,
+            self.controls, self.again, self.lock,
         )  # fmt: skip
 
     def show_again(self, summary: Summary | None) -> None:
@@ -117,34 +125,58 @@ class LiveDisplay:
             view = self._make_view()
             display(view)
             view.progress(self.status)
+            view.mark(summary.marks)
             view.finish(summary.state)
             view.close_when_left()  # it is the output itself: a slow page has nothing else to load
 
     def tick(self, now: float | None = None) -> None:
         """Send what is new, about ten times a second; ``now`` in seconds on a steady clock."""
-        now = time.monotonic() if now is None else now
+        with self.lock:
+            self._tick(time.monotonic() if now is None else now)
+
+    def _tick(self, now: float) -> None:
+        self.ticked = time.monotonic()
         if self.show_due is not None and now >= self.show_due:
             self.show()
         if self.view is not None:
             self.view.tick(now)
         elif self.where == "terminal" and self.status and now >= self.line_due:
             self.line_due = now + LINE_EVERY
-            self.report(progress_line(self.title, self.status))
+            self.report(progress_line(self.title, self.status, latest_values(self.store, self.charts)))
+
+    def tick_meanwhile(self) -> None:
+        """Keep the view moving while the main thread has had no time for it."""
+        now = time.monotonic()
+        with self.lock:
+            if self.view is not None and now - self.ticked > LATE:
+                self.view.tick_unheard(now)
 
     def progress(self, status: Mapping[str, Any]) -> None:
         """Take note of the run's progress (see `LiveView.progress`)."""
-        self.status = {**self.status, **status}
-        if self.view is not None:
-            self.view.progress(status)
+        with self.lock:
+            self.status = {**self.status, **status}
+            if self.view is not None:
+                self.view.progress(status)
+
+    def mark(self, marks: Sequence[Mark]) -> None:
+        """Draw these marks on the curves from now on."""
+        with self.lock:
+            self.marks = marks
+            if self.view is not None:
+                self.view.mark(marks)
 
     def output(self, task: str, printed: str) -> None:
         """Append what a task printed."""
+        with self.lock:
+            self._output(task, printed)
+
+    def _output(self, task: str, printed: str) -> None:
         transcript = self.transcripts.setdefault(task, Transcript())
         before = transcript.written
         transcript.append(printed)
         if self.where == "terminal":
             _, lines, _ = transcript.since(before)
-            for line in lines.splitlines():
+            for line in plain(lines).splitlines():
                 self.report(f"[{short_task(task)}] {line}")
 
     def on_control(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
@@ -153,6 +185,10 @@ class LiveDisplay:
 
     def finish(self, summary: Summary) -> None:
         """Freeze: the widget gives way to a picture and a table, and is closed."""
+        with self.lock:
+            self._finish(summary)
+
+    def _finish(self, summary: Summary) -> None:
         if not summary.outputs:
             summary = replace_outputs(summary, {t: log.text() for t, log in self.transcripts.items()})
         if self.where == "terminal":

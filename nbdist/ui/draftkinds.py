@@ -9,9 +9,9 @@ from nbdist.sweep.values import Value
 Kind: TypeAlias = Literal["uniform", "log", "int", "log int", "choice", "fixed"]
 
 NUMBERS: dict[Kind, str] = {
-    "uniform": "float", "log": "log float", "int": "int", "log int": "log int",
+    "uniform": "uniform", "log": "log-uniform", "int": "integer", "log int": "log-integer",
 }  # fmt: skip
-"""Ranges of numbers, and how the page calls them."""
+"""Ranges of numbers, and what the page calls their distributions."""
 
 KINDS: dict[Kind, str] = {**NUMBERS, "choice": "choice", "fixed": "fixed"}
 

@@ -58,7 +58,7 @@ class Feed:
         self.cursor = 0
         self.held: dict[tuple[int, int], int] = defaultdict(int)  # points in the page, by (replica, series)
         self.waiting: dict[tuple[int, int], None] = {}  # curves to be sent anew, in order
-        self.gone: frozenset[int] = frozenset()  # replicas that the others go on without
+        self.lost: frozenset[int] = frozenset()  # replicas that do not train any more
         self.changed = False  # points arrived since the last means
         self.means_due = 0.0
         self.spent = 0.0  # seconds of the kernel that trends have taken since the last means
@@ -177,7 +177,7 @@ class Feed:
         began = time.thread_time()
         self.changed = False
         for index, name in enumerate(self.names):
-            steps, values = course(*self.store.aggregate(name, gone=self.gone), most=MOST_POINTS // 2)
+            steps, values = course(*self.store.aggregate(name, gone=self.lost), most=MOST_POINTS // 2)
             if len(steps):
                 sending.replaced.append((MEAN, index))
                 sending.parts.append(records(MEAN, index, steps, values))
@@ -199,7 +199,7 @@ class Feed:
         if not self.names:
             return
         name = self.names[0]
-        there = [replica for replica in self.store.replicas if replica not in self.gone]
+        there = [replica for replica in self.store.replicas if replica not in self.lost]
         lasts = [
             (last.step, -replica)
             for replica in there or self.store.replicas

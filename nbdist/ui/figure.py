@@ -13,6 +13,7 @@ from nbdist.ui.chartplan import Chart
 from nbdist.ui.figurelines import EACH, Line, course_lines, point_lines
 from nbdist.ui.palette import GRID, INK, MUTED, PAPER, shades
 from nbdist.ui.shorten import clip
+from nbdist.ui.summary import Mark
 from nbdist.ui.yrange import y_range
 
 if TYPE_CHECKING:
@@ -24,11 +25,17 @@ if TYPE_CHECKING:
 
 SHARPEST, COARSEST = 200, 40  # dots per inch
 COLUMN_WIDTH, ROW_HEIGHT = 4.6, 2.9  # inches
+MARKERS = {"rate": "D", "pause": "s", "checkpoint": "v", "lost": "x"}
 LARGEST = 1e100  # beyond it Matplotlib's axes fail; drawn as a gap, like what is not finite
 
 
 def picture(
-    store: RunStore, charts: Sequence[Chart], tasks: Sequence[str], limit: int, axis: str = "steps"
+    store: RunStore,
+    charts: Sequence[Chart],
+    tasks: Sequence[str],
+    limit: int,
+    axis: str = "steps",
+    marks: Sequence[Mark] = (),
 ) -> bytes:
     """Return a PNG of at most ``limit`` bytes, as sharp as that allows; ``axis`` says what x counts.
 
@@ -39,7 +46,7 @@ def picture(
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()  # a notebook's own style may be made for other figures
         warnings.simplefilter("ignore")  # of letters that the font lacks
-        figure = draw(store, charts, tasks, axis)
+        figure = draw(store, charts, tasks, axis, marks)
         dots = SHARPEST
         while len(png := encode(figure, dots)) > limit and dots > COARSEST:
             # The size grows about as the length of the edges does, and what is drawn takes time.
@@ -47,8 +54,14 @@ def picture(
     return png
 
 
-def draw(store: RunStore, charts: Sequence[Chart], tasks: Sequence[str], axis: str = "steps") -> Figure:
-    """Return the figure: a pair of axes for each chart, and one legend."""
+def draw(
+    store: RunStore,
+    charts: Sequence[Chart],
+    tasks: Sequence[str],
+    axis: str = "steps",
+    marks: Sequence[Mark] = (),
+) -> Figure:
+    """Return the figure: a pair of axes for each chart with the ``marks`` on it, and one legend."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -63,6 +76,7 @@ def draw(store: RunStore, charts: Sequence[Chart], tasks: Sequence[str], axis: s
         axes = figure.add_subplot(rows, columns, index + 1)
         axes.set_xlabel(axis, fontsize=8, color=MUTED)
         fill(axes, chart.title, point_lines(store, chart), course_lines(store, chart, tasks))
+        draw_marks(axes, marks)
         keys |= {str(line.get_label()): line for line in axes.get_lines() if is_key(line)}
     if keys:
         add_legend(figure, keys, 3 * columns)
@@ -90,6 +104,16 @@ def fill(axes: Axes, title: str, points: Sequence[Line], course: Sequence[Line])
         axes.set_ylim(*within)
         return
     axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center", color=MUTED, fontsize=9)
+
+
+def draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
+    """Draw an upright line for each mark, with a sign at its top that the words below the picture repeat."""
+    for mark in marks:
+        axes.axvline(mark.step, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), label="_mark", zorder=1)
+        axes.plot(
+            [mark.step], [0.98], marker=MARKERS[mark.kind], markersize=4.5, color=MUTED, linestyle="none",
+            transform=axes.get_xaxis_transform(), label="_mark", clip_on=False,
+        )  # fmt: skip
 
 
 def drawable(values: Any) -> Any:

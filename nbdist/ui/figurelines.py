@@ -45,7 +45,7 @@ def course_lines(store: RunStore, chart: Chart, tasks: Sequence[str]) -> list[Li
     if chart.train is not None and len(replicas) > 1:
         lines += replica_lines(store, chart.train, replicas, tasks)
     if chart.train is not None and replicas:
-        name = "mean of replicas" if len(replicas) > 1 else "training"
+        name = "mean over replicas" if len(replicas) > 1 else "training"
         style: dict[str, Any] = {"color": TRAIN, "linewidth": 2.0, "label": name}
         lines.append((*course(*store.aggregate(chart.train)), style))
     if chart.validation is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, nearest
 
 WIDEST = 24  # characters of a flag and its value that the explanation stands beside
 
@@ -44,8 +43,13 @@ def parse(line: str, flags: Mapping[str, Flag], magic: str) -> tuple[list[str], 
 def parse_words(
     words: Iterable[str], flags: Mapping[str, Flag], magic: str
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the plain words and the options among the words of a magic's line."""
-    plain, options = [], {}
+    """Return the plain words and the options among the words of a magic's line.
+
+    Raises `InvalidArgumentError` for a flag that is not among ``flags``, that is given twice, or whose value
+    cannot be read.
+    """
+    plain, options = list[str](), dict[str, Any]()
+    given: dict[str, str] = {}  # the flag that has set each option
     following = iter(words)
     for word in following:
         if not word.startswith("--"):
@@ -55,6 +59,10 @@ def parse_words(
         flag = flags.get(name)
         if flag is None:
             raise InvalidArgumentError(unknown(f"{magic}: no flag", name, flags))
+        if (before := given.setdefault(flag.option, name)) != name:
+            raise InvalidArgumentError(f"{magic}: {before} and {name} exclude each other: give one of them")
+        if flag.option in options:
+            raise InvalidArgumentError(f"{magic}: {name} is given twice on the line: give it once")
         if flag.read is None:
             if equals:
                 raise InvalidArgumentError(f"{magic}: {name} takes no value, got {value!r}")
@@ -75,8 +83,8 @@ def parse_words(
 
 def unknown(what: str, name: str, valid: Mapping[str, Any]) -> str:
     """Return the message for a name that is not among the valid ones, with the nearest one."""
-    near = difflib.get_close_matches(name, valid, 1)
-    hint = f"; did you mean {near[0]}?" if near else "."
+    near = nearest(name, valid)
+    hint = f"; did you mean {near}?" if near else "."
     return f"{what} {name!r}{hint} The valid ones are {', '.join(valid)}"
 
 
@@ -111,3 +119,17 @@ def grouped(groups: Mapping[str, Mapping[str, Flag]]) -> dict[str, Flag]:
 def names(text: str) -> tuple[str, ...]:
     """Read ``a,b,c``."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def pushed_names(push: Iterable[str], namespace: Mapping[str, Any], magic: str) -> dict[str, Any]:
+    """Return the values of the notebook that ``--push`` names.
+
+    >>> pushed_names(["x"], {"x": 3}, "%%distribute")
+    {'x': 3}
+    """
+    for name in push:
+        if name not in namespace:
+            near = nearest(name, namespace)
+            hint = f"; did you mean {near}?" if near else ": define it in a cell first"
+            raise InvalidArgumentError(f"{magic}: --push {name}: this notebook has no {name!r}{hint}")
+    return {name: namespace[name] for name in push}

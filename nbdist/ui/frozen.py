@@ -5,7 +5,8 @@
 - ``image/png``: the curves, where there are any
 - ``text/html``: the same picture, small tables, and what each task printed; all of it escaped
 - ``text/plain``: the tables and the output as text
-- ``application/vnd.nbdist.run+json``: the summary and the curves, thinned (see rundata.py)
+- ``application/vnd.nbdist.run+json``: the summary and the curves, thinned (see rundata.py); a cell that
+  trained nothing has none, and shows what it printed
 
 What had to be cut is said where it is missing.
 """
@@ -20,17 +21,18 @@ from nbdist.ui.chartplan import plan_charts
 from nbdist.ui.figure import columns_of, picture
 from nbdist.ui.frozenhtml import html
 from nbdist.ui.frozentext import text
-from nbdist.ui.rundata import run_data
-from nbdist.ui.shorten import Room
-from nbdist.ui.summary import Summary, axis_words
+from nbdist.ui.rundata import MOST_MARKS, run_data, size
+from nbdist.ui.shorten import Room, well_formed
+from nbdist.ui.summary import Summary, axis_words, is_plain
 
 if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
 
 RUN = "application/vnd.nbdist.run+json"
-# Bytes, of 150,000 in all. The picture counts twice, and grows by a third as base64; so do the rooms.
+# Bytes in a notebook file. The picture counts twice, and grows by a third as base64; so do the rooms. The
+# curves have the rest.
+LARGEST = 148_000
 PICTURE_LIMIT = 32_000
-DATA_LIMIT = 18_000
 BESIDE_A_PICTURE = Room(error=4_000, metrics=2_500, rows=3_000, outputs=7_000)
 ALONE = Room(error=15_000, metrics=3_000, rows=6_000, outputs=32_000)
 
@@ -39,12 +41,17 @@ def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = Non
     """Return the MIME bundle of a run that is over; ``wanted`` names its charts, as ``--live`` does."""
     charts = plan_charts(store.series, wanted) or plan_charts(store.series)
     axis = axis_words(summary.unit, len(summary.tasks))
-    png = picture(store, charts, summary.tasks, limit=PICTURE_LIMIT, axis=axis) if charts else None
+    png = None
+    if charts:
+        png = picture(
+            store, charts, summary.tasks, limit=PICTURE_LIMIT, axis=axis, marks=summary.marks[:MOST_MARKS]
+        )
     room = BESIDE_A_PICTURE if png else ALONE
     encoded = None if png is None else base64.b64encode(png).decode("ascii")
-    bundle = {
-        "text/html": html(summary, encoded, room, columns_of(len(charts))),
-        "text/plain": text(summary, room),
-        RUN: run_data(store, charts, summary, limit=DATA_LIMIT),
-    }
-    return bundle if encoded is None else {"image/png": encoded, **bundle}
+    bundle: dict[str, Any] = {} if encoded is None else {"image/png": encoded}
+    bundle["text/html"] = well_formed(html(summary, encoded, room, columns_of(len(charts))))
+    bundle["text/plain"] = well_formed(text(summary, room))
+    if charts or not is_plain(summary):
+        data = run_data(store, charts, summary, limit=LARGEST - size(bundle))
+        bundle[RUN] = well_formed(data)
+    return bundle

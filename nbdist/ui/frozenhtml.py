@@ -6,13 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from nbdist.ui.shorten import Room, clip, first_of, fitting, shorten
-from nbdist.ui.summary import Summary, apart, headline, number, short_task
+from nbdist.ui.ansi import part, spans, styled
+from nbdist.ui.shorten import Room, clip, cut_words, first_of, fitting, longest, shorten
+from nbdist.ui.summary import Summary, apart, headline, is_plain, marks_line, number, short_task
 
 MOST_COLUMNS = 8
 FEW_LETTERS = 100  # in names that stand side by side
 LEAST_OUTPUT = 500  # bytes that make it worth showing a task's output at all
 UNFOLDED_LINES = 30  # a longer output is folded
+MARKS_ROOM = 1500  # characters
 PICTURE_WIDTH = 900  # CSS pixels at most
 COLUMN_WIDTH = 290  # CSS pixels at least of each chart in a row: less cannot be read, a page can be scrolled
 
@@ -23,6 +25,8 @@ def html(summary: Summary, picture: str | None, room: Room, columns: int = 1) ->
         f" &nbsp; <small>{line(summary.run_id)}</small>" if summary.run_id not in ("", summary.title) else ""
     )
     parts = [f"<p><strong>{line(summary.title)}</strong> &nbsp; {line(headline(summary), 200)}{name}</p>"]
+    if picture is None and is_plain(summary):
+        parts = [] if any(summary.outputs.values()) else [f"<p><small>{line(headline(summary))}</small></p>"]
     if summary.error:
         error = escape(shorten(summary.error, room.error, escape))
         parts.append(f"<pre>{error}</pre>" if "\n" in error else f"<p><code>{error}</code></p>")
@@ -32,6 +36,10 @@ def html(summary: Summary, picture: str | None, room: Room, columns: int = 1) ->
             f'style="width:100%; min-width:{columns * COLUMN_WIDTH}px; max-width:{PICTURE_WIDTH}px; '
             'height:auto"></p>'
         )
+    if summary.marks and picture is not None:
+        parts.append(f"<p><small>{line(marks_line(summary), MARKS_ROOM)}</small></p>")
+    if summary.checkpoint:
+        parts.append(f"<p><small>checkpoint: <code>{line(summary.checkpoint, 500)}</code></small></p>")
     parts.append(metrics_table(apart(summary), room.metrics))
     parts.append(rows_table(summary.rows, room.rows))
     parts += outputs(summary, room.outputs)
@@ -41,7 +49,7 @@ def html(summary: Summary, picture: str | None, room: Room, columns: int = 1) ->
 def describe(summary: Summary) -> str:
     """Return the picture in words."""
     final = ", ".join(f"{line(name)} {number(value)}" for name, value in first_of(summary.metrics, 6))
-    return f"Curves of {line(summary.title)}" + (f"; final values: {final}" if final else "")
+    return f"Curves of {line(summary.title)}" + (f"; last epoch: {final}" if final else "")
 
 
 def metrics_table(metrics: Mapping[str, float], room: int) -> str:
@@ -97,7 +105,21 @@ def output(task: str, text: str, share: int) -> str:
     start = f"<details{unfolded}><summary><strong>{line(short_task(task), 40)}</strong></summary><pre>"
     end = "</pre></details>"
     room = share - len(json.dumps(start + end))
-    return start + escape(shorten(text.rstrip("\n"), room, escape)) + end
+    return start + coloured(text.rstrip("\n"), room) + end
+
+
+def coloured(text: str, room: int) -> str:
+    """Return HTML of at most ``room`` bytes of a text with terminal colours, cut in its middle."""
+    pieces = list(spans(text))
+    length = sum(len(piece) for _, piece in pieces)
+
+    def cut(keep: int) -> str:
+        if keep >= length:
+            return styled(pieces)
+        head, tail = part(pieces, 0, keep // 2), part(pieces, length - (keep - keep // 2), length)
+        return styled(head) + cut_words(length - keep) + styled(tail)
+
+    return longest(cut, length, room)
 
 
 def more(count: int, what: str) -> str:

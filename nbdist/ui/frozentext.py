@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from nbdist.ui.ansi import plain
 from nbdist.ui.shorten import Room, clip, first_of, fitting, shorten
-from nbdist.ui.summary import Summary, apart, headline, number, short_task
+from nbdist.ui.summary import Summary, apart, headline, is_plain, marks_line, number, short_task
 
 MOST_COLUMNS = 8
 LEAST_OUTPUT = 500  # bytes that make it worth showing a task's output at all
@@ -16,8 +17,14 @@ def text(summary: Summary, room: Room) -> str:
     """Return the run as plain text."""
     name = f"  ({clip(summary.run_id)})" if summary.run_id not in ("", summary.title) else ""
     parts = [f"{clip(summary.title)}  {headline(summary)}{name}"]
+    if is_plain(summary) and any(summary.outputs.values()):
+        parts = []
     if summary.error:
         parts.append(shorten(summary.error, room.error))
+    if summary.marks:
+        parts.append(clip(marks_line(summary), 1500))
+    if summary.checkpoint:
+        parts.append(f"checkpoint: {clip(summary.checkpoint, 500)}")
     parts.append(metrics_text(apart(summary), room.metrics))
     parts.append(rows_text(summary.rows, room.rows))
     parts += outputs(summary.outputs, room.outputs)
@@ -43,7 +50,7 @@ def rows_text(rows: Sequence[Mapping[str, object]], room: int) -> str:
 
 def outputs(printed_by: Mapping[str, str], room: int) -> list[str]:
     """Return what each task printed, under its name."""
-    printed = {task: text.rstrip() for task, text in printed_by.items() if text}
+    printed = {task: plain(text).rstrip() for task, text in printed_by.items() if text}
     share = max(LEAST_OUTPUT, room // max(1, len(printed)))
     parts = fitting((output(task, text, share) for task, text in printed.items()), room)
     return [*parts, *more(len(printed) - len(parts), "tasks with output")]

@@ -7,13 +7,12 @@ nb.show_graph(graph, expand="hidden").save("hidden.svg")
 from __future__ import annotations
 
 import base64
-import difflib
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, nearest
 from nbdist.graph.picture.collapse import collapse, scopes
 from nbdist.graph.picture.layout import lay_out
 from nbdist.graph.picture.nodes import Node, describe
@@ -58,8 +57,15 @@ class GraphView:
         return png(self._shown, scale)
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture into a file that ends with .svg or .png; return its path."""
+        """Write the picture into a file that ends with .svg or .png; return its path.
+
+        Raises InvalidArgumentError for another suffix, NotFoundError where the folder is missing.
+        """
         path = Path(path).expanduser()
+        if not path.parent.is_dir():
+            raise NotFoundError(
+                f"there is no folder {str(path.parent)!r} to save {path.name!r} into; make it first"
+            )
         kind = path.suffix.lower()
         if kind == ".svg":
             path.write_text(self.svg(), encoding="utf-8")
@@ -140,7 +146,7 @@ def _check_scopes(nodes: Iterable[Node], expand: Iterable[str]) -> None:
     there = scopes(nodes)
     for name in expand:
         if name.rstrip("/") not in there:
-            near = difflib.get_close_matches(name, there, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
+            near = nearest(name, there)
+            hint = f"; did you mean {near!r}?" if near else "."
             some = ", ".join(there[:20]) + (" and more" if len(there) > 20 else "")
             raise InvalidArgumentError(f"the graph has no name scope {name!r}{hint} It has {some or 'none'}")

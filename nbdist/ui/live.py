@@ -14,7 +14,10 @@ Nothing of it is widget state, so nothing of it is saved with a notebook.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,7 @@ from nbdist.ui.frames import frame
 from nbdist.ui.jsonable import jsonable
 from nbdist.ui.paced import PacedView
 from nbdist.ui.shorten import clip
+from nbdist.ui.summary import Mark
 from nbdist.ui.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class LiveView(PacedView):
-    """Curves, progress, replicas and output of one run. All methods belong to the kernel's main thread.
+    """Curves, progress, replicas and output of one run. Other threads than the main one need the ``lock``.
 
     ``tasks`` are task names in replica order; parameter servers may follow, and have output only.
     """
@@ -48,7 +52,10 @@ class LiveView(PacedView):
         run_id: str = "",
         controls: Controls | None = None,
         again: str = "",
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
+        self.lock = lock or threading.RLock()
+        """Whoever sends or changes something has it: a run may be followed from another thread."""
         self.planned = None if charts is None else list(charts)  # what is drawn unless the page chooses
         self.feed = Feed(store, self.planned)
         self.available = Available()
@@ -57,6 +64,8 @@ class LiveView(PacedView):
         self.controls = controls or Controls()
         self.status: dict[str, Any] = {"state": "starting"}
         self.status_is_new = True
+        self.marks: list[dict[str, Any]] = []
+        self.marks_are_new = False
         self.transcripts = {task: Transcript() for task in tasks} if transcripts is None else transcripts
         self.shown: dict[str, tuple[int, str]] = {}  # task -> what the page has of its transcript
         super().__init__("live")
@@ -69,7 +78,8 @@ class LiveView(PacedView):
     def progress(self, status: Mapping[str, Any]) -> None:
         """Take note of the run's progress; what is not known may be left out or None.
 
-        Keys: state, step, total, unit ("steps" or "updates"), steps_per_second, examples_per_second,
+        Keys: state, step, total, epoch and epochs (None in loops without fit), unit ("steps" or "updates"),
+        steps_per_second, examples_per_second,
         seconds_left, elapsed (seconds), note, learning_rate (in force; None where there is none to set),
         checkpoint (the latest: number, step, path, error), and per_replica, a mapping of replica to its
         state, step, steps_per_second, staleness and ``spent`` (seconds of a step by part: data, compute,
@@ -78,11 +88,27 @@ class LiveView(PacedView):
         self.status = {**self.status, **jsonable(status)}
         self.status_is_new = True
         if (replicas := status.get("per_replica")) is not None:
-            self.feed.gone = frozenset(i for i, one in replicas.items() if one.get("state") == "gone")
+            self.feed.lost = frozenset(i for i, one in replicas.items() if one.get("state") == "lost")
+
+    def mark(self, marks: Iterable[Mark]) -> None:
+        """Draw these marks on the curves from now on: what happened at which step."""
+        self.marks, self.marks_are_new = [asdict(mark) for mark in marks], True
 
     def output(self, task: str, text: str) -> None:
         """Append what a task printed."""
         self.transcripts.setdefault(task, Transcript()).append(text)
+
+    def tick_unheard(self, now: float) -> None:
+        """Send a frame now and then although what the page says does not come through."""
+        known = bool(self.views) and self.placed
+        if self.pace.may_send_unheard(now, known):
+            self.now = now
+            self.snapshot_wanted = self.snapshot_wanted or not known  # it may have missed the one before
+            self._send_frame(now)
+
+    def _on_page_message(self, widget: object, message: Mapping[str, Any], buffers: object) -> None:
+        with self.lock:
+            super()._on_page_message(widget, message, buffers)
 
     def finish(self, state: str) -> None:
         """The run is over (``finished``, ``stopped`` or ``failed``); no further tick is needed."""
@@ -122,6 +148,8 @@ class LiveView(PacedView):
             }
         if snapshot or self.status_is_new:
             content["progress"] = self.status
+        if self.marks_are_new or (snapshot and self.marks):
+            content["marks"] = self.marks
         if available := self.available.news(self.feed.store.series, now, anew=snapshot):
             content["available"] = available
         if printed := self._new_output(snapshot):
@@ -129,7 +157,7 @@ class LiveView(PacedView):
         if not (len(content) > 2 or sending.parts):
             return
         content["replaced"] = sending.replaced
-        self.snapshot_wanted = self.status_is_new = False
+        self.snapshot_wanted = self.status_is_new = self.marks_are_new = False
         self._send_numbered(content, sending, now)
 
     def _send_numbered(self, content: dict[str, Any], sending: Sending, now: float) -> None:

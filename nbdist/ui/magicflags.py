@@ -23,6 +23,7 @@ START_FLAGS = {
         "orphan_timeout", float, "S", "seconds it lives without a client (default 60, and 3600 in a run)"
     ),
 }
+STOP_FLAGS = {"--force": Flag("force", help="although another notebook started it and has a run on it")}
 GROW_FLAGS = {"--workers": Flag("workers", int, "N", "how many workers come or leave (default 1)")}
 DISTRIBUTE_FLAGS = grouped({
     "How replicas work together": {
@@ -74,6 +75,7 @@ DISTRIBUTE_FLAGS = grouped({
             value=True,
         ),
         "--no-live": Flag("show", help="show no view; what the tasks print is printed", value=False),
+        "--push": Flag("push", names, "x,make_model", "values and functions of this notebook, for the cell"),
         "--fetch": Flag("fetch", names, "a,b", "more names to bring home from the chief"),
     },
 })  # fmt: skip

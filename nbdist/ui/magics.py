@@ -17,19 +17,21 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from nbdist.cluster.adopt import announce, start_or_adopt
 from nbdist.cluster.handle import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError
+from nbdist.runs.delivery import Given
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.ui.answering import answer_meanwhile
 from nbdist.ui.background import follow_in_background
 from nbdist.ui.brief import brief, shown_briefly
-from nbdist.ui.flags import Flag, parse, unknown, usage
+from nbdist.ui.flags import Flag, parse, pushed_names, unknown, usage
 from nbdist.ui.graphmagic import GRAPH_FLAGS, graph
 from nbdist.ui.graphview import GraphView
-from nbdist.ui.launch import start
-from nbdist.ui.magicflags import DISTRIBUTE_FLAGS, GROW_FLAGS, START_FLAGS
+from nbdist.ui.launch import run_name, start
+from nbdist.ui.magicflags import DISTRIBUTE_FLAGS, GROW_FLAGS, START_FLAGS, STOP_FLAGS
 from nbdist.ui.sweepmagic import SweepMagics
 
-COMMANDS = ("start", "status", "attach", "grow", "shrink", "restart", "stop")
+COMMENT = re.compile(r"(^|\s)#.*")  # IPython hands a line magic its comment, too
+COMMANDS = ("start", "status", "attach", "detach", "grow", "shrink", "restart", "stop")
 
 
 @magics_class
@@ -39,7 +41,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     @line_magic  # type: ignore[untyped-decorator]
     @shown_briefly
     def cluster(self, line: str) -> Any:
-        """Start, show, attach to or stop a cluster, give it more workers or fewer, or restart a task of it.
+        """Start, show, attach to, leave or stop a cluster, change its number of workers, or restart a task.
 
         %cluster start --workers 3 --ps 1     bring up four engines on this machine
         %cluster                              show the tasks
@@ -48,12 +50,13 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         %cluster shrink                       one worker fewer: the last one, if no run is using it
         %cluster restart worker:1             a new process for a task, with an empty namespace
         %cluster restart                      new processes for all tasks that have died
-        %cluster stop                         end it
+        %cluster detach                       disconnect from it, and leave it running
+        %cluster stop                         end it; --force if another notebook has a run on its own cluster
 
         Flags of start:
         {flags}
         """
-        command, _, rest = line.strip().partition(" ")
+        command, _, rest = COMMENT.sub("", line).strip().partition(" ")
         command = command or "status"
         if command not in COMMANDS:
             raise InvalidArgumentError(unknown("%cluster: no command", command, dict.fromkeys(COMMANDS)))
@@ -85,6 +88,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         %%distribute --replication in-graph                the cell runs here, its fit drives all workers
 
         %%distribute --background                          go on at once: run.wait(), run.stop(), run.model
+        %%distribute --push x,y,make_model                 values and functions of the notebook, for the cell
 
         A worker that dies does not end a run with mirrored, multi_worker, ps --async or ps --sync --backups,
         as long as the chief, worker 0, lives. Stop, or the kernel's interrupt, ends any run and keeps what it
@@ -93,7 +97,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         Flags:
         {flags}
         """
-        run = begin(line, cell)
+        run = begin(line, cell, self.shell.user_ns)
         if leave_to_itself(run, self.shell.user_ns):
             return
         try:
@@ -128,7 +132,9 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         except NotFoundError:
             return start_or_adopt(**options)
         if len(running.dead()) == len(running.tasks) or running.controller_died():
-            print(f"cluster {running.id} has died; clearing it away")
+            print(
+                f"cluster {running.id} has ended: {running.controller_died() or 'all of its tasks have died'}"
+            )
             running.stop()
             return start_or_adopt(**options)
         raise InvalidArgumentError(
@@ -161,9 +167,17 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         Cluster.current().restart(line.strip() or None)
 
     def _stop(self, line: str) -> None:
+        plain, options = parse(line, STOP_FLAGS, "%cluster stop")
+        if plain:
+            raise InvalidArgumentError(f"%cluster stop: what is {plain[0]!r}? The flag is --force")
         cluster = Cluster.current()
-        cluster.stop()
+        cluster.stop(**options)
         print(f"cluster {cluster.id} is stopped")
+
+    def _detach(self, line: str) -> None:
+        cluster = Cluster.current()
+        cluster.detach()
+        print(f"cluster {cluster.id} keeps running; to connect again: %cluster attach {cluster.id}")
 
 
 def how_many(line: str, magic: str) -> int:
@@ -190,25 +204,32 @@ _with_flags(DistributedMagics.distribute, DISTRIBUTE_FLAGS)
 _with_flags(DistributedMagics.graph, GRAPH_FLAGS)
 
 
-def begin(line: str, cell: str) -> Run:
-    """Start the run that a %%distribute cell asks for."""
+def begin(line: str, cell: str, namespace: dict[str, Any], before: int = 1) -> Run:
+    """Start the run that a %%distribute cell asks for; its body follows so many lines of the cell."""
     plain, options = parse(line, DISTRIBUTE_FLAGS, "%%distribute")
     if plain:
         raise InvalidArgumentError(
             f"%%distribute: what is {plain[0]!r}? The flags are {', '.join(DISTRIBUTE_FLAGS)}"
         )
-    return start(cell, Options(**options))
+    name = run_name(
+        cell,
+        options.get("strategy"),
+        options.get("synchronous"),
+        options.get("replication", "between-graph"),
+    )
+    wanted = Options(**{"name": name, **options})
+    given = Given(pushed_names(wanted.push, namespace, "%%distribute"))
+    return start(cell, wanted, given=given, first_line=before + 1)
 
 
 def leave_to_itself(run: Run, namespace: dict[str, Any]) -> bool:
-    """With ``--background``: go on without waiting, if the notebook's loop can follow the run meanwhile."""
+    """With ``--background``: return at once; what comes home is put into the notebook when the run ends."""
     if not run.options.background:
         return False
     namespace["run"] = run
-    if follow_in_background(run):
-        return True
-    run.notes.append("--background needs a notebook, whose event loop follows the run: it was waited for")
-    return False
+    run.deliver = lambda run: namespace.update(run.results)
+    follow_in_background(run)
+    return True
 
 
 def bring_home(run: Run, namespace: dict[str, Any]) -> None:
@@ -229,11 +250,11 @@ def finish(run: Run) -> None:
         raise stopped
 
 
-async def await_distribute(line: str, cell: str) -> None:
-    """Run a %%distribute cell while the kernel's event loop goes on."""
+async def await_distribute(line: str, cell: str, before: int = 1) -> None:
+    """Run a %%distribute cell, whose body follows so many lines, while the kernel's event loop goes on."""
     shell = get_ipython()
     try:
-        run = begin(line, cell)
+        run = begin(line, cell, shell.user_ns, before)
         if leave_to_itself(run, shell.user_ns):
             return
         try:
@@ -255,7 +276,7 @@ def awaited(lines: list[str]) -> list[str]:
     """Turn a cell that starts with %%distribute or %%sweep into an awaited call. An input transformer.
 
     >>> awaited(["%%distribute --sync\\n", "x = 1\\n"])
-    ["await __import__('nbdist.ui.magics', fromlist=['']).await_distribute('--sync', 'x = 1\\\\n')\\n"]
+    ["await __import__('nbdist.ui.magics', fromlist=['']).await_distribute('--sync', 'x = 1\\\\n', 1)\\n"]
     """
     first = next((i for i, line in enumerate(lines) if line.strip()), None)
     if first is None:
@@ -265,7 +286,8 @@ def awaited(lines: list[str]) -> list[str]:
         return lines
     body = "".join(lines[first + 1 :])
     module, function = AWAITED[name]
-    return [f"await __import__({module!r}, fromlist=['']).{function}({rest.strip()!r}, {body!r})\n"]
+    call = f"{function}({rest.strip()!r}, {body!r}, {first + 1})"
+    return [f"await __import__({module!r}, fromlist=['']).{call}\n"]
 
 
 def load(shell: Any) -> None:

@@ -1,14 +1,16 @@
 """The data in a frozen output, for those who draw it again: `application/vnd.nbdist.run+json`.
 
     {"version": 1, "run": "...", "title": "...", "state": "finished", "tasks": [...], "step": 500,
-     "unit": "steps", "seconds": 3.2, "steps_per_second": 156.0, "remarks": ["worker 1 is gone"],
-     "metrics": {"loss": 0.12},
+     "unit": "steps", "seconds": 3.2, "steps_per_second": 156.0, "total": 500, "checkpoint": null,
+     "marks": [{"step": 120, "kind": "rate", "text": "learning rate 0.1 → 0.01"}],
+     "remarks": ["worker 1 was lost"], "metrics": {"loss": 0.12},
      "charts": [{"title": "loss", "train": "loss", "validation": "val_loss"}],
      "series": [{"name": "loss", "replica": "mean", "kind": "trend", "steps": "0 10", "values": "2.3 nan"},
                 {"name": "loss", "replica": 0, "kind": "points", "steps": "0 1", "values": "2.31 2.4"}],
      "left_out": 0}
 
-A trend is made of means of neighbouring points; points are the extremes of what was measured.
+A trend is made of means of neighbouring points, single ones at its start; points are the extremes of what was
+measured, the first and the last.
 
 Steps and values are text because a notebook file puts each item of a list on a line of its own, and because
 JSON has no NaN and no infinity (``nan``, ``inf`` and ``-inf`` here).
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nbdist.ui.chartplan import Chart
@@ -29,10 +32,14 @@ from nbdist.ui.summary import Summary
 if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
 
-LIMITS = ((500, 200), (250, 100), (120, 60), (80, 40), (50, 30), (30, 20))  # points of a trend, of points
+# Points of a trend, of points: as many as the picture has, then fewer.
+LIMITS = (
+    (512, 600), (512, 300), (360, 150), (250, 80), (180, 50), (120, 40), (80, 30), (50, 30), (30, 20),
+)  # fmt: skip
 MOST_METRICS = 40
 MOST_TASKS = 64
 MOST_REPLICAS = 16
+MOST_MARKS = 100
 
 
 def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: int) -> dict[str, Any]:
@@ -47,6 +54,9 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
         "unit": clip(summary.unit),
         "seconds": jsonable(summary.seconds),
         "steps_per_second": jsonable(summary.steps_per_second),
+        "total": jsonable(summary.total),
+        "checkpoint": summary.checkpoint and clip(summary.checkpoint, 1000),
+        "marks": [{**asdict(mark), "text": clip(mark.text)} for mark in summary.marks[:MOST_MARKS]],
         "remarks": [clip(remark) for remark in summary.remarks],
         "metrics": {clip(name): jsonable(value) for name, value in first_of(summary.metrics, MOST_METRICS)},
         "charts": [

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,21 @@ def clip(name: object, limit: int = MOST_NAME) -> str:
     """
     line = "".join(letter if letter.isprintable() else " " for letter in str(name)[: limit + 1])
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def well_formed(value: Any) -> Any:
+    """Return plain values with lone surrogates in texts replaced, which cannot be written as UTF-8.
+
+    >>> well_formed({"said": ["caf\\udce9", 3]})
+    {'said': ['caf?', 3]}
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {well_formed(key): well_formed(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [well_formed(one) for one in value]
+    return value
 
 
 def first_of(mapping: Mapping[K, V], count: int) -> list[tuple[K, V]]:
@@ -64,15 +79,26 @@ def shorten(text: str, limit: int, written: Callable[[str], str] = str) -> str:
     xxxxxxxxx.last
     """
 
-    def size(part: str) -> int:
-        return len(json.dumps(written(part)))
-
-    # A part that is far too long is cut first, so that a long one costs no more than a short one.
-    keep = min(len(text), limit)
-    while True:
+    def cut(keep: int) -> str:
         head, tail = text[: keep // 2], text[len(text) - (keep - keep // 2) :]
-        cut = len(text) - keep
-        short = text if cut <= 0 else f"{head}\n... {cut:,} characters cut ...\n{tail}"
-        if keep <= 0 or size(short) <= limit:
+        missing = len(text) - keep
+        return text if missing <= 0 else f"{head}{cut_words(missing)}{tail}"
+
+    return longest(cut, len(text), limit, written)
+
+
+def cut_words(missing: int) -> str:
+    """Return the line that stands for so many characters."""
+    return f"\n... {missing:,} characters cut ...\n"
+
+
+def longest(cut: Callable[[int], str], length: int, limit: int, written: Callable[[str], str] = str) -> str:
+    """Return ``cut(keep)`` with most of ``length`` characters, ``limit`` bytes of a file when ``written``."""
+    # A text that is far too long is cut first, so that a long one costs no more than a short one.
+    keep = min(length, limit)
+    while True:
+        short = cut(keep)
+        size = len(json.dumps(written(short)))
+        if keep <= 0 or size <= limit:
             return short
-        keep = min(keep - 1, keep * limit // max(1, size(short)))
+        keep = min(keep - 1, keep * limit // max(1, size))

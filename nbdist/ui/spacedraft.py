@@ -200,7 +200,7 @@ def _typed(number: float | None) -> str:
 def _one_value(text: str) -> Value:
     values = read_values(text)
     if len(values) != 1:
-        got = "none" if not values else f"{len(values)}; for several, take the kind choice"
+        got = "none" if not values else f"{len(values)}; for several, take the distribution choice"
         raise InvalidArgumentError(f"a fixed parameter has one value, got {got}")
     return values[0]
 

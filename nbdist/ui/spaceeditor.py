@@ -19,7 +19,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, choices
 from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS
 from nbdist.sweep.space import Space
@@ -28,7 +28,7 @@ from nbdist.ui.belowcell import run_below, same_page, this_cell
 from nbdist.ui.draftkinds import KINDS
 from nbdist.ui.paced import bundled
 from nbdist.ui.shorten import clip
-from nbdist.ui.spacecheck import Checked, Trials, check, count_trials
+from nbdist.ui.spacecheck import Checked, Problem, Trials, check, count_trials
 from nbdist.ui.spacedraft import drafts_of
 from nbdist.ui.spaceedits import Drafts, edited
 from nbdist.ui.spacestate import rows
@@ -133,7 +133,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
 
     @property
     def sampler(self) -> str:
-        """Who chooses the parameters of trials."""
+        """The sampler, which chooses the parameters of trials."""
         return self._sampler
 
     @sampler.setter
@@ -144,7 +144,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
 
     @property
     def pruner(self) -> str:
-        """Who says which trials are not worth going on with."""
+        """The early-stopping rule for trials."""
         return self._pruner
 
     @pruner.setter
@@ -203,7 +203,21 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
             return clip(f"no space yet ({error})", 400)
 
     def _checked(self) -> Checked:
-        return check(self._drafts, self._sampler == "grid")
+        found = check(self._drafts, self._sampler == "grid")
+        if self.trial is None or isinstance(self.trial, str):
+            return found
+        from nbdist.trials.start import wrong_names  # only a trial needs clusters and runs
+
+        names = [draft.name for draft in self._drafts]
+        wrong, missing = wrong_names(self.trial, names, [one.name for one in self._drafts if one.when])
+        problems = {
+            draft.id: Problem(wrong[draft.name], "name")
+            for draft in self._drafts
+            if draft.name in wrong and draft.id not in found.problems
+        }
+        if not problems and not missing:
+            return found
+        return Checked(None, {**found.problems, **problems}, found.general or missing)
 
     def _counted(self, space: Space | None) -> Trials:
         return count_trials(space, self._sampler, self._trials)
@@ -326,5 +340,5 @@ def _typed_count(trials: int | None) -> str:
 def _known(name: object, names: Mapping[str, object] | tuple[str, ...]) -> str:
     if not isinstance(name, str) or name not in names:
         what = "pruner" if names is PRUNERS else "sampler"
-        raise InvalidArgumentError(f"no {what} {name!r:.80}; choose from {', '.join(names)}")
+        raise InvalidArgumentError(f"no {what} {name!r:.80}; {choices(name, names)}")
     return name

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from nbdist.metrics.words import duration
+
+MarkKind = Literal["rate", "pause", "checkpoint", "lost"]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What steering or a fault did to a run at a step of its curves' x axis."""
+
+    step: int
+    kind: MarkKind
+    text: str
 
 
 @dataclass(frozen=True)
@@ -23,13 +35,17 @@ class Summary:
     seconds: float | None = None
     steps_per_second: float | None = None
     unit: str = "steps"  # what ``step`` counts: "updates" where replicas make them one by one
+    total: int | None = None  # that ``step`` was meant to reach, where that is known
+    checkpoint: str | None = None  # path of the last one
+    marks: Sequence[Mark] = ()  # what happened at steps of the curves
     metrics: Mapping[str, float] = field(default_factory=dict)  # final values
     outputs: Mapping[str, str] = field(default_factory=dict)  # task -> what it printed
     error: str | None = None  # in a line: the cell shows the traceback
     rows: Sequence[Mapping[str, object]] = ()
-    remarks: Sequence[str] = ()  # what did not go by itself, such as a replica that is gone
+    remarks: Sequence[str] = ()  # what did not go by itself, such as a replica that was lost
 
 
+SIGNS: Mapping[MarkKind, str] = {"rate": "◆", "pause": "■", "checkpoint": "▼", "lost": "✕"}
 GLYPHS = {"finished": "✓", "stopped": "■", "failed": "✕"}
 
 
@@ -50,9 +66,30 @@ def headline(summary: Summary) -> str:
     return " · ".join(parts)
 
 
+def of_last_epoch(name: str) -> str:
+    """Return the label of a metric's mean over the last epoch: a curve's newest point is another figure."""
+    return f"{name} (last epoch)"
+
+
 def apart(summary: Summary) -> Mapping[str, float]:
     """Return the final values for a table of their own: none if the first row has them all."""
-    return {} if summary.rows and set(summary.metrics) <= set(summary.rows[0]) else summary.metrics
+    metrics = {of_last_epoch(name): value for name, value in summary.metrics.items()}
+    return {} if summary.rows and set(metrics) <= set(summary.rows[0]) else metrics
+
+
+def is_plain(summary: Summary) -> bool:
+    """Whether a cell trained nothing and ended well: then what it printed is all there is to show."""
+    return summary.step is None and not summary.rows and summary.state == "finished" and not summary.remarks
+
+
+def marks_line(summary: Summary) -> str:
+    """Return the marks of the curves in words.
+
+    >>> marks = [Mark(1200, "rate", "learning rate 0.1 → 0.01"), Mark(1300, "lost", "worker 1 lost")]
+    >>> marks_line(Summary("r1", "mnist", "finished", [], marks=marks))
+    '◆ 1,200 learning rate 0.1 → 0.01 · ✕ 1,300 worker 1 lost'
+    """
+    return " · ".join(f"{SIGNS[mark.kind]} {mark.step:,} {mark.text}" for mark in summary.marks)
 
 
 def rate(value: float) -> str:
@@ -72,12 +109,12 @@ def number(value: object) -> str:
 
 
 def axis_words(unit: str, replicas: int) -> str:
-    """Return what the points of a curve stand at: a run counts the updates of all, a curve those of each.
+    """Return the label of a curve's x axis: a run counts the updates of all replicas, a curve its own steps.
 
     >>> axis_words("steps", 3), axis_words("updates", 3)
-    ('steps', 'updates of each replica')
+    ('steps', 'step (per replica)')
     """
-    return "updates of each replica" if unit == "updates" and replicas > 1 else unit
+    return "step (per replica)" if unit == "updates" and replicas > 1 else unit
 
 
 def short_task(task: str) -> str:

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.metrics.decimate import decimate
+from nbdist.metrics.decimate import keep_shape
 from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.reports import Curve
-from nbdist.sweep.trial import STATES, Span, Trial
+from nbdist.sweep.trial import STATES, Span, Trial, cause
 from nbdist.sweep.values import jsonable
 from nbdist.ui.shorten import clip
 from nbdist.ui.sweephead import SweepSeen, head, names_of, since, status
@@ -174,7 +174,7 @@ def thinned(curve: Curve, whole: int, most: int) -> tuple[list[int], list[float]
     """Return a curve's points, the first ``whole`` of them as at most half of ``most``."""
     if not whole:
         return curve.steps, curve.values
-    kept = decimate(np.array(curve.values[:whole]), most // 2).tolist()
+    kept = keep_shape(curve.steps[:whole], curve.values[:whole], most // 2).tolist()
     return (
         [*(curve.steps[index] for index in kept), *curve.steps[whole:]],
         [*(curve.values[index] for index in kept), *curve.values[whole:]],
@@ -211,7 +211,7 @@ def rows(
         "stopping": [trial.stopping for trial in trials],
         "promoted": [trial.promotion is not None for trial in trials],
         "ranks": [list(trial.ranks) for trial in trials],
-        "error": [cause(trial.error, longest_error) for trial in trials],
+        "error": [clip(cause(trial.error), longest_error) for trial in trials],
         "seed": [str(trial.seed) for trial in trials],
         "parameters": {name: [jsonable(one.parameters.get(name)) for one in trials] for name in names},
         "metrics": {name: [plain(trial.values.get(name)) for trial in trials] for name in metrics},
@@ -233,16 +233,3 @@ def plain(value: float | None) -> float | str | None:
     if value is None or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def cause(error: str, longest: int) -> str:
-    """Return what went wrong in a line: of a traceback the last, else the first.
-
-    >>> cause("Traceback (most recent call last):" + chr(10) + "  ..." + chr(10) + "ValueError: 7", 80)
-    'ValueError: 7'
-    """
-    lines = [line for line in error.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    last = next((line for line in reversed(lines) if not line.startswith(" ")), lines[-1])
-    return clip(last if lines[0].startswith("Traceback") else lines[0], longest)

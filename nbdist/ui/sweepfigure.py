@@ -1,7 +1,7 @@
 """The picture of a sweep that is over: a PNG by Matplotlib, drawn without pyplot's global state.
 
-Best so far against time, the two parameters that matter most, parallel coordinates, and the curves of the
-best trials, as far as there is something to draw. Dark is good in all of them.
+Best so far against time, the two parameters that the grid's heat map begins with, parallel coordinates, and
+the curves of the best trials, as far as there is something to draw. Dark is good in all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nbdist.ui.palette import FAN, MUTED, PAPER, REPLICAS, TRAIN, shades
 from nbdist.ui.shorten import clip
 from nbdist.ui.sweepaxes import axis_in
 from nbdist.ui.sweepcharts import frame, legend, within
-from nbdist.ui.sweepmatter import by_weight, ranked
+from nbdist.ui.sweepmatter import all_ranked, by_weight, ranked, widest
 from nbdist.ui.sweeppair import one_parameter, pair
 from nbdist.ui.sweepparallel import parallel
 from nbdist.ui.sweepramp import Scale, ramp_shades
@@ -86,7 +86,8 @@ def panels_of(ledger: Ledger) -> list[Panel]:
     trials = ranked(ledger)
     if not trials:
         return []
-    scale = Scale.of([one.value or 0.0 for one in trials], ledger.created.direction)
+    valued = all_ranked(ledger)
+    scale = Scale.of([one.value or 0.0 for one in valued], ledger.created.direction)
     names = by_weight(ledger)
     panels: list[Panel] = []
     if ledger.improvements:
@@ -94,25 +95,34 @@ def panels_of(ledger: Ledger) -> list[Panel]:
     if len(names) == 1:
         panels.append(Panel(lambda axes: one_parameter(axes, ledger, axis_in(ledger, names[0]))))
     elif names:
-        first, second = (axis_in(ledger, name) for name in names[:2])
-        panels.append(Panel(lambda axes: pair(axes, ledger, trials, first, second, scale)))
-        panels.append(Panel(lambda axes: parallel(axes, ledger, trials, names, scale), share=7))
+        first, second = (axis_in(ledger, name) for name in widest(ledger))
+        panels.append(Panel(lambda axes: pair(axes, ledger, valued, first, second, scale)))
+        panels.append(Panel(lambda axes: parallel(axes, ledger, valued, names, scale), share=7))
     if any(len(curve.steps) > 1 for one in trials[:MOST_CURVES] if (curve := ledger.curve(one.number))):
         panels.append(Panel(lambda axes: learning(axes, ledger, trials[:MOST_CURVES]), share=5))
     return panels
 
 
 def best_so_far(axes: Axes, ledger: Ledger) -> None:
-    """Draw each improvement against time, over all complete trials."""
+    """Draw each improvement against time, over all trials that have ended."""
     frame(axes, f"best {clip(ledger.created.metric, 24)} so far")
     began = ledger.created.time
-    ended = [one for one in ledger.trials.values() if one.state == "complete" and one.ended_at is not None]
-    ended = ended[:: -(-len(ended) // MOST_POINTS) or 1]
+    over = [one for one in all_ranked(ledger) if one.ended_at is not None]
+    ended, others = (
+        some[:: -(-len(some) // MOST_POINTS) or 1]
+        for some in (
+            [one for one in over if one.state == "finished"],
+            [one for one in over if one.state in ("pruned", "stopped")],
+        )
+    )
     last = max([span.end for span in ledger.spans], default=began) - began
     divisor, unit = (1, "s") if last < 180 else (60, "min") if last < 10_800 else (3600, "h")
     times = [((one.ended_at or 0.0) - began) / divisor for one in ended]
     values = drawable(np.array([math.nan if one.value is None else one.value for one in ended]))
-    axes.scatter(times, values, s=12, color=FAN, alpha=0.55, linewidths=0, label="each trial")
+    axes.scatter(times, values, s=12, color=FAN, alpha=0.55, linewidths=0)
+    ends = [((one.ended_at or 0.0) - began) / divisor for one in others]
+    hollow = drawable(np.array([one.value for one in others], float))
+    axes.scatter(ends, hollow, s=12, facecolors="none", edgecolors=FAN, linewidths=0.8)
     at = [(one.time - began) / divisor for one in ledger.improvements]
     best = drawable(np.array([one.value for one in ledger.improvements]))
     axes.step([*at, last / divisor], [*best, best[-1]], where="post", color=TRAIN, linewidth=2.0)
@@ -126,7 +136,7 @@ def best_so_far(axes: Axes, ledger: Ledger) -> None:
     )  # fmt: skip
     axes.margins(y=0.14)
     within(axes, np.concatenate([values, best]))
-    axes.set_xlabel(f"{unit} since it began", fontsize=8, color=MUTED)
+    axes.set_xlabel(f"{unit} since its start", fontsize=8, color=MUTED)
 
 
 def learning(axes: Axes, ledger: Ledger, trials: Sequence[Trial]) -> None:

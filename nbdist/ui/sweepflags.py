@@ -11,7 +11,7 @@ from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS
 from nbdist.sweep.spacetext import words
 from nbdist.trials.start import STRATEGIES
-from nbdist.ui.flags import Flag, grouped, parse_words
+from nbdist.ui.flags import Flag, grouped, names, parse_words
 
 MAGIC = "%%sweep"
 
@@ -43,9 +43,9 @@ SWEEP_FLAGS = grouped({
     "Which trials": {
         "--trials": Flag("trials", int, "N", "how many (a grid: all its points)"),
         "--sampler": Flag(
-            "sampler", with_settings, "|".join(SAMPLERS), "who chooses (default random, or grid)"
+            "sampler", with_settings, "|".join(SAMPLERS), "chooses the parameters (default random, or grid)"
         ),
-        "--pruner": Flag("pruner", with_settings, "|".join(PRUNERS), "who ends those that are not worth it"),
+        "--pruner": Flag("pruner", with_settings, "|".join(PRUNERS), "the early-stopping rule for trials"),
         "--seed": Flag("seed", int, "N", "fixes what is asked for, and each trial's own seed"),
         "--space": Flag("space", str, "NAME", "a Space, dict or SpaceEditor of this notebook"),
     },
@@ -56,8 +56,9 @@ SWEEP_FLAGS = grouped({
         "--on": Flag("on", str, "worker:0-2", "which engines (default: all workers)"),
     },
     "The sweep": {
+        "--push": Flag("push", names, "x,make_model", "values and functions of this notebook, for trials"),
         "--name": Flag("name", str, "NAME", "a name for it"),
-        "--wait": Flag("wait", help="the cell goes on until the sweep is over; an interrupt ends it"),
+        "--wait": Flag("wait", help="the cell goes on until the sweep is over; an interrupt stops it"),
         "--no-live": Flag("live", help="show no grid", value=False),
     },
 })  # fmt: skip

@@ -16,15 +16,16 @@ from typing import Any
 
 from nbdist.ui.frozenhtml import PICTURE_WIDTH, line, rows_table
 from nbdist.ui.frozentext import rows_text
-from nbdist.ui.shorten import clip, shorten
+from nbdist.ui.shorten import clip, shorten, well_formed
 from nbdist.ui.sweepfigure import picture
-from nbdist.ui.sweepfrozendata import size, sweep_data
+from nbdist.ui.sweepfrozendata import size, trial_data, with_curves
 from nbdist.ui.sweephead import SweepSeen
 from nbdist.ui.sweepsummary import SweepSummary, summary_of
 
 SWEEP = "application/vnd.nbdist.sweep+json"
 LIMIT = 147_000  # bytes in a notebook file, with some left for what is around them
-DATA_LIMIT = 30_000
+DATA_LIMIT = 30_000  # without the curves, which have the room that is left at the end
+PICTURE_LIMIT = 34_000  # counts twice, and grows by a third as base64
 ERROR_LIMIT, FAILURE_LIMIT, ROWS_LIMIT = 1_500, 1_500, 3_500
 LEAST_WIDTH = 560  # CSS pixels: less cannot be read, a page can be scrolled
 
@@ -32,17 +33,14 @@ LEAST_WIDTH = 560  # CSS pixels: less cannot be read, a page can be scrolled
 def frozen_sweep(sweep: SweepSeen) -> dict[str, Any]:
     """Return the MIME bundle of a sweep; called with its lock held."""
     summary = summary_of(sweep)
-    bundle = {
-        "text/html": sweep_html(summary, None),
-        "text/plain": sweep_text(summary),
-        SWEEP: sweep_data(sweep, DATA_LIMIT),
-    }
-    # The picture takes the room that is left: twice, and a third more as base64.
-    png = picture(sweep.ledger, (LIMIT - size(bundle)) * 3 // 8)
-    if png is None:
-        return bundle
-    encoded = base64.b64encode(png).decode("ascii")
-    return {"image/png": encoded, **bundle, "text/html": sweep_html(summary, encoded)}
+    png = picture(sweep.ledger, PICTURE_LIMIT)
+    encoded = None if png is None else base64.b64encode(png).decode("ascii")
+    bundle: dict[str, Any] = {} if encoded is None else {"image/png": encoded}
+    bundle["text/html"] = well_formed(sweep_html(summary, encoded))
+    bundle["text/plain"] = well_formed(sweep_text(summary))
+    data = bundle[SWEEP] = well_formed(trial_data(sweep, DATA_LIMIT))
+    bundle[SWEEP] = well_formed(with_curves(data, sweep.ledger, LIMIT - size(bundle)))
+    return bundle
 
 
 def sweep_html(summary: SweepSummary, picture: str | None) -> str:
@@ -82,7 +80,7 @@ def standing(summary: SweepSummary) -> str:
     """Return how many trials ended how, and what the table shows."""
     if not summary.counts:
         return "no trial was asked for"
-    what = "the best trials:" if summary.completed else "no trial completed; those with a value:"
+    what = "the best trials:" if summary.finished else "no trial finished; those with a value:"
     return f"{summary.counts}; {what}" if summary.rows else f"{summary.counts}; none has a value"
 
 

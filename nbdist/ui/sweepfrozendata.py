@@ -1,32 +1,32 @@
 """The data in a sweep's last output, for those who draw it again: `application/vnd.nbdist.sweep+json`.
 
-A snapshot as the grid takes it (see sweepdata.py), thinned to fit: ``curves`` instead of points, as
-``{number: [[steps], [values]]}`` of the best trials; ``shown`` of ``of`` trials, the best and some of all
-others; columns in which nothing stands are left out, and long texts are cut.
+A snapshot as the grid takes it (see sweepdata.py), thinned to fit: ``curves`` instead of points, by number,
+each as base64 of float32 pairs (step, value; little-endian); ``left_out`` are those that had no room, if any;
+``shown`` of ``of`` trials, the best and some of all others; columns in which nothing stands are left out, and
+long texts are cut. (Notebooks saved before 2026-11-22 have ``{number: [[steps], [values]]}``.)
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from nbdist.metrics.decimate import decimate
+from nbdist.metrics.decimate import shape_weights
 from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.reports import Curve
 from nbdist.sweep.trial import Trial
 from nbdist.ui.shorten import clip
-from nbdist.ui.sweepdata import plain, rows, span_row
-from nbdist.ui.sweephead import SweepSeen, head, names_of, since, status
+from nbdist.ui.sweepdata import pairs, plain, rows, span_row
+from nbdist.ui.sweephead import LONGEST_REASON, SweepSeen, head, names_of, since, status
 from nbdist.ui.sweepmatter import by_weight, ranked
 
-BEST = 24  # trials that have curves
-LEVELS = ((BEST, 16), (BEST, 8), (12, 8), (6, 8), (3, 8), (0, 0))  # curves, and points of each
-ENOUGH = 24  # trials, for which curves give way
+BEST = 24  # trials that are shown before all others
+POINTS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12)  # of each curve, as many as there is room for
 MOST_TRIALS = 200
 MOST_PARAMETERS, MOST_METRICS, MOST_ENGINES, MOST_IMPROVEMENTS = 12, 6, 32, 24
 MOST_VALUES = (24, 8, 3)
@@ -36,6 +36,15 @@ LONGEST_TEXT, LONGEST_SPACE, LONGEST_ERROR = 60, 1_000, 100
 
 def sweep_data(sweep: SweepSeen, limit: int) -> dict[str, Any]:
     """Return the data in at most ``limit`` bytes of a notebook file; called with the sweep's lock held."""
+    data = trial_data(sweep, limit // 2)
+    return with_curves(data, sweep.ledger, limit - size(data))
+
+
+def trial_data(sweep: SweepSeen, limit: int) -> dict[str, Any]:
+    """Return the data without curves in at most ``limit`` bytes of a notebook file.
+
+    Called with the sweep's lock held, as is `with_curves`, which adds the curves.
+    """
     ledger = sweep.ledger
     best = ranked(ledger)
     shown = {one.number for one in best[:BEST]}
@@ -46,18 +55,34 @@ def sweep_data(sweep: SweepSeen, limit: int) -> dict[str, Any]:
         if size(data) < limit / 2:
             break
 
-    def made(count: int, curves: int, points: int) -> dict[str, Any]:
-        return with_trials(data, ledger, chosen(best, rest, count), curves, points)
-
-    def fits(level: tuple[int, int], count: int) -> bool:
-        return size(made(count, *level)) <= limit
+    def made(count: int) -> dict[str, Any]:
+        return with_trials(data, ledger, chosen(best, rest, count))
 
     most = min(len(ledger.trials), MOST_TRIALS)
-    for level in LEVELS:
-        count = most_that_fit(most, partial(fits, level))
-        if count >= min(most, ENOUGH):
+    return made(most_that_fit(most, lambda count: size(made(count)) <= limit))
+
+
+def with_curves(data: dict[str, Any], ledger: Ledger, room: int) -> dict[str, Any]:
+    """Return the data with the curves of its trials, in ``room`` bytes of a notebook file.
+
+    All curves are thinned alike, by their shape. Only if a dozen points of each are too many there are fewer
+    curves: those of the best trials.
+    """
+    numbers = data["trials"]["number"]
+    curves = {number: one for number in numbers if (one := ledger.curve(number)) is not None and one.steps}
+
+    def cost(points: int) -> int:
+        return sum(curve_bytes(min(points, len(one.steps))) for one in curves.values())
+
+    points = next((points for points in POINTS if cost(points) <= room), POINTS[-1])
+    told: dict[str, str] = {}
+    for number, one in curves.items():  # the best first
+        room -= curve_bytes(min(points, len(one.steps)))
+        if room < 0:
             break
-    return made(count, *level)
+        told[str(number)] = packed(one, points)
+    left_out = len(curves) - len(told)
+    return {**data, "curves": told, **({"left_out": left_out} if left_out else {})}
 
 
 def whole(sweep: SweepSeen, most_values: int) -> dict[str, Any]:
@@ -82,16 +107,18 @@ def whole(sweep: SweepSeen, most_values: int) -> dict[str, Any]:
         "kind": "sweep",
         "snapshot": True,
         "head": about,
-        "status": {**stands, "engines": stands["engines"][:MOST_ENGINES], "trouble": cut(stands["trouble"])},
+        "status": {
+            **stands,
+            "engines": stands["engines"][:MOST_ENGINES],
+            "trouble": stands["trouble"] and clip(stands["trouble"], LONGEST_REASON),
+        },
         "best": [[since(ledger, at), number, digits(value)] for at, number, value in improvements],
         "of": len(ledger.trials),
     }
 
 
-def with_trials(
-    data: dict[str, Any], ledger: Ledger, trials: Sequence[Trial], curves: int, points: int
-) -> dict[str, Any]:
-    """Return the data with these trials, the first few of them with their curves."""
+def with_trials(data: dict[str, Any], ledger: Ledger, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return the data with these trials."""
     numbers = {one.number for one in trials}
     metrics = dict.fromkeys(name for one in trials for name in one.values if name != ledger.created.metric)
     columns = rows(ledger, trials, list(metrics)[:MOST_METRICS], LONGEST_ERROR)
@@ -106,13 +133,12 @@ def with_trials(
         clip(name, LONGEST_TEXT): [digits(one.values.get(name)) for one in trials]
         for name in columns["metrics"]
     }
-    some = ((one.number, ledger.curve(one.number)) for one in trials[:curves])
     return {
         **data,
         "shown": len(trials),
         "trials": {name: column for name, column in columns.items() if not empty(name, column)},
         "spans": [span_row(ledger, span) for span in ledger.spans if span.number in numbers],
-        "curves": {str(number): told(curve, points) for number, curve in some if curve is not None},
+        "curves": {},
     }
 
 
@@ -132,10 +158,18 @@ def most_that_fit(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def told(curve: Curve, points: int) -> list[list[Any]]:
-    """Return a curve of at most so many points, as steps and values."""
-    kept = decimate(np.array(curve.values), max(points, 5)).tolist()
-    return [[curve.steps[index] for index in kept], [digits(curve.values[index]) for index in kept]]
+def packed(curve: Curve, points: int) -> str:
+    """Return the points of a curve that make its shape, at most so many, as base64."""
+    kept = np.argsort(-shape_weights(curve.steps, curve.values), kind="stable")[:points]
+    kept.sort()
+    some = kept.tolist()
+    bytes_ = pairs([curve.steps[index] for index in some], [curve.values[index] for index in some])
+    return base64.b64encode(bytes_).decode("ascii")
+
+
+def curve_bytes(points: int) -> int:
+    """Return the bytes that a curve of so many points takes in a notebook file, at most."""
+    return 4 * -(-8 * points // 3) + 40
 
 
 def empty(name: str, column: Any) -> bool:

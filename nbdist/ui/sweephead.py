@@ -23,7 +23,9 @@ from nbdist.sweep.parameters import Choice, Fixed, Parameter
 from nbdist.sweep.space import Space
 from nbdist.sweep.trial import Span
 from nbdist.sweep.values import jsonable, literal
+from nbdist.ui.shorten import clip
 
+LONGEST_REASON = 400  # characters
 RECENT = 64  # attempts whose ends tell how fast trials end
 
 
@@ -108,7 +110,7 @@ def head(sweep: SweepSeen, names: Mapping[int, str]) -> dict[str, Any]:
         "per_trial": created.per_trial,
         "seed": str(created.seed),  # JavaScript would round it
         "space": str(sweep.ledger.space),
-        "again": f"nb.attach({sweep.id!r}) follows it from a new kernel",
+        "again": f"to reconnect, run nb.attach({sweep.id!r})",
         "engines": [[rank, names[rank]] for rank in sorted(names)],
         "parameters": parameters(sweep.ledger.space),
     }
@@ -163,12 +165,25 @@ def status(sweep: SweepSeen, now: float) -> dict[str, Any]:
         "wanted": ledger.wanted + len(ledger.trials) - ledger.sampled,  # clones are wanted as well
         "counts": dict(ledger.counts),
         "engines": [[engine.rank, engine.state, engine.number] for engine in sweep.engines()],
-        "trouble": sweep.trouble,
+        "trouble": sweep.trouble or reason(sweep.error),
         "best": ledger.best.number if ledger.best else None,
         "trials_per_second": float(f"{speed:.3g}") if speed else None,
         "seconds_left": math.ceil(left / speed) if speed and moves else None,
         "closed": ledger.closed,
     }
+
+
+def reason(error: NbdistError | None) -> str | None:
+    """Return why a sweep failed in one line: the first, and of a traceback in it the last.
+
+    >>> from nbdist.errors import AbortedError
+    >>> reason(AbortedError("all of the first 4 trials failed. Trial 0:\\nTraceback:\\n  x\\nValueError: 7"))
+    'all of the first 4 trials failed. Trial 0: ValueError: 7'
+    """
+    lines = [] if error is None else [line for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return None if error is None else type(error).__name__
+    return clip(" ".join(dict.fromkeys((lines[0], lines[-1]))), LONGEST_REASON)
 
 
 def ended_at(ledger: Ledger) -> float:
@@ -185,5 +200,5 @@ def trials_per_second(ledger: Ledger, now: float, recent: int | None = None) -> 
 
 
 def since(ledger: Ledger, time: float | None) -> float | None:
-    """Return seconds since the sweep began, for a time in seconds since 1970."""
+    """Return seconds since the sweep started, for a time in seconds since 1970."""
     return None if time is None else round(time - ledger.created.time, 3)

@@ -20,6 +20,7 @@ from nbdist.sweep.trial import Trial
 from nbdist.trials.attach import attach_sweep
 from nbdist.trials.start import start_sweep
 from nbdist.trials.sweep import Sweep
+from nbdist.ui.launch import run_name
 from nbdist.ui.sweepdisplay import SweepDisplay, follow_sweep_in_background
 from nbdist.ui.view import RunView
 
@@ -40,12 +41,14 @@ def run_sweep(
     collective: str = "auto",
     on: str | None = None,
     seed: int | None = None,
-    name: str = "sweep",
+    name: str | None = None,
     live: bool = True,
     wait: bool = False,
     cluster: Cluster | None = None,
     sampler_settings: Mapping[str, Any] | None = None,
     pruner_settings: Mapping[str, Any] | None = None,
+    push: Mapping[str, Any] | None = None,
+    first_line: int = 1,
 ) -> Sweep:
     """Train one network per engine, with other parameters each, and show the grid of them. Same as %%sweep.
 
@@ -62,6 +65,9 @@ def run_sweep(
     - ``per_trial`` engines train a trial together, under ``strategy`` "multi_worker" or "mirrored"
     - ``seed`` fixes what is asked for, and each trial's own seed
     - ``live``: False shows no grid
+    - ``push``: values of this process, by the names under which trials find them (see docs/workers.md);
+      they and what a function closes over are sent once to each engine
+    - ``first_line``: the number of a text's first line in the cell that it stands in, for errors
 
     Raises InvalidArgumentError for a space that is empty or contradicts itself, and the like. Runs in the
     client::
@@ -86,18 +92,22 @@ def run_sweep(
         collective=collective,
         on=on,
         seed=seed,
-        name=name,
+        name=name or run_name(trial, sampler),
         sampler_settings=sampler_settings,
         pruner_settings=pruner_settings,
         cluster=cluster,
+        push=push,
+        first_line=first_line,
     )
     dress(sweep, live)
     return wait_for(sweep) if wait else sweep
 
 
-def attach_to_sweep(sweep: str, trial: Callable[..., Any] | None = None) -> Sweep:
+def attach_to_sweep(
+    sweep: str, trial: Callable[..., Any] | None = None, push: Mapping[str, Any] | None = None
+) -> Sweep:
     """Return a sweep of another kernel, and show its grid; it goes on if it has work left."""
-    found = attach_sweep(sweep, trial=trial)
+    found = attach_sweep(sweep, trial=trial, push=push)
     dress(found, live=True)
     return found
 
@@ -166,8 +176,9 @@ def rerun(sweep: Sweep, trial: Trial) -> Run:
         collective=str(order.settings.get("collective", "auto")) if trained else "auto",
     )
     run = start_run(
-        sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=dict(trial.parameters)
-    )
+        sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=dict(trial.parameters),
+        given=sweep.given, first_line=order.first_line,
+    )  # fmt: skip
     return run.wait()
 
 

@@ -13,7 +13,7 @@ from nbdist.errors import InvalidArgumentError, NbdistError
 from nbdist.runs.leaving import Leaving
 from nbdist.trials.sweep import Sweep
 from nbdist.ui.brief import brief, shown_briefly
-from nbdist.ui.flags import usage
+from nbdist.ui.flags import pushed_names, usage
 from nbdist.ui.leaving import leaving
 from nbdist.ui.sweepflags import MAGIC, SWEEP_FLAGS, read_line
 from nbdist.ui.sweeplaunch import LOOK_SECONDS, run_sweep
@@ -49,6 +49,7 @@ class SweepMagics(Magics):  # type: ignore[misc]  # IPython has no types
 
         %%sweep lr=[0.01, 0.1] hidden=[32, 64] --metric val_accuracy       a grid: all four
         %%sweep lr=log(1e-4, 1) --trials 50 --sampler tpe --pruner asha --metric val_loss --min
+        %%sweep lr=[0.01, 0.1] --push x,y --metric accuracy                values of the notebook, for trials
         %%sweep hidden=[64, 256] --per-trial 2 --metric val_accuracy       two engines train a trial together
 
         Flags:
@@ -60,7 +61,9 @@ class SweepMagics(Magics):  # type: ignore[misc]  # IPython has no types
 SweepMagics.sweep.__doc__ = cleandoc(SweepMagics.sweep.__doc__ or "").replace("{flags}", usage(SWEEP_FLAGS))
 
 
-def begin(line: str, cell: str, namespace: dict[str, Any], may_wait: bool) -> tuple[Sweep, bool]:
+def begin(
+    line: str, cell: str, namespace: dict[str, Any], may_wait: bool, before: int = 1
+) -> tuple[Sweep, bool]:
     """Start the sweep that a cell asks for, as ``sweep`` in the notebook; whether it is to be waited for."""
     text, options = read_line(line)
     named = options.pop("space", None)
@@ -73,16 +76,23 @@ def begin(line: str, cell: str, namespace: dict[str, Any], may_wait: bool) -> tu
     if "metric" not in options:
         raise InvalidArgumentError(f"{MAGIC}: say what counts: --metric NAME, such as {EXAMPLE}")
     wait = options.pop("wait", False)
-    sweep = run_sweep(cell, text if named is None else namespace[named], **options, wait=wait and may_wait)
+    options["push"] = pushed_names(options.get("push", ()), namespace, MAGIC)
+    sweep = run_sweep(
+        cell,
+        text if named is None else namespace[named],
+        **options,
+        wait=wait and may_wait,
+        first_line=before + 1,
+    )
     namespace["sweep"] = sweep
     return sweep, wait
 
 
-async def await_sweep(line: str, cell: str) -> None:
+async def await_sweep(line: str, cell: str, before: int = 1) -> None:
     """Run a %%sweep cell while the kernel's event loop goes on."""
     shell = get_ipython()
     try:
-        sweep, wait = begin(line, cell, shell.user_ns, may_wait=False)
+        sweep, wait = begin(line, cell, shell.user_ns, False, before)
         if wait:
             await _end_of(sweep)
     except NbdistError as error:
@@ -106,7 +116,7 @@ async def _end_of(sweep: Sweep) -> None:
             sweep.close()
     sweep.conclude()
     if ended:
-        stopped = KeyboardInterrupt(f"sweep {sweep.id} was ended; its trials are in `sweep`")
+        stopped = KeyboardInterrupt(f"sweep {sweep.id} was stopped; its trials are in `sweep`")
         # IPython asks every exception for this method, of which its type knows nothing.
         stopped._render_traceback_ = lambda: [f"KeyboardInterrupt: {stopped}"]  # type: ignore[attr-defined]
         raise stopped

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.numeric import Integer, Real
+from nbdist.sweep.parameters import Choice, Parameter
 from nbdist.sweep.trial import Trial
 from nbdist.sweep.values import Value, is_number, same_key
 
@@ -22,11 +24,45 @@ MOST_GROUPS = 6  # of a parameter with many numbers
 
 
 def ranked(ledger: Ledger) -> list[Trial]:
-    """Return the trials to compare, the best first: the complete ones, or if there is none all that have a
+    """Return the trials to compare, the best first: the finished ones, or if there is none all that have a
     value."""
+    valued = all_ranked(ledger)
+    return [one for one in valued if one.state == "finished"] or valued
+
+
+def all_ranked(ledger: Ledger) -> list[Trial]:
+    """Return all trials that have a finite value: the finished ones, then the rest, each best first."""
     valued = [one for one in ledger.trials.values() if one.value is not None and math.isfinite(one.value)]
-    found = [one for one in valued if one.state == "complete"] or valued
-    return sorted(found, key=lambda one: (-ledger.reports.score(one.value or 0.0), one.number))
+    score = ledger.reports.score
+    return sorted(valued, key=lambda one: (one.state != "finished", -score(one.value or 0.0), one.number))
+
+
+def widest(ledger: Ledger) -> list[str]:
+    """Return the two parameters that can have the most values, in the space's order, as in the grid.
+
+    Of those that differ between trials. Ranges of floats are wider than all others; a parameter that not all
+    trials have comes after those that all have.
+    """
+    everyone = [one.parameters for one in ledger.trials.values()]
+    names = [name for name in dict.fromkeys([*ledger.space, *_names(everyone)]) if _differs(name, everyone)]
+
+    def key(name: str) -> tuple[bool, float]:
+        one = ledger.space.get(name)
+        return one is None or bool(one.conditions), -math.inf if one is None else -_size(one.kind)
+
+    two = sorted(names, key=key)[:2]
+    return [name for name in names if name in two]
+
+
+def _size(kind: Parameter) -> float:
+    match kind:
+        case Real():
+            return math.inf
+        case Integer(low=low, high=high, step=step):
+            return (high - low) / (step or 1) + 1
+        case Choice(values=values):
+            return len(values)
+    return 1
 
 
 def every(trials: Sequence[Trial], most: int) -> list[Trial]:
@@ -51,7 +87,7 @@ def by_weight(ledger: Ledger) -> list[str]:
     >>> for number in range(8):
     ...     of_it = {"a": 1 + number % 2, "b": 1 + number // 4, "c": 5}
     ...     for event in (Asked(1, number, of_it, 5), Started(2, number, 1, (0,)),
-    ...                   Ended(3, number, 1, "complete", float(of_it["b"]))):
+    ...                   Ended(3, number, 1, "finished", float(of_it["b"]))):
     ...         _ = ledger.apply(event)
     >>> by_weight(ledger)
     ['b', 'a']

@@ -21,7 +21,7 @@ from nbdist.ui.sweepramp import Scale
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_POINTS = {"complete": 400, "pruned": 100, "stopped": 40, "failed": 60}
+MOST_POINTS = {"finished": 400, "pruned": 100, "stopped": 40, "failed": 60}
 MOST_CELLS = 10  # values of a parameter, up to which two make a heat map
 GLYPHS = {"pruned": "◐", "failed": "✕", "stopped": "■", "running": "▶", "waiting": "○"}
 
@@ -37,8 +37,9 @@ def scatter(
 ) -> None:
     """Draw each trial at its two parameters, the good ones dark; those without a value as their glyph."""
     two_parameters(axes, up, across)
-    shown = every(trials, MOST_POINTS["complete"])[::-1]  # the best on top
-    others = [one for one in ledger.trials.values() if one.state in ("pruned", "failed", "stopped")]
+    shown = every(trials, MOST_POINTS["finished"])[::-1]  # the best on top
+    drawn = {one.number for one in trials}
+    others = [one for one in ledger.trials.values() if one.number not in drawn]
     for state, marker in (("pruned", "o"), ("stopped", "s"), ("failed", "x")):
         some = every([one for one in others if one.state == state], MOST_POINTS[state])
         edge: dict[str, Any] = (
@@ -122,7 +123,7 @@ def spread(places: Sequence[float], trials: Sequence[Trial], axis: Axis) -> list
 def one_parameter(axes: Axes, ledger: Ledger, axis: Axis) -> None:
     """Draw the value of each trial against its only parameter."""
     frame(axes, f"{clip(ledger.created.metric, 20)} by {clip(axis.name, 20)}")
-    kinds = (("stopped", "none", "s"), ("pruned", "none", "o"), ("complete", TRAIN, "o"))
+    kinds = (("stopped", "none", "s"), ("pruned", "none", "o"), ("finished", TRAIN, "o"))
     drawn = []
     for state, inside, marker in kinds:
         some = [one for one in ledger.trials.values() if one.state == state and one.value is not None]
@@ -137,5 +138,5 @@ def one_parameter(axes: Axes, ledger: Ledger, axis: Axis) -> None:
         drawn.append(state)
     ticks_on(axes.set_xticks, axis)
     axes.set_xlim(-0.06, 1.06)
-    if drawn and drawn != ["complete"]:
+    if drawn and drawn != ["finished"]:
         legend(axes, loc="best")

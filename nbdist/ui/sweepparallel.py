@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_AXES = 6
-MOST_LINES = {"complete": 60, "pruned": 16, "failed": 8, "stopped": 8}
+MOST_LINES = {"finished": 60, "pruned": 16, "failed": 8, "stopped": 8}
 NONE = -0.13  # where a line goes that has no such parameter, or no value
 DASHES = {"pruned": (0, (3, 2)), "failed": (0, (1, 1.5)), "stopped": (0, (6, 2))}
 
@@ -30,7 +30,7 @@ def parallel(axes: Axes, ledger: Ledger, trials: Sequence[Trial], names: Sequenc
     some = set(names[:MOST_AXES])
     order = [name for name in dict.fromkeys([*ledger.space, *names]) if name in some]
     upright = [axis_in(ledger, name) for name in order]
-    lines = every(trials, MOST_LINES["complete"])[::-1]
+    lines = every(trials, MOST_LINES["finished"])[::-1]
     shown = {one.number for one in trials}
     for state, dashes in DASHES.items():
         others = [one for one in ledger.trials.values() if one.state == state and one.number not in shown]

@@ -1,6 +1,6 @@
 """What a sweep came to, as its last output tells it, and a line of how far it is. Pure.
 
-mnist  ✓ done · 24 of 24 trials · 4 min 12 s · best val_accuracy 0.953 (trial 7: lr=0.01 hidden=64)
+mnist  ✓ finished · 24 of 24 trials · 4 min 12 s · best val_accuracy 0.953 (trial 7: lr=0.01 hidden=64)
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from nbdist.ui.shorten import clip
 from nbdist.ui.sweephead import SweepSeen, ended_at
 from nbdist.ui.sweepmatter import by_weight, ranked
 
-GLYPHS = {"running": "▶", "paused": "⏸", "done": "✓", "stopped": "■", "failed": "✕"}
+GLYPHS = {"running": "▶", "paused": "⏸", "finished": "✓", "stopped": "■", "failed": "✕"}
 MOST_ROWS = 10
 MOST_NAMED = 6  # parameters in the table; those that matter most
-OVER: tuple[State, ...] = ("complete", "pruned", "stopped", "failed")
+OVER: tuple[State, ...] = ("finished", "pruned", "stopped", "failed")
 SAID: tuple[State, ...] = ("running", "failed")
 
 
@@ -33,7 +33,7 @@ class SweepSummary:
     headline: str
     counts: str
     rows: Sequence[Mapping[str, object]]
-    completed: bool
+    finished: bool
     error: str | None
     failed: Trial | None
     failures: int
@@ -57,7 +57,7 @@ def summary_of(sweep: SweepSeen) -> SweepSummary:
         headline=" · ".join([*parts, *([best] if best else [])]),
         counts=" · ".join(f"{count:,} {state}" for state, count in ledger.counts.items() if count),
         rows=rows_of(ledger),
-        completed=bool(ledger.counts["complete"]),
+        finished=bool(ledger.counts["finished"]),
         error=None if sweep.error is None else words(sweep.error),
         failed=failed[0] if failed else None,
         failures=len(failed),
@@ -100,7 +100,7 @@ def best_words(ledger: Ledger) -> str:
 def rows_of(ledger: Ledger) -> list[dict[str, object]]:
     """Return the best trials as rows: number, value, and the parameters that matter most."""
     trials = ranked(ledger)
-    complete = ledger.counts["complete"] > 0
+    finished = ledger.counts["finished"] > 0
     weighty = by_weight(ledger)
     some = {*weighty[:MOST_NAMED]} if weighty else {*list(ledger.space)[:MOST_NAMED]}
     names = [name for name in dict.fromkeys([*ledger.space, *weighty]) if name in some]
@@ -108,7 +108,7 @@ def rows_of(ledger: Ledger) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for one in trials[:MOST_ROWS]:
         row: dict[str, object] = {"trial": str(one.number), other(metric, ("trial",), "metric"): one.value}
-        if not complete:
+        if not finished:
             row[other("state", (metric,), "its")] = one.state
         taken = tuple(row)
         for name in names:

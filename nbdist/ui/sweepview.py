@@ -62,7 +62,7 @@ class SweepView(PacedView):
     def _in_words(self) -> str:
         name, id_ = clip(self.sweep.name), clip(self.sweep.id)
         named = f"{name} ({id_})" if id_ not in ("", name) else name
-        return f"Grid of the sweep {named}; nb.attach({id_!r}) follows it from a new kernel"
+        return f"Grid of the sweep {named}; to reconnect, run nb.attach({id_!r})"
 
     def _said(self, kind: str, message: Mapping[str, Any]) -> None:
         if kind in WISHES:

@@ -86,7 +86,7 @@ def _resume(sweep: SweepHandle, _: Mapping[str, Any]) -> Answer:
 
 def _close(sweep: SweepHandle, _: Mapping[str, Any]) -> Answer:
     sweep.close()
-    return {"message": "the sweep is being ended"}
+    return {"message": "the sweep is being stopped"}
 
 
 def _stop(sweep: SweepHandle, message: Mapping[str, Any]) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.ui.palette import FAN, GRID, INK, MUTED, PAPER, REPLICAS, TRAIN, VALIDATION
 
 HATCHES: Mapping[str, str] = {
@@ -50,5 +50,5 @@ THEMES: Mapping[str, Theme] = {
 def theme_of(name: str) -> Theme:
     """Return a theme by its name."""
     if name not in THEMES:
-        raise InvalidArgumentError(f"no theme {name!r}; choose from {', '.join(THEMES)}")
+        raise InvalidArgumentError(f"no theme {name!r}; {choices(name, THEMES)}")
     return THEMES[name]

@@ -1,15 +1,21 @@
-"""What one rank printed: appended text with carriage returns applied, bounded, at linear cost."""
+"""The output of one rank: appended text with carriage returns applied, bounded, at linear cost.
+
+Of terminal codes those of colours stay (see :mod:`nbdist.ui.ansi`). Every finished line sets its colours
+itself and resets them, so that it can be shown without the lines before it, which may have been cut.
+"""
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from dataclasses import dataclass, field
 
+from nbdist.ui.ansi import SGR, Style, coloured, ending, plain
+
+RESET = "\x1b[0m"
+DEFAULT = Style()
+
 LIMIT = 200_000  # characters kept per rank
 OPEN_LIMIT = 4_000  # a line longer than this is not rewritten by a carriage return any more
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 @dataclass
@@ -27,19 +33,26 @@ class Transcript:
     written: int = 0  # characters of finished lines so far, those that were cut included
     lines: deque[str] = field(default_factory=deque)  # finished pieces, each ending where it may be cut
     open: str = ""  # the line that is still being written
+    style: Style = DEFAULT  # at the start of that line
 
     def append(self, text: str) -> None:
         r"""Add printed text; ``\r`` starts the current line over."""
         finished, newline, rest = text.replace("\r\n", "\n").rpartition("\n")
         if newline:
-            done = "\n".join(after_returns(line) for line in (self.open + finished).split("\n"))
-            self.finish(plain(done) + "\n")
+            self.finish("\n".join(map(self.shown, (self.open + finished).split("\n"))) + "\n")
             self.open = ""
         # Only the open line is ever rewritten, so what a call costs does not grow with the transcript.
-        self.open = latest_return(self.open + rest)
+        overwritten, self.open = latest_return(self.open + rest)
+        self.style = ending(overwritten, self.style)
         if len(self.open) > OPEN_LIMIT:
-            self.finish(plain(after_returns(self.open)))
+            self.finish(self.shown(self.open))
             self.open = ""
+
+    def shown(self, line: str) -> str:
+        """Return what a terminal shows of a line, and keep its last style for the next one."""
+        start = self.style
+        self.style = ending(line, start)
+        return self_contained(line, start)
 
     def finish(self, piece: str) -> None:
         """Keep a finished piece, dropping the oldest ones beyond the limit."""
@@ -50,7 +63,7 @@ class Transcript:
             oldest = self.lines.popleft()
             over = kept - self.limit
             if over < len(oldest):
-                start = oldest.find("\n", over - 1) + 1 or over
+                start = oldest.find("\n", over - 1) + 1 or after_code(oldest, over)
                 self.lines.appendleft(oldest[start:])
                 dropped = start
             else:
@@ -70,12 +83,33 @@ class Transcript:
                 break
             pieces.append(piece[-wanted:] if wanted < len(piece) else piece)
             wanted -= len(piece)
-        return self.written, "".join(reversed(pieces)), plain(after_returns(self.open))
+        return self.written, "".join(reversed(pieces)), self_contained(self.open, self.style)
 
     def text(self) -> str:
-        """Return all that is kept, with a first line that says what was cut."""
+        """Return all that is kept, with its colours, and with a first line that says what was cut."""
         note = f"... {self.cut:,} characters cut ...\n" if self.cut else ""
-        return note + "".join(self.lines) + plain(after_returns(self.open))
+        return note + "".join(self.lines) + self_contained(self.open, self.style)
+
+
+def self_contained(line: str, style: Style) -> str:
+    r"""Return what a terminal shows of a line that begins in ``style``, with the codes of its colours.
+
+    >>> self_contained("10%\r\x1b[32m20%", Style())
+    '\x1b[32m20%\x1b[0m'
+    """
+    if "\x1b" not in line and style == DEFAULT:
+        return plain(after_returns(line))
+    overwritten, rest = latest_return(line.rstrip("\r"))
+    style = ending(overwritten, style)
+    shown = coloured(rest)
+    reset = RESET if ending(rest, style) != DEFAULT else ""
+    return style.code() + shown + reset if plain(shown) else ""
+
+
+def after_code(text: str, position: int) -> int:
+    """Return the first position from this one on that does not split the code of a colour."""
+    code = SGR.match(text, max(0, text.rfind("\x1b", 0, position)))
+    return max(position, code.end()) if code else position
 
 
 def after_returns(line: str) -> str:
@@ -83,12 +117,8 @@ def after_returns(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-def latest_return(line: str) -> str:
-    """Drop what a carriage return has already overwritten, but keep one that waits for its text."""
+def latest_return(line: str) -> tuple[str, str]:
+    """Split off what a carriage return has already overwritten, but keep one that waits for its text."""
     shown = after_returns(line)
-    return shown + "\r" if line.endswith("\r") else shown
-
-
-def plain(text: str) -> str:
-    """Drop terminal colours and control characters."""
-    return CONTROLS.sub("", ESCAPES.sub("", text)) if text.isprintable() is False else text
+    kept = shown + "\r" if line.endswith("\r") else shown
+    return line[: len(line) - len(kept)], kept

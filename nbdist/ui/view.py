@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from html import escape
 from typing import Any
 
-from nbdist.errors import BodyError, NbdistError
-from nbdist.runs.progress import GONE, SILENT, ReplicaStanding, Standing
-from nbdist.runs.run import Run
-from nbdist.ui.display import LiveDisplay
-from nbdist.ui.shorten import clip
-from nbdist.ui.summary import Summary, short_task
+from IPython.core.getipython import get_ipython
+from IPython.display import publish_display_data
 
-STATES = {"done": "finished", "stopped": "stopped", "failed": "failed"}
+from nbdist.errors import NbdistError, WorkerError
+from nbdist.runs.output import Displayed
+from nbdist.runs.progress import LOST, SILENT, ReplicaStanding, Standing
+from nbdist.runs.run import Run
+from nbdist.runs.totals import training_seconds
+from nbdist.ui.display import LiveDisplay
+from nbdist.ui.marks import Marks
+from nbdist.ui.shorten import clip
+from nbdist.ui.summary import Summary, of_last_epoch, short_task
+
 SHORT = 0.1  # seconds; what is over by then needs no live view, which costs more than the cell itself
-MOST_NAMED = 4  # replicas that are gone; more are counted
+MOST_NAMED = 4  # replicas that are lost; more are counted
 
 
 class RunView:
     """Shows one run: live while it goes on, frozen at its end."""
 
-    def __init__(self, run: Run, *, display: bool = True) -> None:
-        self._run = run
+    def __init__(self, run: Run, *, display: bool = True, raises: bool = False) -> None:
+        self._run, self._raises = run, raises  # whether the cell raises the run's error, below the view
         self._tasks = run.tasks
         self._unit = unit_of(run)
+        self._marks = Marks()
+        self._thread: int | None = None  # that shows the run, where another one follows it
         self._display = LiveDisplay(
             run.store, run.tasks, run.options.name, run_id=run.id, charts=run.options.live, again=again(run)
         )
@@ -36,16 +46,32 @@ class RunView:
 
     def tick(self) -> None:
         """Send what is new."""
-        self._display.tick(time.monotonic())
+        if self._thread in (None, threading.get_ident()):
+            self._display.tick(time.monotonic())
+        else:
+            self._display.tick_meanwhile()
+
+    @property
+    def on_page(self) -> bool:
+        """Whether it is shown on a page."""
+        return self._display.where == "page"
+
+    def shown_by_this_thread(self) -> None:
+        """Have this thread show the run from now on, while another one follows it: `tick` and `freeze`."""
+        self._thread = threading.get_ident()
 
     def progress(self, standing: Standing) -> None:
         """Take note of how far the run is."""
+        if self._marks.see(standing, self._tasks, time.monotonic()):
+            self._display.mark(self._marks.all())
         self._display.progress(
             {
                 "state": standing.state,
                 "step": standing.step if self._run.trains else None,  # a plain cell has none
                 "total": standing.total,
                 "unit": self._unit,
+                "epoch": standing.epoch,
+                "epochs": standing.epochs,
                 "steps_per_second": standing.steps_per_second or None,  # none is known at first
                 "examples_per_second": standing.examples_per_second or None,
                 "seconds_left": standing.seconds_left,
@@ -72,20 +98,33 @@ class RunView:
         """Append what a task printed."""
         self._display.output(task, text)
 
+    def display(self, task: str, shown: Displayed) -> None:
+        """Show an object that a task displayed, below the view."""
+        show_displayed(task, shown)
+
     def end(self, run: Run) -> None:
-        """Freeze."""
-        self._display.finish(summary_of(run))
+        """Freeze, unless another thread shows the run, which sees to that."""
+        if self._thread in (None, threading.get_ident()):
+            self.freeze(run)
+
+    def freeze(self, run: Run) -> None:
+        """Put the picture and the tables into the view's place."""
+        summary = self._summary_of(run)
+        self._display.finish(replace(summary, error=None) if self._raises else summary)
 
     def show_again(self, run: Run) -> None:
         """Show the run in this cell as well; when it is over, its curves to be looked at closely."""
         self.progress(run.standing())
-        self._display.show_again(summary_of(run) if run.over else None)
+        self._display.show_again(self._summary_of(run) if run.over else None)
+
+    def _summary_of(self, run: Run) -> Summary:
+        return replace(summary_of(run), marks=self._marks.all())
 
 
 def again(run: Run) -> str:
-    """Say how to follow a run whose kernel is gone; nothing where it goes with the kernel."""
+    """Say how to follow a run from a new kernel; nothing where the run ends with its kernel."""
     in_graph = run.options.replication == "in-graph"
-    return "" if in_graph else f"nb.attach({run.id!r}) follows it from a new kernel"
+    return "" if in_graph else f"to reconnect, run nb.attach({run.id!r})"
 
 
 def act(run: Run, kind: str, rate: float | None) -> None:
@@ -114,6 +153,10 @@ class PrintedView:
         for line in lines:
             print(f"[{short_task(task)}] {line}")
 
+    def display(self, task: str, shown: Displayed) -> None:
+        """Show an object that a task displayed."""
+        show_displayed(task, shown)
+
     def end(self, run: Run) -> None:
         """Print the lines that were not ended."""
         for task, line in self._open.items():
@@ -121,14 +164,29 @@ class PrintedView:
                 print(f"[{short_task(task)}] {line}")
 
 
+def show_displayed(task: str, shown: Displayed) -> None:
+    """Show an object of a task in this cell, under the task's name; the front end's own rules for HTML hold.
+
+    Outside of a notebook its text is printed.
+    """
+    label = short_task(task)
+    if getattr(get_ipython(), "kernel", None) is None:
+        print(f"[{label}] {shown.data.get('text/plain', '')}")
+        return
+    transient = {"display_id": shown.name} if shown.name else {}
+    if not shown.update:
+        publish_display_data({"text/plain": f"{label}:", "text/html": f"<small>{escape(label)}</small>"})
+    publish_display_data(shown.data, transient=transient, update=shown.update)
+
+
 def summary_of(run: Run) -> Summary:
     """Return what a run came to."""
     trained = {i: run.store.last(i, "loss") for i in range(len(run.tasks)) if "loss" in run.store.series}
-    standing = run.tally.standing(time.monotonic(), run.store).replicas
-    lost = {i for i, replica in enumerate(standing) if replica.state == GONE}
+    whole = run.tally.standing(time.monotonic(), run.store)
+    standing = whole.replicas
+    lost = {i for i, replica in enumerate(standing) if replica.state == LOST}
     rows: list[dict[str, Any]] = []
     steps: list[int] = []
-    seconds = 0.0
     for i, task in enumerate(run.tasks):
         last = trained.get(i)
         if last is None and not (i in lost and any(trained.values())):
@@ -138,32 +196,33 @@ def summary_of(run: Run) -> Summary:
         step = own or (int(last.step) if last is not None else 0)
         row: dict[str, Any] = {"task": short_task(task)}
         if lost:
-            row["state"] = GONE if i in lost else STATES[run.status]
+            row["state"] = LOST if i in lost else run.status
         row["batches" if has_quorum(run) else "steps"] = (
             f"≥ {step:,}" if i in lost else step
         )  # its last words were up to 0.1 s old
         for name in ("dropped", "skipped"):  # where they are not zero, and early: a table has few columns
             if any(getattr(replica, name) for replica in standing):
                 row[name] = getattr(standing[i], name)
-        row |= {name: round(value, 4) for name, value in run.last_epoch(i).items()}
+        row |= {of_last_epoch(name): round(value, 4) for name, value in run.last_epoch(i).items()}
         if "staleness" in run.store.series and run.store.last(i, "staleness") is not None:
             row["mean staleness"] = round(float(run.store.trend(i, "staleness")[1].mean()), 2)
         rows.append(row)
         steps.append(step)
-        seconds = max(seconds, _duration(run, i))
-    seconds = max(0.0, seconds - max((replica.rested for replica in standing), default=0.0))
+    seconds = training_seconds(run.store, run.tally)
     metrics = {name: values[-1] for name, values in run.history.history.items()} if run.history else {}
     # Synchronous replicas make each step together; all others make their own.
     total = 0 if not steps else max(steps) if run.options.synchronous else sum(steps)
     return Summary(
         run_id=run.id,
         title=run.options.name,
-        state=STATES[run.status],
+        state=run.status,
         tasks=run.tasks,
         step=total if rows else None,
         seconds=seconds if rows else None,
         steps_per_second=total / seconds if seconds and rows else None,
         unit=unit_of(run),
+        total=whole.total if rows else None,
+        checkpoint=(run.tally.checkpoint or {}).get("path"),
         metrics=metrics,
         error=in_a_line(run.error) if run.error else None,
         rows=rows,
@@ -172,9 +231,9 @@ def summary_of(run: Run) -> Summary:
 
 
 def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
-    """Return what did not go by itself: replicas that went, gradients that were dropped or left out."""
-    gone = gone_among(replicas, run.tasks)
-    remarks = [gone] if gone else []
+    """Return what was not as planned: lost replicas, gradients that were dropped or left out."""
+    lost = lost_among(replicas, run.tasks)
+    remarks = [lost] if lost else []
     if has_quorum(run) and run.global_step:
         remarks.append(f"{run.global_step:,} updates")
     dropped = sum(replica.dropped for replica in replicas)
@@ -187,7 +246,7 @@ def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
 
 
 def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
-    """Say which replicas are gone, of which nothing is heard, and which are slow."""
+    """Say which replicas are lost, which are silent, and which are slow."""
     slow = sorted(
         ((replica.slowness, i) for i, replica in enumerate(replicas) if replica.slowness), reverse=True
     )
@@ -195,22 +254,28 @@ def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
         f"{short_task(tasks[i])} is slow: {times:.1f}x the others' step" for times, i in slow[:MOST_NAMED]
     ]
     more = [f"{len(slow) - MOST_NAMED} more are slow"] if len(slow) > MOST_NAMED else []
-    return "; ".join(
-        filter(None, [gone_among(replicas, tasks), those(SILENT, replicas, tasks), *said, *more])
-    )
+    lost = lost_among(replicas, tasks)
+    left = sum(replica.state != LOST for replica in replicas)
+    if lost and left:
+        lost += f"; training continues on {left} {'replica' if left == 1 else 'replicas'}"
+    return "; ".join(filter(None, [lost, those("is", SILENT, replicas, tasks), *said, *more]))
 
 
-def gone_among(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
-    """Say which replicas the others go on without; empty if all are there."""
-    return those(GONE, replicas, tasks)
+def lost_among(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
+    """Say which replicas are lost; empty if all are there."""
+    return those("was", LOST, replicas, tasks)
 
 
-def those(state: str, replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
-    """Say which replicas are in a state; empty if none is."""
+def those(verb: str, state: str, replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
+    """Say which replicas are in a state, with "is" or "was"; empty if none is."""
     found = [i for i, replica in enumerate(replicas) if replica.state == state]
     named = ", ".join(short_task(tasks[i]) for i in found[:MOST_NAMED])
     more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"{named}{more} {'is' if len(found) == 1 else 'are'} {state}" if found else ""
+    return (
+        f"{named}{more} {verb if len(found) == 1 else {'is': 'are', 'was': 'were'}[verb]} {state}"
+        if found
+        else ""
+    )
 
 
 def unit_of(run: Run) -> str:
@@ -231,19 +296,14 @@ def has_quorum(run: Run) -> bool:
 def in_a_line(error: NbdistError) -> str:
     """Return what went wrong and where, in a line; the cell shows the whole traceback.
 
-    >>> error = BodyError("Traceback (most recent call last): ...")
+    >>> error = WorkerError("Traceback (most recent call last): ...")
     >>> error.task, error.ename, error.evalue = "/job:worker/task:1", "ZeroDivisionError", "division by zero"
     >>> in_a_line(error)
     'ZeroDivisionError on /job:worker/task:1: division by zero'
     """
     where = type(error).__name__
     what = str(error)
-    if isinstance(error, BodyError) and error.ename:
+    if isinstance(error, WorkerError) and error.ename:
         where, what = f"{error.ename} on {error.task}", error.evalue
     first = next((line.strip() for line in what.splitlines() if line.strip()), "")
     return clip(f"{where}: {first}" if first else where, 300)
-
-
-def _duration(run: Run, replica: int) -> float:
-    times = run.store.points(replica, "loss")[2]
-    return float(times[-1] - times[0]) if len(times) > 1 else 0.0

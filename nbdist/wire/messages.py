@@ -9,7 +9,7 @@ import zmq
 
 from nbdist import errors
 from nbdist.errors import DataLossError, NbdistError, ResourceExhaustedError
-from nbdist.wire.frames import Buffer, Frame, decode
+from nbdist.wire.frames import MAX_ARRAYS, Buffer, Frame, decode
 
 ENVELOPE = struct.Struct("<BQ")  # role, sequence number
 CALL, SEND, REPLY, FAILURE, PUSH = range(1, 6)
@@ -60,8 +60,10 @@ def cut(part: Buffer) -> list[Buffer]:
 def receive_parts(socket: zmq.Socket[bytes], limit: int) -> tuple[list[Buffer], int]:
     """Return the parts of a message that is there, put together again, and how many bytes it held.
 
-    Large parts of one piece are not copied. What goes over `limit` bytes is dropped.
+    Large parts of one piece are not copied. What goes over `limit` bytes is dropped. Raises
+    ResourceExhaustedError for a message of more pieces than a frame within the limit has; it is dropped.
     """
+    left = 2 + MAX_ARRAYS + limit // PIECE  # the head, the arrays, and the full pieces before their last ones
     piece: Buffer = socket.recv(zmq.NOBLOCK)
     parts: list[Buffer] = []
     pieces: list[Buffer] = []
@@ -75,7 +77,20 @@ def receive_parts(socket: zmq.Socket[bytes], limit: int) -> tuple[list[Buffer], 
                 pieces = []
         if not socket.rcvmore:
             return parts, total
+        left -= 1
+        if not left:
+            raise ResourceExhaustedError(
+                f"a message of {discard(socket):,} more pieces than a frame may have"
+            )
         piece = socket.recv(copy=False).buffer
+
+
+def discard(socket: zmq.Socket[bytes]) -> int:
+    """Drop the rest of a message, and return how many pieces that was."""
+    count = 1
+    while socket.recv(copy=False).more:
+        count += 1
+    return count
 
 
 def joined(pieces: list[Buffer]) -> Buffer:

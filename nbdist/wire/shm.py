@@ -20,14 +20,23 @@ import select
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from nbdist.errors import NotAllowedError, NotFoundError, ResourceExhaustedError, UnavailableError
+from nbdist.errors import (
+    InvalidArgumentError,
+    NotAllowedError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+
+ALONE = "nbdist-alone"  # what the names of segments begin with whose process is in no cluster
 
 
 def shared_folder() -> Path:
@@ -41,12 +50,53 @@ def remove_all(prefix: str) -> list[str]:
 
     Only files of this user are touched.
     """
-    gone = []
+    removed = []
     for path in shared_folder().glob(f"{prefix}-*"):
         if path.lstat().st_uid == os.getuid():
             path.unlink(missing_ok=True)
-            gone.append(path.name)
-    return gone
+            removed.append(path.name)
+    return removed
+
+
+def own_prefix() -> str:
+    """Return what the names of this process' segments begin with, if it is in no cluster that removes them.
+
+    Such a process may be killed, and then the next one removes what it left: see `remove_abandoned`.
+    """
+    return f"{ALONE}-{_pid_namespace()}-{secrets.token_hex(6)}"
+
+
+def remove_abandoned() -> list[str]:
+    """Remove segments of processes that were in no cluster and have ended without removing them.
+
+    Only those of this user, and only of this process' PID namespace: elsewhere a PID says nothing. Returns
+    their names.
+    """
+    removed = []
+    for path in shared_folder().glob(f"{ALONE}-{_pid_namespace()}-*-*-*"):
+        pid = path.name.split("-")[-2]
+        with suppress(OSError):  # another process removes it at this moment
+            if pid.isdigit() and path.lstat().st_uid == os.getuid() and not _is_alive(int(pid)):
+                path.unlink()
+                removed.append(path.name)
+    return removed
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _pid_namespace() -> str:
+    try:
+        return f"{os.stat('/proc/self/ns/pid').st_ino:x}"
+    except OSError:  # not Linux: there is one
+        return "0"
 
 
 def _new_path(prefix: str) -> Path:
@@ -61,7 +111,9 @@ def _existing_path(name: str, kind: str, is_kind: Callable[[int], bool]) -> Path
     try:
         info = path.lstat()
     except FileNotFoundError:
-        raise NotFoundError(f"shared file {name!r} is gone: the task that made it has ended") from None
+        raise NotFoundError(
+            f"shared file {name!r} is not there any more: the task that made it has ended"
+        ) from None
     if info.st_uid != os.getuid() or stat.S_ISLNK(info.st_mode) or info.st_mode & 0o077:
         raise NotAllowedError(f"shared file {name!r} may be opened by others than its owner; not trusted")
     if not is_kind(info.st_mode):
@@ -105,12 +157,13 @@ class Segment:
             raise
 
     @classmethod
-    def open(cls, name: str) -> Segment:
+    def open(cls, name: str, writable: bool = True) -> Segment:
         """Open a segment that a task of the same user made."""
         path = _existing_path(name, "segment", stat.S_ISREG)
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW)
         try:
-            return cls(path, mmap.mmap(fd, os.fstat(fd).st_size), owner=False)
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            return cls(path, mmap.mmap(fd, os.fstat(fd).st_size, access=access), owner=False)
         finally:
             os.close(fd)
 
@@ -120,7 +173,7 @@ class Segment:
         return self.bytes[offset : offset + size].view(dtype)
 
     def close(self) -> None:
-        """Give the segment up; its owner removes the file. Views stay valid until they are gone."""
+        """Give the segment up; its owner removes the file. Views stay valid."""
         if self.owner:
             self._path.unlink(missing_ok=True)
 
@@ -133,14 +186,68 @@ class Segment:
         self.close()
 
 
+class SharedFile:
+    """A file in shared memory that its maker writes and others map: the maker maps nothing.
+
+    Bytes are written by ``write``, not through a mapping: the kernel then need not fill new pages with zeros
+    first, and a full file system is an error of the call.
+    """
+
+    def __init__(self, prefix: str, size: int) -> None:
+        self._path = _new_path(prefix)
+        self.name, self.size = self._path.name, size
+        room = os.statvfs(self._path.parent)
+        if size > room.f_bavail * room.f_frsize:
+            raise ResourceExhaustedError(
+                f"{self._path.parent} has no room for {size:,} bytes of shared memory: "
+                f"{room.f_bavail * room.f_frsize:,} are free"
+            )
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            os.ftruncate(self._fd, max(size, 1))
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, pieces: Iterable[tuple[int, memoryview]]) -> None:
+        """Write pieces, each at its offset; ResourceExhaustedError if the memory is not there."""
+        for at, data in pieces:
+            if at < 0 or at + data.nbytes > self.size:
+                raise InvalidArgumentError(
+                    f"{data.nbytes} bytes at {at} are not in a file of {self.size} bytes"
+                )
+            left = data.cast("B")
+            try:
+                while left.nbytes:
+                    written = os.pwrite(self._fd, left, at)
+                    left, at = left[written:], at + written
+            except OSError as error:
+                raise ResourceExhaustedError(
+                    f"{self._path.parent} has no room for {self.size:,} bytes of shared memory: "
+                    f"{error.strerror}"
+                ) from None
+
+    def close(self) -> None:
+        """Remove the file; mappings of it stay valid. May be called twice."""
+        if self._fd >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+
 class Doorbell:
     """The listening end of a named pipe: short messages wake the task that waits on it."""
 
     def __init__(self, path: Path) -> None:
+        self._fd = -1
         os.mkfifo(path, 0o600)
         self.name, self._path = path.name, path
-        # Opened for writing too, so that it never reads end-of-file while nobody rings.
-        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
+        try:
+            # Opened for writing too, so that it never reads end-of-file while no task rings.
+            self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
 
@@ -184,7 +291,7 @@ def open_bell(name: str) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
-        raise UnavailableError(f"nobody answers doorbell {name!r}: {error.strerror}") from None
+        raise UnavailableError(f"no task listens to doorbell {name!r}: {error.strerror}") from None
 
 
 class Ringer:
@@ -201,7 +308,7 @@ class Ringer:
                 if self._fd >= 0:
                     os.write(self._fd, message)
         except (BrokenPipeError, BlockingIOError) as error:
-            raise UnavailableError(f"the task behind a doorbell is gone or does not read: {error}") from None
+            raise UnavailableError(f"the task behind a doorbell has died or does not read: {error}") from None
 
     def heard(self) -> bool:
         """Whether the task that listens is still there; nothing is rung."""
@@ -209,7 +316,7 @@ class Ringer:
             if self._fd < 0:
                 return False
             poll = select.poll()
-            poll.register(self._fd, 0)  # of a pipe that nobody reads, the error is reported in any case
+            poll.register(self._fd, 0)  # of a pipe without a reader, the error is reported in any case
             return not poll.poll(0)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import nbformat
 from browser_server import PATIENCE, ROOT, LabServer
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, Playwright, ViewportSize
+from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, Playwright, ViewportSize
 
 ARTIFACTS = ROOT / "artifacts"
 FLAGS = [
@@ -97,7 +97,12 @@ class Lab:
     def listened(self, page: Page, kernel: bool) -> Page:
         """Note what goes wrong in a tab."""
         page.on("pageerror", lambda error: self._note(str(error.stack or error), kernel))
-        page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+        def dismiss(dialog: Dialog) -> None:
+            self.errors.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
+        page.on("dialog", dismiss)
         return page
 
     def settle(self, name: str, *, kernel: bool = True) -> None:

@@ -58,7 +58,7 @@ def sweep_bundle(trials: int = 60) -> dict[str, Any]:
     dice, sweep = Random(3), ShownSweep(SPACE, trials)
     for number in range(trials):
         parameters = SPACE.fill(lambda _, one: one.draw(dice.random()))
-        state = dice.choice(["complete", "complete", "complete", "pruned", "failed"])
+        state = dice.choice(["finished", "finished", "finished", "pruned", "failed"])
         last = 0.9 - (math.log10(float(str(parameters["lr"]))) + 2) ** 2 / 20 + dice.gauss(0, 0.01)
         curve = [last * (1 - math.exp(-step / 3)) for step in range(1, 4 if state == "pruned" else 13)]
         error = "ValueError: 7" if state == "failed" else ""

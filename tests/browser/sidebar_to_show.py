@@ -23,7 +23,8 @@ def cluster(name: str, **others: Any) -> Item:
         "id": name, "kind": "nbdist", "title": name, "state": "running", "launcher": "local", "workers": 2,
         "ps": 0, "engines": 2, "created": MIDNIGHT, "owner": None, "detached": True, "dead": [], "runs": [],
         "attach": f"%load_ext nbdist\n%cluster attach {name}",
-        "can": {"stop": True, "grow": True, "restart": True}, "why": {}, "lines": [], "error": None,
+        "can": {"stop": True, "grow": True, "shrink": True, "restart": True}, "why": {}, "lines": [],
+        "error": None,
     }  # fmt: skip
     return {**item, **others}
 
@@ -31,14 +32,14 @@ def cluster(name: str, **others: Any) -> Item:
 def task(rank: int, **others: Any) -> Item:
     item = {
         "cluster": "many", "rank": rank, "name": f"/job:worker/task:{rank}", "job": "worker", "index": rank,
-        "host": "this machine", "pid": 4000 + rank, "device": "/device:CPU:0", "state": "training", "cpu": 97,
+        "host": "this machine", "pid": 4000 + rank, "device": "/device:CPU:0", "state": "running", "cpu": 97,
         "memory": 312 * MEGABYTE, "gpu": None, "run": "run-0", "step": 1200 + rank, "steps_per_second": 56.3,
         "straggler": None, "note": None,
     }  # fmt: skip
     return {**item, **others}
 
 
-def run(number: int, status: str = "done", **others: Any) -> Item:
+def run(number: int, status: str = "finished", **others: Any) -> Item:
     going = status in ("preparing", "running", "paused")
     item = {
         "id": f"run-{number}", "name": f"digits {number}", "status": status,
@@ -48,6 +49,8 @@ def run(number: int, status: str = "done", **others: Any) -> Item:
         "metric": "loss", "value": 0.1234,
         "curve": {"x": list(range(60)), "y": [2 / (1 + x / 5) + x % 5 / 50 for x in range(60)]},
         "error": "the loss is NaN at step 430" if status == "failed" else None,
+        "error_line": "NanLossError: the loss is NaN (line 7, worker 1)" if status == "failed" else None,
+        "tags": ["baseline"] if number == 2 else [], "remark": None, "training": True, "bytes": None,
         "note": "12 bytes at the end of metrics-0001.log make no record" if status == "damaged" else None,
         "session": "train.ipynb", "folder": "/home/user/nbdist/runs/r", "browse": None,
         "tensorboard": number % 2 == 0, "attach": "import nbdist as nb\nnb.attach('r')",
@@ -60,7 +63,7 @@ def sweep(number: int, state: str = "running", **others: Any) -> Item:
     item = {
         "id": f"sweep-{number}", "name": f"rates {number}", "state": state,
         "created": MIDNIGHT - 1000 * number, "metric": "accuracy", "direction": "max", "wanted": 20,
-        "counts": {"waiting": 6, "running": 2, "complete": 9, "pruned": 3, "stopped": 0, "failed": 0},
+        "counts": {"waiting": 6, "running": 2, "finished": 9, "pruned": 3, "stopped": 0, "failed": 0},
         "best": {"number": 7, "value": 0.9812, "parameters": {"rate": 0.0123, "units": 64, "kind": "adam"}},
         "curve": {"x": [0, 5, 10, 30, 60], "y": [0.5, 0.7, 0.9, 0.95, 0.98]}, "cluster": "many",
         "session": "sweep.ipynb", "note": None, "error": None, "attach": "nb.attach('s')",
@@ -71,7 +74,7 @@ def sweep(number: int, state: str = "running", **others: Any) -> Item:
 
 def crowded(tasks: int = 100, runs: int = 50) -> Item:
     """Return the state of a server with much to tell: every kind of state is in it."""
-    ended = ("done", "failed", "stopped", "lost", "damaged")
+    ended = ("finished", "failed", "stopped", "lost", "damaged")
     rows = [task(rank) for rank in range(tasks)]
     rows[2] |= {"straggler": 1.4}
     rows[3] |= {"state": "dead", "note": "ended by signal 9", "cpu": None, "memory": None}
@@ -81,14 +84,14 @@ def crowded(tasks: int = 100, runs: int = 50) -> Item:
         "clusters": [
             cluster("many", workers=tasks, ps=1, runs=["run-0"], dead=["worker:3"],
                     owner={"pid": 1, "session": "work/train.ipynb", "alive": True}, detached=False),
-            cluster("new", state="starting", lines=["the keeper is up", "1 of 2 engines has come"], can={}),
+            cluster("new", state="starting", lines=["controller 0.4 s", "1 of 2 engines is up"], can={}),
             cluster("mpi", state="failed", launcher="mpi", error="mpiexec is not here: apt install mpich"),
             cluster("ipp:default:x", title="default", kind="ipyparallel", workers=None, ps=None, engines=4,
                     detached=False, can={"stop": True}, why={"grow": "ipyparallel started it"}),
         ],
         "runs": [run(0, "running"), run(1, "paused", total=None, seconds_left=None)]
         + [run(number, ended[number % 5]) for number in range(2, runs)],
-        "sweeps": [sweep(0), sweep(1, "paused"), sweep(2, "done", best=None)],
+        "sweeps": [sweep(0), sweep(1, "paused"), sweep(2, "finished", best=None)],
     }  # fmt: skip
 
 
@@ -122,6 +125,9 @@ class Served:
         path = asked.url.split(API, 1)[1].split("?")[0].strip("/")
         if asked.method == "GET" and path in ("", "state"):
             route.fulfill(json=self.state if path else ABOUT)
+            return
+        if asked.method == "GET" and path.startswith("runs/"):
+            route.fulfill(json=next(one for one in self.state["runs"] if one["id"] == path.split("/")[1]))
             return
         self.asked.append((asked.method, path, asked.post_data_json))
         if self.refuse:

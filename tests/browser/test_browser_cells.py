@@ -75,7 +75,7 @@ def test_cells_in_the_wrong_order_at_once_and_again(lab: Lab) -> None:
     wait_for_curve(page)
     lab.run(5)
     assert "behind" in said(lab, 5)
-    expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("training")
+    expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("running")
     lab.screenshot("cells-two-at-once")
     lab.run(8)
     assert "stopped" in said(lab, 8)

@@ -92,7 +92,7 @@ def test_controls_act_while_the_cell_is_running(training: Lab, request: pytest.F
     paused = page.evaluate("Date.now() / 1000")
     training.screenshot(f"controls-paused-{where}")
     page.get_by_role("button", name="Resume", exact=True).click()
-    expect(chip).to_contain_text("training")
+    expect(chip).to_contain_text("running")
     resumed = clock(page, "pressed", "Resume")
     # A replica may have been paused before its first step.
     while min(times.max(initial=0.0) for times in times_of_steps(folder)) < resumed:
@@ -120,7 +120,7 @@ def test_controls_act_while_the_cell_is_running(training: Lab, request: pytest.F
     page.get_by_role("button", name="Checkpoint", exact=True).click()
     saved = page.locator(f"{LIVE} .nbd-saved")
     expect(saved).to_contain_text("checkpoint at step")
-    path = Path(saved.get_attribute("title") or "")
+    path = Path(saved.locator(".nbd-path").inner_text())
     assert path.is_file()
     assert path.is_relative_to(folder)
     latencies["checkpoint"] = path.stat().st_mtime - clock(page, "pressed", "Checkpoint")

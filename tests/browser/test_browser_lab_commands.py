@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Page, TimeoutError, expect
 pytestmark = [pytest.mark.browser, pytest.mark.engines]
 
 BUTTON = "[data-jp-item-name='nbdist-run-distributed'] jp-button"
-ATTACH = "%load_ext nbdist\n%cluster attach three"
+ATTACH = "import nbdist as nb\n%load_ext nbdist\n%cluster attach three"
 TRAIN = """# a small network
 x, y, x_test, y_test = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
@@ -137,7 +137,7 @@ def test_a_cell_runs_on_workers_by_button_and_by_key(lab: Lab) -> None:
     lab.wait_done(1)
     assert sources(page)[1] == "%%distribute\nwhere = nb.task.name"
     lab.run(3)
-    assert "done 359" in lab.output(3).inner_text()
+    assert "finished 359" in lab.output(3).inner_text()
 
     # In a cell's editor the usual key takes the line away again.
     activate(page, 0)

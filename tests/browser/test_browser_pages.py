@@ -50,7 +50,7 @@ def test_pages_of_a_run_and_a_sweep_need_no_kernel(drawing_lab: Lab) -> None:
     page = lab.open("paged.ipynb", height=1400)
     lab.run(0)
     lab.run(1)
-    expect(lab.output(1).locator(f".nbd-Bundle {GRID} .nbd-chip")).to_contain_text("done")
+    expect(lab.output(1).locator(f".nbd-Bundle {GRID} .nbd-chip")).to_contain_text("finished")
     lab.run(2, wait=False)
     page.wait_for_selector("section.nbdist-live", state="attached")
     [folder] = lab.server.home.glob("runs/*-endless")
@@ -112,7 +112,7 @@ def check_files(page: Page, shown: Locator, folder: Path) -> None:
         shown.get_by_role("link", name="run.json").click()
     got = json.loads(Path(download.value.path()).read_text())
     assert got["id"] == folder.name
-    for title in ("What it was started with", "Tasks", "Versions"):
+    for title in ("Options", "Tasks", "Versions"):
         shown.get_by_text(title, exact=True).click()
     expect(shown).to_contain_text("numpy")
     expect(shown).to_contain_text("worker 1")
@@ -140,7 +140,7 @@ def check_sweep(lab: Lab) -> None:
     expect(dialog).to_contain_text("six")
     dialog.get_by_role("button", name="OK").click()
     grid = page.locator(f"{PAGE} {GRID}")
-    expect(grid.locator(".nbd-chip")).to_contain_text("done")
+    expect(grid.locator(".nbd-chip")).to_contain_text("finished")
     expect(grid.locator("tbody tr")).to_have_count(6)
     expect(grid.locator(".nbs-actions")).to_have_count(0)
     grid.locator("tbody tr button").first.click()

@@ -93,7 +93,7 @@ def test_a_run_outlives_its_kernel_and_is_taken_up_again(lab: Lab, end: Any) -> 
     expect(view.locator(".nbd-chip")).to_contain_text("paused")
     lab.screenshot(f"reattach-{end.__name__}")
     view.get_by_role("button", name="Resume", exact=True).click()
-    expect(view.locator(".nbd-chip")).to_contain_text("training")
+    expect(view.locator(".nbd-chip")).to_contain_text("running")
     view.get_by_role("button", name="Stop", exact=True).click()
     expect(view).to_have_count(0)
     expect(lab.output(2).locator("img[src^='data:image/png']")).to_have_count(1)

@@ -52,12 +52,12 @@ def test_a_run_is_zoomed_read_and_smoothed_without_a_kernel(drawing_lab: Lab) ->
     page = opened(drawing_lab, "run.ipynb", [run_bundle()])
     chart = page.locator(f"{LIVE} .nbd-plot").first
     expect(chart).to_have_attribute(
-        "aria-label", "loss by step; at step 399: mean of replicas 0.1480, validation 0.2332"
+        "aria-label", "loss by step; at step 399: mean over replicas 0.1482, validation 0.2332"
     )
     expect(page.locator(f"{BUNDLE} img")).to_have_count(0)
 
     chart.press("Home")
-    assert "at step 1:" in str(chart.get_attribute("aria-label"))
+    assert "at step 0:" in str(chart.get_attribute("aria-label"))
     chart.press("ArrowRight")
     expect(page.locator(".nbd-readout").first).to_be_visible()
     other = page.locator(f"{LIVE} .nbd-plot").nth(1)
@@ -106,11 +106,20 @@ def test_a_grid_is_brushed_and_chosen_in_and_has_nothing_to_wish(drawing_lab: La
     grid.locator("tbody tr button").first.click()
     trial = grid.get_by_role("region", name="Chosen trial")
     expect(trial).to_contain_text("the best so far")
-    for wish in ("Stop", "Retry", "Clone…", "Promote…", "Fill next cell", "Pause", "End", "Add trials"):
+    for wish in (
+        "Stop",
+        "Retry",
+        "Clone…",
+        "Promote…",
+        "Insert parameters as cell",
+        "Pause",
+        "Stop sweep",
+        "Add trials",
+    ):
         expect(grid.get_by_role("button", name=wish, exact=True)).to_have_count(0)
     output = page.locator(BUNDLE)
     expect(output).to_contain_text("nb.attach('261120-2130-mnist')")
-    expect(output).to_contain_text("of 60 trials had room in the notebook")
+    expect(output.locator(".nbs-facts, .nbs-header, section").first).to_contain_text("60 / 60")
 
 
 def test_many_outputs_are_drawn_as_they_are_scrolled_to(drawing_lab: Lab) -> None:

@@ -102,8 +102,9 @@ def test_a_run_is_followed_and_stopped_while_its_kernel_is_busy(lab: Lab) -> Non
     expect(run).to_have_attribute("data-state", "running")
     expect(run.get_by_role("progressbar")).to_be_visible()
     expect(run.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"loss [\d.]+"))
-    expect(row(page, "tasks", "worker 0")).to_contain_text("training")
+    expect(row(page, "tasks", "worker 0")).to_contain_text("running")
     press(run, "stop")
+    page.locator(".jp-Dialog").get_by_role("button", name="Stop", exact=True).click()
     expect(run).to_have_attribute("data-state", "stopped")
     lab.wait_done(1)
 
@@ -129,4 +130,4 @@ def test_a_sweep_is_paused_and_goes_on_while_its_kernel_is_busy(lab: Lab, tmp_pa
     expect(sweep).to_contain_text("2 of 3 trials")
     press(sweep, "resume")
     expect(sweep).to_contain_text("3 of 3 trials")
-    expect(sweep).to_have_attribute("data-state", "done")
+    expect(sweep).to_have_attribute("data-state", "finished")

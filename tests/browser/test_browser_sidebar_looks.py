@@ -53,8 +53,8 @@ def test_a_crowd_is_readable_in_both_themes_narrow_and_wide(served: tuple[Lab, S
         assert violations(page, PANEL) == []
         assert violations(page, ".nbd-Status") == []
     lab.theme("JupyterLab Light")  # the server keeps it, for the tests that follow
-    assert columns[220][:3] == ["Task", "State", "/s"]
-    assert "CPU" not in columns[220]
+    assert columns[220][:4] == ["Task", "State", "/s", "CPU"]
+    assert "Mem" not in columns[220]
     assert {"CPU", "Mem", "Step", "Host"} <= set(columns[500])
     expect(page.locator(".nbd-Status")).to_have_text("nbdist: 3 clusters · 2 runs · 2 sweeps")
 
@@ -83,7 +83,7 @@ def test_the_keyboard_gets_everywhere_and_the_form_keeps_what_was_typed(served: 
     page, keys = lab.page, lab.page.keyboard
     page.locator(PANEL).get_by_role("button", name="Start a cluster…").first.focus()
     seen = []
-    for _ in range(20):
+    for _ in range(24):
         keys.press("Tab")
         seen.append(str(page.evaluate(FOCUS)))
     assert {"many", "Stop the cluster", "digits 0", "Open TensorBoard", "rates 0"} <= set(seen)
@@ -124,7 +124,7 @@ def test_each_button_asks_for_what_it_says(served: tuple[Lab, Served]) -> None:
     press("tasks", "worker 3", "restart")
     press("clusters", "many", "stop", "Stop")
     press("clusters", "mpi", "dismiss")
-    press("runs", "digits 0", "stop")
+    press("runs", "digits 0", "stop", "Stop")
     press("sweeps", "rates 0", "pause")
     press("sweeps", "rates 1", "resume")
     assert invented.asked == [
@@ -137,11 +137,34 @@ def test_each_button_asks_for_what_it_says(served: tuple[Lab, Served]) -> None:
         ("POST", "sweeps/sweep-0/pause", {}),
         ("POST", "sweeps/sweep-1/resume", {}),
     ]
-    invented.refuse = "its keeper does not answer"
+    invented.refuse = "its cluster process does not answer"
     press("clusters", "many", "restart")
     expect(page.locator("#nbdist-clusters [role=alert]").first).to_contain_text(invented.refuse)
     press("clusters", "many", "dismiss-error")
     expect(page.locator("#nbdist-clusters").get_by_text(invented.refuse)).to_have_count(0)
+
+
+def test_a_run_is_managed_by_its_menu_and_the_keyboard(served: tuple[Lab, Served]) -> None:
+    lab, invented = served
+    page, keys = lab.page, lab.page.keyboard
+    page.locator(".jp-Notebook").first.click()
+    lab.command("nbdist:show-panel")
+    assert page.evaluate(f"document.querySelector('{PANEL}').contains(document.activeElement)")
+    row = page.locator("#nbdist-runs [data-row='run-2']")
+    expect(row).to_contain_text("baseline")
+    row.locator('[data-action="more"]').focus()
+    keys.press("Enter")
+    menu = page.locator(".lm-Menu")
+    expect(menu.get_by_role("menuitem")).to_have_text(
+        ["Rename a Run…", "Tag a Run…", "Write a Note about a Run…", "Delete a Run…", "Delete Old Runs…"]
+    )
+    lab.screenshot("sidebar-run-menu")
+    keys.press("ArrowDown")
+    keys.press("Enter")
+    page.locator(".jp-Dialog input").fill("two workers")
+    keys.press("Enter")
+    expect(page.locator(".jp-Dialog")).to_have_count(0)
+    assert invented.asked == [("POST", "runs/run-2/labels", {"name": "two workers"})]
 
 
 def test_it_stays_on_the_side_where_it_was_put(served: tuple[Lab, Served]) -> None:

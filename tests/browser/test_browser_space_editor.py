@@ -77,11 +77,11 @@ def test_a_space_is_built_and_started_with_the_keyboard(lab: Lab) -> None:
     hidden.get_by_label("Values").fill("32, 64")
     expect(hidden.get_by_role("listitem")).to_have_text(["32number", "64number"])
 
-    for known, kind in [("opt", "choice"), ("momentum", "float")]:
+    for known, kind in [("opt", "choice"), ("momentum", "uniform")]:
         add.click()
         expect(parameter(editor, "p1").get_by_label("Name")).to_be_focused()
         page.keyboard.type(known)
-        parameter(editor, known).get_by_label("Kind").select_option(label=kind)
+        parameter(editor, known).get_by_label("Distribution").select_option(label=kind)
     parameter(editor, "opt").get_by_label("Values").fill("sgd, adam")
     momentum = parameter(editor, "momentum")
     high = momentum.get_by_role("slider", name="To")
@@ -224,7 +224,7 @@ def trial(width):
 editor = nb.SpaceEditor({"width": [1, 2, 4, 8]}, trial=trial, sampler="grid", metric="loss", direction="min")
 editor"""
 BEST = """best = editor.sweep.wait(60).best
-print("best", best.parameters, "of", editor.sweep.ledger.counts["complete"])"""
+print("best", best.parameters, "of", editor.sweep.ledger.counts["finished"])"""
 
 
 def test_start_runs_a_sweep_and_its_grid_is_below_the_editor(lab: Lab) -> None:

@@ -46,9 +46,11 @@ def test_a_worker_that_dies_is_gone_in_the_live_view_and_in_what_stays(lab: Lab)
     wait_for_curve(page)
 
     os.kill(pid, signal.SIGKILL)
-    expect(page.locator(f"{LIVE} .nbd-card[data-state=gone] .nbd-name")).to_have_text("worker 1")
-    expect(page.locator(f"{LIVE} .nbd-note")).to_have_text("worker 1 is gone")
-    expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("training")
+    expect(page.locator(f"{LIVE} .nbd-card[data-state=lost] .nbd-name")).to_have_text("worker 1")
+    expect(page.locator(f"{LIVE} .nbd-note")).to_have_text(
+        "worker 1 was lost; training continues on 2 replicas"
+    )
+    expect(page.locator(f"{LIVE} .nbd-chip")).to_contain_text("running")
     expect(page.locator(f"{LIVE} .nbd-parts")).to_contain_text("compute")
     early, last = step_of(page, 2), step_of(page, 1)
     page.wait_for_function(
@@ -63,11 +65,11 @@ def test_a_worker_that_dies_is_gone_in_the_live_view_and_in_what_stays(lab: Lab)
     lab.wait_done(1)
     expect(page.locator(LIVE)).to_have_count(0)
     shown = output_of(page, 1)
-    assert re.search(r"■ stopped · [\d,]+ steps · .* · worker 1 is gone", shown)
-    left = re.search(r"worker 1\s+gone\s+≥ ([\d,]+)", shown)
+    assert re.search(r"■ stopped · [\d,]+ steps · .* · worker 1 was lost", shown)
+    left = re.search(r"worker 1\s+lost\s+≥ ([\d,]+)", shown)
     assert left is not None
     assert int(left[1].replace(",", "")) >= last  # its last points may come after the word of its end
-    assert "killed by SIGKILL; 2 of 3 go on" in shown
+    assert "killed by SIGKILL; training continues on 2 workers" in shown
     lab.screenshot("strategies-gone-frozen")
     lab.run(2)
     assert "stopped (359, 10)" in output_of(page, 2)
@@ -75,4 +77,4 @@ def test_a_worker_that_dies_is_gone_in_the_live_view_and_in_what_stays(lab: Lab)
     lab.save()
     saved = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     assert "widgets" not in saved.metadata
-    assert "worker 1 is gone" in saved.cells[1].outputs[0].data["text/plain"]
+    assert "worker 1 was lost" in saved.cells[1].outputs[0].data["text/plain"]

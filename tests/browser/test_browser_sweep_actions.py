@@ -58,8 +58,8 @@ def test_a_trial_is_stopped_retried_cloned_and_promoted(at: SweepPage) -> None:
 
     trial = choose(grid, 0)
     press(at, trial, "Stop", name, Stopped)
-    expect(trial).to_contain_text("trial 0 is being stopped")
     expect(count(grid, "stopped")).to_have_text("1")
+    expect(trial).not_to_contain_text("being stopped")
     at.until(name, lambda ledger: sorted(ledger.running) == [1, 2])
 
     press(at, trial, "Retry", name, Retried)
@@ -67,8 +67,8 @@ def test_a_trial_is_stopped_retried_cloned_and_promoted(at: SweepPage) -> None:
     expect(count(grid, "waiting")).to_have_text("1")
 
     trial = choose(grid, 1)
-    trial.get_by_text("What it printed").click()
-    printed = trial.get_by_label("What it printed")
+    trial.get_by_text("Output").click()
+    printed = trial.get_by_label("Output")
     expect(printed).to_contain_text(f"<b>trial</b> {of(at, name, 1)}")
     assert trial.locator("b").filter(has_text="trial").count() == 0
 
@@ -95,10 +95,10 @@ def test_a_trial_is_stopped_retried_cloned_and_promoted(at: SweepPage) -> None:
     # Trained on from its checkpoint, and on the whole cluster. Meanwhile the clone goes on: at the end of all
     # trials the grid gives way to its picture.
     at.open(name, of(at, name, 1), of(at, name, 2), of(at, name, 0))
-    ledger = at.until(name, lambda ledger: ledger.counts["complete"] == 3 and len(ledger.running) == 2)
+    ledger = at.until(name, lambda ledger: ledger.counts["finished"] == 3 and len(ledger.running) == 2)
     [other] = set(ledger.running) - {made.number}
     trial = choose(grid, 1)
-    expect(trial).to_contain_text("complete")
+    expect(trial).to_contain_text("finished")
     before = at.ledger(name).trials[1].value
     trial.get_by_role("button", name="Promote…").click()
     form = trial.get_by_role("form", name="Promote")
@@ -110,15 +110,15 @@ def test_a_trial_is_stopped_retried_cloned_and_promoted(at: SweepPage) -> None:
     expect(form).to_contain_text("trial 1 is promoted")
     at.open(name, of(at, name, other))
     ledger = at.until(name, lambda ledger: ledger.trials[1].attempt == 2 and ledger.trials[1].over)
-    assert ledger.trials[1].state == "complete", ledger.trials[1].error
+    assert ledger.trials[1].state == "finished", ledger.trials[1].error
     assert ledger.trials[1].value != before  # of two epochs more
     form.get_by_label("epochs").fill("5")
     press(at, form, "On the whole cluster", name, Promoted)
     at.open(name)
     ledger = at.until(name, lambda ledger: ledger.trials[1].attempt == 3 and ledger.trials[1].over)
-    assert ledger.trials[1].state == "complete", ledger.trials[1].error
+    assert ledger.trials[1].state == "finished", ledger.trials[1].error
     assert len(ledger.trials[1].ranks) == 2
-    assert at.value("sweep.trial(1).state") == "complete"
+    assert at.value("sweep.trial(1).state") == "finished"
 
 
 def test_the_sweep_is_paused_edited_made_longer_and_ended(at: SweepPage) -> None:
@@ -130,8 +130,8 @@ def test_the_sweep_is_paused_edited_made_longer_and_ended(at: SweepPage) -> None
     press(at, control, "Pause", name, Paused)
     expect(chip).to_contain_text("paused")
     at.open(name, of(at, name, 0), of(at, name, 1))
-    at.until(name, lambda ledger: ledger.counts["complete"] == 2)
-    expect(count(grid, "complete")).to_have_text("2")
+    at.until(name, lambda ledger: ledger.counts["finished"] == 2)
+    expect(count(grid, "finished")).to_have_text("2")
     expect(count(grid, "running")).to_be_hidden()
     assert not at.ledger(name).running
     assert "2" in at.lab.output(at.run("%%distribute\nprint(1 + 1)")).inner_text()  # the cluster is free
@@ -141,12 +141,12 @@ def test_the_sweep_is_paused_edited_made_longer_and_ended(at: SweepPage) -> None
     expect(count(grid, "running")).to_have_text("2")
 
     control.get_by_role("button", name="Edit the space").click()
-    form = grid.get_by_label("Space from now on")
+    form = grid.get_by_label("Search space for new trials")
     form.fill("n=uniform(0, 1)\nkind=[]")
     grid.get_by_role("button", name="Change the space").click()
-    expect(grid.locator("form").filter(has_text="Space from now on").locator(".nbs-told")).to_contain_text(
-        "kind"
-    )
+    expect(
+        grid.locator("form").filter(has_text="Search space for new trials").locator(".nbs-told")
+    ).to_contain_text("kind")
     assert not any(isinstance(one, SpaceEdited) for one in at.events(name))
     form.fill("n=uniform(2, 3)\nkind=['c']")
     grid.get_by_label("stop them").check()
@@ -161,11 +161,11 @@ def test_the_sweep_is_paused_edited_made_longer_and_ended(at: SweepPage) -> None
     expect(grid.get_by_role("progressbar")).to_have_attribute("aria-valuetext", "4 of 8 trials done")
     expect(count(grid, "running")).to_have_text("2")
 
-    control.get_by_role("button", name="End", exact=True).click()
+    control.get_by_role("button", name="Stop sweep", exact=True).click()
     control.get_by_role("button", name="No", exact=True).click()
     assert not at.ledger(name).closed
-    control.get_by_role("button", name="End", exact=True).click()
-    control.get_by_role("button", name="End it").click()
+    control.get_by_role("button", name="Stop sweep", exact=True).click()
+    control.get_by_role("button", name="Stop it").click()
     ledger = at.until(name, lambda ledger: ledger.closed and not ledger.running)
     assert ledger.counts["stopped"] == 4
     expect(grid).to_have_count(0)
@@ -182,13 +182,13 @@ def test_pause_stop_and_fill_wherever_the_notebook_is(place: Lab) -> None:
     expect(chip).to_contain_text("paused")
     trial = choose(grid, 1)
     press(at, trial, "Stop", name, Stopped)
-    expect(trial).to_contain_text("trial 1 is being stopped")
     expect(count(grid, "stopped")).to_have_text("1")
+    expect(trial).not_to_contain_text("being stopped")
     press(at, control, "Resume", name, Resumed)
     expect(chip).to_contain_text("running")
     at.until(name, lambda ledger: sorted(ledger.running) == [0, 2])
 
-    trial.get_by_role("button", name="Fill next cell").click()
+    trial.get_by_role("button", name="Insert parameters as cell").click()
     expect(trial).to_contain_text("the next cell has its parameters")
     filled = at.page.evaluate(
         "window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells.at(-1).getSource()"
@@ -201,7 +201,7 @@ def test_pause_stop_and_fill_wherever_the_notebook_is(place: Lab) -> None:
     blocking = at.run(f"import os\nwhile not os.path.exists({str(block)!r}): pass", wait=False)
     at.show(grid)
     at.open(name)
-    at.until(name, lambda ledger: ledger.counts["complete"] == 5)
+    at.until(name, lambda ledger: ledger.counts["finished"] == 5)
     expect(at.page.locator(".jp-Notebook-cell").nth(blocking).locator(".jp-InputPrompt")).to_contain_text("*")
     block.touch()
     place.wait_done(blocking)

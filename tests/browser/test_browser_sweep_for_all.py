@@ -34,13 +34,13 @@ def test_axe_finds_nothing_and_keys_do_all(at: SweepPage) -> None:
     grid = at.gated("keys", "n=[0, 1, 2, 3] kind=['a'] m=when([1, 2], kind='a')")
     page = at.page
     at.open("keys", 0)
-    expect(count(grid, "complete")).to_have_text("2")
+    expect(count(grid, "finished")).to_have_text("2")
 
     # A trial is chosen in the table, cloned with changes, and the sweep paused: with keys alone.
-    # Those that run have better scores: once they are told of, the rows stay in this order.
-    for row, state in enumerate(("running", "running", "complete", "complete")):
+    # The finished trials come first, whatever those that run have logged: the rows stay in this order.
+    for row, state in enumerate(("finished", "finished", "running", "running")):
         expect(grid.locator("tbody tr").nth(row)).to_have_attribute("data-state", state)
-    grid.locator("tbody tr button").nth(2).focus()
+    grid.locator("tbody tr button").first.focus()
     focused = grid.locator("tbody tr button:focus")
     first = focused.inner_text()
     page.keyboard.press("ArrowDown")
@@ -78,7 +78,7 @@ def test_axe_finds_nothing_and_keys_do_all(at: SweepPage) -> None:
         found[theme] = violations(page, GRID)
         at.lab.screenshot(f"sweep-forms-{theme.split()[1].lower()}")
     panel(grid).get_by_role("button", name="Promote…").click()
-    grid.get_by_role("button", name="End", exact=True).click()
+    grid.get_by_role("button", name="Stop sweep", exact=True).click()
     found["promote, end"] = violations(page, GRID)
     wrong = {f"{when}: {text}" for when, texts in found.items() for text in texts}
     assert not wrong, "\n".join(sorted(wrong))
@@ -97,7 +97,7 @@ def test_what_is_hard_to_show(at: SweepPage) -> None:
             space=space, name="hard", flags="--trials 9", number="n", gate=str(at.gate("hard")), then=then
         )
     )
-    ledger = at.until("hard", lambda ledger: ledger.counts["complete"] + ledger.counts["failed"] == 9)
+    ledger = at.until("hard", lambda ledger: ledger.counts["finished"] + ledger.counts["failed"] == 9)
     assert {trial.parameters["n"] for trial in ledger.trials.values()} == {0, 1, 2}
     assert {trial.parameters.get("m") for trial in ledger.trials.values()} == {1, None}
     cell = at.run("sweep.wait()\nsweep.show()")
@@ -110,12 +110,12 @@ def test_what_is_hard_to_show(at: SweepPage) -> None:
         expect(chosen).to_contain_text(str(trial.parameters["kind"]))
         expect(chosen).to_contain_text("p27")
         n = int(trial.parameters["n"])
-        assert trial.state == ("complete" if n == 2 else "failed")
+        assert trial.state == ("finished" if n == 2 else "failed")
         if n in wrong:
             expect(chosen.get_by_label("Error")).to_contain_text(wrong[n])
-    chosen.get_by_text("What it printed").click()
-    expect(chosen.get_by_label("What it printed")).to_contain_text(f"<b>trial</b> {n}")
-    expect(chosen.get_by_label("What it printed")).to_contain_text(HOSTILE)
+    chosen.get_by_text("Output").click()
+    expect(chosen.get_by_label("Output")).to_contain_text(f"<b>trial</b> {n}")
+    expect(chosen.get_by_label("Output")).to_contain_text(HOSTILE)
     chosen.get_by_role("button", name="Clone…").click()
     at.lab.screenshot("sweep-hard")
     assert grid.locator("img, b > b, .nbs-printed b").count() == 0

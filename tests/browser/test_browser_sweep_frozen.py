@@ -23,7 +23,7 @@ SWEEP = """%%sweep n=[0, 1, 2, 3, 4, 5] --metric score --name {name} {flags}
 {body}"""
 CELLS = [
     SETUP.format(orphan=5),
-    SWEEP.format(name="done", flags="--wait", body="nb.log(score=n / 2)\nscore = n"),
+    SWEEP.format(name="finished", flags="--wait", body="nb.log(score=n / 2)\nscore = n"),
     SWEEP.format(name="ended", flags="", body="while True: nb.log(score=n)"),
     SWEEP.format(
         name="raises",
@@ -34,7 +34,7 @@ CELLS = [
     "sweep.close()\nsweep.wait();",
     "sweep.show()",
 ]
-HEADLINES = {1: "✓ done", 2: "■ stopped", 3: "✓ done", 4: "✕ failed"}
+HEADLINES = {1: "✓ finished", 2: "■ stopped", 3: "✓ finished", 4: "✕ failed"}
 VALUELESS = 4  # has nothing to draw
 FROZEN = {"image/png", "text/html", "text/plain", "application/vnd.nbdist.sweep+json"}
 FRAMED = ".jp-Notebook .jp-RenderedHTML"
@@ -91,7 +91,7 @@ def test_every_end_is_seen_without_a_kernel(lab: Lab, ended: Path, drawing_lab: 
     lab.run(6)
     grid = lab.output(6).locator(GRID)
     grid.evaluate("node => node.scrollIntoView({block: 'start'})")
-    expect(grid.locator(".nbd-chip")).to_contain_text("done")
+    expect(grid.locator(".nbd-chip")).to_contain_text("finished")
     expect(grid.locator("tbody tr")).to_have_count(6)
     grid.locator("tbody tr").first.locator("button").click()
     trial = grid.get_by_role("region", name="Chosen trial")
@@ -101,7 +101,7 @@ def test_every_end_is_seen_without_a_kernel(lab: Lab, ended: Path, drawing_lab: 
     form.get_by_role("button", name="Clone", exact=True).click()
     # What the form says of it stands only until the clone has ended, and the picture is there.
     expect(lab.output(6).locator("img[src^='data:image/png']")).to_be_visible()
-    expect(lab.output(6)).to_contain_text("7 complete")
+    expect(lab.output(6)).to_contain_text("7 finished")
     lab.save()
 
     lab.shut_kernel_down()

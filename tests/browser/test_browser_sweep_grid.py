@@ -36,7 +36,7 @@ def grid(at: SweepPage) -> Locator:
     """A grid with six trials that are complete and two that run."""
     grid = at.gated("linked", SPACE, number="2 * n + round(x)")
     at.open("linked", 0, 1, 2, 3, 4, 5)
-    expect(count(grid, "complete")).to_have_text("6")
+    expect(count(grid, "finished")).to_have_text("6")
     expect(count(grid, "running")).to_have_text("2")
     for number, score in ((6, "0.8"), (7, "0.75")):  # they have reported, and are drawn where they stay
         expect(grid.locator(f"tr[data-number='{number}'] td").nth(1)).to_have_text(score)
@@ -67,7 +67,7 @@ def test_all_views_are_drawn_and_linked(at: SweepPage, grid: Locator) -> None:
     expect(grid.locator("tbody tr").first).to_have_attribute("data-number", "2")  # best first
 
     trial = choose(grid, 4)
-    expect(trial).to_contain_text("complete")
+    expect(trial).to_contain_text("finished")
     expect(trial).to_contain_text("0.9")
     best = grid.get_by_role("button", name="best score 1")
     best.click()
@@ -136,7 +136,7 @@ def test_brushing_narrows_all_views(at: SweepPage, grid: Locator) -> None:
 
     # What comes by then is brushed too, or not, by the same rule.
     at.open("linked", 6, 7)
-    expect(count(grid, "complete")).to_have_text("8")
+    expect(count(grid, "finished")).to_have_text("8")
     expect(told).to_contain_text("5 of 10 trials: x ")
 
     slider.focus()

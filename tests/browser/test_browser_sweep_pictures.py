@@ -42,7 +42,7 @@ for number in range(10_000):
     at, value = BEGAN + number / 10, drawn["x"] - drawn["y"] + 0.1 * dice.random()
     all_of.tell(Asked(at, number, drawn, number), Started(at, number, 1, (number % 2,)),
                 *(Reported(number, 1, step, value * step / 3, at) for step in (1, 2, 3)),
-                Ended(at + 0.1, number, 1, dice.choice(["complete", "complete", "pruned"]), value))
+                Ended(at + 0.1, number, 1, dice.choice(["finished", "finished", "pruned"]), value))
 view = SweepView(all_of)
 view.clock = lambda: BEGAN + 1001
 display(view)

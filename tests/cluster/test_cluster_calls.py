@@ -8,11 +8,11 @@ import pytest
 
 from nbdist.cluster.calls import Calls, remote_error
 from nbdist.errors import (
-    BodyError,
     DeadlineExceededError,
     FailedPreconditionError,
     NotFoundError,
     TaskDiedError,
+    WorkerError,
 )
 from nbdist.runtime.task import TaskInfo
 
@@ -59,9 +59,9 @@ def test_values_by_rank() -> None:
 
 def test_an_exception_is_an_outcome_and_ends_results_early() -> None:
     two = calls(Promise("never", waits=1000), Promise(Remote("ValueError", "bad")))
-    with pytest.raises(BodyError, match="ValueError on /job:worker/task:1"):
+    with pytest.raises(WorkerError, match="ValueError on /job:worker/task:1"):
         two.results()
-    assert isinstance(two.outcome(1), BodyError)
+    assert isinstance(two.outcome(1), WorkerError)
     assert list(two.errors()) == [1]
     assert two.wait(1, first_error=True)
     assert not two.wait(0)
@@ -91,6 +91,6 @@ def test_errors_of_nbdist_keep_their_class_and_others_carry_their_traceback() ->
     assert isinstance(remote_error(Remote("NotFoundError", "no w"), TASKS[0]), NotFoundError)
     for ename in ("MissingExtra", "KeyError", "annotations"):
         error = remote_error(Remote(ename, "x"), TASKS[2])
-        assert isinstance(error, BodyError)
+        assert isinstance(error, WorkerError)
         assert str(error).startswith(f"Traceback of {ename}")
         assert str(error).endswith(f"{ename} on /job:worker/task:2 (pid 102): x")

@@ -24,13 +24,13 @@ from nbdist.cluster.folder import clusters_folder
 from nbdist.cluster.handle import Cluster, clusters
 from nbdist.cluster.launch import _Start, start_cluster
 from nbdist.errors import (
-    BodyError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     TaskDiedError,
     UnavailableError,
+    WorkerError,
 )
 from nbdist.runtime.task import host_identity
 
@@ -193,13 +193,13 @@ def test_a_failure_names_the_task_and_starts_with_its_traceback(cluster: Cluster
     assert calls.wait(BUSY_SECONDS)
     assert [calls.outcome(rank) for rank in (0, 1, 3)] == [0, 1, 3]
     error = calls.outcome(2)
-    assert isinstance(error, BodyError)
+    assert isinstance(error, WorkerError)
     assert error.task == cluster.tasks[2]  # type: ignore[attr-defined]
     assert "Traceback" in str(error).splitlines()[0] + str(error).splitlines()[1]
     assert "ZeroDivisionError on /job:worker/task:2" in str(error)
     assert "\x1b" not in str(error)
     assert list(calls.errors()) == [2]
-    with pytest.raises(BodyError):
+    with pytest.raises(WorkerError):
         calls.results()
 
 
@@ -218,7 +218,7 @@ def test_source_runs_in_the_engines_namespace(cluster: Cluster) -> None:
     cluster.run("x = 20", on=[0, 1])
     assert cluster.run("x + 1", on=[0, 1]) == [21, 21]
     assert cluster.run("lambda: 1", on=0)[0].startswith("<function")
-    with pytest.raises(BodyError, match="NameError"):
+    with pytest.raises(WorkerError, match="NameError"):
         cluster.run("no_such_name", on=3)
 
 
@@ -518,10 +518,27 @@ def test_phases_are_reported(start: Start) -> None:
     lines: list[str] = []
     start(1, 1, report=lines.append)
     assert [line.split(" ")[0] for line in lines] == ["controller", "2", "servers", "ready"]
-    assert lines[-1].endswith("s: 1 worker, 1 ps")
+    assert lines[-1].startswith("ready in ")  # the handle says of what: a cell shows it below
 
 
-def test_plain_ipyparallel_starts_engines_through_our_launcher(own_home: Path) -> None:
+def test_engines_of_a_controller_without_curve_are_refused(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nbdist.cluster.local import LocalTaskLauncher
+
+    launcher = LocalTaskLauncher(cluster_id="open", profile_dir=str(own_home / "profile"))
+    connection = json.dumps({"key": "k", "interface": "tcp://127.0.0.1", "curve_serverkey": None})
+    monkeypatch.setattr(launcher, "get_env", lambda: {"IPP_CONNECTION_INFO": connection})
+    with pytest.raises(FailedPreconditionError, match=r"without CURVE.* Set IPP_ENABLE_CURVE=1"):
+        launcher.start(1)
+    assert launcher.link is None
+    assert not list((own_home / "nbdist" / "clusters").glob("open*"))
+
+
+def test_plain_ipyparallel_starts_engines_through_our_launcher(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPP_ENABLE_CURVE", "1")
     import ipyparallel
 
     from nbdist.cluster.local import LocalTaskLauncher

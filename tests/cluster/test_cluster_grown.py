@@ -96,7 +96,7 @@ def test_the_next_run_trains_on_the_new_workers(start: Start, strategy: str) -> 
     }
     assert sorted(set(as_columns(parts_from_logs(after.folder))["replica"])) == [0, 1, 2]
     again = attach_run(after.id).wait()
-    assert (again.tasks, again.status) == (after.tasks, "done")
+    assert (again.tasks, again.status) == (after.tasks, "finished")
 
 
 @pytest.mark.parametrize("collective", ["auto", "ring"])
@@ -132,7 +132,7 @@ def test_a_run_that_goes_on_keeps_the_tasks_that_it_has(
     until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
     lines: list[str] = []
     cluster.grow(2, report=lines.append)
-    assert f"run {run.id} goes on with the tasks that it has; the next one has the new ones too" in lines[0]
+    assert f"run {run.id} continues on the tasks that it has; the next one has the new ones too" in lines[0]
     with pytest.raises(FailedPreconditionError, match=rf"run {run.id} is using /job:worker/task:1: end it"):
         cluster.shrink(3)
     assert len(cluster.tasks) == 5
@@ -143,7 +143,7 @@ def test_a_run_that_goes_on_keeps_the_tasks_that_it_has(
     until(cluster.dead)
     (tmp_path / "open").touch()
     run.wait()
-    assert (run.status, run.results["total"]) == ("done", 2.0)
+    assert (run.status, run.results["total"]) == ("finished", 2.0)
     cluster.shrink(1, report=quietly)
     assert len(cluster.tasks) == 3
 
@@ -162,7 +162,7 @@ def test_the_notebook_as_a_task_and_a_new_worker_may_have_one_rank(start: Start,
     names = {"folder": str(tmp_path), "grow": grow, "pathlib": __import__("pathlib")}
     options = Options(replication="in-graph", synchronous=True, seed=3, fetch=("weights",))
     run = start_run(body, options, cluster=cluster, names=names).wait()
-    assert run.status == "done"
+    assert run.status == "finished"
     assert [info.pid for info in cluster.dead()] == new
     cluster.restart(report=quietly)
     both, weights = trained(cluster, replication="in-graph")

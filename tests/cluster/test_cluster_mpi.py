@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,11 @@ from busy import BUSY_SECONDS
 from nbdist.cluster import mpi
 from nbdist.cluster.handle import Cluster
 from nbdist.cluster.launch import start_cluster
-from nbdist.errors import BodyError, MissingExtra, TaskDiedError, UnavailableError
+from nbdist.errors import FailedPreconditionError, MissingExtra, TaskDiedError, UnavailableError, WorkerError
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
+from nbdist.wire.collective import mpiworld
+from nbdist.wire.collective.mpiworld import World
 
 pytestmark = pytest.mark.engines
 
@@ -123,8 +127,7 @@ def test_engines_are_ranks_of_a_world_and_stop_without_a_trace(own_home: Path, t
         assert sums(cluster, (0, 1), "some", tmp_path) == [("mpi", 3.0)] * 2
         keeper = psutil.Process(cluster.tasks[0].pid).ppid()
         processes = processes_below(keeper)
-        held = [one for one in processes if one.cmdline()[-1].endswith("mpiseat.py")]
-        assert sum("mpiexec" not in one.cmdline()[0] for one in held) == 3
+        assert len(processes) == 4  # the controller and the engines: no mpiexec
         assert all(cluster.keys.secret not in " ".join(one.cmdline()) for one in processes)
         assert not mapped_names(cluster.tasks[0].pid)
     finally:
@@ -136,7 +139,7 @@ def test_engines_are_ranks_of_a_world_and_stop_without_a_trace(own_home: Path, t
 def mapped_names(pid: int) -> list[str]:
     """MPI's shared memory that has a name still, and would stay if all processes were killed."""
     names = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
-    return [name for name in names if "mpich" in name and name.startswith("/dev/shm") and Path(name).exists()]
+    return [name for name in names if mpiworld.is_segment(name, pid) and Path(name).exists()]
 
 
 def test_a_killed_engine_is_missed_and_the_others_go_on(world: Cluster, tmp_path: Path) -> None:
@@ -159,7 +162,7 @@ def test_an_interrupt_ends_a_group_and_the_next_one_works(world: Cluster, tmp_pa
     for rank in (0, 2):
         world.signal(rank, signal.SIGINT)
     assert calls.wait(4 + BUSY_SECONDS)
-    assert [type(calls.outcome(rank)).__name__ for rank in (0, 2)] == ["BodyError"] * 2
+    assert [type(calls.outcome(rank)).__name__ for rank in (0, 2)] == ["WorkerError"] * 2
     assert all("KeyboardInterrupt" in str(calls.outcome(rank)) for rank in (0, 2))
     assert "interrupted" in str(calls.outcome(1)) or "KeyboardInterrupt" in str(calls.outcome(1))
     assert sums(world, (0, 1, 2), "next", tmp_path) == [("mpi", 6.0)] * 3
@@ -184,7 +187,7 @@ ends = nb.collective.all_gather(np.concatenate([w.ravel() for w in model.get_wei
 
 
 def test_plain_engines_never_load_it_and_say_how_to_get_it(cluster: Cluster) -> None:
-    with pytest.raises(BodyError, match=r"FailedPreconditionError: .*%cluster start --launcher mpi"):
+    with pytest.raises(WorkerError, match=r"FailedPreconditionError: .*%cluster start --launcher mpi"):
         start_run(
             "nb.collective.barrier()", Options(strategy="mirrored", collective="mpi"), cluster=cluster
         ).wait()
@@ -197,20 +200,47 @@ def test_what_is_missing_is_said_before_anything_starts(own_home: Path, monkeypa
         start_cluster(1, launcher="mpi", report=None)
 
 
-def test_an_mpiexec_that_fails_is_quoted(own_home: Path, monkeypatch: Any, tmp_path: Path) -> None:
-    broken = tmp_path / "mpiexec"
-    broken.write_text("#!/bin/sh\necho 'no such network'\nexit 3\n")
-    broken.chmod(0o700)
-    monkeypatch.setattr(mpi.sys, "executable", str(tmp_path / "python"))
-    os.symlink(sys.executable, tmp_path / "python")
-    command = mpi.mpiexec_command(1)
-    monkeypatch.undo()
-    monkeypatch.setattr(mpi, "mpiexec_command", lambda ranks: command)
-    with pytest.raises(UnavailableError, match="no such network"):
-        start_cluster(1, launcher="mpi", report=None)
+def test_sockets_that_other_users_reach_are_refused() -> None:
+    world = World(None, SimpleNamespace(size=2), "w")
+    before = mpi.reachable()
+    mpi.check_world(world, 2, set())
+    with socket.create_server(("127.0.0.1", 0)) as port, socket.socket(socket.AF_UNIX) as abstract:
+        abstract.bind(f"\0nbdist-test-{os.getpid()}")
+        opened = mpi.reachable() - before
+        number = port.getsockname()[1]
+        with pytest.raises(FailedPreconditionError, match=rf"listens on 127\.0\.0\.1:{number}, the abstract"):
+            mpi.check_world(world, 2, opened)
+    with pytest.raises(FailedPreconditionError, match="a world of 1 instead of 2 ranks"):
+        mpi.check_world(World(None, SimpleNamespace(size=1), "w"), 2, set())
 
 
-def test_plain_ipyparallel_can_have_a_world_too(own_home: Path) -> None:
+def test_a_rank_that_breaks_the_protocol_loses_its_connection_only() -> None:
+    manager = mpi.ProcessManager(5)
+    ranks = [manager._theirs[rank] for rank in range(5)]
+    asks = [b"cmd=rubbish\n", b"\xff\n", b"cmd=get\n", b"cmd=put key=a value=%s\n" % bytes(b"1" * 60_000)]
+    for rank, request in enumerate(asks):
+        connection = manager.connections[rank]
+        for _ in range(1 + 100 * (rank == 3)):
+            if rank not in manager.connections:
+                break
+            ranks[rank].sendall(request)
+            manager.answer(connection)
+            with suppress(OSError):
+                ranks[rank].recv(1 << 16, socket.MSG_DONTWAIT)
+    assert list(manager.connections) == [4]
+    ranks[4].sendall(b"cmd=init pmi_version=1 pmi_subversion=1\ncmd=get kvsname=x key=none\n")
+    assert manager.answer(manager.connections[4])
+    assert ranks[4].recv(4096).splitlines() == [
+        b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+        b"cmd=get_result rc=-1 msg=key_not_found value=unknown",
+    ]
+    ranks[4].close()
+    assert not manager.answer(manager.connections[4])
+    manager.hand_over()
+
+
+def test_plain_ipyparallel_can_have_a_world_too(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IPP_ENABLE_CURVE", "1")
     import ipyparallel
     from traitlets.config import Config
 

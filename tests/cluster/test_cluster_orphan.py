@@ -205,8 +205,8 @@ def test_a_notebook_adopts_what_it_has_left(monkeypatch: pytest.MonkeyPatch, tmp
         (run,) = going_on(cluster)
         assert said == [
             f"cluster {name} is up still, from before the kernel was restarted, and is used again",
-            "it has 1 workers and not 2; %cluster stop ends it, and what goes on there",
-            f"run {run} goes on there; to follow it: nb.attach('{run}')",
+            "it has 1 workers and not 2; %cluster stop ends it, and what runs on it",
+            f"run {run} is under way on it; to follow it: nb.attach('{run}')",
         ]
         assert is_this(read_description(cluster.folder)["owner"])
         assert left_behind() == []  # its owner lives

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,9 @@ import psutil
 import pytest
 
 from nbdist.cluster.handle import Cluster
+from nbdist.cluster.launch import start_cluster
+from nbdist.runs.options import Options
+from nbdist.runs.start import start_run
 
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 ATTACK = (Path(__file__).parent.parent / "attack.py").read_text()
@@ -20,6 +26,14 @@ pytestmark = [
     pytest.mark.engines,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
 ]
+
+
+@pytest.fixture(scope="module", params=["local", "mpi"])
+def cluster(request: pytest.FixtureRequest, own_home: Path) -> Iterator[Cluster]:
+    """Three workers and a parameter server, as plain engines and as ranks of an MPI world."""
+    one = start_cluster(3, 1, launcher=request.param, report=None)
+    yield one
+    one.stop()
 
 
 def processes(cluster: Cluster) -> list[psutil.Process]:
@@ -62,6 +76,47 @@ def test_another_user_gets_nothing_from_any_port(cluster: Cluster) -> None:
     assert b"ANSWERED" not in got
     assert cluster.dead() == []
     assert all(process.memory_info().rss < 500e6 for process in processes(cluster))
+
+
+HOLD = """
+import collections, resource, socket, sys, time
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+held = collections.deque(maxlen=2500)  # each is closed by the task after 5 s: there are always new ones
+while True:
+    held.extend(socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) for _ in range(25))
+    time.sleep(0.03)
+"""
+
+
+def test_connections_that_another_user_holds_do_not_use_up_a_task(own_home: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))  # the usual soft limit
+    try:
+        one = start_cluster(2, report=None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    most = min(before[1], 1 << 16)
+    try:
+        limits = one.run("import resource; resource.getrlimit(resource.RLIMIT_NOFILE)[0]")
+        assert limits == [most, most]
+        if most < 3000:
+            pytest.skip(f"the hard limit of descriptors here is {most}: too few are left to be held")
+        host, _, port = one.tasks[1].address.rpartition(":")
+        command = [*AS_NOBODY, sys.executable, "-c", HOLD, host, port]
+        with subprocess.Popen(command, cwd="/") as attack:
+            attacked, deadline = psutil.Process(one.tasks[1].pid), time.monotonic() + 60
+            while attacked.num_fds() <= 1024:
+                assert attack.poll() is None
+                assert time.monotonic() < deadline
+            run = start_run("nb.log(seen=1.0)", Options(), cluster=one).wait()
+            assert run.status != "failed"
+            assert one.peer(1).call("ping").kind == "pong"
+            assert attack.poll() is None
+            attack.kill()
+        assert one.dead() == []
+    finally:
+        one.stop()
 
 
 def test_another_user_reads_no_file_and_reaches_no_keeper(cluster: Cluster) -> None:

@@ -359,3 +359,8 @@ def test_a_dataset_can_be_sent_to_another_process() -> None:
 def test_bad_input_is_named(make, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         make(Dataset.range(10))
+
+
+def test_map_takes_a_function() -> None:
+    with pytest.raises(InvalidArgumentError, match="map takes a function of an element, got 3"):
+        Dataset.range(3).map(3)  # type: ignore[arg-type]

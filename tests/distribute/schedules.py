@@ -259,7 +259,6 @@ class Server:
         value = float(LAYOUT.views(link.slots[slot])[0][0])
         self.offered += 1
         became, answers = self.shard.offer(worker.number, slot, LAYOUT.flats(link.slots[slot]), version)
-        self.lost.discard(worker.number)
         if became != "dropped":
             self._collected.append(value)
         if became == "applied":

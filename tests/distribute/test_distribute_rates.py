@@ -119,7 +119,7 @@ def test_a_rate_survives_a_death_in_its_step(capsys: pytest.CaptureFixture[str])
     assert [one.global_step for one in made[:2]] == [2, 2]
     for one in made[:2]:
         np.testing.assert_allclose(one.values[1], 1 - 3 * 0.5 - 2 * 0.125)
-    assert "replica 2 (pid 0) is gone" in capsys.readouterr().out
+    assert "replica 2 (pid 0) is lost" in capsys.readouterr().out
 
 
 def test_who_recovers_takes_the_rate_of_who_has_got_further() -> None:

@@ -114,7 +114,7 @@ def test_workers_with_other_files_are_told(tmp_path: Path) -> None:
     everywhere(workers(2, other, None), body_of(lambda: SGD(0.1, momentum=0.0), 2))
     world = workers(2, tmp_path / "new", one)
     world[1][0].states = TrainingStates(read=other)
-    with pytest.raises(DataLossError, match=r"replica 1\) goes on from another state than rank 0"):
+    with pytest.raises(DataLossError, match=r"replica 1\) continues from another state than rank 0"):
         everywhere(world, body_of(lambda: SGD(0.1), 3))
     world = workers(2, tmp_path / "new", one)
     world[1][0].states = TrainingStates(read=tmp_path / "none")

@@ -18,7 +18,7 @@ from nbdist.graph.decoding import MAX_NODES, decode
 from nbdist.graph.encoding import encode
 from nbdist.graph.op import OPS, Example, Op, Spec
 from nbdist.graph.ops.state import group
-from nbdist.graph.tensor import Graph, constant, placeholder, record
+from nbdist.graph.tensor import Graph, Placeholder, Tensor, constant, placeholder, record
 
 
 def test_another_format_says_what_to_do() -> None:
@@ -168,6 +168,38 @@ def test_a_spec_that_fails_in_any_way_is_data_loss(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(OPS, "tanh", Op("tanh", forward=lambda xp, x: x, spec=fails))
     with pytest.raises(DataLossError, match=r"tanh 'tanh' does not take.*of its own"):
         decode(*encoded)
+
+
+@pytest.mark.parametrize(
+    ("name", "attrs", "words"),
+    [
+        ("conv2d", {"strides": (-1, -1), "padding": "valid", "relu": False}, r"strides=\(-1, -1\)"),
+        ("conv2d", {"strides": (0, 1), "padding": "same", "relu": False}, r"strides=\(0, 1\)"),
+        ("conv2d", {"strides": (1, 1), "padding": "other", "relu": False}, "padding=other"),
+        ("getitem", {"key": (slice(0, 2, 0),)}, "key="),
+        ("index", {"key": (0,)}, "does not name 1 arrays"),
+        ("repeat", {"repeats": -1, "axis": 0}, "repeats=-1"),
+        ("sum", {"axis": 1.5, "keepdims": False}, "axis=1.5"),
+        ("sort", {"axis": 0, "kind": 7}, "kind=7"),
+    ],
+)
+def test_attributes_are_checked_before_an_op_is_made(name: str, attrs: dict[str, Any], words: str) -> None:
+    with Graph().as_default() as graph:
+        x, kernel = placeholder(np.float32, (2, 5, 5, 1)), placeholder(np.float32, (3, 3, 1, 1))
+        rows = placeholder(np.int64, (2,))
+        inputs = {"conv2d": (x, kernel), "index": (x, rows)}.get(name, (x,))
+        Tensor(OPS[name], inputs, attrs, Spec((2, 5, 5, 1), np.dtype(np.float32)), "bad")
+        meta, arrays = encode(graph.tensors)
+    with pytest.raises(DataLossError, match=words):
+        decode(meta, arrays)
+
+
+def test_a_complex_tensor_is_refused() -> None:
+    with Graph().as_default() as graph:
+        Placeholder(None, (), {}, Spec((2,), np.dtype(np.complex64)), "z")
+        meta, arrays = encode(graph.tensors)
+    with pytest.raises(DataLossError, match="a tensor of complex64"):
+        decode(meta, arrays)
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

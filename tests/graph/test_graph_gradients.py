@@ -235,3 +235,36 @@ def test_a_power_of_zero_has_a_gradient() -> None:
         found = [gradients(np.sum(v**n), [v])[0] for n in (0, 1, 2)]
     results = run([g for g in found if g is not None], {v: v.initial_value})
     np.testing.assert_allclose(results, [[0, 0], [1, 1], [0, 4]])
+
+
+def test_a_gradient_has_the_dtype_of_what_it_is_for() -> None:
+    with Graph().as_default():
+        w, table = Variable(np.ones((4, 3), np.float32), name="w"), Variable(np.ones((4, 3), np.float32))
+        n = Variable(np.ones(3, np.int64), name="n")
+        rows: Any = functional.embedding_lookup(table, np.array([1, 1, 2]))
+        total = np.sum(w * np.float64(2)) + np.sum(np.sum(rows.astype(np.float64) * n))
+        found = gradients(total, [w, table, n])
+        seeded = gradients([w * 2], [w], grad_ys=[np.ones((4, 3))])
+    assert [g if g is None else g.dtype for g in found] == [np.float32, np.float32, None]
+    assert seeded[0].dtype == np.float32
+
+
+def test_nothing_flows_through_whole_numbers() -> None:
+    with Graph().as_default():
+        n = Variable(np.arange(3), name="n")
+        y = np.sum(np.sqrt(n * 2 + 1))
+        assert gradients(y, [n]) == [None]
+
+
+def test_the_gradient_of_concatenate_along_an_unknown_axis() -> None:
+    with Graph().as_default():
+        a, b = placeholder(np.float64, (None, 2)), placeholder(np.float64, (None, 2))
+        joined: Any = np.concatenate([a, b, a * 2])
+        weight = np.arange(10.0).reshape(5, 2)
+        found = gradients(np.sum(joined * weight), [a, b])
+        twice = gradients(np.sum(np.square(found[0])) + np.sum(np.square(joined)), [b])
+    values: dict[Any, Array] = {a: np.ones((2, 2)), b: np.full((1, 2), 3.0)}
+    first, second, third = run([*found, *twice], values)
+    np.testing.assert_array_equal(first, weight[:2] + 2 * weight[3:])
+    np.testing.assert_array_equal(second, weight[2:3])
+    np.testing.assert_array_equal(third, 2 * values[b])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph import initial as initial_values
 from nbdist.graph.initial import KINDS
 from nbdist.graph.ops import initial
 from nbdist.graph.program import compile_program
@@ -41,7 +43,7 @@ def drawn(
 @given(
     whole=st.lists(st.integers(1, 12), min_size=1, max_size=3).map(tuple),
     data=st.data(),
-    draw=st.sampled_from(["uniform", "normal", "constant"]),
+    draw=st.sampled_from(["uniform", "normal", "truncated_normal", "constant"]),
     dtype=st.sampled_from([np.float16, np.float32, np.float64]),
 )
 @settings(deadline=None, max_examples=150)
@@ -72,6 +74,38 @@ def test_values_have_the_distribution() -> None:
     assert len(np.unique(flat[: 4 * initial.BLOCK : initial.BLOCK])) == 4  # blocks differ
     assert not drawn((), draw="constant", scale=0.0).any()
     assert drawn((3,), draw="constant", dtype=np.int64, scale=3.0).tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["glorot_normal", "he_normal", "lecun_normal"])
+def test_normal_kinds_that_follow_the_shape_are_truncated(name: str) -> None:
+    """As Keras': nothing beyond two deviations of what is cut, and the scale is that of what is left."""
+    kind = KINDS[name]
+    values = kind((300, 1000), np.random.default_rng(0))
+    scale = kind.scale_for(values.shape)
+    assert values.dtype == np.float32
+    assert values.std() == pytest.approx(scale, rel=0.005)
+    assert abs(values.mean()) < 0.005 * scale
+    edge = 2 * scale / 0.87962566103423978
+    assert 0.999 * edge < np.abs(values).max() <= edge * (1 + 1e-6)
+    within = np.mean(np.abs(values) < edge / 2)  # one deviation of what is cut
+    assert within == pytest.approx(math.erf(math.sqrt(0.5)) / math.erf(math.sqrt(2)), abs=0.003)
+    drawn_there = drawn((300, 1000), draw=kind.draw, scale=scale)
+    assert drawn_there.std() == pytest.approx(scale, rel=0.005)
+
+
+def test_the_inverse_of_the_normal_distribution() -> None:
+    expected = np.linspace(-2, 2, 41)
+    block = np.array([(1 + math.erf(x / math.sqrt(2)) / initial_values.TRUNCATED) / 2 for x in expected])
+    initial_values._truncated_normal(block, initial_values.DEVIATION)
+    np.testing.assert_allclose(block, expected, atol=1e-6)
+
+
+def test_values_of_layers_are_drawn_a_chunk_at_a_time() -> None:
+    for name in ("glorot_uniform", "random_normal", "he_normal"):
+        whole = KINDS[name]((7, 5), np.random.default_rng(0))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(initial_values, "CHUNK", 8)
+            np.testing.assert_array_equal(KINDS[name]((7, 5), np.random.default_rng(0)), whole)
 
 
 def test_a_seed_is_a_sequence() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.gradients import gradients
 from nbdist.graph.program import compile_program
-from nbdist.graph.tensor import Graph, Tensor, Variable, placeholder
+from nbdist.graph.tensor import FUNCTIONS, Graph, Tensor, Variable, placeholder
 
 # As docs list them; a name that is not tried below fails the test.
 NAMES = [
@@ -262,6 +263,9 @@ CALLS: list[Call] = [
             (np.inf, None),
             (-1, (1, 0)),
             (-np.inf, (0, 1)),
+            (2, None),
+            (-2, (1, 0)),
+            ("nuc", None),
             (None, 0),
             (2, 1),
             (1, 0),
@@ -272,6 +276,8 @@ CALLS: list[Call] = [
         )
     ),
     call("linalg.norm", T),
+    call("linalg.norm", T, ord=2, axis=(0, 2)),
+    call("linalg.norm", T, ord="nuc", axis=(2, 0), keepdims=True),
     call("linalg.norm", M, keepdims=True),
     call("linalg.norm", M, ord=1, keepdims=True),
     call("linalg.norm", V, ord=3),
@@ -525,3 +531,191 @@ def test_positions_may_be_fed() -> None:
     np.testing.assert_allclose(gradient, 2 * values[x] * np.array([[1], [0], [3]]))
     with pytest.raises(IndexError):
         program(np.array([0, 0, 0, 3]))
+
+
+WIDE = rng.uniform(0, 600, (3000, 2)).astype(np.float16)
+HALVES: list[tuple[str, Callable[[Any], Any]]] = [
+    ("sum", lambda x: np.sum(x / 100, axis=0)),
+    ("mean", lambda x: np.mean(x)),
+    ("mean of rows", lambda x: np.mean(x, axis=0)),
+    ("var", lambda x: np.var(x, axis=0)),
+    ("std", lambda x: np.std(x, axis=0, keepdims=True)),
+    ("std with ddof", lambda x: np.std(x, ddof=1)),
+    ("norm", lambda x: np.linalg.norm(x)),
+    ("norm of columns", lambda x: np.linalg.norm(x, axis=0)),
+    ("matmul", lambda x: (x / 6000).T @ x / 10),
+    ("einsum", lambda x: np.einsum("ij,ij->j", x / 600, x / 6000)),
+]
+
+
+@pytest.mark.parametrize(("name", "function"), HALVES, ids=[name for name, _ in HALVES])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_float16_is_accumulated_in_float32(name: str, function: Callable[[Any], Any], known: bool) -> None:
+    with Graph().as_default():
+        x = placeholder(np.float16, WIDE.shape if known else (None, None))
+        y = function(x)
+        (gradient,) = gradients(np.sum(y), [x])
+    shapes = [(None, None) if not known else WIDE.shape]
+    value, slope = compile_program([y, gradient], feeds=[x], shapes=shapes)(WIDE)
+    assert value.dtype == slope.dtype == np.float16
+    expected = function(WIDE.astype(np.float64))
+    if name in ("var", "sum"):
+        expected = np.where(expected > np.finfo(np.float16).max, np.inf, expected)
+    np.testing.assert_allclose(value, expected, rtol=4e-3)
+    assert np.isfinite(slope).all()
+
+
+def test_a_bias_of_float16_gets_the_sum_of_all_rows() -> None:
+    with Graph().as_default():
+        x, b = placeholder(np.float16, (None, 2)), Variable(np.zeros(2, np.float16))
+        (gradient,) = gradients(np.sum(x + b), [b])
+    for shape in ((3000, 2), (None, 2)):
+        program = compile_program([gradient], feeds=[x], shapes=[shape], values={b: np.zeros(2, np.float16)})
+        np.testing.assert_array_equal(program(WIDE)[0], [3000, 3000])
+
+
+def test_the_exponents_gradient_of_an_integer_base_is_exact() -> None:
+    with Graph().as_default():
+        x = Variable(np.array([2.0, 3.0]))
+        (gradient,) = gradients(np.sum(np.power(np.int8(3), x)), [x])
+    (value,) = compile_program([gradient], values={x: np.array([2.0, 3.0])})()
+    np.testing.assert_allclose(value, np.array([9, 27]) * np.log(3), rtol=1e-14)
+
+
+def test_the_deviation_of_one_element_has_no_slope() -> None:
+    with Graph().as_default():
+        x = Variable(np.full((2, 1), 3.0))
+        (gradient,) = gradients(np.sum(np.std(x, axis=1)), [x])
+    (value,) = compile_program([gradient], values={x: np.full((2, 1), 3.0)})()
+    np.testing.assert_array_equal(value, [[0], [0]])
+
+
+N = np.int64
+ROW = np.array([[1, 0, 2, 2]])
+FORMS: list[tuple[Any, dict[str, Any]]] = [
+    *((f, {"a": T, "axis": N(1), "keepdims": True}) for f in (np.max, np.min, np.argmax, np.argmin)),
+    *((f, {"a": T > 1, "axis": (N(0), np.int32(-1)), "keepdims": True}) for f in (np.any, np.all)),
+    *((f, {"a": T, "axis": np.array(2), "dtype": np.float64}) for f in (np.sum, np.mean, np.prod)),
+    *((f, {"a": T, "axis": (N(0), N(2)), "dtype": "f8", "ddof": N(1)}) for f in (np.var, np.std)),
+    *((f, {"a": T, "axis": N(2), "dtype": np.float64}) for f in (np.cumsum, np.cumprod)),
+    *((f, {"a": T, "axis": N(1), "kind": "stable", "order": None}) for f in (np.sort, np.argsort)),
+    (np.transpose, {"a": T, "axes": np.array([2, 0, 1])}),
+    (np.swapaxes, {"a": T, "axis1": N(0), "axis2": N(-1)}),
+    (np.moveaxis, {"a": T, "source": N(0), "destination": N(2)}),
+    (np.expand_dims, {"a": T, "axis": N(1)}),
+    (np.expand_dims, {"a": T, "axis": [0, N(-1)]}),
+    (np.squeeze, {"a": T[:1], "axis": N(0)}),
+    (np.squeeze, {"a": T[:1], "axis": (N(0),)}),
+    (np.ravel, {"a": T, "order": "C"}),
+    (np.broadcast_to, {"array": V, "shape": np.array([3, 4])}),
+    (np.diagonal, {"a": T, "offset": N(1), "axis1": N(1), "axis2": N(2)}),
+    (np.trace, {"a": T, "offset": N(1), "axis1": N(1), "axis2": N(2), "dtype": np.float64}),
+    (np.diag, {"v": V, "k": N(1)}),
+    *((f, {"m": M, "k": N(1)}) for f in (np.triu, np.tril)),
+    (np.tile, {"A": M, "reps": np.array([2, 1])}),
+    (np.repeat, {"a": M, "repeats": N(2), "axis": N(1)}),
+    (np.roll, {"a": M, "shift": N(1), "axis": N(1)}),
+    (np.flip, {"m": M, "axis": N(0)}),
+    *((f, {"m": M}) for f in (np.flipud, np.fliplr)),
+    (np.pad, {"array": M, "pad_width": N(1), "mode": "constant", "constant_values": N(2)}),
+    (np.take, {"a": M, "indices": [0, 2], "axis": N(0), "mode": "raise"}),
+    (np.take_along_axis, {"arr": M, "indices": ROW, "axis": N(0)}),
+    (np.clip, {"a": M, "a_min": N(1), "a_max": None}),
+    (np.clip, {"a": M, "min": 0.7, "max": 1.2}),
+    (np.dot, {"a": M, "b": M.T}),
+    (np.outer, {"a": V, "b": V}),
+    (np.tensordot, {"a": M, "b": M.T, "axes": N(1)}),
+    (np.tensordot, {"a": T, "b": T, "axes": (np.array([0, 2]), np.array([0, 2]))}),
+    (np.zeros_like, {"a": M, "dtype": np.int8}),
+    (np.ones_like, {"a": M, "dtype": None, "subok": True}),
+    (np.full_like, {"a": M, "fill_value": 2, "dtype": np.float64}),
+    (np.searchsorted, {"a": np.sort(V), "v": M, "side": "right"}),
+    (np.linalg.norm, {"x": M, "ord": None, "axis": N(1), "keepdims": True}),
+    *((f, {"a": S}) for f in (np.linalg.inv, np.linalg.det, np.linalg.slogdet)),
+    (np.linalg.solve, {"a": S, "b": M}),
+    (np.array_split, {"ary": M, "indices_or_sections": N(3), "axis": N(1)}),
+    (np.split, {"ary": M, "indices_or_sections": np.array([1, 3]), "axis": N(1)}),
+    *((f, {"a": M}) for f in (np.ndim, np.shape)),
+]
+# These take what they compute with by position, in NumPy too, or in other forms that CALLS has.
+POSITIONAL = {
+    np.where,
+    np.inner,
+    np.einsum,
+    np.concatenate,
+    np.stack,
+    np.reshape,
+    np.astype,
+    np.linalg.cholesky,
+}
+
+
+def test_every_function_is_tried_with_numpys_names() -> None:
+    functions = {f for f in FUNCTIONS if f is not operator.getitem}
+    assert functions == {f for f, _ in FORMS} | POSITIONAL | {np.amax, np.amin}
+
+
+@pytest.mark.parametrize(("function", "given"), FORMS, ids=lambda v: getattr(v, "__name__", ""))
+def test_arguments_have_numpys_names_and_numbers(function: Any, given: dict[str, Any]) -> None:
+    first, *others = given
+    with Graph().as_default():
+        x = placeholder(given[first].dtype, given[first].shape)
+        made = function(**{first: x, **{name: given[name] for name in others}})
+        also = function(x, *(given[name] for name in others)) if function in BY_POSITION else made
+    expected = function(**given)
+    for result in (made, also):
+        if not isinstance(result, (tuple, list)):
+            result, expected_parts = [result], [expected]
+        else:
+            expected_parts = list(expected)
+        for one, wanted in zip(result, expected_parts, strict=True):
+            value = evaluate(one, [x], [given[first]]) if isinstance(one, Tensor) else one
+            np.testing.assert_allclose(value, wanted, rtol=2e-5)
+            assert np.asarray(value).dtype == np.asarray(wanted).dtype
+
+
+BY_POSITION = {np.sum, np.prod, np.cumsum, np.take_along_axis, np.swapaxes, np.trace, np.full_like}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint64, np.int64])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x / 256, lambda x: 300 / (x + 1), lambda x: x < 256, lambda x: x == -1, lambda x: x <= 300,
+        lambda x: x != 1 << 70, lambda x: x > -(1 << 70), lambda x: np.clip(x, 0, 300),
+        lambda x: np.clip(x, -5, 300),
+        lambda x: np.clip(x, -1000, None), lambda x: np.clip(x, 0, 2.5), lambda x: np.arctan2(x, 300),
+        lambda x: np.logaddexp(x, 300), lambda x: np.logical_and(x, 300), lambda x: x * 1.5, lambda x: x + 3,
+        lambda x: x < 2.5,
+    ],
+)  # fmt: skip
+def test_python_numbers_that_a_dtype_does_not_hold(dtype: Any, make: Callable[[Any], Any]) -> None:
+    array = np.array([0, 1, 2, 100], dtype)
+    with Graph().as_default():
+        x = placeholder(dtype, array.shape)
+        try:
+            expected = make(array)
+        except OverflowError:
+            with pytest.raises(InvalidArgumentError, match="does not fit"):
+                make(x)
+            return
+        y = make(x)
+    value = evaluate(y, [x], [array])
+    assert value.dtype == y.dtype == expected.dtype
+    np.testing.assert_allclose(value, expected)
+
+
+def test_forms_that_take_arrays_by_position() -> None:
+    with Graph().as_default():
+        x = placeholder(np.float32, M.shape)
+        found = [
+            np.reshape(x, np.array([4, 3])),
+            np.reshape(x, shape=(N(2), -1)),
+            np.reshape(x, N(12)),
+            np.concatenate([x, x], axis=N(1)),
+            np.concatenate([x, x], axis=None),
+            np.stack([x, x], axis=N(-1)),
+            x.reshape(np.array([2, 6])),
+        ]
+    assert [y.shape for y in found] == [(4, 3), (2, 6), (12,), (3, 8), (24,), (3, 4, 2), (2, 6)]
+    np.testing.assert_array_equal(evaluate(found[4], [x], [M]), np.concatenate([M, M], axis=None))

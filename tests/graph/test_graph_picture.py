@@ -20,6 +20,7 @@ from nbdist.graph.picture.sheet import Sheet
 from nbdist.graph.picture.stretch import Shown, Spread, spread
 from nbdist.graph.scopes import Graph, control_dependencies, device, name_scope
 from nbdist.graph.tensor import Variable, placeholder
+from nbdist.ui.graphtext import TextMeasure
 
 LINKS = [Link(0, 5), Link(1, 4), Link(2, 3)]
 PS, FIRST, SECOND = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
@@ -290,6 +291,58 @@ def test_nor_after_any_scopes_are_opened_and_closed(choices: list, wish: dict, w
     sheet = lay_out(collapse(graph_of(choices), **wish), Blocks())
     numbers = {box: number for number, box in enumerate(walk(sheet.plane))}
     check_places(spread(sheet, lambda box: bool(which >> numbers[box] % 12 & 1)))
+
+
+def entries(view: Spread) -> dict[tuple[str, str], set[float]]:
+    """Return the heights at which lines from a box enter the frame of another device."""
+    frames = {frame.device: frame for frame in view.frames}
+    found: dict[tuple[str, str], set[float]] = {}
+    for way in view.ways:
+        source, target = (view.shown[end].box for end in (way.line.source, way.line.target))
+        if source.device == target.device:
+            continue
+        frame, before = frames[target.device], way.points[0][0]
+        border = frame.left if before < frame.left else frame.right
+        for (x0, y0), (x1, _) in pairwise(way.points):
+            if min(x0, x1) <= border <= max(x0, x1) and x0 != x1:
+                found.setdefault((source.key, target.device), set()).add(round(y0, 3))
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(CHOICES, OPEN)
+def test_what_a_box_sends_enters_each_other_device_once(choices: list, wish: dict) -> None:
+    assert all(len(heights) == 1 for heights in entries(shown_of(graph_of(choices), **wish)).values())
+
+
+def test_one_value_for_two_users_on_another_device_is_one_arrow_with_one_text() -> None:
+    nodes = [
+        Node("w", "Variable", "/job:ps", shape=(64, 100)),
+        Node("x", "Placeholder", "/job:worker", shape=(8, 64)),
+        Node("the_first_product_of_the_layer", "matmul", "/job:worker", ("x", "w"), shape=(8, 100)),
+        Node(
+            "the_second_product_of_the_layer",
+            "matmul",
+            "/job:worker",
+            ("the_first_product_of_the_layer", "w"),
+            shape=(8, 100),
+        ),
+        Node(
+            "the_third_product_of_the_layer",
+            "matmul",
+            "/job:worker",
+            ("the_second_product_of_the_layer", "w"),
+            shape=(8, 100),
+        ),
+    ]
+    view = shown_of(nodes)
+    sheet = lay_out(collapse(nodes), TextMeasure())
+    crossing = [line for line in sheet.lines if any(edge.crosses for edge in line.edges)]
+    assert len(crossing) == 3
+    assert len({line.bends[0] for line in crossing}) == 1
+    [label] = [line.label for line in crossing if line.label]  # shorter where there is less room
+    assert label in ("(64, 100) f32 · 25.6 kB", "(64, 100) f32", "25.6 kB")
+    assert [len(heights) for heights in entries(view).values()] == [1]
 
 
 @given(CHOICES)

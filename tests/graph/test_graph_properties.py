@@ -122,7 +122,12 @@ def test_integer_array_indexing_among_slices(data: Any, shape: tuple[int, ...]) 
     positions = hnp.array_shapes(min_dims=0, max_dims=2, max_side=3)
     result = data.draw(positions)
     key: list[Any] = []
-    for n in shape[: data.draw(st.integers(1, len(shape)))]:
+    named = data.draw(st.integers(1, len(shape)))
+    dots = data.draw(st.none() | st.integers(0, named))  # before which of the named axes, the last of them
+    sizes = [*shape[: dots or 0], *shape[len(shape) - named + (dots or 0) :]]
+    for place, n in enumerate(shape[:named] if dots is None else sizes):
+        if place == dots:
+            key.append(...)
         kind = data.draw(st.sampled_from(["array", "number", "slice", "new axis"]))
         if kind == "array":
             key.append(data.draw(hnp.arrays(np.int64, result, elements=st.integers(-n, n - 1))))
@@ -130,6 +135,8 @@ def test_integer_array_indexing_among_slices(data: Any, shape: tuple[int, ...]) 
             key.append(data.draw(st.integers(-n, n - 1)))
         else:
             key.extend([None, slice(None)] if kind == "new axis" else [slice(0, data.draw(SIDES))])
+    if dots == named:
+        key.append(...)
     check(lambda x: x[tuple(key)], filled(shape))
 
 

@@ -65,7 +65,7 @@ def test_what_is_assigned_fits_in_kind_and_shape(change: str) -> None:
     assign = getattr(w, change)
     assert assign(np.zeros((2, 3), np.float64)).dtype == np.float32  # fewer digits
     assert assign(np.zeros((2, 3), np.int64)).dtype == np.float32
-    with pytest.raises(InvalidArgumentError, match=r"float32 takes no complex128 value; convert .*'float32'"):
+    with pytest.raises(InvalidArgumentError, match="complex128 is complex, and tensors hold real numbers"):
         assign(np.zeros((2, 3), complex))
     for shape in ((3, 2), (2,), (), (1, 3)):
         with pytest.raises(InvalidArgumentError, match=r"shape \(2, 3\) takes no value of"):
@@ -87,7 +87,7 @@ def test_a_value_of_unknown_size_has_to_fit_when_it_is_there(change: str) -> Non
 
 
 def test_numbers_become_the_variables_dtype() -> None:
-    for dtype in (np.float32, np.int8, np.complex64):
+    for dtype in (np.float32, np.int8, np.float16):
         w = Variable(np.ones((), dtype), name="w")
         (value,) = run(w.assign_add(2), **{w.name: np.ones((), dtype)})
         assert (value.dtype, value) == (dtype, 3)
@@ -161,7 +161,7 @@ def test_a_tensor_of_another_kind_is_no_initial_value() -> None:
         Variable(placeholder(np.float32, (None,)))
     with pytest.raises(InvalidArgumentError, match="one shape and the variable's dtype"):
         Variable(constant(1.0), dtype=np.float32)
-    with pytest.raises(InvalidArgumentError, match="a variable holds numbers"):
+    with pytest.raises(InvalidArgumentError, match="a variable's initial value: expected"):
         Variable("text")
 
 

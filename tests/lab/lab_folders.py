@@ -74,7 +74,7 @@ class RunFolder:
 
     def progress(self, rank: int, step: int, **more: Any) -> None:
         """Write a progress file."""
-        told = asdict(Progress(step=step, total=100, trainings=1, state="training")) | more
+        told = asdict(Progress(step=step, total=100, trainings=1, state="running")) | more
         path = progress_path(self.folder, rank)
         self._files.setdefault(rank, ProgressFile(path, rank)).see(told, ended=True)
 

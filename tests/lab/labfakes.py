@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -18,21 +19,21 @@ def cluster_item(id: str, **more: Any) -> Item:
     return {
         "id": id, "kind": "nbdist", "title": id, "state": "running", "launcher": "local", "workers": 2,
         "ps": 0, "engines": 2, "created": 1.0, "owner": None, "detached": True, "dead": [], "runs": [],
-        "attach": "", "can": {"stop": True, "grow": True, "restart": True}, "why": {}, "lines": [],
-        "error": None, **more,
+        "attach": "", "can": {"stop": True, "grow": True, "shrink": True, "restart": True}, "why": {},
+        "lines": [], "error": None, **more,
     }  # fmt: skip
 
 
 def run_item(id: str, **more: Any) -> Item:
     return {
-        "id": id, "name": id, "status": "done", "created": 1.0, "step": 1, "error": None,
-        "can": {"stop": True}, "why": {}, **more,
+        "id": id, "name": id, "status": "finished", "created": 1.0, "step": 1, "error": None,
+        "can": {"stop": True, "pause": True, "resume": True, "set": True}, "why": {}, **more,
     }  # fmt: skip
 
 
 def sweep_item(id: str, **more: Any) -> Item:
     can = {"stop": True, "pause": True, "resume": True}
-    return {"id": id, "state": "done", "created": 1.0, "error": None, "can": can, "why": {}, **more}
+    return {"id": id, "state": "finished", "created": 1.0, "error": None, "can": can, "why": {}, **more}
 
 
 def task_item(cluster: str, rank: int, **more: Any) -> Item:
@@ -79,6 +80,7 @@ class Fakes:
     fails: Exception | None = None
     closed: bool = True
     """Whether the file that was opened last is closed."""
+    managed: list[tuple[Any, ...]] = field(default_factory=list)
     read: int = 0
     """How often details or files were asked for."""
 
@@ -86,6 +88,7 @@ class Fakes:
         return Views(
             lambda: {"version": 1}, self.clusters, self.tasks, self.runs, self.sweeps,
             self._run, self._run, self._sweep, self._sweep, self._file,
+            self._label, self._delete, self._clean,
         )  # fmt: skip
 
     def clear(self) -> None:
@@ -93,7 +96,7 @@ class Fakes:
         for lister in (self.clusters, self.runs, self.sweeps):
             lister.items, lister.asked, lister.fails, lister.waits = [], 0, None, None
         self.tasks.by_cluster, self.tasks.asked = {}, []
-        self.files, self.fails, self.read = {}, None, 0
+        self.files, self.fails, self.read, self.managed = {}, None, 0, []
 
     def put_into(self, app: Any) -> None:
         """Have a server's routes read from here."""
@@ -107,6 +110,18 @@ class Fakes:
         if self.fails is not None:
             raise self.fails
         return found(self.runs.items, id)
+
+    def _label(self, id: str, labels: Mapping[str, Any]) -> None:
+        self.managed.append(("label", self._run(id)["id"], dict(labels)))
+
+    def _delete(self, id: str) -> int:
+        self.managed.append(("delete", self._run(id)["id"]))
+        return 12
+
+    def _clean(self, *wanted: Any) -> Item:
+        self.read += 1
+        self.managed.append(("clean", *wanted))
+        return {"runs": [], "bytes": 0, "under_way": []}
 
     def _sweep(self, id: str) -> Item:
         self.read += 1

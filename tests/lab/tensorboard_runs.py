@@ -24,7 +24,7 @@ def make_run(*, own: bool, steps: int, ended: bool = True) -> str:
     run = new_run_id("shown")
     folder = run_folder(run)
     members = [{"rank": rank, "job": "worker", "index": rank} for rank in range(2)]
-    status: dict[str, Any] = {"status": "done", "ended": 2e9} if ended else {"status": "running"}
+    status: dict[str, Any] = {"status": "finished", "ended": 2e9} if ended else {"status": "running"}
     write_run(RunFile(run, name="shown", cluster={"workers": [0, 1], "members": members}, **status))
     for replica in range(2):
         events = events_folder(folder, f"/job:worker/task:{replica}") if own else None

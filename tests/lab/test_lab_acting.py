@@ -161,7 +161,22 @@ def test_a_run_is_stopped(server: Server, doer: Doer) -> None:
     fakes.runs.items = [run_item("r")]
     assert post(server, "/runs/r/stop", {}).status == 202
     assert asked(server, doer) == [{"do": "stop_run", "id": "r"}]
-    assert server.get("/state")["runs"][0]["can"] == {"stop": False}
+    assert not any(server.get("/state")["runs"][0]["can"].values())
+
+
+@pytest.mark.parametrize(
+    ("command", "body"), [("pause", {}), ("resume", None), ("set", {"learning_rate": 0.01})]
+)
+def test_a_run_is_paused_and_resumed_and_gets_another_learning_rate(
+    server: Server, doer: Doer, command: str, body: Any
+) -> None:
+    fakes.runs.items = [run_item("r")]
+    assert post(server, f"/runs/r/{command}", body).status == 202
+    assert post(server, "/runs/r/stop", {}).status == 409
+    assert asked(server, doer) == [{"do": f"{command}_run", "id": "r", **(body or {})}]
+    let_go(server, doer, UnavailableError("a step of it takes longer"))
+    assert server.get("/state")["runs"][0]["error"] == "a step of it takes longer"
+    assert post(server, "/runs/r/fly", {}).status == 404
 
 
 @pytest.mark.parametrize("wish", ["pause", "resume", "stop"])
@@ -179,8 +194,8 @@ def test_a_sweep_is_told_what_is_wished(server: Server, doer: Doer, wish: str) -
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/clusters", {"wrokers": 2}, "no key 'wrokers'; choose from workers, ps, launcher, gpus, threads, "
-         "memory, gpu_memory"),
+        ("/clusters", {"wrokers": 2}, "no key 'wrokers'; choose from name, workers, ps, launcher, gpus, "
+         "threads, memory, gpu_memory"),
         ("/clusters", {"workers": "2"}, "workers is a whole number of 1 or more, not '2'"),
         ("/clusters", {"workers": True}, "workers is a whole number of 1 or more, not True"),
         ("/clusters", {"workers": [2]}, "workers is a whole number of 1 or more, not '[2]'"),
@@ -199,6 +214,13 @@ def test_a_sweep_is_told_what_is_wished(server: Server, doer: Doer, wish: str) -
         ("/clusters/a/restart", {"tsak": None}, "no key 'tsak'; choose from task"),
         ("/sweeps/s/pause", {"now": True}, "no key 'now'; there is none to be given"),
         ("/runs/r/stop", {"now": True}, "no key 'now'; there is none to be given"),
+        ("/runs/r/pause", {"learning_rate": 1}, "no key 'learning_rate'; there is none to be given"),
+        ("/runs/r/set", {}, "learning_rate is a number of 0 or more, not None"),
+        ("/runs/r/set", {"learning_rate": "0.1"}, "learning_rate is a number of 0 or more, not '0.1'"),
+        ("/runs/r/set", {"learning_rate": True}, "learning_rate is a number of 0 or more, not True"),
+        ("/runs/r/set", {"learning_rate": -1}, "learning_rate is a number of 0 or more, not -1"),
+        ("/runs/r/set", {"learning_rate": 10**400}, "learning_rate is a number of 0 or more, not 1000"),
+        ("/runs/r/set", {"rate": 1}, "no key 'rate'; choose from learning_rate"),
     ],
 )  # fmt: skip
 def test_a_body_that_cannot_be_meant(server: Server, doer: Doer, path: str, body: Any, message: str) -> None:
@@ -228,3 +250,38 @@ def test_a_body_that_is_none(server: Server, doer: Doer, raw: bytes, status: int
     assert answer.status == status
     assert len(answer.body) < 1000
     assert len(server.get("/state")["clusters"]) == (status == 202)
+
+
+def test_a_cluster_has_the_name_that_was_typed(server: Server, doer: Doer) -> None:
+    assert post(server, "/clusters", {"name": "big", "workers": 2}).json == {"id": "big"}
+    assert asked(server, doer)[0]["id"] == "big"
+    again = post(server, "/clusters", {"name": "big"})
+    assert (again.status, "choose another name" in again.json["message"]) == (409, True)
+    for name in ("a b", "../x", "", "x" * 49, 7):
+        answer = post(server, "/clusters", {"name": name})
+        assert (answer.status, "name" in answer.json["message"]) == (400, True)
+
+
+def test_a_cluster_shrinks(server: Server, doer: Doer) -> None:
+    fakes.clusters.items = [cluster_item("a")]
+    assert post(server, "/clusters/a/shrink", {"workers": 1}).status == 202
+    assert asked(server, doer) == [{"do": "shrink", "id": "a", "workers": 1}]
+    assert server.get("/state")["clusters"][0]["why"]["stop"] == "it is shrinking"
+
+
+@pytest.mark.usefixtures("doer")
+def test_a_run_is_labelled_and_deleted_and_old_ones_are_cleaned(server: Server) -> None:
+    fakes.runs.items = [run_item("r1")]
+    assert post(server, "/runs/r1/labels", {"name": "baseline", "tags": ["a"]}).status == 200
+    assert server.ask("DELETE", f"{API}/runs/r1").json == {"bytes": 12}
+    assert post(server, "/clean", {"older_than": "30d", "keep": 5, "dry_run": False}).status == 200
+    assert fakes.managed == [
+        ("label", "r1", {"name": "baseline", "tags": ["a"]}),
+        ("delete", "r1"),
+        ("clean", "30d", 5, False),
+    ]
+    assert post(server, "/runs/r1/labels", {"colour": "red"}).status == 400
+    assert post(server, "/clean", {"keep": "all"}).status == 400
+    assert post(server, "/runs/nothing/labels", {"name": "a"}).status == 404
+    assert server.ask("DELETE", f"{API}/runs/r1/data").status == 405
+    assert len(fakes.managed) == 3

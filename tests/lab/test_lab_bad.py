@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         patch.setenv("IPYTHONDIR", str(home / "ipython"))
         for name in ("runs", "sweeps", "clusters", "runs/good", "ipython/profile_default/security"):
             (home / name).mkdir(mode=0o700, parents=True)
-        write_run(RunFile("good", name="good", status="done", created=1.0))
+        write_run(RunFile("good", name="good", status="finished", created=1.0))
         with serving(tmp_path_factory.mktemp("jupyter")) as one:
             yield one
 

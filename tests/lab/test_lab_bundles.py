@@ -51,8 +51,8 @@ def test_what_changes_all_the_time_takes_a_share_of_a_core(slow: Slow, get: Call
 def test_another_state_is_told_at_once(get: Callable[..., int]) -> None:
     assert get(1) == 1
     assert get(2) == 1
-    assert get(2, "done") == 2
-    assert get(3, "done") == 2
+    assert get(2, "finished") == 2
+    assert get(3, "finished") == 2
 
 
 def test_only_the_last_few_are_kept(slow: Slow, get: Callable[..., int]) -> None:

@@ -92,7 +92,7 @@ def test_tasks_that_cannot_be() -> None:
 def test_an_mpi_world_cannot_grow() -> None:
     description = Description(1.0, 2, 0, "mpi", ())
     item = our_item(Seen("mine", "running", 1.0, description), {})
-    assert item["can"] == {"stop": True, "grow": False, "restart": True}
+    assert item["can"] == {"stop": True, "grow": False, "shrink": False, "restart": True}
     assert "MPI world" in item["why"]["grow"]
 
 
@@ -105,7 +105,7 @@ def test_how_a_process_has_ended_in_words() -> None:
 def test_a_rank_whose_process_the_keeper_has_not_is_dead() -> None:
     tasks = parse_tasks([a_task(0, 7), a_task(1, 8)])
     assert tasks is not None
-    assert deaths(tasks, Word({0: 7})) == {1: "its process is gone"}
+    assert deaths(tasks, Word({0: 7})) == {1: "its process has ended"}
 
 
 def test_our_own_listing_is_read_as_ours() -> None:

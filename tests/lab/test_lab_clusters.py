@@ -112,8 +112,8 @@ def test_a_cluster_as_it_is_shown(clusters: Clusters, keeper: Callable[[Path], F
             assert item["created"] == 1000.0
             assert item["owner"] == {"pid": os.getpid(), "session": this_process()["session"], "alive": True}
             assert not item["detached"]
-            assert item["attach"] == "%load_ext nbdist\n%cluster attach mine"
-            assert item["can"] == {"stop": True, "grow": True, "restart": True}
+            assert item["attach"] == "import nbdist as nb\n%load_ext nbdist\n%cluster attach mine"
+            assert item["can"] == {"stop": True, "grow": True, "shrink": True, "restart": True}
             assert (item["why"], item["lines"], item["error"]) == ({}, [], None)
             assert item["runs"] == ["a_run"]
             assert clusters.look() == [item]
@@ -126,7 +126,7 @@ def test_a_starting_cluster_has_no_file_yet(clusters: Clusters) -> None:
         (item,) = clusters.look()
         assert item.keys() == KEYS
         assert item["state"] == "starting"
-        assert item["can"] == {"stop": True, "grow": False, "restart": False}
+        assert item["can"] == {"stop": True, "grow": False, "shrink": False, "restart": False}
         assert item["why"]["grow"] == "it is starting"
     assert clusters.look() == []  # its starter has gone, and it never was
     assert folders.clusters_folder().joinpath("mine").exists()  # who looks removes nothing
@@ -137,8 +137,8 @@ def test_a_cluster_whose_keeper_is_gone_is_stale(clusters: Clusters) -> None:
         assert clusters.look()[0]["state"] == "running"
     (item,) = clusters.look()
     assert (item["state"], item["engines"], item["dead"]) == ("stale", 0, [])
-    assert "its keeper is gone" in item["error"]
-    assert item["can"] == {"stop": True, "grow": False, "restart": False}
+    assert "its cluster process and its tasks have ended" in item["error"]
+    assert item["can"] == {"stop": True, "grow": False, "shrink": False, "restart": False}
     folders.remove_traces(folders.clusters_folder() / "mine", "mine")
     assert clusters.look() == []
 
@@ -161,7 +161,7 @@ def test_deaths_are_known_by_the_keepers_word(
         one.answer["stopping"] = True
         one.tell(event="stopping", reason="a client stopped the cluster")
         (item,) = until(lambda: [item for item in clusters.look() if item["state"] == "stopping"])
-        assert item["can"] == {"stop": False, "grow": False, "restart": False}
+        assert item["can"] == {"stop": False, "grow": False, "shrink": False, "restart": False}
 
 
 def test_a_keeper_that_hangs_is_not_waited_for_again(
@@ -215,7 +215,7 @@ def test_a_silent_keepers_task_under_anothers_number_is_dead(clusters: Clusters)
 def test_other_versions_can_only_be_stopped(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())], versions={"nbdist": "0.0.1"}):
         (item,) = clusters.look()
-    assert item["can"] == {"stop": True, "grow": False, "restart": False}
+    assert item["can"] == {"stop": True, "grow": False, "shrink": False, "restart": False}
     assert "it runs nbdist 0.0.1" in item["why"]["grow"]
 
 

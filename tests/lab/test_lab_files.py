@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run() -> RunFolder:
-    one = RunFolder("r1", status="done")
+    one = RunFolder("r1", status="finished")
     (one.folder / "checkpoints").mkdir()
     one.raw("checkpoints/1.npz", b"weights")
     return one

@@ -15,7 +15,7 @@ from nbdist.lab.pace import Pace, Word, word_of
 
 def word(step: int, time: float, busy: float, *, wait: float = 0.0, **more: Any) -> Word:
     spent = {"data": 0.0, "compute": busy, "exchange": 0.0, "wait": wait}
-    return Word(**{"state": "training", "step": step, "total": 1000, "training": 1, "spent": spent,
+    return Word(**{"state": "running", "step": step, "total": 1000, "training": 1, "spent": spent,
                    "time": 1e9 + time, **more})  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def test_bytes_that_are_no_word_never_raise(content: bytes) -> None:
 
 @given(st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON)), max_size=6), st.floats(0, 1e6))
 def test_whatever_json_a_file_holds_nothing_raises(contents: list[dict[str, Any]], now: float) -> None:
-    good = {"state": "training", "step": 1, "time": 1.0, "spent": {"compute": 1.0}}
+    good = {"state": "running", "step": 1, "time": 1.0, "spent": {"compute": 1.0}}
     pace = Pace(2, synchronous=False)
     for content in contents:
         for told in (content, {**good, **content}):

@@ -86,8 +86,8 @@ def test_a_running_one_and_its_engines(clusters: Clusters, profile: Path, gone: 
     assert (item["id"], item["title"], item["kind"]) == ("ipp:default:a", "a (default)", "ipyparallel")
     assert (item["state"], item["launcher"], item["engines"]) == ("running", "local", 1)
     assert item["dead"] == ["engine:1"]
-    assert item["can"] == {"stop": True, "grow": False, "restart": False}
-    assert item["why"].keys() == {"grow", "restart"}
+    assert item["can"] == {"stop": True, "grow": False, "shrink": False, "restart": False}
+    assert item["why"].keys() == {"grow", "shrink", "restart"}
     assert clusters.look() == [item]
     rows = Tasks(NoRuns(), clusters).look("ipp:default:a")
     assert [(row["name"], row["state"], row["pid"]) for row in rows] == [
@@ -147,6 +147,18 @@ def test_our_launcher_under_ipyparallels_cluster_is_shown_as_its(clusters: Clust
         (item,) = clusters.look()
         assert (item["id"], item["launcher"], item["engines"]) == ("ipp:default:a", "nbdist", 2)
     assert clusters.look()[0]["engines"] == 0
+
+
+def test_those_of_another_home_are_not_ipyparallels(
+    clusters: Clusters, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = TaskInfo("worker", 0, 0, "here", os.getpid(), "127.0.0.1:1", "CPU:0", 1)
+    with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
+        list_for_others(folder, os.getpid(), (info,))
+        (profile / "security" / "cluster-a.json").write_text(json.dumps(standard(os.getpid(), [])))
+        assert [item["id"] for item in clusters.look()] == ["ipp:default:a", "mine"]
+        monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "another"))
+        assert [item["id"] for item in clusters.look()] == ["ipp:default:a"]
 
 
 @pytest.mark.engines

@@ -26,6 +26,7 @@ ADDRESSES = [
     ("GET", "runs/run-1/files/{}/{}"),
     ("GET", "runs/run-1/files/checkpoints/{}"),
     ("POST", "runs/{}/stop"),
+    ("POST", "runs/{}/pause"),
     ("POST", "runs/{}/tensorboard"),
     ("GET", "sweeps/{}"),
     ("GET", "sweeps/{}/data"),

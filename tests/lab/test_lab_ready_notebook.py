@@ -25,6 +25,7 @@ def test_it_is_a_notebook_without_outputs() -> None:
 
 
 @pytest.mark.engines
+@pytest.mark.timeout(400)
 def test_it_trains_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error stops it with the traceback; the cluster then ends a minute after the kernel."""
     from nbclient import NotebookClient
@@ -33,10 +34,10 @@ def test_it_trains_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = read()
     folder = {"metadata": {"path": os.fspath(tmp_path)}}
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=folder).execute()
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=folder).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert any("2 workers" in output.get("data", {}).get("text/plain", "") for output in outputs)
     printed = "".join(output.get("text", "") for output in outputs)
-    assert "2 workers" in printed
     assert "is stopped" in printed
-    assert float(printed.partition("%")[0].split()[-1]) > 90
+    assert float(printed.partition("% of the test digits")[0].split()[-1]) > 90

@@ -48,10 +48,14 @@ ROUTES = {
     "/nbdist/api/v1/stream": Route(f"{API}/stream", {"GET": 400, "WEBSOCKET": 101}),
     "/nbdist/api/v1/clusters": Route(f"{API}/clusters", {"POST": 202}),
     "/nbdist/api/v1/clusters/([^/]+)": Route(f"{API}/clusters/{SECRET}", {"DELETE": 202}),
-    "/nbdist/api/v1/clusters/([^/]+)/(grow|restart)": Route(f"{API}/clusters/{SECRET}/grow", {"POST": 202}),
-    "/nbdist/api/v1/runs/([^/]+)(/data)?": Route(f"{API}/runs/{SECRET}", READ),
+    "/nbdist/api/v1/clusters/([^/]+)/(grow|shrink|restart)": Route(
+        f"{API}/clusters/{SECRET}/grow", {"POST": 202}
+    ),
+    "/nbdist/api/v1/runs/([^/]+)(/data)?": Route(f"{API}/runs/{SECRET}", {**READ, "DELETE": 200}),
     "/nbdist/api/v1/runs/([^/]+)/files/(.+)": Route(f"{API}/runs/{SECRET}/files/{SECRET}", READ),
-    "/nbdist/api/v1/runs/([^/]+)/stop": Route(f"{API}/runs/{SECRET}/stop", {"POST": 202}),
+    "/nbdist/api/v1/runs/([^/]+)/(stop|pause|resume|set)": Route(f"{API}/runs/{SECRET}/pause", {"POST": 202}),
+    "/nbdist/api/v1/runs/([^/]+)/labels": Route(f"{API}/runs/{SECRET}/labels", {"POST": 200}),
+    "/nbdist/api/v1/clean": Route(f"{API}/clean", {"POST": 200}),
     "/nbdist/api/v1/runs/([^/]+)/tensorboard": Route(f"{API}/runs/{SECRET}/tensorboard", {"POST": 200}),
     "/nbdist/api/v1/sweeps/([^/]+)(/data)?": Route(f"{API}/sweeps/{SECRET}", READ),
     "/nbdist/api/v1/sweeps/([^/]+)/(stop|pause|resume)": Route(f"{API}/sweeps/{SECRET}/stop", {"POST": 202}),

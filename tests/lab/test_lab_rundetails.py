@@ -14,7 +14,7 @@ from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.lab import logstore, rundetails
 from nbdist.lab.bundles import Bundles
 from nbdist.lab.logstore import filled
-from nbdist.lab.rundetails import run_bundle, run_details
+from nbdist.lab.rundetails import LONGEST_OUTPUT, run_bundle, run_details
 from nbdist.lab.runs import Runs
 
 
@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_details_say_all_that_run_json_does() -> None:
     run = RunFolder(
-        "r1", status="done", code="<script>1</script>", ended=2e9, options={"alpha": float("nan")}
+        "r1", status="finished", code="<script>1</script>", ended=2e9, options={"alpha": float("nan")}
     )
     run.log(0, losses(3))
     found = run_details("r1", Runs())
@@ -36,7 +36,7 @@ def test_details_say_all_that_run_json_does() -> None:
     assert found["options"] == {"alpha": None}
     assert found["tasks"] == ["/job:worker/task:0", "/job:worker/task:1"]
     assert [one["path"] for one in found["files"]] == ["metrics-0000.log", "run.json"]
-    assert found["status"] == "done"
+    assert found["status"] == "finished"
 
 
 def test_details_of_a_damaged_run_say_why() -> None:
@@ -56,10 +56,10 @@ def test_what_is_not_there_is_not_found(view: object) -> None:
 
 
 def test_a_bundle_is_what_a_frozen_output_holds() -> None:
-    run = RunFolder("r1", status="done", created=1e9, ended=1e9 + 10)
+    run = RunFolder("r1", status="finished", created=1e9, ended=1e9 + 10)
     for rank in range(2):
         run.log(rank, [*losses(40, 1.0 + rank), ("val_loss", 39, 2.0), ("step_ms", 1, 3.0)])
-        run.progress(rank, 40, state="done")
+        run.progress(rank, 40, state="finished")
     found = run_bundle("r1")
     json.dumps(found, allow_nan=False)
     assert (found["run"], found["title"], found["state"]) == ("r1", "mnist", "finished")
@@ -73,7 +73,7 @@ def test_a_bundle_is_what_a_frozen_output_holds() -> None:
 
 
 def test_a_bundle_has_its_limit() -> None:
-    run, chance = RunFolder("r1", workers=16, status="done"), np.random.default_rng(0)
+    run, chance = RunFolder("r1", workers=16, status="finished"), np.random.default_rng(0)
     for rank in range(16):
         values = chance.normal(size=600)
         run.log(rank, [(name, step, v) for step, v in enumerate(values) for name in ("loss", "accuracy")])
@@ -81,7 +81,7 @@ def test_a_bundle_has_its_limit() -> None:
 
 
 def test_a_bundle_is_made_once_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder("r1", status="done", ended=2e9)
+    run = RunFolder("r1", status="finished", ended=2e9)
     recorder = run.log(0, losses(3), close=False)
     first = run_bundle("r1")
     made: list[object] = []
@@ -96,7 +96,7 @@ def test_a_bundle_is_made_once_while_nothing_changes(monkeypatch: pytest.MonkeyP
 
 
 def test_a_run_that_logged_nothing_has_an_empty_bundle() -> None:
-    RunFolder("r1", status="done", ended=2e9)
+    RunFolder("r1", status="finished", ended=2e9)
     found = run_bundle("r1")
     assert (found["charts"], found["series"]) == ([], [])
 
@@ -110,7 +110,7 @@ def test_not_a_number_stays_in_the_text_of_a_curve() -> None:
 
 
 def test_of_very_long_logs_parts_are_read_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder("r1", status="done")
+    run = RunFolder("r1", status="finished")
     for rank in range(2):
         recorder = run.log(rank, [], close=False)
         for start in range(0, 60_000, 500):
@@ -130,18 +130,33 @@ def test_of_very_long_logs_parts_are_read_and_that_is_said(monkeypatch: pytest.M
 
 
 def test_what_is_no_log_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder("r1", status="done")
+    run = RunFolder("r1", status="finished")
     run.raw("metrics-0000.log", "this is text, and no log at all")
     run.log(1, losses(2))
     store, notes = filled(run.folder)
     assert store.replicas == [1]
-    assert notes == ["metrics-0000.log is no metrics log"]
+    assert [note.partition(" of")[0] for note in notes] == ["metrics-0000.log is not a metrics log"]
 
 
 def test_a_folder_that_has_gone_is_not_found() -> None:
-    run = RunFolder("r1", status="done")
+    run = RunFolder("r1", status="finished")
     runs = Runs()
     runs.look()
     shutil.rmtree(run.folder)
     with pytest.raises(NotFoundError):
         run_details("r1", runs)
+
+
+def test_the_end_of_what_each_task_printed() -> None:
+    run = RunFolder("r1", workers=3)
+    run.write(
+        code="print(1)", options={"strategy": "ps", "synchronous": True, "fetch": ["a", "b"], "name": "x"}
+    )
+    run.raw("output-0000.log", b"lost" + b"x" * LONGEST_OUTPUT)
+    run.raw("output-0001.log", b"caf\xe9\n")
+    (run.folder / "output-0002.log").symlink_to("/etc/hostname")
+    details = run_details("r1")
+    assert [one["text"] for one in details["output"]] == ["x" * LONGEST_OUTPUT, "caf\ufffd\n"]
+    assert details["first_line"] == "%%distribute --strategy ps --sync --fetch a,b"
+    run.write(code="__main__.train", options={})
+    assert run_details("r1")["first_line"] == ""

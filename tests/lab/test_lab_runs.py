@@ -22,11 +22,13 @@ from nbdist.lab import knownrun
 from nbdist.lab import runs as runs_module
 from nbdist.lab.record import record_of
 from nbdist.lab.runs import Runs
+from nbdist.runs.history import delete_run, write_labels
 
 KEYS = {
     "id", "name", "status", "created", "ended", "cluster", "strategy", "replicas", "step", "total",
-    "seconds_left", "steps_per_second", "metric", "value", "curve", "error", "note", "session", "folder",
-    "browse", "tensorboard", "attach", "can", "why",
+    "seconds_left", "steps_per_second", "learning_rate", "metric", "value", "curve", "error", "error_line",
+    "note", "session", "folder", "tags", "remark", "training", "bytes", "browse", "tensorboard", "attach",
+    "can", "why",
 }  # fmt: skip
 
 
@@ -66,8 +68,8 @@ def test_a_run_that_goes_on() -> None:
     assert (item["metric"], item["value"], item["curve"]) == ("loss", 1.0, {"x": [1, 2], "y": [2.5, 1.0]})
     assert (item["cluster"], item["strategy"], item["replicas"]) == ("c1", "multi_worker", 2)
     assert item["session"] == "notebooks/mnist.ipynb"
-    assert item["can"] == {"stop": True}
-    assert item["why"] == {}
+    assert item["can"] == {"stop": True, "pause": True, "resume": False, "set": True, "delete": False}
+    assert item["why"] == {"resume": "it is not paused", "delete": "it is under way: stop it first"}
     assert (item["error"], item["note"], item["ended"]) == (None, None, None)
     compile(item["attach"], "<attach>", "exec")
     assert "nb.attach" in item["attach"]
@@ -75,7 +77,7 @@ def test_a_run_that_goes_on() -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_which_runs_go_on_on_a_cluster() -> None:
-    for name, status, where in (("r1", "running", "c1"), ("r2", "done", "c1"), ("r3", "running", "gone")):
+    for name, status, where in (("r1", "running", "c1"), ("r2", "finished", "c1"), ("r3", "running", "gone")):
         RunFolder(name, status=status, cluster=where)
     runs = Runs()
     assert runs.on_cluster("c1") == []  # nobody has looked
@@ -94,12 +96,36 @@ def test_a_run_is_followed_until_it_has_ended() -> None:
     item = only(runs)
     assert (item["step"], item["value"]) == (4, 0.5)
     recorder.close()
-    run.progress(0, 4, state="done")
-    run.write(status="done", ended=run.record.created + 9)
+    run.progress(0, 4, state="finished")
+    run.write(status="finished", ended=run.record.created + 9)
     item = only(runs)
-    assert (item["status"], item["ended"]) == ("done", run.record.created + 9)
+    assert (item["status"], item["ended"]) == ("finished", run.record.created + 9)
     assert (item["steps_per_second"], item["seconds_left"]) == (None, None)
-    assert item["can"] == {"stop": False}
+    assert [command for command, can in item["can"].items() if can] == ["delete"]
+
+
+def test_a_failed_run_says_first_what_was_raised() -> None:
+    told = 'Traceback (most recent call last):\n  File "<distribute r1>", line 4, in <module>\n    fit()\n'
+    error = f"{told}ValueError: late\n\nraised on /job:worker/task:1 (pid 7)"
+    RunFolder("r1").write(status="failed", error=error)
+    item = only(Runs())
+    assert item["error_line"] == "ValueError: late (line 4, worker 1)"
+    assert item["error"] == error
+
+
+def test_a_run_has_the_name_and_tags_that_its_user_has_given_it() -> None:
+    run, runs = RunFolder("r1"), Runs()
+    run.write(status="finished", ended=time.time(), trained=False)
+    item = only(runs)
+    assert (item["tags"], item["remark"], item["training"]) == ([], None, False)
+    assert item["bytes"] == sum(path.stat().st_size for path in run.folder.iterdir())
+    write_labels("r1", name="baseline", tags=("a", "b"), note="good")
+    item = only(runs)
+    assert (item["name"], item["tags"], item["remark"]) == ("baseline", ["a", "b"], "good")
+    run.write(trained=None, options={"strategy": "ps"})  # of an earlier version
+    assert only(runs)["training"] is True
+    delete_run("r1")
+    assert runs.look() == []
 
 
 def test_replicas_by_rank_and_one_that_is_slow() -> None:
@@ -108,12 +134,12 @@ def test_replicas_by_rank_and_one_that_is_slow() -> None:
     for second in range(8):
         for rank, slow in ((1, 1.0), (2, 1.4)):
             busy = second * 0.7 * slow
-            run.word(rank, state="training", step=30 * second, total=300, training=1, time=1e9 + second,
+            run.word(rank, state="running", step=30 * second, total=300, training=1, time=1e9 + second,
                      spent={"compute": busy, "wait": second - busy})  # fmt: skip
         runs.look()
     tasks = runs.tasks_of("r1")
     assert tasks.keys() == {1, 2}
-    assert tasks[1] == {"state": "training", "step": 210, "steps_per_second": 30, "straggler": None}
+    assert tasks[1] == {"state": "running", "step": 210, "steps_per_second": 30, "straggler": None}
     assert tasks[2]["straggler"] == pytest.approx(1.4)
     assert runs.tasks_of("r2") == {}
 
@@ -133,7 +159,7 @@ def test_towers_are_their_workers() -> None:
 def test_newest_first_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs_module, "MOST", 3)
     for i in range(5):
-        RunFolder(f"r{i}", created=1e9 + i, status="done")
+        RunFolder(f"r{i}", created=1e9 + i, status="finished")
     runs = Runs()
     assert [item["id"] for item in runs.look()] == ["r4", "r3", "r2"]
     assert runs.problems == ["2 older runs are not shown"]
@@ -141,7 +167,7 @@ def test_newest_first_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_the_file_browser_shows_it(home: Path, tmp_path: Path) -> None:
-    RunFolder("r1", status="done")
+    RunFolder("r1", status="finished")
     assert only(Runs())["browse"] is None
     assert only(Runs(tmp_path))["browse"] == "home/runs/r1"
     assert only(Runs(tmp_path / "elsewhere"))["browse"] is None
@@ -155,7 +181,7 @@ def test_where_the_file_browser_shows_it(home: Path, tmp_path: Path) -> None:
 
 
 def test_event_files_are_seen() -> None:
-    run = RunFolder("r1", status="done")
+    run = RunFolder("r1", status="finished")
     assert not only(Runs())["tensorboard"]
     (run.folder / "tensorboard").mkdir()
     assert only(Runs())["tensorboard"]
@@ -170,10 +196,11 @@ def test_a_pause_is_a_status() -> None:
     item = only(runs)
     assert (item["status"], item["steps_per_second"], item["seconds_left"]) == ("paused", None, None)
     assert runs.tasks_of("r1")[0]["steps_per_second"] is None
+    assert item["can"] == {"stop": True, "pause": False, "resume": True, "set": False, "delete": False}
 
 
 def test_the_first_series_counts_where_there_is_no_loss() -> None:
-    run = RunFolder("r1", status="done")
+    run = RunFolder("r1", status="finished")
     run.log(0, [("step_ms", 1, 3.0), ("reward", 1, 7.0), ("speed", 1, 9.0)])
     item = only(Runs())
     assert (item["metric"], item["value"], item["step"], item["total"]) == ("reward", 7.0, 1, None)
@@ -190,7 +217,7 @@ def test_a_loss_that_comes_later_takes_its_place() -> None:
 
 
 def test_the_second_log_of_a_replaced_task_counts() -> None:
-    run = RunFolder("r1", workers=1, status="done")
+    run = RunFolder("r1", workers=1, status="finished")
     run.log(0, losses(3))
     run.log(0, [("loss", 3, 4.0)])
     assert (run.folder / "metrics-0000.1.log").exists()
@@ -206,7 +233,7 @@ def test_not_a_number_is_no_point_and_no_json() -> None:
 
 
 def test_a_curve_has_at_most_sixty_points() -> None:
-    run = RunFolder("r1", status="done")
+    run = RunFolder("r1", status="finished")
     for rank in range(2):
         run.log(rank, losses(5000, 0.25))
     item = only(Runs())
@@ -220,8 +247,8 @@ def test_a_curve_has_at_most_sixty_points() -> None:
 def test_a_run_whose_cluster_is_gone_is_lost() -> None:
     RunFolder("r1").progress(0, 5)
     item = only(Runs())
-    assert (item["status"], item["note"]) == ("lost", "its cluster c1 is gone")
-    assert item["why"] == {"stop": "its cluster is gone"}
+    assert (item["status"], item["note"]) == ("lost", "its cluster c1 has ended")
+    assert item["why"] == dict.fromkeys(("stop", "pause", "resume", "set"), "its cluster has ended")
 
 
 def test_a_later_cluster_of_the_same_name_is_another_one() -> None:
@@ -239,23 +266,23 @@ def test_an_in_graph_run_ends_with_its_process() -> None:
     run.write(options={"replication": "in-graph"})
     item = only(Runs())
     assert item["status"] == "running"
-    assert item["can"] == {"stop": False}
-    assert "stop it there" in item["why"]["stop"]
+    assert not any(item["can"].values())
+    assert "use the controls of its live view" in item["why"]["stop"]
     dead = {**run.record.cluster["owner"], "started": 1.0}
     run.write(cluster={**run.record.cluster, "owner": dead})
     item = only(Runs())
-    assert (item["status"], item["note"]) == ("lost", "the notebook's process that drove it is gone")
+    assert (item["status"], item["note"]) == ("lost", "the notebook's process that drove it has ended")
 
 
 @pytest.mark.usefixtures("cluster")
 def test_bodies_that_are_over_while_nobody_follows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     run, runs = RunFolder("r1"), Runs()
     for rank in range(2):
-        run.progress(rank, 100, state="done")
+        run.progress(rank, 100, state="finished")
     assert only(runs)["status"] == "running"  # its driver is about to say how it ended
     monkeypatch.setattr(knownrun, "QUIET_SECONDS", -1.0)
     item = only(runs)
-    assert item["status"] == "done"
+    assert item["status"] == "finished"
     assert "nb.attach('r1')" in item["note"]
 
 
@@ -281,8 +308,8 @@ def test_a_run_json_that_is_torn() -> None:
     assert item["status"] == "damaged"
     assert "run.json is damaged" in item["error"]
     assert item["name"] == item["id"]
-    run.write(status="done")
-    assert only(Runs())["status"] == "done"
+    run.write(status="finished")
+    assert only(Runs())["status"] == "finished"
 
 
 def test_a_metrics_log_that_is_torn() -> None:
@@ -295,10 +322,10 @@ def test_a_metrics_log_that_is_torn() -> None:
 
 
 def test_a_log_that_is_no_log() -> None:
-    run = RunFolder("r1", workers=1, status="done")
+    run = RunFolder("r1", workers=1, status="finished")
     run.raw("metrics-0000.log", "hello, this is text")
     item = only(Runs())
-    assert "it is no such log" in item["note"]
+    assert "is not a metrics log" in item["note"]
     assert item["curve"] == {"x": [], "y": []}
 
 
@@ -307,13 +334,13 @@ def test_a_torn_log_of_a_run_that_goes_on_is_no_news() -> None:
     run = RunFolder("r1", workers=1)
     run.log(0, losses(3))
     with (run.folder / "metrics-0000.log").open("ab") as file:
-        file.write(b"NBMF\2")
+        file.write(b"NBM2\2")
     assert only(Runs())["note"] is None
 
 
 def test_a_folder_that_vanishes_in_mid_look(monkeypatch: pytest.MonkeyPatch) -> None:
     run, runs = RunFolder("r1"), Runs()
-    RunFolder("r0", status="done")
+    RunFolder("r0", status="finished")
     before = knownrun.record_of
 
     def vanish(*arguments: Any) -> Any:
@@ -328,7 +355,7 @@ def test_a_folder_that_vanishes_in_mid_look(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_folder_without_a_run_json_is_being_made(home: Path) -> None:
-    RunFolder("r1", status="done")
+    RunFolder("r1", status="finished")
     (home / "runs" / "r2").mkdir(mode=0o700)
     assert [item["id"] for item in Runs().look()] == ["r1"]
 
@@ -346,7 +373,7 @@ def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
 
 
 def test_a_home_that_others_could_write_into_is_not_trusted(home: Path) -> None:
-    RunFolder("r1", status="done")
+    RunFolder("r1", status="finished")
     home.chmod(0o777)
     runs = Runs()
     assert runs.look() == []
@@ -355,7 +382,7 @@ def test_a_home_that_others_could_write_into_is_not_trusted(home: Path) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_home_that_is_read_only_is_read(home: Path) -> None:
-    run = RunFolder("r1", status="done")
+    run = RunFolder("r1", status="finished")
     run.log(0, losses(2))
     for folder in (run.folder, home / "runs", home):
         folder.chmod(0o500)
@@ -382,7 +409,7 @@ def test_a_cluster_is_alive_also_for_who_may_not_write(cluster: Path) -> None:
 
 
 def test_a_link_among_the_runs_is_no_run(home: Path, tmp_path: Path) -> None:
-    run = RunFolder("r1", status="done")
+    run = RunFolder("r1", status="finished")
     run.folder.rename(tmp_path / "elsewhere")
     (home / "runs" / "r1").symlink_to(tmp_path / "elsewhere")
     runs = Runs()
@@ -393,7 +420,7 @@ def test_a_link_among_the_runs_is_no_run(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run.json", "metrics-0000.log", "progress-0000.json"])
 def test_files_that_are_links_pipes_or_folders_are_not_followed(tmp_path: Path, name: str) -> None:
-    run = RunFolder("r1", workers=1, status="done")
+    run = RunFolder("r1", workers=1, status="finished")
     run.log(0, losses(2))
     run.progress(0, 2)
     path = run.folder / name
@@ -406,15 +433,15 @@ def test_files_that_are_links_pipes_or_folders_are_not_followed(tmp_path: Path, 
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         make()
         for item in Runs().look():
-            assert item["status"] in ("done", "damaged")
+            assert item["status"] in ("finished", "damaged")
 
 
 def test_a_run_json_of_a_newer_nbdist() -> None:
-    run = RunFolder("r1", status="done")
+    run = RunFolder("r1", status="finished")
     content = json.loads((run.folder / "run.json").read_text())
     run.raw("run.json", json.dumps({**content, "mood": "good", "options": {"strategy": 7}}))
     item = only(Runs())
-    assert (item["status"], item["strategy"]) == ("done", None)
+    assert (item["status"], item["strategy"]) == ("finished", None)
     run.raw("run.json", json.dumps({**content, "status": "dreaming"}))
     item = only(Runs())
     assert item["status"] == "damaged"
@@ -449,7 +476,7 @@ FIELDS = dict.fromkeys(("name", "created", "ended", "error", "code", "seed", "ve
 @given(
     found=st.fixed_dictionaries({}, optional={**FIELDS, "cluster": JSON | MEMBERS}),
     word=JSON,
-    status=st.sampled_from(["running", "done", "failed"]),
+    status=st.sampled_from(["running", "finished", "failed"]),
 )
 def test_whatever_json_stands_in_a_folder_it_is_listed(
     home: Path, found: dict[str, Any], word: Any, status: str
@@ -464,12 +491,12 @@ def test_whatever_json_stands_in_a_folder_it_is_listed(
 
 
 def test_a_clock_that_is_wrong_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder("r1", status="done", created=9e9)
+    run = RunFolder("r1", status="finished", created=9e9)
     os.utime(run.folder, (9e9, 9e9))
     runs = Runs()
     assert only(runs)["created"] == 9e9
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert only(runs)["status"] == "done"
+    assert only(runs)["status"] == "finished"
 
 
 def test_a_record_of_anything_is_a_record() -> None:
@@ -482,7 +509,7 @@ def test_a_record_of_anything_is_a_record() -> None:
 
 def test_a_long_log_is_read_over_several_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs_module, "BYTES", 100_000)
-    run, runs = RunFolder("r1", workers=2, status="done"), Runs()
+    run, runs = RunFolder("r1", workers=2, status="finished"), Runs()
     for rank in range(2):
         run.log(rank, losses(60_000))
     looks = 0
@@ -494,7 +521,7 @@ def test_a_long_log_is_read_over_several_looks(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_has_not_changed_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(5):
-        run = RunFolder(f"r{i}", status="done")
+        run = RunFolder(f"r{i}", status="finished")
         run.log(0, losses(5))
         os.utime(run.folder, (1e9, 1e9))
     os.utime(run.folder.parent, (1e9, 1e9))

@@ -71,7 +71,7 @@ def test_a_run_is_seen_from_its_beginning_to_its_end(
     def all_train() -> bool:
         item_of(runs, run)
         tasks = runs.tasks_of(run.id)
-        return tasks.keys() == {0, 1, 2} and {one["state"] for one in tasks.values()} == {"training"}
+        return tasks.keys() == {0, 1, 2} and {one["state"] for one in tasks.values()} == {"running"}
 
     until(run, all_train)
     until(run, lambda: item_of(runs, run)["steps_per_second"] and item_of(runs, run)["value"] is not None)

@@ -70,7 +70,7 @@ def test_a_cluster_that_starts_is_there_at_once() -> None:
         ("a", "running", []),
     ]
     assert state["clusters"][0].keys() == cluster_item("a").keys()
-    assert state["clusters"][0]["can"] == {"stop": True, "grow": False, "restart": False}
+    assert state["clusters"][0]["can"] == {"stop": True, "grow": False, "shrink": False, "restart": False}
 
 
 def test_while_it_starts_its_own_file_does_not_make_it_run() -> None:
@@ -106,7 +106,7 @@ def test_what_is_done_to_runs_and_sweeps_is_shown() -> None:
     state = state_of(
         runs=[run_item("r")], sweeps=[sweep_item("s"), sweep_item("r")], underway=underway
     ).look()
-    assert state["runs"][0]["why"] == {"stop": "it is being stopped"}
+    assert set(state["runs"][0]["why"].values()) == {"it is being stopped"}
     assert [(one["id"], one["error"]) for one in state["sweeps"]] == [("s", "no"), ("r", None)]
 
 

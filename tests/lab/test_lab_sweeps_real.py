@@ -46,14 +46,14 @@ def test_a_sweep_is_seen_to_its_end(sweep: Sweep, cluster: Cluster) -> None:
     if first["state"] == "running":  # else it was quicker than this look
         assert first["can"] == {"pause": True, "resume": False, "stop": True}
     deadline, pause = time.monotonic() + 60 + BUSY_SECONDS, threading.Event()
-    while item_of(sweeps, sweep)["state"] != "done":
+    while item_of(sweeps, sweep)["state"] != "finished":
         assert time.monotonic() < deadline
         pause.wait(0.02)
     item = item_of(sweeps, sweep)
-    assert (item["wanted"], item["counts"]["complete"]) == (4, 4)
+    assert (item["wanted"], item["counts"]["finished"]) == (4, 4)
     assert item["best"] == {"number": 3, "value": 0.64, "parameters": {"width": 64}}
     assert item["curve"]["y"][-1] == 0.64
     assert sweep_details(sweep.id)["code"] == TRIAL
     bundle = sweep_bundle(sweep.id)
     json.dumps(bundle, allow_nan=False)
-    assert (bundle["of"], bundle["status"]["state"]) == (4, "done")
+    assert (bundle["of"], bundle["status"]["state"]) == (4, "finished")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nbdist.lab import tail as tails
 from nbdist.lab.tail import ReplacedError, Tail
 from nbdist.metrics.batch import POINT
-from nbdist.metrics.log import MAGIC, POINTS, LogPart, frame, parse
+from nbdist.metrics.log import FORMAT, MAGIC, POINTS, LogPart, frame, parse
 
 
 def points(count: int, start: int = 0) -> bytes:
@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tail(path: Path) -> Tail[LogPart]:
-    return Tail(path, MAGIC, parse)
+    return Tail(path, FORMAT, parse)
 
 
 @pytest.fixture
@@ -58,13 +58,13 @@ def test_what_is_new_is_read_once(path: Path, tail: Tail[LogPart]) -> None:
 @pytest.mark.usefixtures("small")
 def test_a_long_log_and_a_long_frame_come_in_pieces(path: Path) -> None:
     path.write_bytes(MAGIC + b"".join(points(1, i) for i in range(50)) + points(60, 50))
-    assert steps(Tail(path, MAGIC, parse)) == list(range(110))
+    assert steps(Tail(path, FORMAT, parse)) == list(range(110))
 
 
 @pytest.mark.usefixtures("small")
 def test_a_long_stretch_of_damage_is_stepped_over(path: Path) -> None:
     path.write_bytes(MAGIC + points(2) + b"x" * 5000 + points(2, 2))
-    tail = Tail(path, MAGIC, parse)
+    tail = Tail(path, FORMAT, parse)
     assert steps(tail) == [0, 1, 2, 3]
     assert tail.damaged == 5000
 
@@ -91,7 +91,7 @@ def test_a_log_that_its_writer_has_only_just_made(path: Path, tail: Tail[LogPart
 def test_what_is_no_log_is_said_and_left_alone(path: Path, tail: Tail[LogPart]) -> None:
     path.write_bytes(b"\x7fELF, or whatever")
     assert steps(tail) == []
-    assert "it is no such log" in tail.wrong
+    assert "is not a metrics log" in tail.wrong
     assert tail.left == 0
 
 
@@ -123,6 +123,6 @@ def test_a_log_that_was_replaced_is_noticed(path: Path, tail: Tail[LogPart], aga
 def test_rubbish_never_raises(tmp_path_factory: pytest.TempPathFactory, rubbish: bytes, cut: int) -> None:
     path = tmp_path_factory.mktemp("tail") / "metrics-0000.log"
     path.write_bytes((MAGIC + points(2) + rubbish + frame(9, rubbish) + frame(1, rubbish))[:cut])
-    tail = Tail(path, MAGIC, parse)
+    tail = Tail(path, FORMAT, parse)
     steps(tail)
     assert steps(tail) == []

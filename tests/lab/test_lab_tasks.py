@@ -74,7 +74,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_row(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
-    told = {0: {"state": "training", "step": 5, "steps_per_second": 2.0, "straggler": 1.4}}
+    told = {0: {"state": "running", "step": 5, "steps_per_second": 2.0, "straggler": 1.4}}
     with a_cluster("mine", [a_task(0, sleeper.pid), a_task(1, sleeper.pid)]) as folder:
         (folder / "busy").mkdir()
         (folder / "busy" / str(sleeper.pid)).write_text("a_run")
@@ -85,7 +85,7 @@ def test_a_row(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     assert row.keys() == other.keys() == KEYS
     assert (row["cluster"], row["rank"], row["name"]) == ("mine", 0, "/job:worker/task:0")
     assert (row["job"], row["index"], row["pid"], row["device"]) == ("worker", 0, sleeper.pid, "CPU:0")
-    assert (row["state"], row["run"], row["step"]) == ("training", "a_run", 5)
+    assert (row["state"], row["run"], row["step"]) == ("running", "a_run", 5)
     assert (row["steps_per_second"], row["straggler"]) == (2.0, 1.4)
     assert row["memory"] % MEGABYTE == 0
     assert row["memory"] > 0
@@ -144,11 +144,11 @@ def test_a_frozen_one_and_a_dead_one(clusters: Clusters, sleeper: subprocess.Pop
         os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not reaped yet
         (row,) = tasks.look("mine")
         assert (row["state"], row["cpu"], row["memory"]) == ("dead", None, None)
-        assert row["note"] == "its process is gone"
+        assert row["note"] == "its process has ended"
         sleeper.wait()
         assert tasks.look("mine") == [row]
         clusters.look()
-        assert "the keeper does not answer" in tasks.look("mine")[0]["note"]
+        assert "the cluster process does not answer" in tasks.look("mine")[0]["note"]
 
 
 def test_how_it_died_is_its_note(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
@@ -286,7 +286,7 @@ def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> No
         with closing(Clusters()) as later:  # which has never heard this keeper
             until(lambda: [one for one in later.look() if one["id"] == cluster.id and one["dead"]])
             row = Tasks(FakeRuns(), later).look(cluster.id)[2]
-        assert (row["state"], "the keeper does not answer" in row["note"]) == ("dead", True)
+        assert (row["state"], "the cluster process does not answer" in row["note"]) == ("dead", True)
     finally:
         keeper.resume()
 

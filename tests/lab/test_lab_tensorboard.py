@@ -133,7 +133,7 @@ def test_a_torn_log_and_one_of_something_else_take_nothing_from_the_rest(tempora
     run = make_run(own=False, steps=5)
     folder = run_folder(run)
     with (folder / "metrics-0000.log").open("ab") as log:
-        log.write(b"NBMF\x02torn")
+        log.write(b"NBM2\x02torn")
     (folder / "metrics-0007.log").write_bytes(b"no log at all")
     (folder / "run.json").write_text("{")
 

@@ -226,6 +226,14 @@ def test_what_is_no_run(server: Server, run: str) -> None:
         assert "html" not in answer.headers["Content-Type"] or answer.status == 404
 
 
+@pytest.mark.parametrize("name", ["a%0d%0aX-Broken:%20x", "a%0a", "%00", "a%5cb", "..", "%ed%a0%80"])
+def test_a_name_that_could_break_a_header_is_refused(server: Server, name: str) -> None:
+    for rest in ("", "/", "/data/runs"):
+        answer = server.ask("GET", f"nbdist/tensorboard/{name}{rest}")
+        assert answer.status in (400, 404), (name, rest, answer)
+        assert "X-Broken" not in answer.headers
+
+
 def test_paths_in_a_page_lead_nowhere_else(server: Server, page: str, cookie: dict[str, str]) -> None:
     for path in (
         "../../../api/contents",

@@ -16,7 +16,7 @@ from nbdist.errors import DataLossError, InvalidArgumentError, ResourceExhausted
 from nbdist.metrics import recorder as recorder_module
 from nbdist.metrics import writer
 from nbdist.metrics.batch import POINT, Batch
-from nbdist.metrics.log import log_path, logs_in, parse, read_log
+from nbdist.metrics.log import MAGIC, log_path, logs_in, parse, read_log
 from nbdist.metrics.recorder import Recorder
 
 
@@ -315,7 +315,7 @@ def test_a_damaged_byte_costs_its_own_frame_only(data: st.DataObject) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         content = written(Path(folder, "metrics-0001.log"), flushes=4)
-    start = len(b"nbdist metrics 1\n")
+    start = len(MAGIC)
     whole = parse(content, start)
     position = data.draw(st.integers(start, len(content) - 1))
     broken = bytearray(content)
@@ -328,13 +328,13 @@ def test_a_damaged_byte_costs_its_own_frame_only(data: st.DataObject) -> None:
 
 def test_a_length_that_is_too_large_takes_no_memory(path: Path) -> None:
     data = written(path, flushes=1)
-    huge = data + b"NBMF\x02\xff\xff\xff\xff\x00\x00\x00\x00"
-    assert parse(huge, len(b"nbdist metrics 1\n")).torn == 13
+    huge = data + b"NBM2\x02\xff\xff\xff\xff" + bytes(8)
+    assert parse(huge, len(MAGIC)).torn == 17
 
 
 def test_what_is_no_log_is_refused(path: Path) -> None:
     path.write_bytes(b"epoch,loss\n1,0.5\n2,0.4")
-    with pytest.raises(DataLossError, match="no metrics log"):
+    with pytest.raises(DataLossError, match="is not a metrics log"):
         read_log(path)
 
 

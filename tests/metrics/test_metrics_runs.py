@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from nbdist.metrics.runfile import (
     write_run,
     write_whole_file,
 )
-from nbdist.metrics.runlist import RunList, runs
+from nbdist.runs.history import RunList, runs
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,13 @@ def test_a_home_of_another_user_is_refused(own_home: Path, monkeypatch: pytest.M
     home()
     monkeypatch.setattr(os, "geteuid", lambda: own_home.stat().st_uid + 1)
     with pytest.raises(NotAllowedError, match="NBDIST_HOME"):
+        home()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_home_of_another_user_is_refused_by_root_too(own_home: Path) -> None:
+    os.chown(home(), 65534, 65534)
+    with pytest.raises(NotAllowedError, match="belongs to user 65534, not to user 0; set NBDIST_HOME"):
         home()
 
 
@@ -97,8 +105,8 @@ def test_a_run_is_read_back_as_it_was_written() -> None:
     path = write_run(run)
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_run(run.id) == run
-    write_run(replace(run, status="done", ended=run.created + 5))
-    assert read_run(run.id).status == "done"
+    write_run(replace(run, status="finished", ended=run.created + 5))
+    assert read_run(run.id).status == "finished"
     assert sorted(one.name for one in path.parent.iterdir()) == ["run.json"]
 
 
@@ -113,9 +121,42 @@ def test_runs_are_listed_newest_first_also_the_damaged() -> None:
     assert "damaged" in listed[0].error
 
 
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (b'{"id": "ID", "created": "yesterday"}', "its 'created' is 'yesterday', and should be a time"),
+        (b'{"id": "ID", "created": 1e300}', r"its 'created' is 1e\+300, and should be a time"),
+        (b'{"id": "ID", "created": NaN}', "its 'created' is nan"),
+        (b'{"id": "ID", "created": -5}', "its 'created' is -5"),
+        (b'{"id": "ID", "created": true}', "its 'created' is True"),
+        (b'{"id": "ID", "created": 1%s}' % (b"0" * 400), "its 'created' is 1000"),
+        (b'{"id": "ID", "ended": "late"}', "its 'ended' is 'late'"),
+        (b'{"id": "ID", "cluster": [1]}', r"its 'cluster' is \[1\], and should be an object"),
+        (b'{"id": "ID", "error": {}}', "its 'error' is {}, and should be a text"),
+        (b'{"id": "ID", "status": ["failed"]}', "its 'status' is"),
+        (b'{"id": "ID", "status": "exploded"}', "no run status 'exploded'"),
+        (b'{"id": "ID", "seed": "x"}', "its 'seed' is 'x'"),
+        (b"[" * 100_000, "is damaged"),
+        (b'{"id": "ID", "options": %s}' % (b'{"a":' * 100_000), "is damaged"),
+        (b"\xff\xfe", "is damaged"),
+        (b" " * ((8 << 20) + 1), "it has over 8,388,608 bytes"),
+    ],
+)  # fmt: skip
+def test_one_odd_run_is_a_damaged_row_and_the_others_are_listed(odd: bytes, why: str) -> None:
+    good, bad = new_run_id("good"), new_run_id("odd")
+    write_run(RunFile(good, created=1000.0))
+    path = write_run(RunFile(bad))
+    path.write_bytes(odd.replace(b"ID", bad.encode()))
+    listed = runs()
+    assert {run.id: run.status for run in listed} == {good: "preparing", bad: "damaged"}
+    assert re.search(why, next(run.error for run in listed if run.id == bad))
+    assert good in repr(listed)
+    assert bad in listed._repr_html_()
+
+
 def test_runs_show_as_a_table() -> None:
     assert repr(RunList()) == "no runs yet"
-    one = RunFile("a-b", created=0.0, ended=75.0, status="done", cluster={"workers": [0, 1]})
+    one = RunFile("a-b", created=0.0, ended=75.0, status="finished", cluster={"workers": [0, 1]})
     failed = RunFile(
         "<b>",
         created=0.0,
@@ -124,8 +165,8 @@ def test_runs_show_as_a_table() -> None:
     )
     odd = RunFile("odd", created=0.0, cluster=None)  # type: ignore[arg-type]  # as a file may have it
     head, first, second, third, more = repr(RunList([one, failed, odd])).splitlines()
-    assert head.split() == ["id", "status", "began", "took", "workers", "error"]
-    assert first.split()[:2] + first.split()[4:] == ["a-b", "done", "1", "min", "15", "s", "2"]
+    assert head.split() == ["id", "status", "started", "duration", "workers", "error"]
+    assert first.split()[:2] + first.split()[4:] == ["a-b", "finished", "1", "min", "15", "s", "2"]
     assert second.endswith("ValueError: late")
     assert third.split()[:2] == ["odd", "preparing"]
     assert more == "nb.attach(id) opens a run"

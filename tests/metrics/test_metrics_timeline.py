@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trace_rules import problems
 
 from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.metrics import timeline as timelines
@@ -117,6 +118,45 @@ def test_a_chrome_trace_holds_every_span_and_whole_arrows(spans: list[Span]) -> 
                 and e["ts"] - 1e-3 <= end["ts"] <= e["ts"] + e["dur"] + 2e-3
                 for e in slices
             )
+
+
+def without_overlaps(spans: list[Span]) -> list[Span]:
+    """Return the spans that a lane could have: it does one thing at a time."""
+    ends: dict[tuple[str, str], float] = {}
+    kept = []
+    for one in sorted(spans, key=lambda span: span.start):
+        if one.start >= ends.get((one.task, one.lane), 0.0):
+            ends[one.task, one.lane] = one.end
+            kept.append(one)
+    return kept
+
+
+@given(SPANS)
+def test_a_chrome_trace_keeps_the_rules_of_its_format(spans: list[Span]) -> None:
+    assert problems(Timeline(without_overlaps(spans)).chrome_trace()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda events: events[-1].pop("dur"), "a slice without a duration"),
+        (lambda events: events[-1].update(ts=-1.0), "ts and cat are needed"),
+        (lambda events: events[-1].update(ts=float("nan")), "it is no JSON"),
+        (lambda events: events[-1].update(pid="ps"), "pid and tid are whole numbers"),
+        (lambda events: events[-1].update(ph="Z"), "an unknown phase"),
+        (lambda events: events[0].update(args={}), "metadata without its argument"),
+        (
+            lambda events: events.append({**events[-1], "ts": events[-1]["ts"] + 5e4}),
+            "overlap and do not nest",
+        ),
+        (lambda events: events.append({**events[-1], "ph": "s", "id": 1}), "flow 1 has"),
+    ],
+)
+def test_the_rules_find_what_breaks_them(change: Any, problem: str) -> None:
+    trace = Timeline([span("compute", 1.0, 0.1)]).chrome_trace()
+    assert problems(trace) == []
+    change(trace["traceEvents"])
+    assert any(problem in one for one in problems(trace)), problems(trace)
 
 
 def test_an_arrow_leads_from_a_send_to_all_that_receive_it() -> None:

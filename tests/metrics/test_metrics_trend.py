@@ -19,20 +19,26 @@ def test_buckets_hold_exact_means_however_points_are_split(count: int, cuts: lis
         trend.extend(steps[start : start + cut], values[start : start + cut])
         start = min(start + cut, count)
     got_steps, means = trend.curve()
-    assert len(means) <= 2 * buckets
     if not count:
         assert len(means) == 0
         return
-    width = next(
-        w for w in (2**k for k in range(20)) if -(-count // w) == len(means) and w * 2 * buckets >= count
-    )
-    expected = [values[i : i + width].mean() for i in range(0, count, width)]
+    width = next(w for w in (2**k for k in range(20)) if w * 2 * buckets >= count)
+    octaves = [0, *(2**k for k in range(20) if 2**k < width)] if width > 1 else []
+    starts = [*octaves, *range(width if octaves else 0, count, width)]
+    ends = [*starts[1:], count]
+    assert len(starts) <= 2 * buckets + len(octaves)
+    expected = [values[start:end].mean() for start, end in zip(starts, ends, strict=True)]
     np.testing.assert_allclose(means, expected, rtol=1e-9, atol=1e-9)
-    assert got_steps[-1] == steps[-1]
-    assert (
-        list(got_steps[:-1])
-        == [steps[i + width - 1] for i in range(0, count - width, width)][: len(means) - 1]
-    )
+    assert list(got_steps) == [steps[end - 1] for end in ends]
+
+
+def test_a_long_series_begins_at_its_first_step() -> None:
+    steps = np.arange(100_000)
+    trend = Trend()
+    trend.extend(steps, np.exp(-steps / 50))
+    got, means = trend.curve()
+    assert (got[0], means[0]) == (0, 1.0)
+    assert (np.abs(means - np.exp(-got / 50)) < 0.25).all()  # the steep start is drawn as it was
 
 
 def test_the_mean_of_a_noisy_run_is_smooth_and_unbiased() -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from nbdist.data import Dataset, digits
 from nbdist.errors import InvalidArgumentError
-from nbdist.nn import AveragePool2D, Conv2D, Dense, Flatten, Layer, MaxPool2D, Reshape, Sequential
+from nbdist.graph.program import compile_program
+from nbdist.graph.tensor import Graph, placeholder
+from nbdist.nn import AveragePool2D, Conv2D, Dense, Flatten, Layer, MaxPool2D, Reshape, Sequential, functional
 from nbdist.nn.network import Network
 from nbdist.optim import Adam
 
@@ -19,7 +21,7 @@ RNG = np.random.default_rng
 
 def output(layers: list[Layer], x: Array) -> tuple[Array, Network]:
     network = Network(layers, x.shape[1:], RNG(0))
-    return network.prediction(len(x), network.initial())(x.astype(np.float32))[0].copy(), network
+    return network.prediction(len(x), network.drawn)(x.astype(np.float32))[0].copy(), network
 
 
 def padded(x: Array, size: int, step: int, value: float) -> Array:
@@ -43,7 +45,7 @@ def windows(x: Array, size: int, step: int) -> Array:
 def test_a_convolution_is_a_sum_over_windows(channels: int, size: int, step: int, padding: str) -> None:
     x = RNG(1).normal(size=(3, 7, 8, channels))
     y, network = output([Conv2D(4, size, step, padding, "relu", bias_initializer="normal")], x)
-    kernel, bias = network.initial()
+    kernel, bias = network.drawn
     inside = padded(x, size, step, 0) if padding == "same" else x
     expected = np.einsum("brcnij,ijno->brco", windows(inside, size, step), kernel) + bias
     np.testing.assert_allclose(y, np.maximum(expected, 0), rtol=1e-4, atol=1e-5)
@@ -74,9 +76,9 @@ def test_pooling(size: int, step: int, padding: str) -> None:
 def test_images_that_a_batch_brings_anew() -> None:
     """A fed batch is another array each time, and a kernel may not keep looking at the first."""
     network = Network([Conv2D(3, 3, padding="same")], (6, 6, 2), RNG(0))
-    program = network.prediction(4, network.initial())
+    program = network.prediction(4, network.drawn)
     batches = [RNG(i).normal(size=(4, 6, 6, 2)).astype(np.float32) for i in range(3)]
-    apart = [network.prediction(4, network.initial())(b)[0].copy() for b in batches]
+    apart = [network.prediction(4, network.drawn)(b)[0].copy() for b in batches]
     for _ in range(2):
         for batch, expected in zip(batches, apart, strict=True):
             np.testing.assert_array_equal(program(batch)[0], expected)
@@ -139,3 +141,37 @@ def test_examples_that_do_not_fit(layer: Layer, shape: tuple[int, ...], words: s
 def test_bad_settings(make: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         make()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("dilation", [1, (2, 1), 3])
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_dilated_and_grouped_convolution(groups: int, dilation: Any, padding: str) -> None:
+    """Against the definition: a kernel with zeros between its elements and across groups."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 9, 8, 4)).astype(np.float32)
+    layer = Conv2D(8, (3, 2), padding=padding, dilation_rate=dilation, groups=groups, activation="relu")
+    y, network = output([layer], x)
+    kernel, bias = network.drawn
+    assert kernel.shape == (3, 2, 4 // groups, 8)
+    down, along = layer.dilation_rate
+    whole = np.zeros((2 * down + 1, along + 1, 4, 8), np.float32)
+    for g in range(groups):
+        channels = slice(g * 4 // groups, (g + 1) * 4 // groups)
+        filters = slice(g * 8 // groups, (g + 1) * 8 // groups)
+        whole[::down, ::along, channels, filters] = kernel[..., filters]
+    with Graph().as_default():
+        images = placeholder(np.float32, x.shape)
+        plain = functional.conv2d(images, whole, bias, padding=padding, relu=True)
+    expected = compile_program([plain], feeds=[images], shapes=[x.shape])(x)[0]
+    assert network.predicted.shape == (None, *expected.shape[1:])
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_groups_that_do_not_divide() -> None:
+    with pytest.raises(InvalidArgumentError, match="6 filters cannot be cut into 4 groups"):
+        Conv2D(6, 3, groups=4)
+    with pytest.raises(InvalidArgumentError, match="3 channels cannot be cut into 2 groups"):
+        output([Conv2D(4, 3, groups=2)], np.ones((1, 5, 5, 3), np.float32))
+    with Graph().as_default(), pytest.raises(InvalidArgumentError, match="2 groups of images of 3 channels"):
+        functional.conv2d(placeholder(np.float32, (1, 5, 5, 3)), np.ones((2, 2, 3, 4), np.float32), groups=2)

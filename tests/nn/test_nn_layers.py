@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.gradients import gradients
 from nbdist.graph.program import compile_program
 from nbdist.graph.tensor import Graph, placeholder
 from nbdist.nn import (
@@ -41,13 +42,13 @@ RNG = np.random.default_rng
 def output(layers: list[Layer], x: Array) -> tuple[Array, Network]:
     """Return what layers make of x."""
     network = Network(layers, x.shape[1:], RNG(0))
-    return network.prediction(len(x), network.initial())(x.astype(np.float32))[0], network
+    return network.prediction(len(x), network.drawn)(x.astype(np.float32))[0], network
 
 
 def test_dense_is_a_product_a_sum_and_an_activation() -> None:
     x = RNG(1).normal(size=(5, 3))
     y, network = output([Dense(4, "tanh", bias_initializer="ones")], x)
-    kernel, bias = network.initial()
+    kernel, bias = network.drawn
     assert [v.name for v in network.variables] == ["dense/kernel", "dense/bias"]
     assert kernel.shape == (3, 4)
     assert bias.shape == (4,)
@@ -59,7 +60,30 @@ def test_dense_without_bias() -> None:
     x = RNG(1).normal(size=(5, 3))
     y, network = output([Dense(4, use_bias=False)], x)
     assert network.counts == [12]
-    np.testing.assert_allclose(y, x @ network.initial()[0], rtol=1e-5)
+    np.testing.assert_allclose(y, x @ network.drawn[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("split", [None, "columns", "rows"])
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)])
+def test_dense_of_any_rank(shape: tuple[int, ...], split: str | None) -> None:
+    """As Keras: the kernel meets the last axis, and gradients are those of one product for each row."""
+    x = RNG(1).normal(size=(5, *shape)).astype(np.float32)
+    dense = Dense(6, "relu", bias_initializer="ones", split=split, shards=2 if split else 1)
+    y, network = output([dense], x)
+    parts = dict(zip([v.name.split("/")[-1] for v in network.variables], network.drawn))
+    axis = 1 if split == "columns" else 0
+    kernel = np.concatenate([a for n, a in parts.items() if n.startswith("kernel")], axis)
+    np.testing.assert_allclose(y, np.maximum(x @ kernel + 1, 0), rtol=1e-5, atol=1e-5)
+    assert network.predicted.shape == (None, *shape[:-1], 6)
+    with network.graph.as_default():
+        wanted = network.variables[0]
+        (gradient,) = gradients(network.predicted.sum(), [wanted])
+    values = dict(zip(network.variables, network.drawn))
+    found = compile_program([gradient], feeds=[network.x], shapes=[x.shape], values=values)(x)[0]
+    rows, units = x.reshape(-1, 4), (y > 0).reshape(-1, 6).astype(np.float32)
+    whole = rows.T @ units
+    expected = whole[:, : found.shape[1]] if axis else whole[: found.shape[0]]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_flatten_and_activation_have_no_weights() -> None:
@@ -94,6 +118,17 @@ def test_activations(name: str) -> None:
     np.testing.assert_allclose(output([Activation(name)], x)[0], formulas[name](x), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_slopes_of_activations_at_0(name: str) -> None:
+    """As Keras': where two formulas meet, the slope is that of one of them, never their mean."""
+    slopes = {"relu": 0, "sigmoid": 0.25, "softmax": 0, "gelu": 0.5, "silu": 0.5, "softplus": 0.5}
+    with Graph().as_default():
+        x = placeholder(np.float64, (1,))
+        (slope,) = gradients(ACTIVATIONS[name](x).sum(), [x])
+    (value,) = compile_program([slope], feeds=[x], shapes=[(1,)])(np.zeros(1))
+    assert value == pytest.approx(slopes.get(name, 1))
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -108,7 +143,7 @@ def test_activations(name: str) -> None:
         (lambda: Sequential([Dense(2), 5]), r"takes layers such as Dense\(10\), got 5"),
         (lambda: Sequential([Dense]), "got <class"),
         (lambda: Sequential(Dense(3)), r"a list of layers, got Dense\(units=3"),
-        (lambda: Network([Dense(2)], (28, 28), RNG(0)), r"of shape \(28, 28\); put Flatten\(\) before it"),
+        (lambda: Network([Dense(2)], (), RNG(0)), r"of shape \(\); single numbers need an axis"),
         (
             lambda: layer_from_config({"layer": "Conv9D"}),
             "no layer 'Conv9D'; choose from Activation, Av",

@@ -13,9 +13,11 @@ from nbdist.data import Dataset
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.gradients import gradients
 from nbdist.graph.program import compile_program
-from nbdist.graph.tensor import Graph, placeholder
+from nbdist.graph.tensor import Graph, constant, placeholder
 from nbdist.nn import Dense, Sequential, losses, metrics
+from nbdist.nn.functional import softmax_cross_entropy
 from nbdist.nn.measures import Measure
+from nbdist.optim import SGD
 
 Array = np.ndarray[Any, Any]
 rng = np.random.default_rng(0)
@@ -144,6 +146,29 @@ def test_extreme_logits_have_finite_losses() -> None:
     assert value(losses.LogCosh(), np.zeros((6, 4), np.float32), z) == pytest.approx(200, rel=0.01)
 
 
+def test_a_softmax_is_taken_apart() -> None:
+    """fit and evaluate show the loss of the logits, however far off the prediction is."""
+    x, y = np.array([[200.0, 0.0], [0.0, 1.0]], np.float32), np.array([1, 1])
+    model = Sequential([Dense(2, "softmax")]).build((2,))
+    model.set_weights([np.eye(2, dtype=np.float32), np.zeros(2, np.float32)])
+    expected = pytest.approx((200 + np.log1p(np.exp(-1))) / 2, rel=1e-6)
+    for loss, labels in (("sparse_categorical_crossentropy", y), ("categorical_crossentropy", np.eye(2)[y])):
+        model.compile(SGD(1e-9), loss)
+        assert model.evaluate(x, labels)["loss"] == expected
+        assert model.fit(x, labels)["loss"][0] == expected
+
+
+def test_labels_that_are_no_class_are_refused_everywhere() -> None:
+    model = Sequential([Dense(2)]).build((2,))
+    model.compile("sgd", losses.SparseCategoricalCrossentropy(from_logits=True))
+    x = np.ones((3, 2), np.float32)
+    for use in (model.evaluate, model.fit):
+        with pytest.raises(InvalidArgumentError, match="labels go from -1 to 1, the model has 2 outputs"):
+            use(x, np.array([0, -1, 1]))
+        with pytest.raises(InvalidArgumentError, match="3"):
+            use(x, np.array([0, 1]))
+
+
 def test_a_sigmoid_is_taken_apart() -> None:
     x = np.array([[100.0], [-100.0], [1.0]], np.float32)
     model = Sequential([Dense(1, "sigmoid", kernel_initializer="ones")]).build((1,))
@@ -180,3 +205,18 @@ def test_metrics_that_do_not_fit_the_labels() -> None:
     model.compile("sgd", "mse", metrics=["sparse_categorical_accuracy"])
     with pytest.raises(InvalidArgumentError, match="labels are rows like the predictions"):
         model.evaluate(x, np.ones((8, 4), np.float32))
+
+
+def test_labels_of_other_ranks_name_the_way_out() -> None:
+    model = Sequential([Dense(4)]).build((5, 3))
+    model.compile("sgd", losses.SparseCategoricalCrossentropy(from_logits=True))
+    x = np.ones((2, 5, 3), np.float32)
+    with pytest.raises(InvalidArgumentError, match=r"labels of shape \(2,\) do not fit .*put Flatten\(\)"):
+        model.fit(x, np.array([0, 1]))
+    assert len(model.fit(x, np.zeros((2, 5), int))["loss"]) == 1
+
+
+def test_rows_of_labels_and_of_logits_are_as_many() -> None:
+    for labels in (np.ones((1, 2), np.float32), np.ones(2, np.float32)):
+        with pytest.raises(InvalidArgumentError, match=r"labels \(.*2.*\) and logits \(2, 2\) differ"):
+            softmax_cross_entropy(labels, constant(np.ones((2, 2), np.float32)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,17 @@ from nbdist.errors import (
     NanLossError,
     NotFoundError,
 )
-from nbdist.nn import Activation, Dense, Flatten, Model, Sequential
+from nbdist.nn import (
+    Activation,
+    BatchNorm,
+    Dense,
+    Embedding,
+    Flatten,
+    Layer,
+    LayerNorm,
+    Model,
+    Sequential,
+)
 from nbdist.optim import SGD, Adam
 from nbdist.train import Callback, EarlyStopping
 
@@ -511,3 +522,107 @@ def test_no_rows_and_no_batch_size() -> None:
         classifier().fit(*blobs(0))
     with pytest.raises(InvalidArgumentError, match="batch_size is 0"):
         classifier().fit(*blobs(10), batch_size=0)
+
+
+def test_a_flipped_byte_is_found_and_named(tmp_path: Path) -> None:
+    model = Sequential([Dense(8, "relu"), Dense(3)], seed=1).build((4,))
+    path = model.save(tmp_path / "m")
+    whole = path.read_bytes()
+    begin = int.from_bytes(whole[:8], "little") + 8
+    names = []
+    for place in range(begin, len(whole), 4):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(
+            DataLossError, match=r"tensor '000\d' \(dense(_1)?/(kernel|bias)\) is not what was"
+        ) as e:
+            nn.load(path)
+        assert str(path) in str(e.value)
+        names.append(str(e.value).split("'")[3])
+    assert sorted(set(names)) == ["0000", "0001", "0002", "0003"]
+    seed = whole.index(b"seed")
+    path.write_bytes(whole[:seed] + whole[seed:].replace(b": 1", b": 2", 1))
+    with pytest.raises(DataLossError, match="the checksum of its header entry 'nbdist' is wrong"):
+        nn.load(path)
+
+
+def test_a_file_without_checksums_loads(tmp_path: Path) -> None:
+    """As earlier versions wrote it."""
+    model = Sequential([Dense(3)]).build((4,))
+    arrays = {f"{i:04d}": w for i, w in enumerate(model.weights)}
+    save_file(arrays, str(tmp_path / "m"), {"nbdist": json.dumps(model.to_config())})
+    np.testing.assert_array_equal(nn.load(tmp_path / "m").weights[0], model.weights[0])
+
+
+def test_a_file_that_claims_more_than_it_has_takes_no_memory(tmp_path: Path) -> None:
+    path, there = tmp_path / "m", {"0000": np.zeros((3, 2), np.float32), "0001": np.zeros(2, np.float32)}
+    huge = 10**7
+    layers: list[list[Layer]] = [
+        [Dense(huge)],
+        [Embedding(huge, huge)],
+        [Dense(huge, split="columns", shards=3)],
+        [BatchNorm(), LayerNorm()],
+    ]
+    for made in layers:
+        config = Sequential(made).to_config() | {"input_shape": [10**10]}
+        save_file(there, str(path), {"nbdist": json.dumps(config)})
+        tracemalloc.start()
+        with pytest.raises(DataLossError, match=r"its layers have weights of shapes .*, and the file has"):
+            nn.load(path)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 10_000_000
+    for text in ("[" * 100_000, json.dumps({**config, "loss": None})[:-1] + ', "x": ' + "[" * 100_000):
+        save_file(there, str(path), {"nbdist": text})
+        with pytest.raises(DataLossError, match="is no model saved by nbdist, or is damaged"):
+            nn.load(path)
+
+
+def test_where_a_model_cannot_be_saved(tmp_path: Path) -> None:
+    model = Sequential([Dense(3)]).build((4,))
+    with pytest.raises(NotFoundError, match=r"there is no folder .*nowhere' to save 'm' into; make it first"):
+        model.save(tmp_path / "nowhere" / "m")
+    with pytest.raises(InvalidArgumentError, match="is a folder; give the path of a file in it"):
+        model.save(tmp_path)
+
+
+def test_text_is_refused() -> None:
+    x, y = blobs(8)
+    words = np.array(["a", "b"] * 4)
+    for use in (classifier().fit, classifier().evaluate):
+        with pytest.raises(
+            InvalidArgumentError, match=r"takes numbers, and y is text of dtype <U1; encode it"
+        ):
+            use(x, words)
+        with pytest.raises(InvalidArgumentError, match="takes numbers, and x is text"):
+            use(np.array([["a", "b"]] * 8), y)
+    with pytest.raises(InvalidArgumentError, match="predict takes numbers, and x is text"):
+        classifier().predict(np.array([["a", "b"]]))
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_validation_data_that_does_not_fit_is_found_before_the_first_epoch(as_dataset: bool) -> None:
+    x, y = blobs(8)
+    wide = np.concatenate((x, x), axis=1)
+    seen: list[int] = []
+    held_out: Any = Dataset.from_arrays(wide, y).batch(4) if as_dataset else (wide, y)
+    with pytest.raises(InvalidArgumentError, match=r"validation data: the model takes examples of shape"):
+        classifier().fit(x, y, validation_data=held_out, callbacks=[Noting(seen)])
+    assert seen == []
+
+
+class Noting(Callback):
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    def on_train_begin(self) -> None:
+        self.seen.append(0)
+
+
+def test_building_takes_the_memory_of_the_weights_once() -> None:
+    tracemalloc.start()
+    model = Sequential([Dense(1000)]).build((4000,))
+    held, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    size = sum(w.nbytes for w in model.weights)
+    assert size <= held < 1.1 * size
+    assert most < 1.4 * size  # the values, and a chunk of what is drawn

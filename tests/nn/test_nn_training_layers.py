@@ -68,7 +68,7 @@ def test_seed_training_step_and_layer_each_change_the_mask() -> None:
 def test_the_gradient_is_dropped_where_the_value_is() -> None:
     x, y = RNG(0).normal(size=(8, 6)).astype(np.float32), np.arange(8) % 3
     network = Network([Dropout(0.5), Dense(3)], (6,), RNG(0))
-    weights = network.initial()
+    weights = network.drawn
     objective = Objective(network, weights, SparseCategoricalCrossentropy(from_logits=True), [])
     gradients = [np.empty_like(w) for w in weights]
     objective.seed, objective.training = 5, 2
@@ -84,7 +84,7 @@ def test_the_gradient_is_dropped_where_the_value_is() -> None:
 def test_any_number_of_replicas_computes_one_gradient(parts: tuple[int, ...]) -> None:
     x, y = RNG(0).normal(size=(8, 6)).astype(np.float32), np.arange(8) % 3
     network = Network([Dense(16, "relu"), Dropout(0.4), Dense(3, "softmax"), Dropout(0.2)], (6,), RNG(0))
-    weights = network.initial()
+    weights = network.drawn
     objective = Objective(network, weights, SparseCategoricalCrossentropy(), [])
 
     def gradient(start: int, stop: int) -> list[Array]:
@@ -196,7 +196,7 @@ def test_batch_norm_of_images_is_per_channel() -> None:
 def test_layer_norm() -> None:
     x = RNG(1).normal(3, 2, size=(5, 6)).astype(np.float32)
     network = Network([LayerNorm(1e-6)], (6,), RNG(0))
-    y = network.prediction(5, network.initial())(x)[0]
+    y = network.prediction(5, network.drawn)(x)[0]
     expected = (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
     assert not network.training.updates
@@ -227,7 +227,7 @@ def test_an_embedding_learns_what_its_numbers_mean() -> None:
 def test_large_numbers_reach_an_embedding_as_they_are() -> None:
     network = Network([Embedding((1 << 24) + 3, 1)], (1,), RNG(0))
     assert network.x.dtype == np.int64
-    table = network.initial()[0]
+    table = network.drawn[0]
     table[-1, 0] = 7
     assert network.prediction(1, [table])(np.array([[(1 << 24) + 2]]))[0].item() == 7
 

@@ -176,7 +176,7 @@ def test_what_a_run_is_asked_reaches_its_control(agent: Agent, client: Peer, fol
     ):
         with pytest.raises(InvalidArgumentError, match=said):
             client.call("run.control", {"run": "r1", **wrong})
-    progress.state, progress.learning_rate = "training", 0.5
+    progress.state, progress.learning_rate = "running", 0.5
     progress.checkpoint = {"number": 1, "step": 3, "path": None, "error": "full"}
     control.rest(1)
     control.check()  # as it does who waits for others

@@ -17,7 +17,7 @@ from runs_heard import Heard
 
 from nbdist.cluster.folder import read_description, write_description
 from nbdist.cluster.handle import Cluster, set_current
-from nbdist.errors import BodyError, FailedPreconditionError, NotFoundError, UnavailableError
+from nbdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError, WorkerError
 from nbdist.metrics.columns import parts_from_logs
 from nbdist.metrics.home import run_folder
 from nbdist.metrics.runfile import RunFile, read_run, write_run
@@ -27,6 +27,7 @@ from nbdist.runs.options import Options
 from nbdist.runs.outcomefile import outcome_path
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
+from nbdist.runtime.task import TaskInfo
 
 if TYPE_CHECKING:
     Start = Callable[..., Cluster]
@@ -116,13 +117,13 @@ def test_a_second_client_has_all_and_both_see_the_end(cluster: Cluster, gate: Pa
     wait(second)
     same_points(second)
     wait(first)
-    assert (first.status, second.status) == ("done", "done")
+    assert (first.status, second.status) == ("finished", "finished")
     assert heard.text["/job:worker/task:1"] == "hello from 1\nbye\n"
-    assert heard.ended == ["done"]
+    assert heard.ended == ["finished"]
     assert np.array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
     assert np.array_equal(second.results["big"], np.arange(3_000_000.0))
     assert losses(second) == losses(first)
-    assert read_run(first.id).status == "done"
+    assert read_run(first.id).status == "finished"
 
 
 def test_each_of_two_clients_may_stop_it(cluster: Cluster, gate: Path) -> None:
@@ -151,18 +152,18 @@ def test_who_was_left_out_catches_up(cluster: Cluster, gate: Path, ends: bool) -
     gate.touch()
     wait(run)
     same_points(run)
-    assert run.status == "done"
+    assert run.status == "finished"
     for rank in range(3):
         assert heard.text[f"/job:worker/task:{rank}"] == f"hello from {rank}\nunheard\nbye\n"
 
 
 def test_what_failed_fails_for_who_comes_later(cluster: Cluster) -> None:
     first = start_run("if nb.task.rank == 1: raise LookupError('lost')", Options(), cluster=cluster)
-    with pytest.raises(BodyError):
+    with pytest.raises(WorkerError):
         wait(first)
     again = attach_run(first.id)
     assert again.status == "failed"
-    assert isinstance(again.error, BodyError)
+    assert isinstance(again.error, WorkerError)
     assert "LookupError: lost" in str(again.error)
     assert again.error.task == "/job:worker/task:1"
 
@@ -172,12 +173,12 @@ def test_one_that_is_over_is_there_at_once(cluster: Cluster, gate: Path) -> None
     first = wait(begin(cluster, gate, epochs=2, name="early"))
     before = read_run(first.id)
     again = attach_run(first.id)
-    assert again.status == "done"
+    assert again.status == "finished"
     assert np.array_equal(again.model.get_weights()[0], first.model.get_weights()[0])  # its task keeps them
     wait(start_run("print(1)", Options(), cluster=cluster))
     heard = Heard()
     again = attach_run(first.id, make_view=lambda run: heard)
-    assert (again.status, heard.ended) == ("done", ["done"])
+    assert (again.status, heard.ended) == ("finished", ["finished"])
     assert again.model is None
     assert losses(again) == losses(first)
     assert [again.last_epoch(i) for i in range(3)] == [first.last_epoch(i) for i in range(3)]
@@ -195,7 +196,9 @@ def test_an_unknown_run_is_told_the_latest(cluster: Cluster) -> None:
 
 def test_a_busy_task_says_how_to_follow_what_it_does(cluster: Cluster, gate: Path) -> None:
     first = begin(cluster, gate)
-    with pytest.raises(FailedPreconditionError, match=rf"nb.attach\('{first.id}'\) follows it from here"):
+    with pytest.raises(
+        FailedPreconditionError, match=rf"nb.attach\('{first.id}'\) returns it in any notebook"
+    ):
         start_run("print(1)", Options(), cluster=cluster)
     gate.touch()
     wait(first)
@@ -206,6 +209,7 @@ import os, sys, time
 from nbdist.cluster.launch import start_cluster
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
+from nbdist.runtime.task import TaskInfo
 body, folder = open(sys.argv[1]).read(), sys.argv[2]
 options = eval(sys.argv[3])
 cluster = start_cluster(workers=2, ps=1, report=None, orphan_timeout=60.0)
@@ -260,12 +264,12 @@ def test_a_run_whose_client_was_killed_goes_on_and_comes_home(leave: Callable[..
     assert run.id == left.run
     gate.touch()
     wait(run)
-    assert run.status == "done"
+    assert run.status == "finished"
     same_points(run)
     assert heard.text["/job:worker/task:0"] == "hello from 0\nbye\n"
     assert run.model is not None
     assert len(losses(run)) == 6
-    assert read_run(run.id).status == "done"
+    assert read_run(run.id).status == "finished"
 
 
 def test_one_that_ended_while_nobody_watched_outlives_even_its_cluster(
@@ -275,17 +279,17 @@ def test_one_that_ended_while_nobody_watched_outlives_even_its_cluster(
     gate.touch()
     until(lambda: all(outcome_path(left.folder, rank).exists() for rank in (0, 1)))
     first = attach_run(left.run)
-    assert first.status == "done"
+    assert first.status == "finished"
     same_points(first)
     record = read_run(left.run)
-    assert record.status == "done"
+    assert record.status == "finished"
     write_run(RunFile(**{**record.__dict__, "status": "running", "ended": None}))  # as if nobody had come
     left.stop()
     second = attach_run(left.run)
-    assert second.status == "done"
+    assert second.status == "finished"
     assert np.array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
     same_points(second)
-    assert read_run(left.run).status == "done"
+    assert read_run(left.run).status == "finished"
 
 
 def test_one_whose_cluster_went_in_the_middle_has_failed(leave: Callable[..., Left]) -> None:
@@ -296,7 +300,7 @@ def test_one_whose_cluster_went_in_the_middle_has_failed(leave: Callable[..., Le
     run = attach_run(left.run, make_view=lambda run: heard)
     assert run.status == "failed"
     assert isinstance(run.error, UnavailableError)
-    assert f"cluster {left.cluster} of run {left.run} is gone; its log ends on 20" in str(run.error)
+    assert f"cluster {left.cluster} of run {left.run} has ended; its log ends on 20" in str(run.error)
     assert "step 12 of replica 0" in str(run.error)
     assert heard.text["/job:worker/task:1"] == "hello from 1\n"
     same_points(run)
@@ -321,8 +325,8 @@ def test_a_worker_that_died_while_nobody_watched_is_made_known(
     run = attach_run(left.run, make_view=lambda run: heard)
     gate.touch()
     wait(run)
-    assert run.status == "done"
-    assert "killed by SIGKILL; 1 of 2 go on" in heard.text["/job:worker/task:1"]
+    assert run.status == "finished"
+    assert "killed by SIGKILL; training continues on 1 worker" in heard.text["/job:worker/task:1"]
     assert run.global_step == 18
     same_points(run)
 
@@ -350,7 +354,7 @@ def test_a_later_cluster_of_the_same_name_is_not_mistaken(start: Start, gate: Pa
     start(workers=1, cluster_id="again")
     later = attach_run(run.id)
     assert later.status == "failed"
-    assert f"cluster again of run {run.id} is gone" in str(later.error)
+    assert f"cluster again of run {run.id} has ended" in str(later.error)
 
 
 def test_a_cluster_of_another_version_is_refused(start: Start, gate: Path) -> None:
@@ -374,18 +378,41 @@ def test_a_run_of_an_older_version_is_shown_without_its_tasks(own_home: Path, tm
     folder.mkdir(mode=0o700, exist_ok=True)
     write_run(
         RunFile(
-            "200101-000000-old", status="done", ended=2.0, created=1.0,
+            "200101-000000-old", status="finished", ended=2.0, created=1.0,
             cluster={"id": "nobody", "tasks": ["/job:worker/task:0", "/job:worker/task:1", "/job:ps/task:0"]},
             options={"strategy": "ps", "epochs": 2, "live": ["loss"], "colour": "blue"},
         )
     )  # fmt: skip
     run = attach_run("200101-000000-old")
     assert (run.status, run.history, run.tasks) == (
-        "done",
+        "finished",
         None,
         ["/job:worker/task:0", "/job:worker/task:1"],
     )
     assert run.wait() is run
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ({"workers": [0, 7]}, r"the ranks \[0, 7\] of its cluster, and the cluster's members are 0, 1"),
+        ({"workers": [9]}, r"the ranks \[9\]"),
+        ({"workers": []}, r"the ranks \[\]"),
+        (
+            {"workers": [0], "members": [{"job": "worker"}]},
+            "a member of its cluster is no description of a task",
+        ),
+    ],
+)
+def test_workers_that_are_no_members_are_damage(own_home: Path, cluster: dict[str, Any], said: str) -> None:
+    name = "200101-000002-damaged"
+    run_folder(name).mkdir(mode=0o700, exist_ok=True)
+    members = [TaskInfo("worker", n, n, "here", 1, "127.0.0.1:1", "CPU:0", 1).to_dict() for n in range(2)]
+    write_run(
+        RunFile(name, status="finished", ended=2.0, created=1.0, cluster={"members": members, **cluster})
+    )
+    with pytest.raises(DataLossError, match=rf"{name}/run.json is damaged: .*{said}"):
+        attach_run(name)
 
 
 def test_a_dead_kernels_in_graph_run_says_so(own_home: Path) -> None:
@@ -403,5 +430,5 @@ def test_a_dead_kernels_in_graph_run_says_so(own_home: Path) -> None:
     assert run.tasks == ["/job:worker/task:0"]
     alive = {**cluster, "owner": this_process()}
     write_run(RunFile(name, status="running", created=1.0, cluster=alive, options=options))
-    with pytest.raises(FailedPreconditionError, match="goes on in this very notebook"):
+    with pytest.raises(FailedPreconditionError, match="is running in this very notebook"):
         attach_run(name)

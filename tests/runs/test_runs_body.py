@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nbdist.cluster.handle import Cluster
-from nbdist.errors import BodyError, NanLossError, NbdistError
+from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, WorkerError
 from nbdist.runs.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
 from nbdist.runs.failures import body_error, error_again
 from nbdist.runs.options import Options
@@ -71,7 +71,7 @@ def test_an_error_is_what_it_was_when_its_run_is_looked_at_later(
     info = TaskInfo("worker", 1, 1, "host", 7, "", "CPU:0", 0)
     told = str(body_error(info, describe_error(raised(fail), Control())))
     again = error_again(told)
-    assert isinstance(again, BodyError)
+    assert isinstance(again, WorkerError)
     assert (str(again), again.task, again.ename, again.evalue) == (told, info.name, name, message)
 
 
@@ -164,10 +164,11 @@ def test_a_stopped_run_keeps_a_model_of_an_earlier_body(cluster: Cluster) -> Non
 
 @pytest.mark.engines
 def test_an_error_shows_the_users_lines_only(cluster: Cluster) -> None:
-    with pytest.raises(BodyError) as caught:
-        start_run("x = 1\nreturn x", Options(on="worker:0"), cluster=cluster).wait()
-    assert "    return x" in str(caught.value)
-    with pytest.raises(BodyError) as caught:
+    with pytest.raises(
+        InvalidArgumentError, match=r"line 2 of the body: 'return' outside function\n    return x"
+    ):
+        start_run("x = 1\nreturn x", Options(on="worker:0"), cluster=cluster)
+    with pytest.raises(WorkerError) as caught:
         start_run("x = 1", Options(on="worker:0", fetch=("nowhere",)), cluster=cluster).wait()
     assert "body.py" not in str(caught.value)
     assert str(caught.value).startswith(
@@ -181,7 +182,7 @@ def test_a_function_of_a_script_knows_nb(cluster: Cluster) -> None:
     exec("def body():\n    return nb.task.rank\ndef wrong():\n    return 1 / 0", script)
     run = start_run(script["body"], Options(on="worker:1"), cluster=cluster).wait()
     assert run.results == {"result": 1}
-    with pytest.raises(BodyError) as caught:
+    with pytest.raises(WorkerError) as caught:
         start_run(script["wrong"], Options(on="worker:1"), cluster=cluster).wait()
     assert "body.py" not in str(caught.value)
 

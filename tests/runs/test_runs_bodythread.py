@@ -46,7 +46,7 @@ def test_until_it_has_ended_there_is_none() -> None:
     thread = begun(lambda: go.wait(PATIENCE))
     assert thread.begun
     assert thread.ready_ranks() == []
-    with pytest.raises(FailedPreconditionError, match="the body goes on"):
+    with pytest.raises(FailedPreconditionError, match="the body is still running"):
         thread.outcome(3)
     go.set()
     assert outcome(thread) is True

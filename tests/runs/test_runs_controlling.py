@@ -60,17 +60,17 @@ def test_what_cannot_be_asked_changes_nothing(word: dict[str, Any], said: str) -
 
 
 def test_one_that_waits_for_others_who_are_paused_is_paused() -> None:
-    context = Context(progress=Progress(state="training"))
+    context = Context(progress=Progress(state="running"))
     context.control.check()
     context.control.pause()
     context.control.check()
-    assert said(context)["state"] == "training"  # others may be in a step
+    assert said(context)["state"] == "running"  # others may be in a step
     context.control.rest(1)
-    assert said(context)["state"] == "training"  # it may be in a step itself
+    assert said(context)["state"] == "running"  # it may be in a step itself
     context.control.check()
     assert said(context)["state"] == "paused"
     context.control.resume()
-    assert said(context)["state"] == "training"
+    assert said(context)["state"] == "running"
 
 
 class Some:
@@ -134,9 +134,9 @@ def test_a_run_that_is_over_or_does_not_train_is_asked_nothing() -> None:
     run.trains = False
     with pytest.raises(FailedPreconditionError, match="run r1 does not train: there is nothing to set"):
         run.controls.set({"learning_rate": 0.1})
-    run.status = "done"
+    run.status = "finished"
     for kind in ("pause", "resume", "checkpoint"):
-        with pytest.raises(FailedPreconditionError, match=rf"run r1 is over \(done\).*{kind}"):
+        with pytest.raises(FailedPreconditionError, match=rf"run r1 is over \(finished\).*{kind}"):
             run.controls.act(kind)
     assert run.sent == []
 
@@ -146,7 +146,7 @@ def test_a_checkpoint_is_waited_for() -> None:
     run.answers = [answer(0), answer(1)]
     assert run.controls.checkpoint(timeout=PATIENCE) == Path("/x/step-3/model.safetensors")
     run.answers = [answer(1), answer(2, None, "No space left on device")]
-    with pytest.raises(ResourceExhaustedError, match=r"No space left on device. The run goes on"):
+    with pytest.raises(ResourceExhaustedError, match=r"No space left on device. The run continues"):
         run.controls.checkpoint(timeout=PATIENCE)
 
 
@@ -162,8 +162,8 @@ def test_a_checkpoint_that_does_not_come() -> None:
         run.controls.checkpoint(timeout=0.01)
     with pytest.raises(InvalidArgumentError, match="timeout is a number of seconds above 0"):
         run.controls.checkpoint(timeout=0)
-    run.send = lambda word: setattr(run, "status", "done")  # type: ignore[method-assign]
-    with pytest.raises(FailedPreconditionError, match=r"has ended \(done\) without another checkpoint"):
+    run.send = lambda word: setattr(run, "status", "finished")  # type: ignore[method-assign]
+    with pytest.raises(FailedPreconditionError, match=r"has ended \(finished\) without another checkpoint"):
         run.controls.checkpoint(timeout=PATIENCE)
 
 
@@ -197,7 +197,7 @@ def told(state: str, step: int, **more: Any) -> dict[str, Any]:
 def test_a_pause_leaves_rates_and_what_is_left_as_they_were() -> None:
     tally, store = Tally(1, True), RunStore()
     for second in range(3):
-        tally.hear(0, told("training", 10 * second), second)
+        tally.hear(0, told("running", 10 * second), second)
     before = tally.standing(2, store)
     assert (before.steps_per_second, before.seconds_left) == (10, 8)
     for second in range(3, 60):
@@ -205,15 +205,15 @@ def test_a_pause_leaves_rates_and_what_is_left_as_they_were() -> None:
         now = tally.standing(second, store)
         assert (now.state, now.steps_per_second, now.seconds_left) == ("paused", 10, 8)
     for second in range(60, 64):
-        tally.hear(0, told("training", 20 + 10 * (second - 59)), second)
+        tally.hear(0, told("running", 20 + 10 * (second - 59)), second)
         assert tally.standing(second, store).steps_per_second == 10
 
 
 def test_a_run_is_paused_when_nobody_trains() -> None:
     tally, store = Tally(3, False), RunStore()
-    for replica, state in enumerate(["paused", "training", "done"]):
+    for replica, state in enumerate(["paused", "running", "finished"]):
         tally.hear(replica, told(state, 3), 0.0)
-    assert tally.standing(0.0, store).state == "training"
+    assert tally.standing(0.0, store).state == "running"
     tally.hear(1, told("paused", 3), 0.1)
     assert tally.standing(0.1, store).state == "paused"
 
@@ -221,9 +221,9 @@ def test_a_run_is_paused_when_nobody_trains() -> None:
 def test_the_rate_in_force_is_the_one_that_all_name_who_know() -> None:
     tally, store = Tally(3, False), RunStore()
     assert tally.standing(0.0, store).learning_rate is None
-    tally.hear(0, told("training", 3, learning_rate=0.1, checkpoint=answer(1)), 0.0)
-    tally.hear(1, told("training", 3, learning_rate=None), 0.0)
+    tally.hear(0, told("running", 3, learning_rate=0.1, checkpoint=answer(1)), 0.0)
+    tally.hear(1, told("running", 3, learning_rate=None), 0.0)
     standing = tally.standing(0.0, store)
     assert (standing.learning_rate, standing.checkpoint) == (0.1, answer(1))
-    tally.hear(2, told("training", 3, learning_rate=0.2), 0.0)
+    tally.hear(2, told("running", 3, learning_rate=0.2), 0.0)
     assert tally.standing(0.0, store).learning_rate is None

@@ -18,11 +18,11 @@ from runs_heard import Heard
 
 from nbdist import nn
 from nbdist.data import Dataset
-from nbdist.errors import BodyError, FailedPreconditionError, InvalidArgumentError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, WorkerError
 from nbdist.optim import SGD
 from nbdist.runs import interrupt
 from nbdist.runs.options import Options
-from nbdist.runs.progress import GONE
+from nbdist.runs.progress import LOST
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
 from nbdist.runtime.links import Stopped
@@ -139,7 +139,7 @@ def states_of(run: Run) -> set[str]:
 def news(run: Run, rounds: int = 3) -> None:
     """Hear so many news of every replica that is not gone."""
     for _ in range(rounds):
-        before = {i: heard.at for i, heard in enumerate(run.tally._heard) if heard.state != GONE}
+        before = {i: heard.at for i, heard in enumerate(run.tally._heard) if heard.state != LOST}
         until(run, lambda before=before: all(run.tally._heard[i].at > at for i, at in before.items()))
 
 
@@ -196,7 +196,7 @@ def test_paused_nothing_moves_and_resumed_it_goes_on(
     assert run.standing().state == "paused"
     run.resume()
     until(run, lambda: min(steps_of(run)) > max(steps) + 2)
-    assert run.standing().state == "training"
+    assert run.standing().state == "running"
     run.stop()
     assert run.wait().status == "stopped"
 
@@ -232,7 +232,7 @@ if nb.task.index == 1:
     run = begin(body + TRAIN.format(epochs=ENDLESS), strategy="one_device")
     until(run, lambda: run.trains and max(steps_of(run)) > 2)
     run.pause()
-    with pytest.raises(BodyError, match="on purpose"):
+    with pytest.raises(WorkerError, match="on purpose"):
         run.wait()
 
 
@@ -260,7 +260,7 @@ def test_a_rate_set_in_mid_run_is_that_of_the_next_step(
     assert path == run.folder / "checkpoints" / f"step-{step}" / "model.safetensors"
     run.set(learning_rate=0.007)
     run.resume()
-    assert run.wait().status == "done"
+    assert run.wait().status == "finished"
     assert run.standing().learning_rate == 0.007
     assert chief - 1 <= step <= chief < run.global_step == 3 * epochs  # servers may not have all gradients
     before = weights_after(lambda _: 0.03, step)
@@ -368,7 +368,7 @@ def test_nobody_counts_as_frozen_because_the_run_is_paused(
         assert steps_of(run) == steps
         assert states_of(run) == {"paused"}
         run.resume()
-        assert run.wait().status == "done"
+        assert run.wait().status == "finished"
     finally:
         cluster.submit(look_every, before[0], on=servers).results(timeout=PATIENCE)
     assert run._watch.lost == set()

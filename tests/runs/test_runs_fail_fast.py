@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from busy import BUSY_SECONDS
 
-from nbdist.errors import BodyError
+from nbdist.errors import WorkerError
 from nbdist.runs import interrupt
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
@@ -87,7 +87,7 @@ def test_an_error_on_one_rank_ends_the_cell(
         pause.wait(0.005)
     assert time.monotonic() - raised < 2 + BUSY_SECONDS
     error = run.error
-    assert isinstance(error, BodyError)
+    assert isinstance(error, WorkerError)
     assert (error.task, error.ename, error.evalue) == ("/job:worker/task:2", "ValueError", "mine")
     assert str(error).startswith("Traceback (most recent call last):\n")
     assert "raised on /job:worker/task:2 (pid " in str(error).splitlines()[-1]
@@ -115,7 +115,7 @@ def test_a_body_that_could_not_begin_before_does_not_begin_any_more(
         pause.wait(0.005)
     cluster.peer(0).call("run.hello")  # who answers has heard what was said before
     gate.touch()
-    with pytest.raises(BodyError, match="ValueError: mine"):
+    with pytest.raises(WorkerError, match="ValueError: mine"):
         run.wait()
     assert call.results(BUSY_SECONDS) == [None]
     assert run.outcomes[0]["error"]["type"] == "AbortedError"

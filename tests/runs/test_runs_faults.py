@@ -15,7 +15,13 @@ from busy import BUSY_SECONDS
 
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.handle import Cluster
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, TaskDiedError
+from nbdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    TaskDiedError,
+    WorkerError,
+)
 from nbdist.runs import interrupt
 from nbdist.runs.options import Options
 from nbdist.runs.progress import Standing
@@ -49,6 +55,29 @@ def kill(cluster: Cluster, name: str) -> int:
     return pid
 
 
+def test_a_fit_over_the_memory_of_its_task_is_refused(start: Callable[..., Cluster]) -> None:
+    """The limit of ``start_cluster(memory=)`` holds for each task; what fits is trained, before and after."""
+    cluster = start(workers=1, ps=1, memory="1M")
+    wanted = {
+        8: None,
+        30_000: r"the training: weights, a copy, gradients .*for dense/kernel \(4, 30000\)",
+        100_000: r"the model's weights \(the largest is dense/kernel \(4, 100000\) with 1,600,000 bytes\)",
+        9: None,
+    }
+    for width, words in wanted.items():
+        body = MODEL.replace("Dense(3,", f"Dense({width},")
+        body += "losses = model.fit(nb.data.Dataset.from_arrays(x, y).batch(2))['loss']"
+        run = start_run(body, Options(strategy="ps"), cluster=cluster)
+        if words is None:
+            assert run.wait().status == "finished"
+            continue
+        with pytest.raises(WorkerError, match=words) as caught:
+            run.wait()
+        assert "ResourceExhaustedError" in str(caught.value)
+        assert "limit of 1,048,576 bytes" in str(caught.value)
+        assert "start_cluster(memory=...)" in str(caught.value)
+
+
 @pytest.mark.parametrize("options", [Options(), Options(synchronous=True)], ids=["default", "sync"])
 def test_a_dead_parameter_server_ends_the_run(start: Callable[..., Cluster], options: Options) -> None:
     cluster = start(workers=2, ps=1)
@@ -58,11 +87,11 @@ def test_a_dead_parameter_server_ends_the_run(start: Callable[..., Cluster], opt
     with pytest.raises(TaskDiedError) as caught:
         run.wait()
     assert time.monotonic() - began < 5 + BUSY_SECONDS
-    assert f"/job:ps/task:0 (pid {pid}) is gone: killed by SIGKILL" in str(caught.value)
+    assert f"/job:ps/task:0 (pid {pid}) died: killed by SIGKILL" in str(caught.value)
     assert str(run.folder) in str(caught.value)
     assert "The parameters are lost: start it again with %cluster restart ps:0" in str(caught.value)
     assert "--on" not in str(caught.value)
-    with pytest.raises(TaskDiedError, match=r"is gone\. The parameters are lost: start it again"):
+    with pytest.raises(TaskDiedError, match=r"has died\. The parameters are lost: start it again"):
         start_run("print(1)", Options(), cluster=cluster)
     cluster.restart("ps:0", report=lambda line: None)
     until_it_trains(start_run(ENDLESS, options, cluster=cluster)).stop()
@@ -75,7 +104,7 @@ def test_a_dead_worker_is_named_and_the_others_can_go_on(start: Callable[..., Cl
     with pytest.raises(TaskDiedError, match="killed by SIGKILL") as caught:
         run.wait()
     assert f"/job:worker/task:1 (pid {pid})" in str(caught.value)
-    assert "Go on without it with --on, or start it again with %cluster restart worker:1" in str(caught.value)
+    assert "Run without it with --on, or start it again with %cluster restart worker:1" in str(caught.value)
     assert start_run("n = 3", Options(on="worker:0"), cluster=cluster).wait().results == {"n": 3}
 
 
@@ -105,7 +134,7 @@ def test_a_model_of_layers_that_only_tasks_know_stays_there(
         "history = model.fit(x, y)"
     )
     run = start_run(body, Options(), cluster=cluster).wait()
-    assert (run.status, run.model) == ("done", None)
+    assert (run.status, run.model) == ("finished", None)
     assert run.history is not None
     assert "model stayed on /job:worker/task:0: no layer 'Twice'" in capsys.readouterr().out
 

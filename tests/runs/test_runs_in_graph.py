@@ -19,19 +19,19 @@ from runs_heard import Heard
 
 import nbdist as nb
 from nbdist.errors import (
-    BodyError,
     FailedPreconditionError,
     InvalidArgumentError,
     NoTaskError,
     ResourceExhaustedError,
     TaskDiedError,
     UnavailableError,
+    WorkerError,
 )
 from nbdist.graph.tensor import Graph
 from nbdist.metrics.runfile import read_run
-from nbdist.metrics.runlist import runs
 from nbdist.metrics.store import columns_from_logs
 from nbdist.runs import interrupt, watch
+from nbdist.runs.history import runs
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
@@ -129,7 +129,7 @@ def test_a_body_trains_towers_and_is_followed_like_any_other(
 ) -> None:
     body = TRAIN.replace("epochs=", "validation_data=(x, y), epochs=").format(epochs=5)
     run = begin(body, seed=4, synchronous=synchronous, strategy="ps", name="towers").wait()
-    assert (run.status, heard.ended) == ("done", ["done"])
+    assert (run.status, heard.ended) == ("finished", ["finished"])
     assert run.tasks == [f"/job:worker/task:{i}" for i in range(3)]
     assert run.global_step == run.history.global_step == (15 if synchronous else 45)  # type: ignore[union-attr]  # trained
     assert run.model.evaluate(run.results["x"], run.results["y"])["accuracy"] > 0.9
@@ -148,7 +148,7 @@ def test_a_body_trains_towers_and_is_followed_like_any_other(
 def test_the_folder_says_what_it_was(begin: Callable[..., Run]) -> None:
     run = begin(TRAIN.format(epochs=2), name="Same here!", seed=2).wait()
     record = read_run(run.id)
-    assert (record.status, record.seed, record.code) == ("done", 2, TRAIN.format(epochs=2))
+    assert (record.status, record.seed, record.code) == ("finished", 2, TRAIN.format(epochs=2))
     assert record.options["replication"] == "in-graph"
     assert record.cluster["tasks"][:2] == [CLIENT, "/job:worker/task:0"]
     names = {path.name for path in run.folder.iterdir()}
@@ -198,14 +198,14 @@ def test_a_tower_over_two_workers_goes_by_the_first(begin: Callable[..., Run], s
     assert set(run.metrics()["replica"].tolist()) == {0}
     last = run.tally.standing(time.monotonic(), run.store)
     assert (last.step, last.total) == (9, 9)
-    assert [replica.state for replica in last.replicas] == ["done", "part of a tower", "part of a tower"]
+    assert [replica.state for replica in last.replicas] == ["finished", "part of a tower", "part of a tower"]
 
 
 def test_results_are_what_the_body_made_and_not_copies(begin: Callable[..., Run]) -> None:
     run = begin("function, thing = (lambda: 3), object()\nclass Named: pass\n_hidden = 1").wait()
     assert run.results["function"]() == 3
     assert set(run.results) == {"function", "thing"}
-    with pytest.raises(BodyError, match="--fetch absent: the body defined no 'absent'"):
+    with pytest.raises(WorkerError, match="--fetch absent: the body defined no 'absent'"):
         begin("x = 1", fetch=("absent",)).wait()
 
 
@@ -296,7 +296,7 @@ def test_the_last_expression_is_shown(begin: Callable[..., Run], heard: Heard) -
 
 def test_an_error_shows_the_users_lines_only(begin: Callable[..., Run]) -> None:
     run = begin("import numpy as np\na = {}\na['missing']")
-    with pytest.raises(BodyError) as caught:
+    with pytest.raises(WorkerError) as caught:
         ended_within(run, 5)
     error = caught.value
     assert (error.task, error.ename, error.evalue) == (CLIENT, "KeyError", "'missing'")
@@ -306,13 +306,13 @@ def test_an_error_shows_the_users_lines_only(begin: Callable[..., Run]) -> None:
     assert lines[2].strip() == "a['missing']"
     assert lines[-1] == f"raised on {CLIENT} (pid {os.getpid()})"
     assert run.status == read_run(run.id).status == "failed"
-    with pytest.raises(BodyError, match="SyntaxError: invalid syntax"):
-        begin("x = = 2").wait()
+    with pytest.raises(InvalidArgumentError, match="SyntaxError in line 1 of the body: invalid syntax"):
+        begin("x = = 2")
 
     def body() -> None:
         raise LookupError("lost")
 
-    with pytest.raises(BodyError, match="LookupError: lost") as caught:
+    with pytest.raises(WorkerError, match="LookupError: lost") as caught:
         begin(body).wait()
     assert str(caught.value).count("File ") == 1
 
@@ -320,9 +320,9 @@ def test_an_error_shows_the_users_lines_only(begin: Callable[..., Run]) -> None:
 def test_nan_is_said_with_its_step(begin: Callable[..., Run]) -> None:
     body = TRAIN.format(epochs=3).replace("model =", "x[25] = np.nan\nmodel =")
     for synchronous in (True, False):
-        with pytest.raises(BodyError, match=r"NanLossError: .*at step \d"):
+        with pytest.raises(WorkerError, match=r"NanLossError: .*at step \d"):
             begin(body, synchronous=synchronous).wait()
-    assert begin(TRAIN.format(epochs=2)).wait().status == "done"
+    assert begin(TRAIN.format(epochs=2)).wait().status == "finished"
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ def test_a_death_in_mid_run_is_named(start: Callable[..., Cluster], victim: str,
     until(run, training(run))
     pid = next(info.pid for info in cluster.tasks if info.name == victim)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(TaskDiedError, match=rf"{victim} \(pid {pid}\) is gone: killed by SIGKILL"):
+    with pytest.raises(TaskDiedError, match=rf"{victim} \(pid {pid}\) died: killed by SIGKILL"):
         ended_within(run, 5)
     assert run.status == read_run(run.id).status == "failed"
     assert run.notes == []
@@ -506,7 +506,7 @@ def test_a_frozen_worker_does_not_hold_the_notebook(start: Callable[..., Cluster
 
 def test_nothing_is_left_open(begin: Callable[..., Run], cluster: Cluster) -> None:
     begin(TRAIN.format(epochs=1)).wait()
-    with pytest.raises(BodyError):
+    with pytest.raises(WorkerError):
         begin(TRAIN.format(epochs=1) + "\n1 / 0").wait()
     own = psutil.Process()
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from nbdist.metrics import writer
 from nbdist.metrics.batch import Batch
+from nbdist.metrics.log import MAGIC
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.runs import kept as keeping
@@ -318,11 +319,38 @@ def test_what_is_damaged_in_a_log_is_stepped_over(folder: Path, monkeypatch: pyt
     recorder.path.write_bytes(data)
     monkeypatch.setattr(sofar, "PIECE", 100)
     store = RunStore()
-    fill(store, folder, {})
+    (note,) = fill(store, folder, {})
     assert len(store.columns()["value"]) == 39
+    assert "metrics-0000.log is damaged: 39 bytes, which are at most 1 points, were dropped" in note
     recorder.path.write_bytes(b"something else")
-    fill(store, folder, {})
+    (note,) = fill(store, folder, {})
+    assert "metrics-0000.log is not a metrics log of nbdist" in note
     assert len(store.columns()["value"]) == 39
+
+
+@pytest.mark.parametrize("piece", [100, 1 << 20])
+def test_a_damaged_first_line_is_said_and_loses_no_point(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    recorder = Recorder(folder / "metrics-0002.log", replica=2)
+    for step in range(40):
+        recorder.add(recorder.series("loss"), step, float(step))
+        recorder.flush()
+    recorder.close()
+    whole = recorder.path.read_bytes()
+    monkeypatch.setattr(sofar, "PIECE", piece)
+    for place in (3, len(MAGIC) + 20):  # in the first line, and in the header
+        data = bytearray(whole)
+        data[place] ^= 0x10
+        recorder.path.write_bytes(data)
+        store = RunStore()
+        (note,) = fill(store, folder, {})
+        assert store.replicas == [2]
+        assert len(store.columns()["value"]) == 40
+        assert "is damaged" in note
+    recorder.path.write_bytes(whole[:-3])
+    (note,) = fill(RunStore(), folder, {})
+    assert note.endswith("metrics-0002.log is damaged: 36 bytes at its end make no whole record")
 
 
 def test_logs_of_tasks_that_say_nothing_are_read_whole(folder: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_process_that_ends_leaves_its_run_alone(run: Run, body: Body) -> None:
     run.leaving = lambda: bool(ends)
     body.then = [body.interrupt, *[lambda: None] * 5, lambda: ends.append(True)]
     with pytest.raises(
-        KeyboardInterrupt, match=r"the kernel ends; run leaving goes on: nb.attach\('leaving'\)"
+        KeyboardInterrupt, match=r"the kernel ends; run leaving continues: nb.attach\('leaving'\)"
     ):
         run.wait()
     assert not asked_to_stop(run)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from runs_heard import Heard
 
-from nbdist.errors import BodyError
+from nbdist.errors import WorkerError
 from nbdist.runs import interrupt
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
@@ -131,7 +131,7 @@ def test_replicas_that_go_their_own_ways(begin: Callable[..., Run], options: dic
 
 def test_an_error_in_a_loop_is_the_bodys(begin: Callable[..., Run]) -> None:
     body = LOOP.replace("    return loss, each", "    return float(loss)")
-    with pytest.raises(BodyError, match="step was being traced"):
+    with pytest.raises(WorkerError, match="step was being traced"):
         begin(body, strategy="ps", synchronous=True).wait()
 
 
@@ -187,5 +187,7 @@ def test_a_stop_in_the_middle_of_a_reduction(
 
 def test_the_strategy_of_an_earlier_cell_says_so(begin: Callable[..., Run]) -> None:
     begin(LOOP, seed=7, strategy="multi_worker").wait()
-    with pytest.raises(BodyError, match=r"belongs to a run that has ended.*strategy = nb\.get_strategy\(\)"):
+    with pytest.raises(
+        WorkerError, match=r"belongs to a run that has ended.*strategy = nb\.get_strategy\(\)"
+    ):
         begin("loss = strategy.run(step, (x[:20], y[:20]))", strategy="multi_worker").wait()

@@ -11,7 +11,7 @@ import pytest
 from runs_heard import Heard
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
-from nbdist.errors import BodyError
+from nbdist.errors import WorkerError
 from nbdist.metrics.store import columns_from_logs
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
@@ -72,7 +72,7 @@ def points(run: Run, series: str) -> list[tuple[int, int, float]]:
 )
 def test_each_replica_logs_for_itself(begin: Callable[..., Run], options: dict[str, Any]) -> None:
     run = begin(FIT, **options).wait()
-    assert run.status == "done"
+    assert run.status == "finished"
     steps = {i: [s for r, s, _ in points(run, "loss") if r == i] for i in range(3)}
     for i in range(3):
         half, last = len(steps[i]) // 2, len(steps[i])
@@ -111,7 +111,7 @@ def test_a_body_that_drives_towers_logs_as_the_first(begin: Callable[..., Run], 
 
 
 def test_what_is_no_number_fails_the_body_with_its_line(begin: Callable[..., Run]) -> None:
-    with pytest.raises(BodyError, match=r"nb\.log\(note='x'\)(.|\n)*series 'note' is given text 'x'"):
+    with pytest.raises(WorkerError, match=r"nb\.log\(note='x'\)(.|\n)*series 'note' is given text 'x'"):
         begin("nb.log(good=1.0)\nnb.log(note='x')").wait()
 
 

@@ -70,7 +70,8 @@ def test_a_selection_says_what_it_selects(numbers: list[int]) -> None:
     [
         (
             {"strategy": "pss"},
-            "no --strategy 'pss'; choose from ps, mirrored, multi_worker, central, elastic, one_device",
+            "no --strategy 'pss'; choose from ps, mirrored, multi_worker, central, elastic, one_device; "
+            "did you mean ps?",
         ),
         ({"replication": "in"}, "no --replication 'in'; choose from between-graph, in-graph"),
         ({"replication": "in-graph", "strategy": "one_device"}, "drop one of the two"),

@@ -39,7 +39,7 @@ def file(tmp_path: Path, clock: Clock) -> ProgressFile:
 
 
 def progress(step: int, **more: Any) -> dict[str, Any]:
-    return asdict(Progress(step=step, trainings=1, state="training", total=50)) | more
+    return asdict(Progress(step=step, trainings=1, state="running", total=50)) | more
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -52,8 +52,8 @@ def test_it_says_how_far_a_replica_is(file: ProgressFile) -> None:
     told = read(file.path)
     assert told.pop("time") > 1e9
     assert told == {
-        "version": 1, "replica": 1, "state": "training", "training": 1, "step": 7, "global_step": 9,
-        "total": 50, "by_updates": False, "examples": 0, "dropped": 0, "skipped": 0,
+        "version": 1, "replica": 1, "state": "running", "training": 1, "step": 7, "global_step": 9,
+        "total": 50, "by_updates": False, "examples": 0, "dropped": 0, "skipped": 0, "learning_rate": None,
         "spent": {"data": 0.1, "compute": 0.25, "exchange": 0.0, "wait": 0.125},
     }  # fmt: skip
     assert file.path.stat().st_mode & 0o777 == 0o600
@@ -122,18 +122,18 @@ def test_a_body_that_trains_nothing_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_body_s_file_has_the_number_of_its_log_and_says_its_end(tmp_path: Path) -> None:
-    context = Context(progress=Progress(state="training", step=3, trainings=1))
+    context = Context(progress=Progress(state="running", step=3, trainings=1))
     one = live(tmp_path, context)
     list(one.told(4, ended=False))
     assert read(tmp_path / "progress-0004.json")["replica"] == 2
-    context.progress.state = "done"
+    context.progress.state = "finished"
     list(one.told(4, ended=True))
-    assert read(tmp_path / "progress-0004.json")["state"] == "done"
+    assert read(tmp_path / "progress-0004.json")["state"] == "finished"
     one.close()
 
 
 def test_one_that_waits_for_others_who_are_paused_is_paused_too(tmp_path: Path) -> None:
-    context = Context(progress=Progress(state="training", step=3, trainings=1))
+    context = Context(progress=Progress(state="running", step=3, trainings=1))
     context.control.waits = True
     one = live(tmp_path, context)
     list(one.told(4, ended=False))
@@ -142,13 +142,13 @@ def test_one_that_waits_for_others_who_are_paused_is_paused_too(tmp_path: Path) 
 
 
 def test_each_tower_has_a_file_of_its_own(tmp_path: Path) -> None:
-    context = Context(progress=Progress(state="training", trainings=1))
+    context = Context(progress=Progress(state="running", trainings=1))
     towers = Towers(tmp_path, 2, context)
     for i in range(2):
         towers.on_tower(i, 1, 0.5, (), 8, 0.01)
     one = TowersLive("r1", context, towers, Output(tmp_path / "output-0000.log"))
     list(one.told(7, ended=True))
     found = [read(progress_path(tmp_path, i)) for i in range(2)]
-    assert [(told["state"], told["step"]) for told in found] == [("training", 1)] * 2
+    assert [(told["state"], told["step"]) for told in found] == [("running", 1)] * 2
     assert [told["replica"] for told in found] == [0, 1]
     one.close()

@@ -127,7 +127,7 @@ def test_slow_steps_need_no_more_than_a_dozen() -> None:
     assert 10 <= int(now / 6.5) <= 13
 
 
-def news(step: int, busy: float, state: str = "training") -> dict[str, Any]:
+def news(step: int, busy: float, state: str = "running") -> dict[str, Any]:
     return {
         "step": step, "total": 100, "examples": step, "state": state, "trainings": 1, "dropped": 0,
         "skipped": 0, "spent": {"data": busy / 2, "compute": busy / 2, "exchange": 0.0, "wait": 5.0},
@@ -144,16 +144,16 @@ def test_a_straggler_is_one_while_it_trains() -> None:
         for i, step in enumerate((0.05, 0.05, 0.1)):
             tally.hear(i, news(int(tenth / 10 / step), tenth / 10), tenth / 10)
     replicas = standing(tally, 3.0).replicas
-    assert [replica.state for replica in replicas] == ["training", "training", "straggler"]
+    assert [replica.state for replica in replicas] == ["running", "running", "straggler"]
     assert [replica.slowness for replica in replicas] == [None, None, 2.0]
-    assert standing(tally, 3.0).state == "training"
+    assert standing(tally, 3.0).state == "running"
     tally.hear(2, news(30, 3.0, "waiting for the others"), 3.1)
     assert standing(tally, 3.1).replicas[2].state == "waiting for the others"
     assert standing(tally, 3.1).replicas[2].slowness is None
     tally.hear(2, news(31, 3.1), 3.2)
     assert standing(tally, 3.2).replicas[2].state == "straggler"
     tally.lose(2, 3.3)
-    assert standing(tally, 3.3).replicas[2].state == "gone"
+    assert standing(tally, 3.3).replicas[2].state == "lost"
 
 
 def test_one_that_says_nothing_while_others_do_is_silent() -> None:
@@ -161,15 +161,15 @@ def test_one_that_says_nothing_while_others_do_is_silent() -> None:
     tally.hear(0, news(1, 0.1), 0.0)
     tally.hear(1, news(1, 0.1), 0.0)
     tally.hear(0, news(20, 1.9), 1.9)
-    assert [r.state for r in standing(tally, 1.9).replicas] == ["training", "training", "starting"]
+    assert [r.state for r in standing(tally, 1.9).replicas] == ["running", "running", "starting"]
     tally.hear(0, news(22, 2.2), 2.1)
-    assert [r.state for r in standing(tally, 2.1).replicas] == ["training", "silent", "starting"]
+    assert [r.state for r in standing(tally, 2.1).replicas] == ["running", "silent", "starting"]
     tally.hear(1, news(2, 0.2), 2.2)
-    assert standing(tally, 2.2).replicas[1].state == "training"
-    assert standing(tally, 60.0).replicas[1].state == "training"  # all are: the notebook was busy
-    tally.hear(1, news(3, 0.3, "done"), 2.3)
+    assert standing(tally, 2.2).replicas[1].state == "running"
+    assert standing(tally, 60.0).replicas[1].state == "running"  # all are: the notebook was busy
+    tally.hear(1, news(3, 0.3, "finished"), 2.3)
     tally.hear(0, news(99, 9.0), 9.0)
-    assert standing(tally, 9.0).replicas[1].state == "done"
+    assert standing(tally, 9.0).replicas[1].state == "finished"
 
 
 # Other work on the cores makes all steps longer by as much: by a factor of 1.4 nobody would be seen there.
@@ -301,14 +301,14 @@ def test_a_worker_that_stands_still_is_silent_until_it_speaks_again(
             assert time.monotonic() < deadline
             pause.wait(0.01)
 
-    until({"training", "straggler"})
+    until({"running", "straggler"})
     pid = cluster.tasks[1].pid
     os.kill(pid, signal.SIGSTOP)
     try:
         until({"silent"})
-        assert run.standing().replicas[0].state in {"training", "straggler"}
+        assert run.standing().replicas[0].state in {"running", "straggler"}
     finally:
         os.kill(pid, signal.SIGCONT)
-    until({"training", "straggler"})
+    until({"running", "straggler"})
     run.stop()
     run.wait()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from trace_rules import problems
 
 import nbdist as nb
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -66,6 +67,7 @@ def everything(run: Run) -> Timeline:
 def test_short_trainings_are_recorded_whole(begin: Callable[..., Run], options: dict[str, Any]) -> None:
     run = begin(TRAIN.format(epochs=20), **options).wait()
     timeline = everything(run)
+    assert problems(timeline.chrome_trace()) == []
     servers = [] if options.get("strategy") == "one_device" else ["/job:ps/task:0"]
     assert list(timeline.tasks) == run.tasks + servers
     assert timeline.steps == tuple(range(1, 61))
@@ -123,7 +125,10 @@ def test_one_step_of_every_task_is_in_the_window(
     begin_, end = step.bounds
     assert all(begin_ <= span.start <= span.end <= end + 1e-9 for span in step.spans)
     if synchronous:  # the same step of all, or those at one moment where a task was held up before the last
-        assert re.fullmatch(r"window · (step|one step each, of \d+ to) \d+", step.title)
+        assert re.fullmatch(
+            r"window · (step|one step each, of \d+ to) \d+( \(near the median of \d+ recorded, [\d.]+ ms\))?",
+            step.title,
+        )
     more = run.timeline(steps=20)
     assert more.seconds >= step.seconds  # no longer where one step of a task that was held up is as long
     assert more.totals()["/job:ps/task:0"]["apply"] > 0
@@ -148,7 +153,7 @@ def test_the_tasks_are_asked_while_the_run_goes_on(begin: Callable[..., Run]) ->
     assert not list(run.folder.glob("timeline-*"))
     run.stop()
     run.wait()
-    assert run.timeline().steps[-1] >= step.steps[-1]
+    assert run.timeline(steps=2).steps[-1] >= step.steps[-1]
     assert len(list(run.folder.glob("timeline-*.json"))) == 4
 
 
@@ -171,7 +176,10 @@ def test_it_is_there_without_the_cluster(start: Callable[..., Cluster], tmp_path
     later = nb.timeline(run.id)
     assert (later.title, later.tasks) == (alone.title, alone.tasks)
     # Where a task was held up before the last step, the steps at one moment are shown, as of those apart.
-    assert re.fullmatch(r"kept · (step|one step each, of \d+ to) \d+", later.title)
+    assert re.fullmatch(
+        r"kept · (step|one step each, of \d+ to) \d+( \(near the median of \d+ recorded, [\d.]+ ms\))?",
+        later.title,
+    )
     assert later.totals() == alone.totals()
     assert re.fullmatch(r"kept · .*steps .*\b90", nb.timeline(steps=3).title)  # the latest that trained
     assert later.save(tmp_path / "step.png").stat().st_size > 1000

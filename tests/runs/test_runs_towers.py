@@ -45,11 +45,11 @@ def test_towers_that_step_together(towers: Towers, main: Context, tmp_path: Path
     history = History(context=main, metric_names=["accuracy"])
     step(towers, 1, (1.0, 3.0))
     history.step(1, 2.0, [2.0, 0.2], None, 0.5, 5)  # what the loop notes: of all towers together
-    main.progress.total, main.progress.state = 10, "training"
+    main.progress.total, main.progress.state = 10, "running"
     news = towers.news()
     assert [replica for replica, _, _ in news] == [0, 1]
     for i, (_, progress, batch) in enumerate(news):
-        assert (progress["step"], progress["total"], progress["state"]) == (1, 10, "training")
+        assert (progress["step"], progress["total"], progress["state"]) == (1, 10, "running")
         assert (progress["examples"], progress["spent"]["compute"]) == (2 + i, 0.5)
         assert batch is not None
         assert batch.replica == i
@@ -119,9 +119,9 @@ def test_a_tower_that_goes_its_own_way_has_a_context_of_its_own(
     history = History(context=own, metric_names=[])
     history.step(4, 0.5, [0.5], None, 0.1, 3)
     history.end_epoch(0)
-    own.progress.step, own.progress.state = 4, "training"
+    own.progress.step, own.progress.state = 4, "running"
     first, second = towers.news()
-    assert (first[1]["step"], second[1]["step"], second[1]["state"]) == (0, 4, "training")
+    assert (first[1]["step"], second[1]["step"], second[1]["state"]) == (0, 4, "running")
     assert towers.last_epochs()[1] == {"loss": 0.5}
     assert own.end_everywhere is not None
     own.end_everywhere(3)
@@ -133,16 +133,16 @@ def test_a_tower_that_goes_its_own_way_has_a_context_of_its_own(
 
 def test_a_worker_that_has_but_a_part_of_a_tower_has_no_steps(towers: Towers, main: Context) -> None:
     History(context=main, metric_names=[])
-    main.progress.total, main.progress.state = 10, "training"
-    assert [progress["state"] for _, progress, _ in towers.news()] == ["training", "training"]
+    main.progress.total, main.progress.state = 10, "running"
+    assert [progress["state"] for _, progress, _ in towers.news()] == ["running", "running"]
     towers.on_tower(0, 1, 1.0, [], 5, 0.1)
     first, second = (progress for _, progress, _ in towers.news())
-    assert (first["step"], first["total"], first["state"]) == (1, 10, "training")
+    assert (first["step"], first["total"], first["state"]) == (1, 10, "running")
     assert (second["step"], second["total"], second["state"]) == (0, 0, "part of a tower")
 
 
 def test_when_the_body_is_done_all_towers_are(towers: Towers, main: Context) -> None:
     towers.context(1).progress.state = "waiting for the others"
     assert towers.news()[1][1]["state"] == "waiting for the others"
-    main.progress.state = "done"
-    assert towers.news()[1][1]["state"] == "done"
+    main.progress.state = "finished"
+    assert towers.news()[1][1]["state"] == "finished"

@@ -46,6 +46,14 @@ def test_any_other_error_keeps_all_frames() -> None:
     assert lines[-1] == "RuntimeError: no array"
 
 
+def test_missing_memory_is_shown_at_the_users_line() -> None:
+    ours: dict[str, Any] = {}
+    exec(compile("def draw(): raise MemoryError('no room')", f"{OWN}nn/draw.py", "exec"), ours)
+    lines = told("draw()", draw=ours["draw"])
+    assert files(lines) == ["<distribute run-1>"]
+    assert lines[-1] == "MemoryError: no room"
+
+
 def test_a_users_line_that_nbdist_has_called_stays() -> None:
     (group,) = thread_group(["here"])
     code = (
@@ -53,8 +61,7 @@ def test_a_users_line_that_nbdist_has_called_stays() -> None:
         "group.all_reduce(Mine(), 'sum')"
     )
     lines = told(code, group=group)
-    assert files(lines)[0] == files(lines)[-1] == "<distribute run-1>"
-    assert "nbdist/wire/collective" in "".join(files(lines))
+    assert files(lines) == ["<distribute run-1>"] * 2, "and not the lines between the two"
     assert lines[-1].startswith("nbdist.errors.InvalidArgumentError: broadcast(root=5)")
 
 
@@ -90,3 +97,15 @@ def test_what_nbdist_met_with_on_its_way_is_left_out() -> None:
     lines = told("call(look)", call=parts["call"], look=parts["look"])
     assert files(lines) == ["<distribute run-1>"]
     assert "what nbdist met with" not in "\n".join(lines)
+
+
+def test_a_context_manager_of_nbdist_leaves_no_frame() -> None:
+    code = (
+        "from contextlib import contextmanager\n@contextmanager\ndef about():\n    try:\n        yield\n"
+        "    except InvalidArgumentError as error:\n"
+        "        raise InvalidArgumentError(f'validation data: {error}') from None\n"
+        "def fit():\n    with about():\n        raise InvalidArgumentError('width 30')"
+    )
+    lines = told("fit()", fit=own(code)["fit"])
+    assert files(lines) == ["<distribute run-1>"]
+    assert lines[-1] == "nbdist.errors.InvalidArgumentError: validation data: width 30"

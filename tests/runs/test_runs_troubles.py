@@ -45,7 +45,7 @@ def test_a_full_disk_is_said_among_what_the_task_prints(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_is_said_for_each_tower(tmp_path: Path) -> None:
-    context = Context(progress=Progress(state="training", trainings=1))
+    context = Context(progress=Progress(state="running", trainings=1))
     towers = Towers(tmp_path, 2, context)
     one = TowersLive("r1", context, towers, Output(tmp_path / "output-0000.log"))
     for i in range(2):

@@ -19,11 +19,13 @@ from nbdist.nn import Dense, Sequential
 from nbdist.runs import output, parcel
 from nbdist.runs.body import describe_error
 from nbdist.runs.bodycode import assigned_names, certain_names
+from nbdist.runs.controlling import said
 from nbdist.runs.output import Output
 from nbdist.runs.parcel import pack, unpack
-from nbdist.runs.progress import WINDOW, Tally
+from nbdist.runs.progress import WINDOW, Standing, Tally
+from nbdist.runs.totals import Totals
 from nbdist.train.callbacks import History
-from nbdist.train.context import Control, Progress
+from nbdist.train.context import Context, Control, Progress
 
 # Values.
 
@@ -241,7 +243,7 @@ def test_a_link_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
 # How far it is.
 
 
-def told(step: int, examples: int = 0, total: int | None = 100, state: str = "training") -> dict[str, Any]:
+def told(step: int, examples: int = 0, total: int | None = 100, state: str = "running") -> dict[str, Any]:
     return vars(Progress(step=step, total=total, examples=examples or step * 10, state=state))
 
 
@@ -251,7 +253,7 @@ def test_asynchronous_replicas_add_up() -> None:
         tally.hear(0, told(10 * second), float(second))
         tally.hear(1, told(20 * second), float(second))
     standing = tally.standing(2.0, store)
-    assert (standing.step, standing.total, standing.state) == (60, 200, "training")
+    assert (standing.step, standing.total, standing.state) == (60, 200, "running")
     assert standing.steps_per_second == 30
     assert standing.examples_per_second == 300
     assert standing.seconds_left == pytest.approx(140 / 30)
@@ -278,6 +280,58 @@ def test_rates_are_of_the_last_seconds() -> None:
     assert WINDOW < 10
 
 
+def test_news_that_are_read_late_make_no_rate() -> None:
+    tally = Tally(1, synchronous=False)
+    for tenth in range(1, 101):  # ten seconds of training, read within a tenth of a second
+        tally.hear(0, told(5 * tenth) | {"spent": {"compute": tenth / 10}}, 20 + tenth / 1000)
+    assert tally.standing(20.1, RunStore()).steps_per_second == pytest.approx(50)
+
+
+def test_elapsed_stands_still_while_the_run_is_paused() -> None:
+    tally, store = Tally(2, synchronous=False), RunStore()
+    for replica in range(2):
+        tally.hear(replica, told(10), 0.0)
+    tally.hear(0, told(20, state="paused"), 2.0)
+    assert tally.standing(3.0, store).elapsed == 3.0  # the other one trains
+    tally.hear(1, told(20, state="paused"), 4.0)
+    assert [tally.standing(now, store).elapsed for now in (4.0, 9.0)] == [4.0, 4.0]
+    tally.hear(0, told(21), 10.0)
+    assert tally.standing(11.0, store).elapsed == 5.0
+    tally.hear(0, told(22) | {"rested": 9.0}, 12.0)  # a pause of before it was watched
+    assert tally.standing(12.0, store).elapsed == 3.0
+
+
+class FakeTotals(Totals):
+    over = True
+
+    def standing(self) -> Standing:
+        return self.tally.standing(2.0, self.store)
+
+
+@pytest.mark.parametrize(("synchronous", "rate"), [(True, 10), (False, 20)])
+def test_a_run_counts_updates_and_not_replicas(synchronous: bool, rate: int) -> None:
+    run = FakeTotals({}, RunStore(), Tally(2, synchronous))
+    assert (run.steps_per_second, run.examples_per_second) == (0.0, 0.0)
+    for replica in range(2):
+        steps = range(1, 31)
+        run.store.extend(replica, "loss", list(steps), [0.5] * len(steps), [n / 10 for n in steps])
+        run.tally.hear(replica, told(30) | {"examples": 300}, 0.0)
+    assert run.seconds == pytest.approx(2.9)
+    assert run.steps_per_second == pytest.approx(30 * (rate / 10) / 2.9)
+    assert run.examples_per_second == pytest.approx(600 / 2.9)
+    run.over = False
+    for replica in range(2):
+        run.tally.hear(replica, told(40) | {"examples": 400}, 1.0)
+    assert (run.steps_per_second, run.examples_per_second) == (rate, 200)
+
+
+def test_a_pause_that_a_stop_ends_counts_if_a_step_follows() -> None:
+    context = Context(progress=Progress(step=7, rested=1.0, last_rest=(7, 2.5)))
+    assert said(context)["rested"] == 1.0
+    context.progress.step = 8
+    assert said(context)["rested"] == 3.5
+
+
 def test_what_is_not_known_is_not_made_up() -> None:
     tally, store = Tally(2, synchronous=False), RunStore()
     standing = tally.standing(0.0, store)
@@ -293,5 +347,5 @@ def test_what_is_not_known_is_not_made_up() -> None:
     assert (standing.total, standing.seconds_left, standing.steps_per_second) == (None, None, 0.0)
     store.extend(0, "staleness", [1], [2.0], [1.0])
     assert [r.staleness for r in tally.standing(1.0, store).replicas] == [2.0, None]
-    tally.hear(0, told(9, state="done"), 1.0)
-    assert tally.standing(1.0, store).state == "training"
+    tally.hear(0, told(9, state="finished"), 1.0)
+    assert tally.standing(1.0, store).state == "running"

@@ -86,7 +86,7 @@ def test_a_roll_call_does_without_the_lost(order: list[str]) -> None:
     for rank in (ranks[0], ranks[2]):
         assert [frame.meta["ranks"] for frame in rank.heard] == [[3, 5]]
     desk.say("group.roll", ranks[1])
-    assert "have gone on without rank 4" in ranks[1].error
+    assert "have continued without rank 4" in ranks[1].error
 
 
 def test_a_group_with_a_lost_rank_is_refused(desk: Desk, ranks: list[Caller]) -> None:
@@ -94,7 +94,7 @@ def test_a_group_with_a_lost_rank_is_refused(desk: Desk, ranks: list[Caller]) ->
     desk.say("group.gone", ranks[1], gone=[5])
     assert ranks[0].heard[-1].meta["type"] == "TaskDiedError"
     desk.say("group.card", ranks[1])
-    assert "rank 5 is gone" in ranks[1].error
+    assert "rank 5 has died" in ranks[1].error
 
 
 def test_a_roll_call_waits_for_nobody_whose_part_is_over(desk: Desk, ranks: list[Caller]) -> None:

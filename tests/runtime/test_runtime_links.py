@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.optim import SGD, Optimizer
+from nbdist.runtime import holding as holding_module
 from nbdist.runtime.answers import APPLIED, KEPT
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.linkopening import ShardRequest, open_link
@@ -28,6 +30,7 @@ from nbdist.runtime.rules import Rules
 from nbdist.runtime.server import Server
 from nbdist.runtime.shard import ParameterShard
 from nbdist.runtime.tally import Tally
+from nbdist.wire.frames import Frame
 from nbdist.wire.peers import Peer
 from nbdist.wire.shm import Doorbell, Segment, remove_all, shared_folder
 
@@ -135,6 +138,20 @@ def push(link: Link, value: float, slot: int = 0) -> None:
     for gradient in link.layout.views(link.gradient(slot)):
         gradient[...] = value
     link.push(slot)
+
+
+ASKED = {
+    "shard": "r/0", "replica": 0, "rules": {"replicas": 1}, "layout": [["w", [3], "<f4"]], "chief": True,
+    "shared": True, "bell": None, "optimizer": SGD(1.0).to_config(), "counts": True, "first": True,
+}  # fmt: skip
+
+
+def opened(peer: Peer, changes: dict[str, Any]) -> Frame:
+    """Return the service's answer to a chief that asks for a shard."""
+    peer.send("ps.open", ASKED | changes, [np.zeros(3, np.float32)])
+    answer = peer.receive(PATIENCE)
+    assert answer is not None
+    return answer
 
 
 class LinkContract:
@@ -511,11 +528,65 @@ class LinkContract:
             push(link, 1.0)
         for link in others:
             with pytest.raises(
-                UnavailableError, match="replica 0 is gone, and a synchronous step takes 3 grad"
+                UnavailableError, match="replica 0 is dead, and a synchronous step takes 3 grad"
             ):
                 link.wait(0)
         for link in others:
             link.close()
+
+    @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1, "0.1", True, None])
+    def test_a_rate_that_is_no_rate_is_refused(self, farm: Farm, rate: Any) -> None:
+        link = farm.open()
+        with Peer(farm.server.address, farm.server.keys) as peer:
+            with pytest.raises(InvalidArgumentError, match="a learning rate is a finite number of 0 or more"):
+                peer.call("ps.rate", {"shard": "r/0", "learning_rate": rate})
+            assert peer.call("ps.rate", {"shard": "r/0", "learning_rate": 2}).kind == "ps.rated"
+        assert farm.shard("r/0").optimizer.learning_rate == 2.0
+        link.close()
+
+    @pytest.mark.parametrize(
+        ("changes", "match"),
+        [
+            ({"layout": [["w", [-3], "<f4"]]}, r"variable 'w' has shape \(-3,\)"),
+            ({"layout": [["w", [-3, -3], "<f4"]]}, "its sizes are 0 or more"),
+            ({"layout": [["w", [0, 1 << 40, 1 << 40], "<f4"]]}, "at most 281,474,976,710,656 bytes"),
+            ({"rules": {"replicas": -1}}, "replicas=-1: a training has 1 to 65,535 replicas"),
+            ({"rules": {"replicas": 2.5}}, "replicas=2.5"),
+            ({"rules": {"replicas": 1, "servers": 0}}, "servers=0"),
+            ({"replica": 1}, "replica 1 of 1: they are numbered from 0"),
+            ({"replica": -1}, "replica -1 of 1"),
+            ({"optimizer": {"name": "none"}}, ""),
+            ({"layout": [["w", [4], "<f4"]]}, r"initial values of shapes \[\(3,\)\]"),
+        ],
+    )  # fmt: skip
+    def test_what_cannot_be_made_leaves_nothing(self, farm: Farm, changes: Any, match: str) -> None:
+        with Peer(farm.server.address, farm.server.keys) as peer:
+            answer = opened(peer, changes)
+            assert answer.kind == "error"
+            assert re.search(match, answer.meta["message"])
+            assert farm.files() == []
+            assert farm.service._holdings == {}
+            assert opened(peer, {}).kind == "ps.opened"
+
+    def test_what_fails_after_the_memory_is_there_gives_it_back(
+        self, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*arguments: Any, **options: Any) -> None:
+            raise MemoryError("no room for slots")
+
+        monkeypatch.setattr(holding_module, "ParameterShard", fail)
+        rules = {"rules": {"replicas": 2}}
+        address, keys = farm.server.address, farm.server.keys
+        with Peer(address, keys) as waits, Peer(address, keys) as chief:
+            waits.send("ps.open", ASKED | rules | {"replica": 1, "chief": False})
+            waits.call("ping")
+            answers = [opened(chief, rules), waits.receive(PATIENCE)]
+            assert all("no room for slots" in answer.meta["message"] for answer in answers if answer)
+            assert None not in answers
+            assert farm.files() == []
+            assert farm.service._holdings == {}
+            monkeypatch.undo()
+            assert opened(chief, rules).kind == "ps.opened"
 
     def test_what_replicas_ask_for_must_agree(self, farm: Farm) -> None:
         first = farm.open(0, 2, synchronous=True)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
+from freezing import freeze
 
 from nbdist.errors import UnavailableError
 from nbdist.optim import SGD
+from nbdist.runtime import parameters
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.linkopening import ShardRequest, open_link
 from nbdist.runtime.links import Link
@@ -39,16 +43,30 @@ link = opened(order["address"], ClusterKeys(**order["keys"]), 1, Rules(**order["
 link.pull()
 link.push(0)
 print(link.kind, flush=True)
-sys.stdin.read()
+sys.stdin.readline()
+try:  # until it is refused, which is sooner than the end of all these steps
+    for _ in range(10_000):
+        link.pull()
+        link.push(1)
+        link.wait(1)
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
 """
 
 
-def opened(address: str, keys: Any, replica: int, rules: Rules, prefix: str | None) -> Link:
-    request = ShardRequest(
-        "r/0", replica, rules, LAYOUT, SGD(1.0), True, (np.zeros(3, np.float32),) if replica == 0 else None
-    )
+def opened(
+    address: str,
+    keys: Any,
+    replica: int,
+    rules: Rules,
+    prefix: str | None,
+    pids: tuple[int, ...] = (),
+    lost: Callable[[list[int]], object] = print,
+) -> Link:
+    initial = (np.zeros(3, np.float32),) if replica == 0 else None
+    request = ShardRequest("r/0", replica, rules, LAYOUT, SGD(1.0), True, initial, pids=pids)
     peer = Peer(address, keys, name="/job:ps/task:0")
-    return open_link(peer, request, prefix=prefix, check=lambda: None, timeout=20)
+    return open_link(peer, request, prefix=prefix, check=lambda: None, timeout=20, lost=lost)
 
 
 @pytest.fixture
@@ -61,10 +79,10 @@ def server() -> Iterator[Server]:
     remove_all(PREFIX)  # of the killed one's, which is the cluster's to do
 
 
-def with_one_killed(server: Server, rules: Rules, shared: bool) -> tuple[Link, int]:
-    """Return a replica's link, and the steps it made after the other was killed."""
+@contextmanager
+def victim(server: Server, rules: Rules, shared: bool) -> Iterator[subprocess.Popen[str]]:
+    """Yield a process that is replica 1, and has pushed a gradient; the caller opens replica 0."""
     prefix = PREFIX if shared else None
-    link = opened(server.address, server.keys, 0, rules, prefix)
     order = {
         "address": server.address, "keys": asdict(server.keys), "rules": rules.to_wire(), "prefix": prefix,
     }  # fmt: skip
@@ -74,18 +92,60 @@ def with_one_killed(server: Server, rules: Rules, shared: bool) -> tuple[Link, i
         stdout=subprocess.PIPE,
         text=True,
         env={"PYTHONPATH": ":".join(sys.path), "OPENBLAS_NUM_THREADS": "1"},
-    ) as victim:
-        assert victim.stdin is not None
-        assert victim.stdout is not None
-        victim.stdin.write(json.dumps(order) + "\n")
-        victim.stdin.flush()
-        assert victim.stdout.readline().strip() == link.kind
-        victim.send_signal(signal.SIGKILL)
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def steps_of(link: Link) -> int:
+    """Make some steps, and leave; return how many updates the shard has had."""
     for _ in range(STEPS):
         link.pull()
         link.push(0)
         link.wait(0)
-    return link, link.leave()["updates"]
+    return int(link.leave()["updates"])
+
+
+def with_one_killed(server: Server, rules: Rules, shared: bool) -> tuple[Link, int]:
+    """Return a replica's link, and the steps it made after the other was killed."""
+    with victim(server, rules, shared) as process:
+        link = opened(server.address, server.keys, 0, rules, PREFIX if shared else None)
+        assert said(process) == link.kind
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    return link, steps_of(link)
+
+
+def with_one_frozen(
+    server: Server, rules: Rules, shared: bool, heard: list[int]
+) -> tuple[Link, int, list[str]]:
+    """Return a replica's link, the steps it made while the other was frozen, and the other's last words."""
+    with victim(server, rules, shared) as process:
+        link = opened(
+            server.address, server.keys, 0, rules, PREFIX if shared else None, (0, process.pid), heard.extend
+        )
+        assert said(process) == link.kind
+        freeze(process.pid)
+        words = []
+        try:
+            made = steps_of(link)
+        finally:
+            process.send_signal(signal.SIGCONT)
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            words.append(said(process))
+    return link, made, words
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "socket"])
@@ -107,5 +167,81 @@ def test_the_others_go_on(server: Server, rules: Rules, updates: int, shared: bo
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "socket"])
 def test_a_step_of_all_ends_with_an_error(server: Server, shared: bool) -> None:
-    with pytest.raises(UnavailableError, match="replica 1 is gone, and a synchronous step takes 2 gradients"):
+    with pytest.raises(UnavailableError, match="replica 1 is dead, and a synchronous step takes 2 gradients"):
         with_one_killed(server, Rules(2, True), shared)
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a process that is stopped for a tenth of a second for frozen."""
+    monkeypatch.setattr(parameters, "FROZEN_SECONDS", 0.1)
+    monkeypatch.setattr(parameters, "LOOK_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("quickly")
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "socket"])
+@pytest.mark.parametrize(
+    "rules",
+    [Rules(2), Rules(2, staleness=0), Rules(2, staleness=2), Rules(2, True, 1)],
+    ids=["asynchronous", "in step", "bounded", "backup"],
+)
+def test_the_others_continue_without_a_frozen_one_which_is_refused(
+    server: Server, rules: Rules, shared: bool
+) -> None:
+    heard: list[int] = []
+    link, made, words = with_one_frozen(server, rules, shared, heard)
+    assert made in (STEPS, STEPS + 1)  # nothing of it counts once it is back
+    assert heard == [1]
+    assert words[0].startswith(("UnavailableError", "AbortedError"))
+    link.close()
+
+
+@pytest.mark.usefixtures("quickly")
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "socket"])
+def test_a_step_of_all_ends_with_an_error_that_names_a_frozen_one(server: Server, shared: bool) -> None:
+    heard: list[int] = []
+    with pytest.raises(
+        UnavailableError, match="replica 1 is frozen, and a synchronous step takes 2 gradients"
+    ):
+        with_one_frozen(server, Rules(2, True), shared, heard)
+    assert heard == [1]
+
+
+@pytest.mark.usefixtures("quickly")
+def test_one_that_is_back_while_the_others_train_is_refused(server: Server) -> None:
+    heard: list[int] = []
+    with victim(server, Rules(2), True) as process:
+        link = opened(server.address, server.keys, 0, Rules(2), PREFIX, (0, process.pid), heard.extend)
+        assert said(process) == link.kind
+        freeze(process.pid)
+        updates = 0
+        while not heard:
+            link.pull()
+            link.push(0)
+            link.wait(0)
+            updates += 1
+        process.send_signal(signal.SIGCONT)
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        # The server says so under its own name, or the link under the one that it knows it by.
+        refused = r"have continued without it: /job:(local|ps)/task:0 refuses its gradients"
+        assert re.search(refused, said(process))
+        left = link.leave()
+    assert left["tally"]["made"][0] == updates
+    assert left["tally"]["made"][1] <= 1  # the one of before
+    link.close()
+
+
+@pytest.mark.usefixtures("quickly")
+def test_a_replica_that_was_frozen_before_it_opened_the_shard_is_not_waited_for(server: Server) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as late:
+        freeze(late.pid)
+        try:
+            link = opened(server.address, server.keys, 0, Rules(2), PREFIX, (0, late.pid), [].extend)
+            assert steps_of(link) == STEPS
+        finally:
+            late.kill()
+    link.close()

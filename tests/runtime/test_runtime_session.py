@@ -12,11 +12,16 @@ import pytest
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.graph.gradients import gradients
+from nbdist.graph.op import OPS, Op, register
 from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import container, control_dependencies, device, sessions
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder, record
 from nbdist.graph.variables import global_variables_initializer
+from nbdist.nn import functional
+from nbdist.runtime.pieceprogram import Containers, PieceProgram
+from nbdist.runtime.scratch import Scratch
 from nbdist.runtime.session import HERE, MOST_SHAPES, Session
+from nbdist.runtime.store import Store
 
 
 @pytest.fixture
@@ -110,12 +115,40 @@ def test_feeds_of_another_precision_are_converted(session: Session) -> None:
         (np.float32, 1j, "takes no complex128 values"),
         (np.float32, "one", "takes no <U3 values"),
         (np.bool_, 1, r"\.astype\('bool'\)"),
+        (np.int8, 300, "takes whole numbers from -128 to 127; got 300"),
+        (np.uint8, np.uint16(256), "takes whole numbers from 0 to 255; got 256"),
+        (np.float32, [[1, 2], [3]], "lists of numbers of one length; got"),
     ],
 )
 def test_feeds_of_another_kind_are_refused(session: Session, dtype: Any, value: Any, words: str) -> None:
     x = placeholder(dtype, (), name="x")
     with pytest.raises(InvalidArgumentError, match=words):
         session.run(x, {x: value})
+
+
+def test_whole_numbers_that_fit_are_converted(session: Session) -> None:
+    x = placeholder(np.int8, (2,), name="x")
+    np.testing.assert_array_equal(session.run(x, {x: [127, -128]}), [127, -128])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"graph": 3}, "graph is an nb.Graph or None .* not 3"),
+        ({"target": 3}, "target is the text .* not 3"),
+        ({"operation_timeout": "a"}, "operation_timeout is in seconds above 0, not 'a'"),
+        ({"timeout": -1}, "timeout is in seconds above 0, not -1"),
+    ],
+)
+def test_options_of_a_session_are_checked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        Session(**options)
+
+
+@pytest.mark.parametrize("feed", [[], 3, "x", [(1, 2)]])
+def test_a_feed_dict_is_a_dict(session: Session, feed: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="feed_dict is a dict of values by tensor"):
+        session.run(constant(1.0), feed)
 
 
 def test_what_cannot_be_fetched_or_fed(session: Session) -> None:
@@ -351,3 +384,28 @@ def test_a_target_that_is_none(graph: Graph) -> None:
         Session("nbdist://127.0.0.1:2222")
     with pytest.raises(InvalidArgumentError, match="transport is 'auto' or 'socket', not 'pigeon'"):
         Session(transport="pigeon")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [np.zeros((4, 5, 5, 1)), np.zeros((2, 3, 3, 1)), np.zeros((4, 25)), np.zeros((4, 6, 6, 1), np.float32)],
+)
+def test_a_registered_step_checks_what_it_is_fed(session: Session, feed: Any) -> None:
+    """A client may send another shape than it has registered; kernels take views of the planned one."""
+    x, kernel = placeholder(np.float64, (None, None, None, 1), name="x"), constant(np.ones((3, 3, 1, 1)))
+    plan = session.plan(functional.conv2d(x, kernel), {x: np.zeros((4, 6, 6, 1))})
+    store = Store()
+    program = PieceProgram(plan.pieces[0], store, Containers("localhost"), lambda node: None, Scratch(store))  # type: ignore[arg-type, return-value]
+    assert program.run([np.zeros((4, 6, 6, 1))])[0].shape == (4, 4, 4, 1)
+    with pytest.raises(InvalidArgumentError, match=r"registered for \(4, 6, 6, 1\) float64"):
+        program.run([feed])
+
+
+def test_an_op_that_returns_another_shape_than_it_says_is_stopped(session: Session) -> None:
+    register(Op("wrong", forward=lambda xp, x: x[:1], spec=lambda x: x))
+    try:
+        x = placeholder(np.float64, (3,))
+        with pytest.raises(InvalidArgumentError, match=r"its spec says \(3,\), its value is \(1,\)"):
+            session.run(record("wrong", x) * 2, {x: np.zeros(3)})
+    finally:
+        del OPS["wrong"]

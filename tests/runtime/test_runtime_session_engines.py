@@ -220,7 +220,7 @@ def test_a_task_is_killed(start: Start, graph: Graph, monkeypatch: pytest.Monkey
             f"/job:ps/task:1 (pid {pid} on ",
             "takes no more letters",
             "make a new session",
-            "the other tasks go on",
+            "the other tasks continue",
         ):
             assert words in str(run.error)
         for one in (session, other):  # it was killed before this step

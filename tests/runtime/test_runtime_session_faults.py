@@ -18,9 +18,10 @@ from nbdist.errors import (
     NbdistError,
     UnavailableError,
 )
+from nbdist.graph.ops.tokens import TokenQueue
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder
-from nbdist.runtime import line
+from nbdist.runtime import line, station
 from nbdist.runtime.server import Server
 
 PLACES = (PS, ONE, TWO)
@@ -223,3 +224,39 @@ def test_a_task_that_was_started_again_is_another(graph: Graph, tasks: Tasks) ->
                 new.run(w)
             begin(new)
             assert new.run(w) == 1
+
+
+@pytest.mark.parametrize("by", ["letters", "the next station"])
+@all_ways
+def test_a_late_part_of_a_step_that_was_given_up_changes_nothing(
+    graph: Graph, tasks: Tasks, gate: Put, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    if by == "letters":
+        monkeypatch.setattr(line, "ABORT_SECONDS", 2 * station.LOOK_AFTER)
+    else:
+        monkeypatch.setattr(line, "ABORT_SECONDS", 0.0)
+        monkeypatch.setattr(station, "LOOK_AFTER", float("inf"))
+    slow, failing = Gate(), Gate()
+    with device(TWO):
+        v, chained = Variable(np.zeros(3), name="v"), Variable(np.zeros(3), name="chained")
+        queue = TokenQueue(name="tokens")
+        x = gate(constant(np.arange(3)) * 1, slow)
+        late = [v.assign_add(x * 1.0), chained.assign(np.tanh(x * 2.0) + 1), queue.enqueue_many(x)]
+        tokens = queue.size()
+    with device(ONE):
+        bad = np.linalg.inv(gate(constant(np.zeros((2, 2))) * 1, failing))
+    with tasks.session() as session, tasks.session() as other:
+        begin(session)
+        opener = threading.Thread(target=lambda: slow.reached.wait(20) and failing.open())
+        opener.start()
+        with pytest.raises(InvalidArgumentError, match="Singular"):
+            session.run([*late, bad])
+        opener.join()
+        stations = [one for one in threading.enumerate() if one.name.startswith("nbdist session")]
+        if by == "the next station":
+            np.testing.assert_array_equal(session.run(v), np.zeros(3))
+        slow.open()
+        until(lambda: not any(one.is_alive() for one in stations))
+        *found, put = other.run([v, chained, tokens])
+        np.testing.assert_array_equal(found, np.zeros((2, 3)))
+        assert put == 0

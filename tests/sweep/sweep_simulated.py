@@ -91,13 +91,13 @@ class Simulation:
         key = key or self.dice.choice(sorted(self.at_work))
         del self.at_work[key]
         state = (
-            "stopped" if key in self.told_to_stop else self.dice.choice(["complete", "complete", "failed"])
+            "stopped" if key in self.told_to_stop else self.dice.choice(["finished", "finished", "failed"])
         )
-        values = {"accuracy": self.dice.random()} if state == "complete" and self.dice.random() < 0.8 else {}
+        values = {"accuracy": self.dice.random()} if state == "finished" and self.dice.random() < 0.8 else {}
         ended = self.scheduler.end(*key, state, self.now, values, "" if state != "failed" else "raised")
         assert ended is not None
         self.write(ended)
-        again = self.scheduler.end(*key, "complete", self.now, {"accuracy": 1.0})
+        again = self.scheduler.end(*key, "finished", self.now, {"accuracy": 1.0})
         assert again is None, "an end was taken twice"
 
     def death(self) -> None:
@@ -111,7 +111,7 @@ class Simulation:
         for event in self.scheduler.died(gone, self.now):
             self.write(event)
         for key in lost:  # what a dead one still says is not taken
-            assert self.scheduler.end(*key, "complete", self.now, {"accuracy": 1.0}) is None
+            assert self.scheduler.end(*key, "finished", self.now, {"accuracy": 1.0}) is None
             assert not self.ledger.apply(Reported(*key, 99, 0.5, self.now))
             self.ledger.late -= 1
 

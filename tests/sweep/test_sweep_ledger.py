@@ -18,6 +18,7 @@ from nbdist.sweep.events import (
     Asked,
     Cloned,
     Created,
+    Direction,
     Ended,
     Event,
     Paused,
@@ -27,6 +28,7 @@ from nbdist.sweep.events import (
     Retried,
     SpaceEdited,
     Started,
+    Stopped,
 )
 from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.optuna_export import export_study
@@ -61,7 +63,7 @@ EVENTS: list[Event] = [
     Reported(0, 1, 1, 0.25, 2.0),
     Reported(1, 1, 1, 0.2, 2.0),
     Reported(0, 1, 2, 0.5, 3.0),
-    Ended(4.0, 0, 1, "complete", 0.5, {"accuracy": 0.5, "loss": 1.5}),
+    Ended(4.0, 0, 1, "finished", 0.5, {"accuracy": 0.5, "loss": 1.5}),
     Pruned(4.0, 1, 1, 1),
     Ended(4.5, 1, 1, "pruned"),
     SpaceEdited(5.0, SPACE.with_changes({"width": [64, 128], "lr": log(1e-3, 1)})),
@@ -88,18 +90,18 @@ def ledger() -> Ledger:
 
 def test_the_state_of_a_sweep(ledger: Ledger) -> None:
     assert ledger.counts == {
-        "waiting": 1, "running": 1, "complete": 1, "pruned": 1, "stopped": 0, "failed": 1,
+        "waiting": 1, "running": 1, "finished": 1, "pruned": 1, "stopped": 0, "failed": 1,
     }  # fmt: skip
     assert (list(ledger.waiting), list(ledger.running)) == ([3], [4])
     assert (ledger.sampled, ledger.left, ledger.next_number) == (4, 1, 5)
     assert ledger.best is ledger.trials[0]
     assert ledger.best_value == 0.5
     assert [span[:3] + span[5:] for span in ledger.spans] == [
-        (0, 1, (0,), "complete"), (1, 1, (1,), "pruned"), (2, 1, (0,), "failed"), (3, 1, (1,), "lost"),
+        (0, 1, (0,), "finished"), (1, 1, (1,), "pruned"), (2, 1, (0,), "failed"), (3, 1, (1,), "lost"),
     ]  # fmt: skip
     assert ledger.curve(3) is None  # it starts again
     assert ledger.trials[3].lost == 1
-    assert "Trial 0 complete lr=0.1" in repr(ledger.trials[0])
+    assert "Trial 0 finished lr=0.1" in repr(ledger.trials[0])
 
 
 def test_events_one_by_one_and_all_at_once_give_the_same() -> None:
@@ -120,12 +122,12 @@ def test_what_comes_too_late_changes_nothing(ledger: Ledger) -> None:
         Reported(0, 1, 5, 1.0, 20.0),
         Reported(3, 1, 5, 1.0, 20.0),
         Ended(20.0, 0, 1, "failed"),
-        Ended(20.0, 3, 1, "complete", 9.9),
-        Ended(20.0, 4, 2, "complete", 9.9),
+        Ended(20.0, 3, 1, "finished", 9.9),
+        Ended(20.0, 4, 2, "finished", 9.9),
         Pruned(20.0, 3, 1, 4),
         Retried(20.0, 0, "asked"),  # complete
         Retried(20.0, 3, "death"),  # waits already
-        Ended(20.0, 77, 1, "complete", 9.9),
+        Ended(20.0, 77, 1, "finished", 9.9),
     ]
     for event in late:
         assert not ledger.apply(event), event
@@ -136,18 +138,23 @@ def test_what_comes_too_late_changes_nothing(ledger: Ledger) -> None:
 
 
 def test_a_start_that_damage_took_is_made_up_for() -> None:
-    ledger = Ledger.of([*EVENTS[:2], Reported(0, 1, 1, 0.5, 2.0), Ended(3.0, 0, 1, "complete", 0.5)])
+    ledger = Ledger.of([*EVENTS[:2], Reported(0, 1, 1, 0.5, 2.0), Ended(3.0, 0, 1, "finished", 0.5)])
     assert ledger.late == 0
-    assert (ledger.trials[0].state, ledger.trials[0].attempt, ledger.best_value) == ("complete", 1, 0.5)
+    assert (ledger.trials[0].state, ledger.trials[0].attempt, ledger.best_value) == ("finished", 1, 0.5)
 
 
 def test_less_is_better_if_said_so_and_the_first_of_equals_is_best() -> None:
     events: list[Event] = [Created(0.0, Space({"a": [1, 2, 3]}), 3, 7, "loss", "min")]
     for number, value in enumerate([math.nan, 0.5, 0.5, math.inf]):
         events += [Asked(1.0, number, {"a": 1}, number), Started(1.0, number, 1, (0,))]
-        events.append(Ended(2.0 + number, number, 1, "complete", value))
+        events.append(Ended(2.0 + number, number, 1, "finished", value))
     ledger = Ledger.of(events)
     assert [(one.number, one.value) for one in ledger.improvements] == [(1, 0.5)]
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "<trial 0>", line 7, in <module>
+ValueError: no room"""
 
 
 def of_two() -> Ledger:
@@ -155,7 +162,7 @@ def of_two() -> Ledger:
     events: list[Event] = [Created(0.0, Space({"a": [1, 2]}), 2, 7, "accuracy")]
     for number, value in enumerate([0.9, 0.8]):
         events += [Asked(1.0, number, {"a": 1}, number), Started(1.0, number, 1, (0,))]
-        events.append(Ended(2.0 + number, number, 1, "complete", value))
+        events.append(Ended(2.0 + number, number, 1, "finished", value))
     return Ledger.of([*events, Promoted(5.0, 0, "state.safetensors", None, {"epochs": 9})])
 
 
@@ -164,14 +171,14 @@ def of_two() -> Ledger:
     [
         ([], 0),  # it waits: what it had stands
         ([Started(6.0, 0, 2, (0,)), Reported(0, 2, 9, 0.1, 6.5)], 0),
-        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "complete", 0.95)], 0),
-        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "complete", 0.7)], 1),
-        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "complete", math.nan)], 1),
-        ([Started(6.0, 0, 2, (0,)), Reported(0, 2, 9, 0.1, 6.5), Ended(7.0, 0, 2, "stopped")], 1),
+        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "finished", 0.95)], 0),
+        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "finished", 0.7)], 1),
+        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "finished", math.nan)], 1),
+        ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "finished", math.inf)], 1),
+        ([Started(6.0, 0, 2, (0,)), Reported(0, 2, 9, 0.1, 6.5), Ended(7.0, 0, 2, "stopped")], 0),
         ([Started(6.0, 0, 2, (0,)), Ended(7.0, 0, 2, "failed", None, {}, "Traceback")], 0),  # at once
         ([Started(6.0, 0, 2, (0,)), Reported(0, 2, 9, 0.1, 6.5), Retried(7.0, 0, "death")], 0),
         ([Ended(7.0, 0, 1, "stopped", 0.9)], 0),  # before it began
-        ([Ended(7.0, 0, 1, "stopped", 0.9), Retried(8.0, 0, "asked")], 1),
     ],
 )
 def test_the_best_is_so_with_what_it_is_worth_now(after: list[Event], best: int) -> None:
@@ -181,6 +188,76 @@ def test_the_best_is_so_with_what_it_is_worth_now(after: list[Event], best: int)
     assert ledger.best is ledger.trials[best]
     assert ledger.best.value is not None
     assert ledger.best_value == max(one.value for one in ledger.improvements)  # what was reached stays so
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (
+            [
+                Started(6.0, 0, 2, (0,)),
+                Reported(0, 2, 9, 0.1, 6.5),
+                Ended(7.0, 0, 2, "failed", 0.1, {}, TRACEBACK),
+            ],
+            "its promotion failed (ValueError: no room): its result is that from before",
+        ),
+        (
+            [
+                Started(6.0, 0, 2, (0,)),
+                Reported(0, 2, 9, 0.1, 6.5),
+                Stopped(6.8, 0, 2),
+                Ended(7.0, 0, 2, "stopped", 0.1),
+            ],
+            "its promotion was stopped: its result is that from before",
+        ),
+        (
+            [
+                Started(6.0, 0, 2, (0,)),
+                Retried(6.5, 0, "death", "lost"),
+                Ended(7.0, 0, 2, "stopped", None, {}, "closed"),
+            ],
+            "its promotion was stopped (closed): its result is that from before",
+        ),
+    ],
+)
+def test_a_promotion_that_does_not_finish_leaves_the_trial_as_it_was(ends: list[Event], told: str) -> None:
+    ledger = of_two()
+    history = list(ledger.history)
+    for event in ends:
+        assert ledger.apply(event), event
+    trial = ledger.trials[0]
+    assert (trial.state, trial.value, trial.ended_at, trial.stopping) == ("finished", 0.9, 2.0, None)
+    assert trial.error.splitlines()[0] == told
+    assert ("ValueError: no room" in trial.error) == ("ValueError" in told)
+    assert (ledger.best, ledger.counts["finished"], ledger.counts["failed"]) == (trial, 2, 0)
+    assert ledger.history == history  # a sampler learned its result already
+    # It can be promoted again, and says nothing of the first time then.
+    ledger.apply(Promoted(8.0, 0))
+    ledger.apply(Started(9.0, 0, trial.attempt + 1, (0,)))
+    ledger.apply(Ended(10.0, 0, trial.attempt, "finished", 0.97))
+    assert (trial.state, trial.value, trial.error) == ("finished", 0.97, "")
+
+
+@pytest.mark.parametrize("direction", ["max", "min"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_value_that_is_not_finite_is_never_the_best(direction: Direction, value: float) -> None:
+    ledger = Ledger(Created(0.0, Space({"a": [1, 2]}), 2, 7, "loss", direction))
+    for number, result in enumerate([value, 0.5, value]):
+        ledger.apply(Asked(1.0, number, {"a": 1}, number))
+        ledger.apply(Started(1.0, number, 1, (0,)))
+        ledger.apply(Ended(2.0, number, 1, "finished", result))
+        assert (ledger.best and ledger.best.number) == (None if number == 0 else 1)
+    assert [one.number for one in ledger.improvements] == [1]
+
+
+@pytest.mark.parametrize("how", [Stopped(3.0, 0, 1), Pruned(3.0, 0, 1, 5)])
+def test_a_trial_that_has_ended_is_not_being_stopped(how: Stopped | Pruned) -> None:
+    created = Created(0.0, Space({"a": [1, 2]}), 1, 7, "accuracy")
+    ledger = Ledger.of([created, Asked(1.0, 0, {"a": 1}, 7), Started(1.0, 0, 1, (0,)), how])
+    trial = ledger.trials[0]
+    assert trial.stopping is not None
+    ledger.apply(Ended(4.0, 0, 1, trial.stopping))
+    assert trial.stopping is None
 
 
 def test_a_log_without_its_first_record_makes_no_sweep() -> None:
@@ -195,7 +272,7 @@ def test_columns_have_a_row_for_each_trial(ledger: Ledger) -> None:
         "trial", "state", "value", "step", "seconds", "attempts", "seed", "parent", "error",
         "lr", "width", "opt", "momentum", "batch", "layers", "flag", "epochs", "loss",
     ]  # fmt: skip
-    assert found["state"].tolist() == ["complete", "pruned", "failed", "waiting", "running"]
+    assert found["state"].tolist() == ["finished", "pruned", "failed", "waiting", "running"]
     np.testing.assert_array_equal(found["value"], [0.5, 0.2, np.nan, np.nan, 0.1])
     np.testing.assert_array_equal(found["seconds"], [3.0, 3.5, 2.0, np.nan, np.nan])
     np.testing.assert_array_equal(found["momentum"], [0.5, np.nan, np.nan, np.nan, 0.5])
@@ -212,7 +289,7 @@ def test_a_parameter_with_the_name_of_a_column_keeps_both() -> None:
     events: list[Event] = [
         Created(0.0, space, 1, 7, "accuracy"), Asked(1.0, 0, {"state": 1, "loss": 3}, 5),
         Started(1.0, 0, 1, (0,)),
-        Ended(2.0, 0, 1, "complete", 0.5, {"accuracy": 0.5, "loss": 9.0}),
+        Ended(2.0, 0, 1, "finished", 0.5, {"accuracy": 0.5, "loss": 9.0}),
     ]  # fmt: skip
     found = columns(Ledger.of(events))
     assert (found["parameter_state"][0], found["loss"][0], found["metric_loss"][0]) == (1, 3, 9.0)
@@ -222,7 +299,7 @@ def test_a_csv_file_has_the_columns(ledger: Ledger, tmp_path: Path) -> None:
     path = write_csv(ledger, tmp_path / "sweep.csv")
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["state"] for row in rows] == ["complete", "pruned", "failed", "waiting", "running"]
+    assert [row["state"] for row in rows] == ["finished", "pruned", "failed", "waiting", "running"]
     assert (rows[1]["momentum"], rows[1]["lr"], rows[2]["error"]) == ("", "0.01", "Traceback: boom")
 
 
@@ -297,10 +374,10 @@ def test_a_sweep_of_many_trials_is_rebuilt_from_its_log(tmp_path: Path) -> None:
                     events.append(pruned)
                     ledger.apply(pruned)
                     break
-            ended = scheduler.end(number, 1, "complete" if step == 20 else "stopped", 3.0)
+            ended = scheduler.end(number, 1, "finished" if step == 20 else "stopped", 3.0)
             assert ended is not None
             ledger.apply(ended)
             writer.append(*events, ended)
-    assert ledger.counts["complete"] + ledger.counts["pruned"] == 500
+    assert ledger.counts["finished"] + ledger.counts["pruned"] == 500
     assert ledger.counts["pruned"] > 100
     assert state_of(Ledger.of(read_events(path).events)) == state_of(ledger)

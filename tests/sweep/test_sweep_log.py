@@ -22,11 +22,10 @@ from nbdist.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from nbdist.metrics.log import frame
 from nbdist.sweep import eventreader as log_module
 from nbdist.sweep.eventcode import EVENT, LARGEST, REPORTS, decoded, encoded
 from nbdist.sweep.eventlog import EventLog
-from nbdist.sweep.eventreader import parse, read_events
+from nbdist.sweep.eventreader import FORMAT, parse, read_events
 from nbdist.sweep.events import (
     Added,
     Asked,
@@ -61,14 +60,14 @@ EVERY: list[Event] = [
     Pruned(4.0, 0, 1, 20),
     Stopped(4.5, 1, 2),
     Ended(5.0, 0, 1, "failed", None, {"accuracy": 0.5, "loss": -0.0}, "Traceback é\n\x00"),
-    Ended(5.0, 3, 1, "complete", 0.0),
+    Ended(5.0, 3, 1, "finished", 0.0),
     Retried(6.0, 0, "death", "gone", (0, 1)),
     Promoted(7.0, 1, "checkpoints/3", 4, {"epochs": 20}),
     SpaceEdited(8.0, Space({"lr": [1, 2]})),
     Added(9.0, 5),
     Paused(10.0),
     Resumed(11.0),
-    Closed(12.0, "done"),
+    Closed(12.0, "finished"),
 ]
 
 
@@ -89,6 +88,13 @@ def test_every_event_is_read_as_it_was_written(path: Path) -> None:
     part = read_events(path)
     assert part.events == EVERY
     assert (part.torn, part.damaged, part.unread, part.complaint()) == (0, 0, 0, "")
+
+
+def test_a_log_that_calls_a_finished_trial_complete_is_read(path: Path) -> None:
+    """The word that logs had before; what is written says "finished"."""
+    kind, payload = encoded(Ended(5.0, 3, 1, "finished", 0.5))
+    assert b'"finished"' in payload
+    assert decoded(kind, payload.replace(b'"finished"', b'"complete"')) == [Ended(5.0, 3, 1, "finished", 0.5)]
 
 
 def test_many_at_once_are_the_same_as_one_by_one(path: Path) -> None:
@@ -138,10 +144,10 @@ def test_a_second_writer_is_refused_and_told_who_writes(path: Path) -> None:
 def test_a_log_that_is_not_there_or_is_none(path: Path) -> None:
     with pytest.raises(NotFoundError, match="no sweep log"):
         EventLog.reopen(path)
-    path.write_bytes(b"nbdist metrics 1\n")
+    path.write_bytes(b"nbdist metrics 2\n")
     path.chmod(0o600)
     for _ in range(2):  # and no lock stays behind
-        with pytest.raises(DataLossError, match="is no log of a sweep"):
+        with pytest.raises(DataLossError, match="is not a sweep log"):
             EventLog.reopen(path)
 
 
@@ -149,7 +155,7 @@ def test_a_log_cut_off_anywhere_loses_at_most_one_record(path: Path) -> None:
     data = written(path, EVERY)
     ends = [len(log_module.MAGIC)]
     for event in EVERY:
-        ends.append(ends[-1] + len(frame(*encoded(event))))
+        ends.append(ends[-1] + len(FORMAT.frame(*encoded(event))))
     assert ends[-1] == len(data)
     for cut in sorted({*range(0, len(data), 11), *ends[:-1], *(end - 1 for end in ends), *range(40)}):
         path.write_bytes(data[:cut])
@@ -166,7 +172,7 @@ def test_a_log_cut_off_anywhere_loses_at_most_one_record(path: Path) -> None:
 @given(some.data())
 @settings(max_examples=150)
 def test_damage_in_the_middle_is_stepped_over_and_counted(data: some.DataObject) -> None:
-    frames = [frame(*encoded(event)) for event in EVERY]
+    frames = [FORMAT.frame(*encoded(event)) for event in EVERY]
     hit = data.draw(some.integers(0, len(frames) - 2))
     place = data.draw(some.integers(0, len(frames[hit]) - 1))
     bad = bytearray(frames[hit])
@@ -200,25 +206,29 @@ def test_no_bytes_whatever_are_more_than_damage(data: bytes) -> None:
 def test_a_whole_record_that_cannot_be_read_is_counted(payload: bytes) -> None:
     with pytest.raises(DataLossError, match="cannot be read"):
         decoded(EVENT, payload)
-    part = parse(frame(EVENT, payload) + frame(*encoded(Paused(1.0))))
+    part = parse(FORMAT.frame(EVENT, payload) + FORMAT.frame(*encoded(Paused(1.0))))
     assert (part.events, part.unread, part.damaged) == ([Paused(1.0)], 1, 0)
     assert "1 records are of a kind" in part.complaint()
 
 
 def test_reports_of_a_broken_length_and_other_kinds_are_counted() -> None:
-    part = parse(frame(REPORTS, b"123") + frame(3, b"x") + frame(*encoded(Reported(0, 1, 2, 3.0, 4.0))))
+    part = parse(
+        FORMAT.frame(REPORTS, b"123")
+        + FORMAT.frame(3, b"x")
+        + FORMAT.frame(*encoded(Reported(0, 1, 2, 3.0, 4.0)))
+    )
     assert (len(part.events), part.unread) == (1, 2)
 
 
 def test_a_length_in_the_log_takes_no_memory() -> None:
-    huge = b"NBMF" + bytes([EVENT]) + (0xFFFFFFFF).to_bytes(4, "little") + bytes(4)
-    part = parse(huge + frame(*encoded(Paused(1.0))))
+    huge = b"NBS2" + bytes([EVENT]) + (0xFFFFFFFF).to_bytes(4, "little") + bytes(8)
+    part = parse(huge + FORMAT.frame(*encoded(Paused(1.0))))
     assert part.events == [Paused(1.0)]
 
 
 def test_a_record_that_is_too_large_is_damage() -> None:
-    large = frame(EVENT, b" " * (LARGEST + 1))
-    part = parse(large + frame(*encoded(Paused(1.0))))
+    large = FORMAT.frame(EVENT, b" " * (LARGEST + 1))
+    part = parse(large + FORMAT.frame(*encoded(Paused(1.0))))
     assert (part.events, part.damaged) == ([Paused(1.0)], len(large))
 
 

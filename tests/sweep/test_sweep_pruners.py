@@ -22,7 +22,7 @@ def collect(told: list[tuple[int, int, float]], direction: Direction, complete: 
     for number, step, value in told:
         reports.add(number, step, value)
     for number in sorted(complete):
-        reports.complete(number)
+        reports.finish(number)
     return reports
 
 
@@ -44,7 +44,7 @@ def test_asking_as_reports_come_is_asking_at_the_end_of_them(
         following.add(number, step, value)
         if place == len(told) // 2:
             for one in sorted(complete):
-                following.complete(one)
+                following.finish(one)
         here = complete if place >= len(told) // 2 else set()
         fresh = collect(told[: place + 1], direction, here)
         decision = pruner.decide(following, number, step)

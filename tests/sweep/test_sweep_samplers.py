@@ -58,7 +58,7 @@ def tell(history: list[Ask | Tell], number: int, value: float, index: int) -> No
     elif index % 5 == 3:
         history.append(Tell(number, "pruned", value, 2))
     else:
-        history.append(Tell(number, "complete", value if index % 9 != 8 else float("nan"), 5))
+        history.append(Tell(number, "finished", value if index % 9 != 8 else float("nan"), 5))
 
 
 class SamplerContract:
@@ -108,10 +108,10 @@ class SamplerContract:
 
     def test_a_trial_that_is_told_twice_counts_with_the_later(self) -> None:
         history: list[Ask | Tell] = [
-            Ask(0, self.asked(0), True), Tell(0, "failed", None, None), Tell(0, "complete", 0.5, 1),
+            Ask(0, self.asked(0), True), Tell(0, "failed", None, None), Tell(0, "finished", 0.5, 1),
         ]  # fmt: skip
         for number in range(1, 14):
-            history += [Ask(number, self.asked(number), True), Tell(number, "complete", 0.1 * number, 1)]
+            history += [Ask(number, self.asked(number), True), Tell(number, "finished", 0.1 * number, 1)]
         parameters = self.make().ask(history, 14)
         assert parameters is None or SPACE.contains(parameters)
 
@@ -166,7 +166,7 @@ class TestTpe(SamplerContract):
         for number in range(40):
             parameters = sampler.ask(history, number)
             assert parameters is not None
-            history += [Ask(number, parameters, True), Tell(number, "complete", result(parameters), 1)]
+            history += [Ask(number, parameters, True), Tell(number, "finished", result(parameters), 1)]
         last = [one.parameters["opt"] for one in history if isinstance(one, Ask)][-12:]
         assert last.count("adam") > 8
 

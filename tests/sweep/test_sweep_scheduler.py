@@ -146,9 +146,9 @@ def test_what_an_attempt_that_was_given_up_still_says_is_not_taken() -> None:
     for event in scheduler.died({0}, 2.0):
         ledger.apply(event)
     pumped(ledger, scheduler, {1}, 1)
-    assert scheduler.end(0, 1, "complete", 3.0, {"accuracy": 1.0}) is None
+    assert scheduler.end(0, 1, "finished", 3.0, {"accuracy": 1.0}) is None
     assert scheduler.judge(Reported(0, 1, 1, 0.0, 3.0), 3.0) is None
-    assert scheduler.end(0, 2, "complete", 3.0, {"accuracy": 1.0}) is not None
+    assert scheduler.end(0, 2, "finished", 3.0, {"accuracy": 1.0}) is not None
 
 
 def test_where_it_died_is_better_than_nowhere() -> None:
@@ -177,11 +177,11 @@ def test_two_engines_a_trial_are_neighbours_if_they_can_be() -> None:
 def test_a_promoted_trial_that_needs_all_engines_gets_them() -> None:
     ledger, scheduler = following(opened(trials=6))
     pumped(ledger, scheduler, {0, 1}, 2)
-    ledger.apply(scheduler.end(0, 1, "complete", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
+    ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
     for event in wishes.promote(ledger, 0, 2.0, checkpoint="c/1", per_trial=2, changes={"epochs": 9}):
         ledger.apply(event)
     assert pumped(ledger, scheduler, {0}, 2) == []  # it waits for the other one, and nothing gets before it
-    ledger.apply(scheduler.end(1, 1, "complete", 3.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
+    ledger.apply(scheduler.end(1, 1, "finished", 3.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
     (started,) = pumped(ledger, scheduler, {0, 1}, 2)
     assert (started.number, started.attempt, started.ranks) == (0, 2, (0, 1))
     promotion = ledger.trials[0].promotion
@@ -195,11 +195,11 @@ def test_a_promoted_trial_that_needs_all_engines_gets_them() -> None:
 def test_a_promoted_trial_that_needs_more_than_there_are_keeps_nobody_waiting() -> None:
     ledger, scheduler = following(opened(trials=2))
     pumped(ledger, scheduler, {0}, 1)
-    ledger.apply(scheduler.end(0, 1, "complete", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
+    ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
     for event in wishes.promote(ledger, 0, 2.0, per_trial=3):
         ledger.apply(event)
     assert [event.number for event in pumped(ledger, scheduler, {0}, 1)] == [1]
-    ledger.apply(scheduler.end(1, 1, "complete", 3.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
+    ledger.apply(scheduler.end(1, 1, "finished", 3.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
     assert scheduler.trouble(alive=1) == (
         "a trial needs 3 engines and 1 are alive: bring back the others (%cluster restart), or stop the sweep"
     )
@@ -225,10 +225,10 @@ def test_a_promoted_trial_that_dies_goes_on_from_its_checkpoint_with_its_curve()
 @pytest.mark.parametrize(
     ("values", "state", "error"),
     [
-        ({"accuracy": 0.5}, "complete", ""),
+        ({"accuracy": 0.5}, "finished", ""),
         ({}, "failed", "the trial never reported 'accuracy': report it, or name another"),
         ({"loss": 1.0}, "failed", "never reported 'accuracy'; it reported loss: report it"),
-        ({"accuracy": np.float32(0.5), "name": "x"}, "complete", ""),
+        ({"accuracy": np.float32(0.5), "name": "x"}, "finished", ""),
         ({"accuracy": "high"}, "failed", "'accuracy' is 'high', and no number"),
         ({"accuracy": float("nan")}, "failed", "'accuracy' is not a number at the end"),
     ],
@@ -238,12 +238,12 @@ def test_a_result_that_is_missing_or_no_number_is_a_failure(
 ) -> None:
     ledger, scheduler = following(opened(trials=1))
     pumped(ledger, scheduler, {0}, 1)
-    ended = scheduler.end(0, 1, "complete", 2.0, values)
+    ended = scheduler.end(0, 1, "finished", 2.0, values)
     assert ended is not None
     assert ended.state == state
     assert error in ended.error
     assert ledger.apply(ended)
-    assert ledger.best_value == (0.5 if state == "complete" else None)
+    assert ledger.best_value == (0.5 if state == "finished" else None)
 
 
 def test_the_last_report_is_the_result_of_a_body_that_returns_none() -> None:
@@ -251,9 +251,9 @@ def test_the_last_report_is_the_result_of_a_body_that_returns_none() -> None:
     pumped(ledger, scheduler, {0}, 1)
     ledger.apply(Reported(0, 1, 2, 0.75, 1.0))
     ledger.apply(Reported(0, 1, 1, 0.5, 1.0))  # late, and not the last step
-    ended = scheduler.end(0, 1, "complete", 2.0)
+    ended = scheduler.end(0, 1, "finished", 2.0)
     assert ended is not None
-    assert (ended.state, ended.value) == ("complete", 0.75)
+    assert (ended.state, ended.value) == ("finished", 0.75)
 
 
 def test_a_driver_that_takes_over_adopts_retries_and_finds_strays() -> None:
@@ -306,7 +306,7 @@ def test_paused_nothing_starts_and_what_runs_goes_on() -> None:
 def test_added_trials_are_asked_for() -> None:
     ledger, scheduler = following(opened(trials=1))
     pumped(ledger, scheduler, {0}, 1)
-    ledger.apply(scheduler.end(0, 1, "complete", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
+    ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
     assert scheduler.done
     for event in wishes.add(ledger, 2, 3.0):
         ledger.apply(event)
@@ -410,7 +410,7 @@ def test_wishes_that_do_not_fit_say_why() -> None:
         wishes.retry(ledger, 0, 2.0)
     with pytest.raises(FailedPreconditionError, match="trial 0 is running; only one that is over"):
         wishes.promote(ledger, 0, 2.0)
-    ledger.apply(scheduler.end(0, 1, "complete", 2.0, {"accuracy": 1.0}))  # type: ignore[arg-type]
+    ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 1.0}))  # type: ignore[arg-type]
     with pytest.raises(FailedPreconditionError, match=r"clone it .* or promote it"):
         wishes.retry(ledger, 0, 2.0)
     for event in wishes.close(ledger, 3.0):

@@ -284,7 +284,7 @@ bad_texts = [
     ("lr=log(1e-4, 1e-1", "missing at the end"),
     ("lr=log", "log needs its values in brackets"),
     ("opt=[sgd, adam]", "sgd is a name, .* write 'sgd' in quotes"),
-    ("lr=normal(0, 1)", r"no normal\(...\) here; there are uniform, log, int"),
+    ("lr=normal(0, 1)", r"no normal\(...\) here; there are uniform, loguniform, log, int"),
     ("lr=log(1e-4)", r"log\(low, high, points=None\) is what it takes: missing a required argument: 'high'"),
     ("lr=log(1, 2, base=3)", "unexpected keyword argument 'base'"),
     ("lr=log(*[1, 2])", r"without \*"),

@@ -362,7 +362,7 @@ def test_a_loop_of_ones_own_rests_and_saves_its_model(context: Context) -> None:
     thread.join(PATIENCE)
     found = context.progress.checkpoint
     assert found is not None
-    assert (found["step"], context.progress.step, context.progress.state) == (2, 4, "training")
+    assert (found["step"], context.progress.step, context.progress.state) == (2, 4, "running")
     for a, b in zip(nn.load(found["path"]).weights, weights[2], strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -548,3 +548,29 @@ def test_graphs_without_a_strategy_are_as_before() -> None:
         w = Variable(np.ones(2, np.float32))
         assert SGD(0.1).minimize(np.sum(w * x)).name == "SGD"
         assert compute_average_loss(x, 2).shape == ()
+
+
+def test_a_step_that_is_not_a_number_can_be_left_out(
+    strategy: Strategy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    w, seen = variable(strategy, np.ones(3)), variable(strategy, np.zeros(3), trainable=False)
+    optimizer = SGD(0.5)
+
+    def step(x: Any) -> Any:
+        seen.assign(x)
+        loss = np.sum(w * x)
+        optimizer.minimize(loss)
+        return loss
+
+    good, bad = np.ones(3), np.array([1, np.nan, 1])
+    strategy.run(step, (good,), nan="skip")
+    assert np.isnan(strategy.run(step, (bad,), nan="skip"))
+    np.testing.assert_array_equal(strategy.read(w), 0.5)
+    np.testing.assert_array_equal(strategy.read(seen), good)
+    assert "step 2: the loss is NaN: this replica's gradient is left out" in capsys.readouterr().out
+    strategy.run(step, (good,), nan="skip")
+    np.testing.assert_array_equal(strategy.read(w), 0)
+    with pytest.raises(NanLossError, match="nan='skip'"):
+        strategy.run(step, (bad,))
+    with pytest.raises(InvalidArgumentError, match="no nan='keep'; choose from stop, skip"):
+        strategy.run(step, (good,), nan="keep")

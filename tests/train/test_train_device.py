@@ -13,7 +13,17 @@ from nbdist.data import Dataset
 from nbdist.distribute import MirroredStrategy, OneDeviceStrategy, Strategy, get_replica_context
 from nbdist.graph import backend
 from nbdist.graph.tensor import Variable
-from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, load, losses
+from nbdist.nn import (
+    BatchNorm,
+    Dense,
+    Dropout,
+    Embedding,
+    Flatten,
+    Sequential,
+    compute_average_loss,
+    load,
+    losses,
+)
 from nbdist.optim import SGD, Adam
 from nbdist.train import Callback
 from nbdist.train import context as contexts
@@ -42,6 +52,34 @@ def test_training_on_a_device_equals_training_on_the_host(fake_gpu: None, optimi
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     for name, values in host_history.items():
         np.testing.assert_allclose(values, device_history[name], rtol=1e-4)
+
+
+@pytest.mark.parametrize("devices", [["GPU:0"], ["GPU:0", "GPU:1"], ["CPU:0", "GPU:0"]], ids=str)
+def test_embeddings_on_devices_equal_those_on_the_host(fake_gpu: None, devices: list[str]) -> None:
+    """Rows of a batch are trained by themselves on the host only: with SGD that makes no difference."""
+    rng = np.random.default_rng(0)
+    x, y, weights = np.tile(np.arange(10), 5)[:, None], rng.integers(0, 3, 50), []
+    for strategy in (OneDeviceStrategy(), MirroredStrategy(devices)):
+        for by_hand in (False, True):
+            with contexts.use(contexts.Context(device="CPU:0", strategy=strategy, quiet=True)):
+                model = Sequential([Embedding(12, 2), Flatten(), Dense(3, "softmax")], seed=1).build((1,))
+                optimizer = SGD(0.5)
+                if by_hand:
+
+                    def step(x: Any, y: Any, model: Any = model, optimizer: Any = optimizer) -> None:
+                        each = losses.sparse_categorical_crossentropy(y, model(x, training=True))
+                        optimizer.minimize(np.sum(each) / np.float32(10))
+
+                    for batch in strategy.distribute_dataset(Dataset.from_arrays(x, y).batch(10)):
+                        strategy.run(step, batch)
+                    strategy.finish()
+                else:
+                    model.compile(optimizer, "sparse_categorical_crossentropy")
+                    model.fit(Dataset.from_arrays(x, y).batch(10))
+            weights.append(model.get_weights())
+    for other in weights[1:]:
+        for a, b in zip(weights[0], other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("holes", [[], [3, 40]], ids=["whole", "holes"])

@@ -286,7 +286,7 @@ def test_five_epochs_and_five_more_are_ten(bench: Bench, capsys: pytest.CaptureF
     second = bench.run(lambda: body(10), read=bench.state)
     same(whole, first, second)
     assert second.context.progress.total == 40
-    assert "the training goes on after step 20, in epoch 6\n" in capsys.readouterr().out
+    assert "training continues after step 20, in epoch 6\n" in capsys.readouterr().out
 
 
 def test_the_epochs_of_the_run_count_too(bench: Bench) -> None:

@@ -50,7 +50,7 @@ def test_a_trial_whose_engine_dies_is_tried_once_more_elsewhere(
     assert [one.state for one in sweep.engines()].count("gone") == 2
     (marks / "open").touch()
     finished(sweep)
-    assert states(sweep) == ["failed"] + ["complete"] * 4
+    assert states(sweep) == ["failed"] + ["finished"] * 4
     assert [span.how for span in sweep.ledger.spans if span.number == 0] == ["lost", "failed"]
     assert len(began(marks)) == 6
 
@@ -68,7 +68,7 @@ def test_all_engines_die_and_come_back(start: Start, begin: Begin, marks: Path) 
     (marks / "open").touch()
     cluster.restart(report=quiet)
     finished(sweep)
-    assert states(sweep) == ["complete"] * 4
+    assert states(sweep) == ["finished"] * 4
     assert [trial.attempt for trial in sweep.trials] == [2, 2, 1, 1]
     assert sweep.trouble is None
 
@@ -86,7 +86,7 @@ def test_one_of_two_engines_of_a_trial_dies(start: Start, begin: Begin) -> None:
     lost = sweep.trial(0).ranks[1]
     kill(sweep, lost)
     finished(sweep)
-    assert states(sweep) == ["complete", "complete"], [trial.error for trial in sweep.trials]
+    assert states(sweep) == ["finished", "finished"], [trial.error for trial in sweep.trials]
     assert (sweep.trial(0).attempt, sweep.trial(1).attempt) == (2, 1)
     assert all(lost not in trial.ranks for trial in sweep.trials)
 
@@ -112,7 +112,7 @@ def test_a_frozen_engine_is_given_up_and_comes_back(
     assert cluster.tasks[rank].pid == pid
     (marks / "open").touch()
     finished(sweep)
-    assert states(sweep) == ["complete"] * 4
+    assert states(sweep) == ["finished"] * 4
     assert (sweep.trial(0).attempt, len(began(marks))) == (2, 5)
 
 
@@ -132,7 +132,7 @@ def test_a_full_disk_stops_nothing_for_ever(
     assert len(began(marks)) == 3  # what is not written down is not begun
     (marks / "room").touch()
     finished(sweep)
-    assert states(sweep) == ["complete"] * 8
+    assert states(sweep) == ["finished"] * 8
     assert len(began(marks)) == 8
 
 
@@ -160,7 +160,7 @@ def test_a_driver_that_is_silent_loses_its_engines_and_wins_them_again(
     until(lambda: len(began(marks)) == 2)
     (marks / "open").touch()
     finished(sweep)
-    assert states(sweep) == ["complete"] * 2
+    assert states(sweep) == ["finished"] * 2
 
 
 def test_a_connection_that_breaks_loses_nothing(begin: Begin, cluster: Cluster, marks: Path) -> None:
@@ -182,5 +182,5 @@ def test_a_connection_that_breaks_loses_nothing(begin: Begin, cluster: Cluster, 
 
     driver.engines._receive = cut
     finished(sweep)
-    assert states(sweep) == ["complete"] * 6
+    assert states(sweep) == ["finished"] * 6
     assert len(began(marks)) == 6

@@ -83,7 +83,7 @@ def drive(marks: Path) -> Iterator[Callable[..., Driven]]:
 
 def accounted(sweep: Sweep, marks: Path, trials: int) -> None:
     """Every trial that was asked for is over, and no attempt at one was made twice."""
-    assert states(sweep) == ["complete"] * trials, [(t.number, t.state, t.error) for t in sweep.trials]
+    assert states(sweep) == ["finished"] * trials, [(t.number, t.state, t.error) for t in sweep.trials]
     assert not sweep.ledger.running
     made = Counter(name.split("-on-")[0] for name in os.listdir(marks) if name.startswith("attempt-"))
     per_trial = sweep.ledger.created.per_trial
@@ -172,7 +172,7 @@ def test_this_process_gets_the_handle_that_it_has(begin: Begin, cluster: Cluster
     sweep.leave()
     again = attach_sweep(sweep.id, report=quiet)
     assert again is not sweep
-    assert again.table()["state"].tolist() == ["complete"] * 2
+    assert again.table()["state"].tolist() == ["finished"] * 2
     again.leave()
     with pytest.raises(FailedPreconditionError, match="driven from here no more"):
         again.add(1)
@@ -189,7 +189,7 @@ def test_left_in_the_middle_trials_are_adopted(
     until(lambda: {one.number for one in second.engines()} == {0, 1, 2})
     (marks / "open").touch()
     finished(second)
-    assert states(second) == ["complete"] * 8
+    assert states(second) == ["finished"] * 8
     assert [trial.attempt for trial in second.trials] == [1] * 8
     assert len(began(marks)) == 8
 
@@ -207,7 +207,7 @@ def test_another_cluster_when_its_own_is_gone(
     other = attach_sweep(sweep.id, cluster=cluster, report=quiet)
     held.append(other)
     finished(other)
-    assert states(other) == ["complete"] * 5
+    assert states(other) == ["finished"] * 5
     assert [trial.attempt for trial in other.trials] == [2, 2, 1, 1, 1]
 
 
@@ -257,7 +257,7 @@ def test_a_log_torn_anywhere_in_its_last_record(begin: Begin, cluster: Cluster, 
         held.append(torn)
         assert "cut off" in said[0] or "torn" in said[0], said
         finished(torn)
-        assert states(torn) == ["complete"] * 3
+        assert states(torn) == ["finished"] * 3
         assert [trial.attempt for trial in torn.trials] == [1, 1, 2]  # its end was the record
         assert torn.id in sweeps()
 

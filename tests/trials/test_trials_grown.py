@@ -43,7 +43,7 @@ def test_new_workers_are_given_trials(start: Start, begin: Begin, marks: Path) -
     cluster.shrink(report=quiet)  # the dead one leaves, and its trial is tried again by another
     (marks / "open").touch()
     finished(sweep)
-    assert states(sweep) == ["complete"] * 6
+    assert states(sweep) == ["finished"] * 6
     assert {rank for trial in sweep.trials for rank in trial.ranks} == {0, 2}
 
 
@@ -75,7 +75,7 @@ def test_who_takes_a_sweep_over_has_the_new_workers(
     until(lambda: len(began(marks)) == 2)
     (marks / "open").touch()
     finished(held[-1])
-    assert states(held[-1]) == ["complete"] * 4
+    assert states(held[-1]) == ["finished"] * 4
     assert {rank for trial in held[-1].trials for rank in trial.ranks} == {0, 1}
     cluster.shrink(report=quiet)
     held[-1].clone(0)  # driven again, with the engines that there are now

@@ -30,7 +30,7 @@ def made(space: Space) -> Path:
                 Asked(number, number, parameters, trial_seed(7, number)),
                 Started(number, number, 1, (number % 2,)),
                 *(Reported(number, 1, step, step + number, number) for step in range(REPORTS)),
-                Ended(number + 1, number, 1, "complete", float(number), {"accuracy": float(number)}),
+                Ended(number + 1, number, 1, "finished", float(number), {"accuracy": float(number)}),
             ]
             log.append(*events)
     return folder
@@ -44,7 +44,7 @@ def test_ten_thousand_trials_are_attached(own_home: Path) -> None:
     print(f"{TRIALS:,} trials with {TRIALS * REPORTS:,} reports attached in {took:.2f} s of CPU")
 
     try:
-        assert (sweep.state, len(sweep.trials), sweep.best.number) == ("done", TRIALS, TRIALS - 1)  # type: ignore[union-attr]
+        assert (sweep.state, len(sweep.trials), sweep.best.number) == ("finished", TRIALS, TRIALS - 1)  # type: ignore[union-attr]
         assert sweep.ledger.curve(5).values == [5.0 + step for step in range(REPORTS)]  # type: ignore[union-attr]
         assert len(sweep.table()["state"]) == TRIALS
     finally:

@@ -50,7 +50,7 @@ def test_a_trial_is_stopped_and_the_next_one_runs(
     sweep.stop(0)
     sweep.stop(0)
     finished(sweep)
-    assert states(sweep) == ["stopped", "complete", "complete"], sweep.trial(0).error
+    assert states(sweep) == ["stopped", "finished", "finished"], sweep.trial(0).error
     assert sweep.trial(0).value is not None
     assert sweep.trial(0).attempt == 1
     assert cluster.tasks[0].pid == pid
@@ -87,7 +87,7 @@ Agent.end = interrupted
 accuracy = width
 """
     sweep = finished(begin(body, "width=[1, 2, 3]", on="worker:0", cluster=cluster))
-    assert states(sweep) == ["complete"] * 3
+    assert states(sweep) == ["finished"] * 3
     assert start_run("n = 1", Options(), cluster=cluster).wait().results == {"n": 1}
 
 
@@ -110,7 +110,7 @@ accuracy = width
     pid = cluster.tasks[0].pid
     sweep.stop(0)
     finished(sweep)
-    assert states(sweep) == ["stopped", "complete", "complete"]
+    assert states(sweep) == ["stopped", "finished", "finished"]
     assert cluster.tasks[0].pid != pid
     assert sweep.trouble is None
 
@@ -147,7 +147,7 @@ def test_wishes_from_many_threads(begin: Begin, cluster: Cluster, marks: Path) -
     assert len(set(clones)) == 4
     counts = sweep.ledger.counts
     assert counts["running"] == counts["waiting"] == 0
-    assert [sweep.trial(one).state for one in clones] == ["complete"] * 4
+    assert [sweep.trial(one).state for one in clones] == ["finished"] * 4
     assert {sweep.trial(0).state, sweep.trial(1).state} == {"stopped"}
     started = began(marks)
     assert len({name.split("-")[1] for name in started}) == len(started)  # none ran twice
@@ -159,15 +159,15 @@ def test_a_trial_is_tried_again_and_gives_the_same(begin: Begin, cluster: Cluste
         + f"if lr == 0.2 and not os.path.exists({str(marks / 'ready')!r}): raise ValueError('not yet')\n"
     )
     sweep = finished(begin(body, "lr=[0.1, 0.2]", metric="val_loss", direction="min", cluster=cluster))
-    assert states(sweep) == ["complete", "failed"]
+    assert states(sweep) == ["finished", "failed"]
     first = losses(sweep, 1)
     (marks / "ready").touch()
     sweep.retry(1)
     finished(sweep)
-    assert states(sweep) == ["complete", "complete"]
+    assert states(sweep) == ["finished", "finished"]
     assert (sweep.trial(1).attempt, sweep.trial(1).error) == (2, "")
     assert losses(sweep, 1) == first
-    with pytest.raises(FailedPreconditionError, match="is complete"):
+    with pytest.raises(FailedPreconditionError, match="is finished"):
         sweep.retry(1)
     with pytest.raises(NotFoundError, match="no trial 9"):
         sweep.retry(9)
@@ -182,11 +182,11 @@ def test_pause_frees_the_cluster_and_resume_goes_on(begin: Begin, cluster: Clust
     assert sweep.state == "paused"
     (marks / "open").touch()
     until(lambda: not sweep.driven)
-    assert (sweep.state, sweep.ledger.counts["complete"]) == ("paused", 3)
+    assert (sweep.state, sweep.ledger.counts["finished"]) == ("paused", 3)
     assert start_run("n = 1", Options(), cluster=cluster).wait().results == {"n": 1}
     sweep.resume()
     finished(sweep)
-    assert states(sweep) == ["complete"] * 8
+    assert states(sweep) == ["finished"] * 8
     assert len(began(marks)) == 8
 
 
@@ -208,7 +208,7 @@ def test_resume_while_another_run_has_the_engines(begin: Begin, cluster: Cluster
     Path(gate).touch()
     run.wait()
     finished(sweep)
-    assert states(sweep) == ["complete"] * 8
+    assert states(sweep) == ["finished"] * 8
     assert sweep.trouble is None
 
 
@@ -230,8 +230,8 @@ def test_add_edit_and_close(begin: Begin, cluster: Cluster, marks: Path) -> None
     with pytest.raises(InvalidArgumentError):
         sweep.edit("number=int(5, 1)")
     sweep.add(2)
-    assert finished(sweep).ledger.counts["complete"] == 9
-    sweep.close()
+    assert finished(sweep).ledger.counts["finished"] == 9
+    sweep.stop()
     assert sweep.state == "stopped"
     for wish in (lambda: sweep.add(1), lambda: sweep.clone(0), lambda: sweep.retry(0), sweep.resume):
         with pytest.raises(FailedPreconditionError, match="the sweep is over"):
@@ -255,7 +255,7 @@ def test_one_that_is_done_is_woken(begin: Begin, cluster: Cluster) -> None:
     options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
     sweep = finished(begin(body, "lr=log(0.01, 0.1)", trials=2, **options))
     sweep.add(1)
-    assert states(finished(sweep)) == ["complete"] * 3
+    assert states(finished(sweep)) == ["finished"] * 3
     clone = sweep.clone(0, lr=0.5)
     assert sweep.state == "running"
     finished(sweep)
@@ -269,7 +269,7 @@ def test_one_that_is_done_is_woken(begin: Begin, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-@pytest.mark.parametrize("how", ["pruned", "stopped", "complete"])
+@pytest.mark.parametrize("how", ["pruned", "stopped", "finished"])
 def test_promoted_it_goes_on_exactly(
     begin: Begin, cluster: Cluster, marks: Path, optimizer: str, how: str
 ) -> None:
@@ -284,7 +284,7 @@ class Gate(nb.train.Callback):
     body = gate + TRAIN.format(optimizer=optimizer, epochs=5, callbacks="[Gate()]")
     options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
     whole = finished(begin("gated = False\n" + body, "lr=[0.05]", **options))
-    if how == "complete":
+    if how == "finished":
         sweep = finished(
             begin("gated = False\n" + body.replace("epochs=5", "epochs=2"), "lr=[0.05]", **options)
         )
@@ -303,7 +303,7 @@ class Gate(nb.train.Callback):
         (marks / "open").touch()
         sweep.promote(0)
     finished(sweep)
-    assert states(sweep) == ["complete"]
+    assert states(sweep) == ["finished"]
     for series in ("loss", "accuracy", "val_loss", "val_accuracy"):
         assert losses(sweep, 0, series) == losses(whole, 0, series), series
     assert sweep.trial(0).value == whole.trial(0).value
@@ -320,7 +320,7 @@ def test_promoted_to_the_whole_cluster(begin: Begin, cluster: Cluster) -> None:
     before = sweep.trial(0).value
     sweep.promote(0, epochs=6, per_trial=2)
     finished(sweep)
-    assert states(sweep) == ["complete"] * 2, sweep.trial(0).error
+    assert states(sweep) == ["finished"] * 2, sweep.trial(0).error
     assert len(sweep.trial(0).ranks) == 2
     assert sweep.trial(0).value < before  # type: ignore[operator]
     with pytest.raises(InvalidArgumentError, match="the cluster has 3 engines"):
@@ -347,7 +347,7 @@ def test_a_function_is_promoted_that_knows_no_epochs(begin: Begin, cluster: Clus
     sweep = finished(begin(by_rate, "lr=[0.1]", metric="val_loss", direction="min", cluster=cluster))
     sweep.promote(0, epochs=4)
     finished(sweep)
-    assert states(sweep) == ["complete"], sweep.trial(0).error
+    assert states(sweep) == ["finished"], sweep.trial(0).error
     assert sorted(losses(sweep, 0)) == list(range(1, 9))
 
 
@@ -355,7 +355,7 @@ def test_without_a_checkpoint_there_is_no_promotion(begin: Begin, cluster: Clust
     sweep = finished(begin("accuracy = width", "width=[1, 2]", cluster=cluster))
     with pytest.raises(FailedPreconditionError, match=r"trial 1 has no checkpoint at .*called no fit"):
         sweep.promote()
-    assert sweep.state == "done"
+    assert sweep.state == "finished"
 
 
 def prune(sweep: Sweep, number: int) -> None:

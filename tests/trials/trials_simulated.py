@@ -276,7 +276,7 @@ class Simulated:
                     step, value = np.array([4 - self.left[key]]), np.array([float(trial.number)])
                     line.push(Frame("trial.news", meta, (step, value)))
         else:
-            engine.end("complete", float(trial.number))
+            engine.end("finished", float(trial.number))
 
 
 def info_of(rank: int, incarnation: int) -> TaskInfo:

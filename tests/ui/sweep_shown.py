@@ -70,7 +70,7 @@ class ShownSweep:
         number: int,
         parameters: dict[str, Any],
         curve: list[float],
-        state: Any = "complete",
+        state: Any = "finished",
         **ended: Any,
     ) -> ShownSweep:
         """Have one trial from its start to its end, ten seconds after the one before it."""
@@ -84,7 +84,7 @@ class ShownSweep:
         last = ended.pop("value", curve[-1] if curve else None)
         return self.tell(Ended(at + 9, number, 1, state, last, **ended))
 
-    def end(self, state: str = "done") -> ShownSweep:
+    def end(self, state: str = "finished") -> ShownSweep:
         self.state, self.over = state, True
         return self
 
@@ -270,7 +270,7 @@ def random_event(sweep: ShownSweep, dice: Random, now: float) -> list[Event]:
             lambda: [Reported(number, attempt, dice.randint(0, start + 2), value, now)],
             lambda: [Pruned(now, number, attempt, 3)],
             lambda: [Stopped(now, number, attempt)],
-            lambda: [Ended(now, number, attempt, "complete", value, {"val_accuracy": 0.5, "loss": value})],
+            lambda: [Ended(now, number, attempt, "finished", value, {"val_accuracy": 0.5, "loss": value})],
             lambda: [
                 Ended(now, number, attempt, dice.choice(["pruned", "stopped", "failed"]), None, {}, "x\ny")
             ],

@@ -27,13 +27,37 @@ def test_a_run_goes_on_while_other_cells_run_and_can_be_stopped(kernel: Kernel) 
     assert kernel.run(patient + "run.stop()\nfinished = run.wait()")["status"] == "ok"
     assert kernel.value("run.status, finished is run") == "('stopped', True)"
     assert kernel.value("len(run.model.get_weights()), run.history is not None") == "(2, True)"
+    assert kernel.value("model is run.model, history is run.history") == "(True, True)"
+    attached = "del model, history\nimport nbdist\nagain = nbdist.attach(run.id)"
+    reply = kernel.run(attached)
+    assert reply["status"] == "ok", reply
+    assert kernel.value("model is again.model, history is again.history") == "(True, True)"
 
 
 def test_a_run_that_ends_by_itself_has_its_results(kernel: Kernel) -> None:
     assert kernel.run("%%distribute --background --name short" + BODY.format(epochs=2))["status"] == "ok"
     assert kernel.run("import asyncio\nwhile not run.over: await asyncio.sleep(0)")["status"] == "ok"
-    assert kernel.value("run.status, len(run.history['loss'])") == "('done', 2)"
+    assert kernel.value("run.status, len(run.history['loss'])") == "('finished', 2)"
+    assert kernel.value("model is run.model, history is run.history") == "(True, True)"
     assert kernel.run("run.show()")["status"] == "ok"
+
+
+def test_the_view_moves_while_another_cell_computes(kernel: Kernel) -> None:
+    begun = kernel.run("%%distribute --background --name moving" + BODY.format(epochs=1_000_000))
+    assert begun["status"] == "ok"
+    kernel.wait_for_training("moving")
+    computes = """view = run.view._display.view
+frames, step = view.pace.sequence, run.standing().step
+while not (view.pace.sequence > frames and run.standing().step > step):
+    pass  # the event loop has no time
+"""
+    reply = kernel.run(computes)
+    assert reply["status"] == "ok", reply
+    assert kernel.run("run.stop(); run.wait()")["status"] == "ok"
+    # It is frozen on the event loop, and its widget is closed.
+    assert (
+        kernel.run("import asyncio\nwhile run.view._display.view: await asyncio.sleep(0)")["status"] == "ok"
+    )
 
 
 def test_what_goes_wrong_is_raised_by_wait(kernel: Kernel) -> None:

@@ -29,10 +29,10 @@ def test_a_terminal_gets_lines_and_nothing_graphical(
     shown.output(TASKS[1], "one\ntw")
     shown.output(TASKS[1], "o\nthree")
     shown.finish(Summary("r1", "digits", "finished", TASKS, step=100, metrics={"loss": 0.5}))
-    assert lines[0] == "digits: running · 0 / 100 steps · 10 steps/s"
+    assert lines[0] == "digits: running · 0 / 100 steps · loss 1 · 10 steps/s"
     assert len([line for line in lines if line.startswith("digits: running")]) == 5
     assert lines[5:8] == ["[worker 1] one", "[worker 1] two", "[worker 1] three"]
-    assert lines[-1] == "digits  ✓ finished · 100 steps  (r1)\n\nloss  0.5"
+    assert lines[-1] == "digits  ✓ finished · 100 steps  (r1)\n\nloss (last epoch)  0.5"
     assert capsys.readouterr().out == ""
 
 

@@ -99,7 +99,8 @@ def test_several_replicas_have_trends_that_noise_does_not_hide(store: RunStore) 
     for key in [(0, TREND), (1, TREND), (2, TREND), (MEAN, 0)]:
         at, values = np.array(page.curves[key]).T
         assert len(at) <= 512
-        assert np.abs(values - course[at.astype(int)]).max() < 0.2
+        assert at[0] == 0  # the start is there, as single points
+        assert np.abs(values - course[at.astype(int)])[at > 300].max() < 0.2
     assert max(value for _, value in page.curves[0, 0]) > 2  # its points are there, with their noise
 
 
@@ -121,7 +122,7 @@ def test_one_that_is_gone_does_not_hold_the_mean_back(store: RunStore) -> None:
     for start in range(0, 1_000, 100):
         for replica in range(2):
             train(store, replica, start, 100)
-        feed.gone = frozenset({2} if start >= 500 else ())
+        feed.lost = frozenset({2} if start >= 500 else ())
         if feed.plan():
             page.apply(feed.everything(start))
         page.apply(feed.news(start))
@@ -134,7 +135,7 @@ def test_one_that_is_gone_does_not_hold_the_mean_back(store: RunStore) -> None:
 def test_the_mean_of_those_that_are_all_gone_stays(store: RunStore) -> None:
     train(store, 0, 0, 10)
     feed, page = Feed(store), Page()
-    feed.gone = frozenset({0})
+    feed.lost = frozenset({0})
     feed.plan()
     page.apply(feed.everything(0.0))
     assert page.curves[MEAN, 0][-1][0] == page.curves[MEAN, CLOCK][-1][0] == 9

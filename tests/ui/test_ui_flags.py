@@ -22,7 +22,6 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--strategy=one_device", {"strategy": "one_device"}),
         ("--sync", {"synchronous": True}),
         ("--async", {"synchronous": False}),
-        ("--sync --async", {"synchronous": False}),
         ("--replication between-graph", {"replication": "between-graph"}),
         ("--data workers --replication in-graph", {"data": "workers", "replication": "in-graph"}),
         ("--on worker:0-1", {"on": "worker:0-1"}),
@@ -36,6 +35,7 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--live loss, --sync", {"live": ("loss",), "synchronous": True}),
         ("--no-live", {"show": False}),
         ("--fetch a,b", {"fetch": ("a", "b")}),
+        ("--push x,make_model", {"push": ("x", "make_model")}),
         ("--tensorboard", {"tensorboard": True}),
         ("--background", {"background": True}),
         ("--transport socket", {"transport": "socket"}),
@@ -47,11 +47,24 @@ from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
         ("--min-workers 2", {"min_workers": 2}),
         ("--every 5", {"every": 5}),
         ("--alpha 0.3", {"alpha": 0.3}),
-        ("--epochs 1 --epochs 2", {"epochs": 2}),
     ],
 )
 def test_flags_of_distribute(line: str, options: dict[str, Any]) -> None:
     assert parse(line, DISTRIBUTE_FLAGS, "%%distribute") == ([], options)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--epochs 1 --epochs 2", "--epochs is given twice on the line: give it once"),
+        ("--epochs=1 --seed 3 --epochs=1", "--epochs is given twice on the line: give it once"),
+        ("--background --background", "--background is given twice on the line: give it once"),
+        ("--sync --async", "--sync and --async exclude each other: give one of them"),
+    ],
+)
+def test_a_repeated_flag_is_refused(line: str, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        parse(line, DISTRIBUTE_FLAGS, "%%distribute")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from PIL import Image
 from ui_runs import train
 
 from nbdist.metrics.store import RunStore
+from nbdist.ui.chartplan import plan_charts
 from nbdist.ui.frozen import RUN, frozen
-from nbdist.ui.summary import Summary
+from nbdist.ui.rundata import run_data
+from nbdist.ui.summary import Mark, Summary
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>$\\frac{"
 LIMIT = 150_000
@@ -87,6 +89,25 @@ def test_a_run_without_metrics_shows_its_output_only(store: RunStore) -> None:
     assert "hello" in bundle["text/html"]
     assert "[worker 0]\nhello" in bundle["text/plain"]
     assert "worker 1" not in bundle["text/plain"]
+    assert "digits" not in bundle["text/html"] + bundle["text/plain"]  # nor a headline, as with %%px
+    assert RUN not in bundle
+    silent = frozen(store, summary())
+    assert "finished" in silent["text/html"]
+    failed = frozen(store, summary(state="failed", error="ValueError on worker 1: 7"))
+    assert "digits" in failed["text/plain"]
+
+
+def test_marks_and_the_checkpoint_are_drawn_and_said(store: RunStore) -> None:
+    train(store, 0, 0, 100)
+    marks = [Mark(20, "rate", "learning rate 0.1 → 0.01"), Mark(50, "checkpoint", HOSTILE)]
+    plain = frozen(store, summary(step=100))
+    bundle = frozen(store, summary(step=100, total=200, marks=marks, checkpoint="/runs/m/<step>"))
+    assert bundle["image/png"] != plain["image/png"]
+    assert "◆ 20 learning rate 0.1 → 0.01 · ▼ 50 &lt;script" in bundle["text/html"]
+    assert "<code>/runs/m/&lt;step&gt;</code>" in bundle["text/html"]
+    assert "checkpoint: /runs/m/<step>" in bundle["text/plain"]
+    assert bundle[RUN]["marks"][0] == {"step": 20, "kind": "rate", "text": "learning rate 0.1 → 0.01"}
+    assert (bundle[RUN]["total"], bundle[RUN]["checkpoint"]) == (200, "/runs/m/<step>")
 
 
 def test_everything_is_escaped(store: RunStore) -> None:
@@ -163,6 +184,27 @@ def test_it_stays_small_whatever_the_run_was(case) -> None:  # type: ignore[no-u
     assert len(json.dumps(bundle, allow_nan=False)) < LIMIT
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_the_saved_curves_tell_what_was_seen(replicas: int) -> None:
+    store, steps = RunStore(), np.arange(100_000)
+    noise = np.random.default_rng(0).gamma(40, 1 / 40, (replicas, len(steps)))
+    for replica in range(replicas):  # it falls within its first hundred steps
+        loss = (2 * np.exp(-steps / 30) + 0.1) * noise[replica]
+        store.extend(replica, "loss", steps, loss, 1e9 + steps / 1e3)
+    tasks = [f"/job:worker/task:{replica}" for replica in range(replicas)]
+    bundle = frozen(store, summary(tasks=tasks))
+    for series in bundle[RUN]["series"]:
+        at = np.array(series["steps"].split(), int)
+        values = np.array(series["values"].split(), float)
+        assert (at[0], at[-1]) == (0, 99_999)
+        assert len(at) >= 150
+        assert values[0] > 1.3  # where it began, and on the way down
+        if series["kind"] == "trend":
+            assert ((at > 0) & (at < 100)).sum() >= 5
+            drawn = np.interp([50, 100, 1000, 50_000], at, values)
+            assert np.abs(drawn - 2 * np.exp(-np.array([50, 100, 1000, 50_000]) / 30) - 0.1).max() < 0.35
+
+
 def test_what_is_cut_is_said() -> None:
     bundle = frozen(*very_much())
     for form in (bundle["text/html"], bundle["text/plain"]):
@@ -170,7 +212,8 @@ def test_what_is_cut_is_said() -> None:
         assert re.search(r"and 9,9\d\d more metrics", form)
         assert re.search(r"and 4\d\d more rows", form)
         assert re.search(r"and \d+ more tasks with output", form)
-    assert bundle[RUN]["left_out"] > 0
+    store, told = noise_only()
+    assert run_data(store, plan_charts(store.series), told, limit=9_000)["left_out"] > 0
 
 
 def test_it_does_not_touch_pyplot(store: RunStore) -> None:

@@ -121,6 +121,8 @@ def test_a_picture_is_saved_by_its_suffix(tmp_path: Path) -> None:
     assert view.save(str(tmp_path / "graph.PNG")).read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InvalidArgumentError, match=r"graph\.pdf.*\.svg or \.png"):
         view.save(tmp_path / "graph.pdf")
+    with pytest.raises(NotFoundError, match=r"no folder '.*missing' to save 'graph.svg' into; make it first"):
+        view.save(tmp_path / "missing" / "graph.svg")
     with pytest.raises(InvalidArgumentError, match="scale=0"):
         view.png(0)
 

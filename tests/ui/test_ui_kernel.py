@@ -50,7 +50,7 @@ def test_a_second_cell_waits_for_the_first(kernel: Kernel) -> None:
 def test_an_error_on_one_rank_is_what_the_cell_shows(kernel: Kernel) -> None:
     reply = kernel.run("%%distribute\nif nb.task.rank == 1:\n    raise LookupError('lost')")
     assert reply["status"] == "error"
-    assert reply["ename"] == "BodyError"
+    assert reply["ename"] == "WorkerError"
     shown = "\n".join(reply["traceback"])
     assert shown.startswith("Traceback (most recent call last):")
     assert "LookupError: lost" in shown
@@ -67,7 +67,7 @@ def test_an_error_on_one_rank_is_what_the_cell_shows(kernel: Kernel) -> None:
         ("%%distribute --on worker:7\n1", "no task 7"),
         ("%%distribute\n   ", "the body is empty"),
         ("%%distribute --strategy ps\nx = 1", "the body never trained"),
-        ("%cluster begin", "The valid ones are start, status, attach, grow, shrink, restart, stop"),
+        ("%cluster begin", "The valid ones are start, status, attach, detach, grow, shrink, restart, stop"),
         ("%cluster start --workers 2", "is up already"),
         ("%%distribute\nx = (", "SyntaxError"),
     ],
@@ -110,7 +110,9 @@ def test_an_in_graph_cell_is_at_home_in_the_notebook(kernel: Kernel) -> None:
     reply = kernel.run(in_graph(body, "--sync --no-live"))
     assert reply["status"] == "ok", reply
     assert kernel.value("held, double(4), Thing.__module__") == "(['/job:client/task:0'], 8, '__main__')"
-    assert kernel.value("model is run.model, history is run.history, run.status") == "(True, True, 'done')"
+    assert (
+        kernel.value("model is run.model, history is run.history, run.status") == "(True, True, 'finished')"
+    )
     assert kernel.value("model.predict(x_test).shape") == "(359, 10)"
     assert kernel.run("nb.task")["ename"] == "NoTaskError"
 
@@ -182,7 +184,7 @@ def test_an_in_graph_body_that_does_not_listen(kernel: Kernel, body: str, ename:
 
 def test_an_error_of_an_in_graph_body_is_what_the_cell_shows(kernel: Kernel) -> None:
     reply = kernel.run(in_graph("x = 1\nraise LookupError('lost')"))
-    assert reply["ename"] == "BodyError"
+    assert reply["ename"] == "WorkerError"
     shown = "\n".join(reply["traceback"])
     assert shown.startswith("Traceback (most recent call last):")
     assert "raise LookupError('lost')" in shown

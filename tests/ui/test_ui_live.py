@@ -198,7 +198,7 @@ def test_what_a_control_raises_is_shown_until_the_next_one(view: SentView) -> No
 
 
 def test_words_stand_in_for_a_widget_that_cannot_be_shown(store: RunStore) -> None:
-    again = "nb.attach('r-7') follows it from a new kernel"
+    again = "to reconnect, run nb.attach('r-7')"
     view = SentView(store, [], title="digits", run_id="r-7", again=again)
     data = view._repr_mimebundle_()[0]
     assert data["text/plain"] == f"Live view of digits (r-7); {again}"

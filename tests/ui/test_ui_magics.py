@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
+import nbdist
 from nbdist.cluster.handle import Cluster, set_current
 from nbdist.errors import (
-    BodyError,
     FailedPreconditionError,
     InvalidArgumentError,
     NbdistError,
     NotFoundError,
+    WorkerError,
 )
 from nbdist.metrics.runfile import RunFile
 from nbdist.trials.folder import LOG, new_sweep_folder
@@ -44,6 +45,15 @@ def one_shell() -> Iterator[InteractiveShell]:
     shell.run_line_magic("load_ext", "nbdist")
     yield shell
     InteractiveShell.clear_instance()
+
+
+def test_the_extension_defines_nb_if_the_name_is_free() -> None:
+    shell = InteractiveShell()
+    nbdist.load_ipython_extension(shell)
+    assert shell.user_ns["nb"] is nbdist
+    shell.user_ns["nb"] = 3
+    nbdist.load_ipython_extension(shell)
+    assert shell.user_ns["nb"] == 3
 
 
 @pytest.fixture
@@ -79,7 +89,8 @@ def call_of(lines: list[str]) -> tuple[str, str]:
     assert isinstance(statement.value, ast.Await)
     call = statement.value.value
     assert isinstance(call, ast.Call)
-    flags, body = (ast.literal_eval(argument) for argument in call.args)
+    flags, body, before = (ast.literal_eval(argument) for argument in call.args)
+    assert before == 1 + next(i for i, one in enumerate(lines) if one.strip())
     return flags, body
 
 
@@ -231,7 +242,7 @@ def test_a_cell_trains_and_its_names_are_in_the_notebook(shell: InteractiveShell
     )
     assert error is None, shown
     names = shell.user_ns
-    assert names["run"].status == "done"
+    assert names["run"].status == "finished"
     assert names["run"].seed == 3
     assert "-cell" in names["run"].id
     assert names["history"].global_step == 6
@@ -279,7 +290,7 @@ def test_an_in_graph_cell_runs_in_the_notebooks_own_namespace(shell: Interactive
 @pytest.mark.usefixtures("on_cluster")
 def test_a_failing_cell_shows_the_tasks_traceback_alone(shell: InteractiveShell, run: Run) -> None:
     error, shown = run("%%distribute --no-live\nbefore = 1\nif nb.task.rank == 2:\n    1 / 0")
-    assert isinstance(error, BodyError)
+    assert isinstance(error, WorkerError)
     lines = shown.strip().splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert "    1 / 0" in lines

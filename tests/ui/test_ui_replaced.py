@@ -91,7 +91,7 @@ def test_a_task_is_restarted_by_hand(kernel: Kernel) -> None:
         "os.kill(cluster.tasks[0].pid, signal.SIGKILL)\nwhile not cluster.dead(): pass"
     )
     reply = kernel.run("%%distribute\n1")
-    assert "Go on without it with --on, or start it again with %cluster restart worker:0" in reply["evalue"]
+    assert "Run without it with --on, or start it again with %cluster restart worker:0" in reply["evalue"]
     assert kernel.run("%cluster restart")["status"] == "ok"
     assert kernel.run("%%distribute\nn = nb.collective.all_gather(nb.task.rank).tolist()")["status"] == "ok"
     assert kernel.value("n") == "[0, 1, 2]"

@@ -324,12 +324,40 @@ def test_start_calls_back_with_the_editor() -> None:
     assert editor.options == {"metric": "loss"}
 
 
+def one_trial(a: int, epochs: int = 5) -> float:
+    return 1.0 / a
+
+
+def test_a_parameter_that_the_trial_does_not_take_is_told_before_it_starts() -> None:
+    editor = SpaceEditor("a=[1, 2] epochs=5", trial=one_trial, trials=3, metric="loss")
+    page = Page(editor)
+    assert page.states[-1]["valid"]
+    identity = page.add("b", "fixed", value="3")
+    told = "one_trial() takes no parameter b; it takes a, epochs"
+    assert page.problems == {"b": ("name", told)}
+    assert not page.states[-1]["valid"]
+    with pytest.raises(InvalidArgumentError, match="takes no parameter b"):
+        editor.start()
+    page.edit("remove", id=identity)
+    assert page.problems == {}
+    page.edit("remove", id=0)
+    assert page.states[-1]["general"] == "one_trial() needs a: add it to the space"
+    with pytest.raises(InvalidArgumentError, match="needs a"):
+        editor.start()
+    anything = SpaceEditor("x=[1, 2]", trial=lambda **given: 1.0, trials=3, metric="loss")
+    assert Page(anything).states[-1]["valid"]
+    sometimes = SpaceEditor("epochs=[1, 2] a=when([1, 2], epochs=[1])", trial=one_trial, metric="loss")
+    assert Page(sometimes).problems == {
+        "a": ("name", "not all trials have a: give it a default value in one_trial()")
+    }
+
+
 def test_start_runs_the_trial_and_keeps_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     class Sweep:
         id = "one"
 
     monkeypatch.setattr(spaceeditor, "run", lambda editor: Sweep())
-    editor = SpaceEditor("a=[1, 2]", trial=print, trials=3, metric="loss")
+    editor = SpaceEditor("a=[1, 2]", trial=one_trial, trials=3, metric="loss")
     page = Page(editor)
     assert page.states[-1]["startable"]
     page.say("start", number=1)
@@ -340,9 +368,9 @@ def test_start_runs_the_trial_and_keeps_the_sweep(monkeypatch: pytest.MonkeyPatc
 def test_start_calls_run_sweep_with_what_stands_in_the_editor(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[object] = []
     monkeypatch.setattr(sweeplaunch, "run_sweep", lambda *given, **named: called.extend([given, named]))
-    SpaceEditor("a=[1, 2]", trial=print, sampler="grid", pruner="asha", metric="loss", seed=3).start()
+    SpaceEditor("a=[1, 2]", trial=one_trial, sampler="grid", pruner="asha", metric="loss", seed=3).start()
     options = {"trials": None, "sampler": "grid", "pruner": "asha", "metric": "loss", "seed": 3}
-    assert called == [(print, read_space("a=[1, 2]")), options]
+    assert called == [(one_trial, read_space("a=[1, 2]")), options]
 
 
 def test_what_start_raises_is_shown() -> None:

@@ -8,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep_shown import BEGAN, SPACE, WIDER, GridModel, ShownSweep, random_event
 
+from nbdist.errors import FailedPreconditionError
 from nbdist.sweep.events import Added, Asked, Cloned, Closed, Ended, Reported, Retried, SpaceEdited, Started
 from nbdist.sweep.ranges import integer, log
 from nbdist.sweep.space import Space
-from nbdist.ui.sweepdata import MANY, SweepFeed, cause
+from nbdist.sweep.trial import cause
+from nbdist.ui.sweepdata import MANY, SweepFeed
+from nbdist.ui.sweepfrozen import SWEEP, frozen_sweep
 from nbdist.ui.sweephead import parameters, status
 
 FIRST = {"lr": 0.01, "hidden": 64, "opt": "sgd"}
@@ -35,12 +38,12 @@ def test_a_snapshot_holds_everything() -> None:
     json.dumps(content, allow_nan=False)
     assert content["head"]["began"] == BEGAN
     assert content["head"]["engines"] == [[0, "/job:worker/task:0"], [1, "/job:worker/task:1"]]
-    assert content["head"]["again"] == "nb.attach('261120-2130-mnist') follows it from a new kernel"
+    assert content["head"]["again"] == "to reconnect, run nb.attach('261120-2130-mnist')"
     assert content["status"] == {
         "state": "running",
         "now": 21.5,
         "wanted": 24,
-        "counts": {"waiting": 0, "running": 1, "complete": 1, "pruned": 1, "stopped": 0, "failed": 0},
+        "counts": {"waiting": 0, "running": 1, "finished": 1, "pruned": 1, "stopped": 0, "failed": 0},
         "engines": [[0, "free", None], [1, "busy", 2]],
         "trouble": None,
         "best": 0,
@@ -52,7 +55,7 @@ def test_a_snapshot_holds_everything() -> None:
     assert trials["number"] == [0, 1, 2]
     assert trials["state"] == [2, 3, 1]
     assert trials["value"] == [0.75, "NaN", None]
-    assert trials["stopping"] == [None, "pruned", None]
+    assert trials["stopping"] == [None, None, None]  # of those that run only
     assert trials["seed"] == [str(2**60), str(2**60 + 1), str(2**62)]
     assert (trials["started"], trials["ended"]) == ([0.0, 10.0, 20.0], [9.0, 19.0, None])
     assert trials["ranks"] == [[0], [1], [1]]
@@ -60,7 +63,7 @@ def test_a_snapshot_holds_everything() -> None:
     assert trials["metrics"] == {"loss": [0.3, None, None]}
     assert content["points"] == {"number": [0, 1], "count": [2, 2]}
     assert np.frombuffer(points, "<f4")[:4].tolist() == [1.0, 0.5, 2.0, 0.75]
-    assert content["spans"] == [[0, 1, [0], 0.0, 9.0, "complete"], [1, 1, [1], 10.0, 19.0, "pruned"]]
+    assert content["spans"] == [[0, 1, [0], 0.0, 9.0, "finished"], [1, 1, [1], 10.0, 19.0, "pruned"]]
     assert content["best"] == [[9.0, 0, 0.75]]
 
 
@@ -75,7 +78,7 @@ def test_news_hold_what_is_new_only() -> None:
     assert content["trials"]["number"] == [2]
     assert content["points"] == {"number": [2], "count": [1]}
     assert len(points) == 8
-    sweep.tell(Ended(BEGAN + 21.3, 2, 1, "complete", 0.9, {"val_accuracy": 0.9, "top5": 1.0}))
+    sweep.tell(Ended(BEGAN + 21.3, 2, 1, "finished", 0.9, {"val_accuracy": 0.9, "top5": 1.0}))
     content, points = feed.news(BEGAN + 21.3)
     assert set(content) == {"snapshot", "status", "trials", "spans", "best"}
     assert content["trials"]["metrics"] == {"loss": [None], "top5": [1.0]}
@@ -192,7 +195,7 @@ def test_what_is_wanted_counts_clones_and_what_was_added() -> None:
     assert (stands["closed"], stands["seconds_left"], stands["now"]) == (True, None, 19.0)
 
 
-@pytest.mark.parametrize("state", ["paused", "done", "stopped", "failed"])
+@pytest.mark.parametrize("state", ["paused", "finished", "stopped", "failed"])
 def test_nothing_is_left_to_wait_for_unless_it_runs(state: str) -> None:
     sweep = sweep_of_three()
     sweep.state = state
@@ -206,12 +209,21 @@ def test_a_sweep_without_a_trial_is_told() -> None:
     assert points == b""
 
 
+def test_a_failed_sweep_says_why_at_its_head() -> None:
+    sweep = ShownSweep().end("failed")
+    sweep.error = FailedPreconditionError(
+        "all of the first 4 trials failed. Trial 0 (lr=1):\nTraceback:\n  x\nValueError: 7"
+    )
+    told = "all of the first 4 trials failed. Trial 0 (lr=1): ValueError: 7"
+    assert SweepFeed(sweep).everything(BEGAN).content["status"]["trouble"] == told
+    assert frozen_sweep(sweep)[SWEEP]["status"]["trouble"] == told
+
+
 def test_a_cause_is_a_line() -> None:
     trace = 'Traceback (most recent call last):\n  File "<trial>", line 1\n    1 / 0\nValueError: <7>\n  more'
-    assert cause(trace, 80) == "ValueError: <7>"
-    assert cause("  \nits engine died\ntwice", 80) == "its engine died"
-    assert cause("", 80) == ""
-    assert cause("x" * 99, 10) == "x" * 9 + "…"
+    assert cause(trace) == "ValueError: <7>"
+    assert cause("  \nits engine died\ntwice") == "its engine died"
+    assert cause("") == ""
 
 
 @settings(max_examples=60)

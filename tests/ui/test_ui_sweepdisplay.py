@@ -68,7 +68,7 @@ def test_the_picture_replaces_the_grid(sweep: ShownSweep, said: Said) -> None:
     shown.finish()
     (first, widget, there), (second, frozen, here) = said
     assert (first, second, there == here, widget is view) == ("display", "update", True, True)
-    assert frozen[SWEEP]["status"]["state"] == "done"
+    assert frozen[SWEEP]["status"]["state"] == "finished"
     assert "0.953" in frozen["text/html"]
     assert (view.comm, shown.view) == (None, None)
     shown.finish()
@@ -98,7 +98,7 @@ def test_a_sweep_that_is_over_is_shown_again_with_everything(sweep: ShownSweep, 
     assert SWEEP in said[-1][1]
     lines: list[str] = []
     SweepDisplay(sweep, where="terminal", report=lines.append).show_again()
-    assert lines[0].startswith("mnist  ✓ done")
+    assert lines[0].startswith("mnist  ✓ finished")
 
 
 def test_what_is_shown_again_waits_for_a_slow_page(

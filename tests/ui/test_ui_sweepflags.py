@@ -61,5 +61,5 @@ def test_what_cannot_be_read_is_said(line: str, wanted: str) -> None:
 def test_the_cell_becomes_an_awaited_call() -> None:
     (line,) = awaited(["%%sweep x=[1, 2] --metric m\n", "m = x\n"])
     assert line.startswith("await ")
-    assert "await_sweep('x=[1, 2] --metric m', 'm = x\\n')" in line
+    assert "await_sweep('x=[1, 2] --metric m', 'm = x\\n', 1)" in line
     assert awaited(["%%sweep?\n"]) == ["%%sweep?\n"]

@@ -20,7 +20,8 @@ from nbdist.sweep.ranges import choice, integer, log, uniform, when
 from nbdist.sweep.space import Space
 from nbdist.ui.sweepaxes import axis_of
 from nbdist.ui.sweepfrozen import SWEEP, frozen_sweep
-from nbdist.ui.sweepmatter import by_weight, groups
+from nbdist.ui.sweepfrozendata import size, trial_data, with_curves
+from nbdist.ui.sweepmatter import all_ranked, by_weight, groups, ranked, widest
 from nbdist.ui.sweepramp import Scale
 
 LIMIT = 150_000
@@ -43,12 +44,20 @@ def swept(space: Space, trials: int, seed: int = 0, **created: Any) -> ShownSwee
     sweep = ShownSweep(space, trials, **created)
     for number in range(trials):
         parameters = space.fill(lambda _, one: one.draw(dice.random()))
-        state = dice.choice(["complete", "complete", "complete", "pruned", "failed"])
+        state = dice.choice(["finished", "finished", "finished", "pruned", "failed"])
         last = 0.9 - (math.log10(float(parameters.get("lr", 0.01))) + 2) ** 2 / 20 + dice.gauss(0, 0.01)  # type: ignore[arg-type]
         curve = [last * (1 - math.exp(-step / 3)) for step in range(1, 4 if state == "pruned" else 13)]
         error = "Traceback (most recent call last):\n  ...\nValueError: 7" if state == "failed" else ""
         sweep.run(number, parameters, curve, state=state, error=error, values={"loss": 1 - last})
     return sweep.end()
+
+
+def test_lone_surrogates_can_be_saved() -> None:
+    odd = "caf\udce9 \ud800"
+    sweep = ShownSweep(Space({"opt": ["sgd", odd]}), 2)
+    sweep.run(0, {"opt": odd}, [0.5, 0.6])
+    sweep.run(1, {"opt": "sgd"}, [0.5], state="failed", error=f"ValueError: {odd}")
+    assert bytes_in_a_notebook(frozen_sweep(sweep.end()))
 
 
 def bytes_in_a_notebook(bundle: dict[str, Any]) -> int:
@@ -76,6 +85,12 @@ def checked(sweep: ShownSweep) -> dict[str, Any]:
     return bundle
 
 
+def points_of(data: dict[str, Any], number: int) -> tuple[list[float], list[float]]:
+    """The steps and the values of a curve in the data."""
+    points = np.frombuffer(base64.b64decode(data["curves"][str(number)]), "<f4").reshape(-1, 2)
+    return points[:, 0].tolist(), points[:, 1].tolist()
+
+
 def test_it_holds_picture_table_text_and_data() -> None:
     sweep = swept(FULL, 24)
     bundle = checked(sweep)
@@ -83,13 +98,59 @@ def test_it_holds_picture_table_text_and_data() -> None:
     best = sweep.ledger.best
     assert best is not None
     assert f"best val_accuracy {best.value:.4g} (trial {best.number}: lr=" in bundle["text/plain"]
-    assert "✓ done · 24 of 24 trials" in bundle["text/html"]
+    assert "✓ finished · 24 of 24 trials" in bundle["text/html"]
     assert bundle["text/html"].count("<tr>") == 1 + 10
     data = bundle[SWEEP]
     assert (data["shown"], data["of"], data["snapshot"]) == (24, 24, True)
-    steps, values = data["curves"][str(best.number)]
-    assert len(steps) == len(values) >= 5
-    assert values[-1] == pytest.approx(best.value, rel=1e-4)
+    for number in sweep.ledger.trials:  # a short curve is there as it is
+        curve = sweep.ledger.curve(number)
+        assert curve is not None
+        steps, values = points_of(data, number)
+        assert steps == curve.steps
+        assert values == pytest.approx(curve.values)
+    assert "left_out" not in data
+
+
+def test_the_picture_has_the_axes_of_the_grid_and_all_trials_with_a_value() -> None:
+    sweep = swept(FULL, 60)
+    assert widest(sweep.ledger) == ["lr", "batch"]  # as widest() of widget/src/sweep/bins.js
+    states = [one.state for one in all_ranked(sweep.ledger)]
+    finished = states.count("finished")
+    assert states[:finished] == ["finished"] * finished
+    assert "pruned" in states[finished:]
+    assert ranked(sweep.ledger) == all_ranked(sweep.ledger)[:finished]
+    assert ranked(sweep.ledger)[0] is sweep.ledger.best
+
+
+def test_long_curves_keep_their_shape() -> None:
+    """A trial that is good after a thousandth of its steps is drawn so, also after very many reports."""
+    sweep = ShownSweep(trials=100)
+    for number in range(100):
+        dice = Random(number)
+        curve = [0.95 * min(1.0, step / 40) + dice.gauss(0, 0.002) for step in range(4_000)]
+        sweep.run(number, {"lr": 0.1 * number, "hidden": 32, "opt": "sgd"}, curve)
+    bundle = checked(sweep.end())
+    data = bundle[SWEEP]
+    assert len(data["curves"]) == data["shown"] > 50
+    assert "left_out" not in data
+    for number in map(int, data["curves"]):
+        steps, values = points_of(data, number)
+        assert (steps[0], steps[-1]) == (1, 4_000)
+        risen = next(step for step, value in zip(steps, values, strict=True) if value > 0.9)
+        assert risen <= 60  # of 4,000
+        assert np.interp([10, 20, 30], steps, values) == pytest.approx([0.24, 0.48, 0.71], abs=0.05)
+    assert bytes_in_a_notebook(bundle) > 100_000  # the room is used
+
+
+def test_curves_that_have_no_room_are_counted() -> None:
+    sweep = swept(FULL, 150)
+    data = trial_data(sweep, 30_000)
+    numbers = data["trials"]["number"]
+    some = with_curves(data, sweep.ledger, 5_000)
+    assert some["left_out"] == len(numbers) - len(some["curves"]) > 0
+    assert list(some["curves"]) == [str(number) for number in numbers[: len(some["curves"])]]  # the best
+    assert size(some) - size(data) <= 5_000 + 100
+    assert with_curves(data, sweep.ledger, 0)["left_out"] == len(numbers)
 
 
 def test_the_data_is_a_snapshot_that_a_page_takes() -> None:
@@ -128,7 +189,7 @@ def test_what_failed_first_is_shown() -> None:
     assert "trial 1 failed first, of 2:" in bundle["text/html"]
     assert "<pre>&lt;b&gt;no 1&lt;/b&gt;</pre>" in bundle["text/html"]
     assert bundle["text/plain"].endswith("trial 1 failed first, of 2:\n<b>no 1</b>")
-    assert "1 complete · 2 failed" in bundle["text/plain"]
+    assert "1 finished · 2 failed" in bundle["text/plain"]
 
 
 def test_nothing_completed() -> None:
@@ -136,7 +197,7 @@ def test_nothing_completed() -> None:
     for number in range(4):
         sweep.run(number, {"lr": 10.0**-number, "hidden": 32, "opt": "sgd"}, [0.1, 0.2], state="pruned")
     bundle = checked(sweep.end())
-    assert "4 pruned; no trial completed; those with a value:" in bundle["text/plain"]
+    assert "4 pruned; no trial finished; those with a value:" in bundle["text/plain"]
     assert "pruned" in bundle["text/plain"].splitlines()[5]
     assert "image/png" in bundle
 
@@ -168,8 +229,8 @@ def test_ten_thousand_trials() -> None:
     bundle = checked(swept(FULL, 10_000))
     data = bundle[SWEEP]
     assert data["of"] == 10_000
-    assert 24 <= data["shown"] < 200
-    assert len(data["curves"]) == 24
+    assert 24 <= data["shown"] <= 200
+    assert len(data["curves"]) == data["shown"]
     assert "10,000 of 10,000 trials" in bundle["text/plain"]
 
 
@@ -209,7 +270,7 @@ def test_hostile_texts_stay_texts() -> None:
     dice = Random(1)
     for number in range(12):
         parameters = space.fill(lambda _, one: one.draw(dice.random()))
-        sweep.run(number, parameters, [0.1, 0.2], state="complete", values={HOSTILE: 0.5, long: 1.0})
+        sweep.run(number, parameters, [0.1, 0.2], state="finished", values={HOSTILE: 0.5, long: 1.0})
     sweep.run(12, {"opt": HOSTILE}, [], state="failed", error=long)
     sweep.error = DataLossError(long)
     sweep.trouble = long
@@ -247,7 +308,7 @@ def test_whatever_happened_it_freezes(seed: int) -> None:
     sweep = ShownSweep()
     for tick in range(120):
         sweep.tell(*random_event(sweep, dice, BEGAN + tick))
-    checked(sweep.end(dice.choice(["done", "stopped", "failed"])))
+    checked(sweep.end(dice.choice(["finished", "stopped", "failed"])))
 
 
 def test_the_parameter_that_explains_most_comes_first() -> None:

@@ -49,7 +49,7 @@ def test_it_goes_on_beside_other_cells(kernel: Kernel) -> None:
     assert "is busy with run" in busy["evalue"]
     gate.touch()
     assert kernel.run("sweep.wait()")["status"] == "ok"
-    assert kernel.value("sweep.best.value, sweep.best.parameters, sweep.ledger.counts['complete']") == (
+    assert kernel.value("sweep.best.value, sweep.best.parameters, sweep.ledger.counts['finished']") == (
         "(50.0, {'x': 5}, 5)"
     )
     assert kernel.value("'value' in globals(), 'x' in globals()") == "(False, False)"
@@ -72,7 +72,7 @@ def test_a_cell_that_waits_is_ended_by_an_interrupt(kernel: Kernel) -> None:
 
 def test_a_cell_that_waits_raises_what_all_trials_raise(kernel: Kernel) -> None:
     reply = kernel.run("%%sweep x=[1, 2, 3, 4, 5] --metric value --wait --no-live\nvalue = missing")
-    assert reply["ename"] == "BodyError"
+    assert reply["ename"] == "WorkerError"
     assert "NameError: name 'missing' is not defined" in reply["evalue"]
     assert kernel.value("sweep.state") == "'failed'"
 

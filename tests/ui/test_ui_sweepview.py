@@ -79,7 +79,7 @@ def test_the_last_frame_is_complete(view: SentGrid, sweep: ShownSweep) -> None:
     view.finish()
     [(content, _)] = view.sent
     assert content["snapshot"]
-    assert content["status"]["state"] == "done"
+    assert content["status"]["state"] == "finished"
     view.page_says("ready", view="another tab")
     assert view.sent[-1][0]["snapshot"]
 
@@ -177,7 +177,9 @@ def test_a_long_output_keeps_its_end(
 
 def test_words_stand_in_for_a_widget_that_cannot_be_shown(view: SentGrid) -> None:
     words = view._repr_mimebundle_()[0]["text/plain"]
-    assert words.startswith("Grid of the sweep mnist (261120-2130-mnist); nb.attach('261120-2130-mnist')")
+    assert words.startswith(
+        "Grid of the sweep mnist (261120-2130-mnist); to reconnect, run nb.attach('261120-2130-mnist')"
+    )
 
 
 def test_the_widgets_state_holds_no_data(view: SentGrid, sweep: ShownSweep) -> None:

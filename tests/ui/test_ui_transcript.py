@@ -23,11 +23,12 @@ def test_a_return_and_a_newline_that_come_apart_end_the_line() -> None:
     assert log.text() == "kept\nnext"
 
 
-def test_colours_are_dropped_even_if_they_come_in_pieces() -> None:
+def test_of_codes_those_of_colours_stay_even_if_they_come_in_pieces() -> None:
     log = Transcript()
     log.append("\x1b[3")
-    log.append("1mred\x1b[0m\n")
-    assert log.text() == "red\n"
+    log.append("1mred\x1b[0m\x1b[2")
+    log.append("K\n")
+    assert log.text() == "\x1b[31mred\x1b[0m\n"
 
 
 def test_the_oldest_is_cut_at_a_line_and_said_so() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist.errors import BodyError, NbdistError, TaskDiedError
+from nbdist.errors import NbdistError, TaskDiedError, WorkerError
 from nbdist.metrics.store import RunStore
 from nbdist.runs.options import Options
 from nbdist.runs.progress import ReplicaStanding, Standing, Tally
@@ -16,7 +16,8 @@ from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui import view
 from nbdist.ui.control import KINDS, Controls
-from nbdist.ui.view import RunView, gone_among, in_a_line, note_on, summary_of, unit_of
+from nbdist.ui.marks import Marks
+from nbdist.ui.view import RunView, in_a_line, lost_among, note_on, summary_of, unit_of
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 
@@ -24,7 +25,7 @@ TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 class FakeRun:
     """What a view needs of a run."""
 
-    def __init__(self, status: str = "done", **options: Any) -> None:
+    def __init__(self, status: str = "finished", **options: Any) -> None:
         self.id, self.status, self.tasks = "261120-000000-mnist", status, list(TASKS)
         self.store, self.options = RunStore(), Options(name="mnist", **options)
         self.history: History | None = None
@@ -73,6 +74,9 @@ class FakeDisplay:
     def tick(self, now: float) -> None:
         self.calls.append(("tick", now))
 
+    def mark(self, marks: Any) -> None:
+        self.calls.append(("mark", marks))
+
     def progress(self, status: Any) -> None:
         self.calls.append(("progress", status))
 
@@ -99,7 +103,7 @@ def test_a_view_shows_passes_on_and_freezes(displays: list[FakeDisplay]) -> None
     run = FakeRun(live=("loss",))
     shown = RunView(run)  # type: ignore[arg-type]
     (display,) = displays
-    again = "nb.attach('261120-000000-mnist') follows it from a new kernel"
+    again = "to reconnect, run nb.attach('261120-000000-mnist')"
     told = {"run_id": run.id, "charts": ("loss",), "again": again}
     assert display.made == (run.store, TASKS, "mnist", told)
     assert display.calls == [("show", None)]
@@ -127,17 +131,25 @@ def test_the_standing_is_passed_on_whole(displays: list[FakeDisplay]) -> None:
     tally = Tally(2, synchronous=False)
     for second in range(2):
         for replica in range(2):
-            told = Progress(step=10 * second, total=40, examples=100 * second, state="training")
+            told = Progress(
+                step=10 * second,
+                total=40,
+                examples=100 * second,
+                state="running",
+                epoch=2 - replica,
+                epochs=4,
+            )
             tally.hear(replica, vars(told), float(second))
     RunView(run).progress(tally.standing(1.0, run.store))  # type: ignore[arg-type]
     _, status = displays[0].calls[-1]
     replicas = status.pop("per_replica")
     assert status == {
-        "state": "training", "step": 20, "total": 80, "unit": "updates", "steps_per_second": 20.0,
+        "state": "running", "step": 20, "total": 80, "unit": "updates", "epoch": 2, "epochs": 4,
+        "steps_per_second": 20.0,
         "examples_per_second": 200.0, "seconds_left": 3.0, "elapsed": 1.0, "note": "",
         "learning_rate": None, "checkpoint": None,
     }  # fmt: skip
-    assert replicas[0] == {"state": "training", "step": 10, "steps_per_second": 10.0, "staleness": None} | {
+    assert replicas[0] == {"state": "running", "step": 10, "steps_per_second": 10.0, "staleness": None} | {
         "spent": dict.fromkeys(("data", "compute", "exchange", "wait"), 0.0),
         "dropped": None, "skipped": None,
     }  # fmt: skip
@@ -147,6 +159,42 @@ def test_the_standing_is_passed_on_whole(displays: list[FakeDisplay]) -> None:
 def test_a_run_that_goes_with_its_kernel_is_not_followed_from_another(displays: list[FakeDisplay]) -> None:
     RunView(FakeRun(replication="in-graph"))  # type: ignore[arg-type]
     assert displays[0].made[3]["again"] == ""
+
+
+def test_steering_leaves_marks_on_the_curves(displays: list[FakeDisplay]) -> None:
+    run = FakeRun()
+    shown = RunView(run)  # type: ignore[arg-type]
+
+    def see(state: str = "running", **more: Any) -> None:
+        for replica in range(2):
+            run.tally.hear(replica, vars(Progress(step=more.pop("step", 9), state=state, **more)), 1.0)
+        shown.progress(run.tally.standing(1.0, run.store))
+
+    see(learning_rate=0.1, step=5)
+    see(learning_rate=0.01, step=9)
+    see("paused", learning_rate=0.01)
+    saved = {"number": 1, "step": 18, "path": "/runs/m/step-18", "error": None}
+    see(learning_rate=0.01, checkpoint=saved, step=20)
+    run.tally.lose(1, 2.0)
+    shown.progress(run.tally.standing(2.0, run.store))
+    shown.end(run)  # type: ignore[arg-type]
+    marks = displays[0].calls[-1][1].marks
+    assert [(mark.step, mark.kind) for mark in marks] == [
+        (9, "rate"), (9, "pause"), (20, "checkpoint"), (20, "lost"),
+    ]  # fmt: skip
+    assert [mark.text.partition(" for ")[0] for mark in marks] == [
+        "learning rate 0.1 → 0.01", "paused", "checkpoint at step 18", "worker 1 lost",
+    ]  # fmt: skip
+    assert displays[0].calls[-1][1].checkpoint == "/runs/m/step-18"
+
+
+def test_a_schedule_of_rates_leaves_no_marks() -> None:
+    marks = Marks()
+    for step in range(40):
+        marks.see(
+            Standing("running", step, None, 0.0, 0.0, None, 0.0, [], learning_rate=1 / (step + 1)), TASKS, 0.0
+        )
+    assert marks.all() == []
 
 
 def test_a_plain_cell_has_no_steps(displays: list[FakeDisplay]) -> None:
@@ -181,15 +229,21 @@ def test_a_summary_counts_what_the_replicas_made(options: dict[str, Any], total:
     assert found.metrics == {"loss": 0.25, "val_accuracy": 0.9}
     assert found.error is None
     assert found.rows == [
-        {"task": "worker 0", "steps": 30, "loss": 0.1235, "accuracy": 0.5, "mean staleness": 1.0},
-        {"task": "worker 1", "steps": 20, "loss": 0.1235, "accuracy": 0.5},
+        {
+            "task": "worker 0",
+            "steps": 30,
+            "loss (last epoch)": 0.1235,
+            "accuracy (last epoch)": 0.5,
+            "mean staleness": 1.0,
+        },
+        {"task": "worker 1", "steps": 20, "loss (last epoch)": 0.1235, "accuracy (last epoch)": 0.5},
     ]
 
 
 def test_a_pause_counts_in_no_duration_and_in_no_rate() -> None:
     run = FakeRun(synchronous=True)
     for replica, rested in enumerate((0.9, 0.0)):  # the second waited for the first
-        run.tally.hear(replica, vars(Progress(step=30, state="done", rested=rested)), 1.0)
+        run.tally.hear(replica, vars(Progress(step=30, state="finished", rested=rested)), 1.0)
         steps_of(run, replica, 30)
     found = summary(run)
     assert found.seconds == pytest.approx(2.0)
@@ -199,21 +253,21 @@ def test_a_pause_counts_in_no_duration_and_in_no_rate() -> None:
 def test_a_replica_that_is_gone_is_named_live_and_at_the_end(displays: list[FakeDisplay]) -> None:
     run = FakeRun(strategy="multi_worker", synchronous=True)
     for replica in range(2):
-        told = Progress(step=10 + replica, total=40, state="training")
+        told = Progress(step=10 + replica, total=40, state="running")
         run.tally.hear(replica, vars(told), 1.0)
     steps_of(run, 0, 40)
     run.store.extend(1, "loss", [11, 12], [1.0, 1.0], [1000.0, 1001.0])
     run.tally.lose(1, 2.0)
-    run.tally.hear(1, vars(Progress(step=12, total=40, state="training")), 3.0)  # it was only frozen
+    run.tally.hear(1, vars(Progress(step=12, total=40, state="running")), 3.0)  # it was only frozen
     RunView(run).progress(run.tally.standing(3.0, run.store))  # type: ignore[arg-type]
     _, status = displays[0].calls[-1]
-    assert status["note"] == "worker 1 is gone"
-    assert (status["state"], status["per_replica"][1]["state"]) == ("training", "gone")
+    assert status["note"] == "worker 1 was lost; training continues on 1 replica"
+    assert (status["state"], status["per_replica"][1]["state"]) == ("running", "lost")
     found = summary(run)
-    assert found.remarks == ["worker 1 is gone"]
+    assert found.remarks == ["worker 1 was lost"]
     assert [(row["task"], row["state"], row["steps"]) for row in found.rows] == [
         ("worker 0", "finished", 40),
-        ("worker 1", "gone", "≥ 12"),
+        ("worker 1", "lost", "≥ 12"),
     ]
 
 
@@ -221,7 +275,7 @@ def test_gradients_that_were_not_applied_are_counted() -> None:
     run = FakeRun(strategy="ps", synchronous=True, backups=1)
     run.global_step = 17
     for replica, (dropped, skipped) in enumerate(((0, 1), (1200, 0))):
-        told = Progress(step=9, total=40, state="done", dropped=dropped, skipped=skipped)
+        told = Progress(step=9, total=40, state="finished", dropped=dropped, skipped=skipped)
         run.tally.hear(replica, vars(told), 1.0)
         steps_of(run, replica, 9)
     found = summary(run)
@@ -232,27 +286,30 @@ def test_gradients_that_were_not_applied_are_counted() -> None:
 
 
 def test_many_that_are_gone_are_counted() -> None:
-    replicas = [ReplicaStanding("gone", 0, 0.0, None, {})] * 6
+    replicas = [ReplicaStanding("lost", 0, 0.0, None, {})] * 6
     tasks = [f"/job:worker/task:{i}" for i in range(6)]
-    assert gone_among(replicas, tasks) == "worker 0, worker 1, worker 2, worker 3 and 2 more are gone"
-    assert gone_among([], []) == ""
+    assert lost_among(replicas, tasks) == "worker 0, worker 1, worker 2, worker 3 and 2 more were lost"
+    assert lost_among([], []) == ""
 
 
 def test_those_of_which_nothing_is_heard_are_named() -> None:
-    replicas = [ReplicaStanding(state, 9, 0.0, None, {}) for state in ("training", "silent", "gone")]
+    replicas = [ReplicaStanding(state, 9, 0.0, None, {}) for state in ("running", "silent", "lost")]
     tasks = [f"/job:worker/task:{i}" for i in range(3)]
-    assert note_on(replicas, tasks) == "worker 2 is gone; worker 1 is silent"
+    assert (
+        note_on(replicas, tasks) == "worker 2 was lost; training continues on 2 replicas; worker 1 is silent"
+    )
 
 
 def test_those_that_are_slow_are_named_the_slowest_first() -> None:
     tasks = [f"/job:worker/task:{i}" for i in range(7)]
     replicas = [
-        ReplicaStanding("gone", 0, 0.0, None, {}),
+        ReplicaStanding("lost", 0, 0.0, None, {}),
         *(ReplicaStanding("straggler", 9, 1.0, None, {}, slowness=1.2 + i / 10) for i in range(2)),
-        ReplicaStanding("training", 9, 1.0, None, {}),
+        ReplicaStanding("running", 9, 1.0, None, {}),
     ]
     assert note_on(replicas, tasks) == (
-        "worker 0 is gone; worker 2 is slow: 1.3x the others' step; worker 1 is slow: 1.2x the others' step"
+        "worker 0 was lost; training continues on 3 replicas; worker 2 is slow: 1.3x the others' step; "
+        "worker 1 is slow: 1.2x the others' step"
     )
     assert note_on(replicas[3:], tasks) == ""
     assert note_on(replicas[1:2] * 7, tasks).endswith(
@@ -275,7 +332,7 @@ def test_one_step_has_no_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "state"), [("done", "finished"), ("stopped", "stopped"), ("failed", "failed")]
+    ("status", "state"), [("finished", "finished"), ("stopped", "stopped"), ("failed", "failed")]
 )
 def test_the_state_is_told_in_words(status: str, state: str) -> None:
     assert summary(FakeRun(status)).state == state
@@ -289,7 +346,7 @@ def test_units() -> None:
 
 
 def test_an_error_in_a_line() -> None:
-    error = BodyError("Traceback ...\n  lines\n\nraised on /job:worker/task:1")
+    error = WorkerError("Traceback ...\n  lines\n\nraised on /job:worker/task:1")
     error.task, error.ename, error.evalue = TASKS[1], "ValueError", "\n  first words\nmore"
     assert in_a_line(error) == "ValueError on /job:worker/task:1: first words"
     error.evalue = ""
@@ -300,3 +357,14 @@ def test_an_error_in_a_line() -> None:
     run = FakeRun("failed")
     run.error = error
     assert summary(run).error == in_a_line(error)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_error_that_the_cell_raises_is_not_in_the_view_as_well(
+    displays: list[FakeDisplay], raises: bool
+) -> None:
+    run = FakeRun("failed")
+    run.error = WorkerError("Traceback ...")
+    RunView(run, raises=raises).end(run)  # type: ignore[arg-type]
+    assert displays[0].calls[-1][1].state == "failed"
+    assert (displays[0].calls[-1][1].error is None) == raises

@@ -27,7 +27,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.wire import peers
-from nbdist.wire.frames import Frame
+from nbdist.wire.frames import MAX_ARRAYS, MAX_BYTES, Frame
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.messages import ENVELOPE, PIECE
 from nbdist.wire.peers import Listener, Peer, Sender
@@ -284,6 +284,15 @@ def test_the_rest_of_a_message_that_was_cut_off_by_an_interrupt_is_dropped(array
         assert message[1].kind == "second"
         assert listener.damaged == 1
     listener.close()
+
+
+def test_a_message_of_too_many_parts_is_dropped_and_the_next_one_is_not(echo: Echo, peer: Peer) -> None:
+    most = 2 + MAX_ARRAYS + MAX_BYTES // PIECE
+    with peer._lock:
+        peer._socket.send_multipart([ENVELOPE.pack(1, 7) + b"NBD1", *[b""] * (most + 500)])
+    assert peer.call("echo").kind == "echo"
+    assert echo.listener.damaged == 1
+    assert echo.seen == ["echo"]
 
 
 def test_oversized_messages_are_refused_and_the_next_one_is_not() -> None:

@@ -134,7 +134,7 @@ def test_without_room_for_a_pipe_the_socket_is_used(
 def test_a_pipe_that_nobody_reads_is_said_at_once(inbox: Inbox, opened: Open, prefix: str) -> None:
     deserted = shared_folder() / f"{prefix}-deserted"
     os.mkfifo(deserted, 0o600)
-    with pytest.raises(UnavailableError, match="nobody answers"):
+    with pytest.raises(UnavailableError, match="no task listens"):
         opened(Address(HOST, deserted.name, inbox.address.socket))
     deserted.unlink()
 

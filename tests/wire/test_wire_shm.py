@@ -18,7 +18,7 @@ import pytest
 
 from nbdist.errors import NotAllowedError, NotFoundError, ResourceExhaustedError, UnavailableError
 from nbdist.wire import shm
-from nbdist.wire.shm import Doorbell, Ringer, Segment, remove_all, shared_folder
+from nbdist.wire.shm import Doorbell, Ringer, Segment, remove_abandoned, remove_all, shared_folder
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 
@@ -83,7 +83,7 @@ def test_its_owner_removes_it_and_what_is_open_stays_readable(prefix: str) -> No
     assert not (shared_folder() / segment.name).exists()
     segment.bytes[:] = 7
     assert view.min() == 7
-    with pytest.raises(NotFoundError, match="is gone: the task that made it has ended"):
+    with pytest.raises(NotFoundError, match="is not there any more: the task that made it has ended"):
         Segment.open(segment.name)
 
 
@@ -232,6 +232,51 @@ def test_what_a_cluster_left_is_removed_by_its_prefix(folder: Path) -> None:
 # Doorbells.
 
 
+LEAVES = """
+import sys, time
+from nbdist.wire.shm import Doorbell, Segment, own_prefix
+prefix = own_prefix()
+kept = Segment.create(prefix, 100), Doorbell.create(prefix)
+print(*(one.name for one in kept), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_what_a_killed_process_outside_a_cluster_left_is_removed_by_its_pid() -> None:
+    script = [sys.executable, "-c", LEAVES]
+    with (
+        subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as killed,
+        subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as lives,
+    ):
+        assert killed.stdout is not None
+        assert lives.stdout is not None
+        left, used = killed.stdout.readline().split(), lives.stdout.readline().split()
+        try:
+            assert not set(remove_abandoned()) & {*left, *used}
+            killed.kill()
+            killed.wait()
+            assert set(left) <= set(remove_abandoned())
+            assert all((shared_folder() / name).exists() for name in used)
+        finally:
+            lives.kill()
+            lives.wait()
+            remove_abandoned()
+    assert not any((shared_folder() / name).exists() for name in (*left, *used))
+
+
+def test_a_doorbell_that_cannot_be_opened_leaves_no_file(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(shm.os, "open", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        Doorbell.create(prefix)
+    monkeypatch.undo()
+    assert not list(shared_folder().glob(f"{prefix}-*"))
+
+
 def test_a_ring_wakes_who_waits(prefix: str) -> None:
     bell = Doorbell.create(prefix)
     ringer = Ringer(bell.name)
@@ -287,9 +332,9 @@ def test_a_doorbell_that_is_closed_is_told_apart(prefix: str) -> None:
     ringer = Ringer(bell.name)
     bell.close()
     bell.close()
-    with pytest.raises(UnavailableError, match="is gone or does not read"):
+    with pytest.raises(UnavailableError, match="has died or does not read"):
         ringer.ring(b"x")
-    with pytest.raises(NotFoundError, match="is gone"):
+    with pytest.raises(NotFoundError, match="is not there any more"):
         Ringer(bell.name)
     ringer.close()
     ringer.close()
@@ -300,7 +345,7 @@ def test_nobody_behind_a_doorbell_is_told(prefix: str) -> None:
     path = shared_folder() / f"{prefix}-0"
     os.mkfifo(path, 0o600)
     try:
-        with pytest.raises(UnavailableError, match="nobody answers doorbell"):
+        with pytest.raises(UnavailableError, match="no task listens to doorbell"):
             Ringer(path.name)
     finally:
         path.unlink()

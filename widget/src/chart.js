@@ -4,6 +4,7 @@ import { make, setText } from "./dom.js";
 import { drawLines } from "./draw.js";
 import { formatCount, formatDuration, formatExact, formatTick, formatValue } from "./format.js";
 import { lineLabel, linesOf } from "./lines.js";
+import { drawMarks, marksAt, placed } from "./marks.js";
 import { rangeOfX, rangeOfY } from "./range.js";
 import { Readout } from "./readout.js";
 import { nearest } from "./smooth.js";
@@ -26,6 +27,7 @@ import { panned, showing, within, zoomed } from "./zoom.js";
  * @property {string} table id of the table with the same data
  * @property {string} sync name of the group whose cursors move together
  * @property {import("./unit.js").Unit} unit
+ * @property {import("./marks.js").Mark[]} marks
  * @property {(range: [number, number] | null) => void} zoom show this range of x in all charts
  * @property {[number, number] | null} zoomed
  */
@@ -34,6 +36,13 @@ const ASPECT = 0.52;
 const [LOWEST, HIGHEST] = [180, 300];
 const HELP = "Drag to zoom, Shift and drag to move along, double-click to see all. " +
   "Keys: arrows move the cursor, + and − zoom, Page Up and Page Down move along, 0 shows all.";
+
+/** What the value beside a key is. */
+const MEANINGS = /** @type {Record<string, string>} */ ({
+  train: "Averaged over neighbouring steps (and all replicas); the pale lines are single steps",
+  chosen: "This replica, averaged over neighbouring steps",
+  validation: "On the validation data",
+});
 
 export class Chart {
   /** @param {Plan} plan @param {Shared} shared */
@@ -95,7 +104,7 @@ export class Chart {
     });
     return {
       width, height,
-      padding: [8, 12, 0, 0],
+      padding: [8, 20, 0, 0], // right: half of a label such as 1000 or 12.5k at the end of the axis
       legend: { show: false },
       cursor: {
         sync: { key: shared.sync, scales: ["x", null] },
@@ -143,12 +152,27 @@ export class Chart {
     const [x0, x1] = [plot.scales.x.min ?? 0, plot.scales.x.max ?? 1];
     const [y0, y1] = [plot.scales.y.min ?? 0, plot.scales.y.max ?? 1];
     const { log } = this.shared.options;
-    drawLines(plot.ctx, {
+    const on = {
       left, top, width, height,
       ratio: devicePixelRatio,
-      x: (v) => left + ((v - x0) / (x1 - x0)) * width,
-      y: (v) => top + (1 - ((log ? Math.log10(v) : v) - y0) / (y1 - y0)) * height,
-    }, this.lines, this.shared.colours);
+      x: (/** @type {number} */ v) => left + ((v - x0) / (x1 - x0)) * width,
+      y: (/** @type {number} */ v) => top + (1 - ((log ? Math.log10(v) : v) - y0) / (y1 - y0)) * height,
+    };
+    const { marks, colours } = this.shared;
+    if (marks.length) drawMarks(plot.ctx, on, marks, this.marksX(), colours);
+    drawLines(plot.ctx, on, this.lines, colours);
+  }
+
+  marksX() {
+    return placed(this.shared.marks, this.shared.curves, this.shared.options.byTime);
+  }
+
+  /** What happened where the cursor is, in words. @param {uPlot} plot */
+  happened(plot) {
+    const { marks } = this.shared;
+    if (!marks.length || this.at === null) return "";
+    const [x0, x1] = this.rangeX();
+    return marksAt(marks, this.marksX(), this.at, (x1 - x0) / Math.max(1, plot.over.clientWidth)).map(({ text }) => text).join(", ");
   }
 
   /** @param {uPlot} plot */
@@ -246,7 +270,7 @@ export class Chart {
 
     const { plot } = this;
     if (!plot || this.at === null || !this.pointed || !main) return this.readout.hide();
-    const place = this.shared.options.byTime ? `${tickTime(main.x)}, ${at}` : at;
+    const place = [this.shared.options.byTime ? `${tickTime(main.x)}, ${at}` : at, this.happened(plot)].filter(Boolean).join(" · ");
     this.readout.show(place, entries.map(({ tone, kind, label, y, step }) => ({
       tone, kind, label, value: formatExact(y), where: step === main.step ? "" : `${one} ${formatCount(step)}`,
     })), plot.over.offsetLeft + (plot.cursor.left ?? 0), this.box.clientWidth);
@@ -259,6 +283,7 @@ export class Chart {
       const item = /** @type {HTMLElement} */ (this.legend.children[i]) ?? this.legend.appendChild(make("span", {}, make("i"), make("span"), make("b")));
       item.style.setProperty("--tone", entry.tone);
       item.className = `nbd-key nbd-key-${entry.kind}`;
+      item.title = MEANINGS[entry.kind] ?? "";
       setText(item.children[1], entry.label);
       setText(item.children[2], entry.value);
     });

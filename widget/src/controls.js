@@ -13,8 +13,8 @@ export class Controls {
       options.byTime = on;
       reset(); // what was zoomed to were steps
     });
-    const log = toggle("Log scale", "Logarithmic y axis", (on) => (options.log = on));
-    const slider = make("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", "aria-label": "Smoothing" });
+    const log = (this.log = toggle("Log scale", "Logarithmic y axis", (on) => (options.log = on)));
+    const slider = this.slider = make("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0", "aria-label": "Smoothing" });
     slider.addEventListener("input", () => (options.smoothing = Number(slider.value)));
     slider.title = "An exponential moving average over the lines, not their points";
     this.all = make("button", { class: "nbd-button", type: "button" }, "Show all");
@@ -24,6 +24,13 @@ export class Controls {
       this.all, picking, this.time, log, make("label", {}, "Smoothing", slider));
     this.element.addEventListener("click", changed);
     this.element.addEventListener("input", changed);
+  }
+
+  /** Shows the options as they are now. @param {import("./lines.js").Options} options */
+  show(options) {
+    this.time.setAttribute("aria-pressed", String(options.byTime));
+    this.log.setAttribute("aria-pressed", String(options.log));
+    this.slider.value = String(options.smoothing);
   }
 }
 

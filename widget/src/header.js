@@ -23,7 +23,12 @@ export class Header {
     this.facts = make("div", { class: "nbd-facts" });
     this.note = make("div", { class: "nbd-note", role: "status" });
     this.problem = make("div", { class: "nbd-problem", role: "alert" });
-    this.saved = make("div", { class: "nbd-saved", role: "status" });
+    this.savedWords = make("span");
+    this.path = make("code", { class: "nbd-path" });
+    this.copy = make("button", { class: "nbd-button nbd-copy", type: "button", title: "Copy the checkpoint's path" }, "Copy");
+    this.copy.addEventListener("click", () => this.copyPath());
+    this.saved = make("div", { class: "nbd-saved", role: "status" }, this.savedWords, this.path, this.copy);
+    this.saved.hidden = true;
     this.element = make("div", { class: "nbd-header" },
       make("div", { class: "nbd-headline" }, make("div", { class: "nbd-names" }, this.title, this.run), this.chip,
         make("span", { class: "nbd-space" }), make("div", { class: "nbd-command" }, this.actions.element, this.actions.rate.element)),
@@ -31,7 +36,7 @@ export class Header {
   }
 
   /**
-   * @param {{ title?: string, run?: string, total?: number | null, controls?: string[] }} head
+   * @param {{ title?: string, run?: string, total?: number | null, controls?: string[], charts?: unknown[] }} head
    * @param {Record<string, any>} progress
    */
   show(head, progress) {
@@ -49,12 +54,14 @@ export class Header {
     this.actions.show(progress, over ? [] : head.controls ?? []);
     this.bar.hidden = step === null && total === null;
     this.bar.dataset.state = this.chip.dataset.state;
-    const share = total ? Math.min(1, (step ?? 0) / total) : null;
+    const share = total ? Math.min(1, (step ?? 0) / total) : state === "stopped" || state === "failed" ? 0 : null; // how far it was is not known then
     this.bar.classList.toggle("nbd-unknown", share === null && !over);
     this.fill.style.width = `${100 * (share ?? 1)}%`;
+    this.element.classList.toggle("nbd-plain", step === null && total === null && !head.charts?.length);
     if (share === null) this.bar.removeAttribute("aria-valuenow");
     else this.bar.setAttribute("aria-valuenow", String(Math.round(100 * share)));
     this.writeFacts(/** @type {[string, string][]} */ ([
+      ["epoch", !progress.epoch ? null : progress.epochs ? `${formatCount(progress.epoch)} / ${formatCount(progress.epochs)}` : formatCount(progress.epoch)],
       [unit, step === null ? null : total ? `${formatCount(step)} / ${formatCount(total)}` : formatCount(step)],
       [`${unit}/s`, moving || over ? known(progress.steps_per_second, formatShort) : null],
       ["examples/s", moving || over ? known(progress.examples_per_second, formatShort) : null],
@@ -70,8 +77,23 @@ export class Header {
   writeSaved(checkpoint) {
     const error = checkpoint?.error;
     this.saved.classList.toggle("nbd-wrong", Boolean(error));
-    setText(this.saved, error ? `checkpoint failed: ${error}` : checkpoint ? `checkpoint at step ${formatCount(checkpoint.step)}` : "");
-    this.saved.title = (!error && checkpoint?.path) || "";
+    const path = (!error && checkpoint?.path) || "";
+    const at = checkpoint?.step == null ? "checkpoint" : `checkpoint at step ${formatCount(checkpoint.step)}`;
+    setText(this.savedWords, error ? `checkpoint failed: ${error}` : checkpoint ? `${at}${path ? ": " : ""}` : "");
+    setText(this.path, path);
+    this.path.hidden = this.copy.hidden = path === "";
+    this.saved.hidden = !checkpoint;
+  }
+
+  /** Puts the path into the clipboard, or selects it where a page may not. */
+  async copyPath() {
+    try {
+      await navigator.clipboard.writeText(this.path.textContent ?? "");
+      setText(this.copy, "Copied");
+      setTimeout(() => setText(this.copy, "Copy"), 2000);
+    } catch {
+      getSelection()?.selectAllChildren(this.path);
+    }
   }
 
   /** @param {[string, string][]} facts name and value */

@@ -50,6 +50,6 @@ export function linesOf(curves, plan, options) {
 /** What a line is called in the legend and the table. @param {Line} line @param {string[]} labels of replicas */
 export function lineLabel(line, labels) {
   if (line.kind === "validation") return "validation";
-  if (line.kind === "train") return line.replica === MEAN ? "mean of replicas" : "training";
+  if (line.kind === "train") return line.replica === MEAN ? "mean over replicas" : "training";
   return labels[line.replica] ?? `replica ${line.replica}`;
 }

@@ -1,10 +1,12 @@
-// What each rank printed: a tab for each beside curves, else one below the other. Text nodes only, appended,
-// so a call costs what is new.
+// The output of each rank: a tab for each beside curves, else one below the other. Text nodes, and spans for
+// terminal colours; they are appended, so a call costs what is new.
+import { coloured } from "./ansi.js";
 import { make, setText } from "./dom.js";
 import { formatCount, shortTask } from "./format.js";
 
 const LIMIT = 200_000; // characters kept per rank, as in Python
 const OPENED = 4; // ranks whose output is unfolded at first
+const MOST_COLOURED = 4_000; // elements kept per rank: the oldest lines lose their colours beyond them
 const MOST_UNREAD = 99; // lines that are counted on a tab
 
 /** @typedef {{ task: string, text: string, open: string, cut: number }} News */
@@ -13,7 +15,11 @@ class Section {
   /** @param {string} task @param {string} id unique in the page @param {boolean} unfolded */
   constructor(task, id, unfolded) {
     this.task = task;
-    this.line = document.createTextNode("");
+    this.line = make("span"); // the line that is still being written
+    this.open = "";
+    /** @type {{ piece: HTMLElement, spans: number }[]} */
+    this.coloured = []; // the pieces of text that have colours, oldest first
+    this.spans = 0; // in all of them
     this.note = make("div", { class: "nbd-cut" });
     this.note.hidden = true;
     this.text = make("pre", { tabindex: "0", role: "group", "aria-label": `output of ${shortTask(task)}` }, this.line);
@@ -35,6 +41,8 @@ class Section {
 
   clear() {
     this.text.replaceChildren(this.line);
+    this.coloured = [];
+    this.spans = 0;
     this.kept = this.lines = this.written = this.news = 0;
   }
 
@@ -43,8 +51,7 @@ class Section {
     const seen = this.text.clientHeight > 0;
     if (seen) this.following = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 4;
     if (text) {
-      this.line.before(document.createTextNode(text));
-      this.kept += text.length;
+      this.append(text);
       const start = this.written || cut; // after a start anew the first text comes after what was cut
       this.written = start + text.length;
       for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) {
@@ -53,16 +60,41 @@ class Section {
       }
     }
     while (this.kept > LIMIT && this.text.firstChild && this.text.firstChild !== this.line) {
-      this.kept -= this.text.firstChild.textContent?.length ?? 0;
-      this.text.firstChild.remove();
+      const oldest = this.text.firstChild;
+      this.kept -= oldest.textContent?.length ?? 0;
+      if (oldest === this.coloured[0]?.piece) this.dropColours();
+      oldest.remove();
     }
-    if (this.line.data !== open) this.line.data = open;
+    if (this.open !== open) this.line.replaceChildren(...coloured(open));
+    this.open = open;
     this.note.hidden = cut === 0;
     setText(this.note, cut ? `… ${formatCount(cut)} characters cut …` : "");
     setText(this.count, this.lines ? `${formatCount(this.lines)} ${this.lines === 1 ? "line" : "lines"}` : "");
     if (looked) this.look();
     else this.tell();
     if (seen) this.follow();
+  }
+
+  /** Adds finished lines. @param {string} text */
+  append(text) {
+    const nodes = coloured(text);
+    const spans = nodes.filter((node) => node.nodeType === Node.ELEMENT_NODE).length;
+    const piece = spans ? make("span", {}, ...nodes) : document.createTextNode(nodes.map((node) => node.textContent).join(""));
+    this.line.before(piece);
+    this.kept += piece.textContent?.length ?? 0;
+    if (!spans) return;
+    this.coloured.push({ piece: /** @type {HTMLElement} */ (piece), spans });
+    this.spans += spans;
+    while (this.spans > MOST_COLOURED) {
+      const { piece } = this.dropColours();
+      piece.textContent = piece.textContent;
+    }
+  }
+
+  dropColours() {
+    const oldest = /** @type {{ piece: HTMLElement, spans: number }} */ (this.coloured.shift());
+    this.spans -= oldest.spans;
+    return oldest;
   }
 
   follow() {
@@ -78,7 +110,7 @@ class Section {
   tell() {
     const { news } = this;
     setText(this.unread, news ? (news > MOST_UNREAD ? `${MOST_UNREAD}+` : String(news)) : "");
-setText(this.meaning, news ? (news === 1 ? "new line" : "new lines") : "");
+    setText(this.meaning, news ? (news === 1 ? "new line" : "new lines") : "");
   }
 }
 

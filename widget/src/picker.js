@@ -18,7 +18,7 @@ export class Picker {
     this.filter = make("input", { type: "search", class: "nbd-filter", "aria-label": "Filter charts", placeholder: "Filter", autocomplete: "off", spellcheck: "false" });
     this.list = make("ul", { class: "nbd-choices", "aria-label": "Charts" });
     this.note = make("div", { class: "nbd-picker-note", role: "status" });
-    this.first = make("button", { class: "nbd-button", type: "button" }, "As at first");
+    this.first = make("button", { class: "nbd-button", type: "button" }, "Reset to default");
     this.first.addEventListener("click", () => this.choose([]));
     this.panel = make("div", { class: "nbd-picker", id: `${name}-picker`, role: "group", "aria-label": "Choose charts" },
       make("div", { class: "nbd-picker-head" }, this.filter, this.first), this.list, this.note);

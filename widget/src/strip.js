@@ -4,10 +4,11 @@ import { make, setText } from "./dom.js";
 import { formatCount, formatMoment, formatShort } from "./format.js";
 import { COLOURED } from "./theme.js";
 
-const PARTS = ["data", "compute", "exchange", "wait"];
+/** What a step's time goes to, as it is called on the page. */
+const PARTS = /** @type {Record<string, string>} */ ({ data: "data", compute: "compute", exchange: "communication", wait: "idle" });
 const CROWD = 24; // replicas from which each card says less
 /** States that need no word, since most replicas are in them, and one that is not stands out. */
-const ORDINARY = ["training", "running", "done", "starting"];
+const ORDINARY = ["running", "finished", "starting"];
 
 /** @typedef {Record<string, any>} Status of a replica */
 
@@ -22,8 +23,8 @@ export class Strip {
     this.grid = make("div", { class: "nbd-strip" });
     this.grid.addEventListener("keydown", (event) => this.onKey(event));
     this.at = 0; // the replica whose card Tab comes to, where there are many
-    this.key = make("div", { class: "nbd-parts", "aria-hidden": "true" }, make("span", {}, "time of a step"),
-      ...PARTS.map((part) => make("span", {}, make("i", { "data-part": part }), part))); // each bar says it in words
+    this.key = make("div", { class: "nbd-parts", "aria-hidden": "true" }, make("span", {}, "step time:"),
+      ...Object.entries(PARTS).map(([part, word]) => make("span", {}, make("i", { "data-part": part }), word))); // each bar says it in words
     this.element = make("div", { class: "nbd-replicas", role: "group", "aria-label": "Replicas" }, this.grid, this.key);
     this.element.hidden = true;
   }
@@ -82,11 +83,17 @@ export class Strip {
       this.at = number;
     });
     card.addEventListener("click", () => {
-      this.chosen = this.chosen === number ? null : number;
-      for (const [n, other] of this.cards) other.setAttribute("aria-pressed", String(n === this.chosen));
+      this.press(this.chosen === number ? null : number);
       this.choose(this.chosen);
     });
+    if (number === this.chosen) card.setAttribute("aria-pressed", "true");
     return card;
+  }
+
+  /** Shows which card is chosen. @param {number | null} number */
+  press(number) {
+    this.chosen = number;
+    for (const [n, other] of this.cards) other.setAttribute("aria-pressed", String(n === number));
   }
 }
 
@@ -102,7 +109,7 @@ function write(card, status, label, longest) {
   const parts = [
     ["step", status.step != null && `step ${formatCount(status.step)}`],
     ["rate", status.steps_per_second != null && word !== "paused" && `${formatShort(status.steps_per_second)}/s`],
-    ["stale", status.staleness != null && `stale ${formatShort(status.staleness)}`],
+    ["stale", status.staleness != null && `staleness ${formatShort(status.staleness)}`],
     ["dropped", status.dropped != null && `${formatCount(status.dropped)} dropped`],
     ["skipped", status.skipped != null && `${formatCount(status.skipped)} left out`],
   ].filter(([, text]) => text);
@@ -128,7 +135,7 @@ function writeSpent(bar, spent, longest) {
     part.dataset.part = name;
     part.style.width = `${(100 * value) / longest}%`;
   });
-  const title = `${formatMoment(all)} a step: ${parts.map(([name, value]) => `${name} ${Math.round((100 * value) / all)}%`).join(", ")}`;
+  const title = `${formatMoment(all)} a step: ${parts.map(([name, value]) => `${PARTS[name] ?? name} ${Math.round((100 * value) / all)}%`).join(", ")}`;
   if (bar.title === title) return;
   bar.title = title;
   bar.setAttribute("aria-label", title);

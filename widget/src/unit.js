@@ -11,5 +11,5 @@ export function unitWords(unit, replicas) {
   const many = typeof unit === "string" && unit ? unit : "steps";
   const one = many === "batches" ? "batch" : many.replace(/s$/, "");
   // The run counts the updates of all replicas, its curves those of each.
-  return { one, axis: many === "updates" && replicas > 1 ? "updates of each replica" : many };
+  return { one, axis: many === "updates" && replicas > 1 ? "step (per replica)" : many };
 }

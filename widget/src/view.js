@@ -5,6 +5,8 @@ import { Curves } from "./curves.js";
 import { make } from "./dom.js";
 import { shortTask } from "./format.js";
 import { Header, OVER } from "./header.js";
+import { keepLook, keptLook } from "./looks.js";
+import { MarkList } from "./marks.js";
 import { Output } from "./output.js";
 import { takeKeys } from "./keys.js";
 import { Picker } from "./picker.js";
@@ -24,6 +26,7 @@ import { unitWords } from "./unit.js";
  * @property {Record<string, any>} [progress]
  * @property {import("./output.js").News[]} [output]
  * @property {import("./picker.js").Available} [available]
+ * @property {import("./marks.js").Mark[]} [marks]
  * @property {[number, number][]} replaced
  */
 
@@ -55,6 +58,7 @@ export class View {
       colours: readColours(this.element),
       sync: name,
       table: `${name}-data`,
+      marks: [],
       zoomed: null,
       zoom: (range) => this.zoom(range),
       unit: unitWords("steps", 1),
@@ -65,16 +69,18 @@ export class View {
     this.available = NOTHING;
     this.strip = new Strip((replica) => {
       this.shared.options.chosen = replica;
+      this.keep();
       this.redraw();
     });
     this.output = new Output(name);
     this.table = new Table(this.shared);
-    this.controls = new Controls(this.shared.options, () => this.redraw(), () => this.zoom(null), this.picker.element);
+    this.controls = new Controls(this.shared.options, () => (this.keep(), this.redraw()), () => this.zoom(null), this.picker.element);
     this.grid = make("div", { class: "nbd-charts" });
+    this.marks = new MarkList();
     this.figures = make("div", { class: "nbd-figures-area", role: "group", "aria-label": "Curves" },
-      this.controls.element, this.grid, this.table.element);
+      this.controls.element, this.grid, this.marks.element, this.table.element);
     this.figures.hidden = true;
-    this.table.element.addEventListener("toggle", () => this.table.show(this.head.charts));
+    this.table.element.addEventListener("toggle", () => (this.keep(), this.table.show(this.head.charts)));
     this.giveKeysBack = takeKeys(this.element);
     this.element.append(this.header.element, this.figures, this.strip.element, this.output.element);
   }
@@ -82,13 +88,16 @@ export class View {
   /** @param {Message} message @param {import("./frame.js").Run[]} runs */
   apply(message, runs) {
     if (message.head) {
+      const known = this.head.run;
       this.head = message.head;
+      if (this.head.run !== known) this.recall();
       this.shared.labels = this.head.tasks.map(shortTask);
       this.shared.curves.clear(); // the numbers of the series may be others now
       this.makeCharts();
     }
     if (message.snapshot) this.output.clear();
     if (message.progress) this.progress = message.progress;
+    if (message.marks) this.shared.marks = message.marks;
     this.shared.curves.apply(message.replaced, runs);
     if (message.available) this.available = { ...this.available, ...message.available };
     this.output.arrange(this.head.charts.length > 0);
@@ -96,10 +105,10 @@ export class View {
     this.redraw();
   }
 
-  /** The kernel is gone; what was drawn stays. */
+  /** The kernel has ended; what was drawn stays. */
   disconnect() {
     if (OVER.includes(this.progress.state)) return;
-    this.progress = { ...this.progress, state: "disconnected", note: this.head.again || "the kernel is gone" };
+    this.progress = { ...this.progress, state: "disconnected", note: this.head.again || "the kernel has ended" };
     this.redraw();
   }
 
@@ -110,6 +119,20 @@ export class View {
     this.charts = this.head.charts.map((plan) => new Chart(plan, this.shared));
     this.grid.replaceChildren(...this.charts.map((chart) => chart.element));
     this.figures.hidden = this.charts.length === 0;
+  }
+
+  /** Shows the run as it was looked at last. */
+  recall() {
+    const { table, ...options } = keptLook(this.head.run);
+    if (this.controls.time.hidden) delete options.byTime; // a saved run tells no times
+    Object.assign(this.shared.options, options);
+    this.controls.show(this.shared.options);
+    this.strip.press(this.shared.options.chosen);
+    if (table !== undefined) this.table.element.open = table;
+  }
+
+  keep() {
+    keepLook(this.head.run, { ...this.shared.options, table: this.table.element.open });
   }
 
   /** @param {[number, number] | null} range */
@@ -129,6 +152,7 @@ export class View {
   draw() {
     this.shared.unit = unitWords(this.progress.unit, this.head.tasks.length);
     this.header.show(this.head, this.progress);
+    this.marks.show(this.shared.marks, this.shared.unit.one);
     const choosable = this.progress.state === "disconnected" ? NOTHING : this.available;
     this.picker.show(choosable, this.head.charts.map(({ title }) => title));
     this.strip.show(this.progress.per_replica ?? {}, this.shared.labels);

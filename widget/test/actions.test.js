@@ -6,7 +6,7 @@ import { Header } from "../src/header.js";
 /** @type {[string, number | null][]} */
 let sent = [];
 const ALL = ["pause", "resume", "stop", "checkpoint", "set"];
-const TRAINING = { state: "training", step: 5, learning_rate: 0.01 };
+const TRAINING = { state: "running", step: 5, learning_rate: 0.01 };
 
 function actions() {
   const made = new Actions("view", (kind, value) => sent.push([kind, value]));
@@ -142,9 +142,9 @@ describe("what became of it", () => {
   test("a checkpoint is told quietly, a problem as such", () => {
     const header = new Header("v", () => {});
     header.show({ title: "t" }, { ...TRAINING, checkpoint: { number: 1, step: 1234, path: "/home/me/c", error: null } });
-    expect([header.saved.textContent, header.saved.title]).toEqual(["checkpoint at step 1,234", "/home/me/c"]);
+    expect([header.savedWords.textContent, header.path.textContent, header.copy.hidden]).toEqual(["checkpoint at step 1,234: ", "/home/me/c", false]);
     header.show({ title: "t" }, { ...TRAINING, checkpoint: { number: 2, step: 1300, path: "", error: HOSTILE }, problem: { kind: "set", number: 1, text: HOSTILE } });
-    expect(header.saved.textContent).toBe(`checkpoint failed: ${HOSTILE}`);
+    expect([header.savedWords.textContent, header.copy.hidden]).toEqual([`checkpoint failed: ${HOSTILE}`, true]);
     expect(header.problem.textContent).toBe(HOSTILE);
     expect(header.element.querySelector("img")).toBeNull();
   });

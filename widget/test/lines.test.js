@@ -58,5 +58,5 @@ describe("linesOf", () => {
 test("lineLabel", () => {
   const line = (/** @type {any} */ kind, /** @type {number} */ replica) => lineLabel({ kind, replica, steps: [], xs: [], ys: [] }, ["worker 0"]);
   expect([line("train", MEAN), line("train", 0), line("points", 0), line("trend", 7), line("validation", 0)]).toEqual(
-    ["mean of replicas", "training", "worker 0", "replica 7", "validation"]);
+    ["mean over replicas", "training", "worker 0", "replica 7", "validation"]);
 });

@@ -77,24 +77,24 @@ describe("Strip", () => {
     expect(strip.cards.size).toBe(1);
   });
 
-  test("says that a replica is gone, and what became of gradients that were not applied", () => {
+  test("says that a replica is lost, and what became of gradients that were not applied", () => {
     const strip = new Strip(() => {});
-    strip.show({ 0: { state: "training", step: 9, dropped: 1234, skipped: 2 }, 1: { state: "gone", step: 4, dropped: null } }, []);
-    const [here, gone] = /** @type {HTMLElement[]} */ ([...strip.element.querySelectorAll(".nbd-card")]);
+    strip.show({ 0: { state: "running", step: 9, dropped: 1234, skipped: 2 }, 1: { state: "lost", step: 4, dropped: null } }, []);
+    const [here, lost] = /** @type {HTMLElement[]} */ ([...strip.element.querySelectorAll(".nbd-card")]);
     expect(here.querySelector(".nbd-figures")?.textContent).toBe("step\u00a09 · 1,234\u00a0dropped · 2\u00a0left\u00a0out");
-    expect(gone.dataset.state).toBe("gone");
-    expect(gone.querySelector(".nbd-state")?.textContent).toBe("gone");
-    expect(gone.querySelector(".nbd-figures")?.textContent).toBe("step\u00a04");
+    expect(lost.dataset.state).toBe("lost");
+    expect(lost.querySelector(".nbd-state")?.textContent).toBe("lost");
+    expect(lost.querySelector(".nbd-figures")?.textContent).toBe("step\u00a04");
   });
 
   test("shows where a step's time went", () => {
     const strip = new Strip(() => {});
     strip.show({ 0: { spent: { data: 1, compute: 6, exchange: 2, wait: 1 } }, 1: {} }, []);
     const [bar, none] = /** @type {HTMLElement[]} */ ([...strip.element.querySelectorAll(".nbd-spent")]);
-    expect(bar.title).toBe("10 s a step: data 10%, compute 60%, exchange 20%, wait 10%");
+    expect(bar.title).toBe("10 s a step: data 10%, compute 60%, communication 20%, idle 10%");
     expect(none.hidden).toBe(true);
     expect(strip.key.hidden).toBe(false);
-    expect(strip.key.textContent).toBe("time of a stepdatacomputeexchangewait");
+    expect(strip.key.textContent).toBe("step time:datacomputecommunicationidle");
     strip.show({ 1: {} }, []);
     expect(strip.key.hidden).toBe(true);
   });

@@ -23,10 +23,10 @@ test("sameRate knows single precision", () => {
 
 describe("what was asked", () => {
   test("is settled when the progress shows it", () => {
-    expect(settled(ask("pause", null, { state: "training" }, 0), { state: "training" }, 1)).toBe(false);
-    expect(settled(ask("pause", null, { state: "training" }, 0), { state: "paused" }, 1)).toBe(true);
+    expect(settled(ask("pause", null, { state: "running" }, 0), { state: "running" }, 1)).toBe(false);
+    expect(settled(ask("pause", null, { state: "running" }, 0), { state: "paused" }, 1)).toBe(true);
     expect(settled(ask("resume", null, { state: "paused" }, 0), { state: "paused" }, 1)).toBe(false);
-    expect(settled(ask("resume", null, { state: "paused" }, 0), { state: "training" }, 1)).toBe(true);
+    expect(settled(ask("resume", null, { state: "paused" }, 0), { state: "running" }, 1)).toBe(true);
     const set = ask("set", 0.01, { learning_rate: 0.1 }, 0);
     expect(settled(set, { learning_rate: 0.1 }, 1)).toBe(false);
     expect(settled(set, { learning_rate: Math.fround(0.01) }, 1)).toBe(true);
@@ -39,9 +39,9 @@ describe("what was asked", () => {
     expect(settled(asked, { checkpoint: { ...one, number: 2, error: "disk full" } }, 1)).toBe(true);
   });
   test("is settled when it could not be done, and only that", () => {
-    const progress = { state: "training", problem: { kind: "set", number: 1, text: "no" } };
-    expect(settled(ask("pause", null, { state: "training" }, 0), progress, 1)).toBe(false);
-    expect(settled(ask("set", 1, { state: "training" }, 0), progress, 1)).toBe(true);
+    const progress = { state: "running", problem: { kind: "set", number: 1, text: "no" } };
+    expect(settled(ask("pause", null, { state: "running" }, 0), progress, 1)).toBe(false);
+    expect(settled(ask("set", 1, { state: "running" }, 0), progress, 1)).toBe(true);
     expect(settled(ask("set", 1, progress, 0), progress, 1)).toBe(false);
   });
   test("is let go after a while", () => expect(settled(ask("stop", null, {}, 0), {}, 20_000)).toBe(true));

@@ -6,7 +6,7 @@ import { Editor } from "../src/space/editor.js";
 /** @typedef {import("../src/space/state.js").Row} Row */
 
 const HOSTILE = "<img src=x onerror=alert(1)>";
-const KINDS = /** @type {[string, string][]} */ ([["uniform", "float"], ["log", "log float"], ["int", "int"], ["log int", "log int"], ["choice", "choice"], ["fixed", "fixed"]]);
+const KINDS = /** @type {[string, string][]} */ ([["uniform", "uniform"], ["log", "log-uniform"], ["int", "integer"], ["log int", "log-integer"], ["choice", "choice"], ["fixed", "fixed"]]);
 /** @type {any[]} */
 let said = [];
 

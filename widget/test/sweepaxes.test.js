@@ -81,7 +81,7 @@ describe("lanes", () => {
     model.apply({
       snapshot: true, head: { engines: [[0, "/job:worker/task:0"], [1, "/job:worker/task:1"]], parameters: [] }, status: { engines: [[1, "gone", null]] },
       trials: { number: [0, 1], state: [2, 1], attempt: [1, 2], started: [0, 9], ended: [4, null], ranks: [[0, 1], [7]] },
-      spans: [[0, 1, [0, 1], 0, 4, "complete"], [1, 1, [7], 5, 8, "lost"], [1, 2, [7], 9, null, "running"]],
+      spans: [[0, 1, [0, 1], 0, 4, "finished"], [1, 1, [7], 5, 8, "lost"], [1, 2, [7], 9, null, "running"]],
     });
     const lanes = lanesOf(model);
     expect(lanes).toEqual([{ rank: 0, label: "worker 0", gone: false }, { rank: 1, label: "worker 1", gone: true }, { rank: 7, label: "engine 7", gone: false }]);
@@ -97,7 +97,7 @@ describe("lanes", () => {
     expect(ended.look(model, lanes)).toBe(2);
     expect(ended.bars.slice(2).map(({ number, end }) => [number, end])).toEqual([[1, 20]]);
     expect(ended.look(model, lanes)).toBe(3);
-    model.apply({ snapshot: true, spans: [[0, 1, [0], 0, 4, "complete"]] });
+    model.apply({ snapshot: true, spans: [[0, 1, [0], 0, 4, "finished"]] });
     expect(ended.look(model, lanes)).toBe(0);
     expect(ended.bars).toHaveLength(1);
   });

@@ -1,6 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { binned, binsOf, cellsOf, median, widest } from "../src/sweep/bins.js";
 import { Brush, maskOf } from "../src/sweep/brush.js";
+import { bestFew } from "../src/sweep/curvesets.js";
 import { easeAt, heightAt, nearestLine, thinned } from "../src/sweep/lines.js";
 import { METRIC, Places } from "../src/sweep/places.js";
 import { compareValues, inPlace, sortedRows } from "../src/sweep/trialrows.js";
@@ -117,12 +118,22 @@ describe("lines", () => {
 });
 
 describe("ranks", () => {
+  test("only what has finished is the best, however good the others are", () => {
+    const state = [4, 2, 3, 2, 1, 5]; // stopped, finished, pruned, finished, running, failed
+    const { model, places } = made(6, { state, value: [0.1, 3, 0.2, 2, 0.3, 0.4] });
+    /** @type {any} */ (model.status).best = 3;
+    expect(places.ranked().map((row) => model.number[row])).toEqual([3, 1, 0, 2, 4, 5]);
+    expect(bestFew(model, 3)).toEqual([3, 1, 0]);
+    const all = Int16Array.from({ length: 6 }, () => 0);
+    expect(cellsOf(model, all, all, 1, 1, null)[0].best).toBe(3);
+  });
+
   test("the best first, those without a value last, by number where equal", () => {
-    const { model, places } = made(6, { value: [3, "NaN", 1, "Infinity", 1, null] });
+    const { model, places } = made(6, { state: Array(6).fill(2), value: [3, "NaN", 1, "Infinity", 1, null] });
     expect(places.ranked().map((row) => model.number[row])).toEqual([2, 4, 0, 3, 1, 5]);
     /** @type {any} */ (model.head).direction = "max";
     places.forget();
-    expect(places.ranked()).toEqual([3, 0, 2, 4, 1, 5]);
+    expect(places.ranked()).toEqual([0, 2, 4, 3, 1, 5]);
   });
 
   test("goodness is 1 for the best and 0 for the worst that is told apart", () => {

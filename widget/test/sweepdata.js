@@ -20,7 +20,7 @@ export function snapshot(count, more = {}) {
     parameters: { lr: all((i) => 1e-4 * 1000 ** (i / Math.max(1, count - 1))), width: all((i) => (i % 2 ? 64 : 32)), momentum: all((i) => (i % 2 ? (i % 10) / 10 : null)), epochs: all(() => 5) },
     metrics: { acc: all((i) => i / 100) }, ...more,
   };
-  const counts = { waiting: 0, running: 0, complete: count, pruned: 0, stopped: 0, failed: 0 };
+  const counts = { waiting: 0, running: 0, finished: count, pruned: 0, stopped: 0, failed: 0 };
   return {
     kind: "sweep", sequence: 1, snapshot: true, trials, spans: [], best: [], replaced: [],
     head: { id: "s-1", name: "s", metric: "loss", direction: "min", began: 0, sampler: "random", pruner: "asha", per_trial: 1, seed: "1", again: "nb.attach('s-1')",

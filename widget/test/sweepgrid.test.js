@@ -36,7 +36,7 @@ async function answered(more) {
 /** Shows so many trials. @param {number} [count] @param {Record<string, any>} [more] */
 function shown(count = 12, more = {}) {
   see([{ isIntersecting: true }]);
-  const content = snapshot(count);
+  const content = snapshot(count, more.trials);
   hear({ ...content, status: { ...content.status, ...more.status }, head: { ...content.head, ...more.head } });
   drawn();
   said = [];
@@ -90,7 +90,7 @@ describe("the page's end of the line", () => {
     shown();
     vi.advanceTimersByTime(5_000);
     expect(kinds()).toContain("snapshot");
-    hear({ ...snapshot(3), status: { ...snapshot(3).status, state: "done" } });
+    hear({ ...snapshot(3), status: { ...snapshot(3).status, state: "finished" } });
     drawn();
     said = [];
     vi.advanceTimersByTime(20_000);
@@ -108,7 +108,7 @@ describe("the page's end of the line", () => {
     expect(query(".nbd-chip").textContent).toContain("disconnected");
     expect(query(".nbs-trouble").textContent).toBe("nb.attach('s-1')");
     expect(query(".nbd-headline .nbs-actions").hidden).toBe(true);
-    expect(button("Fill next cell").getAttribute("aria-disabled")).toBe("true");
+    expect(button("Insert parameters as cell").getAttribute("aria-disabled")).toBe("true");
   });
 });
 
@@ -118,11 +118,11 @@ describe("what is said of the sweep", () => {
     expect(query(".nbd-title").textContent).toBe("s");
     expect(query(".nbd-facts").textContent).toBe("12 / 24trials2trials/s9.0 selapsed5.0 sleftrandom, asha");
     expect(query(".nbs-bar").getAttribute("aria-valuetext")).toBe("12 of 24 trials done");
-    expect(query(".nbs-counts").textContent).toContain("●12complete");
+    expect(query(".nbs-counts").textContent).toContain("●12finished");
     expect(query(".nbs-best").textContent).toContain("loss 0trial 0lr=0.0001  width=32  epochs=5");
     query(".nbs-best").click();
     drawn();
-    expect(query(".nbs-panel-head").textContent).toContain("Trial 0complete");
+    expect(query(".nbs-panel-head").textContent).toContain("Trial 0finished");
   });
 
   test("whatever it is called, it is text", () => {
@@ -153,7 +153,9 @@ describe("what can be asked of the sweep", () => {
     shown();
     button("Pause").click();
     expect(said.at(-1)).toMatchObject({ kind: "pause", asked: expect.any(Number) });
-    expect(query(".nbd-header > .nbs-told").textContent).toBe("asked…");
+    expect(query(".nbd-header > .nbs-told").textContent).toBe("sent…");
+    vi.advanceTimersByTime(1_100); // another cell has the kernel
+    expect(query(".nbd-header > .nbs-told").textContent).toBe("waiting for the running cell; Pause, Resume and Stop in the sidebar act at once");
     await answered({ ok: false, message: "the sweep is over" });
     expect(query(".nbd-header > .nbs-told").textContent).toBe("the sweep is over");
     expect(query(".nbd-header > .nbs-told").className).toContain("nbd-wrong");
@@ -176,11 +178,11 @@ describe("what can be asked of the sweep", () => {
 
   test("its end, once it was asked twice", () => {
     shown();
-    button("End").click();
+    button("Stop sweep").click();
     expect(kinds()).toEqual([]);
     button("No").click();
-    button("End").click();
-    button("End it").click();
+    button("Stop sweep").click();
+    button("Stop it").click();
     expect(said.at(-1)).toMatchObject({ kind: "close" });
   });
 
@@ -202,12 +204,12 @@ describe("what can be asked of the sweep", () => {
   });
 
   test("nothing, once it is closed", () => {
-    shown(12, { status: { state: "done", closed: true } });
+    shown(12, { status: { state: "finished", closed: true } });
     expect(query(".nbd-headline .nbs-actions").hidden).toBe(true);
   });
 
   test("more trials still, when all are done", () => {
-    shown(12, { status: { state: "done" } });
+    shown(12, { status: { state: "finished" } });
     expect(query(".nbd-headline .nbs-actions").hidden).toBe(false);
     expect(button("Pause").getAttribute("aria-disabled")).toBe("true");
   });
@@ -222,7 +224,7 @@ describe("the chosen trial", () => {
 
   test("can be asked what applies to it, and says why not of the rest", () => {
     shown();
-    choose(0); // complete
+    choose(0); // finished
     expect(enabled()).toEqual(["Clone…", "Promote…"]);
     expect(button("Retry", ".nbs-panel").title).toContain("clone it");
     choose(3); // running
@@ -234,6 +236,23 @@ describe("the chosen trial", () => {
     button("Retry", ".nbs-panel").click();
     expect(said.at(-1)).toMatchObject({ kind: "retry", number: 4 });
     expect(query(".nbs-error").textContent).toBe(`ValueError: ${HOSTILE}`);
+  });
+
+  test("is being stopped until it has ended, and no longer", async () => {
+    shown(12, { trials: { stopping: Array.from({ length: 12 }, (_, i) => (i === 3 || i === 5 ? "stopped" : null)) } });
+    choose(3);
+    expect(query(".nbs-panel .nbs-state").textContent).toBe("running, being stopped");
+    choose(5); // of a log from before: it has ended
+    expect(query(".nbs-panel .nbs-state").textContent).toBe("stopped");
+    choose(9);
+    button("Stop", ".nbs-panel").click();
+    await answered({ message: "trial 9 is being stopped" });
+    drawn();
+    expect(query(".nbs-panel .nbs-told").textContent).toBe("trial 9 is being stopped");
+    hear({ kind: "sweep", sequence: 2, snapshot: false, trials: { number: [9], state: [4] } });
+    drawn();
+    expect(query(".nbs-panel .nbs-state").textContent).toBe("stopped");
+    expect(query(".nbs-panel .nbs-told").textContent).toBe("");
   });
 
   test("is cloned with what was changed only, and the form stays for another clone", async () => {
@@ -309,7 +328,7 @@ describe("the table", () => {
 
   test("has the best first, and any order one wishes", () => {
     shown();
-    expect(numbers()).toEqual([0, 1, 2, 3, 5, 6, 7, 8, 9, 11, 4, 10]);
+    expect(numbers()).toEqual([0, 1, 6, 7, 2, 3, 5, 8, 9, 11, 4, 10]); // those that have finished before all others
     const column = (/** @type {string} */ text) => all(".nbs-table thead button").find((one) => one.textContent.startsWith(text));
     column("lr").click();
     column("lr").click();

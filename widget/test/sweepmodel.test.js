@@ -28,7 +28,7 @@ function bytes(...pairs) {
 /** @param {[number, number, number | string | null][]} [rows] */
 function opened(rows = [[4, 2, 0.5], [9, 1, null]]) {
   const model = new Model();
-  model.apply({ snapshot: true, head: HEAD, status: { state: "running" }, trials: columns(rows), spans: [[4, 1, [0], 0, 1, "complete"]], best: [[1, 4, 0.5]] });
+  model.apply({ snapshot: true, head: HEAD, status: { state: "running" }, trials: columns(rows), spans: [[4, 1, [0], 0, 1, "finished"]], best: [[1, 4, 0.5]] });
   return model;
 }
 
@@ -38,7 +38,7 @@ describe("what the page knows", () => {
     model.apply({ trials: columns([[2, 0, null], [9, 2, "Infinity"]]) });
     expect([...model.number]).toEqual([4, 9, 2]);
     expect([...model.value]).toEqual([0.5, Infinity, NaN]);
-    expect([model.row(2), model.row(3), model.stateOf(1)]).toEqual([2, -1, "complete"]);
+    expect([model.row(2), model.row(3), model.stateOf(1)]).toEqual([2, -1, "finished"]);
     expect(model.parameters.get("lr")).toEqual([0.4, 0.9, 0.2]);
     expect(model.metrics.get("acc")).toEqual([NaN, NaN, NaN]);
   });
@@ -81,7 +81,7 @@ describe("what the page knows", () => {
     model.apply({ spans: [[9, 1, [1], 2, null, "running"]] });
     model.apply({ spans: [[9, 1, [1], 2, 5, "failed"], [9, 2, [0], 6, null, "running"]] });
     expect(model.spans.map(({ number, attempt, end, how }) => [number, attempt, end, how]))
-      .toEqual([[4, 1, 1, "complete"], [9, 1, 5, "failed"], [9, 2, NaN, "running"]]);
+      .toEqual([[4, 1, 1, "finished"], [9, 1, 5, "failed"], [9, 2, NaN, "running"]]);
   });
 
   test("brushed rows stay brushed when others come, and when all come anew in another order", () => {
@@ -111,7 +111,7 @@ describe("what the page knows", () => {
     model.choose(4);
     model.hover(4);
     model.brush(Uint8Array.of(1, 0));
-    model.apply({ status: { state: "done" } });
+    model.apply({ status: { state: "finished" } });
     off();
     model.choose(9);
     expect(heard).toEqual(["chosen", "brushed", "brushed", "data"]);

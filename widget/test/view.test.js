@@ -51,9 +51,56 @@ test("nothing is ever set as HTML", () => {
   }
 });
 
+describe("a run", () => {
+  beforeEach(() => localStorage.clear());
+
+  test("is looked at as it was before, at its end and after a reload", () => {
+    const view = shown({ run: "r-1" });
+    view.controls.log.click();
+    view.controls.slider.value = "0.5";
+    view.controls.slider.dispatchEvent(new Event("input", { bubbles: true }));
+    view.strip.cards.get(0)?.click();
+    view.table.element.open = true;
+    view.keep();
+    const again = shown({ run: "r-1" });
+    expect(again.shared.options).toEqual({ byTime: false, log: true, smoothing: 0.5, chosen: 0 });
+    expect(again.controls.log.getAttribute("aria-pressed")).toBe("true");
+    expect(again.controls.slider.value).toBe("0.5");
+    expect(again.strip.cards.get(0)?.getAttribute("aria-pressed")).toBe("true");
+    expect(again.table.element.open).toBe(true);
+    expect(shown({ run: "r-2" }).shared.options.log).toBe(false);
+  });
+
+  test("is looked at anew where what was kept is damaged", () => {
+    for (const kept of ["{", "[]", JSON.stringify({ "r-1": { log: 7, smoothing: 2, chosen: "x" } }), JSON.stringify({ "r-1": null })]) {
+      localStorage.setItem("nbdist-looks", kept);
+      expect(shown({ run: "r-1" }).shared.options).toEqual({ byTime: false, log: false, smoothing: 0, chosen: null });
+    }
+  });
+
+  test("shows what happened to it in words, and no more than its output where it trains nothing", () => {
+    const view = shown();
+    const marks = [{ step: 1200, kind: "rate", text: HOSTILE }, { step: 1300, kind: "lost", text: "worker 1 lost" }];
+    view.apply(/** @type {any} */ ({ kind: "frame", snapshot: false, replaced: [], marks }), []);
+    view.draw();
+    expect([...view.marks.element.children].map(({ textContent }) => textContent)).toEqual([`◆step 1,200: ${HOSTILE}`, "✕step 1,300: worker 1 lost"].map((text) => text.replace("step", view.shared.unit.one)));
+    expect(view.header.element.classList.contains("nbd-plain")).toBe(false);
+    const plain = shown({ charts: [], total: null }, { step: null });
+    expect(plain.header.element.classList.contains("nbd-plain")).toBe(true);
+  });
+
+  test("has the path of its checkpoint, and an empty bar where it stopped nobody knows how far", () => {
+    const view = shown({ total: null }, { state: "stopped", checkpoint: { number: 1, step: 1200, path: "/runs/a/step-1200", error: null } });
+    expect(view.header.saved.textContent).toBe("checkpoint at step 1,200: /runs/a/step-1200Copy");
+    expect(view.header.copy.hidden).toBe(false);
+    expect(view.header.fill.style.width).toBe("0%");
+    expect(shown({ total: 6 }, { state: "failed" }).header.fill.style.width).toBe("50%");
+  });
+});
+
 describe("what is asked for", () => {
   test("is said to the kernel", () => {
-    const view = shown({}, { state: "training" });
+    const view = shown({}, { state: "running" });
     view.header.actions.turn.click();
     view.header.actions.rate.commit(0.25);
     view.picker.turn("other", true);
@@ -61,11 +108,11 @@ describe("what is asked for", () => {
   });
 
   test("cannot be asked of a kernel that is gone, and the view says what can be done", () => {
-    const view = shown({ again: "nb.attach('r') follows it from a new kernel" }, { state: "training" });
+    const view = shown({ again: "to reconnect, run nb.attach('r')" }, { state: "running" });
     view.disconnect();
     view.draw();
     expect(view.header.state.textContent).toBe("disconnected");
-    expect(view.header.note.textContent).toBe("nb.attach('r') follows it from a new kernel");
+    expect(view.header.note.textContent).toBe("to reconnect, run nb.attach('r')");
     expect(view.header.actions.element.hidden).toBe(true);
     expect(view.header.actions.rate.field.disabled).toBe(true);
     view.progress = { state: "finished" };

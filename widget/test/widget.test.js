@@ -24,7 +24,7 @@ function frame(sequence, snapshot = false) {
   const bytes = new DataView(new ArrayBuffer(4));
   bytes.setUint32(0, sequence, true);
   const head = snapshot ? { head: { title: "t", run: "r", tasks: [], total: 1, charts: [], series: [], controls: ["stop"], again: "do this" } } : {};
-  hear({ kind: "frame", snapshot, replaced: [], progress: { state: "training" }, ...head }, [bytes]);
+  hear({ kind: "frame", snapshot, replaced: [], progress: { state: "running" }, ...head }, [bytes]);
 }
 
 const kinds = () => said.map(({ kind }) => kind);

@@ -40,6 +40,6 @@ test("within is nothing for what is empty", () => {
 });
 
 test.each([
-  ["steps", 4, "step", "steps"], ["updates", 3, "update", "updates of each replica"], ["updates", 1, "update", "updates"],
+  ["steps", 4, "step", "steps"], ["updates", 3, "update", "step (per replica)"], ["updates", 1, "update", "updates"],
   ["batches", 3, "batch", "batches"], [undefined, 1, "step", "steps"], [7, 1, "step", "steps"],
 ])("%s of %s replicas", (unit, replicas, one, axis) => expect(unitWords(unit, replicas)).toEqual({ one, axis }));

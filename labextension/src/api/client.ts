@@ -1,6 +1,6 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
-import type { About, RunDetails, Start, State, Sweep } from './items';
+import type { About, Cleaned, Cleaning, Labels, RunDetails, Start, State, Sweep } from './items';
 
 const ROOT = 'nbdist/api/v1';
 
@@ -39,6 +39,11 @@ export class Client {
     return this.ask('POST', `clusters/${encodeURIComponent(id)}/grow`, { workers });
   }
 
+  /** End the last workers. */
+  shrink(id: string, workers: number): Promise<void> {
+    return this.ask('POST', `clusters/${encodeURIComponent(id)}/shrink`, { workers });
+  }
+
   /** Give a task another process; null stands for all that are dead. */
   restart(id: string, task: string | null): Promise<void> {
     return this.ask('POST', `clusters/${encodeURIComponent(id)}/restart`, { task });
@@ -55,6 +60,29 @@ export class Client {
 
   stopRun(id: string): Promise<void> {
     return this.ask('POST', `runs/${encodeURIComponent(id)}/stop`, {});
+  }
+
+  controlRun(id: string, command: 'pause' | 'resume'): Promise<void> {
+    return this.ask('POST', `runs/${encodeURIComponent(id)}/${command}`, {});
+  }
+
+  setLearningRate(id: string, rate: number): Promise<void> {
+    return this.ask('POST', `runs/${encodeURIComponent(id)}/set`, { learning_rate: rate });
+  }
+
+  /** Change the name, the tags or the note of a run. */
+  labelRun(id: string, labels: Labels): Promise<void> {
+    return this.ask('POST', `runs/${encodeURIComponent(id)}/labels`, labels);
+  }
+
+  /** Delete a run with all its files. */
+  deleteRun(id: string): Promise<{ bytes: number }> {
+    return this.ask('DELETE', `runs/${encodeURIComponent(id)}`);
+  }
+
+  /** Delete old runs, or ask which ones would be deleted. */
+  clean(cleaning: Cleaning): Promise<Cleaned> {
+    return this.ask('POST', 'clean', cleaning);
   }
 
   /** Where TensorBoard shows a run: an address that this browser may open. */

@@ -83,7 +83,7 @@ export type RunStatus =
   | 'preparing'
   | 'running'
   | 'paused'
-  | 'done'
+  | 'finished'
   | 'failed'
   | 'stopped'
   | 'damaged'
@@ -102,10 +102,22 @@ export interface Run extends Actionable {
   total: number | null;
   seconds_left: number | null;
   steps_per_second: number | null;
+  /** In force; null where there is no single one. */
+  learning_rate: number | null;
   metric: string | null;
   value: number | null;
   curve: Curve;
   error: string | null;
+  /** The user's. */
+  tags: string[];
+  /** The user's note. */
+  remark: string | null;
+  /** Whether it trains or logs metrics; a plain cell does neither. */
+  training: boolean;
+  /** On disk; null while it runs. */
+  bytes: number | null;
+  /** What was raised, the line of the cell and the task, in one line. */
+  error_line: string | null;
   note: string | null;
   session: string;
   folder: string;
@@ -123,6 +135,10 @@ export interface RunFile {
 
 export interface RunDetails extends Run {
   code: string;
+  /** The line that starts it as a cell; empty for a function. */
+  first_line: string;
+  /** The end of what each task printed. */
+  output: { task: string; text: string }[];
   seed: number | null;
   versions: Record<string, string>;
   options: Record<string, unknown>;
@@ -130,12 +146,12 @@ export interface RunDetails extends Run {
   files: RunFile[];
 }
 
-export type TrialState = 'waiting' | 'running' | 'complete' | 'pruned' | 'stopped' | 'failed';
+export type TrialState = 'waiting' | 'running' | 'finished' | 'pruned' | 'stopped' | 'failed';
 
 export interface Sweep extends Actionable {
   id: string;
   name: string;
-  state: 'running' | 'paused' | 'done' | 'stopped' | 'failed' | 'lost' | 'damaged';
+  state: 'running' | 'paused' | 'finished' | 'stopped' | 'failed' | 'lost' | 'damaged';
   created: number;
   metric: string;
   direction: 'max' | 'min';
@@ -182,6 +198,8 @@ export type Message = ({ kind: 'state' } & State) | Changes;
 
 /** What a cluster is started with; null is "as nbdist decides". */
 export interface Start {
+  /** The new cluster's id; null for one that nbdist makes. */
+  name: string | null;
   workers: number;
   ps: number;
   launcher: string;
@@ -189,6 +207,26 @@ export interface Start {
   threads: number | null;
   memory: string | null;
   gpu_memory: number | null;
+}
+
+/** What a user may change of a run. */
+export interface Labels {
+  name?: string;
+  tags?: string[];
+  note?: string;
+}
+
+/** Which runs are deleted: those older than an age such as "30d", beside the newest so many. */
+export interface Cleaning {
+  older_than: string | null;
+  keep: number | null;
+  dry_run: boolean;
+}
+
+export interface Cleaned {
+  runs: string[];
+  bytes: number;
+  under_way: string[];
 }
 
 export const NOTHING: State = {

@@ -52,16 +52,21 @@ export async function confirmed(
   return button.accept;
 }
 
-/** Ask for a whole number; null if the user leaves it. */
-export async function howMany(
+/** Ask for a whole number from 1 to `most`; null if the user leaves it. */
+export function howMany(title: string, label: string, most: number, trans: TranslationBundle): Promise<number | null> {
+  return askNumber(title, label, { min: '1', max: String(most), step: '1', value: '1' }, trans);
+}
+
+/** Ask for a number within the limits of an input element; null if the user leaves it. */
+export async function askNumber(
   title: string,
   label: string,
-  most: number,
+  limits: { min: string; max?: string; step: string; value: string },
   trans: TranslationBundle
 ): Promise<number | null> {
   const { button, value } = await showDialog({
     title,
-    body: new NumberField(label, most),
+    body: new NumberField(label, limits),
     buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.okButton({ label: trans.__('OK') })],
     focusNodeSelector: 'input'
   });
@@ -81,12 +86,12 @@ class Paragraphs extends Widget {
   }
 }
 
-/** From 1 to `most`; the dialog cannot be accepted with another. */
+/** The dialog cannot be accepted with a number outside the limits. */
 class NumberField extends Widget implements Dialog.IBodyWidget<number> {
-  constructor(label: string, most: number) {
+  constructor(label: string, limits: object) {
     super();
     const text = document.createElement('label');
-    Object.assign(this.input, { type: 'number', min: '1', max: String(most), step: '1', required: true, value: '1' });
+    Object.assign(this.input, { type: 'number', required: true, ...limits });
     this.input.className = 'jp-mod-styled';
     text.append(`${label}: `, this.input);
     this.node.append(text);

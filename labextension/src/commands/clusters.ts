@@ -1,4 +1,5 @@
 import { addIcon, refreshIcon, stopIcon } from '@jupyterlab/ui-components';
+import { removeIcon } from '../panel/icon';
 import type { Cluster, Task } from '../api/items';
 import { choose, confirmed, howMany } from './asking';
 import { described } from './describe';
@@ -9,7 +10,7 @@ import { Refused, told } from './telling';
 const MOST = 256; // workers that are added at once
 const ID = ['string', 'The id of a cluster; without one it is asked for.'] as const;
 
-/** Commands for clusters: stop one, have more workers in it, give a task another process. */
+/** Commands for clusters: stop one, add workers or remove them, give a task another process. */
 export function addClusterCommands(parts: Parts): void {
   const { commands } = parts.app;
   const { trans } = parts.nbdist;
@@ -26,6 +27,13 @@ export function addClusterCommands(parts: Parts): void {
     icon: addIcon,
     describedBy: described({ id: ID, workers: ['integer', 'How many; without it that is asked for.'] }),
     execute: args => told(args, () => grow(textOf(args['id']), args['workers'], parts))
+  });
+  commands.addCommand('nbdist:shrink-cluster', {
+    label: trans.__('Remove Workers from a Cluster…'),
+    caption: trans.__('End the last workers of a cluster that is up'),
+    icon: removeIcon,
+    describedBy: described({ id: ID, workers: ['integer', 'How many; without it that is asked for.'] }),
+    execute: args => told(args, () => shrink(textOf(args['id']), args['workers'], parts))
   });
   commands.addCommand('nbdist:restart-task', {
     label: trans.__('Restart a Task…'),
@@ -65,6 +73,23 @@ async function grow(id: string | null, wanted: unknown, parts: Parts): Promise<s
   if (workers !== null) {
     await client.grow(cluster.id, workers);
     return trans._n('%2 gets %1 more worker.', '%2 gets %1 more workers.', workers, cluster.title);
+  }
+}
+
+async function shrink(id: string | null, wanted: unknown, parts: Parts): Promise<string | void> {
+  const { client, trans } = parts.nbdist;
+  const state = await client.state(null);
+  const cluster = id === null ? await chosen(state.clusters, 'shrink', parts) : found(id, state.clusters, parts);
+  if (cluster === null) {
+    return;
+  }
+  const most = Math.max(1, (cluster.workers ?? MOST) - 1); // the first one, the chief, stays
+  const title = trans.__('Remove workers from cluster %1', cluster.title);
+  const workers =
+    typeof wanted === 'number' ? wanted : await howMany(title, trans.__('How many, 1 to %1', most), most, trans);
+  if (workers !== null) {
+    await client.shrink(cluster.id, workers);
+    return trans._n('%2 loses %1 worker.', '%2 loses %1 workers.', workers, cluster.title);
   }
 }
 

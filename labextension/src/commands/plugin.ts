@@ -7,7 +7,8 @@ import { INbdist } from '../token';
 import { addAttachCommands } from './attach';
 import { addClusterCommands } from './clusters';
 import { addRefreshCommand } from './refresh';
-import { addRunCommands } from './runs';
+import { addManageCommands } from './manage';
+import { addRunCommands, CONTROLS } from './runs';
 import { WISHES, addSweepCommands } from './sweeps';
 import { addTensorBoardCommands } from './tensorboard';
 
@@ -30,11 +31,15 @@ export const commands: JupyterFrontEndPlugin<void> = {
     addAttachCommands(parts);
     addClusterCommands(parts);
     addRunCommands(parts);
+    addManageCommands(parts);
     addTensorBoardCommands(parts);
     addSweepCommands(parts);
     addRefreshCommand(parts);
     for (const command of FOR_PALETTE) {
       palette?.addItem({ command, category: 'nbdist' });
+    }
+    for (const command of CONTROLS) {
+      palette?.addItem({ command: 'nbdist:control-run', category: 'nbdist', args: { command } });
     }
     for (const wish of WISHES) {
       palette?.addItem({ command: 'nbdist:sweep-wish', category: 'nbdist', args: { wish } });
@@ -46,9 +51,16 @@ export const commands: JupyterFrontEndPlugin<void> = {
 const FOR_PALETTE = [
   'nbdist:stop-cluster',
   'nbdist:grow-cluster',
+  'nbdist:shrink-cluster',
   'nbdist:restart-task',
   'nbdist:stop-run',
+  'nbdist:set-learning-rate',
   'nbdist:open-folder',
+  'nbdist:rename-run',
+  'nbdist:tag-run',
+  'nbdist:note-run',
+  'nbdist:delete-run',
+  'nbdist:clean-runs',
   'nbdist:open-tensorboard',
   'nbdist:compare-runs',
   'nbdist:refresh'

@@ -1,14 +1,17 @@
 import { folderIcon, stopIcon } from '@jupyterlab/ui-components';
 import { PageConfig, URLExt } from '@jupyterlab/coreutils';
 import type { Run } from '../api/items';
-import { choose } from './asking';
+import { askNumber, choose, confirmed } from './asking';
 import { described } from './describe';
 import { type Parts, textOf } from './parts';
 import { Refused, told } from './telling';
 
+export const CONTROLS = ['pause', 'resume'] as const;
+type Control = (typeof CONTROLS)[number];
+
 const ID = ['string', 'The id of a run; without one it is asked for.'] as const;
 
-/** Commands for runs: stop one, look into its folder. */
+/** Commands for runs: stop, pause or resume one, change its learning rate, look into its folder. */
 export function addRunCommands(parts: Parts): void {
   const { commands } = parts.app;
   const { client, trans } = parts.nbdist;
@@ -21,9 +24,53 @@ export function addRunCommands(parts: Parts): void {
       told(args, async () => {
         const none = trans.__('There is no run that can be stopped.');
         const id = textOf(args['id']) ?? (await chosenRun(run => run.can['stop'] === true, none, parts))?.id;
-        if (id !== undefined) {
+        // A stopped run cannot go on, so that it asks first.
+        const reasons = [trans.__('It ends after its current step and cannot go on. What was trained is kept.')];
+        if (id !== undefined && (await confirmed(trans.__('Stop run %1?', id), reasons, trans.__('Stop'), trans))) {
           await client.stopRun(id);
           return trans.__('Run %1 is being stopped.', id);
+        }
+      })
+  });
+  commands.addCommand('nbdist:control-run', {
+    label: ({ command }) => (command === 'resume' ? trans.__('Resume a Run…') : trans.__('Pause a Run…')),
+    caption: trans.__('Pause training between two steps, or resume it'),
+    describedBy: described({ id: ID, command: ['string', 'pause or resume.'] }),
+    isEnabled: ({ command }) => isControl(command),
+    execute: args =>
+      told(args, async () => {
+        const command = args['command'];
+        if (!isControl(command)) {
+          throw new Refused(trans.__('No run command “%1”; choose from %2.', String(command), CONTROLS.join(', ')));
+        }
+        const none =
+          command === 'pause' ? trans.__('There is no run that can be paused.') : trans.__('There is no paused run.');
+        const id = textOf(args['id']) ?? (await chosenRun(run => run.can[command] === true, none, parts))?.id;
+        if (id !== undefined) {
+          await client.controlRun(id, command);
+          return command === 'pause'
+            ? trans.__('Run %1 pauses after its current step.', id)
+            : trans.__('Run %1 is being resumed.', id);
+        }
+      })
+  });
+  commands.addCommand('nbdist:set-learning-rate', {
+    label: trans.__('Change the Learning Rate of a Run…'),
+    caption: trans.__('Train at another learning rate from the next step on'),
+    describedBy: described({ id: ID }),
+    execute: args =>
+      told(args, async () => {
+        const none = trans.__('There is no run whose learning rate can be changed.');
+        const id = textOf(args['id']);
+        const run = id === null ? await chosenRun(({ can }) => can['set'] === true, none, parts) : await client.run(id);
+        if (run !== null) {
+          const limits = { min: '0', step: 'any', value: run.learning_rate === null ? '' : String(run.learning_rate) };
+          const title = trans.__('Learning rate of run %1', run.id);
+          const rate = await askNumber(title, trans.__('Learning rate'), limits, trans);
+          if (rate !== null) {
+            await client.setLearningRate(run.id, rate);
+            return trans.__('Run %1 trains at learning rate %2 from its next step on.', run.id, rate);
+          }
         }
       })
   });
@@ -43,12 +90,22 @@ export function addRunCommands(parts: Parts): void {
   });
 }
 
+function isControl(command: unknown): command is Control {
+  return CONTROLS.some(one => one === command);
+}
+
 /** Have one of the latest runs chosen. */
 export async function chosenRun(fits: (run: Run) => boolean, none: string, parts: Parts): Promise<Run | null> {
   const { client, trans } = parts.nbdist;
   const { runs } = await client.state(null);
   const texts = { title: trans.__('Choose a run'), label: trans.__('Run'), none };
   return choose(runs.filter(fits), run => `${run.id} (${run.status})`, texts, trans);
+}
+
+/** Have one of the latest runs chosen, unless its id is known. */
+export async function runOf(id: string | null, fits: (run: Run) => boolean, parts: Parts): Promise<Run | null> {
+  const { client, trans } = parts.nbdist;
+  return id === null ? chosenRun(fits, trans.__('There are no runs.'), parts) : client.run(id);
 }
 
 /** Show a run's folder in the file browser; where that cannot show it, the run's own page has its files. */

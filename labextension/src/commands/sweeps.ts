@@ -1,5 +1,5 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { choose } from './asking';
+import { choose, confirmed } from './asking';
 import { described } from './describe';
 import { type Parts, textOf } from './parts';
 import { Refused, told } from './telling';
@@ -29,7 +29,7 @@ function labelOf(wish: unknown, trans: TranslationBundle): string {
     case 'pause':
       return trans.__('Pause a Sweep…');
     case 'resume':
-      return trans.__('Go On with a Sweep…');
+      return trans.__('Resume a Sweep…');
     default:
       return trans.__('Stop a Sweep…');
   }
@@ -37,7 +37,7 @@ function labelOf(wish: unknown, trans: TranslationBundle): string {
 
 async function tell(id: string | null, wish: unknown, { nbdist: { client, trans } }: Parts): Promise<string | void> {
   if (!isWish(wish)) {
-    throw new Refused(trans.__('A sweep cannot be told “%1”: it knows %2.', String(wish), WISHES.join(', ')));
+    throw new Refused(trans.__('No sweep command “%1”; choose from %2.', String(wish), WISHES.join(', ')));
   }
   if (id === null) {
     const { sweeps } = await client.state(null);
@@ -47,7 +47,9 @@ async function tell(id: string | null, wish: unknown, { nbdist: { client, trans 
     const able = sweeps.filter(sweep => sweep.can[wish]);
     id = (await choose(able, sweep => `${sweep.id} (${sweep.state})`, texts, trans))?.id ?? null;
   }
-  if (id !== null) {
+  const reasons =
+    wish === 'stop' ? [trans.__('No new trials start and running ones end. Finished trials are kept.')] : [];
+  if (id !== null && (await confirmed(trans.__('Stop sweep %1?', id), reasons, trans.__('Stop'), trans))) {
     await client.sweepWish(id, wish);
     return trans.__('Sweep %1 is told.', id);
   }

@@ -42,8 +42,9 @@ async function open(id: string, shown: string, { nbdist: { client, trans } }: Pa
   if (tab) {
     tab.opener = null;
     tab.document.title = 'TensorBoard';
-    tab.document.body.textContent = trans.__('TensorBoard is being started…');
+    showWaiting(tab.document, trans.__('TensorBoard is starting. This takes a few seconds.'));
   }
+  const waiting = Notification.emit(trans.__('TensorBoard is starting…'), 'in-progress', { autoClose: false });
   try {
     const url = await client.openTensorBoard(id);
     if (tab) {
@@ -56,5 +57,15 @@ async function open(id: string, shown: string, { nbdist: { client, trans } }: Pa
   } catch (error) {
     tab?.close();
     throw error;
+  } finally {
+    Notification.dismiss(waiting);
   }
+}
+
+/** Fill a tab with a sentence and a bar that moves, until TensorBoard takes its place. */
+function showWaiting(page: Document, sentence: string): void {
+  const text = page.createElement('p');
+  text.textContent = sentence;
+  page.body.style.cssText = 'font: 16px system-ui, sans-serif; margin: 15vh auto; max-width: 30em; text-align: center';
+  page.body.replaceChildren(text, page.createElement('progress'));
 }

@@ -3,7 +3,7 @@ import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import type { About, Cluster, Run, Sweep, Task } from '../api/items';
 
 export type ActionIcon =
-  | 'attach' | 'grow' | 'restart' | 'stop' | 'pause' | 'resume' | 'folder' | 'tensorboard' | 'dismiss';
+  | 'attach' | 'more' | 'grow' | 'shrink' | 'restart' | 'stop' | 'pause' | 'resume' | 'rate' | 'folder' | 'tensorboard' | 'dismiss';
 
 /** One button of a row: which command it is, and why it cannot be (null where it can). */
 export interface Action {
@@ -20,14 +20,15 @@ export function clusterActions(cluster: Cluster, trans: TranslationBundle): Acti
   const id = cluster.id;
   if (cluster.state === 'failed') {
     return [
-      action('dismiss', 'dismiss', trans.__('Take it off the list'), 'nbdist:dismiss-cluster', { id }, null)
+      action('dismiss', 'dismiss', trans.__('Dismiss'), 'nbdist:dismiss-cluster', { id }, null)
     ];
   }
   const why = (name: string): string | null => reason(cluster, name, trans);
   const up = cluster.state === 'running' ? null : (cluster.why['grow'] ?? trans.__('it does not run'));
   const actions = [
     { ...attach(cluster.attach, trans), why: up },
-    action('grow', 'grow', trans.__('Add workers'), 'nbdist:grow-cluster', { id }, why('grow'))
+    action('grow', 'grow', trans.__('Add workers'), 'nbdist:grow-cluster', { id }, why('grow')),
+    action('shrink', 'shrink', trans.__('Remove workers'), 'nbdist:shrink-cluster', { id }, why('shrink'))
   ];
   if (cluster.dead.length) {
     const label = trans._n('Restart the dead task', 'Restart the %1 dead tasks', cluster.dead.length);
@@ -61,7 +62,21 @@ export function runActions(run: Run, about: About | null, trans: TranslationBund
     ...actions,
     attach(run.attach, trans),
     action('folder', 'folder', files, 'nbdist:open-folder', { id }, null),
-    action('tensorboard', 'tensorboard', trans.__('Open TensorBoard'), 'nbdist:open-tensorboard', { id }, board)
+    action('tensorboard', 'tensorboard', trans.__('Open TensorBoard'), 'nbdist:open-tensorboard', { id }, board),
+    action('more', 'more', trans.__('Name, tags, note, delete…'), 'nbdist:run-menu', { id }, null)
+  ];
+}
+
+/** What else the page of a run offers while it trains, as its live view does. */
+export function runControls(run: Run, trans: TranslationBundle): Action[] {
+  if (!isGoingOn(run) || !run.training) {
+    return [];
+  }
+  const control = (name: 'pause' | 'resume', label: string): Action =>
+    action(name, name, label, 'nbdist:control-run', { id: run.id, command: name }, reason(run, name, trans));
+  return [
+    run.status === 'paused' ? control('resume', trans.__('Resume the run')) : control('pause', trans.__('Pause the run')),
+    action('rate', 'rate', trans.__('Learning rate…'), 'nbdist:set-learning-rate', { id: run.id }, reason(run, 'set', trans))
   ];
 }
 
@@ -72,7 +87,7 @@ export function sweepActions(sweep: Sweep, trans: TranslationBundle): Action[] {
     action(name, name, label, 'nbdist:sweep-wish', { id, wish: name }, reason(sweep, name, trans));
   const actions = [];
   if (sweep.state === 'paused') {
-    actions.push(wish('resume', trans.__('Go on with the sweep')));
+    actions.push(wish('resume', trans.__('Resume the sweep')));
   } else if (sweep.state === 'running') {
     actions.push(wish('pause', trans.__('Pause the sweep')));
   }

@@ -4,25 +4,31 @@ import {
   Button,
   closeIcon,
   codeIcon,
+  ellipsesIcon,
   folderIcon,
   launchIcon,
   type LabIcon,
   pauseIcon,
   refreshIcon,
   runIcon,
+  settingsIcon,
   stopIcon
 } from '@jupyterlab/ui-components';
 import { JSONExt } from '@lumino/coreutils';
 import type { Action, ActionIcon } from './actions';
+import { removeIcon } from './icon';
 import { useActivity, type Watch } from './watch';
 
 const ICONS: Record<ActionIcon, LabIcon> = {
   attach: codeIcon,
   grow: addIcon,
+  more: ellipsesIcon,
+  shrink: removeIcon,
   restart: refreshIcon,
   stop: stopIcon,
   pause: pauseIcon,
   resume: runIcon,
+  rate: settingsIcon,
   folder: folderIcon,
   tensorboard: launchIcon,
   dismiss: closeIcon

@@ -76,7 +76,7 @@ export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElemen
           {clusterFacts(cluster, trans).map((fact, place) => (
             <span key={place}>{fact}</span>
           ))}
-          {runs && <span>{trans.__('on it: %1', runs)}</span>}
+          {runs && <span>{trans.__('run: %1', runs)}</span>}
         </span>
         <ActionButtons watch={watch} row={row} reachable={reachable} actions={clusterActions(cluster, trans)} />
       </div>

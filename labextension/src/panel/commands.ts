@@ -5,7 +5,7 @@ import type { PanelModel } from './model';
 import { startCluster } from './startdialog';
 import type { Numbers } from './startvalues';
 
-/** The panel's own commands: show it, start a cluster, take one that has failed off the list. */
+/** The panel's own commands: show it, start a cluster, dismiss one that failed. */
 export function addPanelCommands(commands: CommandRegistry, model: PanelModel, show: () => void, first: () => Numbers): void {
   const { client, trans } = model.nbdist;
   commands.addCommand('nbdist:show-panel', {
@@ -16,7 +16,7 @@ export function addPanelCommands(commands: CommandRegistry, model: PanelModel, s
   });
   commands.addCommand('nbdist:start-cluster', {
     label: trans.__('Start a Cluster…'),
-    caption: trans.__('Start a cluster that lives until it is stopped'),
+    caption: trans.__('Start a cluster that runs until it is stopped'),
     icon: addIcon,
     execute: async () => {
       const id = await startCluster(model.nbdist, first());
@@ -28,7 +28,7 @@ export function addPanelCommands(commands: CommandRegistry, model: PanelModel, s
     }
   });
   commands.addCommand('nbdist:dismiss-cluster', {
-    label: trans.__('Take a failed cluster off the list'),
+    label: trans.__('Dismiss a Failed Cluster'),
     execute: args => client.stopCluster(String(args['id']))
   });
 }

@@ -25,7 +25,7 @@ export function NoClusters({ watch, known }: { watch: Watch; known: boolean }): 
   return (
     <div className="nbd-Empty">
       <p>{trans.__('No clusters yet. Start one from a notebook:')}</p>
-      <code>{'%load_ext nbdist\n%cluster start --workers 2'}</code>
+      <code>{'import nbdist as nb\n%load_ext nbdist\n%cluster start --workers 2'}</code>
       <button
         type="button"
         className="jp-mod-styled nbd-Start"

@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Cluster, Run, Sweep } from '../api/items';
 import { isGoingOn } from './actions';
-import { formatMoment, formatNumber, formatRate, formatSeconds, lastPart } from './format';
+import { formatBytes, formatMoment, formatNumber, formatRate, formatSeconds, lastPart } from './format';
 
 /** What a cluster is made of and whose it is, one short text each. */
 export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string[] {
@@ -21,7 +21,7 @@ export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string
     const notebook = lastPart(cluster.owner.session);
     facts.push(cluster.owner.alive ? notebook : trans.__('%1 (ended)', notebook));
   } else if (cluster.detached) {
-    facts.push(trans.__('lives until stopped'));
+    facts.push(trans.__('runs until stopped'));
   }
   return facts;
 }
@@ -45,16 +45,19 @@ export function runFacts(run: Run, trans: TranslationBundle): string[] {
     }
   } else {
     facts.push(formatMoment(run.ended ?? run.created));
+    if (run.bytes !== null && run.bytes >= 1e6) {
+      facts.push(formatBytes(run.bytes));
+    }
   }
   return facts;
 }
 
 /** How many trials of a sweep are in which state; those that are none are left out. */
 export function trialFacts(sweep: Sweep, trans: TranslationBundle): string[] {
-  const { complete, running, pruned, failed, stopped, waiting } = sweep.counts;
+  const { finished, running, pruned, failed, stopped, waiting } = sweep.counts;
   const facts: [number, string][] = [
     [running, trans.__('%1 running', String(running))],
-    [complete, trans.__('%1 complete', String(complete))],
+    [finished, trans.__('%1 finished', String(finished))],
     [pruned, trans.__('%1 pruned', String(pruned))],
     [failed, trans.__('%1 failed', String(failed))],
     [stopped, trans.__('%1 stopped', String(stopped))],
@@ -65,7 +68,7 @@ export function trialFacts(sweep: Sweep, trans: TranslationBundle): string[] {
 
 /** How many of a sweep's trials have ended. */
 export function trialsEnded({ counts }: Sweep): number {
-  return counts.complete + counts.pruned + counts.stopped + counts.failed;
+  return counts.finished + counts.pruned + counts.stopped + counts.failed;
 }
 
 /** "lr 0.01, units 64". */

@@ -1,5 +1,13 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 
+/** A minus. */
+export const removeIcon = new LabIcon({
+  name: 'nbdist:remove',
+  svgstr: `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 24 24">
+  <path class="jp-icon3 jp-icon-selectable" fill="#616161" d="M19 13H5v-2h14z"/>
+</svg>`
+});
+
 /** Tasks around what they share: the panel's tab, and whatever else stands for nbdist. */
 export const nbdistIcon = new LabIcon({
   name: 'nbdist:sidebar',

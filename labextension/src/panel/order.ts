@@ -12,8 +12,13 @@ export function inOrder(runs: readonly Run[]): Run[] {
   return [...runs.filter(isGoingOn), ...runs.filter(run => !isGoingOn(run))];
 }
 
-/** Those whose name, state, notebook or id has all the words that were typed. */
-export function matching<Item extends { id: string; name: string; session: string }>(
+/** Runs without the plain cells that have ended: those neither train nor log metrics. */
+export function withoutPlain(runs: readonly Run[]): Run[] {
+  return runs.filter(run => run.training || isGoingOn(run));
+}
+
+/** Those whose name, tags, state, notebook or id has all the words that were typed. */
+export function matching<Item extends { id: string; name: string; session: string; tags: string[] }>(
   items: readonly Item[],
   typed: string,
   word: (item: Item) => string
@@ -23,7 +28,7 @@ export function matching<Item extends { id: string; name: string; session: strin
     return items;
   }
   return items.filter(item => {
-    const text = `${item.name} ${item.id} ${item.session} ${word(item)}`.toLowerCase();
+    const text = [item.name, item.id, item.session, word(item), ...item.tags].join(' ').toLowerCase();
     return words.every(one => text.includes(one));
   });
 }

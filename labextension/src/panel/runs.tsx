@@ -8,7 +8,7 @@ import { runFacts } from './facts';
 import { Progress, Sparkline } from './figures';
 import { formatShare, percentOf } from './format';
 import { useRows } from './keys';
-import { inOrder, MANY, matching, PAGE } from './order';
+import { inOrder, MANY, matching, PAGE, withoutPlain } from './order';
 import { RowHead } from './rowhead';
 import { useWatch, type Watch } from './watch';
 import { signOf } from './words';
@@ -20,8 +20,11 @@ export function Runs({ watch }: { watch: Watch }): ReactElement {
   const known = useWatch(watch, () => watch.connection !== 'connecting');
   const [typed, setTyped] = useState('');
   const [drawn, setDrawn] = useState(PAGE);
+  const [plain, setPlain] = useState(false);
   const { trans } = watch;
-  const found = matching(inOrder(all), typed, run => signOf(run.status, trans).word);
+  const shown = plain ? all : withoutPlain(all);
+  const hidden = all.length - withoutPlain(all).length;
+  const found = matching(inOrder(shown), typed, run => signOf(run.status, trans).word);
   const runs = found.slice(0, drawn);
   const { current, ...list } = useRows<HTMLUListElement>(runs.map(run => run.id));
   if (!all.length) {
@@ -33,12 +36,18 @@ export function Runs({ watch }: { watch: Watch }): ReactElement {
   }
   return (
     <>
+      {hidden > 0 && (
+        <label className="nbd-Plain">
+          <input type="checkbox" checked={plain} onChange={event => setPlain(event.currentTarget.checked)} />
+          {trans._n('Show %1 plain cell', 'Show %1 plain cells', hidden)}
+        </label>
+      )}
       {all.length > MANY && (
         <InputGroup
           className="nbd-Filter"
           type="search"
           placeholder={trans.__('Filter runs')}
-          aria-label={trans.__('Filter runs by name, state or notebook')}
+          aria-label={trans.__('Filter runs by name, tag, state or notebook')}
           value={typed}
           onChange={event => setTyped(event.currentTarget.value)}
           rightIcon="ui-components:search"
@@ -49,7 +58,9 @@ export function Runs({ watch }: { watch: Watch }): ReactElement {
           <RunRow key={run.id} watch={watch} run={run} about={about} reachable={run.id === current} />
         ))}
       </ul>
-      {!runs.length && <Empty>{trans.__('No run has “%1” in its name, state or notebook.', typed)}</Empty>}
+      {!runs.length && typed !== '' && (
+        <Empty>{trans.__('No run has “%1” in its name, tags, state or notebook.', typed)}</Empty>
+      )}
       {found.length > runs.length && (
         <button type="button" className="jp-mod-styled nbd-More" onClick={() => setDrawn(drawn + PAGE)}>
           {trans._n('Show %1 more', 'Show %1 more', Math.min(PAGE, found.length - runs.length))}
@@ -77,7 +88,7 @@ export const RunRow = memo(function RunRow({ watch, run, about, reachable }: Row
       <RowHead
         {...{ watch, row, sign, reachable }}
         name={run.name}
-        title={trans.__('%1: open what is known of it', run.name)}
+        title={trans.__('Open run %1', run.name)}
         open={['nbdist:open-run', run.id]}
       >
         {isGoingOn(run) && share !== null && ` ${formatShare(run.step!, run.total!)}`}
@@ -95,21 +106,42 @@ export const RunRow = memo(function RunRow({ watch, run, about, reachable }: Row
           {runFacts(run, trans).map((fact, place) => (
             <span key={place}>{fact}</span>
           ))}
+          {run.tags.map(tag => (
+            <span key={`tag:${tag}`} className="nbd-Badge">
+              {tag}
+            </span>
+          ))}
         </span>
         <Sparkline name={run.metric ?? trans.__('metric')} curve={run.curve} trans={trans} />
         <ActionButtons watch={watch} row={row} reachable={reachable} actions={runActions(run, about, trans)} />
       </div>
+      {run.remark !== null && (
+        <div className="nbd-Row-note nbd-mod-remark" title={run.remark}>
+          {run.remark}
+        </div>
+      )}
       <Notes note={run.note} error={run.error} />
       <ActionError watch={watch} row={row} reachable={reachable} />
     </li>
   );
 });
 
+interface NotesProps {
+  note: string | null;
+  error: string | null;
+  /** The error with its traceback; the pointer shows it. */
+  whole?: string | null;
+}
+
 /** What is to be known of an item: how it ended, and what its folder lacks. */
-export function Notes({ note, error }: { note: string | null; error: string | null }): ReactElement | null {
+export function Notes({ note, error, whole = error }: NotesProps): ReactElement | null {
   return note === null && error === null ? null : (
     <>
-      {error !== null && <div className="nbd-Row-note nbd-mod-error">{error}</div>}
+      {error !== null && (
+        <div className="nbd-Row-note nbd-mod-error" title={whole ?? undefined}>
+          {error}
+        </div>
+      )}
       {note !== null && <div className="nbd-Row-note">{note}</div>}
     </>
   );

@@ -25,6 +25,7 @@ export class Sidebar extends SidePanel {
     const { trans, feed } = model.nbdist;
     this.id = PANEL_ID;
     this.addClass('nbd-Panel');
+    this.node.tabIndex = -1;
     this.title.icon = nbdistIcon;
     this.title.caption = trans.__('nbdist: clusters, tasks, runs and sweeps');
     this.node.setAttribute('role', 'region');
@@ -36,7 +37,7 @@ export class Sidebar extends SidePanel {
       new Tool({
         icon: addIcon,
         label: trans.__('Start a cluster…'),
-        tooltip: trans.__('Start a cluster that lives until it is stopped'),
+        tooltip: trans.__('Start a cluster that runs until it is stopped'),
         onClick: () => void model.commands.execute('nbdist:start-cluster')
       })
     );
@@ -44,7 +45,7 @@ export class Sidebar extends SidePanel {
       'refresh',
       new Tool({
         icon: refreshIcon,
-        tooltip: trans.__('Ask the server anew'),
+        tooltip: trans.__('Refresh'),
         onClick: () => void feed.refresh()
       })
     );
@@ -65,6 +66,13 @@ export class Sidebar extends SidePanel {
   protected override onAfterAttach(message: Message): void {
     super.onAfterAttach(message);
     this.follow(this.isVisible);
+  }
+
+  /** A command has opened the panel: the keyboard is in it from now on. */
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    const first = this.content.node.querySelector<HTMLElement>('[data-stop][tabindex="0"]');
+    (first ?? this.toolbar.node.querySelector('button') ?? this.node).focus();
   }
 
   protected override onAfterShow(message: Message): void {

@@ -62,14 +62,15 @@ export function StartFields({ first, about, busy, trouble, trans, onChange }: Fi
   const whole = { type: 'number', step: 1, inputMode: 'numeric' };
   return (
     <div aria-busy={busy}>
-      <p>{trans.__('A cluster from here belongs to no notebook: it lives until it is stopped.')}</p>
+      <p>{trans.__('A cluster started here belongs to no notebook: it runs until it is stopped.')}</p>
+      {text('name', trans.__('Name'), { placeholder: trans.__('automatic'), maxLength: 48 })}
       {text('workers', trans.__('Workers'), { ...whole, min: 1 })}
       {text('ps', trans.__('Parameter servers'), { ...whole, min: 0 })}
       {choice('launcher', trans.__('Launcher'), (about?.launchers ?? ['local']).map(name => [name, name]))}
       {gpus > 0 && choice('gpus', trans.__('GPUs'), gpuChoices(gpus, trans))}
       {gpus > 0 && text('gpu_memory', trans.__('Share of a GPU’s memory'), { placeholder: trans.__('all') })}
       {text('threads', trans.__('Threads of each task'), { ...whole, min: 1, placeholder: trans.__('automatic') })}
-      {text('memory', trans.__('Memory for variables'), { placeholder: trans.__('no limit, or 2G') })}
+      {text('memory', trans.__('Memory limit per task'), { placeholder: trans.__('no limit, or 2G') })}
       {about && gpus === 0 && <p className="nbd-StartForm-hint">{trans.__('There is no GPU on this machine.')}</p>}
       <p className="nbd-StartForm-hint" role="status">
         {busy ? trans.__('Asking the server…') : hint}

@@ -4,6 +4,7 @@ import type { Values } from '../settings';
 
 /** What stands in the form's fields, as it was typed. */
 export interface StartValues {
+  name: string;
   workers: string;
   ps: string;
   launcher: string;
@@ -20,12 +21,15 @@ export type StartField = keyof StartValues;
 export function firstValues(about: About | null, { workers, ps }: Numbers): StartValues {
   const launcher = about?.launchers[0] ?? 'local';
   const numbers = { workers: String(workers), ps: String(ps) };
-  return { ...numbers, launcher, gpus: 'auto', gpu_memory: '', threads: '', memory: '' };
+  return { name: '', ...numbers, launcher, gpus: 'auto', gpu_memory: '', threads: '', memory: '' };
 }
 
 /** What is wrong with the fields, by field; nothing if they can be sent. */
 export function faultsOf(values: StartValues, trans: TranslationBundle): Partial<StartValues> {
   const faults: Partial<StartValues> = {};
+  if (values.name.trim() && !/^\w{1,48}$/.test(values.name.trim())) {
+    faults.name = trans.__('Letters, digits and _, or nothing');
+  }
   if (!isWhole(values.workers, 1)) {
     faults.workers = trans.__('A whole number, at least 1');
   }
@@ -48,6 +52,7 @@ export function faultsOf(values: StartValues, trans: TranslationBundle): Partial
 export function startOf(values: StartValues): Start {
   const gpus = values.gpus === 'auto' || values.gpus === 'none' ? values.gpus : Number(values.gpus);
   return {
+    name: values.name.trim() || null,
     workers: Number(values.workers),
     ps: Number(values.ps),
     launcher: values.launcher,

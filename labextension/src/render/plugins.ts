@@ -1,9 +1,11 @@
 /** Renderers of saved runs and sweeps. */
 
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { INotebookTracker } from '@jupyterlab/notebook';
 import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { RUN, SWEEP } from './kinds';
+import { watchLeftViews } from './leftviews';
 import { type Around, BundleRenderer, type Kind } from './renderer';
 
 const RANK = 10; // before text/html, which has 50, and the picture
@@ -18,6 +20,17 @@ export const renderers: JupyterFrontEndPlugin<void> = {
     const around = { trans: (translator ?? nullTranslator).load('nbdist'), commands: app.commands };
     add(registry, RUN, around);
     add(registry, SWEEP, around);
+  }
+};
+
+export const leftViews: JupyterFrontEndPlugin<void> = {
+  id: 'nbdist:left-views',
+  description: 'Says what a live view was, where its kernel has ended.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  activate: (_: JupyterFrontEnd, notebooks: INotebookTracker): void => {
+    notebooks.forEach(watchLeftViews);
+    notebooks.widgetAdded.connect((_, panel) => watchLeftViews(panel));
   }
 };
 

@@ -1,6 +1,7 @@
 /** Reads `application/vnd.nbdist.run+json` (nbdist/ui/rundata.py says what it is) for the live view's drawing code. */
 
 import { MEAN, type Run, TREND } from '@widget/frame.js';
+import type { Mark } from '@widget/marks.js';
 import type { Head, Plan, Progress } from '@widget/view.js';
 import { finite, isRecord, type Json, list, record, text, texts, whole } from './json';
 import { versioned } from './unreadable';
@@ -11,6 +12,7 @@ export interface RunBundle {
   curves: Run[];
   /** Final values by name. */
   metrics: [string, number][];
+  marks: Mark[];
   /** Curves that had no room in the data. */
   leftOut: number;
 }
@@ -20,6 +22,7 @@ const MOST_CHARTS = 64;
 const MOST_CURVES = 4096;
 const MOST_POINTS = 100_000; // of a curve
 const MOST_METRICS = 256;
+const MOST_MARKS = 256;
 const LAST_REPLICA = MEAN - 1;
 
 /** Raises `Unreadable` if it cannot be drawn; what is damaged in it otherwise is left out. */
@@ -36,17 +39,19 @@ export function readRun(data: unknown): RunBundle {
   const tasks = texts(run['tasks'], MOST_TASKS);
   const shown = new Set(curves.filter(({ series }) => series >= TREND).map(({ replica }) => replica));
   return {
-    head: { title: text(run['title']), run: text(run['run']), tasks, total: null, charts, series: [...names.keys()] },
+    head: { title: text(run['title']), run: text(run['run']), tasks, total: whole(run['total']), charts, series: [...names.keys()] },
     progress: {
       state: text(run['state']) || 'unknown',
       step: whole(run['step']),
       unit: text(run['unit']) || 'steps',
       elapsed: finite(run['seconds']),
       steps_per_second: finite(run['steps_per_second']),
+      checkpoint: text(run['checkpoint']) ? { step: null, path: text(run['checkpoint']) } : null,
       note: texts(run['remarks'], MOST_TASKS).join(' · '),
       per_replica: Object.fromEntries([...shown].map(replica => [replica, { state: '' }]))
     },
     curves: [...curves, ...standIns(curves)],
+    marks: list(run['marks'], MOST_MARKS).flatMap(markOf),
     metrics: Object.entries(record(run['metrics']))
       .slice(0, MOST_METRICS)
       .flatMap(([name, value]) => (typeof value === 'number' || typeof value === 'string' ? [[name, spelled(value)]] : [])),
@@ -62,6 +67,12 @@ function planOf(value: unknown, numberOf: (name: string) => number): Plan[] {
   };
   const [train, validation] = [series('train'), series('validation')];
   return train === null && validation === null ? [] : [{ title: text(chart['title']), train, validation }];
+}
+
+function markOf(value: unknown): Mark[] {
+  const mark = record(value);
+  const step = whole(mark['step']);
+  return step === null ? [] : [{ step, kind: text(mark['kind']), text: text(mark['text']) }];
 }
 
 /** A curve of a series that has a chart. */

@@ -7,8 +7,8 @@ import type { RunBundle } from './runbundle';
 export function drawRun(bundle: RunBundle): Drawing<RunBundle> {
   const view = new View(newName(), () => undefined);
   view.controls.time.hidden = true; // the data tell no times
-  const take = ({ head, progress, curves }: RunBundle): void =>
-    view.apply({ kind: 'frame', snapshot: true, head, progress, replaced: [] }, curves);
+  const take = ({ head, progress, curves, marks }: RunBundle): void =>
+    view.apply({ kind: 'frame', snapshot: true, head, progress, marks, replaced: [] }, curves);
   take(bundle);
   return { element: view.element, take, redraw: () => view.redraw(), close: () => view.close() };
 }

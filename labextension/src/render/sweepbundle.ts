@@ -11,12 +11,15 @@ export interface SweepBundle {
   /** Trials that the data have, of so many. */
   shown: number;
   of: number;
+  /** Curves that had no room in the data. */
+  leftOut: number;
 }
 
 const MOST_ENGINES = 4096;
 const MOST_SPANS = 100_000;
 const MOST_POINTS = 100_000; // of a curve
-const STATES = ['waiting', 'running', 'complete', 'pruned', 'stopped', 'failed'];
+const FINISHED_BEFORE = 'complete'; // what notebooks saved before 2026-11-22 call a finished trial
+const STATES = ['waiting', 'running', 'finished', 'pruned', 'stopped', 'failed'];
 
 /** Raises `Unreadable` if it cannot be drawn; what is damaged in it otherwise is left out. */
 export function readSweep(data: unknown): SweepBundle {
@@ -39,7 +42,8 @@ export function readSweep(data: unknown): SweepBundle {
       best: list(sweep['best'], MOST_SPANS).flatMap(improvementOf)
     },
     shown: trials.number.length,
-    of: Math.max(whole(sweep['of']) ?? 0, trials.number.length)
+    of: Math.max(whole(sweep['of']) ?? 0, trials.number.length),
+    leftOut: whole(sweep['left_out']) ?? 0
   };
 }
 
@@ -71,7 +75,9 @@ function statusOf(status: Json, known: Set<number>): Json & { state: string } {
     state: text(status['state']) || 'unknown',
     now: finite(status['now']) ?? 0,
     wanted: whole(status['wanted']) ?? known.size,
-    counts: Object.fromEntries(STATES.map(state => [state, whole(counts[state]) ?? 0])),
+    counts: Object.fromEntries(
+      STATES.map(state => [state, whole(counts[state] ?? (state === 'finished' ? counts[FINISHED_BEFORE] : 0)) ?? 0])
+    ),
     engines: list(status['engines'], MOST_ENGINES).flatMap(engine => {
       const [rank, state, number] = list(engine, 3);
       const there = whole(rank) !== null && ['busy', 'free', 'gone'].includes(text(state));
@@ -85,12 +91,12 @@ function statusOf(status: Json, known: Set<number>): Json & { state: string } {
   };
 }
 
-/** Steps that ascend, and a value for each. */
+/** Steps that ascend, and a value for each: packed, or as notebooks saved before 2026-11-22 have them in two lists. */
 function curveOf(number: number, value: unknown, known: Set<number>): [string, [number[], unknown[]]][] {
   if (!known.has(number)) {
     return [];
   }
-  const [first, second] = list(value, 2);
+  const [first, second] = typeof value === 'string' ? unpacked(value) : list(value, 2);
   const told = list(second, MOST_POINTS);
   const steps: number[] = [];
   const values: unknown[] = [];
@@ -104,6 +110,24 @@ function curveOf(number: number, value: unknown, known: Set<number>): [string, [
   return steps.length ? [[String(number), [steps, values]]] : [];
 }
 
+/** Pairs of float32, step and value, from base64; no points where it is none. */
+function unpacked(text: string): [number[], (number | string)[]] {
+  const [steps, values]: [number[], (number | string)[]] = [[], []];
+  let bytes = '';
+  try {
+    bytes = atob(text.slice(0, Math.ceil((MOST_POINTS * 8) / 3) * 4));
+  } catch {
+    return [steps, values];
+  }
+  const view = new DataView(Uint8Array.from(bytes, one => one.charCodeAt(0)).buffer);
+  for (let at = 0; at + 8 <= view.byteLength; at += 8) {
+    const value = view.getFloat32(at + 4, true);
+    steps.push(view.getFloat32(at, true));
+    values.push(Number.isFinite(value) ? value : String(value));
+  }
+  return [steps, values];
+}
+
 /** Trial, attempt, ranks, seconds at its start and end, and how it ended. */
 function spanOf(value: unknown, known: Set<number>): unknown[][] {
   const [number, attempt, ranks, start, end, how] = list(value, 6);
@@ -113,7 +137,7 @@ function spanOf(value: unknown, known: Set<number>): unknown[][] {
     return [];
   }
   const on = list(ranks, MOST_ENGINES).filter(rank => whole(rank) !== null);
-  return [[trial, whole(attempt) ?? 1, on, began, finite(end), text(how)]];
+  return [[trial, whole(attempt) ?? 1, on, began, finite(end), text(how) === FINISHED_BEFORE ? 'finished' : text(how)]];
 }
 
 function improvementOf(value: unknown): unknown[][] {

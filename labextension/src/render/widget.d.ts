@@ -1,5 +1,9 @@
 /** What the live view's drawing code offers, as far as it is used here; its own types stand in its comments. */
 
+declare module '@widget/ansi.js' {
+  export function coloured(text: string): Node[];
+}
+
 declare module '@widget/dom.js' {
   export function make<Tag extends keyof HTMLElementTagNameMap>(
     tag: Tag,
@@ -30,8 +34,18 @@ declare module '@widget/frame.js' {
   }
 }
 
+declare module '@widget/marks.js' {
+  /** What steering or a fault did to a run at a step of its curves. */
+  export interface Mark {
+    step: number;
+    kind: string;
+    text: string;
+  }
+}
+
 declare module '@widget/view.js' {
   import type { Run } from '@widget/frame.js';
+  import type { Mark } from '@widget/marks.js';
 
   export interface Plan {
     title: string;
@@ -55,6 +69,7 @@ declare module '@widget/view.js' {
     elapsed: number | null;
     steps_per_second: number | null;
     seconds_left?: number | null;
+    checkpoint?: { step: number | null; path: string } | null;
     note: string;
     per_replica: Record<number, { state: string }>;
   }
@@ -63,6 +78,7 @@ declare module '@widget/view.js' {
     snapshot: boolean;
     head: Head;
     progress: Progress;
+    marks?: Mark[];
     replaced: [number, number][];
   }
   /** The whole view of a run. */

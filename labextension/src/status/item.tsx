@@ -2,25 +2,38 @@ import type { ReactElement } from 'react';
 import { ReactWidget } from '@jupyterlab/ui-components';
 import { type ISignal, Signal } from '@lumino/signaling';
 import type { INbdist } from '../token';
-import { statusText } from './text';
+import { isMoving, statusText } from './text';
 
-/** Milliseconds between two questions of the status bar's own: few enough to cost the server nothing. */
-export const PAUSE = 60_000;
+/** Milliseconds between two questions of the status bar's own: while something runs, and otherwise. */
+export const RUNNING = 5_000;
+export const IDLE = 60_000;
+/** Milliseconds from the start of a cell of this page until its run is in the list. */
+export const STARTED = 1_000;
+
+/** The cells of all notebooks of this page: when one starts, and when one has ended. */
+export interface Cells {
+  readonly started: ISignal<unknown, unknown>;
+  readonly ended: ISignal<unknown, unknown>;
+}
 
 /**
  * What goes on, in the status bar.
  *
- * It shows what the panel is told, and asks once a minute while the page is seen: it has no stream kept open.
+ * It shows what the panel is told. While no part of the page has the stream open it asks by itself: every 5 s while
+ * something runs, else once a minute, and at once when a cell of this page has started or has ended.
  */
 export class StatusItem extends ReactWidget {
   constructor(
     private readonly nbdist: INbdist,
-    private readonly open: () => void
+    private readonly open: () => void,
+    cells: Cells
   ) {
     super();
     this.addClass('nbd-Status');
     nbdist.feed.changed.connect(this.follow, this);
-    this.timer = window.setInterval(() => this.ask(), PAUSE);
+    this.cells = cells;
+    cells.started.connect(this.onStart, this);
+    cells.ended.connect(this.ask, this);
     this.ask();
     this.follow();
   }
@@ -36,7 +49,9 @@ export class StatusItem extends ReactWidget {
   }
 
   override dispose(): void {
-    window.clearInterval(this.timer);
+    window.clearTimeout(this.timer);
+    this.cells.started.disconnect(this.onStart, this);
+    this.cells.ended.disconnect(this.ask, this);
     this.nbdist.feed.changed.disconnect(this.follow, this);
     super.dispose();
   }
@@ -57,9 +72,19 @@ export class StatusItem extends ReactWidget {
 
   private ask(): void {
     const { feed } = this.nbdist;
-    if (!document.hidden && !feed.shown) {
-      void feed.refresh();
+    const asked = document.hidden || feed.shown ? Promise.resolve() : feed.refresh();
+    void asked.then(() => this.askLater(isMoving(feed.state) ? RUNNING : IDLE));
+  }
+
+  private askLater(pause: number): void {
+    window.clearTimeout(this.timer);
+    if (!this.isDisposed) {
+      this.timer = window.setTimeout(() => this.ask(), pause);
     }
+  }
+
+  private onStart(): void {
+    this.askLater(STARTED);
   }
 
   private follow(): void {
@@ -72,6 +97,7 @@ export class StatusItem extends ReactWidget {
   }
 
   private readonly _changed = new Signal<this, void>(this);
-  private readonly timer: number;
+  private readonly cells: Cells;
+  private timer = 0;
   private text = '';
 }

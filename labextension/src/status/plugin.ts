@@ -1,9 +1,10 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { NotebookActions } from '@jupyterlab/notebook';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import type { IDisposable } from '@lumino/disposable';
 import { INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
-import { StatusItem } from './item';
+import { type Cells, StatusItem } from './item';
 
 /** What goes on, in JupyterLab's status bar; a click shows the panel. */
 export const status: JupyterFrontEndPlugin<void> = {
@@ -13,6 +14,7 @@ export const status: JupyterFrontEndPlugin<void> = {
   requires: [INbdist],
   optional: [IStatusBar, INbdistSettings],
   activate: (app: JupyterFrontEnd, nbdist: INbdist, statusBar: IStatusBar | null, settings: Settings | null): void => {
+    const open = (): void => void app.commands.execute('nbdist:show-panel');
     let shown: IDisposable | null = null;
     const follow = (): void => {
       const wanted = statusBar !== null && (settings?.values.showStatus ?? true);
@@ -20,13 +22,16 @@ export const status: JupyterFrontEndPlugin<void> = {
         shown?.dispose();
         shown = null;
       } else {
-        shown ??= add(statusBar, new StatusItem(nbdist, () => void app.commands.execute('nbdist:show-panel')));
+        shown ??= add(statusBar, new StatusItem(nbdist, open, CELLS));
       }
     };
     settings?.changed.connect(follow);
     follow();
   }
 };
+
+/** All notebooks of the page tell of their cells there. */
+const CELLS: Cells = { started: NotebookActions.executionScheduled, ended: NotebookActions.executed };
 
 /** Put it into the status bar, until what is returned is disposed, and it with that. */
 function add(statusBar: IStatusBar, item: StatusItem): IDisposable {

@@ -23,6 +23,15 @@ export function statusText({ clusters, runs, sweeps }: State, trans: Translation
   return parts.length ? trans.__('nbdist: %1', parts.join(' · ')) : '';
 }
 
+/** Whether something changes by itself, so that the next question should come soon. */
+export function isMoving({ clusters, runs, sweeps }: State): boolean {
+  return (
+    clusters.some(({ state }) => state === 'starting' || state === 'stopping') ||
+    runs.some(isGoingOn) ||
+    sweeps.some(({ state }) => state === 'running' || state === 'paused')
+  );
+}
+
 /** How far all are together, in percent; null unless each knows how much it has to do. */
 function shareOf(runs: readonly [step: number | null, total: number | null][]): number | null {
   const shares = runs.map(([step, total]) => (total && step !== null ? percentOf(step, total) : null));

@@ -23,7 +23,7 @@ from nbdist.distribute.simulation.replicas import SimulatedReplica
 from nbdist.distribute.simulation.report import Report, Traffic, spread_over
 from nbdist.distribute.simulation.rings import SimulatedHierarchy, SimulatedRing, all_reduce
 from nbdist.distribute.simulation.servers import Machines, Serving
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.placement import round_robin
 from nbdist.runtime.layout import ALIGNMENT, Layout
 from nbdist.runtime.rules import Rules
@@ -79,7 +79,7 @@ def simulate(
     hosts = workers if hosts is None else hosts
     cost = cost or Cost()
     if strategy not in STRATEGIES:
-        raise InvalidArgumentError(f"no strategy {strategy!r}; choose from {', '.join(STRATEGIES)}")
+        raise InvalidArgumentError(f"no strategy {strategy!r}; {choices(strategy, STRATEGIES)}")
     if not 1 <= hosts <= workers:
         raise InvalidArgumentError(f"{workers} workers on {hosts} hosts; give 1 to {workers} hosts")
     if strategy in REDUCERS and (servers or backups or staleness is not None):

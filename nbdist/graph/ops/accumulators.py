@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.op import Op, Shape, Spec, register, show
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.sparse import IndexedSlices
@@ -43,7 +43,7 @@ class _Accumulator:
         self.reduction_type = reduction_type
         if reduction_type not in REDUCTIONS:
             raise InvalidArgumentError(
-                f"{name}: no reduction_type {reduction_type!r}; choose from {', '.join(REDUCTIONS)}"
+                f"{name}: no reduction_type {reduction_type!r}; {choices(reduction_type, REDUCTIONS)}"
             )
         if self.dtype.kind not in ("fc" if reduction_type == "MEAN" else "iufc"):
             raise InvalidArgumentError(f"{name}: there is no {reduction_type} of gradients of {self.dtype}")

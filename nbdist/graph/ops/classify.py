@@ -13,7 +13,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, register, show
+from nbdist.graph.op import Example, Op, Spec, floating, number_dtype, register, show, whole
 from nbdist.graph.tensor import record
 
 
@@ -41,6 +41,16 @@ def _softmax(xp: Any, x: Array) -> Array:
     return e / xp.sum(e, axis=-1, keepdims=True)  # type: ignore[no-any-return]
 
 
+def _over_last(name: str) -> Callable[[Spec], Spec]:
+    def spec(x: Spec) -> Spec:
+        floating(name, x)
+        if not x.shape:
+            raise InvalidArgumentError(f"{name} works along the last axis, got a single number")
+        return x
+
+    return spec
+
+
 def _matrix(rng: np.random.Generator) -> list[Example]:
     return [Example((rng.normal(size=s),), {}) for s in ((4,), (3, 4), (2, 3, 4))]
 
@@ -50,7 +60,7 @@ register(
         "softmax",
         forward=_softmax,
         into=_softmax_kernel,
-        spec=lambda x: x,
+        spec=_over_last("softmax"),
         vjp=lambda np, g, y, x: (y * (g - np.sum(g * y, axis=-1, keepdims=True)),),
         in_place=frozenset({0}),
         examples=_matrix,
@@ -90,7 +100,7 @@ register(
         into=_log_softmax_kernel,
         in_place=frozenset({0}),
         scratch=lambda x: x.dtype,
-        spec=lambda x: x,
+        spec=_over_last("log_softmax"),
         vjp=lambda np, g, y, x: (g - np.exp(y) * np.sum(g, axis=-1, keepdims=True),),
         examples=_matrix,
     )
@@ -108,12 +118,22 @@ def _one_hot_kernel(xp: Any, depth: int, dtype: Any) -> Callable[[Array, Array],
     return lambda labels, out: xp.copyto(out, labels[..., None] == classes)
 
 
+def _one_hot_spec(labels: Spec, depth: int, dtype: Any) -> Spec:
+    if labels.dtype.kind not in "iu":
+        raise InvalidArgumentError(
+            f"one_hot takes class numbers (integers), got {labels.dtype}; use labels.astype(np.int64)"
+        )
+    if whole("one_hot: depth", depth) < 0:
+        raise InvalidArgumentError(f"one_hot: depth is the number of classes, 0 or more, got {depth}")
+    return Spec((*labels.shape, depth), number_dtype("one_hot", dtype))
+
+
 register(
     Op(
         "one_hot",
         forward=_one_hot,
         into=_one_hot_kernel,
-        spec=lambda labels, depth, dtype: Spec((*labels.shape, depth), np.dtype(dtype)),
+        spec=_one_hot_spec,
     )
 )
 
@@ -137,13 +157,43 @@ register(
 )
 
 
+def _require_classes(labels: Array, classes: int) -> None:
+    """Raise an InvalidArgumentError that names the first label that is not a class. For NumPy arrays."""
+    if labels.dtype == np.int64:  # one pass: as unsigned numbers, negative ones are large
+        if labels.size == 0 or np.maximum.reduce(labels.view(np.uint64), None) < classes:
+            return
+    elif labels.size == 0 or (labels.max() < classes and labels.min() >= 0):
+        return
+    flat = labels.reshape(-1)
+    outside = flat[(flat < 0) | (flat >= classes)]
+    more = f" ({len(outside)} of {len(flat)} labels are outside)" if len(outside) > 1 else ""
+    raise InvalidArgumentError(
+        f"label {outside[0]} is outside the {classes} classes of the predictions (0 to {classes - 1}){more}"
+    )
+
+
+def _picked(xp: Any, x: Array, labels: Array) -> Array:
+    """Return the element of each row that its label points to.
+
+    A label outside raises with NumPy, and gives NaN on a GPU, which would have to wait to look at them.
+    """
+    classes = x.shape[-1]
+    if xp is np:
+        _require_classes(labels, classes)
+        return xp.take_along_axis(x, labels[..., None], -1)[..., 0]  # type: ignore[no-any-return]
+    inside = (labels >= 0) & (labels < classes)
+    found = xp.sum(xp.where(labels[..., None] == xp.arange(classes), x, xp.asarray(0, x.dtype)), axis=-1)
+    return xp.where(inside, found, xp.asarray(np.nan, x.dtype))  # type: ignore[no-any-return]
+
+
 def _log_likelihood(xp: Any, p: Array, labels: Array) -> Array:
     """-log of the probability given to the true class; the smallest float keeps it finite."""
-    picked = xp.take_along_axis(p, labels[..., None], -1)[..., 0]
+    picked = _picked(xp, p, labels)
     return -xp.log(xp.maximum(picked, np.finfo(p.dtype).tiny))  # type: ignore[no-any-return]
 
 
 def _labels_spec(p: Spec, labels: Spec) -> Spec:
+    floating("sparse cross-entropy", p)
     if labels.dtype.kind not in "iu":
         raise InvalidArgumentError(
             f"sparse cross-entropy: labels are class numbers (int), got {labels.dtype}; "
@@ -154,7 +204,13 @@ def _labels_spec(p: Spec, labels: Spec) -> Spec:
             f"sparse cross-entropy: predictions {show(p.shape)} need labels of "
             f"{len(p.shape) - 1} dimensions, got {show(labels.shape)}"
         )
-    return Spec(labels.shape, p.dtype)
+    pairs = list(zip(p.shape[:-1], labels.shape, strict=True))
+    if any(a is not None and b is not None and a != b for a, b in pairs):
+        raise InvalidArgumentError(
+            f"sparse cross-entropy: predictions of shape {show(p.shape)} and labels of shape "
+            f"{show(labels.shape)} differ in number: one label belongs to each row of predictions"
+        )
+    return Spec(tuple(b if a is None else a for a, b in pairs), p.dtype)
 
 
 def _pick_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
@@ -166,6 +222,7 @@ def _pick_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
             return
         if not rows:
             rows.extend((np.arange(len(p)), np.finfo(p.dtype).tiny))
+        _require_classes(labels, p.shape[1])
         np.maximum(p[rows[0], labels], rows[1], out=out)
         np.log(out, out)
         np.negative(out, out)
@@ -191,7 +248,34 @@ register(
 
 
 def _sparse_forward(xp: Any, logits: Array, p: Array, labels: Array) -> Array:
-    return _log_likelihood(xp, p, labels)
+    """log(sum(exp(z))) - z[label], from z's largest element m: its probability is 1 / sum(exp(z - m)).
+
+    No probability of the true class is looked at, which would be 0 where the loss is large.
+    """
+    largest = xp.max(logits, axis=-1) - _picked(xp, logits, labels)
+    return largest - xp.log(xp.max(p, axis=-1))  # type: ignore[no-any-return]
+
+
+def _sparse_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]:
+    """The same with planned memory; what is picked lies in memory that stays with the kernel."""
+    rows: list[Array] = []
+    largest: Any = np.maximum.reduce
+
+    def kernel(logits: Array, p: Array, labels: Array, out: Array) -> None:
+        if p.ndim != 2 or xp is not np:
+            out[...] = _sparse_forward(xp, logits, p, labels)
+            return
+        if not rows:
+            rows.extend((np.arange(len(p)), np.empty_like(out)))
+        numbers, scratch = rows
+        _require_classes(labels, p.shape[1])
+        largest(p, -1, None, out)
+        np.log(out, out)
+        largest(logits, -1, None, scratch)
+        np.subtract(scratch, logits[numbers, labels], scratch)
+        np.subtract(scratch, out, out)
+
+    return kernel
 
 
 register(
@@ -199,23 +283,22 @@ register(
         # The probabilities come along as an input, so that forward and gradient share them.
         "sparse_cross_entropy",
         forward=_sparse_forward,
-        into=lambda xp: _without_logits(_pick_kernel(xp)),
+        into=_sparse_kernel,
         spec=lambda logits, p, labels: _labels_spec(p, labels),
         vjp=lambda np, g, y, logits, p, labels: (
             record("sparse_cross_entropy_grad", g, p, labels),
             None,
             None,
         ),
-        shape_only=frozenset({0}),
     )
 )
 
 
-def _without_logits(kernel: Callable[..., None]) -> Callable[..., None]:
-    return lambda logits, p, labels, out: kernel(p, labels, out)
-
-
 def _sparse_grad(xp: Any, g: Array, p: Array, labels: Array) -> Array:
+    if xp is np:
+        _require_classes(labels, p.shape[-1])
+    else:  # as in the forward direction
+        g = xp.where((labels >= 0) & (labels < p.shape[-1]), g, xp.asarray(np.nan, g.dtype))
     return g[..., None] * (p - _one_hot(xp, labels, p.shape[-1], p.dtype))  # type: ignore[no-any-return]
 
 
@@ -228,6 +311,7 @@ def _sparse_grad_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]
             return
         if not rows:
             rows.extend((np.arange(len(p)), np.may_share_memory(out, p)))
+        _require_classes(labels, p.shape[1])
         if not rows[1]:  # it is not in place
             np.copyto(out, p)
         out[rows[0], labels] -= 1
@@ -236,12 +320,19 @@ def _sparse_grad_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]
     return kernel
 
 
+def _sparse_grad_spec(g: Spec, p: Spec, labels: Spec) -> Spec:
+    if g.dtype != p.dtype:
+        raise InvalidArgumentError(f"sparse cross-entropy: a gradient of {g.dtype} for {p.dtype}")
+    _labels_spec(p, labels)
+    return p
+
+
 register(
     Op(
         "sparse_cross_entropy_grad",
         forward=_sparse_grad,
         into=_sparse_grad_kernel,
-        spec=lambda g, p, labels: p,
+        spec=_sparse_grad_spec,
         in_place=frozenset({1}),
         vjp=lambda np, up, y, g, p, labels: (
             np.sum(up * (p - record("one_hot", labels, depth=p.shape[-1], dtype=p.dtype)), axis=-1),

@@ -21,12 +21,14 @@ NARROW = 16  # elements of a window's row: below this, copying along the image's
 Step = Callable[[], Any]
 
 
-def forward_kernel(strides: Pair, padding: str, relu: bool = False) -> Callable[..., None]:
+def forward_kernel(
+    strides: Pair, padding: str, relu: bool = False, dilation: Pair = (1, 1)
+) -> Callable[..., None]:
     """Return ``kernel(x, kernel, [bias,] out)``."""
 
     def plan(x: Array, kernel: Array, *bias_and_out: Array) -> Callable[..., None]:
         *bias, out = bias_and_out
-        copies = _Windows(x, kernel.shape, strides, padding, ones=len(bias))
+        copies = _Windows(x, kernel.shape, strides, padding, dilation, ones=len(bias))
         # A bias is the kernel's last row, and every window ends with a one: the product adds it.
         weights = np.empty((copies.window + len(bias), kernel.shape[3]), out.dtype)
 
@@ -46,11 +48,11 @@ def forward_kernel(strides: Pair, padding: str, relu: bool = False) -> Callable[
     return _kept(plan)
 
 
-def kernel_kernel(strides: Pair, padding: str) -> Callable[..., None]:
+def kernel_kernel(strides: Pair, padding: str, dilation: Pair = (1, 1)) -> Callable[..., None]:
     """Return ``kernel(g, x, like, out)``, which computes the gradient of the kernel."""
 
     def plan(g: Array, x: Array, like: Array, out: Array) -> Callable[..., None]:
-        copies = _Windows(x, like.shape, strides, padding)
+        copies = _Windows(x, like.shape, strides, padding, dilation)
         part = np.empty((copies.window, like.shape[3]), out.dtype)
 
         def run(g: Array, x: Array, like: Array, out: Array) -> None:
@@ -66,12 +68,12 @@ def kernel_kernel(strides: Pair, padding: str) -> Callable[..., None]:
     return _kept(plan)
 
 
-def input_kernel(strides: Pair, padding: str) -> Callable[..., None]:
+def input_kernel(strides: Pair, padding: str, dilation: Pair = (1, 1)) -> Callable[..., None]:
     """Return ``kernel(g, kernel, like, out)``, which computes the gradient of the images."""
 
     def plan(g: Array, kernel: Array, like: Array, out: Array) -> Callable[..., None]:
-        height, width = axes_of(like.shape, kernel.shape[:2], strides, padding)
-        one_by_one = height.step == 1 == width.step
+        height, width = axes_of(like.shape, kernel.shape[:2], strides, padding, dilation)
+        one_by_one = height.step == 1 == width.step and width.dilation == 1
         return (_rows_to_input if one_by_one else _columns_to_input)(g, kernel, out, height, width)
 
     return _kept(plan)
@@ -95,8 +97,10 @@ class _Windows:
     Each row may end with a number of ones.
     """
 
-    def __init__(self, x: Array, kernel: Sequence[int], strides: Pair, padding: str, ones: int = 0) -> None:
-        self.height, self.width = axes_of(x.shape, (kernel[0], kernel[1]), strides, padding)
+    def __init__(
+        self, x: Array, kernel: Sequence[int], strides: Pair, padding: str, dilation: Pair, ones: int = 0
+    ) -> None:
+        self.height, self.width = axes_of(x.shape, (kernel[0], kernel[1]), strides, padding, dilation)
         self.window = kernel[0] * kernel[1] * kernel[2]
         self.positions = self.height.count * self.width.count
         bytes_of_image = max(self.positions * self.window * x.itemsize, 1)
@@ -137,9 +141,9 @@ class _Windows:
             columns = self.memory[:, : stop - start].T
             target = columns.T[: self.window].reshape(windows.shape)  # a view: axes are split
             return start, stop, columns, target, windows, inside, images
-        # One row of a window is contiguous in the image: copy it in one go.
+        # One row of a window is contiguous in the image, unless it is dilated: copy it in one go.
         merged = (*windows.shape[:4], windows.shape[4] * windows.shape[5])
-        if source.flags.c_contiguous:
+        if source.flags.c_contiguous and self.width.dilation == 1:
             windows = np.lib.stride_tricks.as_strided(
                 windows, merged, (*windows.strides[:4], source.itemsize)
             )
@@ -169,7 +173,7 @@ def _rows_to_input(g: Array, kernel: Array, out: Array, height: Axis, width: Axi
     images = max(min(BLOCK_BYTES // bytes_of_image, len(g)), 1)
     border = np.zeros((images, g.shape[1], wide, channels), g.dtype)
     rows = np.empty((images, g.shape[1], width.n, k * channels), g.dtype)
-    part = np.empty((images * g.shape[1] * width.n, out.shape[3]), g.dtype)
+    part = np.empty((images * g.shape[1] * width.n, out.shape[3]), out.dtype)
     place = slice(left, left + g.shape[2])
     s = border.strides
     sliding = np.lib.stride_tricks.as_strided(border, rows.shape, (s[0], s[1], s[2], s[3]))
@@ -200,7 +204,7 @@ def _columns_to_input(g: Array, kernel: Array, out: Array, height: Axis, width: 
     window = height.size * width.size * out.shape[3]
     bytes_of_image = max(height.count * width.count * window * g.itemsize, 1)
     images = max(min(BLOCK_BYTES // bytes_of_image, len(g)), 1)
-    memory = np.empty((images, height.count, width.count, height.size, width.size, out.shape[3]), g.dtype)
+    memory = np.empty((images, height.count, width.count, height.size, width.size, out.shape[3]), out.dtype)
     spans = [
         (i, j, *height.inside(i), *width.inside(j)) for i in range(height.size) for j in range(width.size)
     ]

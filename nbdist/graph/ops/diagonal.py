@@ -8,7 +8,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, normal_axes, register, show
+from nbdist.graph.op import Example, Op, Spec, check_gradient, normal_axes, register, show, whole
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
@@ -25,6 +25,11 @@ def _diagonal_spec(x: Spec, offset: int, axis1: int, axis2: int) -> Spec:
     pair = {axis1 % len(x.shape), axis2 % len(x.shape)}
     rest = tuple(n for i, n in enumerate(x.shape) if i not in pair)
     return Spec((*rest, _length(x.shape[axis1], x.shape[axis2], offset)), x.dtype)
+
+
+def _put_spec(g: Spec, like: Spec, **where: int) -> Spec:
+    check_gradient("put_diagonal_like", g, _diagonal_spec(like, **where))
+    return Spec(like.shape, g.dtype)
 
 
 def _put(xp: Any, g: Array, like: Array, offset: int, axis1: int, axis2: int) -> Array:
@@ -56,7 +61,7 @@ register(
     Op(
         "put_diagonal_like",
         forward=_put,
-        spec=lambda g, like, **where: Spec(like.shape, g.dtype),
+        spec=_put_spec,
         vjp=lambda np, up, y, g, like, **where: (record("diagonal", up, **where), None),
         shape_only=frozenset({1}),
         examples=lambda rng: [
@@ -77,19 +82,20 @@ register(
 
 
 def _diagonal(a: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-    return record("diagonal", a, offset=int(offset), axis1=int(axis1), axis2=int(axis2))
+    first, second = whole("diagonal: axis1", axis1), whole("diagonal: axis2", axis2)
+    return record("diagonal", a, offset=whole("diagonal: offset", offset), axis1=first, axis2=second)
 
 
 def _diag(v: Tensor, k: int = 0) -> Tensor:
     if v.ndim not in (1, 2):
         raise InvalidArgumentError(f"diag: takes a vector or a matrix, got {show(v.shape)}")
-    return record("diag", v, offset=int(k)) if v.ndim == 1 else _diagonal(v, k)
+    return record("diag", v, offset=whole("diag: k", k)) if v.ndim == 1 else _diagonal(v, k)
 
 
 FUNCTIONS[np.diagonal] = _diagonal
 FUNCTIONS[np.diag] = _diag
-FUNCTIONS[np.trace] = lambda a, offset=0, axis1=0, axis2=1: symbolic.sum(
-    _diagonal(a, offset, axis1, axis2), axis=-1
+FUNCTIONS[np.trace] = lambda a, offset=0, axis1=0, axis2=1, dtype=None: symbolic.sum(
+    _diagonal(a, offset, axis1, axis2), axis=-1, dtype=dtype
 )
 
 
@@ -108,7 +114,7 @@ for _name in ("triu", "tril"):
         return (record(name, g, k=k),)
 
     def _recorder(m: Tensor, k: int = 0, name: str = _name) -> Tensor:
-        return record(name, m, k=int(k))
+        return record(name, m, k=whole(f"{name}: k", k))
 
     register(
         Op(

@@ -67,6 +67,15 @@ def _einsum_kernel(xp: Any, inputs: tuple[str, ...], output: str) -> Callable[..
     return kernel
 
 
+def _einsum_forward(xp: Any, *xs: Array, inputs: tuple[str, ...], output: str) -> Array:
+    if len(xs) != 2 or xp is not np or not _sizes_agree(inputs, xs):
+        return xp.einsum(",".join(inputs) + "->" + output, *xs)  # type: ignore[no-any-return]
+    sizes = {label: n for labels, x in zip(inputs, xs) for label, n in zip(labels, x.shape)}
+    out = np.empty([sizes[label] for label in output], np.result_type(*xs))
+    _product_of_two(inputs[0], inputs[1], output, xs)(*xs, out)
+    return out
+
+
 def _plan(xp: Any, inputs: tuple[str, ...], output: str, arrays: tuple[Array, ...]) -> Callable[..., None]:
     if len(arrays) == 2 and xp is np and _sizes_agree(inputs, arrays):
         return _product_of_two(inputs[0], inputs[1], output, arrays)
@@ -142,7 +151,7 @@ def _examples(rng: np.random.Generator) -> list[Example]:
 register(
     Op(
         "einsum",
-        forward=lambda xp, *xs, inputs, output: xp.einsum(",".join(inputs) + "->" + output, *xs),
+        forward=_einsum_forward,
         into=_einsum_kernel,
         spec=_einsum_spec,
         vjp=_einsum_vjp,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, broadcast, register
-from nbdist.graph.tensor import FUNCTIONS, Constant, Tensor, record, symbolic
+from nbdist.graph.op import Example, Op, Spec, broadcast, number_array, number_dtype, register
+from nbdist.graph.tensor import FUNCTIONS, Constant, Tensor, constant, record, symbolic
 
 
 def fit_to(g: Any, x: Tensor) -> Tensor:
@@ -77,10 +77,19 @@ def _extreme_kernel(xp: Any, name: str) -> Callable[[Array, Array, Array], None]
 
 
 def _fitted(vjp: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """Apply a rule in the dtype of the value, whatever the inputs have, and sum over what was broadcast."""
+
     def fitted(xp: Any, g: Tensor, y: Tensor, *xs: Tensor) -> list[Any]:
-        return [None if r is None else fit_to(r, x) for r, x in zip(vjp(xp, g, y, *xs), xs)]
+        parts = vjp(xp, g, y, *(_in_dtype(x, y.dtype) for x in xs))
+        return [None if r is None or x.dtype.kind != "f" else fit_to(r, x) for r, x in zip(parts, xs)]
 
     return fitted
+
+
+def _in_dtype(x: Tensor, dtype: np.dtype[Any]) -> Tensor:
+    if x.dtype == dtype:
+        return x
+    return constant(x.value, dtype) if isinstance(x, Constant) else record("cast", x, dtype=dtype)
 
 
 LOG_2, LOG_10 = float(np.log(2)), float(np.log(10))
@@ -207,7 +216,8 @@ def _where(condition: Any, x: Any, y: Any) -> Tensor:
     pair = [v if isinstance(v, Tensor | bool | int | float | complex) else np.asarray(v) for v in (x, y)]
     dtype = np.result_type(*(getattr(v, "dtype", v) for v in pair))
     # A bare number takes the other's dtype, whatever the condition's is.
-    return record("where", condition, *(v if hasattr(v, "dtype") else np.asarray(v, dtype) for v in pair))
+    values = (v if hasattr(v, "dtype") else number_array("where", v, dtype) for v in pair)
+    return record("where", condition, *values)
 
 
 FUNCTIONS[np.where] = _where
@@ -222,7 +232,7 @@ register(
         "cast",
         forward=lambda xp, x, dtype: x.astype(dtype),
         into=lambda xp, dtype: _copy(xp),
-        spec=lambda x, dtype: Spec(x.shape, np.dtype(dtype)),
+        spec=lambda x, dtype: Spec(x.shape, number_dtype("cast", dtype)),
         vjp=lambda np, g, y, x, dtype: (
             record("cast", g, dtype=x.dtype) if x.dtype.kind in "fc" and y.dtype.kind in "fc" else None,
         ),  # through whole numbers nothing flows
@@ -234,7 +244,7 @@ register(
 
 def _full_like(value: float) -> Callable[..., Tensor]:
     def recorder(a: Tensor, dtype: Any = None) -> Tensor:
-        return record("broadcast_like", np.asarray(value, dtype=dtype or a.dtype), a)
+        return record("broadcast_like", number_array("full_like", value, dtype or a.dtype), a)
 
     return recorder
 
@@ -246,13 +256,20 @@ FUNCTIONS[np.full_like] = lambda a, fill_value, dtype=None: (
     if isinstance(fill_value, Tensor)
     else _full_like(fill_value)(a, dtype)
 )
-FUNCTIONS[np.astype] = lambda x, dtype, copy=True: record("cast", x, dtype=np.dtype(dtype))
+FUNCTIONS[np.astype] = lambda x, dtype, copy=True: record("cast", x, dtype=number_dtype("astype", dtype))
 FUNCTIONS[np.clip] = lambda a, a_min=None, a_max=None, min=None, max=None: _clip(
     a, a_min if min is None else min, a_max if max is None else max
 )
 
 
 def _clip(x: Any, low: Any, high: Any) -> Tensor:
+    kind = getattr(x, "dtype", None)
+    if kind is not None and kind.kind in "iu":  # a limit that no value reaches is none
+        limits = np.iinfo(kind)
+        low = None if type(low) is int and low <= limits.min else low
+        high = None if type(high) is int and high >= limits.max else high
+        if low is None and high is None:
+            return record("copy", x)
     if low is not None:
         x = np.maximum(x, low)
     return x if high is None else np.minimum(x, high)  # type: ignore[no-any-return]
@@ -266,7 +283,7 @@ def _sigmoid_kernel(xp: Any) -> Callable[[Array, Array], None]:
     """Logistic function in place; exp may overflow to inf, whose reciprocal is the right 0."""
 
     def kernel(x: Array, out: Array) -> None:
-        xp.negative(x, out)
+        xp.negative(x, out, dtype=out.dtype)
         xp.exp(out, out)
         xp.add(out, 1, out)
         xp.reciprocal(out, out)
@@ -275,7 +292,7 @@ def _sigmoid_kernel(xp: Any) -> Callable[[Array, Array], None]:
 
 
 def _sigmoid(xp: Any, x: Array) -> Array:
-    out: Array = xp.empty(x.shape, x.dtype)
+    out: Array = xp.empty(x.shape, _same(Spec(x.shape, x.dtype)).dtype)
     _sigmoid_kernel(xp)(x, out)
     return out
 

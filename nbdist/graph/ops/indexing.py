@@ -13,7 +13,18 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Shape, Spec, broadcast, normal_axes, register, show
+from nbdist.graph.op import (
+    Example,
+    Op,
+    Shape,
+    Spec,
+    broadcast,
+    check_gradient,
+    normal_axes,
+    register,
+    show,
+    whole,
+)
 from nbdist.graph.ops.shape import per_axis
 from nbdist.graph.tensor import FUNCTIONS, Constant, Tensor, record, symbolic
 
@@ -74,12 +85,15 @@ def _check_range(positions: Any, masked: int | None, n: int | None, axis: int) -
 
 
 def _index_spec(x: Spec, *positions: Spec, key: tuple[Any, ...]) -> Spec:
-    """NumPy's rule: picked axes stay in place if they stand together, and come first if not."""
+    """NumPy's rule: picked axes stay in place if they stand together, and come first if not.
+
+    A ``...`` between them parts them, if it stands for no axis as well.
+    """
     sizes: list[int | None] = []
-    picked: list[int] = []
+    picked = [at for at, k in enumerate(key) if k is not None and k is not ... and not isinstance(k, slice)]
     place = None
     axes = iter(x.shape)
-    for at, k in enumerate(per_axis(key, x)):
+    for k in per_axis(key, x):
         n = 1 if k is None else next(axes)
         if k is None:
             sizes.append(1)
@@ -88,10 +102,13 @@ def _index_spec(x: Spec, *positions: Spec, key: tuple[Any, ...]) -> Spec:
         else:
             if not isinstance(k, str) and n is not None and not -n <= k < n:
                 raise InvalidArgumentError(f"index {k} is out of range for a size of {n} in {show(x.shape)}")
-            picked.append(at)
             place = len(sizes) if place is None else place
     together = picked[-1] - picked[0] == len(picked) - 1
     first = place if together and place is not None else 0
+    if sum(isinstance(k, str) for k in key) != len(positions):
+        raise InvalidArgumentError(
+            f"index: the key {key!r} does not name {len(positions)} arrays of positions"
+        )
     common = broadcast("index", *(p.shape for p in positions))
     return Spec((*sizes[:first], *common, *sizes[first:]), x.dtype)
 
@@ -105,6 +122,11 @@ def _add_at(xp: Any, g: Array, like: Array, *positions: Array, key: tuple[Any, .
     out = xp.zeros(like.shape, g.dtype)
     xp.add.at(out, _full_key(positions, key), g)
     return out  # type: ignore[no-any-return]
+
+
+def _add_at_spec(g: Spec, like: Spec, *positions: Spec, key: tuple[Any, ...]) -> Spec:
+    check_gradient("add_at_like", g, _index_spec(like, *positions, key=key))
+    return Spec(like.shape, g.dtype)
 
 
 def _index_examples(rng: np.random.Generator) -> list[Example]:
@@ -140,7 +162,7 @@ register(
     Op(
         "add_at_like",
         forward=_add_at,
-        spec=lambda g, like, *positions, key: Spec(like.shape, g.dtype),
+        spec=_add_at_spec,
         vjp=lambda np, up, y, g, like, *positions, key: (
             record("index", up, *positions, key=key),
             None,
@@ -160,6 +182,11 @@ def _take_spec(x: Spec, positions: Spec, axis: int) -> Spec:
         raise InvalidArgumentError(f"take: positions are whole numbers, got {positions.dtype}")
     (axis,) = normal_axes("take", axis, len(x.shape))
     return Spec((*x.shape[:axis], *positions.shape, *x.shape[axis + 1 :]), x.dtype)
+
+
+def _take_back_spec(g: Spec, like: Spec, positions: Spec, axis: int) -> Spec:
+    check_gradient("take_back_like", g, _take_spec(like, positions, axis))
+    return Spec(like.shape, g.dtype)
 
 
 def _take_kernel(xp: Any, axis: int) -> Any:
@@ -214,7 +241,7 @@ register(
         "take_back_like",
         forward=_add_rows,
         into=_add_rows_kernel,
-        spec=lambda g, like, positions, axis: Spec(like.shape, g.dtype),
+        spec=_take_back_spec,
         vjp=lambda np, up, y, g, like, positions, axis: (
             record("take", up, positions, axis=axis),
             None,
@@ -233,6 +260,7 @@ def _take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") ->
     x = a if isinstance(a, Tensor) else np.asarray(a)
     if axis is None:
         x, axis = symbolic.ravel(x), 0
+    (axis,) = normal_axes("take", whole("take: axis", axis), x.ndim)
     n = x.shape[axis]
     positions = indices if isinstance(indices, Tensor) else np.asarray(indices)
     if mode != "raise":
@@ -241,7 +269,7 @@ def _take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") ->
         positions = symbolic.clip(positions, 0, n - 1) if mode == "clip" else positions % n
     elif isinstance(positions, np.ndarray):
         _check_range(positions, None, n, axis)
-    return record("take", x, positions, axis=int(axis))
+    return record("take", x, positions, axis=axis)
 
 
 FUNCTIONS[np.take] = _take
@@ -260,6 +288,18 @@ def _along_spec(x: Spec, positions: Spec, axis: int) -> Spec:
         (*positions.shape[:axis], 1, *positions.shape[axis + 1 :]),
     )
     return Spec((*shape[:axis], positions.shape[axis], *shape[axis + 1 :]), x.dtype)
+
+
+def _add_along_spec(g: Spec, like: Spec, positions: Spec, axis: int) -> Spec:
+    (at,) = normal_axes("add_along_like", axis, len(g.shape))
+    if len(like.shape) != len(g.shape):
+        raise InvalidArgumentError(f"add_along_like: {show(g.shape)} into {show(like.shape)}")
+    check_gradient(
+        "add_along_like",
+        g,
+        _along_spec(Spec(_spread_along(g.shape, like.shape, at), g.dtype), positions, axis),
+    )
+    return Spec(_spread_along(g.shape, like.shape, axis), g.dtype)
 
 
 def _add_along(xp: Any, g: Array, like: Array, positions: Array, axis: int) -> Array:
@@ -299,7 +339,7 @@ register(
     Op(
         "add_along_like",  # as broadcast as its positions: what takes it sums down to what it needs
         forward=_add_along,
-        spec=lambda g, like, positions, axis: Spec(_spread_along(g.shape, like.shape, axis), g.dtype),
+        spec=_add_along_spec,
         vjp=lambda np, up, y, g, like, positions, axis: (
             record("take_along_axis", up, positions, axis=axis),
             None,

@@ -14,10 +14,11 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
+from nbdist.graph.initial import fill
 from nbdist.graph.op import Op, Spec, register
 
 BLOCK = 1 << 16  # elements; changing it changes all drawn values
-DRAWS = ("constant", "uniform", "normal")
+DRAWS = ("constant", "uniform", "normal", "truncated_normal")
 
 
 def _spec(
@@ -71,22 +72,12 @@ def _kernel(
         scratch = np.empty(min(BLOCK, prod(whole)), drawn)
         for number, size, kept in _blocks(whole, shape, start):
             block = scratch[:size]
-            _fill(block, draw, scale, np.random.Generator(np.random.PCG64([seed, number])))
+            fill(block, draw, scale, np.random.Generator(np.random.PCG64([seed, number])))
             part = block[kept]
             flat[done : done + len(part)] = part if xp is np else xp.asarray(part)
             done += len(part)
 
     return kernel
-
-
-def _fill(block: Array, draw: str, scale: float, rng: np.random.Generator) -> None:
-    if draw == "normal":
-        rng.standard_normal(out=block, dtype=block.dtype)
-        np.multiply(block, scale, out=block)
-        return
-    rng.random(out=block, dtype=block.dtype)
-    np.multiply(block, 2 * scale, out=block)
-    np.subtract(block, scale, out=block)
 
 
 def _blocks(

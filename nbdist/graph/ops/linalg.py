@@ -12,7 +12,18 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Shape, Spec, broadcast, normal_axes, register, show
+from nbdist.graph.op import (
+    Example,
+    Op,
+    Shape,
+    Spec,
+    broadcast,
+    check_gradient,
+    normal_axes,
+    register,
+    show,
+    whole_axes,
+)
 from nbdist.graph.ops.elementwise import fit_to
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
@@ -109,7 +120,7 @@ def _solve_spec(a: Spec, b: Spec) -> Spec:
         raise InvalidArgumentError(
             f"solve: a matrix of shape {show(a.shape)} and a right side {show(b.shape)} do not fit"
         )
-    dtype = _float(np.result_type(a.dtype, b.dtype))
+    dtype = np.linalg.solve(np.eye(1, dtype=a.dtype), np.eye(1, dtype=b.dtype)).dtype
     if len(b.shape) == 1:
         return Spec((*a.shape[:-2], a.shape[-1]), dtype)
     batch = broadcast("solve", a.shape[:-2], b.shape[:-2])
@@ -158,10 +169,54 @@ FUNCTIONS[np.linalg.cholesky] = lambda a, upper=False: (
 )
 
 
+def _singular_spec(x: Spec) -> Spec:
+    if len(x.shape) < 2:
+        raise InvalidArgumentError(f"singular_values takes matrices, got shape {show(x.shape)}")
+    sides = x.shape[-2:]
+    least = None if None in sides else min(n for n in sides if n is not None)
+    return Spec((*x.shape[:-2], least), _float(x.dtype))
+
+
+def _singular_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    """x = u diag(s) v, so that ds = diag(u^T dx v^T); of equal singular values any basis is one of many."""
+    return (record("from_singular", g, x),)
+
+
+def _from_singular(xp: Any, g: Array, x: Array) -> Array:
+    """Return u diag(g) v of the singular vectors of x."""
+    u, _, v = xp.linalg.svd(x, full_matrices=False)
+    return ((u * g[..., None, :]) @ v).astype(g.dtype, copy=False)  # type: ignore[no-any-return]
+
+
+def _from_singular_spec(g: Spec, x: Spec) -> Spec:
+    expected = _singular_spec(x)
+    check_gradient("from_singular", g, expected)
+    return Spec(x.shape, g.dtype)
+
+
+register(
+    Op(
+        "singular_values",  # the largest first
+        forward=lambda xp, x: xp.linalg.svd(x, compute_uv=False),
+        spec=_singular_spec,
+        vjp=_singular_vjp,
+        examples=lambda rng: [Example((rng.normal(size=s),), {}) for s in ((3, 3), (2, 4), (2, 3, 2))],
+    )
+)
+register(Op("from_singular", forward=_from_singular, spec=_from_singular_spec))
+
+
 def _length_spec(x: Spec, axis: tuple[int, ...], keepdims: bool) -> Spec:
     axes = normal_axes("norm", axis, len(x.shape))
     shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes)
     return Spec(shape, x.dtype if x.dtype.kind == "f" else np.dtype(np.float64))
+
+
+def _length(xp: Any, x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    """Return the root of the sum of squares; float16 is squared and added up in float32."""
+    wide = x.astype(np.float32) if x.dtype == np.float16 else x
+    found = xp.sqrt(xp.sum(xp.square(wide), axis=axis, keepdims=keepdims))
+    return found.astype(_length_spec(Spec(x.shape, x.dtype), axis, keepdims).dtype, copy=False)  # type: ignore[no-any-return]
 
 
 def _length_vjp(
@@ -175,9 +230,7 @@ def _length_vjp(
 register(
     Op(
         "length",
-        forward=lambda xp, x, axis, keepdims: xp.sqrt(
-            xp.sum(xp.square(x), axis=axis, keepdims=keepdims)
-        ).astype(_length_spec(Spec(x.shape, x.dtype), axis, keepdims).dtype, copy=False),
+        forward=_length,
         spec=_length_spec,
         vjp=_length_vjp,
         examples=lambda rng: [
@@ -189,7 +242,7 @@ register(
 
 
 def _norm(x: Tensor, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """Record np.linalg.norm; the norms of matrices that need singular values do not record."""
+    """Record np.linalg.norm, of vectors and of matrices."""
     if axis is None and ord is None:
         axes: tuple[int, ...] = tuple(range(x.ndim))
     else:
@@ -207,13 +260,23 @@ def _norm(x: Tensor, ord: Any = None, axis: Any = None, keepdims: bool = False) 
         extreme: Any = symbolic.max if ord > 0 else symbolic.min
         result: Tensor = extreme(totals, axis=other, keepdims=True)
         return result if keepdims else result.squeeze((rows, columns))
+    if len(axes) == 2 and ord in (2, -2, "nuc"):
+        rows, columns = (a % x.ndim for a in axes)
+        order = [*(i for i in range(x.ndim) if i not in (rows, columns)), rows, columns]
+        values = record("singular_values", symbolic.transpose(x, order))
+        if ord == "nuc":
+            found: Tensor = values.sum(axis=-1)
+        else:
+            found = (symbolic.max if ord > 0 else symbolic.min)(values, axis=-1)
+        return record("expand_dims", found, axis=tuple(sorted((rows, columns)))) if keepdims else found
     raise NotImplementedError(
         f"np.linalg.norm(ord={ord!r}) over {len(axes)} axes does not record on a Tensor"
     )
 
 
 def _axes(axis: Any) -> tuple[int, ...]:
-    return tuple(int(a) for a in axis) if isinstance(axis, (tuple, list)) else (int(axis),)
+    found = whole_axes("norm", axis)
+    return found if isinstance(found, tuple) else () if found is None else (found,)
 
 
 def _vector_norm(magnitude: Tensor, ord: Any, axis: int, keepdims: bool) -> Tensor:

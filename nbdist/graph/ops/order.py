@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.graph.op import Example, Op, Spec, normal_axes, register
+from nbdist.graph.op import Example, Op, Spec, normal_axes, register, whole
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
 def _spec(x: Spec, axis: int, kind: str | None) -> Spec:
-    normal_axes("sort", axis, len(x.shape))
+    normal_axes("sort", whole("sort: axis", axis), len(x.shape))
     return x
 
 
@@ -49,7 +49,7 @@ def _recorder(name: str) -> Any:
     def recorder(
         a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None
     ) -> Tensor:
-        x, along = (symbolic.ravel(a), 0) if axis is None else (a, int(axis))
+        x, along = (symbolic.ravel(a), 0) if axis is None else (a, whole(f"{name}: axis", axis))
         (along,) = normal_axes(name, along, x.ndim)
         return record(name, x, axis=along, kind="stable" if stable else kind)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, register
+from nbdist.graph.op import Example, Op, Spec, fits, floating, register, show
 from nbdist.graph.ops.windows import Axis, Pair, axes_of, window_counts
 from nbdist.graph.tensor import record
 
@@ -35,6 +36,8 @@ def _blocks(x: Array) -> list[slice]:
 
 def _spec(name: str) -> Callable[..., Spec]:
     def spec(x: Spec, size: Pair, strides: Pair, padding: str) -> Spec:
+        if name == "avg_pool2d":
+            floating(name, x)
         rows, columns = window_counts(name, x.shape, size, strides, padding)
         return Spec((x.shape[0], rows, columns, x.shape[3]), x.dtype)
 
@@ -153,6 +156,31 @@ def _counter(size: Pair) -> np.dtype[Any]:
     return np.min_scalar_type(size[0] * size[1])
 
 
+def _check_windows(name: str, images: Spec, *of_windows: Spec, **how: Any) -> None:
+    """Raise unless inputs have the shape of what the windows of images give."""
+    expected = _spec(name)(images, **how).shape
+    for found in of_windows:
+        if not fits(found.shape, expected):
+            raise InvalidArgumentError(
+                f"{name}: images {show(images.shape)} have windows {show(expected)}, got {show(found.shape)}"
+            )
+
+
+def _which_spec(y: Spec, x: Spec, size: Pair, strides: Pair, padding: str) -> Spec:
+    _check_windows("max_pool2d_which", x, y, size=size, strides=strides, padding=padding)
+    return Spec(y.shape, _counter(size))
+
+
+def _to_which_spec(g: Spec, which: Spec, like: Spec, **how: Any) -> Spec:
+    _check_windows("max_pool2d_to_which", like, g, which, **how)
+    return Spec(like.shape, g.dtype)
+
+
+def _of_which_spec(u: Spec, which: Spec, **how: Any) -> Spec:
+    _check_windows("max_pool2d_of_which", u, which, **how)
+    return Spec(which.shape, u.dtype)
+
+
 _max_forward = _into(_largest, _empty)
 _which_forward = _into(_which, lambda xp, y, x, size, **how: xp.empty(y.shape, _counter(size)))
 register(
@@ -172,7 +200,7 @@ register(
         "max_pool2d_which",
         forward=_which_forward,
         into=_kernel(_which),
-        spec=lambda y, x, size, **how: Spec(y.shape, _counter(size)),
+        spec=_which_spec,
     )
 )
 register(
@@ -180,7 +208,7 @@ register(
         "max_pool2d_to_which",
         forward=_into(_to_which, lambda xp, g, which, like, **how: xp.empty(like.shape, g.dtype)),
         into=_kernel(_to_which),
-        spec=lambda g, which, like, **how: Spec(like.shape, g.dtype),
+        spec=_to_which_spec,
         vjp=lambda np, up, out, g, which, like, **how: (
             record("max_pool2d_of_which", up, which, **how),
             None,
@@ -195,7 +223,7 @@ register(
         "max_pool2d_of_which",
         forward=_into(_of_which, lambda xp, u, which, **how: xp.empty(which.shape, u.dtype)),
         into=_kernel(_of_which),
-        spec=lambda u, which, **how: Spec(which.shape, u.dtype),
+        spec=_of_which_spec,
         vjp=lambda np, g, out, u, which, **how: (
             record("max_pool2d_to_which", g, which, u, **how),
             None,
@@ -246,12 +274,20 @@ register(
         examples=_examples,
     )
 )
+
+
+def _spread_spec(g: Spec, like: Spec, **how: Any) -> Spec:
+    floating("avg_pool2d", g)
+    _check_windows("avg_pool2d_grad", like, g, **how)
+    return Spec(like.shape, g.dtype)
+
+
 register(
     Op(
         "avg_pool2d_grad",
         forward=_into(_spread, lambda xp, g, like, **how: xp.empty(like.shape, g.dtype)),
         into=_kernel(_spread),
-        spec=lambda g, like, **how: Spec(like.shape, g.dtype),
+        spec=_spread_spec,
         vjp=lambda np, up, y, g, like, **how: (record("avg_pool2d", up, **how), None),
         shape_only=frozenset({1}),
         examples=lambda rng: [

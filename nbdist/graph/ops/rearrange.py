@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, normal_axes, register, show
+from nbdist.graph.op import Example, Op, Spec, check_gradient, normal_axes, register, show, whole, whole_axes
+from nbdist.graph.ops.shape import accumulator
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 # tile: the gradient folds the copies back onto each other.
@@ -19,16 +19,28 @@ def _times(n: int | None, count: int) -> int | None:
     return 0 if count == 0 else None if n is None else n * count
 
 
+def _tile_spec(x: Spec, reps: tuple[int, ...]) -> Spec:
+    if len(reps) != len(x.shape) or any(r < 0 for r in reps):
+        raise InvalidArgumentError(f"tile: counts {reps} for shape {show(x.shape)}; each is 0 or more")
+    return Spec(tuple(_times(n, r) for n, r in zip(x.shape, reps)), x.dtype)
+
+
+def _fold_spec(g: Spec, like: Spec, reps: tuple[int, ...]) -> Spec:
+    check_gradient("fold_tiles", g, _tile_spec(like, reps))
+    return Spec(like.shape, g.dtype)
+
+
 def _fold(xp: Any, g: Array, like: Array, reps: tuple[int, ...]) -> Array:
     parts = [size for count, n in zip(reps, like.shape, strict=True) for size in (count, n)]
-    return g.reshape(parts).sum(axis=tuple(range(0, len(parts), 2)))  # type: ignore[no-any-return]
+    axes = tuple(range(0, len(parts), 2))
+    return g.reshape(parts).sum(axis=axes, dtype=accumulator(g)).astype(g.dtype, copy=False)  # type: ignore[no-any-return]
 
 
 register(
     Op(
         "tile",  # as many counts as dimensions
         forward=lambda xp, x, reps: xp.tile(x, reps),
-        spec=lambda x, reps: Spec(tuple(_times(n, r) for n, r in zip(x.shape, reps, strict=True)), x.dtype),
+        spec=_tile_spec,
         vjp=lambda np, g, y, x, reps: (record("fold_tiles", g, x, reps=reps),),
         examples=lambda rng: [
             Example((rng.normal(size=s),), {"reps": r})
@@ -40,7 +52,7 @@ register(
     Op(
         "fold_tiles",
         forward=_fold,
-        spec=lambda g, like, reps: Spec(like.shape, g.dtype),
+        spec=_fold_spec,
         vjp=lambda np, up, y, g, like, reps: (record("tile", up, reps=reps), None),
         shape_only=frozenset({1}),
         examples=lambda rng: [Example((rng.normal(size=(4, 6)), np.zeros((2, 3))), {"reps": (2, 2)})],
@@ -48,8 +60,10 @@ register(
 )
 
 
-def _tile(A: Tensor, reps: int | Sequence[int]) -> Tensor:
-    counts = (int(reps),) if isinstance(reps, (int, np.integer)) else tuple(int(r) for r in reps)
+def _tile(A: Tensor, reps: Any) -> Tensor:
+    given = reps.tolist() if isinstance(reps, np.ndarray) else reps
+    found = whole_axes("tile", given)
+    counts = found if isinstance(found, tuple) else () if found is None else (found,)
     if any(r < 0 for r in counts):
         raise InvalidArgumentError(f"tile: counts are 0 or more, got {reps!r}")
     missing = len(counts) - A.ndim
@@ -76,10 +90,16 @@ def _repeat_spec(x: Spec, repeats: int | tuple[int, ...], axis: int) -> Spec:
     return Spec((*x.shape[:axis], total, *x.shape[axis + 1 :]), x.dtype)
 
 
+def _sum_runs_spec(g: Spec, like: Spec, repeats: int | tuple[int, ...], axis: int) -> Spec:
+    check_gradient("sum_runs", g, _repeat_spec(like, repeats, axis))
+    return Spec(like.shape, g.dtype)
+
+
 def _sum_runs(xp: Any, g: Array, like: Array, repeats: int | tuple[int, ...], axis: int) -> Array:
     at, n = axis % like.ndim, like.shape[axis]
     if isinstance(repeats, int):
-        return g.reshape(*like.shape[:at], n, repeats, *like.shape[at + 1 :]).sum(axis=at + 1)  # type: ignore[no-any-return]
+        runs = g.reshape(*like.shape[:at], n, repeats, *like.shape[at + 1 :])
+        return runs.sum(axis=at + 1, dtype=accumulator(g)).astype(g.dtype, copy=False)  # type: ignore[no-any-return]
     out = xp.zeros(like.shape, g.dtype)
     xp.add.at(xp.moveaxis(out, at, 0), xp.repeat(xp.arange(n), list(repeats)), xp.moveaxis(g, at, 0))
     return out  # type: ignore[no-any-return]
@@ -103,7 +123,7 @@ register(
     Op(
         "sum_runs",
         forward=_sum_runs,
-        spec=lambda g, like, repeats, axis: Spec(like.shape, g.dtype),
+        spec=_sum_runs_spec,
         vjp=lambda np, up, y, g, like, repeats, axis: (
             record("repeat", up, repeats=repeats, axis=axis),
             None,
@@ -125,7 +145,7 @@ def _repeat(a: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
     counts = np.asarray(repeats)
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
         raise InvalidArgumentError(f"repeat: counts are whole numbers, 0 or more, got {repeats!r}")
-    x, axis = (symbolic.ravel(a), 0) if axis is None else (a, int(axis))
+    x, axis = (symbolic.ravel(a), 0) if axis is None else (a, whole("repeat: axis", axis))
     plain = int(counts.reshape(-1)[0]) if counts.size == 1 else tuple(int(c) for c in counts)
     return record("repeat", x, repeats=plain, axis=axis)
 
@@ -138,6 +158,8 @@ Widths = tuple[tuple[int, int], ...]
 
 
 def _pad_spec(x: Spec, widths: Widths, values: tuple[tuple[float, float], ...]) -> Spec:
+    if not len(widths) == len(values) == len(x.shape):
+        raise InvalidArgumentError(f"pad: {len(widths)} widths for shape {show(x.shape)}")
     return Spec(
         tuple(None if n is None else n + before + after for n, (before, after) in zip(x.shape, widths)),
         x.dtype,
@@ -231,7 +253,8 @@ def _flip(m: Tensor, axis: Any = None) -> Tensor:
 
 
 def _ints(axis: Any) -> tuple[int, ...]:
-    return tuple(int(a) for a in axis) if isinstance(axis, (tuple, list)) else (int(axis),)
+    given = axis.tolist() if isinstance(axis, np.ndarray) else axis
+    return tuple(whole("axis", a) for a in (given if isinstance(given, (tuple, list)) else (given,)))
 
 
 FUNCTIONS[np.flip] = _flip
@@ -240,6 +263,8 @@ FUNCTIONS[np.fliplr] = lambda m: _flip(m, 1)
 
 
 def _roll_spec(x: Spec, shift: tuple[int, ...], axis: tuple[int, ...]) -> Spec:
+    if len(shift) != len(axis):
+        raise InvalidArgumentError(f"roll: {len(shift)} shifts for {len(axis)} axes")
     for a in axis:  # one axis may be named twice: the shifts add up
         normal_axes("roll", a, len(x.shape))
     return x
@@ -286,7 +311,7 @@ FUNCTIONS[np.moveaxis] = _moveaxis
 
 
 def _split(ary: Tensor, indices_or_sections: Any, axis: int = 0, even: bool = True) -> list[Tensor]:
-    (at,) = normal_axes("split", int(axis), ary.ndim)
+    (at,) = normal_axes("split", whole("split: axis", axis), ary.ndim)
     n = ary.shape[at]
     if isinstance(indices_or_sections, (int, np.integer)):
         count = int(indices_or_sections)
@@ -297,7 +322,7 @@ def _split(ary: Tensor, indices_or_sections: Any, axis: int = 0, even: bool = Tr
         sizes = [n // count + (i < n % count) for i in range(count)]
         cuts = [int(c) for c in np.cumsum(sizes)[:-1]]
     else:
-        cuts = [int(c) for c in indices_or_sections]
+        cuts = [whole("split: an index", c) for c in indices_or_sections]
     lead = (slice(None),) * at
     return [ary[(*lead, slice(start, end))] for start, end in zip([0, *cuts], [*cuts, None])]
 

@@ -1,14 +1,19 @@
-"""Ops that reduce along axes: sum, mean, max, min, prod, argmax, argmin."""
+"""Ops that reduce along axes: sum, mean, max, min, prod, argmax, argmin.
+
+Values of float16 are added up and multiplied in float32, and rounded once at the end: the sum of ones is
+right above 2,048, which NumPy's own is along some axes only.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Shape, Spec, normal_axes, register
+from nbdist.graph.op import Example, Op, Shape, Spec, normal_axes, number_dtype, register, whole, whole_axes
 from nbdist.graph.ops.scan import products_of_others
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
@@ -49,37 +54,58 @@ def _define(
     vjp: Callable[..., Any] | None,
     dtype: Callable[[np.dtype[Any]], np.dtype[Any]],
 ) -> None:
-    def kernel(xp: Any, axis: Axis, keepdims: bool) -> Callable[[Array, Array], None]:
-        axes = _for_numpy(axis)
-        if xp is np:  # the ufunc's own method spares NumPy's dispatch in Python
-            reduce = getattr(np, ufunc).reduce
-            return lambda x, out: reduce(x, axes, None, out, keepdims)
+    accumulates = ufunc in ("add", "multiply")
+
+    def forward(xp: Any, x: Array, axis: Axis, keepdims: bool) -> Array:
         function = getattr(xp, name)
-        return lambda x, out: function(x, axis=axes, out=out, keepdims=keepdims)
+        if accumulates and x.dtype == np.float16:
+            return function(x, axis=axis, dtype=np.float32, keepdims=keepdims).astype(x.dtype)  # type: ignore[no-any-return]
+        return function(x, axis=axis, keepdims=keepdims)  # type: ignore[no-any-return]
+
+    def kernel(xp: Any, axis: Axis, keepdims: bool) -> Callable[[Array, Array], None]:
+        axes = whole_axes(name, axis)
+        reduce = getattr(np, ufunc).reduce  # the ufunc's own method spares NumPy's dispatch in Python
+
+        def run(x: Array, out: Array) -> None:
+            if accumulates and x.dtype == np.float16:
+                np.copyto(out, reduce(x, axes, np.float32, None, keepdims), casting="same_kind")
+            else:
+                reduce(x, axes, None, out, keepdims)
+
+        function = getattr(xp, name)
+        return run if xp is np else lambda x, out: function(x, axis=axes, out=out, keepdims=keepdims)
 
     register(
         Op(
             name,
-            forward=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
+            forward=forward,
             into=kernel,
             spec=lambda x, axis, keepdims: Spec(_reduced(name, x, axis, keepdims), dtype(x.dtype)),
             vjp=vjp,
             examples=_examples,
         )
     )
-    FUNCTIONS[getattr(np, name)] = lambda x, axis=None, keepdims=False: record(
-        name, x, axis=_for_numpy(axis), keepdims=bool(keepdims)
-    )
+
+    def recorder(a: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+        return record(name, a, axis=whole_axes(name, axis), keepdims=bool(keepdims))
+
+    FUNCTIONS[getattr(np, name)] = _with_dtype(recorder) if accumulates else recorder
 
 
-def _for_numpy(axis: Any) -> Axis:
-    return (
-        tuple(int(a) for a in axis)
-        if isinstance(axis, (tuple, list))
-        else None
-        if axis is None
-        else int(axis)
-    )
+def _with_dtype(recorder: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a recorder that takes ``dtype`` as well: what is computed in, and the result's."""
+
+    def in_dtype(a: Any, axis: Any = None, dtype: Any = None, **options: Any) -> Tensor:
+        if dtype is None:
+            return recorder(a, axis=axis, **options)
+        wanted = number_dtype("a reduction", dtype)
+        found = recorder(record("cast", a, dtype=wanted), axis=axis, **options)
+        return found if found.dtype == wanted else found.astype(wanted)
+
+    taken = inspect.signature(recorder)
+    dtype = inspect.Parameter("dtype", inspect.Parameter.KEYWORD_ONLY, default=None)
+    in_dtype.__signature__ = taken.replace(parameters=[*taken.parameters.values(), dtype])  # type: ignore[attr-defined]
+    return in_dtype
 
 
 def _summed(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -120,8 +146,12 @@ def _mean_kernel(xp: Any, axis: Axis, keepdims: bool) -> Callable[[Array, Array]
     reduce: Any = np.add.reduce
 
     def kernel(x: Array, out: Array) -> None:
-        reduce(x, axis, out.dtype, out, keepdims)
-        np.divide(out, x.size / max(out.size, 1), out)  # not times 1/n: the mean of ones is 1
+        total, count = out, x.size / max(out.size, 1)
+        if out.dtype == np.float16:
+            total = reduce(x, axis, np.float32, None, keepdims)
+        else:
+            reduce(x, axis, out.dtype, out, keepdims)
+        np.divide(total, count, out)  # not times 1/n: the mean of ones is 1
 
     return kernel if xp is np else lambda x, out: xp.mean(x, axis=axis, out=out, keepdims=keepdims)
 
@@ -140,15 +170,20 @@ register(
         examples=_examples,
     )
 )
-FUNCTIONS[np.mean] = lambda x, axis=None, keepdims=False: record(
-    "mean", x, axis=_for_numpy(axis), keepdims=bool(keepdims)
-)
+
+
+def _mean(a: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
+    return record("mean", a, axis=whole_axes("mean", axis), keepdims=bool(keepdims))
 
 
 def _variance(
-    x: Tensor, axis: Any = None, ddof: float = 0, keepdims: bool = False, correction: float | None = None
+    a: Tensor, axis: Any = None, ddof: float = 0, keepdims: bool = False, correction: float | None = None
 ) -> Tensor:
+    x = a
     ddof = ddof if correction is None else correction
+    if x.dtype == np.float16:
+        wide = _variance(x.astype(np.float32), axis, ddof, keepdims)
+        return wide.astype(np.float16)
     spread = symbolic.square(x - x.mean(axis=axis, keepdims=True))
     result: Tensor = symbolic.mean(spread, axis=axis, keepdims=keepdims)
     if not ddof:
@@ -158,10 +193,31 @@ def _variance(
     return corrected
 
 
-FUNCTIONS[np.var] = _variance
-FUNCTIONS[np.std] = lambda x, axis=None, ddof=0, keepdims=False, correction=None: symbolic.sqrt(
-    _variance(x, axis, ddof, keepdims, correction)
+FUNCTIONS[np.mean], FUNCTIONS[np.var] = _with_dtype(_mean), _with_dtype(_variance)
+register(
+    Op(  # where all values are equal it has no slope; 0 is one of many, and comes of 1 / 1 times no deviation
+        "root_of_variance",
+        forward=lambda xp, x: xp.sqrt(x),
+        into=lambda xp: xp.sqrt,
+        spec=lambda x: Spec(x.shape, np.sqrt.resolve_dtypes((x.dtype, None))[-1]),
+        vjp=lambda np, g, y, x: (g / (2 * np.where(y == 0, np.ones_like(y), y)),),
+        elementwise=True,
+        examples=lambda rng: [Example((rng.uniform(0.5, 2, s),), {}) for s in ((), (2, 3))],
+    )
 )
+
+
+def _deviation(
+    a: Tensor, axis: Any = None, ddof: float = 0, keepdims: bool = False, correction: float | None = None
+) -> Tensor:
+    x = a
+    if x.dtype == np.float16:
+        return _deviation(x.astype(np.float32), axis, ddof, keepdims, correction).astype(np.float16)
+    result: Tensor = record("root_of_variance", _variance(x, axis, ddof, keepdims, correction))
+    return result
+
+
+FUNCTIONS[np.std] = _with_dtype(_deviation)
 
 
 def _define_position(name: str) -> None:
@@ -179,8 +235,8 @@ def _define_position(name: str) -> None:
             spec=lambda x, axis, keepdims: Spec(_reduced(name, x, axis, keepdims), np.dtype(np.intp)),
         )
     )
-    FUNCTIONS[getattr(np, name)] = lambda x, axis=None, keepdims=False: record(
-        name, x, axis=axis, keepdims=keepdims
+    FUNCTIONS[getattr(np, name)] = lambda a, axis=None, keepdims=False: record(
+        name, a, axis=None if axis is None else whole(f"{name}: axis", axis), keepdims=bool(keepdims)
     )
 
 

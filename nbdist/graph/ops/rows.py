@@ -13,7 +13,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array, to_host
-from nbdist.graph.op import Example, Op, Spec, register, show
+from nbdist.graph.op import Example, Op, Spec, register, show, whole
 from nbdist.graph.sparse import IndexedSlices, dense
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record
 
@@ -115,6 +115,13 @@ def _add_rows_kernel(xp: Any, shape: tuple[int, ...]) -> Callable[[Array, Array,
     return kernel
 
 
+def _add_rows_spec(values: Spec, indices: Spec, shape: tuple[int, ...]) -> Spec:
+    if not shape or any(whole("add_rows: a size", n) < 0 for n in shape):
+        raise InvalidArgumentError(f"add_rows: {shape} is not the shape of a table")
+    _check_whole(indices)
+    return Spec(tuple(shape), values.dtype)
+
+
 def _add_rows(xp: Any, values: Array, indices: Array, shape: tuple[int, ...]) -> Array:
     out = xp.empty(shape, values.dtype)
     _add_rows_kernel(xp, shape)(values, indices, out)
@@ -126,7 +133,7 @@ register(
         "add_rows",
         forward=_add_rows,
         into=_add_rows_kernel,
-        spec=lambda values, indices, shape: Spec(tuple(shape), values.dtype),
+        spec=_add_rows_spec,
         vjp=lambda np, up, y, values, indices, shape: (record("gather_rows", up, indices), None),
         examples=lambda rng: [Example((rng.normal(size=(3, 2)), np.array([2, 0, 2])), {"shape": (4, 2)})],
     )

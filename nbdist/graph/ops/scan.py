@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, normal_axes, register
+from nbdist.graph.op import Example, Op, Spec, check_gradient, normal_axes, number_dtype, register, whole
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
 def _spec(name: str) -> Any:
     def spec(x: Spec, axis: int, dtype: Any) -> Spec:
-        normal_axes(name, axis, len(x.shape))
+        normal_axes(name, whole(f"{name}: axis", axis), len(x.shape))
         scanned = getattr(np, name)(np.zeros(1, x.dtype), dtype=dtype)
         return Spec(x.shape, scanned.dtype)
 
@@ -73,16 +73,23 @@ for _name, _vjp in (("cumsum", _cumsum_vjp), ("cumprod", _cumprod_vjp)):
         return lambda x, out: scan(x, axis=axis, dtype=dtype, out=out)
 
     def _recorder(a: Any, axis: int | None = None, dtype: Any = None, name: str = _name) -> Tensor:
-        x, axis = (symbolic.ravel(a), 0) if axis is None else (a, int(axis))
-        return record(name, x, axis=axis, dtype=None if dtype is None else np.dtype(dtype))
+        x, axis = (symbolic.ravel(a), 0) if axis is None else (a, whole(f"{name}: axis", axis))
+        return record(name, x, axis=axis, dtype=None if dtype is None else number_dtype(name, dtype))
 
     register(Op(_name, forward=_forward, into=_kernel, spec=_spec(_name), vjp=_vjp, examples=_examples))
     FUNCTIONS[getattr(np, _name)] = _recorder
 
 
+def _recurrence_spec(a: Spec, b: Spec, axis: int) -> Spec:
+    normal_axes("recurrence", whole("recurrence: axis", axis), len(b.shape))
+    check_gradient("recurrence", a, b)
+    return Spec(b.shape, np.result_type(a.dtype, b.dtype))
+
+
 def _recur(xp: Any, a: Array, b: Array, axis: int) -> Array:
     """Return s with s_j = b_j + a_j s_(j-1), by doubling (Hillis and Steele 1986): log2(n) passes."""
-    a, s = xp.moveaxis(a, axis, 0).copy(), xp.moveaxis(b, axis, 0).copy()
+    dtype = xp.result_type(a, b)
+    a, s = (xp.moveaxis(x, axis, 0).astype(dtype) for x in (a, b))
     step = 1
     while step < len(s):
         s[step:] += a[step:] * s[:-step]
@@ -101,7 +108,7 @@ register(
     Op(
         "recurrence",
         forward=_recur,
-        spec=lambda a, b, axis: Spec(b.shape, np.result_type(a.dtype, b.dtype)),
+        spec=_recurrence_spec,
         vjp=_recurrence_vjp,
         examples=lambda rng: [
             Example((rng.normal(size=s), rng.normal(size=s)), {"axis": a})

@@ -10,13 +10,24 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, broadcast, normal_axes, register, show
+from nbdist.graph.op import (
+    Example,
+    Op,
+    Spec,
+    broadcast,
+    check_gradient,
+    normal_axes,
+    register,
+    show,
+    whole,
+    whole_axes,
+)
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record
 
 
 def _reshape_spec(x: Spec, shape: tuple[int, ...]) -> Spec:
-    if sum(n < 0 for n in shape) > 1:
-        raise InvalidArgumentError(f"reshape: {shape} has more than one -1")
+    if sum(n < 0 for n in shape) > 1 or any(whole("reshape: a size", n) < -1 for n in shape):
+        raise InvalidArgumentError(f"reshape: {shape} has more than one -1, or a size below it")
     if None in x.shape:
         return Spec(tuple(None if n < 0 else n for n in shape), x.dtype)
     size, rest = prod(n for n in x.shape if n is not None), prod(n for n in shape if n >= 0)
@@ -26,11 +37,12 @@ def _reshape_spec(x: Spec, shape: tuple[int, ...]) -> Spec:
 
 
 def _sizes(name: str, shape: Any) -> tuple[int, ...]:
-    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if None in sizes:
+    given = shape.tolist() if isinstance(shape, np.ndarray) else shape
+    sizes = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if any(n is None for n in sizes):
         hint = "; let -1 stand for it" if name == "reshape" else "; np.ones_like(x) has x's shape as it runs"
         raise InvalidArgumentError(f"{name}: {show(sizes)} has a size that is known only at run time{hint}")
-    return tuple(int(n) for n in sizes)
+    return tuple(whole(f"{name}: a size", n) for n in sizes)
 
 
 register(
@@ -83,14 +95,16 @@ register(
 )
 
 
-def _transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-    return record("transpose", x, axes=tuple(range(x.ndim))[::-1] if axes is None else tuple(axes))
+def _transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+    order = range(a.ndim)[::-1] if axes is None else [whole("transpose: axis", n) for n in axes]
+    return record("transpose", a, axes=tuple(order))
 
 
-def _swapaxes(x: Tensor, a: int, b: int) -> Tensor:
-    axes = list(range(x.ndim))
-    axes[a], axes[b] = axes[b], axes[a]
-    return _transpose(x, axes)
+def _swapaxes(a: Tensor, axis1: int, axis2: int) -> Tensor:
+    first, second = (normal_axes("swapaxes", axis, a.ndim)[0] for axis in (axis1, axis2))
+    axes = list(range(a.ndim))
+    axes[first], axes[second] = axes[second], axes[first]
+    return _transpose(a, axes)
 
 
 FUNCTIONS[np.transpose] = _transpose
@@ -115,9 +129,14 @@ register(
         ],
     )
 )
-FUNCTIONS[np.expand_dims] = lambda x, axis: record(
-    "expand_dims", x, axis=(axis,) if isinstance(axis, int) else tuple(axis)
-)
+
+
+def _several(name: str, axis: Any) -> tuple[int, ...]:
+    found = whole_axes(name, axis)
+    return found if isinstance(found, tuple) else () if found is None else (found,)
+
+
+FUNCTIONS[np.expand_dims] = lambda a, axis: record("expand_dims", a, axis=_several("expand_dims", axis))
 
 
 def _squeezed(x: Spec, axis: tuple[int, ...]) -> Spec:
@@ -139,10 +158,10 @@ register(
 )
 
 
-def _squeeze(x: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
+def _squeeze(a: Tensor, axis: Any = None) -> Tensor:
     if axis is None:
-        axis = tuple(i for i, n in enumerate(x.shape) if n == 1)
-    return record("squeeze", x, axis=(axis,) if isinstance(axis, int) else tuple(axis))
+        axis = tuple(i for i, n in enumerate(a.shape) if n == 1)
+    return record("squeeze", a, axis=_several("squeeze", axis))
 
 
 FUNCTIONS[np.squeeze] = _squeeze
@@ -164,7 +183,9 @@ register(
         examples=lambda rng: [Example((rng.normal(size=s),), {"shape": (2, 3)}) for s in ((3,), (2, 1), ())],
     )
 )
-FUNCTIONS[np.broadcast_to] = lambda x, shape: record("broadcast_to", x, shape=_sizes("broadcast_to", shape))
+FUNCTIONS[np.broadcast_to] = lambda array, shape: record(
+    "broadcast_to", array, shape=_sizes("broadcast_to", shape)
+)
 register(
     Op(
         "broadcast_like",
@@ -184,7 +205,13 @@ def _sum_to(xp: Any, x: Array, like: Array) -> Array:
     """Sum ``x`` down to a shape that broadcasts to it; the same shape is returned as it is."""
     if x.shape == like.shape:
         return x
-    return xp.reshape(xp.sum(x, axis=_summed_axes(x.shape, like.shape)), like.shape)  # type: ignore[no-any-return]
+    total = xp.sum(x, axis=_summed_axes(x.shape, like.shape), dtype=accumulator(x))
+    return xp.reshape(total.astype(x.dtype, copy=False), like.shape)  # type: ignore[no-any-return]
+
+
+def accumulator(x: Array) -> Any:
+    """Return the dtype to add up in: that of ``x``, but float32 for float16 (2,048 + 1 is 2,048 in it)."""
+    return np.float32 if x.dtype == np.float16 else x.dtype
 
 
 def _summed_axes(shape: tuple[int, ...], like: tuple[int, ...]) -> tuple[int, ...]:
@@ -211,8 +238,10 @@ def _sum_to_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
             np.dot(ones[0], x.reshape(len(ones[0]), out.size), out.reshape(-1))  # of no rows, too
             return
         target = out.reshape(_kept(x.shape, axes[0]))
-        if xp is np:
+        if xp is np and x.dtype != np.float16:
             np.add.reduce(x, axes[0], out=target)
+        elif xp is np:
+            np.copyto(target, np.add.reduce(x, axes[0], np.float32), casting="same_kind")
         else:
             xp.sum(x, axis=axes[0], out=target)
 
@@ -245,10 +274,8 @@ register(
 )
 
 
-def _concatenate_spec(*xs: Spec, axis: int | None) -> Spec:
+def _concatenate_spec(*xs: Spec, axis: int) -> Spec:
     first = xs[0]
-    if axis is None:
-        raise NotImplementedError("np.concatenate on a Tensor needs an axis; ravel the arrays first")
     (axis,) = normal_axes("concatenate", axis, len(first.shape))
     for x in xs:
         if len(x.shape) != len(first.shape) or any(
@@ -263,19 +290,69 @@ def _concatenate_spec(*xs: Spec, axis: int | None) -> Spec:
 
 
 def _concatenate_vjp(np: Any, g: Tensor, y: Tensor, *xs: Tensor, axis: int) -> list[Tensor]:
-    parts, start = [], 0
-    for x in xs:
-        size = x.shape[axis]
-        if size is None:
-            raise InvalidArgumentError(
-                f"concatenate: no gradient while the size of {x!r} on axis {axis} is unknown"
-            )
-        index = (slice(None),) * (axis % x.ndim) + (slice(start, start + size),)
-        parts.append(record("getitem", g, key=index))
-        start += size
+    parts: list[Tensor] = []
+    for i, x in enumerate(xs):
+        parts.append(record("leading_like", g, x, axis=axis) if i < len(xs) - 1 else g)
+        g = g if i == len(xs) - 1 else record("behind_like", g, x, axis=axis)
     return parts
 
 
+def _cut(name: str, behind: bool) -> Callable[..., Spec]:
+    def spec(g: Spec, like: Spec, axis: int) -> Spec:
+        (axis,) = normal_axes(name, whole(f"{name}: axis", axis), len(g.shape))
+        if len(like.shape) != len(g.shape):
+            raise InvalidArgumentError(f"{name}: {show(g.shape)} and {show(like.shape)} differ in dimensions")
+        total, part = g.shape[axis], like.shape[axis]
+        if total is not None and part is not None and part > total:
+            raise InvalidArgumentError(f"{name}: {part} do not fit {total} along axis {axis}")
+        size = part if not behind else None if total is None or part is None else total - part
+        return Spec((*g.shape[:axis], size, *g.shape[axis + 1 :]), g.dtype)
+
+    return spec
+
+
+def _leading(xp: Any, g: Array, like: Array, axis: int) -> Array:
+    return g[(slice(None),) * (axis % g.ndim) + (slice(like.shape[axis]),)]
+
+
+def _behind(xp: Any, g: Array, like: Array, axis: int) -> Array:
+    return g[(slice(None),) * (axis % g.ndim) + (slice(like.shape[axis], None),)]
+
+
+def _with_zeros(up: Tensor, g: Tensor, like: Tensor, axis: int, other: str) -> Tensor:
+    zeros = record("broadcast_like", np.zeros((), up.dtype), record(other, g, like, axis=axis))
+    return record("concatenate", *((up, zeros) if other == "behind_like" else (zeros, up)), axis=axis)
+
+
+def _cut_examples(rng: np.random.Generator) -> list[Example]:
+    return [
+        Example((rng.normal(size=(4, 3)), np.zeros(s)), {"axis": a}) for s, a in (((1, 3), 0), ((4, 2), -1))
+    ]
+
+
+# The gradient of concatenate: sizes along its axis may be known only at run time.
+register(
+    Op(
+        "leading_like",  # as much of the first input as the second has along the axis
+        forward=_leading,
+        spec=_cut("leading_like", behind=False),
+        vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "behind_like"), None),
+        view=True,
+        shape_only=frozenset({1}),
+        examples=_cut_examples,
+    )
+)
+register(
+    Op(
+        "behind_like",  # what comes after that
+        forward=_behind,
+        spec=_cut("behind_like", behind=True),
+        vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "leading_like"), None),
+        view=True,
+        shape_only=frozenset({1}),
+        examples=_cut_examples,
+    )
+)
 register(
     Op(
         "concatenate",
@@ -289,10 +366,24 @@ register(
         ],
     )
 )
-FUNCTIONS[np.concatenate] = lambda arrays, axis=0: record("concatenate", *arrays, axis=axis)
-FUNCTIONS[np.stack] = lambda arrays, axis=0: record(
-    "concatenate", *(np.expand_dims(a, axis) for a in arrays), axis=axis
-)
+
+
+def _concatenate(arrays: Sequence[Any], axis: Any = 0) -> Tensor:
+    if not isinstance(arrays, (list, tuple)) or not arrays:
+        raise InvalidArgumentError(f"concatenate takes a list of arrays, got {arrays!r}")
+    if axis is None:
+        return _concatenate([np.ravel(a) for a in arrays], 0)
+    return record("concatenate", *arrays, axis=whole("concatenate: axis", axis))
+
+
+def _stack(arrays: Sequence[Any], axis: Any = 0) -> Tensor:
+    if not isinstance(arrays, (list, tuple)) or not arrays:
+        raise InvalidArgumentError(f"stack takes a list of arrays, got {arrays!r}")
+    at = whole("stack: axis", axis)
+    return record("concatenate", *(np.expand_dims(a, at) for a in arrays), axis=at)
+
+
+FUNCTIONS[np.concatenate], FUNCTIONS[np.stack] = _concatenate, _stack
 
 
 def _getitem_spec(x: Spec, key: tuple[Any, ...]) -> Spec:
@@ -350,6 +441,11 @@ register(
 )
 
 
+def _setitem_spec(x: Spec, like: Spec, key: tuple[Any, ...]) -> Spec:
+    check_gradient("setitem_like", x, _getitem_spec(like, key))
+    return Spec(like.shape, x.dtype)
+
+
 def _setitem(xp: Any, x: Array, like: Array, key: tuple[Any, ...]) -> Array:
     out = xp.zeros(like.shape, x.dtype)
     out[key] = x
@@ -369,7 +465,7 @@ register(
         "setitem_like",
         forward=_setitem,
         into=_setitem_kernel,
-        spec=lambda x, like, key: Spec(like.shape, x.dtype),
+        spec=_setitem_spec,
         vjp=lambda np, g, y, x, like, key: (record("getitem", g, key=key), None),
         shape_only=frozenset({1}),
         examples=lambda rng: [Example((rng.normal(size=4), np.zeros((3, 4))), {"key": (1,)})],

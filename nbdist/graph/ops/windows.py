@@ -18,7 +18,8 @@ Pair = tuple[int, int]
 class Axis:
     """Windows of ``size`` along an axis of ``n``, each ``step`` after the last, ``count`` of them.
 
-    ``before`` and ``after`` are what padding adds at the ends.
+    ``before`` and ``after`` are what padding adds at the ends. The elements of a window are ``dilation``
+    apart.
     """
 
     n: int
@@ -27,22 +28,25 @@ class Axis:
     count: int
     before: int
     after: int
+    dilation: int = 1
 
     @classmethod
-    def of(cls, n: int, size: int, step: int, padding: str) -> Axis:
+    def of(cls, n: int, size: int, step: int, padding: str, dilation: int = 1) -> Axis:
         """Lay windows as TensorFlow does: ``same`` pads evenly, the odd one after; ``valid`` does not pad.
 
         >>> Axis.of(5, 3, 2, "same")
-        Axis(n=5, size=3, step=2, count=3, before=1, after=1)
+        Axis(n=5, size=3, step=2, count=3, before=1, after=1, dilation=1)
         """
+        extent = (size - 1) * dilation + 1
         if padding == "valid":
-            return cls(n, size, step, max((n - size) // step + 1, 0), 0, 0)
+            return cls(n, size, step, max((n - extent) // step + 1, 0), 0, 0, dilation)
         count = -(-n // step)
-        missing = max((count - 1) * step + size - n, 0)
-        return cls(n, size, step, count, missing // 2, missing - missing // 2)
+        missing = max((count - 1) * step + extent - n, 0)
+        return cls(n, size, step, count, missing // 2, missing - missing // 2, dilation)
 
     def inside(self, offset: int) -> tuple[slice, slice]:
         """Return (windows whose element at ``offset`` lies in the array, where those elements are)."""
+        offset *= self.dilation
         first = max(-(-(self.before - offset) // self.step), 0)
         last = min((self.n - 1 + self.before - offset) // self.step, self.count - 1)
         start = first * self.step + offset - self.before
@@ -51,12 +55,14 @@ class Axis:
         return slice(first, first + count), slice(start, stop, self.step)
 
 
-def axes_of(shape: Shape, size: Pair, strides: Pair, padding: str) -> tuple[Axis, Axis]:
+def axes_of(
+    shape: Shape, size: Pair, strides: Pair, padding: str, dilation: Pair = (1, 1)
+) -> tuple[Axis, Axis]:
     """Return the windows along height and width of images (batch, height, width, channels)."""
     height, width = (n or 0 for n in shape[1:3])
     return (
-        Axis.of(height, size[0], strides[0], padding),
-        Axis.of(width, size[1], strides[1], padding),
+        Axis.of(height, size[0], strides[0], padding, dilation[0]),
+        Axis.of(width, size[1], strides[1], padding, dilation[1]),
     )
 
 
@@ -66,6 +72,11 @@ def window_counts(name: str, shape: Shape, size: Pair, strides: Pair, padding: s
         raise InvalidArgumentError(
             f"{name} takes images (batch, height, width, channels), got shape {show(shape)}"
         )
+    for what, value in (("windows", size), ("strides", strides)):
+        if pair(f"{name}: the size of {what}", value) != tuple(value):
+            raise InvalidArgumentError(f"{name}: {what} are a pair of whole numbers above 0, got {value!r}")
+    if padding not in ("valid", "same"):
+        raise InvalidArgumentError(f"{name}: padding is 'valid' or 'same', got {padding!r}")
     counts = tuple(
         None if n is None else Axis.of(n, k, s, padding).count
         for n, k, s in zip(shape[1:3], size, strides, strict=True)
@@ -104,7 +115,7 @@ def windows_of(xp: Any, x: Array, height: Axis, width: Axis) -> Array:
     return xp.lib.stride_tricks.as_strided(  # type: ignore[no-any-return]
         x,
         (x.shape[0], height.count, width.count, height.size, width.size, x.shape[3]),
-        (b, h * height.step, w * width.step, h, w, c),
+        (b, h * height.step, w * width.step, h * height.dilation, w * width.dilation, c),
     )
 
 

@@ -22,14 +22,30 @@ ABOVE, BELOW = 9.0, 14.0  # between a row and the first track below it; the last
 
 
 def set_lanes(work: Work, contents: Sequence[float]) -> None:
-    """Choose for each track the lane in which it goes up or down: the nearest one."""
+    """Choose for each track the lane in which it goes up or down: the nearest one.
+
+    What several boxes of another device get from one box crosses to it once, as one value is sent once to a
+    device: such a track forks in a lane within the device that receives it.
+    """
+    together: dict[tuple[int, int], list[Wire]] = {}
+    for wire in work.wires:
+        if work.column[wire.source] != work.column[wire.target]:
+            together.setdefault((wire.source, work.column[wire.target]), []).append(wire)
     for wire in work.wires:
         here, there = work.column[wire.source], work.column[wire.target]
-        if here != there and work.row[wire.source] + 1 != work.row[wire.target]:
+        if here != there and len(together[wire.source, there]) > 1:
+            wire.lane = ("left" if here < there else "right", there)
+        elif here != there and work.row[wire.source] + 1 != work.row[wire.target]:
             wire.lane = ("gutter", here + (there > here))
         elif here == there and not wire.curve:
             middle = (work.x[wire.source] + work.x[wire.target]) / 2
             wire.lane = ("left" if middle < contents[here] / 2 else "right", here)
+    for wires in together.values():
+        labelled: set[str] = set()
+        for wire in sorted(wires, key=lambda wire: work.row[wire.target]):
+            names = {name for edge in work.edges(wire) for name in edge.tensors}
+            wire.labelled_before = frozenset(names & labelled)
+            labelled |= names
 
 
 def set_columns(work: Work, devices: Sequence[str], contents: Sequence[float]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nbdist.graph.picture.collapse import OUTSIDE, Box, Edge, Plane
 from nbdist.graph.picture.layered import Rows
@@ -23,6 +23,7 @@ class Wire:
     curve: bool = False
     passes: Sequence[int] = ()  # a curve's threads: elements in the rows that it passes
     lane: Lane | None = None  # a track's, unless it goes along one gap only
+    labelled_before: frozenset[str] = frozenset()  # tensors that another branch of the same track names
     leave: tuple[float, int] = (0.5, 0)  # as in a Line
     enter: tuple[float, int] = (0.5, 0)
 
@@ -66,7 +67,15 @@ class Work:
         source, target = self.box(wire.source), self.box(wire.target)
         if source is None or target is None:
             return []
-        return self.measure.labels(source, target, self.edges(wire))
+        edges = self.edges(wire)
+        if wire.labelled_before:
+            edges = tuple(
+                replace(
+                    edge, tensors={n: t for n, t in edge.tensors.items() if n not in wire.labelled_before}
+                )
+                for edge in edges
+            )
+        return self.measure.labels(source, target, edges)
 
     def leaves(self, wire: Wire) -> float:
         """Return how far right of its source's middle a wire begins."""

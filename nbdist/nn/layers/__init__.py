@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.nn.layers.activations import ACTIVATIONS
 from nbdist.nn.layers.base import Layer, Training
 from nbdist.nn.layers.convolution import AveragePool2D, Conv2D, MaxPool2D
@@ -36,7 +36,7 @@ def layer_from_config(config: dict[str, Any]) -> Layer:
     settings = dict(config)
     name = settings.pop("layer")
     if name not in LAYERS:
-        raise InvalidArgumentError(f"no layer {name!r}; choose from {', '.join(sorted(LAYERS))}")
+        raise InvalidArgumentError(f"no layer {name!r}; {choices(name, sorted(LAYERS))}")
     return LAYERS[name](**settings)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.tensor import Tensor, symbolic
 from nbdist.nn import functional
 
@@ -17,7 +17,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "silu": lambda x: x * functional.sigmoid(x),
     "softplus": lambda x: symbolic.logaddexp(x, 0),
-    "elu": lambda x: symbolic.where(x > 0, x, symbolic.expm1(symbolic.minimum(x, 0))),
+    # where, not minimum: at 0 two equal values would share the gradient, and elu'(0) is 1
+    "elu": lambda x: symbolic.where(x > 0, x, symbolic.expm1(symbolic.where(x > 0, 0, x))),
 }
 """Activations by the name that layers take."""
 
@@ -26,5 +27,5 @@ def checked_activation(activation: str | None) -> str:
     """Return the activation's name; None is "linear"."""
     name = "linear" if activation is None else activation
     if name not in ACTIVATIONS:
-        raise InvalidArgumentError(f"no activation {name!r}; choose from {', '.join(sorted(ACTIVATIONS))}")
+        raise InvalidArgumentError(f"no activation {name!r}; {choices(name, sorted(ACTIVATIONS))}")
     return name

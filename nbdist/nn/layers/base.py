@@ -48,8 +48,11 @@ class Layer(ABC):
     shards: int = 1
     """Tasks that the layer's own weights are split over, where the model is trained in-graph."""
 
-    def build(self, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
-        """Return the initial weights by name."""
+    def build(self, shape: Shape, rng: np.random.Generator | None) -> dict[str, Array]:
+        """Return the initial weights by name, which become the model's own arrays.
+
+        Without ``rng`` only their shapes and dtypes count.
+        """
         return {}
 
     def states(self, shape: Shape) -> dict[str, Array]:

@@ -22,7 +22,9 @@ class Conv2D(Layer):
 
     The result is (batch, rows, columns, filters).
     ``kernel_size`` and ``strides`` are one number or (height, width). ``padding`` is "valid" (windows lie
-    inside the images) or "same" (zeros around them keep the size, divided by the strides).
+    inside the images) or "same" (zeros around them keep the size, divided by the strides). The elements of a
+    window are ``dilation_rate`` apart. ``groups`` cuts channels and filters into so many parts, each
+    convolved by itself; both have to be multiples of it.
 
     >>> Conv2D(32, 3, activation="relu")
     Conv2D(filters=32, kernel_size=(3, 3), activation='relu')
@@ -30,7 +32,7 @@ class Conv2D(Layer):
 
     settings = (
         "filters", "kernel_size", "strides", "padding", "activation", "use_bias", "kernel_initializer",
-        "bias_initializer",
+        "bias_initializer", "dilation_rate", "groups",
     )  # fmt: skip
 
     def __init__(
@@ -43,18 +45,26 @@ class Conv2D(Layer):
         use_bias: bool = True,
         kernel_initializer: str = "glorot_uniform",
         bias_initializer: str = "zeros",
+        dilation_rate: int | Pair = (1, 1),
+        groups: int = 1,
     ) -> None:
+        self.dilation_rate = pair("dilation_rate", dilation_rate)
+        self.groups = whole("Conv2D: groups", groups)
         self.filters, self.use_bias = whole("Conv2D: filters", filters), bool(use_bias)
         self.kernel_size, self.strides = pair("kernel_size", kernel_size), pair("strides", strides)
         self.padding, self.activation = checked_padding(padding), checked_activation(activation)
         self.kernel_initializer, self.bias_initializer = kernel_initializer, bias_initializer
         initializers.get(kernel_initializer)
         initializers.get(bias_initializer)
+        if self.filters % self.groups:
+            raise InvalidArgumentError(f"Conv2D: {self.filters} filters cannot be cut into {groups} groups")
 
-    def build(self, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
+    def build(self, shape: Shape, rng: np.random.Generator | None) -> dict[str, Array]:
         """Return kernel (height, width, in, filters) and bias (filters,)."""
         channels = image_channels("Conv2D", shape)
-        size = (*self.kernel_size, channels, self.filters)
+        if channels % self.groups:
+            raise InvalidArgumentError(f"Conv2D: {channels} channels cannot be cut into {self.groups} groups")
+        size = (*self.kernel_size, channels // self.groups, self.filters)
         weights = {"kernel": initializers.get(self.kernel_initializer)(size, rng)}
         if self.use_bias:
             weights["bias"] = initializers.get(self.bias_initializer)((self.filters,), rng)
@@ -64,8 +74,9 @@ class Conv2D(Layer):
         """Return the layer's output."""
         rectified = self.activation == "relu"  # done while a block is in the cache
         y = functional.conv2d(
-            x, weights["kernel"], weights.get("bias"), self.strides, self.padding, relu=rectified
-        )
+            x, weights["kernel"], weights.get("bias"), self.strides, self.padding, relu=rectified,
+            dilation=self.dilation_rate, groups=self.groups,
+        )  # fmt: skip
         return y if rectified else ACTIVATIONS[self.activation](y)
 
 
@@ -81,7 +92,7 @@ class _Pool2D(Layer):
         self.strides = None if strides is None else pair("strides", strides)
         self.padding = checked_padding(padding)
 
-    def build(self, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
+    def build(self, shape: Shape, rng: np.random.Generator | None) -> dict[str, Array]:
         """Return nothing, for images."""
         image_channels(type(self).__name__, shape)
         return {}

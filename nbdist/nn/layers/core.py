@@ -18,7 +18,9 @@ from nbdist.nn.layers.split import checked_split, split_dense, split_weights
 
 
 class Dense(Layer):
-    """``activation(x @ kernel + bias)``: (batch, inputs) -> (batch, units).
+    """``activation(x @ kernel + bias)``: (batch, ..., inputs) -> (batch, ..., units).
+
+    The kernel is applied to the last axis, whatever stands before it, as in Keras.
 
     ``split`` cuts the kernel by "columns" (each shard makes some of the units) or "rows" (each takes some of
     the inputs, and the results are added up) into ``shards`` parts (at least two), which are on tasks of
@@ -47,19 +49,24 @@ class Dense(Layer):
         initializers.get(kernel_initializer)
         initializers.get(bias_initializer)
 
-    def build(self, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
+    def build(self, shape: Shape, rng: np.random.Generator | None) -> dict[str, Array]:
         """Return kernel (inputs, units) and bias (units,)."""
-        if len(shape) != 1 or shape[0] is None:
+        if not shape or shape[-1] is None:
             raise InvalidArgumentError(
-                f"Dense takes vectors, got examples of shape {show(shape)}; put Flatten() before it"
+                f"Dense takes examples with a last axis of known size, got examples of shape {show(shape)}; "
+                "single numbers need an axis: x[:, None]"
             )
-        weights = {"kernel": initializers.get(self.kernel_initializer)((shape[0], self.units), rng)}
+        weights = {"kernel": initializers.get(self.kernel_initializer)((shape[-1], self.units), rng)}
         if self.use_bias:
             weights["bias"] = initializers.get(self.bias_initializer)((self.units,), rng)
         return weights if self.split is None else split_weights(weights, self.split, self.shards)
 
     def call(self, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
         """Return the layer's output."""
+        between = x.shape[1:-1]
+        if between and None not in between:  # one product of matrices instead of one for each example
+            rows = self.call(x.reshape(-1, x.shape[-1]), weights)
+            return rows.reshape(-1, *between, self.units)
         if self.split is not None:
             return split_dense(x, weights, self.split, self.shards, self.activation)
         y = x @ weights["kernel"]
@@ -161,7 +168,7 @@ class Embedding(Layer):
         self.embeddings_initializer = embeddings_initializer
         initializers.get(embeddings_initializer)
 
-    def build(self, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
+    def build(self, shape: Shape, rng: np.random.Generator | None) -> dict[str, Array]:
         """Return embeddings (input_dim, output_dim)."""
         table = initializers.get(self.embeddings_initializer)((self.input_dim, self.output_dim), rng)
         return {"embeddings": table}

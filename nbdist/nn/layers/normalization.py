@@ -9,6 +9,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.op import Shape, show
 from nbdist.graph.tensor import Tensor, symbolic
+from nbdist.nn import initializers
 from nbdist.nn.layers.base import Array, Layer, Training
 
 
@@ -19,11 +20,11 @@ class _Norm(Layer):
     scale: bool
     epsilon: float
 
-    def build(self, shape: Shape, rng: np.random.Generator) -> dict[str, Array]:
+    def build(self, shape: Shape, rng: np.random.Generator | None) -> dict[str, Array]:
         """Return gamma and beta, one number per channel (the last axis)."""
         channels = _channels(self, shape)
-        weights = {"gamma": np.ones(channels, np.float32)} if self.scale else {}
-        return weights | ({"beta": np.zeros(channels, np.float32)} if self.center else {})
+        weights = {"gamma": initializers.ones((channels,), rng)} if self.scale else {}
+        return weights | ({"beta": initializers.zeros((channels,), rng)} if self.center else {})
 
     def _normalised(self, x: Tensor, mean: Tensor, variance: Tensor, weights: dict[str, Tensor]) -> Tensor:
         factor: Any = 1 / symbolic.sqrt(variance + self.epsilon)
@@ -59,8 +60,8 @@ class BatchNorm(_Norm):
         """Return the moving mean and variance, one number per channel."""
         channels = _channels(self, shape)
         return {
-            "moving_mean": np.zeros(channels, np.float32),
-            "moving_variance": np.ones(channels, np.float32),
+            "moving_mean": np.broadcast_to(np.float32(0), channels),
+            "moving_variance": np.broadcast_to(np.float32(1), channels),
         }
 
     def call(self, x: Tensor, weights: dict[str, Tensor]) -> Tensor:

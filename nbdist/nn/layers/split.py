@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.methods import symbolic
 from nbdist.graph.partitioners import shard_offsets
 from nbdist.graph.scopes import device
@@ -22,6 +22,7 @@ from nbdist.nn.layers.activations import ACTIVATIONS
 from nbdist.nn.layers.base import Array
 
 SPLITS = ("columns", "rows")
+MOST_SHARDS = 1024
 WHOLE_ROW = ("softmax", "log_softmax")  # activations that need all units at once
 
 
@@ -32,9 +33,11 @@ def checked_split(split: str | None, shards: int) -> tuple[str | None, int]:
             raise InvalidArgumentError(f"Dense: shards={shards} needs split='columns' or split='rows'")
         return None, 1
     if split not in SPLITS:
-        raise InvalidArgumentError(f"Dense: no split {split!r}; choose from {', '.join(SPLITS)}")
+        raise InvalidArgumentError(f"Dense: no split {split!r}; {choices(split, SPLITS)}")
     if not isinstance(shards, (int, np.integer)) or isinstance(shards, bool) or shards < 1:
         raise InvalidArgumentError(f"Dense: shards is a whole number above 0, got {shards!r}")
+    if shards > MOST_SHARDS:
+        raise InvalidArgumentError(f"Dense: a layer has at most {MOST_SHARDS} shards, got {shards}")
     return split, max(int(shards), 2)
 
 
@@ -48,9 +51,9 @@ def split_weights(weights: dict[str, Array], split: str, shards: int) -> dict[st
         )
     found: dict[str, Array] = {}
     for i, part in enumerate(_parts(kernel.shape[axis], shards)):
-        found[f"kernel_{i}"] = np.ascontiguousarray(kernel[:, part] if axis else kernel[part])
+        found[f"kernel_{i}"] = kernel[:, part] if axis else kernel[part]
         if bias is not None and split == "columns":
-            found[f"bias_{i}"] = bias[part].copy()
+            found[f"bias_{i}"] = bias[part]
     if bias is not None and split == "rows":
         found["bias"] = bias
     return found
@@ -86,7 +89,7 @@ def _by_rows(x: Tensor, weights: dict[str, Any], shards: int, activation: str) -
     total: Tensor | None = None
     for i, part in enumerate(_parts(sum(sizes), shards)):
         with device(f"/task:{i}"):
-            mine = (inputs[i] if inputs is not None else x[:, part]) @ weights[f"kernel_{i}"]
+            mine = (inputs[i] if inputs is not None else x[..., part]) @ weights[f"kernel_{i}"]
         total = mine if total is None else total + mine
     assert total is not None
     if "bias" in weights:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.wire.frames import Array
 
 OPS: dict[str, np.ufunc] = {
@@ -153,7 +153,7 @@ def describe(
     if what not in REDUCING:
         return call
     if op not in OPS:
-        raise InvalidArgumentError(f"no op {op!r}; choose from {', '.join(OPS)}")
+        raise InvalidArgumentError(f"no op {op!r}; {choices(op, OPS)}")
     if what == "reduce_scatter" and not shape:
         raise InvalidArgumentError("reduce_scatter of a scalar: it needs a first axis to be cut along")
     one = np.zeros(1, call.dtype)

@@ -19,6 +19,7 @@ from nbdist.errors import (
     NbdistError,
     ResourceExhaustedError,
     UnavailableError,
+    choices,
 )
 from nbdist.wire.collective.base import Collective, Member, Seat
 from nbdist.wire.collective.gpus import is_likely
@@ -51,7 +52,7 @@ def choose(hosts: Sequence[str], kind: str = "auto") -> str:
     ('local', 'shm', 'ring', 'hierarchical')
     """
     if kind not in ("auto", *COLLECTIVES):
-        raise InvalidArgumentError(f"no collective {kind!r}; choose from auto, {', '.join(COLLECTIVES)}")
+        raise InvalidArgumentError(f"no collective {kind!r}; {choices(kind, ['auto', *COLLECTIVES])}")
     several = len(set(hosts)) > 1
     if kind == "local" and len(hosts) > 1:
         raise InvalidArgumentError(f"collective 'local' is for one rank, not {len(hosts)}; take 'auto'")

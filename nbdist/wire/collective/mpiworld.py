@@ -3,8 +3,9 @@
     world = enter_world()
     world.comm.rank, world.comm.size, world.mpi.BYTE
 
-A world is the processes that one mpiexec (or srun) has started. All of them enter it at the same point of
-their program, for MPI waits there until they do: engines of `--launcher mpi` enter as they start.
+A world is the processes that one mpiexec, one srun or one cluster with the launcher "mpi" has started. All
+of them enter it at the same point of their program, for MPI waits there until they do: engines of
+`--launcher mpi` enter as they start.
 """
 
 from __future__ import annotations
@@ -88,13 +89,24 @@ def _enter(finalize: bool) -> World:
 
 
 def _remove_names() -> None:
-    """Take the name of MPICH's shared memory away, which all have open: it is gone when they have ended."""
-    folder = str(shared_folder() / SEGMENT)
+    """Remove the names of MPI's shared memory, which all ranks have open: it is freed when they end."""
     with suppress(OSError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            path = line.partition("/")[1] + line.partition("/")[2]
-            if path.startswith(folder) and " " not in path:
+        paths = (line.partition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines())
+        for path in {f"/{path}" for path in paths if path}:
+            if is_segment(path, os.getpid()):
                 Path(path).unlink(missing_ok=True)
+
+
+def is_segment(path: str, pid: int) -> bool:
+    """Return whether a mapped file is shared memory that MPI has made: MPICH's own, or libfabric's.
+
+    >>> is_segment("/dev/shm/mpich_shm_6f4da9a5_0", 7), is_segment("/dev/shm/7:0:0", 7)
+    (True, True)
+    >>> is_segment("/dev/shm/8:0:0", 7), is_segment("/usr/lib/libmpi.so", 7)
+    (False, False)
+    """
+    folder, _, name = path.rpartition("/")
+    return folder == str(shared_folder()) and name.startswith((SEGMENT, f"{pid}:"))
 
 
 def _finalize(mpi: Any) -> None:

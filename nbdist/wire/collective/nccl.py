@@ -11,6 +11,8 @@ combines ranks in an order of its own; its minimum and maximum may pass over NaN
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError, MissingExtra, NbdistError, UnavailableError
+from nbdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    MissingExtra,
+    NbdistError,
+    UnavailableError,
+)
 from nbdist.wire.collective.agreement import History, to_record, verdict
 from nbdist.wire.collective.base import Broken, Collective, Member, Seat, Trouble
 from nbdist.wire.collective.calls import Call
@@ -34,6 +42,10 @@ NAP_SECONDS = 50e-6
 LOOK_SECONDS = 0.02  # between two looks at the other ranks
 GRACE_SECONDS = 1.0  # for a call to be done after a rank was seen to have left
 UNIQUE_ID_BYTES = 128
+INTERFACE = "NCCL_SOCKET_IFNAME"
+LOOPBACK = "=lo"
+
+_chosen: list[str] = []  # what this process has set, if it has
 
 
 class NcclCollective(Collective):
@@ -43,6 +55,7 @@ class NcclCollective(Collective):
 
     def __init__(self, member: Member, control: Collective, gpu: Gpu) -> None:
         super().__init__(member.rank, member.called, member.check)
+        self._hosts, self._bind = member.hosts, member.bind
         self._control, self._gpu = control, gpu
         control.within = self
         self.notes += control.notes
@@ -145,6 +158,7 @@ class NcclCollective(Collective):
     def _connect(self) -> None:
         """Make the communicator, at the first call that needs it; all ranks are there."""
         cupy, nccl = self._gpu.cupy, self._gpu.nccl
+        choose_interface(self._hosts, self._bind)
         made: list[Any] = []
         secret = np.array(nccl.get_unique_id() if self.rank == 0 else [0] * UNIQUE_ID_BYTES, np.int8)
         name = tuple(self._control.broadcast(secret, 0).tolist())
@@ -214,6 +228,46 @@ class NcclSeat(Seat):
     def close(self) -> None:
         """Give up the seat in the control group."""
         self._control.close()
+
+
+def choose_interface(hosts: Sequence[str], bind: str) -> None:
+    """Set the network interface of NCCL: the loopback on one host, else the one with the address ``bind``.
+
+    NCCL would listen on every interface that it finds, without authentication. It reads NCCL_SOCKET_IFNAME
+    once, at the first communicator of a process; a value that the user has set stays. Raises
+    FailedPreconditionError if the first group was of one host and this one is of several.
+    """
+    set_already = os.environ.get(INTERFACE)
+    if set_already is not None and _chosen != [set_already]:
+        return
+    alone = len(set(hosts)) == 1
+    if alone and _chosen:
+        return
+    wanted = LOOPBACK if alone else f"={interface_of(bind)}"
+    if _chosen and _chosen != [wanted]:
+        raise FailedPreconditionError(
+            f"NCCL of this process uses {_chosen[0][1:]}, as its first group did, and this group of "
+            f"{len(set(hosts))} hosts needs {wanted[1:]}; set {INTERFACE} to the network's interface before "
+            "the workers start"
+        )
+    os.environ[INTERFACE] = wanted
+    _chosen[:] = [wanted]
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface of this host that has an address; UnavailableError if none has."""
+    import psutil
+
+    try:
+        own = {str(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
+    except OSError:
+        own = {address}
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] in own for entry in entries):
+            return name
+    raise UnavailableError(
+        f"no interface of this host has the address {address}, which NCCL is to use; set {INTERFACE}"
+    )
 
 
 def gpu_here() -> Gpu:

@@ -1,11 +1,11 @@
-"""The processes of the other ranks of this host: who has died, who is frozen."""
+"""Finds out which processes of this host have died or are frozen, by rank."""
 
 from __future__ import annotations
 
 import os
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,21 +13,48 @@ FROZEN_SECONDS = 8.0
 STOPPED = ("T", "t")
 
 
-class Watch:
-    """Watches processes by rank; ranks of this very process are left out."""
+class FreezeDetector:
+    """Finds frozen processes by rank: each call reads their state in /proc.
+
+    A process that computes, or holds the interpreter lock for long in native code, is not frozen, nor is one
+    that waits for a core; one that is stopped (SIGSTOP, a debugger) is. Ranks of this process are left
+    out. ``clock`` returns seconds.
+    """
+
+    def __init__(self, pids: Mapping[int, int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._pids = {rank: pid for rank, pid in pids.items() if pid != os.getpid()}
+        self._clock = clock
+        self._stopped_since: dict[int, float] = {}
+
+    def frozen(self, seconds: float = FROZEN_SECONDS) -> list[int]:
+        """Return the ranks that have been stopped for longer than so many seconds, as far as polls saw."""
+        now = self._clock()
+        for rank, pid in self._pids.items():
+            if _state(pid) in STOPPED:
+                self._stopped_since.setdefault(rank, now)
+            else:
+                self._stopped_since.pop(rank, None)
+        return sorted(rank for rank, since in self._stopped_since.items() if now - since > seconds)
+
+
+class Watch(FreezeDetector):
+    """Watches processes by rank: their ends too, by a descriptor of each, until it is closed."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
-        self._pids = {rank: pid for rank, pid in pids.items() if pid != os.getpid()}
+        super().__init__(pids)
         self._descriptors: dict[int, int] = {}
-        self._stopped_since: dict[int, float] = {}
         for rank, pid in self._pids.items():
-            with suppress(OSError):  # already gone, or in another namespace of processes
+            with suppress(OSError):  # it has ended, or is in another PID namespace
                 self._descriptors[os.pidfd_open(pid)] = rank
 
     def register(self, poll: select.poll) -> None:
         """Let a poll return when one of the processes ends."""
         for descriptor in self._descriptors:
             poll.register(descriptor, select.POLLIN)
+
+    def seen(self) -> list[int]:
+        """Return the ranks whose end will be noticed."""
+        return sorted(self._descriptors.values())
 
     def unseen(self) -> list[int]:
         """Return the ranks whose end will not be noticed, because no process of their id is seen here."""
@@ -39,21 +66,8 @@ class Watch:
         self.register(poll)
         return sorted(self._descriptors[descriptor] for descriptor, _ in poll.poll(0))
 
-    def frozen(self, seconds: float = FROZEN_SECONDS) -> list[int]:
-        """Return the ranks that have been stopped, as by SIGSTOP, for longer than so many seconds.
-
-        One that computes, or holds the interpreter for long, is not frozen.
-        """
-        now = time.monotonic()
-        for rank, pid in self._pids.items():
-            if _state(pid) in STOPPED:
-                self._stopped_since.setdefault(rank, now)
-            else:
-                self._stopped_since.pop(rank, None)
-        return sorted(rank for rank, since in self._stopped_since.items() if now - since > seconds)
-
     def close(self) -> None:
-        """Watch no more."""
+        """Close the descriptors; ends are not noticed any more."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()

@@ -1,4 +1,4 @@
-"""MPI worlds for tests: processes that mpiexec knows as its ranks, and groups whose calls are made there.
+"""MPI worlds for tests: processes that are their ranks, and groups whose calls are made there.
 
 A test's threads hold one RemoteGroup per rank; what they call is called in that rank's process, on the same
 bytes with the same strides and overlaps.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,7 +25,7 @@ import numpy as np
 from collective_worlds import members
 from fake_cupy import DeviceArray, FakeCupy
 
-from nbdist.cluster.mpi import WorldDoor, WorldSeat, leave_seats, mpiexec_command
+from nbdist.cluster.mpi import ProcessManager
 from nbdist.wire.collective.device import is_on_device
 
 SECONDS = 30.0
@@ -33,36 +33,33 @@ Array = np.ndarray[Any, Any]
 
 
 class MpiWorld:
-    """A world of processes that are yet to be started, each from its seat."""
+    """A world of processes that are yet to be started; a thread of this process answers them."""
 
     def __init__(self, ranks: int) -> None:
-        with tempfile.TemporaryDirectory(prefix="nbdist-world-") as folder:
-            door = WorldDoor(Path(folder))
-            self._mpiexec = subprocess.Popen(mpiexec_command(ranks), cwd=folder, stdin=subprocess.DEVNULL)
-            try:
-                self.seats: dict[int, WorldSeat] = door.seats(ranks, SECONDS, self._check)
-            finally:
-                door.close()
+        self._manager = ProcessManager(ranks)
+        self._left = ranks
+        self._thread = threading.Thread(target=self._answer, daemon=True)
 
     def start(self, rank: int, command: list[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a rank's process."""
-        seat, more = self.seats[rank], options.pop("pass_fds", ())
-        return subprocess.Popen(
-            command,
-            env={**os.environ, **seat.environment},
-            pass_fds=(seat.descriptor, *more),
-            **options,
-        )
+        descriptors = (self._manager.descriptor(rank), *options.pop("pass_fds", ()))
+        environment = {**os.environ, **self._manager.environment(rank)}
+        started = subprocess.Popen(command, env=environment, pass_fds=descriptors, **options)
+        self._left -= 1
+        if not self._left:
+            self._manager.hand_over()
+            self._thread.start()
+        return started
 
     def close(self) -> None:
         """End the world; its processes have ended."""
-        leave_seats(self.seats)
-        for seat in self.seats.values():
-            seat.holder.close()
-        self._mpiexec.wait(SECONDS)
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
 
-    def _check(self) -> None:
-        assert self._mpiexec.poll() is None, "mpiexec has ended"
+    def _answer(self) -> None:
+        while connections := list(self._manager.connections.values()):
+            for one in select.select(connections, [], [])[0]:
+                self._manager.answer(one)
 
 
 class RemoteRank:

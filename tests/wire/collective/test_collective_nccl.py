@@ -7,11 +7,13 @@ see test_collective_gpu.py.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import fake_nccl
@@ -28,6 +30,7 @@ from test_collective_choice import Table, formed_by_all
 from nbdist.errors import (
     AbortedError,
     DeadlineExceededError,
+    FailedPreconditionError,
     InvalidArgumentError,
     MissingExtra,
     NbdistError,
@@ -48,6 +51,52 @@ def gpus() -> Iterator[FakeGpus]:
         patch.setattr(nccl, "_cupy", lambda: fake)
         yield fake
         assert fake.cuda.nccl.clashes == [], "values moved on which not all agreed"
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(nccl.INTERFACE, raising=False)
+    monkeypatch.setattr(nccl, "_chosen", [])
+
+
+@pytest.fixture
+def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    import psutil
+
+    entries = {
+        "lo": [SimpleNamespace(address="127.0.0.1")],
+        "eth7": [SimpleNamespace(address="10.1.2.3"), SimpleNamespace(address="fe80::1%eth7")],
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: entries)
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_the_network_interface_is_chosen_before_nccl_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl.choose_interface(["here", "here"], "10.1.2.3")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo"
+    nccl.choose_interface(["here"], "10.1.2.3")
+    nccl.choose_interface(["here", "there"], "127.0.0.1")
+    with pytest.raises(FailedPreconditionError, match="group of 2 hosts needs eth7; set NCCL_SOCKET_IFNAME"):
+        nccl.choose_interface(["here", "there"], "10.1.2.3")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")  # what a user has set stays
+    nccl.choose_interface(["here", "there"], "10.1.2.3")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_on_several_hosts_it_is_the_interface_that_the_others_reach() -> None:
+    nccl.choose_interface(["here", "there"], "10.1.2.3")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "=eth7"
+    assert nccl.interface_of("fe80::1") == "eth7"
+    with pytest.raises(UnavailableError, match=r"no interface of this host has the address 10\.9\.9\.9"):
+        nccl.interface_of("10.9.9.9")
+
+
+def test_a_group_of_one_host_sets_it(gpus: FakeGpus) -> None:
+    groups = formed(["here"] * 2)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda group: group.all_reduce(GpuArray(np.ones(3, "f4"))), groups))
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo"
 
 
 def formed(hosts: Sequence[str], kind: str = "nccl", **options: Any) -> list[Collective]:

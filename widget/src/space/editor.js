@@ -145,7 +145,7 @@ export class Editor {
     this.lost = true;
     this.stopWaiting();
     this.edits.forget();
-    setText(this.waiting, "The kernel is gone: run the editor's cell again.");
+    setText(this.waiting, "The kernel is not running: run the editor's cell again.");
     for (const one of this.element.querySelectorAll("fieldset")) one.disabled = true;
     for (const one of [this.add, this.start]) enable(one, false);
   }

@@ -45,7 +45,7 @@ export class ParameterRow {
     this.conditions = new Conditions(id, edits);
     this.problem = make("div", { class: "nbe-problem", id: `${view}-${id}-problem`, role: "status" });
     this.element = make("fieldset", { class: "nbe-row" }, this.legend,
-      make("div", { class: "nbe-head" }, labelled("Name", this.fields.name), labelled("Kind", this.kinds),
+      make("div", { class: "nbe-head" }, labelled("Name", this.fields.name), labelled("Distribution", this.kinds),
         make("div", { class: "nbe-buttons" }, this.up, this.down, this.drop)),
       this.range, this.values, this.value,
       make("div", { class: "nbe-foot" }, this.steps, this.points, this.chips, this.conditions.element), this.problem);

@@ -27,7 +27,7 @@ export function ticked(all, had, value, on) {
 /** How many trials there will be, in words. @param {State} state */
 export function trialWords(state) {
   if (state.trials_problem) return state.trials_problem;
-  if (!state.valid || state.count === null) return "How many is known when the space is right.";
+  if (!state.valid || state.count === null) return "Fix the errors above to see the count.";
   const points = state.points === null ? "" : `The grid has ${plural(state.points, "point")}: `;
   return `${points}${plural(state.count, "trial")}.`;
 }

@@ -1,4 +1,4 @@
-// Wishes on their way to the kernel, each with a number, and the answers that come back.
+// Commands on their way to the kernel, each with a number, and the answers that come back.
 import { make, setText } from "../dom.js";
 
 /** @typedef {{ ok: boolean, message: string, number?: number, text?: string }} Answer */
@@ -35,25 +35,32 @@ export class Asks {
   }
 }
 
+const PATIENCE = 1000; // milliseconds: the kernel answers at once, unless a cell has it
+const WAITING = "waiting for the running cell; Pause, Resume and Stop in the sidebar act at once";
+
 /** Where an answer is shown, beside what was asked. */
 export class Told {
   constructor() {
     this.element = make("div", { class: "nbs-told", role: "status" });
     this.latest = 0;
+    this.wrong = false;
   }
 
   /** @param {string} text @param {boolean} [wrong] */
   say(text, wrong = false) {
     this.latest++;
+    this.wrong = wrong;
     setText(this.element, text);
     this.element.classList.toggle("nbd-wrong", wrong);
   }
 
-  /** Shows what becomes of a wish, unless something else is shown by then. @param {Promise<Answer>} promise @param {string} [meanwhile] @returns {Promise<Answer>} */
-  async follow(promise, meanwhile = "asked…") {
+  /** Shows what becomes of a command, unless something else is shown by then. @param {Promise<Answer>} promise @param {string} [meanwhile] @returns {Promise<Answer>} */
+  async follow(promise, meanwhile = "sent…") {
     this.say(meanwhile);
     const turn = this.latest;
+    const late = setTimeout(() => turn === this.latest && setText(this.element, WAITING), PATIENCE);
     const answer = await promise;
+    clearTimeout(late);
     if (turn === this.latest) this.say(answer.message || (answer.ok ? "done" : "refused"), !answer.ok);
     return answer;
   }

@@ -5,7 +5,7 @@ import { formatCount, formatValue } from "../format.js";
 import { chartArea, chartHeight, drawFootAxis, drawValueAxis, scaleFor, settled, share, timeEnd, timeTicks, timeWords } from "./axes.js";
 import { Layer } from "./layer.js";
 import { along, sameBrush, setTexts, Sheet, writeName } from "./sheet.js";
-import { COMPLETE, drawGlyphs, FAILED, PRUNED, RUNNING, STATES, STOPPED, WAITING } from "./states.js";
+import { FINISHED, drawGlyphs, FAILED, PRUNED, RUNNING, STATES, STOPPED, WAITING } from "./states.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./sheet.js").Page} Page */
@@ -16,7 +16,7 @@ const A_FRAME = 2500; // marks
 const AHEAD = 1.08; // room on the time axis
 const MANY = 2000; // trials from which each is a dot only
 /** Width and height of a dot, where each trial is one: shapes that are told apart and cost little. @type {Record<number, [number, number]>} */
-const DOTS = { [COMPLETE]: [2.5, 2.5], [PRUNED]: [3.5, 1.25], [STOPPED]: [1.25, 3.5] };
+const DOTS = { [FINISHED]: [2.5, 2.5], [PRUNED]: [3.5, 1.25], [STOPPED]: [1.25, 3.5] };
 const HELP = "Click a mark to choose its trial. Keys: left and right go through the trials as they ended, Enter chooses, Escape chooses none.";
 
 /** @param {Model} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
@@ -159,7 +159,7 @@ class BestLine {
   /** The key. @param {Page} page */
   write({ theme }) {
     const { model } = this;
-    const best = model.best.at(-1);
+    const best = bestOf(model);
     this.sheet.call(`Best ${model.head?.metric ?? "value"} so far`);
     this.key.style.setProperty("--tone", theme.good);
     this.key.hidden = !best;
@@ -223,7 +223,7 @@ function endedRows(model) {
   const heaps = [[], [], [], []];
   for (let row = 0; row < model.count; row++) {
     if (model.state[row] <= RUNNING || !Number.isFinite(model.ended[row])) continue;
-    heaps[(model.brushed?.[row] ? 2 : 0) + (model.state[row] === COMPLETE ? 0 : 1)].push(row);
+    heaps[(model.brushed?.[row] ? 2 : 0) + (model.state[row] === FINISHED ? 0 : 1)].push(row);
   }
   return heaps.flat();
 }
@@ -272,7 +272,7 @@ function drawStairs({ canvas, theme }, place, { best }, now) {
     canvas.lineWidth = width;
     canvas.stroke();
   }
-  drawGlyphs(canvas, COMPLETE, best.flatMap(({ time, value }) => [place.x(time), place.y(value)]), 4, theme.good);
+  drawGlyphs(canvas, FINISHED, best.flatMap(({ time, value }) => [place.x(time), place.y(value)]), 4, theme.good);
 }
 
 /** Trials in the order in which they ended, those that run last. @param {Model} model */
@@ -287,15 +287,23 @@ function inTime(model) {
 export function timeFacts(model, row) {
   const [start, end] = [model.started[row], model.ended[row]];
   if (!Number.isFinite(start)) return [];
-  if (!Number.isFinite(end) || model.state[row] === RUNNING) return [`began after ${timeWords(start)}`];
-  return [`${timeWords(start)} – ${timeWords(end)}, took ${timeWords(end - start)}`];
+  if (!Number.isFinite(end) || model.state[row] === RUNNING) return [`started after ${timeWords(start)}`];
+  return [`${timeWords(start)} – ${timeWords(end)}, duration ${timeWords(end - start)}`];
 }
 
 /** @param {Model} model */
 function summary(model) {
-  const best = model.best.at(-1);
+  const best = bestOf(model);
   const counts = model.status?.counts ?? {};
   const said = STATES.filter(({ name }) => counts[name] > 0).map(({ name }) => `${formatCount(counts[name])} ${name}`);
-  const found = best ? `Best so far ${formatValue(best.value)}, by trial ${best.number} after ${timeWords(best.time)}, improved ${formatCount(model.best.length)} times.` : "No value yet.";
+  const found = best ? `Best so far ${formatValue(best.value)}, by trial ${best.number} after ${timeWords(best.time)}, improved ${model.best.length === 1 ? "once" : `${formatCount(model.best.length)} times`}.` : "No value yet.";
   return `${found} Trials: ${said.join(", ")}; ${timeWords(nowOf(model))} since the start.`;
+}
+
+/** The best trial, as the header has it; one that once was better may be so no more, after a promotion. @param {Model} model */
+function bestOf(model) {
+  const row = model.row(model.status?.best ?? -1);
+  const last = model.best.at(-1);
+  if (row < 0 || !last || last.number === model.number[row]) return last;
+  return { number: model.number[row], value: model.value[row], time: model.ended[row] };
 }

@@ -77,7 +77,7 @@ export function cellsOf(model, xs, ys, columns, lines, mask) {
     const cell = cells[ys[row] * columns + xs[row]];
     cell.rows.push(row);
     cell.counts[model.state[row]]++;
-    if (model.better(model.value[row], cell.best < 0 ? NaN : model.value[cell.best])) cell.best = row;
+    if (model.outranks(row, cell.best)) cell.best = row;
   }
   for (const cell of cells) cell.median = median(cell.rows.map((row) => model.value[row]));
   return cells;

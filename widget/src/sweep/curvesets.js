@@ -93,9 +93,9 @@ export function bestFew(model, most) {
   for (let row = 0; row < model.count; row++) {
     const value = model.value[row];
     if (!Number.isFinite(value)) continue;
-    if (best.length === most && !model.better(value, model.value[best[most - 1]])) continue;
+    if (best.length === most && !model.outranks(row, best[most - 1])) continue;
     let at = best.length;
-    while (at > 0 && model.better(value, model.value[best[at - 1]])) at--;
+    while (at > 0 && model.outranks(row, best[at - 1])) at--;
     best.splice(at, 0, row);
     if (best.length > most) best.pop();
   }

@@ -20,7 +20,7 @@ export class Edit {
       if (ok) this.shown = this.field.value; // what comes next from the kernel may take its place
     };
     this.element = make("form", { class: "nbs-form", id: `${name}-edit` },
-      make("label", { for: `${name}-space` }, "Space from now on"), this.field,
+      make("label", { for: `${name}-space` }, "Search space for new trials"), this.field,
       make("p", { class: "nbs-help", id: `${name}-space-help` }, "One parameter a line: lr=log(1e-4, 1e-1)  hidden=[32, 64]  layers=int(1, 4)  dropout=uniform(0, 0.5)"),
       make("fieldset", {}, make("legend", {}, "Running trials outside of it"),
         ...OUTSIDE.map(([, words], i) => make("label", {}, this.choices[i], words))),

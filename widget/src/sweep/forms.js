@@ -59,7 +59,7 @@ export class CloneForm {
     const read = readChanges(this.fields);
     if ("problem" in read) return this.told.say(read.problem, true);
     // The form stays with the trial that is cloned: often more than one clone of it is wanted.
-    this.told.follow(this.ask("clone", { number: this.number, changes: read.changes }), ["asked…", ...read.notes].join(" "));
+    this.told.follow(this.ask("clone", { number: this.number, changes: read.changes }), ["sent…", ...read.notes].join(" "));
   }
 }
 

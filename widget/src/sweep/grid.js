@@ -109,9 +109,9 @@ export class Grid {
   /** The kernel is gone; what was drawn stays. */
   disconnect() {
     const { status, head } = this.model;
-    this.asks.giveUp("the kernel is gone");
+    this.asks.giveUp("the kernel is not running");
     if (!status || OVER.includes(status.state)) return;
-    this.model.status = { ...status, state: "disconnected", trouble: head?.again || "the kernel is gone" };
+    this.model.status = { ...status, state: "disconnected", trouble: head?.again || "the kernel is not running" };
     this.redraw();
   }
 

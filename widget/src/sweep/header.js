@@ -10,8 +10,8 @@ import { parameterWords } from "./words.js";
 
 const GLYPHS = /** @type {Record<string, string>} */ ({ running: "●", paused: "❚❚", done: "✓", stopped: "■", failed: "✕", disconnected: "○", lost: "○", damaged: "✕" });
 /** States after which nothing comes; disconnected is the page's own, when the kernel is gone, the last two the Jupyter server's. */
-export const OVER = ["done", "stopped", "failed", "disconnected", "lost", "damaged"];
-const SEGMENTS = ["complete", "pruned", "stopped", "failed", "running"]; // of the bar; what is missing waits
+export const OVER = ["finished", "stopped", "failed", "disconnected", "lost", "damaged"];
+const SEGMENTS = ["finished", "pruned", "stopped", "failed", "running"]; // of the bar; what is missing waits
 const MOST = 1_000_000; // trials to add at once
 
 export class Header {
@@ -35,7 +35,7 @@ export class Header {
       else this.told.say(`"${this.number.value}" is no number of trials; give one from 1 to ${formatCount(MOST)}`, true);
     });
     this.number.addEventListener("keydown", (event) => event.key === "Enter" && this.add.click());
-    this.end = sureButton("End", "Running trials are stopped; everything is kept", "End the sweep?", "End it", () => tell("close"));
+    this.end = sureButton("Stop sweep", "Running trials are stopped; everything is kept", "Stop the sweep?", "Stop it", () => tell("close"));
     this.actions = make("div", { class: "nbs-actions", role: "group", "aria-label": "Sweep control" },
       this.turn, make("span", { class: "nbs-adder" }, this.number, this.add), this.editing, this.end);
     this.segments = SEGMENTS.map((state) => make("i", { "data-state": state }));
@@ -66,7 +66,7 @@ export class Header {
     enable(this.turn, !over);
     if (this.actions.hidden) this.editing.turn(false);
     this.edit.show(head);
-    const done = (counts.complete ?? 0) + (counts.pruned ?? 0) + (counts.stopped ?? 0) + (counts.failed ?? 0);
+    const done = (counts.finished ?? 0) + (counts.pruned ?? 0) + (counts.stopped ?? 0) + (counts.failed ?? 0);
     const all = Math.max(wanted, done + (counts.running ?? 0), 1);
     this.segments.forEach((segment, i) => {
       segment.style.width = `${(100 * (counts[SEGMENTS[i]] ?? 0)) / all}%`;

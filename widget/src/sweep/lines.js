@@ -1,6 +1,6 @@
 // The lines of parallel coordinates: which of many are drawn, and drawing them on a canvas a thousand at a time.
 import { shadeOf } from "./ramp.js";
-import { COMPLETE, FAILED, PRUNED, STOPPED } from "./states.js";
+import { FINISHED, FAILED, PRUNED, STOPPED } from "./states.js";
 
 /** @typedef {{ xs: number[], at: Float32Array[], top: number, height: number, none: number }} Lines where axes stand, where trials lie on them, and how high those lie that have none */
 
@@ -86,7 +86,7 @@ export function drawLines(canvas, lines, rows, model, goodness, look) {
     const key = group < 0 ? `state ${state}` : `${group} ${dashed}`;
     let one = groups.get(key);
     if (!one) {
-      const color = group >= 0 ? look.ramp.css[shadeOf(group / (GROUPS - 1))] : state === FAILED ? look.colours.bad : state === COMPLETE ? look.colours.muted : look.colours.accent;
+      const color = group >= 0 ? look.ramp.css[shadeOf(group / (GROUPS - 1))] : state === FAILED ? look.colours.bad : state === FINISHED ? look.colours.muted : look.colours.accent;
       groups.set(key, (one = { color, dash: dashed ? [4, 3] : [], rows: [], rank: group * 2 + (dashed ? 0 : 1) }));
     }
     one.rows.push(row);

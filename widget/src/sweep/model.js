@@ -1,6 +1,6 @@
 // All that the page knows of a sweep: merges what the kernel sends, and says who has something to draw.
 import { columnOf, number, numbers } from "./columns.js";
-import { STATES } from "./states.js";
+import { FINISHED, STATES } from "./states.js";
 
 /** @typedef {"data" | "chosen" | "hovered" | "brushed"} Kind */
 /** @typedef {{ name: string, kind: "uniform" | "log" | "int" | "choice" | "fixed", low?: number, high?: number, step?: number | null, log?: boolean, values?: any[], text: string, when: string | null }} Parameter */
@@ -77,6 +77,18 @@ export class Model {
     if (Number.isNaN(value)) return false;
     if (Number.isNaN(other)) return true;
     return this.head?.direction === "max" ? value > other : value < other;
+  }
+
+  /** Whether a row is better than another (-1: none): one that can be the best is before all others. @param {number} row @param {number} other */
+  outranks(row, other) {
+    if (other < 0) return !Number.isNaN(this.value[row]);
+    const [mine, its] = [this.counts(row), this.counts(other)];
+    return mine === its ? this.better(this.value[row], this.value[other]) : mine;
+  }
+
+  /** Whether a row can be the best: it has finished (a promoted one once before), with a finite value. @param {number} row */
+  counts(row) {
+    return Number.isFinite(this.value[row]) && (this.state[row] === FINISHED || this.number[row] === this.status?.best);
   }
 
   /** Takes one message of kind "sweep", which must be the next one or a snapshot. @param {Record<string, any>} content @param {DataView[]} [buffers] */

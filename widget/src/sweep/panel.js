@@ -6,7 +6,7 @@ import { button, enable, opener } from "./button.js";
 import { fillNextCell } from "./cell.js";
 import { CloneForm, PromoteForm } from "./forms.js";
 import { fillPairs } from "./parts.js";
-import { COMPLETE, RUNNING, STATES } from "./states.js";
+import { FINISHED, RUNNING, STATES } from "./states.js";
 import { parametersOf, valueWords } from "./words.js";
 
 const OUTCOMES = { filled: "the next cell has its parameters", inserted: "a new cell below has its parameters", copied: "its parameters are on the clipboard: no cell could be filled", failed: "no cell could be filled: copy it from here" };
@@ -14,7 +14,7 @@ const NOTHING = "Choose a trial: click a line, a cell, a curve or a row.";
 
 /** @param {import("./model.js").Model} model @param {{ name: string, ask: import("./asks.js").Ask }} options */
 export function makePanel(model, { name, ask }) {
-  let shown = -1;
+  let [shown, stood] = [-1, ""];
   const glyph = make("span", { class: "nbs-glyph", "aria-hidden": "true" });
   const title = make("span", { class: "nbd-chart-title", role: "heading", "aria-level": "4" });
   const word = make("span", { class: "nbs-state" });
@@ -35,10 +35,10 @@ export function makePanel(model, { name, ask }) {
   const cloning = opener("Clone…", "A new trial with changes", clone.element, only(() => promoting));
   /** @type {ReturnType<typeof opener>} */
   const promoting = opener("Promote…", "Train longer, or on more engines, from its checkpoint", promote.element, only(() => cloning));
-  const fill = button("Fill next cell", "Put its parameters into the notebook's next cell", () => fillCell());
-  const printed = make("pre", { class: "nbs-printed", tabindex: "0", "aria-label": "What it printed" });
-  const again = button("Again", "Ask for what it has printed by now", () => askOutput());
-  const output = make("details", { class: "nbs-output" }, make("summary", {}, "What it printed"), again, printed);
+  const fill = button("Insert parameters as cell", "Write its parameters into the next cell if that is empty, else into a new one", () => fillCell());
+  const printed = make("pre", { class: "nbs-printed", tabindex: "0", "aria-label": "Output" });
+  const again = button("Refresh", "Read what it has printed by now", () => askOutput());
+  const output = make("details", { class: "nbs-output" }, make("summary", {}, "Output"), again, printed);
   output.addEventListener("toggle", () => output.open && askOutput());
   const nothing = make("p", { class: "nbs-help" }, NOTHING);
   const body = make("div", { class: "nbs-panel-body" }, figure, parameters,
@@ -63,7 +63,10 @@ export function makePanel(model, { name, ask }) {
     setText(glyph, state.glyph);
     glyph.dataset.state = state.name;
     setText(title, `Trial ${model.chosen}`);
-    setText(word, model.stopping[row] ? `${state.name}, being ${model.stopping[row]}` : state.name);
+    const stopping = model.state[row] === RUNNING && model.stopping[row];
+    setText(word, stopping ? `${state.name}, being ${stopping}` : state.name);
+    if (stood !== state.name && model.state[row] > RUNNING && !told.wrong) told.say(""); // what was asked for has happened
+    stood = state.name;
     setText(figure.children[0], exact(model.value[row]));
     setText(figure.children[1], `${model.head?.metric ?? "value"}${model.status?.best === model.chosen ? ", the best so far" : ""}`);
     fillPairs(parameters, parametersOf(model, row).map(([name, value]) => [name, valueWords(value)]), pair);
@@ -76,6 +79,7 @@ export function makePanel(model, { name, ask }) {
   /** Another trial is shown. */
   function begin() {
     shown = model.chosen;
+    stood = "";
     told.say("");
     cloning.turn(false);
     promoting.turn(false);
@@ -96,8 +100,8 @@ export function makePanel(model, { name, ask }) {
     return /** @type {[string, string][]} */ ([
       ...[...model.metrics].filter(([, column]) => !Number.isNaN(column[row])).map(([name, column]) => [name, exact(column[row])]),
       ["step", formatCount(model.step[row])],
-      ["time", Number.isNaN(model.started[row]) ? "" : formatDuration(end - model.started[row])],
-      ["asked at", formatDuration(model.asked[row])],
+      ["duration", Number.isNaN(model.started[row]) ? "" : formatDuration(end - model.started[row])],
+      ["started at", formatDuration(model.started[row])],
       ["attempts", model.attempt[row] > 1 ? formatCount(model.attempt[row]) : ""],
       ["on", model.ranks[row]?.map(engine).join(", ") ?? ""],
       ["clone of", parent >= 0 ? `trial ${parent}` : ""],
@@ -110,10 +114,10 @@ export function makePanel(model, { name, ask }) {
   function allow(state) {
     const { status } = model;
     const over = status?.closed || status?.state === "disconnected";
-    const why = status?.closed ? "The sweep has ended" : "The kernel is gone";
+    const why = status?.closed ? "The sweep was stopped" : "The kernel is not running";
     const set = (/** @type {HTMLElement} */ one, /** @type {boolean} */ can, /** @type {string} */ not) => enable(one, can && !over, over ? why : not);
     set(stop, state <= RUNNING, "It does not run");
-    set(retry, state > COMPLETE, state === COMPLETE ? "It is complete: clone it to run its parameters again" : "Stop it before it is tried again");
+    set(retry, state > FINISHED, state === FINISHED ? "It is finished: clone it to run its parameters again" : "Stop it before it is tried again");
     set(cloning, true, "");
     set(promoting, state > RUNNING, "It is not over yet");
     enable(fill, status?.state !== "disconnected");
@@ -134,7 +138,7 @@ export function makePanel(model, { name, ask }) {
 
   async function askOutput() {
     const number = model.chosen;
-    if (!printed.textContent) setText(printed, "asked…");
+    if (!printed.textContent) setText(printed, "…");
     const answer = await ask("output", { number });
     if (number === model.chosen) setText(printed, answer.ok ? answer.text || "It has printed nothing." : answer.message);
   }

@@ -51,7 +51,7 @@ export function makeParallel(model, options) {
   const frame = make("div", { class: "nbs-plot" }, box, readout.element);
   const element = make("figure", { class: "nbd-chart nbs-parallel" }, make("figcaption", {},
     make("span", { class: "nbd-chart-title", title: HELP }, "Parallel coordinates"),
-    make("span", { class: "nbd-legend" }, key("complete"), key("pruned", "nbs-dashed"), key("failed", "nbs-failed"), note)), frame);
+    make("span", { class: "nbd-legend" }, key("finished"), key("pruned", "nbs-dashed"), key("failed", "nbs-failed"), note)), frame);
   surface.addEventListener("pointermove", point);
   surface.addEventListener("pointerleave", leave);
   surface.addEventListener("click", (event) => model.choose(under(event)));

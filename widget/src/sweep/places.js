@@ -81,14 +81,17 @@ export class Places {
     return (this.colours = { worst: pick(places.length > FEW ? WORST : 0), best: pick(1) });
   }
 
-  /** Rows, the best first, those without a value last. @returns {number[]} */
+  /** Rows, the best first: those that have finished, then the others; those without a value last. @returns {number[]} */
   ranked() {
     if (this.order) return this.order;
-    const { value, number, head } = this.model;
+    const { model } = this;
+    const { value, number, head } = model;
+    const other = Uint8Array.from({ length: model.count }, (_, row) => Number(!model.counts(row)));
     const sign = head?.direction === "max" ? -1 : 1;
     const key = (/** @type {number} */ row) => (Number.isNaN(value[row]) ? Infinity : sign * value[row]);
     this.order = Array.from({ length: this.model.count }, (_, row) => row);
     return this.order.sort((a, b) => {
+      if (other[a] !== other[b]) return other[a] - other[b];
       const [x, y] = [key(a), key(b)];
       return x < y ? -1 : x > y ? 1 : Number(Number.isNaN(value[a])) - Number(Number.isNaN(value[b])) || number[a] - number[b];
     });

@@ -7,7 +7,7 @@ import { chartArea, chartHeight, drawFootAxis, drawValueAxis, share, valueTicks 
 import { bestFew, FEW, nearestCurve, Reach } from "./curvesets.js";
 import { Layer } from "./layer.js";
 import { along, sameBrush, setTexts, Sheet, writeName } from "./sheet.js";
-import { COMPLETE, drawGlyphs, FAILED, PRUNED, STATES } from "./states.js";
+import { FINISHED, drawGlyphs, FAILED, PRUNED, STATES } from "./states.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./model.js").Curve} Curve */
@@ -139,7 +139,7 @@ class SmallCurves {
     for (const [number, color] of lines.reverse()) {
       const end = endOf(place, model.curves.get(number));
       if (!end) continue;
-      const ordinary = model.state[model.row(number)] === COMPLETE && color === theme.good;
+      const ordinary = model.state[model.row(number)] === FINISHED && color === theme.good;
       drawGlyphs(canvas, model.state[model.row(number)], [end.x, end.y], ordinary ? 3 : 4.5, color);
       if (color === theme.good && number !== this.best[0]) continue; // the ends of the best lie close together
       const x = Math.min(end.x + 5, place.area.left + place.area.width);
@@ -286,8 +286,8 @@ function endOf(place, curve) {
 
 /** The best first; those with no value last. @param {Model} model @param {Iterable<number>} trials */
 function ranking(model, trials) {
-  const value = (/** @type {number} */ number) => model.value[model.row(number)];
-  return [...trials].sort((a, b) => Number(model.better(value(b), value(a))) - Number(model.better(value(a), value(b))) || a - b);
+  const outranks = (/** @type {number} */ a, /** @type {number} */ b) => Number(model.outranks(model.row(a), model.row(b)));
+  return [...trials].sort((a, b) => outranks(b, a) - outranks(a, b) || a - b);
 }
 
 /** @param {Curve | undefined} curve */

@@ -7,13 +7,13 @@
  * @typedef {{ line: boolean, path: (canvas: CanvasPath, x: number, y: number, r: number) => void }} Trace
  */
 
-export const [WAITING, RUNNING, COMPLETE, PRUNED, STOPPED, FAILED] = [0, 1, 2, 3, 4, 5];
+export const [WAITING, RUNNING, FINISHED, PRUNED, STOPPED, FAILED] = [0, 1, 2, 3, 4, 5];
 
 /** In the order in which a state travels as a number. @type {State[]} */
 export const STATES = [
   { name: "waiting", glyph: "○", color: (theme) => theme.muted, trace: { line: true, path: disc } },
   { name: "running", glyph: "▶", color: (theme) => theme.accent, trace: { line: false, path: triangle } },
-  { name: "complete", glyph: "●", color: (theme) => theme.good, trace: { line: false, path: disc } },
+  { name: "finished", glyph: "●", color: (theme) => theme.good, trace: { line: false, path: disc } },
   { name: "pruned", glyph: "◐", color: (theme) => theme.second, trace: { line: false, path: half } },
   { name: "stopped", glyph: "■", color: (theme) => theme.muted, trace: { line: false, path: square } },
   { name: "failed", glyph: "✕", color: (theme) => theme.bad, trace: { line: true, path: cross } },

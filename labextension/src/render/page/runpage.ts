@@ -1,10 +1,10 @@
-/** The page of a run: its curves as they grow, what it was started with, what it has left. */
+/** The page of a run: its curves as they grow, its options, its output and its files. */
 
 import type { CommandRegistry } from '@lumino/commands';
 import { formatValue, shortTask } from '@widget/format.js';
 import { make } from '@widget/dom.js';
 import type { About, RunDetails, State } from '../../api/items';
-import { type Action, runActions } from '../../panel/actions';
+import { type Action, runActions, runControls } from '../../panel/actions';
 import { formatBytes, formatMoment } from '../../panel/format';
 import type { INbdist } from '../../token';
 import type { Drawing } from '../drawing';
@@ -21,8 +21,9 @@ export class RunPage extends Page<RunDetails, RunBundle> {
     this.parts = {
       error: new Section(trans.__('Error'), true),
       metrics: new Section(trans.__('Latest values'), true),
+      output: new Section(trans.__('Output'), true),
       code: new Section(trans.__('Code of the cell'), true),
-      about: new Section(trans.__('What it was started with')),
+      about: new Section(trans.__('Options')),
       tasks: new Section(trans.__('Tasks')),
       versions: new Section(trans.__('Versions')),
       files: new Section(trans.__('Files'))
@@ -51,7 +52,8 @@ export class RunPage extends Page<RunDetails, RunBundle> {
   }
 
   protected override actions(details: RunDetails): Action[] {
-    const actions = runActions(details, this.about, this.nbdist.trans);
+    const { trans } = this.nbdist;
+    const actions = [...runControls(details, trans), ...runActions(details, this.about, trans)];
     return details.browse === null ? actions.filter(({ id }) => id !== 'folder') : actions; // its files are on this page
   }
 
@@ -65,7 +67,7 @@ export class RunPage extends Page<RunDetails, RunBundle> {
 
   protected override write({ details, bundle }: Answer<RunDetails, RunBundle>): void {
     const { trans, client } = this.nbdist;
-    const { error, metrics, code, about, tasks, versions, files } = this.parts;
+    const { error, metrics, output, code, about, tasks, versions, files } = this.parts;
     error.show(details.error, !details.error, text => [preformatted(text ?? '', trans.__('Error'))]);
     metrics.show(bundle.metrics, !bundle.metrics.length, all => [
       table(
@@ -73,7 +75,14 @@ export class RunPage extends Page<RunDetails, RunBundle> {
         all.map(([name, value]) => [name, formatValue(value)])
       )
     ]);
-    code.show(details.code, !details.code, text => [preformatted(text, trans.__('Code of the cell'))]);
+    output.show(details.output, !details.output.length, all =>
+      all.flatMap(({ task, text }) => [
+        make('p', { class: 'nbd-Page-note', title: task }, shortTask(task)),
+        preformatted(text, trans.__('Output of %1', shortTask(task)))
+      ])
+    );
+    const code_ = [details.first_line, details.code].filter(Boolean).join('\n');
+    code.show(code_, !details.code, text => [preformatted(text, trans.__('Code of the cell'))]);
     about.show(started(details, trans.__('seed')), false, all => [pairs(all)]);
     tasks.show(details.tasks, !details.tasks.length, all => [
       make('ul', {}, ...all.map(task => make('li', { title: task }, shortTask(task))))
@@ -91,7 +100,7 @@ export class RunPage extends Page<RunDetails, RunBundle> {
     ]);
   }
 
-  private readonly parts: Record<'error' | 'metrics' | 'code' | 'about' | 'tasks' | 'versions' | 'files', Section>;
+  private readonly parts: Record<'error' | 'metrics' | 'output' | 'code' | 'about' | 'tasks' | 'versions' | 'files', Section>;
   private about: About | null = null;
 }
 

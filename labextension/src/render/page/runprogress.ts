@@ -4,8 +4,8 @@ import type { Progress } from '@widget/view.js';
 import type { Run, RunStatus } from '../../api/items';
 import type { RunBundle } from '../runbundle';
 
-const STATES: Partial<Record<RunStatus, string>> = { preparing: 'starting', done: 'finished' };
-const OVER: RunStatus[] = ['done', 'failed', 'stopped', 'damaged', 'lost'];
+const STATES: Partial<Record<RunStatus, string>> = { preparing: 'starting' };
+const OVER: RunStatus[] = ['finished', 'failed', 'stopped', 'damaged', 'lost'];
 
 /** The data of a run, with what its item knows better. */
 export function standing(bundle: RunBundle, run: Run, now: number): RunBundle {

@@ -1,5 +1,6 @@
 /** Folded parts of a page: texts and tables, written anew only where they have changed. */
 
+import { coloured } from '@widget/ansi.js';
 import { make } from '@widget/dom.js';
 
 export class Section {
@@ -26,9 +27,9 @@ export class Section {
   private key = '\0'; // no JSON is that
 }
 
-/** Text as it is, that may be scrolled by keys. */
+/** Text as it is, that may be scrolled by keys; with its terminal colours, if it has any. */
 export function preformatted(text: string, label: string): HTMLElement {
-  return make('pre', { tabindex: '0', role: 'group', 'aria-label': label }, text);
+  return make('pre', { tabindex: '0', role: 'group', 'aria-label': label }, ...coloured(text));
 }
 
 /** Names with what belongs to each. */

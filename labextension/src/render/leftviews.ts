@@ -1,0 +1,67 @@
+/**
+ * A live view whose kernel has ended: JupyterLab says "Loading widget..." for ever, since a widget lives in its kernel.
+ * The view's own words, which are saved beside it, say what it was and how to reconnect.
+ */
+
+import type { NotebookPanel } from '@jupyterlab/notebook';
+
+const WIDGET = 'application/vnd.jupyter.widget-view+json';
+const OURS = /^(Live view of |Grid of the sweep )/;
+const WAITING = 'Loading widget...';
+const BROKEN = 'Error displaying widget';
+
+/** Looks at a notebook whenever something in it is drawn, or its kernel ends. */
+export function watchLeftViews(panel: NotebookPanel): void {
+  let due = 0;
+  const look = (): void => {
+    due ||= requestAnimationFrame(() => {
+      due = 0;
+      if (!panel.isDisposed) {
+        sayAll(panel);
+      }
+    });
+  };
+  const drawn = new MutationObserver(look);
+  drawn.observe(panel.content.node, { childList: true, subtree: true });
+  void panel.sessionContext.ready.then(look);
+  panel.sessionContext.kernelChanged.connect(look);
+  panel.disposed.connect(() => {
+    cancelAnimationFrame(due);
+    drawn.disconnect();
+  });
+}
+
+interface Outputs {
+  readonly model: { readonly length: number; get(index: number): { readonly data: Readonly<Record<string, unknown>> } };
+  readonly widgets: readonly { readonly node: HTMLElement }[];
+}
+
+function sayAll(panel: NotebookPanel): void {
+  const { sessionContext } = panel;
+  const connected = Boolean(sessionContext.session?.kernel) || !sessionContext.isReady;
+  for (const cell of panel.content.widgets) {
+    const outputs = (cell as unknown as { outputArea?: Outputs }).outputArea;
+    if (outputs) {
+      sayLeft(outputs, connected);
+    }
+  }
+}
+
+/** Writes the words of the views that cannot be shown; `connected` is whether a kernel may still bring them. */
+export function sayLeft({ model, widgets }: Outputs, connected: boolean): void {
+  for (let index = 0; index < Math.min(model.length, widgets.length); index++) {
+    const { data } = model.get(index);
+    const words = data['text/plain'];
+    const text = Array.isArray(words) ? words.join('') : words;
+    if (!(WIDGET in data) || typeof text !== 'string' || !OURS.test(text)) {
+      continue;
+    }
+    for (const node of widgets[index]!.node.querySelectorAll<HTMLElement>(`[data-mime-type="${WIDGET}"]`)) {
+      const shown = node.textContent ?? '';
+      if ((shown === WAITING && !connected) || shown.startsWith(BROKEN)) {
+        node.textContent = text;
+        node.classList.add('nbd-left');
+      }
+    }
+  }
+}

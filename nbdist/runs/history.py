@@ -1,0 +1,536 @@
+"""The runs of this user: ``nb.runs()``, their names, tags and notes, their deletion, ``nb.clean``.
+
+id                   name        status    started           duration  workers  size    error
+261121-063226-a-b-3  a b [3]     finished  2026-11-21 06:32  8.3 s     3        1.2 MB
+261121-063017-a-b-2  a b [2]     failed    2026-11-21 06:30  1.2 s     2        12 KB   ValueError: late
+
+What users write stands in a file of its own, ``labels.json`` in the run's folder. ``run.json`` belongs to the
+client that drives the run, which replaces it from its own memory when the run ends: a name that was given
+before would be lost there.
+
+A run is deleted in two steps: its folder gets a hidden name, which is atomic, so that no reader meets half of
+it; then its files are removed. What a crash leaves between the two is removed by the next deletion.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from nbdist.cluster.folder import clusters_folder, is_alive, read_description
+from nbdist.cluster.owner import lives
+from nbdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    NotFoundError,
+    UnavailableError,
+    choices,
+)
+from nbdist.metrics.home import run_folder, runs_folder
+from nbdist.metrics.runfile import STATUSES, RunFile, read_run, write_whole_file
+from nbdist.metrics.words import duration
+
+MOST_SHOWN = 20
+LONGEST_ERROR = 80  # characters
+CELL_LINE = re.compile(r'  File "<distribute [^"]*>", line (\d{1,9})')
+TASK = re.compile(r"/job:(\w+)/task:(\d+)")
+NONE = "no runs yet"
+NO_MATCH = "no run matches; nb.runs() lists all"
+
+LABELS = "labels.json"
+MOST_LABELS = 64 << 10  # bytes of the file
+LONGEST_NAME, LONGEST_TAG, LONGEST_NOTE = 200, 64, 10_000  # characters
+MOST_TAGS = 32
+
+GOING = ("preparing", "running", "paused")
+MOST_FILES = 100_000  # of a folder that are counted
+DELETED = ".deleted-"  # begins the name of a folder on its way out
+EMPTY_LOG = 64  # bytes; a metrics log without a point is smaller
+AGE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*(s|min|h|d|w)")
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+# Names, tags and notes.
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a user has written about a run. An empty name stands for the one that the run was started with."""
+
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+def read_labels(folder: Path) -> Labels:
+    """Return a run's labels; those of a file that cannot be read say so in their note."""
+    try:
+        descriptor = os.open(folder / LABELS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            found = json.loads(file.read(MOST_LABELS + 1))
+        return checked_labels(found["name"], found["tags"], found["note"])
+    except FileNotFoundError:
+        return Labels()
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        return Labels(
+            note=f"{LABELS} is damaged ({type(error).__name__}); a new name, tag or note replaces it"
+        )
+
+
+def write_labels(run_id: str, **changes: Any) -> Labels:
+    """Change a run's ``name``, ``tags`` or ``note`` and return all labels; raises InvalidArgumentError."""
+    folder = run_folder(run_id)
+    if not folder.is_dir():
+        raise NotFoundError(f"no run {run_id!r} in {folder.parent}; nb.runs() lists those there are")
+    labels = replace(read_labels(folder), **changes)
+    labels = checked_labels(labels.name, labels.tags, labels.note)
+    write_whole_file(folder / LABELS, json.dumps(vars(labels)).encode())
+    return labels
+
+
+def checked_labels(name: object, tags: object, note: object) -> Labels:
+    """Return labels of valid values; raises InvalidArgumentError that names the invalid one.
+
+    >>> checked_labels("baseline", ["lr 0.1", "lr 0.1"], "")
+    Labels(name='baseline', tags=('lr 0.1',), note='')
+    """
+    if (
+        not isinstance(name, str)
+        or len(name) > LONGEST_NAME
+        or not (name.isprintable() and name == name.strip())
+    ):
+        raise InvalidArgumentError(
+            f"a run's name is one line of at most {LONGEST_NAME} characters, not {name!r:.80}"
+        )
+    if not isinstance(tags, list | tuple) or len(tags) > MOST_TAGS:
+        raise InvalidArgumentError(f"a run has at most {MOST_TAGS} tags, not {tags!r:.80}")
+    for tag in tags:
+        valid = (
+            isinstance(tag, str) and 0 < len(tag) <= LONGEST_TAG and tag.isprintable() and tag == tag.strip()
+        )
+        if not valid or "," in tag:
+            raise InvalidArgumentError(
+                f"a tag is one to {LONGEST_TAG} characters without a comma, not {tag!r:.80}"
+            )
+    if not isinstance(note, str) or len(note) > LONGEST_NOTE or "\0" in note:
+        raise InvalidArgumentError(f"a note is text of at most {LONGEST_NOTE:,} characters, not {note!r:.80}")
+    for text in (name, *tags, note):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(f"{text!r:.80} has half of a letter (a lone surrogate)") from None
+    return Labels(name, tuple(dict.fromkeys(tags)), note)
+
+
+class Labelled:
+    """What can be done with any run by its ``id``: name it, tag it, write a note, delete it."""
+
+    id: str
+
+    def rename(self, name: str) -> None:
+        """Give the run another name; its id stays.
+
+        - ``name``: one line of at most 200 characters; "" brings back the name that it was started with
+
+        Raises InvalidArgumentError for another value, NotFoundError if the run was deleted.
+
+        Example::
+
+            run.rename("baseline, two workers")
+        """
+        self._show(write_labels(self.id, name=name))
+
+    def tag(self, *tags: str) -> None:
+        """Add tags; ``nb.runs(tag="baseline")`` lists the runs that have one.
+
+        - ``tags``: each of 1 to 64 characters, without a comma; at most 32 for a run
+
+        Raises InvalidArgumentError, NotFoundError.
+        """
+        self._show(write_labels(self.id, tags=(*read_labels(run_folder(self.id)).tags, *tags)))
+
+    def untag(self, *tags: str) -> None:
+        """Remove tags; those that the run does not have are ignored. Raises NotFoundError."""
+        there = read_labels(run_folder(self.id)).tags
+        self._show(write_labels(self.id, tags=tuple(tag for tag in there if tag not in tags)))
+
+    def note(self, text: str) -> None:
+        """Write a note about the run, in the place of the one before.
+
+        - ``text``: at most 10,000 characters, in as many lines as you like; "" removes the note
+
+        Raises InvalidArgumentError, NotFoundError.
+        """
+        self._show(write_labels(self.id, note=text))
+
+    def delete(self) -> None:
+        """Delete the run with all its files: logs, checkpoints, results. This cannot be undone.
+
+        Raises FailedPreconditionError while it is under way, NotFoundError if it was deleted before.
+        """
+        delete_run(self.id)
+
+    @property
+    def labels(self) -> Labels:
+        """The name, tags and note that users have given it."""
+        return read_labels(run_folder(self.id))
+
+    def _show(self, labels: Labels) -> None:
+        """Take note of what has just been written."""
+
+
+# The list.
+
+
+@dataclass(frozen=True, repr=False)
+class ListedRun(Labelled, RunFile):
+    """A run of ``nb.runs()``: what its run.json says, with the name that the user has given it.
+
+    ``tags`` are those of the user, ``remark`` is the note, ``bytes`` what its files take on disk.
+    """
+
+    tags: tuple[str, ...] = ()
+    remark: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that its files take on disk."""
+        return disk_bytes(run_folder(self.id))
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains or logs metrics; a plain cell does neither."""
+        return trains(self, run_folder(self.id))
+
+    def _show(self, labels: Labels) -> None:
+        shown = {"name": labels.name or self.name, "tags": labels.tags, "remark": labels.note}
+        for name, value in shown.items():
+            object.__setattr__(self, name, value)  # frozen for users; this is the file's content, read again
+
+
+class RunList(list[RunFile]):
+    """A list of runs that shows as a table of the first twenty."""
+
+    none = NONE
+
+    def __repr__(self) -> str:
+        if not self:
+            return self.none
+        rows = table(self[:MOST_SHOWN])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
+        return "\n".join([*lines, self._more()])
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return self.none
+        first, *rest = [
+            "".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in table(self[:MOST_SHOWN])
+        ]
+        head, rows = first.replace("td>", "th>"), "".join(f"<tr>{cells}</tr>" for cells in rest)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{escape(self._more())}"
+
+    def _more(self) -> str:
+        opened = "nb.attach(id) opens a run"
+        more = len(self) - MOST_SHOWN
+        return f"and {more:,} older: nb.runs()[{MOST_SHOWN}:]; {opened}" if more > 0 else opened
+
+
+def runs(
+    find: str | None = None,
+    *,
+    status: str | None = None,
+    tag: str | None = None,
+    trained: bool | None = None,
+) -> RunList:
+    """Return the runs of this user, the newest first; a damaged one has status "damaged" and the error.
+
+    - ``find``: words of the id, the name, the tags or the note, in any order and case; None for all
+    - ``status``: "preparing", "running", "paused", "finished", "failed", "stopped" or "damaged"; None for all
+    - ``tag``: only runs that have this tag; None for all
+    - ``trained``: True for runs that train or log metrics, False for plain cells, None for both
+
+    A run with ``--tensorboard`` has its events in its folder: ``tensorboard --logdir <folder>/tensorboard``,
+    or with the folder of all runs, to compare them. Raises InvalidArgumentError for another status.
+
+    Example::
+
+        nb.runs("mnist async", status="finished", trained=True)
+    """
+    if status is not None and status not in STATUSES:
+        raise InvalidArgumentError(f"no run status {status!r}; {choices(status, STATUSES)}")
+    folders = (one for one in runs_folder().iterdir() if not one.name.startswith("."))
+    known = (listed(folder) for folder in folders if (folder / "run.json").is_file())
+    words = (find or "").lower().split()
+    found = RunList(
+        run
+        for run in known
+        if run is not None
+        and status in (None, run.status)
+        and (tag is None or tag in run.tags)
+        and trained in (None, run.trains)
+        and all(word in " ".join((run.id, run.name, *run.tags, run.remark)).lower() for word in words)
+    )
+    found.sort(key=lambda run: (run.created, run.id), reverse=True)
+    if (find, status, tag, trained) != (None, None, None, None):
+        found.none = NO_MATCH
+    return found
+
+
+def listed(folder: Path) -> ListedRun | None:
+    """Return what stands in a run folder, or what is known of it when that cannot be read.
+
+    None if it was removed just now, or if its name is no run id: then it is not a run's folder.
+    """
+    try:
+        record = read_run(folder.name)
+    except (NotFoundError, InvalidArgumentError):
+        return None
+    except DataLossError as error:
+        try:
+            changed = folder.stat().st_mtime
+        except FileNotFoundError:
+            return None
+        record = RunFile(folder.name, status="damaged", error=str(error), created=changed)
+    labels = read_labels(folder)
+    known = {**vars(record), "name": labels.name or record.name}
+    return ListedRun(**known, tags=labels.tags, remark=labels.note)
+
+
+def trains(record: RunFile, folder: Path) -> bool:
+    """Return whether a run trains or logs metrics, as far as its files tell."""
+    if record.trained is not None:
+        return record.trained
+    asked = record.options.get("strategy") or record.options.get("epochs")
+    return bool(asked) or any(size_of(log) > EMPTY_LOG for log in folder.glob("metrics-*.log"))
+
+
+def table(found: Sequence[RunFile]) -> list[tuple[str, ...]]:
+    """Return the cells of a table of runs, headings first; columns that are empty for all are left out."""
+    head = ("id", "name", "status", "started", "duration", "workers", "size", "tags", "error")
+    rows = [row(run) for run in found]
+    always = ("id", "status", "started", "duration", "workers", "error")
+    kept = [at for at, name in enumerate(head) if name in always or any(cells[at] for cells in rows)]
+    # A lone surrogate, of a damaged file say, can be neither printed nor sent to a page.
+    return [tuple(cells[at].encode(errors="replace").decode() for at in kept) for cells in (head, *rows)]
+
+
+def row(run: RunFile) -> tuple[str, ...]:
+    """Return a run's cells, as text; what its file has in an unexpected form is left out."""
+    workers = run.cluster.get("workers") if isinstance(run.cluster, Mapping) else None
+    size = disk_bytes(run_folder(run.id)) if isinstance(run, ListedRun) else 0
+    return (
+        run.id,
+        shortened(run.name),
+        run.status,
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
+        "" if run.ended is None else duration(run.ended - run.created),
+        str(len(workers)) if isinstance(workers, Sequence) else "",
+        in_bytes(size) if size else "",
+        ", ".join(run.tags) if isinstance(run, ListedRun) else "",
+        error_line(run.error),
+    )
+
+
+def error_line(error: str) -> str:
+    r"""Return an error in one line: what was raised, the cell's line and the task.
+
+    >>> told = 'Traceback (most recent call last):\n  File "<distribute a>", line 4\nValueError: late\n\n'
+    >>> error_line(told + "raised on /job:worker/task:1 (pid 7)")
+    'ValueError: late (line 4, worker 1)'
+    """
+    told, _, where = error.strip().partition("\n\nraised on ")
+    lines = told.splitlines() or [""]
+    # What was raised follows the last indented line of a traceback; its message may have more lines.
+    indented = max((at for at, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    traced = lines[0].startswith(("Traceback", "  File"))
+    raised = lines[min(indented + 1, len(lines) - 1)] if traced else lines[0]
+    raised = shortened(raised.removeprefix("nbdist.errors."))
+    number = [int(found[1]) for line in lines if traced and (found := CELL_LINE.match(line))]
+    task = TASK.match(where)
+    places = [f"line {number[-1]}"] if number else []
+    places += [f"{task[1]} {task[2]}"] if task else []
+    return f"{raised} ({', '.join(places)})" if places else raised
+
+
+def shortened(line: str) -> str:
+    """Return a line cut to what a table has room for."""
+    return line if len(line) <= LONGEST_ERROR else line[: LONGEST_ERROR - 1] + "…"
+
+
+# Disk use and deletion.
+
+
+def disk_bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder and those below it; no link is followed."""
+    total = count = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            total += size_of(Path(root, name))
+            count += 1
+            if count >= MOST_FILES:
+                return total
+    return total
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, 0 if it was removed."""
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def in_bytes(count: float) -> str:
+    """Return bytes for people.
+
+    >>> in_bytes(12), in_bytes(12_345), in_bytes(173_000_000)
+    ('12 B', '12 KB', '173 MB')
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def is_under_way(record: RunFile) -> bool:
+    """Return whether a run has not ended, and what it needs to go on is there: its cluster or its process."""
+    if record.status not in GOING:
+        return False
+    cluster, owner = record.cluster.get("id"), record.cluster.get("owner")
+    if record.options.get("replication") == "in-graph" and isinstance(owner, Mapping) and owner:
+        try:
+            return lives(owner)
+        except (ValueError, KeyError, TypeError, OverflowError):
+            return False  # its run.json is damaged: no process writes such an owner
+    if not isinstance(cluster, str) or re.fullmatch(r"\w{1,48}", cluster) is None:
+        return False
+    folder = clusters_folder() / cluster
+    if not is_alive(folder):
+        return False
+    try:
+        there = {one["incarnation"] for one in read_description(folder)["tasks"]}
+        known = {one["incarnation"] for one in record.cluster["members"]}
+    except (OSError, ValueError, KeyError, TypeError, NbdistError):
+        return True  # it starts or ends at this moment
+    return bool(there & known)  # else a later cluster has taken its name
+
+
+def delete_run(run_id: str) -> int:
+    """Delete a run's folder and return the bytes that its files took.
+
+    Raises FailedPreconditionError while it is under way, NotFoundError if there is no such run.
+    """
+    folder = run_folder(run_id)
+    if folder.is_symlink() or not folder.is_dir():
+        raise NotFoundError(f"no run {run_id!r} in {folder.parent}; nb.runs() lists those there are")
+    with suppress(DataLossError, NotFoundError):  # a damaged one can be deleted
+        if is_under_way(read_run(run_id)):
+            raise FailedPreconditionError(
+                f"run {run_id} is under way: stop it first, with nb.attach({run_id!r}).stop() or in the panel"
+            )
+    size = disk_bytes(folder)
+    hidden = folder.with_name(f"{DELETED}{run_id}-{secrets.token_hex(4)}")
+    folder.rename(hidden)
+    for left in folder.parent.glob(f"{DELETED}*"):  # also what a crash has left
+        shutil.rmtree(left, ignore_errors=True)  # another deletion may remove the same at this moment
+    if hidden.exists():
+        raise UnavailableError(
+            f"run {run_id} is deleted, but files of it are left in {hidden}: remove that folder"
+        )
+    return size
+
+
+class CleanUp(list[str]):
+    """The ids of the runs that `clean` has deleted, or would delete; ``bytes`` is what they take on disk."""
+
+    def __init__(self, ids: Iterable[str], size: int, dry_run: bool, under_way: Sequence[str]) -> None:
+        super().__init__(ids)
+        self.bytes, self.dry_run, self.under_way = size, dry_run, list(under_way)
+
+    def __repr__(self) -> str:
+        runs = "1 run" if len(self) == 1 else f"{len(self):,} runs"
+        lines = [f"{'would delete' if self.dry_run else 'deleted'} {runs}, {in_bytes(self.bytes)}"]
+        lines += [f"  {name}" for name in self[:MOST_SHOWN]]
+        lines += [f"  and {len(self) - MOST_SHOWN:,} more"] if len(self) > MOST_SHOWN else []
+        lines += [f"kept {name}: it is under way" for name in self.under_way]
+        lines += ["nothing was deleted yet: add dry_run=False"] if self.dry_run and self else []
+        return "\n".join(lines)
+
+
+def clean(
+    older_than: float | str | timedelta | None = None, keep: int | None = None, dry_run: bool = True
+) -> CleanUp:
+    """Delete old runs with all their files, or show which ones would be deleted. Runs under way are kept.
+
+    - ``older_than``: age since a run ended (or started, if its end is unknown): seconds, a timedelta, or
+      a text such as "90 min", "12h", "30d" or "2w"; None for any age
+    - ``keep``: how many of the newest runs stay, whatever their age; None for none. One of the two is given
+    - ``dry_run``: True only shows what would be deleted; False deletes it, which cannot be undone
+
+    Returns the ids, as a list that shows the disk space; raises InvalidArgumentError for other values.
+
+    Example::
+
+        nb.clean(older_than="30d", keep=20)                  # shows them
+        nb.clean(older_than="30d", keep=20, dry_run=False)   # deletes them
+    """
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
+        raise InvalidArgumentError(f"keep is a whole number of runs, 0 or more, not {keep!r:.60}")
+    if not isinstance(dry_run, bool):
+        raise InvalidArgumentError(f"dry_run is True or False, not {dry_run!r:.60}")
+    age = None if older_than is None else age_of(older_than)
+    all_runs = runs()
+    if age is None and keep is None:
+        used = in_bytes(disk_bytes(runs_folder()))
+        raise InvalidArgumentError(
+            f"say which runs to delete: older_than='30d', keep=20, or both; {len(all_runs):,} runs take "
+            f"{used} in {runs_folder()}"
+        )
+    now = time.time()
+    old = [run for run in all_runs[keep or 0 :] if age is None or now - (run.ended or run.created) > age]
+    going = [run.id for run in old if is_under_way(run)]
+    deleted, size = [], 0
+    for run in old:
+        if run.id in going:
+            continue
+        try:
+            size += disk_bytes(run_folder(run.id)) if dry_run else delete_run(run.id)
+        except NotFoundError:  # another process has deleted it
+            continue
+        except InvalidArgumentError:  # a folder whose name is no id
+            continue
+        deleted.append(run.id)
+    return CleanUp(deleted, size, dry_run, going)
+
+
+def age_of(value: float | str | timedelta) -> float:
+    """Return an age in seconds; raises InvalidArgumentError.
+
+    >>> age_of("90 min"), age_of("2w"), age_of(60), age_of(timedelta(days=1))
+    (5400.0, 1209600.0, 60.0, 86400.0)
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, str) and (found := AGE.fullmatch(value.strip())):
+        return float(found[1]) * SECONDS[found[2]]
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        return float(value)
+    raise InvalidArgumentError(
+        f"older_than is a number of seconds, a timedelta, or a text such as '90 min', '12h', '30d' or '2w', "
+        f"not {value!r:.60}"
+    )

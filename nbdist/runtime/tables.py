@@ -1,0 +1,84 @@
+"""Tables of which each step looks up some rows: only these are trained, and only their gradients travel.
+
+    tables = Tables([array], optimizer)
+    tables.apply([Rows(indices, values)], step=1)
+
+They are kept by a replica, or by a parameter server's shard. An optimizer changes the rows in question and
+what it keeps for them, and nothing else (as an op of a graph does, optim/ops.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.ops.rows import check_rows, summed_rows
+from nbdist.optim import Optimizer
+from nbdist.runtime.accumulator import Rows
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Table: TypeAlias = tuple[str, tuple[int, ...], str]
+"""A table's name, shape and dtype."""
+CHUNK = 1 << 24  # bytes of a table in one message: neither side has a second copy of it all
+
+
+class Tables:
+    """Arrays that are changed in place, row by row, with what the optimizer keeps for them."""
+
+    def __init__(self, arrays: Sequence[Array], optimizer: Optimizer) -> None:
+        self.arrays, self.optimizer = list(arrays), optimizer
+        self.slots = [
+            {name: slot.reshape(array.shape) for name, slot in optimizer.new_slots(array.reshape(-1)).items()}
+            for array in self.arrays
+        ]
+
+    def apply(self, gradient: Sequence[Rows], step: int) -> None:
+        """Make the update number ``step`` of each table; ``gradient`` is there for all or for none."""
+        for array, slots, rows in zip(self.arrays, self.slots, gradient, strict=True):
+            self.optimizer.apply_rows(array, rows.values, rows.indices, slots, step)
+
+    def checked(self, gradient: Sequence[Rows]) -> list[Rows]:
+        """Return a gradient that came from elsewhere, or raise InvalidArgumentError if it does not fit."""
+        if len(gradient) != len(self.arrays):
+            raise InvalidArgumentError(f"rows of {len(gradient)} tables for {len(self.arrays)}")
+        for array, rows in zip(self.arrays, gradient, strict=True):
+            whole = rows.indices.dtype == np.int64 and rows.indices.ndim == 1
+            if not whole or rows.values.shape != (*rows.indices.shape, *array.shape[1:]):
+                raise InvalidArgumentError(
+                    f"rows {rows.values.shape} at {rows.indices.shape} {rows.indices.dtype} do not fit a "
+                    f"table of shape {array.shape}"
+                )
+            if rows.values.dtype != array.dtype:
+                raise InvalidArgumentError(f"rows of {rows.values.dtype} for a table of {array.dtype}")
+            check_rows(rows.indices, len(array))
+        return list(gradient)
+
+
+def gradient_of(values: Array, indices: Array) -> Rows:
+    """Return a gradient with each row once, in arrays of its own.
+
+    >>> gradient_of(np.ones((3, 1)), np.array([4, 0, 4]))
+    Rows(indices=array([0, 4]), values=array([[1.],
+           [2.]]))
+    """
+    at, total = summed_rows(np, values, indices)
+    return Rows(at.astype(np.int64), total.copy() if total is values else total)
+
+
+def no_rows(array: Array) -> Rows:
+    """Return a gradient of a table that is zero everywhere."""
+    return Rows(np.zeros(0, np.int64), np.zeros((0, *array.shape[1:]), array.dtype))
+
+
+def chunks(shape: Sequence[int], itemsize: int) -> list[tuple[int, int]]:
+    """Return (first row, end) of the parts of a table that travel in one message each.
+
+    >>> chunks((10_000_000, 20), 4)[:2]
+    [(0, 209715), (209715, 419430)]
+    """
+    row = int(np.prod(shape[1:], dtype=np.int64)) * itemsize
+    size = max(CHUNK // max(row, 1), 1)
+    return [(first, min(first + size, shape[0])) for first in range(0, shape[0], size)]

@@ -1,0 +1,141 @@
+"""Stopping and leaving a cluster that another process uses, or whose cluster process is frozen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+from busy import BUSY_SECONDS
+from freezing import freeze
+
+from nbdist.cluster.adopt import end
+from nbdist.cluster.folder import clusters_folder, living
+from nbdist.cluster.handle import Cluster, set_current, stop_cluster
+from nbdist.errors import FailedPreconditionError, NotFoundError
+
+pytestmark = pytest.mark.engines
+Start = Callable[..., Cluster]
+
+OTHER = """
+import json, sys
+import nbdist as nb
+cluster = nb.Cluster.attach(sys.argv[1])
+for line in sys.stdin:
+    try:
+        exec(line)
+        print(json.dumps(""), flush=True)
+    except Exception as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"), flush=True)
+"""
+
+
+@contextmanager
+def other_process(cluster: Cluster) -> Iterator[Callable[[str], str]]:
+    """Another process that is attached to a cluster; it runs lines, and answers with what they raised."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": ":".join(sys.path),
+        "JPY_SESSION_NAME": "/home/ann/other.ipynb",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER, cluster.id],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def run(line: str) -> str:
+            process.stdin.write(line + "\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            return str(json.loads(process.stdout.readline()))  # type: ignore[union-attr]
+
+        try:
+            yield run
+        finally:
+            process.kill()
+
+
+def busy(cluster: Cluster, run: str) -> Any:
+    """Have a task work on a run, as far as other processes can see."""
+    path = cluster.folder / "busy" / str(cluster.tasks[0].pid)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.write_text(run)
+    return path
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline, pause = time.monotonic() + 10 + BUSY_SECONDS, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
+
+
+def test_another_process_does_not_end_a_run_by_mistake(start: Start) -> None:
+    cluster = start(workers=1)
+    path = busy(cluster, "20261122-digits")
+    with other_process(cluster) as run:
+        said = run("cluster.stop()")
+        assert said.startswith("FailedPreconditionError: ")
+        assert f"cluster {cluster.id} was started from process {os.getpid()}" in said
+        assert "run 20261122-digits is under way" in said
+        assert "%cluster stop --force" in said
+        assert cluster.run("6 * 7") == [42]
+        path.unlink()
+        assert run("cluster.detach()") == ""
+        assert "was stopped or closed here" in run("cluster.run('1')")
+        assert run("cluster = nb.Cluster.attach(sys.argv[1])") == ""
+        busy(cluster, "20261122-digits")
+        assert run("cluster.stop(force=True)") == ""
+    until(lambda: cluster.controller_died() is not None)
+    assert "it was stopped from another notebook other.ipynb (pid " in str(cluster.controller_died())
+    with pytest.raises(FailedPreconditionError, match=r"was stopped from another notebook.*%cluster start"):
+        cluster.restart("worker:0")
+
+
+def test_its_own_process_and_an_idle_cluster_need_no_force(start: Start) -> None:
+    cluster = start(workers=1)
+    busy(cluster, "20261122-digits")
+    cluster.going_on.add("20261122-digits")
+    with pytest.raises(FailedPreconditionError, match="is followed here: wait for it or stop it first"):
+        cluster.detach()
+    stop_cluster(cluster)
+    assert cluster.id not in living()
+    set_current(None)
+    with pytest.raises(NotFoundError, match="this process has no cluster"):
+        stop_cluster()
+
+
+@pytest.mark.parametrize("way", ["here", "attached", "panel"])
+def test_a_frozen_cluster_process_is_stopped(start: Start, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = start(workers=1)
+    pids = [*(info.pid for info in cluster.tasks), psutil.Process(cluster.tasks[0].pid).ppid()]
+    attached = Cluster.attach(cluster.id) if way == "attached" else cluster
+    freeze(pids[-1])
+    try:
+        if way == "panel":
+            end(clusters_folder() / cluster.id)
+        else:
+            attached.stop(timeout=0.5)
+        until(lambda: all(not psutil.pid_exists(p) or is_zombie(p) for p in pids))
+    finally:
+        for pid in pids:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)
+    assert not (clusters_folder() / cluster.id).exists()
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
