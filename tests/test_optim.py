@@ -96,7 +96,7 @@ def trained(optimizer: Optimizer, p: Array, gradients: list[Array]) -> Array:
     return p
 
 
-@pytest.mark.parametrize(("optimizer", "formula"), CASES, ids=lambda c: repr(c)[:40])
+@pytest.mark.parametrize(("optimizer", "formula"), CASES, ids=[repr(case[0]) for case in CASES])
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(0, 20), scale=st.sampled_from([1e-3, 1.0, 1e3]))
 def test_the_formula(

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nbdist.cluster.folder import clusters_folder, is_alive, read_description
 from nbdist.cluster.owner import lives
@@ -42,6 +42,8 @@ from nbdist.errors import (
 from nbdist.metrics.home import run_folder, runs_folder
 from nbdist.metrics.runfile import STATUSES, RunFile, read_run, write_whole_file
 from nbdist.metrics.words import duration
+
+Row = TypeVar("Row")
 
 MOST_SHOWN = 20
 LONGEST_ERROR = 80  # characters
@@ -221,32 +223,54 @@ class ListedRun(Labelled, RunFile):
             object.__setattr__(self, name, value)  # frozen for users; this is the file's content, read again
 
 
-class RunList(list[RunFile]):
-    """A list of runs that shows as a table of the first twenty."""
+class TableList(list[Row]):
+    """A list that shows as a table of its first twenty rows.
 
-    none = NONE
+    ``none`` is shown for an empty list, ``older`` is the code that returns the rows after the first twenty,
+    ``opens`` is the last line.
+    """
+
+    none = ""
+    older = ""
+    opens = ""
+
+    def cells(self, rows: list[Row]) -> list[tuple[str, ...]]:
+        """Return the cells of these rows, headings first."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         if not self:
             return self.none
-        rows = table(self[:MOST_SHOWN])
+        rows = self.cells(self[:MOST_SHOWN])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
-        return "\n".join([*lines, self._more()])
+        return "\n".join([*lines, self._last_line()])
 
     def _repr_html_(self) -> str:
         if not self:
             return self.none
         first, *rest = [
-            "".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in table(self[:MOST_SHOWN])
+            "".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in self.cells(self[:MOST_SHOWN])
         ]
         head, rows = first.replace("td>", "th>"), "".join(f"<tr>{cells}</tr>" for cells in rest)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{escape(self._more())}"
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        return f"{table}{escape(self._last_line())}"
 
-    def _more(self) -> str:
-        opened = "nb.attach(id) opens a run"
+    def _last_line(self) -> str:
         more = len(self) - MOST_SHOWN
-        return f"and {more:,} older: nb.runs()[{MOST_SHOWN}:]; {opened}" if more > 0 else opened
+        return f"and {more:,} older: {self.older}; {self.opens}" if more > 0 else self.opens
+
+
+class RunList(TableList[RunFile]):
+    """The runs of ``nb.runs()``."""
+
+    none = NONE
+    older = f"nb.runs()[{MOST_SHOWN}:]"
+    opens = "nb.attach(id) opens a run"
+
+    def cells(self, rows: list[RunFile]) -> list[tuple[str, ...]]:
+        """Return the cells of a table of runs."""
+        return table(rows)
 
 
 def runs(

@@ -39,6 +39,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 assert _ops
 
 HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
+TIMEOUT = 30.0  # seconds that a session waits for a task that does not answer
 MOST_SHAPES = 8  # of one run's feeds; then it is planned once for all shapes
 
 
@@ -91,7 +92,7 @@ class Session:
             self._engine = ClusterEngine(
                 target,
                 isolate=isolate,
-                timeout=30.0 if timeout is None else timeout,
+                timeout=TIMEOUT if timeout is None else timeout,
                 keys=keys,
                 report=report,
                 transport=transport,

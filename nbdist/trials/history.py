@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from html import escape
 from pathlib import Path
 
 from nbdist.errors import NbdistError
 from nbdist.metrics.words import duration
+from nbdist.runs.history import MOST_SHOWN, TableList
 from nbdist.sweep.eventlog import holder_of
 from nbdist.sweep.eventreader import read_events
 from nbdist.sweep.events import Closed
@@ -23,10 +23,8 @@ from nbdist.sweep.scheduler import state_of
 from nbdist.trials.folder import LOG, read_about, sweep_folder
 from nbdist.trials.folder import sweeps as sweep_ids
 
-MOST_SHOWN = 20
 LONGEST_TEXT = 80  # characters of a cell
 OVER = ("finished", "stopped", "failed")
-NONE = "no sweeps yet"
 
 
 class ListedSweep:
@@ -100,30 +98,16 @@ class ListedSweep:
         return f"<{self.id}: {self.status}, {_trials(self)}>"
 
 
-class SweepList(list[ListedSweep]):
-    """A list of sweeps that shows as a table of the first twenty."""
+class SweepList(TableList[ListedSweep]):
+    """The sweeps of ``nb.sweeps()``."""
 
-    def __repr__(self) -> str:
-        if not self:
-            return NONE
-        rows = table(self[:MOST_SHOWN])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
-        return "\n".join([*lines, self._more()])
+    none = "no sweeps yet"
+    older = f"nb.sweeps()[{MOST_SHOWN}:]"
+    opens = "nb.attach(id) opens a sweep"
 
-    def _repr_html_(self) -> str:
-        if not self:
-            return NONE
-        first, *rest = [
-            "".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in table(self[:MOST_SHOWN])
-        ]
-        head, rows = first.replace("td>", "th>"), "".join(f"<tr>{cells}</tr>" for cells in rest)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{escape(self._more())}"
-
-    def _more(self) -> str:
-        opened = "nb.attach(id) opens a sweep"
-        more = len(self) - MOST_SHOWN
-        return f"and {more:,} older: nb.sweeps()[{MOST_SHOWN}:]; {opened}" if more > 0 else opened
+    def cells(self, rows: list[ListedSweep]) -> list[tuple[str, ...]]:
+        """Return the cells of a table of sweeps."""
+        return table(rows)
 
 
 def sweeps() -> SweepList:

@@ -17,6 +17,7 @@ from nbdist.distribute.joint import cut_up
 from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, ResourceExhaustedError
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, load
 from nbdist.optim import SGD, Adam
+from nbdist.runtime import session
 from nbdist.runtime.server import Server
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.checkpoints import Checkpoints
@@ -351,7 +352,10 @@ def test_shares_differ_by_one_at_most_and_add_up(size: int, towers: int, micros:
     assert all(piece.stop > piece.start for cut in found for piece in cut)
 
 
-def test_a_task_that_is_gone_is_named(town: Town, servers: Callable[[int, int], list[Server]]) -> None:
+def test_a_task_that_has_ended_is_named(
+    town: Town, servers: Callable[[int, int], list[Server]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "TIMEOUT", 1.0)
     strategy = town(2, 1)
     servers(0, 0)[1].close()
     with pytest.raises(NbdistError, match="/job:worker/task:1"):

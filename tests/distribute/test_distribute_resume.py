@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from strategy_contract import World, everywhere, model, points
-from test_distribute_strategies import context, worlds
+from test_distribute_strategies import ThreadWorld, context, worlds
 
 from nbdist.data import Dataset
 from nbdist.distribute import MultiWorkerMirroredStrategy, Strategy
@@ -107,8 +107,9 @@ def test_another_number_of_workers_makes_the_same_steps(
     assert f"on {after} replica{'s' * (after > 1)} instead of {before}" in capsys.readouterr().out
 
 
-def test_workers_with_other_files_are_told(tmp_path: Path) -> None:
+def test_workers_with_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On hosts that share no folder there may be none, or that of another run."""
+    monkeypatch.setattr(ThreadWorld, "timeout", 1.0)
     one, other = tmp_path / "one", tmp_path / "other"
     everywhere(workers(2, one, None), body_of(lambda: SGD(0.1), 1))
     everywhere(workers(2, other, None), body_of(lambda: SGD(0.1, momentum=0.0), 2))

@@ -24,6 +24,8 @@ from nbdist.wire.collective.local import thread_group
 class ThreadWorld(groups.World):
     """One of several replicas that are threads of this process and stand for processes."""
 
+    timeout = 20.0  # seconds that a replica waits for the others
+
     def __init__(self, number: int, size: int, made: dict[Any, list[Collective]]) -> None:
         super().__init__(ranks=tuple(range(size)))
         self._number, self._made, self._asked, self._lock = number, made, {}, threading.Lock()
@@ -40,7 +42,7 @@ class ThreadWorld(groups.World):
         number = self._asked[purpose] = self._asked.get(purpose, 0) + 1
         key = purpose, number
         names = [f"replica {i}" for i in self.ranks]
-        return self._made.setdefault(key, thread_group(names, timeout=20.0))[self._number]
+        return self._made.setdefault(key, thread_group(names, timeout=self.timeout))[self._number]
 
 
 def worlds(size: int) -> list[ThreadWorld]:

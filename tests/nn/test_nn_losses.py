@@ -104,7 +104,9 @@ FORMULAS: list[tuple[Measure, Array, Array, Callable[[Array, Array], Array]]] = 
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("measure", "y", "predicted", "formula"), FORMULAS, ids=lambda v: repr(v)[:40])
+@pytest.mark.parametrize(
+    ("measure", "y", "predicted", "formula"), FORMULAS, ids=[repr(case[0]) for case in FORMULAS]
+)
 def test_each_is_its_formula(
     measure: Measure, y: Array, predicted: Array, formula: Callable[[Array, Array], Array]
 ) -> None:

@@ -16,8 +16,7 @@ from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui import view
 from nbdist.ui.control import KINDS, Controls
-from nbdist.ui.marks import Marks
-from nbdist.ui.view import RunView, in_a_line, lost_among, note_on, summary_of, unit_of
+from nbdist.ui.view import Marks, RunView, in_a_line, lost_among, note_on, summary_of, unit_of
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 
