@@ -197,7 +197,20 @@ def number_array(what: str, value: Any, dtype: Any = None) -> Array:
     if array.dtype.kind not in "biufc":
         raise InvalidArgumentError(f"{what}: expected a tensor, an array or a number, got {value!r}")
     number_dtype(what, array.dtype)
+    if array.dtype.kind in "iu" and isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "iu":
+        require_range(what, np.asarray(value), array.dtype)
     return array
+
+
+def require_range(what: str, numbers: Array, dtype: np.dtype[Any]) -> None:
+    """Raise InvalidArgumentError, which names one, if whole ``numbers`` do not fit an integer dtype."""
+    limits = np.iinfo(dtype)
+    low, high = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
+    if low < limits.min or high > limits.max:
+        raise InvalidArgumentError(
+            f"{what} takes whole numbers from {limits.min} to {limits.max}; "
+            f"got {high if high > limits.max else low}"
+        )
 
 
 def shape_of(what: str, shape: Any) -> Shape:

@@ -11,12 +11,12 @@ from typing import Any
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.op import show
+from nbdist.graph.ops.classify import TINY
 from nbdist.graph.tensor import Tensor, record, symbolic
 from nbdist.nn import functional
 from nbdist.nn.measures import Measure, measure
 
 np = symbolic  # so that formulas read as they are written
-TINY = 1e-7  # keeps logarithms and quotients finite, as in Keras
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph import ops as _ops  # fills the op table
-from nbdist.graph.op import Shape
+from nbdist.graph.op import Shape, require_range
 from nbdist.graph.partition import Plan, partition
 from nbdist.graph.scopes import Scope, sessions
 from nbdist.graph.specs import value_order
@@ -303,15 +303,10 @@ def _converted(tensor: Tensor, value: Any) -> Array:
         raise InvalidArgumentError(
             f"{tensor!r} takes an array, or lists of numbers of one length; got {value!r}: {error}"
         ) from None
-    if array.size and not np.can_cast(array.dtype, tensor.dtype, "same_kind"):
+    if array.dtype != tensor.dtype and tensor.dtype.kind in "iu" and array.dtype.kind in "iu":
+        require_range(repr(tensor), array, tensor.dtype)
+    elif array.size and not np.can_cast(array.dtype, tensor.dtype, "same_kind"):
         raise InvalidArgumentError(
             f"{tensor!r} takes no {array.dtype} values; convert them with .astype({tensor.dtype.name!r})"
         )
-    if array.dtype != tensor.dtype and array.size and tensor.dtype.kind in "iu" and array.dtype.kind in "iu":
-        limits, low, high = np.iinfo(tensor.dtype), array.min(), array.max()
-        if low < limits.min or high > limits.max:
-            raise InvalidArgumentError(
-                f"{tensor!r} takes whole numbers from {limits.min} to {limits.max}; "
-                f"got {high if high > limits.max else low}"
-            )
     return array.astype(tensor.dtype, copy=False)

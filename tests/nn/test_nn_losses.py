@@ -148,6 +148,25 @@ def test_extreme_logits_have_finite_losses() -> None:
     assert value(losses.LogCosh(), np.zeros((6, 4), np.float32), z) == pytest.approx(200, rel=0.01)
 
 
+def test_a_probability_of_zero_has_a_finite_gradient() -> None:
+    """Predictions that are no softmax, as both kinds of cross-entropy take them: as in Keras."""
+    zero = np.array([[0, 1, 0, 0], [0.5, 0.5, 0, 0]], np.float32)
+    found = []
+    for loss, y in (
+        (losses.SparseCategoricalCrossentropy(), np.array([0, 0])),
+        (losses.CategoricalCrossentropy(), np.eye(4, dtype=np.float32)[[0, 0]]),
+    ):
+        assert value(loss, y, zero) == pytest.approx([-np.log(1e-7), np.log(2)])
+        with Graph().as_default():
+            p, t = placeholder(np.float32, (2, 4)), placeholder(y.dtype, y.shape)
+            program = compile_program(
+                gradients(loss(t, p).sum(), [p]), feeds=[p, t], shapes=[zero.shape, y.shape]
+            )
+            found.append(program(zero, y)[0].copy())
+    for gradient in found:
+        np.testing.assert_array_equal(gradient, [[0, 0, 0, 0], [-2, 0, 0, 0]])
+
+
 def test_a_softmax_is_taken_apart() -> None:
     """fit and evaluate show the loss of the logits, however far off the prediction is."""
     x, y = np.array([[200.0, 0.0], [0.0, 1.0]], np.float32), np.array([1, 1])

@@ -116,6 +116,7 @@ def test_feeds_of_another_precision_are_converted(session: Session) -> None:
         (np.float32, "one", "takes no <U3 values"),
         (np.bool_, 1, r"\.astype\('bool'\)"),
         (np.int8, 300, "takes whole numbers from -128 to 127; got 300"),
+        (np.uint8, -1, "takes whole numbers from 0 to 255; got -1"),
         (np.uint8, np.uint16(256), "takes whole numbers from 0 to 255; got 256"),
         (np.float32, [[1, 2], [3]], "lists of numbers of one length; got"),
     ],
@@ -129,6 +130,8 @@ def test_feeds_of_another_kind_are_refused(session: Session, dtype: Any, value: 
 def test_whole_numbers_that_fit_are_converted(session: Session) -> None:
     x = placeholder(np.int8, (2,), name="x")
     np.testing.assert_array_equal(session.run(x, {x: [127, -128]}), [127, -128])
+    unsigned = placeholder(np.uint8, (2,), name="unsigned")
+    np.testing.assert_array_equal(session.run(unsigned, {unsigned: [0, 255]}), [0, 255])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from nbdist.graph.backend import Array
 from nbdist.graph.op import Example, Op, Spec, floating, number_dtype, register, show, whole
 from nbdist.graph.tensor import record
 
+TINY = 1e-7  # keeps logarithms and quotients of probabilities finite, as in Keras
+
 
 def _softmax_kernel(xp: Any) -> Callable[[Array, Array], None]:
     """Softmax over the last axis; the row sums live in memory that stays with the kernel."""
@@ -187,9 +189,9 @@ def _picked(xp: Any, x: Array, labels: Array) -> Array:
 
 
 def _log_likelihood(xp: Any, p: Array, labels: Array) -> Array:
-    """-log of the probability given to the true class; the smallest float keeps it finite."""
+    """-log of the probability given to the true class; TINY keeps it finite, as in Keras."""
     picked = _picked(xp, p, labels)
-    return -xp.log(xp.maximum(picked, np.finfo(p.dtype).tiny))  # type: ignore[no-any-return]
+    return -xp.log(xp.maximum(picked, xp.asarray(TINY, p.dtype)))  # type: ignore[no-any-return]
 
 
 def _labels_spec(p: Spec, labels: Spec) -> Spec:
@@ -221,7 +223,7 @@ def _pick_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
             out[...] = _log_likelihood(xp, p, labels)
             return
         if not rows:
-            rows.extend((np.arange(len(p)), np.finfo(p.dtype).tiny))
+            rows.extend((np.arange(len(p)), p.dtype.type(TINY)))
         _require_classes(labels, p.shape[1])
         np.maximum(p[rows[0], labels], rows[1], out=out)
         np.log(out, out)
@@ -232,7 +234,8 @@ def _pick_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
 
 def _from_probabilities_vjp(np: Any, g: Any, y: Any, p: Any, labels: Any) -> tuple[Any, None]:
     hot = record("one_hot", labels, depth=p.shape[-1], dtype=p.dtype)
-    return -np.expand_dims(g, -1) * hot / p, None
+    above = p >= TINY  # below, the loss is constant
+    return np.where(above, -np.expand_dims(g, -1) * hot / np.where(above, p, 1), 0), None
 
 
 register(

@@ -18,6 +18,7 @@ from nbdist.graph.op import (
     check_gradient,
     normal_axes,
     register,
+    shape_of,
     show,
     whole,
     whole_axes,
@@ -168,6 +169,7 @@ FUNCTIONS[np.squeeze] = _squeeze
 
 
 def _broadcast_to_spec(x: Spec, shape: tuple[int, ...]) -> Spec:
+    shape_of("broadcast_to", shape)
     if broadcast("broadcast_to", x.shape, shape) != tuple(shape):
         raise InvalidArgumentError(f"broadcast_to: {show(x.shape)} does not broadcast to {shape}")
     return Spec(tuple(shape), x.dtype)

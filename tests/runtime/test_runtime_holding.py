@@ -1,0 +1,129 @@
+"""A parameter server looks at the replicas of a shard: which are dead, and which are only not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from nbdist.runtime.applied import ServiceLog
+from nbdist.runtime.holding import Holding
+from nbdist.runtime.layout import Layout
+from nbdist.runtime.rules import Rules
+from nbdist.wire.collective.watch import Watch
+from nbdist.wire.frames import Frame
+from nbdist.wire.peers import Sender
+
+LAYOUT = Layout.of([("v", (3,), "<f4")])
+
+
+@dataclass
+class FakeSender:
+    """A connected replica: keeps what it is sent."""
+
+    frames: list[Frame] = field(default_factory=list)
+
+    def push(self, frame: Frame) -> None:
+        self.frames.append(frame)
+
+    def kinds(self) -> list[str]:
+        return [frame.kind for frame in self.frames]
+
+
+@dataclass
+class FakeWatch:
+    """Processes by rank, of which some are seen from here."""
+
+    seen_ranks: set[int]
+    unseen_ranks: set[int]
+
+    def seen(self) -> list[int]:
+        return sorted(self.seen_ranks)
+
+    def unseen(self) -> list[int]:
+        return sorted(self.unseen_ranks)
+
+    def dead(self) -> list[int]:
+        return []
+
+    def frozen(self, seconds: float) -> list[int]:
+        return []
+
+
+def holding(rules: Rules, joined: dict[int, FakeSender], seen: set[int], unseen: set[int]) -> Holding:
+    def now(call: Callable[[], object]) -> None:
+        call()
+
+    one = Holding("v", 1, rules, LAYOUT, "replica 0", "ps:0", ServiceLog(rules.replicas), now)
+    one.processes = cast(Watch, FakeWatch(seen, unseen))
+    meta = {
+        "optimizer": {"name": "sgd", "learning_rate": 1.0},
+        "shared": False,
+        "counts": True,
+        "first": True,
+    }
+    one.make(meta, (np.zeros(3, np.float32),), "")
+    one.senders.update(cast(dict[int, Sender], joined))
+    return one
+
+
+def send_gradient(one: Holding, replica: int) -> list[Any]:
+    assert one.shard is not None
+    buffer = LAYOUT.buffer()
+    LAYOUT.views(buffer)[0][:] = 1
+    answers = one.shard.offer(replica, 0, [*LAYOUT.flats(buffer)], version=0)[1]
+    for answer in answers:
+        one.answer(answer)
+    return answers
+
+
+def test_a_replica_that_died_before_it_joined_holds_nobody_up() -> None:
+    """It has no process to watch; those that joined are seen, so it would be as well if it were alive."""
+    first, second = FakeSender(), FakeSender()
+    one = holding(Rules(3, synchronous=True, aggregate=2), {0: first, 1: second}, {0, 1}, {2})
+    assert send_gradient(one, 0) == []
+    one.look(8.0)
+    assert one.lost == {2}
+    assert "ps.applied" not in first.kinds()
+    send_gradient(one, 1)
+    assert "ps.applied" in first.kinds()
+    assert "ps.applied" in second.kinds()
+
+
+def test_a_step_that_needs_it_ends_with_an_error_that_names_it() -> None:
+    first = FakeSender()
+    one = holding(Rules(2, synchronous=True), {0: first}, {0}, {1})
+    send_gradient(one, 0)
+    one.look(8.0)
+    assert one.lost == {1}
+    said = str(first.frames[-1].meta)
+    assert "replica 1 is dead" in said
+    assert "takes 2 gradients of the 2 replicas" in said
+
+
+def test_nothing_is_looked_for_while_no_replica_waits() -> None:
+    one = holding(Rules(2, synchronous=True), {0: FakeSender()}, {0}, {1})
+    one.look(8.0)
+    assert one.lost == set()
+
+
+@pytest.mark.parametrize(
+    ("joined", "seen", "unseen"),
+    [
+        ({0}, set(), {0, 1}),  # all in other PID namespaces, or on other hosts: nothing is known of them
+        ({0}, {1}, {0}),  # the one that joined is not seen, so that not being seen says nothing
+        ({0, 1}, {0}, {1}),  # not seen, but joined: its connection says whether it is alive
+        ({0}, {0, 1}, set()),  # alive, and late
+        ({0}, {0}, set()),  # its process id was never told
+    ],
+)
+def test_a_replica_that_may_be_alive_is_waited_for(
+    joined: set[int], seen: set[int], unseen: set[int]
+) -> None:
+    one = holding(Rules(2, synchronous=True), {n: FakeSender() for n in joined}, seen, unseen)
+    send_gradient(one, 0)
+    one.look(8.0)
+    assert one.lost == set()
