@@ -51,7 +51,7 @@ def item_of(
         "counts": dict(ledger.counts),
         "best": None if best is None else {
             "number": best.number,
-            "value": jsonable(best.value),
+            "value": jsonable(ledger.best_value),
             "parameters": jsonable(dict(list(best.parameters.items())[:MOST_PARAMETERS])),
         },
         "curve": best_so_far(ledger),

@@ -501,6 +501,8 @@ def clean(
 ) -> CleanUp:
     """Delete old runs with all their files, or show which ones would be deleted. Runs under way are kept.
 
+    Sweeps are not deleted: their logs and checkpoints stay in ``NBDIST_HOME/sweeps``.
+
     - ``older_than``: age since a run ended (or started, if its end is unknown): seconds, a timedelta, or
       a text such as "90 min", "12h", "30d" or "2w"; None for any age
     - ``keep``: how many of the newest runs stay, whatever their age; None for none. One of the two is given

@@ -85,6 +85,7 @@ class Run(Labelled, Totals):
             printed=lambda task, text: self._following.show(lambda view: view.output(task, text)),
             hint=hint,
             displayed=lambda task, shown: self._following.show(lambda view: view.display(task, shown)),
+            noted=self.notes.append,
         )  # fmt: skip
         super().__init__(self._watch.outcomes, store, self.tally)
         self.controls = Controls(self)

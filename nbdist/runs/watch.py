@@ -35,7 +35,7 @@ class Watch:
     bodies returned, by rank; ``error`` is the first thing that went wrong, after which the other tasks are
     aborted. With ``least``, workers other than the first may die, as long as so many are left and the body
     ``trains``, or is seen to. Points go to ``store``, progress to ``tally``, output to ``printed``,
-    displayed objects to ``displayed``.
+    displayed objects to ``displayed``, what is to be said at the run's end to ``noted``.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Watch:
         printed: Callable[[str, str], object],
         hint: Hint | None = None,
         displayed: Callable[[str, Displayed], object] = lambda task, shown: None,
+        noted: Callable[[str], object] = lambda note: None,
     ) -> None:
         self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
         self.towers = towers
@@ -73,7 +74,7 @@ class Watch:
         self.replacing = Replacing(cluster)
         self.through: set[int] = set()  # ranks whose bodies are over, and whose results are on their way
         self._cluster, self._printed, self._hint = cluster, printed, hint
-        self._displayed = displayed
+        self._displayed, self._noted = displayed, noted
         self._names = {info.rank: info.name for info in workers}
         self._held = time.monotonic()
         self._hearing = {info.rank: Hearing(self._held) for info in workers}
@@ -252,6 +253,7 @@ class Watch:
         left = len(self.workers) - len(self.lost)
         workers = "1 worker" if left == 1 else f"{left} workers"
         self._printed(info.name, f"{how}; training continues on {workers}\n")
+        self._noted(f"{how}; training continued on {workers}")
         # A frozen one reads this when its process is continued, and is free for the next run.
         reason = f"run {self.run} has continued without {info.name}: {how}"
         self.tell(info, "run.abort", {"run": self.run, "reason": reason})

@@ -44,7 +44,7 @@ PROMOTION_ENDS = {"failed": "failed", "stopped": "was stopped", "pruned": "was s
 
 
 class Improvement(NamedTuple):
-    """A finished trial that was better than all before it."""
+    """The best trial from a time on, and its value: less than before if a promotion made it worse."""
 
     time: float
     number: int
@@ -55,8 +55,8 @@ class Ledger:
     """Everything known of a sweep; `apply` takes one event more.
 
     ``history`` is what samplers are asked with, ``reports`` what pruners look at, ``spans`` which trial ran
-    where and when, ``improvements`` the best so far by time. ``late`` counts what came for an attempt that
-    was given up already, or for a trial that is not known (its record was damaged).
+    where and when, ``improvements`` the value of `best` by time. ``late`` counts what came for an attempt
+    that was given up already, or for a trial that is not known (its record was damaged).
     """
 
     def __init__(self, created: Created) -> None:
@@ -123,8 +123,8 @@ class Ledger:
 
     @property
     def best_value(self) -> float | None:
-        """The best value of a finished trial, ever; values that are not finite do not count."""
-        return self.improvements[-1].value if self.improvements else None
+        """The value of `best`; values that are not finite do not count."""
+        return None if self._best is None else self._finals[self._best]
 
     @property
     def left(self) -> int:
@@ -297,13 +297,12 @@ class Ledger:
         self.spans.append(Span(trial.number, trial.attempt, trial.ranks, start, end, how))
 
     def _consider(self, trial: Trial, time: float) -> None:
-        value, best = trial.value, self.best_value
-        if value is None or not math.isfinite(value):  # a training that diverged is never the best
-            self._worth(trial.number, None)
-            return
-        self._worth(trial.number, value)
-        if best is None or self.reports.score(value) > self.reports.score(best):
-            self.improvements.append(Improvement(time, trial.number, value))
+        value = trial.value
+        # A training that diverged is never the best.
+        self._worth(trial.number, value if value is not None and math.isfinite(value) else None)
+        best, last = self._best, self.improvements[-1] if self.improvements else None
+        if best is not None and (last is None or (best, self._finals[best]) != last[1:]):
+            self.improvements.append(Improvement(time, best, self._finals[best]))
 
     def _worth(self, number: int, value: float | None) -> None:
         score, finals = self.reports.score, self._finals

@@ -92,7 +92,7 @@ class ListedSweep:
     @property
     def best(self) -> float | None:
         """The best value of a finished trial; None without one."""
-        return None if self.ledger is None or self.ledger.best is None else self.ledger.best.value
+        return None if self.ledger is None else self.ledger.best_value
 
     def __repr__(self) -> str:
         return f"<{self.id}: {self.status}, {_trials(self)}>"
@@ -130,7 +130,7 @@ def table(found: Sequence[ListedSweep]) -> list[tuple[str, ...]]:
 
 def _row(sweep: ListedSweep) -> tuple[str, ...]:
     found = None if sweep.ledger is None else sweep.ledger.best
-    best = "" if found is None else f"{sweep.metric} {found.value:.4g} (trial {found.number})"
+    best = "" if found is None else f"{sweep.metric} {sweep.best:.4g} (trial {found.number})"
     created = sweep.created
     cells = (
         sweep.id,

@@ -286,5 +286,7 @@ class Sweep(Wishing):
         with self.lock:
             counts = ", ".join(f"{n} {state}" for state, n in self.ledger.counts.items() if n)
             best = self.ledger.best
-        value = "" if best is None else f"; best {self.metric} {best.value:.6g} (trial {best.number})"
+        value = (
+            "" if best is None else f"; best {self.metric} {self.ledger.best_value:.6g} (trial {best.number})"
+        )
         return f"<Sweep {self.id}: {self.state}, {counts or 'no trial yet'}{value}>"

@@ -134,7 +134,9 @@ def test_a_synchronous_run_that_needs_a_frozen_worker_ends_and_names_it(hasty: C
     assert all(outcome["trainings"] == 1 for outcome in again.outcomes.values())
 
 
-def test_one_frozen_and_one_killed_are_noticed_in_ten_seconds(start: Callable[..., Cluster]) -> None:
+def test_one_frozen_and_one_killed_are_noticed_in_ten_seconds(
+    start: Callable[..., Cluster], capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster, heard = start(workers=4, ps=1), Heard()
     run = start_run(ENDLESS, Options(strategy="ps"), cluster=cluster, make_view=lambda run: heard)
     until(run, trains(run))
@@ -148,6 +150,12 @@ def test_one_frozen_and_one_killed_are_noticed_in_ten_seconds(start: Callable[..
     run.stop()
     run.wait()
     assert run.error is None
+    died, stood = run.notes
+    assert died.startswith(f"{killed.name} (pid {killed.pid}) died: ")
+    assert died.endswith("training continued on 3 workers")
+    assert stood.startswith(f"{frozen.name} (pid {frozen.pid}) is frozen")
+    assert stood.endswith("training continued on 2 workers")
+    assert capsys.readouterr().out.splitlines() == run.notes
     os.kill(frozen.pid, signal.SIGCONT)
 
 

@@ -23,7 +23,7 @@ beforeEach(() => {
   model.apply({
     snapshot: true,
     head: { metric: HOSTILE, direction: "max", engines: [[0, "/job:worker/task:0"], [1, HOSTILE]], parameters: [], began: 0, per_trial: 1 },
-    status: { state: "running", now: 100, counts: { finished: 2, pruned: 1, running: 1 }, engines: [[0, "busy", 3], [1, "gone", null]] },
+    status: { state: "running", now: 100, best: 1, counts: { finished: 2, pruned: 1, running: 1 }, engines: [[0, "busy", 3], [1, "gone", null]] },
     trials: { number: [0, 1, 2, 3, 4], state: [2, 2, 3, 1, 0], value: [0.3, 0.9, 0.2, 0.5, null], step: [3, 3, 3, 3, null], attempt: [1, 2, 1, 1, 0],
       parent: [-1, -1, -1, -1, -1], asked: [0, 0, 0, 0, 0], started: [0, 10, 20, 60, null], ended: [10, 40, 55, null, null], ranks: [[0], [1], [0], [0], []] },
     curves: Object.fromEntries(values.map((each, i) => [i, [steps, each]])),
@@ -98,6 +98,12 @@ test("the words say what is to be seen", () => {
   expect(shown(makeSmallCurves).words()).toBe("Curves of 4 trials. Best: trial 1 0.9000, trial 0 0.3000, trial 3 0.5000, trial 2 0.2000.");
   expect(shown(makeBestLine).words()).toBe("Best so far 0.9000, by trial 1 after 40 s, improved 2 times. Trials: 1 running, 2 finished, 1 pruned; 1 min 40 s since the start.");
   expect(shown(makeTimeline).words()).toBe(`5 attempts on 2 engines in 1 min 40 s, 1 running. Busy: worker 0 85%, ${HOSTILE}, which is lost, 38%.`);
+});
+
+test("the best so far is the header's, also after a promotion that made a trial worse", () => {
+  const best = [[70, 0, 0.3]];
+  model.apply({ best, status: { state: "running", now: 100, best: 0, counts: { finished: 2 }, engines: [] } });
+  expect(shown(makeBestLine).words()).toContain("Best so far 0.3000, by trial 0 after 1 min 10 s, improved 2 times.");
 });
 
 test("what an empty sweep shows is said", () => {

@@ -296,14 +296,12 @@ function summary(model) {
   const best = bestOf(model);
   const counts = model.status?.counts ?? {};
   const said = STATES.filter(({ name }) => counts[name] > 0).map(({ name }) => `${formatCount(counts[name])} ${name}`);
-  const found = best ? `Best so far ${formatValue(best.value)}, by trial ${best.number} after ${timeWords(best.time)}, improved ${model.best.length === 1 ? "once" : `${formatCount(model.best.length)} times`}.` : "No value yet.";
+  const steps = model.best.filter(({ value }, i) => i === 0 || model.better(value, model.best[i - 1].value)).length;
+  const found = best ? `Best so far ${formatValue(best.value)}, by trial ${best.number} after ${timeWords(best.time)}, improved ${steps === 1 ? "once" : `${formatCount(steps)} times`}.` : "No value yet.";
   return `${found} Trials: ${said.join(", ")}; ${timeWords(nowOf(model))} since the start.`;
 }
 
-/** The best trial, as the header has it; one that once was better may be so no more, after a promotion. @param {Model} model */
+/** The best trial since when, which is the header's: both are the ledger's. @param {Model} model */
 function bestOf(model) {
-  const row = model.row(model.status?.best ?? -1);
-  const last = model.best.at(-1);
-  if (row < 0 || !last || last.number === model.number[row]) return last;
-  return { number: model.number[row], value: model.value[row], time: model.ended[row] };
+  return model.row(model.status?.best ?? -1) < 0 ? undefined : model.best.at(-1);
 }

@@ -102,7 +102,7 @@ export class Header {
     const row = model.row(model.status?.best ?? -1);
     this.best.hidden = row < 0;
     if (row < 0) return;
-    setText(this.best.children[1], `${model.head?.metric} ${formatValue(model.value[row])}`);
+    setText(this.best.children[1], `${model.head?.metric} ${formatValue(model.best.at(-1)?.value ?? model.value[row])}`);
     setText(this.best.children[2], `trial ${model.number[row]}`);
     setText(this.best.children[3], parameterWords(model, row));
   }
