@@ -42,6 +42,8 @@ class RunFile:
     options: Mapping[str, Any] = field(default_factory=dict)
     trained: bool | None = None
     """Whether it trained or logged metrics; None while that is not known."""
+    paused: float = 0.0
+    """Seconds for which it was paused between ``created`` and ``ended``."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -111,6 +113,10 @@ def _is_time_or_none(value: object) -> bool:
     return value is None or _is_time(value)
 
 
+def _is_seconds(value: object) -> bool:
+    return _is_time(value)
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
@@ -132,11 +138,12 @@ _VALID: Mapping[str, _Check] = {
     "id": _is_text, "name": _is_text, "kind": _is_text, "created": _is_time, "ended": _is_time_or_none,
     "status": _is_text, "error": _is_text, "code": _is_text, "seed": _is_whole_or_none,
     "versions": _is_mapping, "cluster": _is_mapping, "options": _is_mapping, "trained": _is_flag_or_none,
+    "paused": _is_seconds,
 }  # fmt: skip
 _EXPECTED: Mapping[_Check, str] = {
     _is_text: "a text", _is_time: "a time in seconds since 1970", _is_whole_or_none: "a whole number or null",
     _is_time_or_none: "a time in seconds since 1970, or null", _is_mapping: "an object",
-    _is_flag_or_none: "true, false or null",
+    _is_flag_or_none: "true, false or null", _is_seconds: "a number of seconds",
 }  # fmt: skip
 
 

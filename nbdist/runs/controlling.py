@@ -70,6 +70,8 @@ def said(context: Context) -> dict[str, Any]:
     step, rested = progress.pop("last_rest")
     if one.step > step:
         progress["rested"] += rested
+    stopped = control.stop_requested  # its pause has ended, though the control does not count it as over
+    progress["paused"] = one.rested + rested if stopped else control.rested()
     if one.state == "running" and control.waits:
         progress["state"] = "paused"
     return progress

@@ -90,7 +90,10 @@ def write(record: RunFile, status: str, error: NbdistError | None, watch: Watch)
             return
     ended = ended_at(record, watch.outcomes)
     shown = trained(watch.outcomes) or bool(watch.store.series)
-    record = dataclasses.replace(record, status=status, ended=ended, error=str(error or ""), trained=shown)
+    record = dataclasses.replace(
+        record, status=status, ended=ended, error=str(error or ""), trained=shown,
+        paused=watch.tally.paused(time.monotonic()),
+    )  # fmt: skip
     write_run(record, wait=bool(watch.store.series))  # a plain cell does not wait for the disk
     if trained(watch.outcomes):
         keep_light(watch.folder, watch.outcomes)

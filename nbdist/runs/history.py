@@ -361,7 +361,7 @@ def row(run: RunFile) -> tuple[str, ...]:
         shortened(run.name),
         run.status,
         time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
-        "" if run.ended is None else duration(run.ended - run.created),
+        "" if run.ended is None else duration(max(0.0, run.ended - run.created - run.paused)),
         str(len(workers)) if isinstance(workers, Sequence) else "",
         in_bytes(size) if size else "",
         ", ".join(run.tags) if isinstance(run, ListedRun) else "",

@@ -80,6 +80,8 @@ class _Heard:
     dropped: int = 0
     skipped: int = 0
     rested: float = 0.0
+    paused: float = 0.0
+    """Seconds of all its pauses, also of one that lasts, or that no step follows."""
     last: float | None = None
     past: deque[tuple[float, float, int, int]] = field(default_factory=deque)
     """When it was heard, its own seconds in steps so far, its steps and examples."""
@@ -117,6 +119,7 @@ class Tally:
         self.news += 1
         self._began = now if self._began is None else self._began
         heard = self._heard[replica]
+        own = sum(progress.get("spent", {}).values())
         if heard.state == LOST:  # it was frozen, and has no part in the run any more
             return
         heard.step, heard.total = progress["step"], progress["total"]
@@ -125,6 +128,9 @@ class Tally:
         heard.spent = {part: s / max(heard.step, 1) for part, s in progress.get("spent", {}).items()}
         heard.dropped, heard.skipped = progress.get("dropped", 0), progress.get("skipped", 0)
         heard.rested = progress.get("rested", 0.0)
+        heard.paused = max(heard.paused, heard.rested, progress.get("paused", 0.0))
+        # A busy client hears of the beginning late, too.
+        self._began = min(self._began, now - own - heard.paused)
         heard.rate = progress.get("learning_rate")
         self.checkpoint = progress.get("checkpoint") or self.checkpoint
         if heard.state == PAUSED:  # what its rate is measured with stands still
@@ -135,7 +141,6 @@ class Tally:
             replica, heard.step, progress.get("spent", {}), now, progress.get("trainings", 0)
         )
         if heard.state != PAUSED:
-            own = sum(progress.get("spent", {}).values())
             heard.past.append((now, own, heard.step, heard.examples))
         while len(heard.past) > 2 and now - heard.past[0][0] > WINDOW:
             heard.past.popleft()
@@ -149,10 +154,16 @@ class Tally:
         elif self._paused_since is not None:
             self._rested, self._paused_since = self._rested + now - self._paused_since, None
 
-    def _paused(self, now: float) -> float:
-        """Return for how long the run was paused so far: as seen here, or before, as replicas say."""
-        seen = self._rested + (0.0 if self._paused_since is None else now - self._paused_since)
-        return max(seen, self.rested)
+    def paused(self, now: float) -> float:
+        """Return for how many seconds the run was paused so far: as seen here, or as replicas say.
+
+        Their word counts where a pause was heard of late, or began before the run was watched.
+        """
+        seen, told = self._rested, max((one.paused for one in self._heard), default=0.0)
+        if self._paused_since is not None:
+            seen += now - self._paused_since
+            told += now - max((one.at for one in self._heard if one.state == PAUSED), default=now)
+        return max(seen, told)
 
     @property
     def rested(self) -> float:
@@ -198,7 +209,7 @@ class Tally:
             steps_per_second=rate,
             examples_per_second=sum(e for _, e in rates),
             seconds_left=left,
-            elapsed=max(0.0, now - self._began - self._paused(now)) if self._began is not None else 0.0,
+            elapsed=max(0.0, now - self._began - self.paused(now)) if self._began is not None else 0.0,
             replicas=[
                 ReplicaStanding(
                     self._state(i),

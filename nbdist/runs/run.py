@@ -408,7 +408,8 @@ class Run(Labelled, Totals):
         """Return the standing that stays: its state is the run's, and its clock has stopped."""
         found = self._following.standing()
         ended = ending.ended_at(self._record, self.outcomes)
-        elapsed = max(0.0, min(found.elapsed, ended - self._record.created - self.tally.rested))
+        paused = self.tally.paused(time.monotonic())
+        elapsed = max(0.0, min(found.elapsed, ended - self._record.created - paused))
         return replace(found, state=self.status, seconds_left=None, elapsed=elapsed)
 
     def __repr__(self) -> str:

@@ -301,6 +301,15 @@ def test_elapsed_stands_still_while_the_run_is_paused() -> None:
     assert tally.standing(12.0, store).elapsed == 3.0
 
 
+def test_a_pause_that_is_heard_of_late_is_as_long_as_its_replica_says() -> None:
+    tally, store = Tally(1, synchronous=False), RunStore()
+    # A cell computed until 8.0.
+    tally.hear(0, told(20, state="paused") | {"paused": 6.0, "spent": {"compute": 2.0}}, 8.0)
+    assert [tally.standing(now, store).elapsed for now in (8.0, 9.0)] == [2.0, 2.0]
+    tally.hear(0, told(20, state="finished") | {"paused": 7.0}, 9.0)
+    assert (tally.standing(10.0, store).elapsed, tally.paused(10.0), tally.rested) == (3.0, 7.0, 0.0)
+
+
 class FakeTotals(Totals):
     over = True
 
@@ -328,6 +337,8 @@ def test_a_run_counts_updates_and_not_replicas(synchronous: bool, rate: int) -> 
 def test_a_pause_that_a_stop_ends_counts_if_a_step_follows() -> None:
     context = Context(progress=Progress(step=7, rested=1.0, last_rest=(7, 2.5)))
     assert said(context)["rested"] == 1.0
+    context.control.stop_requested = True
+    assert said(context)["paused"] == 3.5  # no step was made in that time, either
     context.progress.step = 8
     assert said(context)["rested"] == 3.5
 
