@@ -6,6 +6,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Jupyter refuses to run as root unless it is told to; in a container there is often no other user.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+# Processes for the fast tests. Some of them wait for timeouts, so there is one more than CI has cores.
+WORKERS := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test check lab bench format lock clean chromium
@@ -24,7 +26,7 @@ check: .venv/test.stamp widget/node_modules/.package-lock.json labextension/node
 	cd widget && npm run --silent check && npm test --silent
 	cd labextension && npm run --silent check && npm test --silent
 	$(BIN)/python -m pytest -q nbdist --doctest-modules
-	$(BIN)/python -m pytest -q tests -m "not engines and not browser and not netns"
+	$(BIN)/python -m pytest -q -n $(WORKERS) tests -m "not engines and not browser and not netns"
 
 lab: .venv/demo.stamp
 	$(BIN)/jupyter lab $(AS_ROOT) --KernelManager.transport_encryption=auto notebooks/01_quickstart.ipynb

@@ -44,10 +44,15 @@ def delay(a, b):
     return a, b
 batches = nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(50).map(delay)
 history = model.fit(batches, epochs=60, validation_data=(x_test, y_test))"""
+STEPS = """x, y, x_test, y_test = nb.data.digits()
+model = nb.nn.Sequential([nb.nn.Dense(256, activation="sigmoid"), nb.nn.Dense(10, activation="softmax")])
+model.compile(nb.optim.SGD(0.2), "sparse_categorical_crossentropy")
+batches = nb.data.Dataset.from_arrays(x, y).shuffle(len(x)).batch(200)
+history = model.fit(batches, epochs=30)"""
 SWEEP = """%%sweep lr=loguniform(0.01, 3) hidden=int(8, 128) batch=[16, 64, 256] --trials 40 --metric val_accuracy --pruner median --name digits --wait
 model = nb.nn.Sequential([nb.nn.Dense(hidden, activation="tanh"), nb.nn.Dense(10, activation="softmax")])
 model.compile(nb.optim.SGD(lr), "sparse_categorical_crossentropy", metrics=["accuracy"])
-history = model.fit(x, y, batch_size=batch, epochs=8, validation_data=(x_test, y_test))"""  # noqa: E501
+history = model.fit(x, y, batch_size=batch, epochs=30, validation_data=(x_test, y_test))"""  # noqa: E501
 
 
 def main() -> None:
@@ -76,14 +81,16 @@ def live(browser: Browser, file: Path, dark: bool) -> None:
 
 
 def sweep(browser: Browser, file: Path, dark: bool) -> None:
-    """Take the grid of a finished sweep, with its best trial chosen."""
+    """Take the grid of a running sweep, with the best of its first 30 trials chosen."""
 
     def shoot(lab: Lab) -> None:
-        lab.run(3, timeout=SECONDS)
+        lab.run(3, wait=False)
         grid = lab.output(3).locator(GRID)
+        grid.wait_for(state="attached")
         grid.evaluate("node => node.scrollIntoView({block: 'start'})")
+        wait_for_share(lab, ".nbs-bar", 30)
         grid.locator(".nbs-best").first.click()
-        take(lab, grid, file)
+        take(lab, grid, file, above=grid.locator(".nbs-table"))
 
     with_notebook(browser, [*START, DATA, SWEEP], 1330, 1600, dark, shoot, scale=1)
 
@@ -127,7 +134,7 @@ def timeline(_: Browser, file: Path, dark: bool) -> None:
 
     cluster = nb.start_cluster(workers=3, ps=1, report=None)
     try:
-        run = nb.launch(TRAIN.partition("\n")[2], strategy="ps", sync=False, epochs=5, live=False)
+        run = nb.launch(STEPS, strategy="ps", sync=False, live=False, name="digits")
         run.timeline().save(file, theme="dark" if dark else "light")
     finally:
         cluster.stop()
@@ -170,21 +177,28 @@ def at_share(lab: Lab, percent: int, cell: int = 2) -> Locator:
     view = lab.output(cell).locator(LIVE)
     view.wait_for(state="attached")
     view.evaluate("node => node.scrollIntoView({block: 'start'})")  # a hidden view receives no frames
-    lab.page.wait_for_function(
-        "part => [...document.querySelectorAll('.nbd-bar')].some(bar => Number(bar.ariaValueNow) >= part)",
-        arg=percent,
-        timeout=SECONDS * 1000,
-    )
+    wait_for_share(lab, ".nbd-bar", percent)
     return view
 
 
-def take(lab: Lab, shown: Locator, file: Path) -> None:
-    """Write a picture of one element of the tab."""
+def wait_for_share(lab: Lab, bar: str, share: int) -> None:
+    """Wait until a progress bar of the tab shows this value."""
+    lab.page.wait_for_function(
+        "([bar, part]) => [...document.querySelectorAll(bar)].some(one => Number(one.ariaValueNow) >= part)",
+        arg=[bar, share],
+        timeout=SECONDS * 1000,
+    )
+
+
+def take(lab: Lab, shown: Locator, file: Path, above: Locator | None = None) -> None:
+    """Write a picture of one element of the tab, or of its part ``above`` another one."""
     box = shown.bounding_box()
-    if box is None:
+    end = above.bounding_box() if above is not None else None
+    if box is None or (above is not None and end is None):
         raise RuntimeError("the element that the picture is of is not on the page")
+    height = box["height"] if end is None else end["y"] - box["y"]
     # A margin on the left only: on the right is the frame of the notebook's cell.
-    clip = {"x": box["x"] - 6, "y": box["y"], "width": box["width"] + 9, "height": box["height"]}
+    clip = {"x": box["x"] - 6, "y": box["y"], "width": box["width"] + 9, "height": height}
     lab.page.screenshot(path=file, clip=clip)  # type: ignore[arg-type]  # playwright's FloatRect is a TypedDict
 
 

@@ -16,7 +16,8 @@ from typing import Any
 from nbdist.lab.clusterfile import MOST_TASKS, text, whole
 
 Item = dict[str, Any]
-OURS = "nbdist.cluster.local.LocalTaskLauncher"
+OURS = ("nbdist.cluster.local.LocalTaskLauncher", "nbdist")
+"""The class of our engine launcher, and its entry point: ipyparallel writes that when it updates a file."""
 REMOTE = ("hostname", "location", "job_id")
 """What a launcher knows whose process is not one of this host, or not a process at all."""
 BEGUN = re.compile(r"(\d{10})-\w+")  # the ids that ipyparallel makes begin with the time
@@ -61,8 +62,8 @@ def parse_parallel(content: object, cluster_id: str) -> ParallelCluster | None:
     name = text(engines.get("class")) or "local"
     sets = tuple(_set(one) for one in _dicts(engines.get("sets")))
     folder = text(content["cluster"].get("profile_dir"))
-    by_nbdist = name == OURS and bool(folder) and any(one.keeper_folder == folder for one in sets)
-    return ParallelCluster(cluster_id, "nbdist" if name == OURS else name, _pid(state), sets, by_nbdist)
+    by_nbdist = name in OURS and bool(folder) and any(one.keeper_folder == folder for one in sets)
+    return ParallelCluster(cluster_id, "nbdist" if name in OURS else name, _pid(state), sets, by_nbdist)
 
 
 def parallel_item(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lab_clusters import a_description, a_task
@@ -108,9 +109,14 @@ def test_a_rank_whose_process_the_keeper_has_not_is_dead() -> None:
     assert deaths(tasks, Word({0: 7})) == {1: "its process has ended"}
 
 
-def test_our_own_listing_is_read_as_ours() -> None:
-    one = parse_parallel(standard_description(Path("/home/clusters/mine"), 5, 3), "mine")
+@pytest.mark.parametrize("launcher", ["nbdist.cluster.local.LocalTaskLauncher", "nbdist"])
+def test_our_own_listing_is_read_as_ours(launcher: str) -> None:
+    """Also when ipyparallel's panel has written it again: then it names the entry point."""
+    content = standard_description(Path("/home/clusters/mine"), 5, 3)
+    content["engines"]["class"] = launcher
+    one = parse_parallel(content, "mine")
     assert one is not None
+    assert one.by_nbdist
     assert (one.launcher, one.controller) == ("nbdist", 5)
     assert one.sets == (Engines(3, (), "/home/clusters/mine"),)
 
