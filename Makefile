@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Jupyter refuses to run as root unless it is told to; in a container there is often no other user.
+# Jupyter refuses to run as root without --allow-root; in a container root is often the only user.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Processes for the fast tests. Some of them wait for timeouts, so there is one more than CI has cores.
 WORKERS := 3

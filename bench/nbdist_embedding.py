@@ -85,7 +85,7 @@ model = nb.nn.Sequential([nb.nn.Embedding({rows}, {width}), nb.nn.Reshape(({widt
 model.compile(nb.optim.SGD(0.1), "mse")
 history = model.fit(nb.data.Dataset.from_generator(batches), epochs=1)
 step_seconds = [b - a for a, b in zip(begun, begun[1:])]
-del model, history  # they would be sent home
+del model, history  # the run would fetch them
 """
 
 

@@ -1,4 +1,4 @@
-"""What the sides of the rows push.* do: 1 GiB of arrays from one process to four workers, which read them."""
+"""The work of the rows push.*: one process sends 1 GiB of arrays to four workers, which read them."""
 
 from __future__ import annotations
 

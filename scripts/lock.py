@@ -1,6 +1,6 @@
 """Writes constraints.txt: the versions of all Python packages that `make` installs, as pip resolves them now.
 
-python scripts/lock.py            # then run the tests, and commit the file with what they needed
+python scripts/lock.py            # then run the tests, and commit the file with the fixes that they need
 
 pip resolves the requirements of the project and its extras in a new virtual environment, and installs
 nothing. The versions are those for this Python and this platform; a constraint on a package that another
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-EXTRAS = ("demo", "test")  # what `make demo`, `make lab` and `make test` install
+EXTRAS = ("demo", "test")  # the extras that `make demo`, `make lab` and `make test` install
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def requirements(project: dict[str, Any], extras: tuple[str, ...]) -> list[str]:
-    """Return the requirements of a pyproject.toml and of some of its extras, and those they refer to."""
+    """Return the requirements of a pyproject.toml and of some extras, with the extras that they refer to."""
     about = project["project"]
     build = project["build-system"]["requires"]
     found, seen, left = [*about["dependencies"], *build], set(), list(extras)

@@ -1,11 +1,11 @@
-"""Runs every command of the README on this checkout, as it is written there; CI calls it.
+"""Runs every command of the README on this checkout, exactly as written there; CI calls it.
 
     python3 scripts/readme_commands.py [--list]
 
-Commands stand in the README's blocks of kind `console`. `make demo` and `make test` run to their end.
+Commands are in the README's `console` blocks. `make demo` and `make test` run to their end.
 `make lab` runs until JupyterLab answers on its own address. `make bench` would install TensorFlow, PyTorch
 and Ray: instead the benchmarks are listed, and the quickest one is run. A command that is not in COMMANDS
-fails: decide here how it is run.
+fails: add it there with a way to run it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def start_lab(command: str) -> None:
 
 
 def running_server(folder: Path, started: subprocess.Popen[bytes]) -> dict[str, str]:
-    """Return what the server's file in the runtime folder says, once it answers."""
+    """Return the content of the server's file in the runtime folder, once the server answers."""
     deadline = time.monotonic() + LAB_SECONDS
     while time.monotonic() < deadline:
         for path in folder.glob("jpserver-*.json"):
@@ -113,7 +113,7 @@ def answer(server: dict[str, str], path: str) -> int:
 
 
 def list_and_run_quickest(_: str) -> None:
-    """List the benchmarks and run the quickest; whether its bar is met on this machine is not judged here."""
+    """List the benchmarks and run the quickest; this script does not check its bar."""
     listed = bench()
     if QUICKEST not in listed:
         sys.exit(f"python -m bench does not list {QUICKEST}:\n{listed}")

@@ -4,7 +4,7 @@
     .venv/bin/python scripts/screenshot.py live sidebar      # some
     .venv/bin/python scripts/screenshot.py --folder /tmp/pictures --dark
 
-Run it after a change of words or looks, look at the pictures, and commit them. It needs the
+Run it after a change of labels or styles, check the pictures, and commit them. It needs the
 test extra and a Chromium (make chromium). The sixth picture, simulation.png, is drawn by
 `python -m bench.simulate`.
 """
@@ -29,7 +29,7 @@ GRID = ".nbdist-sweep"
 PANEL = "#nbdist-panel"
 LARGEST = 400_000  # bytes of a picture
 SCALE = 1.25  # device pixels to a CSS pixel: text stays sharp where a page shows the picture smaller
-SECONDS = 300.0  # until a run has come as far as its picture wants
+SECONDS = 300.0  # limit for a run to reach the step of its picture
 
 START = ["import nbdist as nb\n%load_ext nbdist", "%cluster start --workers 3 --ps 1"]
 DATA = "%%distribute --no-live\nx, y, x_test, y_test = nb.data.digits()"
@@ -71,7 +71,7 @@ def main() -> None:
             PICTURES[name](browser, file, given.dark)
             print(f"{file}: {file.stat().st_size:,} bytes", flush=True)
             if file.stat().st_size > LARGEST:
-                sys.exit(f"that is too large for a page; at most {LARGEST:,} bytes")
+                sys.exit(f"too large for a page; at most {LARGEST:,} bytes")
         browser.close()
 
 
@@ -172,7 +172,7 @@ def with_notebook(
 
 
 def at_share(lab: Lab, percent: int, cell: int = 2) -> Locator:
-    """Start a cell that trains, and return its live view once so much of its steps is done."""
+    """Start a cell that trains, and return its live view after a given part of its steps."""
     lab.run(cell, wait=False)
     view = lab.output(cell).locator(LIVE)
     view.wait_for(state="attached")
@@ -195,7 +195,7 @@ def take(lab: Lab, shown: Locator, file: Path, above: Locator | None = None) -> 
     box = shown.bounding_box()
     end = above.bounding_box() if above is not None else None
     if box is None or (above is not None and end is None):
-        raise RuntimeError("the element that the picture is of is not on the page")
+        raise RuntimeError("the element to take a picture of is not on the page")
     height = box["height"] if end is None else end["y"] - box["y"]
     # A margin on the left only: on the right is the frame of the notebook's cell.
     clip = {"x": box["x"] - 6, "y": box["y"], "width": box["width"] + 9, "height": height}

@@ -28,7 +28,7 @@ SAYS = {  # what a notebook is about to show, and would not if it went wrong wit
     "07_tuning_with_a_grid_you_can_touch.ipynb": [
         "hidden 128, batch 256: 90% is first reached",
         "of the steps that 30 whole trials would have made",
-        "and went on to step 2160",
+        "and continued to step 2160",
     ],
 }
 IN_A_BROWSER = "01_quickstart.ipynb"  # which test_browser_quickstart runs
