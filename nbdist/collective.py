@@ -94,7 +94,7 @@ def barrier() -> None:
 
 
 def formed() -> bool:
-    """Whether the group of these calls is there: after the first of them, until :func:`leave`."""
+    """Whether the group of these calls exists: from the first call until :func:`leave`."""
     return _world().formed
 
 

@@ -110,7 +110,7 @@ class MissingExtra(NbdistError, ImportError):
 
 
 def choices(given: object, valid: Iterable[object]) -> str:
-    """Return what an error says of the names that could have been given, and which one is near.
+    """Return the list of valid names for an error message, and the nearest one.
 
     >>> choices("mirored", ["ps", "mirrored"])
     'choose from ps, mirrored; did you mean mirrored?'
@@ -123,7 +123,7 @@ def choices(given: object, valid: Iterable[object]) -> str:
 
 
 def nearest(given: object, valid: Iterable[str]) -> str:
-    """Return the name that is most like what was given, whatever its case; empty if none is near.
+    """Return the name most similar to a given one, ignoring case; empty if none is near.
 
     >>> nearest("RELU", ["relu", "elu"]), nearest("--strtegy", ["--strategy", "--sync"]), nearest("x", ["y"])
     ('relu', '--strategy', '')

@@ -55,7 +55,7 @@ def check_private(folder: Path) -> None:
         raise NotAllowedError(f"{folder} is a file; nbdist needs a folder there (or set NBDIST_HOME)")
     if sys.platform == "win32":  # permission bits mean nothing there; the profile folder is private
         return
-    if status.st_uid != os.geteuid():  # root, too: that user could put other files into it
+    if status.st_uid != os.geteuid():  # also for root: the folder's owner could put other files into it
         raise NotAllowedError(
             f"{folder} belongs to user {status.st_uid}, not to user {os.geteuid()}; "
             "set NBDIST_HOME to a folder of your own"

@@ -152,7 +152,7 @@ class DistributedOptimizer(Optimizer):
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
-    takes_rows = False  # ranks look up other rows, and meet with gradients of one size
+    takes_rows = False  # ranks look up different rows; the all-reduce needs gradients of one size
 
     def __init__(self, optimizer: Optimizer, op: str = "average", name: str | None = None) -> None:
         if not isinstance(optimizer, Optimizer):

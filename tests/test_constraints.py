@@ -1,4 +1,4 @@
-"""constraints.txt pins all that `make` installs, and nothing that the project does not allow."""
+"""constraints.txt pins all packages that `make` installs, at versions that the project allows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The rules of the Trace Event Format, as far as chrome://tracing and Perfetto rely on them, for tests.
 
 Source: "Trace Event Format", Google: its sections on the JSON object format and on complete, flow and
-metadata events. What it says of a trace is what this checks; that a viewer opens it is not shown by it.
+metadata events. This module checks the format only, not that a viewer opens the trace.
 """
 
 from __future__ import annotations

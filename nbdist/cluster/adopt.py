@@ -68,7 +68,7 @@ def adopt(wanted: Mapping[str, Any] | None, report: Report = print) -> Cluster |
     if adopted is not None and kept is not None:
         report(f"cluster {kept.id} is up still, from before the kernel was restarted, and is used again")
         if (why := why_not(kept, wanted)) and kept.runs:
-            report(f"{why}; %cluster stop ends it, and what runs on it")
+            report(f"{why}; %cluster stop ends the cluster and its runs")
         announce(adopted, report)
     return adopted
 
@@ -135,7 +135,7 @@ def going_on(cluster: Cluster) -> list[str]:
 
 
 def end(folder: Path, by: str = "") -> None:
-    """End a cluster that this process is not connected to, and remove all that it leaves.
+    """End a cluster that this process is not connected to, and remove its files and shared memory.
 
     ``by`` is what its clients read. A frozen cluster process is killed.
     """

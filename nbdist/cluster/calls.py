@@ -110,7 +110,7 @@ class Calls:
 def remote_error(error: BaseException, task: TaskInfo) -> NbdistError:
     """Return nbdist's error for what ipyparallel says was raised on a task.
 
-    An error of nbdist's own keeps its class. Any other becomes a WorkerError whose message starts with the
+    An error of nbdist keeps its class. Any other becomes a WorkerError with a message that starts with the
     task's traceback; it has the attributes `task`, `ename`, `evalue` and `traceback`.
     """
     name = str(getattr(error, "ename", type(error).__name__))

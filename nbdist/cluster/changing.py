@@ -117,7 +117,7 @@ class Change(ABC):
             self._forked[info.rank] = reply["pid"]
             if reply["outside_world"]:
                 self.notes.append(
-                    f"{info.name} is not in the MPI world any more, which takes no process in later: "
+                    f"{info.name} is no longer in the MPI world, which cannot add processes: "
                     "collective 'mpi' needs a new cluster (%cluster stop, %cluster start --launcher mpi)"
                 )
         yield from self._until(lambda: ranks <= (engines.ids() or set()), "to register")

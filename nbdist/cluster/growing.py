@@ -35,7 +35,7 @@ def grow(cluster: Cluster, link: KeeperLink, workers: int, report: Callable[[str
     description = read_description(cluster.folder)
     if description["asked"]["launcher"] == "mpi":
         raise FailedPreconditionError(
-            f"cluster {cluster.id} is one MPI world (launcher 'mpi'), which takes no process in later: "
+            f"cluster {cluster.id} is one MPI world (launcher 'mpi'), which cannot add processes: "
             f"end it (%cluster stop) and start a larger one (%cluster start --launcher mpi --workers "
             f"{sum(info.job == 'worker' for info in tasks) + workers})"
         )

@@ -230,11 +230,11 @@ class Cluster:
         return self._members.status()
 
     def stop(self, timeout: float = STOP_SECONDS, *, force: bool = False) -> None:
-        """End every process of the cluster and remove all that it leaves. May be called twice.
+        """End every process of the cluster and remove its files and shared memory. May be called twice.
 
         ``timeout`` is in seconds; a frozen cluster process is killed after it. Raises
-        FailedPreconditionError, and stops nothing, for a cluster that another living process has started
-        while that has a run on it, unless ``force`` is set.
+        FailedPreconditionError, and stops nothing, if another living process started the cluster and a run
+        is under way on it, unless ``force`` is set.
         """
         if self._stopped:
             return
@@ -287,7 +287,7 @@ class Cluster:
             )
 
     def _check_there(self) -> None:
-        """Raise if the cluster was stopped, here or elsewhere: its tasks cannot be changed any more."""
+        """Raise if the cluster was stopped, here or elsewhere: its tasks can no longer be changed."""
         self._check_up()
         if (how := self.controller_died()) is not None:
             raise FailedPreconditionError(

@@ -242,7 +242,7 @@ class Keeper:
             if client is self.starter and not (self.folder / "cluster.json").exists():
                 self.stop(
                     "the process that was starting the cluster has died"
-                )  # half of it is of no use to anybody
+                )  # no process can use an incomplete cluster
 
     def _note_signals(self, descriptor: int) -> None:
         with suppress(BlockingIOError):

@@ -60,7 +60,7 @@ def start_cluster(
     ``memory`` (bytes, or a text such as "2G") is how much the variables and programs of graphs may take on
     each task: what goes over it is refused, with the sizes, before anything is allocated.
 
-    The `launcher` "local" starts plain engines, "mpi" puts them into one MPI world, so that groups
+    The `launcher` "local" starts plain engines; "mpi" starts them as one MPI world, so that groups
     of kind "mpi" can be formed (`pip install nbdist[mpi]`); both run on this host.
 
     The cluster ends with this process, unless a run of its goes on. Without a client it ends a minute after

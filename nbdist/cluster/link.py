@@ -20,7 +20,7 @@ from typing import Any
 from nbdist.cluster.keeper import CONTROLLER, short_path
 from nbdist.errors import DeadlineExceededError, UnavailableError
 
-KILL_SECONDS = 2.0  # for a killed process to be gone
+KILL_SECONDS = 2.0  # limit for a killed process to end
 
 
 class KeeperLink:
@@ -161,11 +161,11 @@ class KeeperLink:
         return self.gone
 
     def kill(self) -> None:
-        """End the keeper by force, and with it all its children: it is frozen, say."""
+        """Kill the keeper and all its children, for example if the keeper is frozen."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        elif self._process is None and not self.gone:  # its socket is open: the pid is no other process's
+        elif self._process is None and not self.gone:  # open socket: its pid is not reused
             kill_peer(self._socket)
             self.wait_gone(KILL_SECONDS)
 
@@ -225,10 +225,10 @@ def kill_peer(connection: socket.socket) -> None:
 
 
 def end_frozen(folder: Path) -> None:
-    """Kill the keeper of a cluster that does not answer, and with it all its children."""
+    """Kill the keeper of a cluster that does not answer, and all its children."""
     with socket.socket(socket.AF_UNIX) as one, suppress(OSError):
         with short_path(folder) as short:
-            one.connect(f"{short}/keeper.sock")  # the kernel accepts, whatever state the process is in
+            one.connect(f"{short}/keeper.sock")  # the kernel accepts even if the process is frozen
         kill_peer(one)
         one.settimeout(KILL_SECONDS)
         while one.recv(1 << 16):  # until it is dead

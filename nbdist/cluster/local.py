@@ -2,7 +2,7 @@
 
 Beside the stock local launcher it gives every engine its own environment, a fixed id (rank), and its own
 signals, and it notices each engine's death at once. `start_cluster` goes to the keeper directly; this is
-for those who start from ipyparallel's side, and for its panel, which stops clusters through it. Set
+for users that start clusters through ipyparallel, and for its panel, which stops clusters through it. Set
 IPP_ENABLE_CURVE=1 in the environment first: without it other users of the host could read the output.
 """
 

@@ -1,7 +1,7 @@
 """An MPI world for engines of one host, without mpiexec: the parent process that forks them answers PMI.
 
     manager = ProcessManager(4)             # before the ranks are forked
-    manager.enter(rank)                     # in the process that is to be that rank, a fork of this one
+    manager.enter(rank)                     # in the forked process that becomes this rank
     manager.hand_over()                     # in the parent process, when all are forked
     manager.answer(connection)              # there, whenever one of `manager.connections` is readable
 
@@ -12,8 +12,8 @@ stay children of their parent process, each with its own environment, signals an
 dies, the others continue.
 
 Within a host MPICH moves bytes through shared memory of mode 0600, whatever its network module is. That
-module opens ports that accept every connection, so it is set to one that opens none (libfabric's "shm"), and
-a process that MPI has made to listen nevertheless refuses to be an engine.
+module opens ports that accept every connection. The launcher therefore selects a module that opens none
+(libfabric's "shm"), and an engine refuses to start if MPI has opened a listening socket in its process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nbdist.errors import FailedPreconditionError, MissingExtra
 from nbdist.wire.collective.mpiworld import World, enter_world
 
 MOST_BYTES = 1 << 20  # of one request, and of all that the ranks publish
-# UCX is what an MPICH without libfabric takes; of it only the abstract sockets remain, which are refused.
+# MPICH without libfabric uses UCX. These settings leave only its abstract sockets, which are refused.
 CLOSED = {
     "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "shm",
     "UCX_TLS": "self,sm", "UCX_VFS_ENABLE": "n",
@@ -64,12 +64,12 @@ class ProcessManager:
             self.connections[rank], self._theirs[rank] = socket.socketpair()
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return what the environment of a rank must say; its descriptor is `descriptor`."""
+        """Return the environment variables of a rank that inherits this descriptor."""
         own = {"PMI_FD": str(self.descriptor(rank)), "PMI_RANK": str(rank), "PMI_SIZE": str(self.size)}
         return {**CLOSED, **own}
 
     def descriptor(self, rank: int) -> int:
-        """Return the descriptor that a rank is to inherit."""
+        """Return the descriptor that a rank inherits."""
         return self._theirs[rank].fileno()
 
     def hand_over(self, but: int | None = None) -> None:
@@ -87,7 +87,7 @@ class ProcessManager:
         """Make this process, about to become an engine, a rank of the world; all ranks do so at once.
 
         MPI is not finalized when it ends: that would wait for engines that may have died. Raises
-        FailedPreconditionError if this MPI does not come into the world, or listens to other users.
+        FailedPreconditionError if this MPI does not join the world, or accepts connections of other users.
         """
         self.hand_over(but=rank)
         os.environ.update(self.environment(rank))
@@ -96,7 +96,7 @@ class ProcessManager:
         check_world(world, self.size, reachable() - before)
 
     def answer(self, connection: socket.socket) -> bool:
-        """Answer what a rank asks; return whether its connection is still there. Never blocks."""
+        """Answer the requests of a rank; return whether its connection is still open. Never blocks."""
         rank = next(rank for rank, one in self.connections.items() if one is connection)
         try:
             received = connection.recv(1 << 16, socket.MSG_DONTWAIT)

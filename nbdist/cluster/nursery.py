@@ -64,7 +64,7 @@ def raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
-        with suppress(OSError, ValueError):  # macOS refuses what is above its own maximum
+        with suppress(OSError, ValueError):  # macOS refuses values above its own maximum
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 

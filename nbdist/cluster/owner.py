@@ -35,7 +35,7 @@ def is_this(owner: Mapping[str, Any]) -> bool:
 
 
 def called(process: Mapping[str, Any]) -> str:
-    """Return a process in words: the notebook that it runs, if any, and its id.
+    """Return the name of a process for messages: its notebook, if any, and its id.
 
     >>> called({"pid": 7, "session": "/home/ann/digits.ipynb"}), called({"pid": 7})
     ('notebook digits.ipynb (pid 7)', 'process 7')
@@ -45,7 +45,7 @@ def called(process: Mapping[str, Any]) -> str:
 
 
 def caller() -> str:
-    """Return this process, as others read who has stopped their cluster: its notebook or its id."""
+    """Return the name of this process for the clients of a cluster that it stops: its notebook or its id."""
     return called({"pid": os.getpid(), "session": os.environ.get("JPY_SESSION_NAME", "")})
 
 

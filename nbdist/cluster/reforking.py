@@ -115,7 +115,7 @@ class Reforking:
         if why := self._why_not(keeper):
             return {"error": why}
         if keeper.world is not None:
-            return {"error": "an MPI world takes no process in later"}
+            return {"error": "an MPI world cannot add processes"}
         if keeper.engine is None or taken or min(coming) < 0:
             return {"error": f"the ranks {taken or sorted(coming)} are not free; try again"}
         self._turn = Turn(client, str(request["turn"]), frozenset(coming), coming)

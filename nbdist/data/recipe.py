@@ -154,7 +154,7 @@ def _checked(step: Any) -> Step:
 
 def _transform(name: str) -> tuple[tuple[str, ...], Callable[..., Dataset]]:
     if name not in _TRANSFORMS:
-        raise InvalidArgumentError(f"no transform {name!r:.40} travels; {choices(name, _TRANSFORMS)}")
+        raise InvalidArgumentError(f"cannot send transform {name!r:.40}; {choices(name, _TRANSFORMS)}")
     return _TRANSFORMS[name]
 
 

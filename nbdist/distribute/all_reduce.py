@@ -181,7 +181,7 @@ class AllReduceReplica(Replica):
     def _all_rows(self) -> list[Rows]:
         """Return the rows of all replicas, in the order of ranks, so that all add up alike.
 
-        Replicas have different numbers of rows: these are gathered first, and what travels is padded.
+        Replicas have different numbers of rows: the numbers are gathered first, and the rows are padded.
         """
         if not self.tables:
             return []
@@ -256,7 +256,7 @@ class AllReduceReplica(Replica):
             self.close()
             self._strategy.shrink()
             if self._strategy.world.size == self._group.size:
-                raise error  # all are there: it was something else
+                raise error  # every process is alive: the error has another cause
             self._group = self._strategy.form()
             try:
                 own = np.array([self.global_step, self._optimizer.learning_rate])

@@ -107,8 +107,8 @@ class ParameterServerStrategy(Strategy):
     ) -> Replica:
         """Begin to train: variables go to the ps tasks, with the chief's values.
 
-        Of ``tables`` (numbers of variables) the rows that a batch looks up travel, and their gradients, over
-        sockets; a replica's copy is complete after ``fetch``, ``newest`` and ``finish``.
+        ``tables`` are numbers of variables. Of each table, sockets carry only the rows that a batch looks up,
+        and their gradients; a replica's copy is complete after ``fetch``, ``newest`` and ``finish``.
         Raises InvalidArgumentError if a step takes more gradients than all replicas together will make.
         """
         self._require_supply()

@@ -68,7 +68,7 @@ class ServedReplica(Replica):
         return [link.kind for link in self._links]
 
     def want(self, ids: Sequence[Array]) -> None:
-        """Say which rows of each table the next pull brings."""
+        """Request the rows of each table that the next pull returns."""
         for link, numbered in self._by_link(ids):
             for number, one in enumerate(numbered):
                 link.want(number, one)
@@ -79,7 +79,7 @@ class ServedReplica(Replica):
             link.take(rows)
 
     def _by_link(self, ones: Sequence[T]) -> list[tuple[Link, list[T]]]:
-        """Return what belongs to the tables of each link, in their order there."""
+        """Return the items of each link's tables, in the link's order."""
         found: dict[int, tuple[Link, list[T]]] = {}
         for link, one in zip(self._table_links, ones, strict=True):
             found.setdefault(id(link), (link, []))[1].append(one)
@@ -99,7 +99,7 @@ class ServedReplica(Replica):
         self.global_step = self._links[0].global_step
 
     def fetch(self) -> None:
-        """Bring the newest parameters, and the tables whole."""
+        """Pull the newest parameters and the complete tables."""
         self.pull()
         for link in self._links:
             link.fetch_tables()

@@ -220,11 +220,11 @@ ATTRIBUTES: dict[str, Callable[[Any], bool]] = {
     "scale": _is_number,
     "rate": lambda v: _is_number(v) and 0 <= v < 1,
 }
-"""By the name of an attribute, which means the same for all ops: whether a value may be one."""
+"""By the name of an attribute, which has one meaning in all ops: a check of its value."""
 
 
 def check_attributes(attrs: dict[str, Any]) -> None:
-    """Raise InvalidArgumentError for the first attribute whose name does not allow its value."""
+    """Raise InvalidArgumentError for the first attribute with an invalid value."""
     for name, value in attrs.items():
         if name in ATTRIBUTES and not ATTRIBUTES[name](value):
             raise InvalidArgumentError(f"{name}={str(value)[:80]} is not a valid value")

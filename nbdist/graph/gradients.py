@@ -24,8 +24,8 @@ Gradient = Tensor | IndexedSlices
 def gradients(ys: Any, xs: Any, grad_ys: Any = None) -> list[Any]:
     """Return d(sum of ys)/dx for each x, as tensors of the same graph; None where no y depends on x.
 
-    A gradient has its x's dtype. Whole numbers and booleans have none: theirs is None, and nothing flows
-    through them.
+    A gradient has its x's dtype. Integers and booleans have no gradient: the result is None, and none
+    propagates through them.
 
     ``ys`` and ``xs`` are tensors or lists of them; a partitioned variable stands for its shards. ``grad_ys``
     holds a gradient for each y (None: ones), so that the result is the sum of their products. Where an x

@@ -17,7 +17,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.backend import Array
 
-CHUNK = 1 << 18  # elements: what is drawn at a time, so that values take no second memory of their size
+CHUNK = 1 << 18  # elements drawn at a time, so that drawing needs little memory beside the values
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Kind:
     def __call__(self, shape: Sequence[int], rng: np.random.Generator | None) -> Array:
         """Return values for a variable of this shape, drawn in float64 a chunk at a time, in float32.
 
-        Without ``rng`` nothing is drawn: the array says shape and dtype, and takes no memory.
+        Without ``rng`` the array has shape and dtype only, and takes no memory.
         """
         if rng is None:
             return np.broadcast_to(np.float32(0), tuple(shape))
@@ -76,7 +76,7 @@ def fill(block: Array, draw: str, scale: float, rng: np.random.Generator) -> Non
         _truncated_normal(block, scale)
 
 
-TRUNCATED = 0.9544997361036416  # erf(sqrt(2)): how much of a normal distribution lies within two deviations
+TRUNCATED = 0.9544997361036416  # erf(sqrt(2)): the part of a normal distribution within two deviations
 DEVIATION = 0.87962566103423978  # of a unit normal distribution that is truncated there
 # The central polynomial of erfinv (Giles 2010, "Approximating the erfinv function"), from the highest power.
 _ERFINV = (
@@ -86,9 +86,9 @@ _ERFINV = (
 
 
 def _truncated_normal(block: Array, scale: float) -> None:
-    """Turn uniform numbers from 0 to 1 into a normal distribution cut at two deviations, by its inverse.
+    """Map uniform numbers from 0 to 1 to a normal distribution truncated at two deviations, by its inverse.
 
-    Redrawing what lies outside would need a number of draws that depends on all values before it, and a shard
+    Redrawing values outside would need a number of draws that depends on all earlier values, and a shard
     could not draw its own part.
     """
     np.multiply(block, 2 * TRUNCATED, out=block)

@@ -34,7 +34,7 @@ def guarded(kernel: Kernel, nodes: Sequence[Tensor], values: Values, locks: Lock
 def fenced(kernel: Kernel, nodes: Sequence[Tensor], values: Values, fence: Lock | None) -> Kernel:
     """Return a kernel that enters ``fence`` if ``nodes`` change a variable; it may raise.
 
-    It goes inside the locks of variables: no wait for one lies between the fence and the change.
+    The fence is inside the locks of the variables, so a kernel waits for no lock between fence and change.
     """
     changes = any((one.op is not None and one.op.writes) or one in values.direct for one in nodes)
     return _under(kernel, [fence]) if changes and fence is not None else kernel

@@ -136,7 +136,7 @@ def fits(shape: Sequence[int | None], other: Sequence[int | None]) -> bool:
 
 
 def check_gradient(name: str, g: Spec, expected: Spec) -> None:
-    """Raise InvalidArgumentError unless a gradient has the shape of what it is a gradient of."""
+    """Raise InvalidArgumentError unless a gradient has the shape of its variable or tensor."""
     if not fits(g.shape, expected.shape):
         raise InvalidArgumentError(
             f"{name}: a gradient of shape {show(g.shape)} where {show(expected.shape)} is needed"
@@ -171,7 +171,7 @@ def number_dtype(what: str, dtype: Any) -> np.dtype[Any]:
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except (TypeError, ValueError):
-        raise InvalidArgumentError(f"{what}: {dtype!r} is no dtype; give np.float32, say") from None
+        raise InvalidArgumentError(f"{what}: {dtype!r} is not a dtype; give np.float32, say") from None
     if found.kind == "c":
         raise InvalidArgumentError(
             f"{what}: {found} is complex, and tensors hold real numbers: keep the real and the imaginary "
@@ -220,7 +220,7 @@ def shape_of(what: str, shape: Any) -> Shape:
     sizes = tuple(None if n is None else whole(f"{what}: a size in a shape", n) for n in shape)
     if any(n is not None and n < 0 for n in sizes):
         raise InvalidArgumentError(
-            f"{what}: the shape {show(sizes)} has a size below 0; None stands for one that each run chooses"
+            f"{what}: the shape {show(sizes)} has a size below 0; None is a size that each run chooses"
         )
     return sizes
 

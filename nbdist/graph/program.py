@@ -123,8 +123,8 @@ def compile_program(
     function that is called for an external op, ``memory`` the bytes that intermediate values are kept in.
     ``written`` holds functions that are called as soon as a value of ``into`` is in its array: gradients of a
     bucket can travel while others are computed. ``locks`` are taken where their variables are looked at or
-    changed. ``fence`` is entered for each change of a variable: it raises where the step may change nothing
-    any more. ``capture`` makes a CUDA graph of a CuPy program, see :mod:`nbdist.graph.capture`.
+    changed. ``fence`` is entered for each change of a variable: it raises if the step may no longer change
+    variables. ``capture`` makes a CUDA graph of a CuPy program, see :mod:`nbdist.graph.capture`.
     """
     wanted = _Wanted(tuple(fetches), tuple(into), tuple(feeds), Specs.fed(feeds, shapes), values or {}, xp)
     plan = _plan(wanted, order, blocks)

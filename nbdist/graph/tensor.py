@@ -394,8 +394,8 @@ COMPARISONS = frozenset(("greater", "greater_equal", "less", "less_equal", "equa
 def _dtype_beside(op_name: str, value: Any, dtypes: Sequence[np.dtype[Any]], place: int) -> np.dtype[Any]:
     """Return the dtype that NumPy gives a Python number beside arrays (NEP 50).
 
-    A whole number that the arrays' dtype does not hold is compared as what it is, and is converted to what
-    the function computes in if that is floating point: so is the 256 of ``x / 256`` for bytes.
+    An integer outside the range of the arrays' dtype keeps its value in comparisons. If the function
+    computes in floating point, it is converted to that dtype: for example the 256 of ``x / 256`` for bytes.
     """
     beside: np.dtype[Any] = np.result_type(*dtypes, value)
     if type(value) is not int or beside.kind not in "iu":
@@ -414,7 +414,7 @@ def _dtype_beside(op_name: str, value: Any, dtypes: Sequence[np.dtype[Any]], pla
 
 @cache
 def signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return what a function takes."""
+    """Return the signature of a function."""
     return inspect.signature(function)
 
 

@@ -31,7 +31,7 @@ Say = Callable[[str], object]
 MOST_BYTES = 64 << 10  # of a request
 LONGEST = 500  # characters of a line
 STOP_SECONDS = 45.0  # for a run to stop; its tasks are signalled, and replaced if need be, long before
-EFFECT_SECONDS = 30.0  # for a pause, its end or a learning rate to take effect: after the current step
+EFFECT_SECONDS = 30.0  # limit for a pause, a resume or a learning rate to take effect, after the current step
 
 
 def main() -> int:
@@ -185,7 +185,7 @@ def set_run(say: Say, *, id: str, learning_rate: float) -> None:
 
 @contextmanager
 def attached(id: str) -> Iterator[Run]:
-    """Attach to a run, and to its cluster, for a while."""
+    """Attach to a run and its cluster, inside a ``with``."""
     from nbdist.cluster.handle import Cluster
     from nbdist.runs.attach import attach_run
 

@@ -52,7 +52,7 @@ def wanted_cluster(body: Body) -> dict[str, Any]:
 
 
 def wanted_growth(body: Body) -> int:
-    """Return how many workers a cluster is to have more, or fewer.
+    """Return the number of workers to add to a cluster, or to remove.
 
     >>> wanted_growth({"workers": 2}), wanted_growth({})
     (2, 1)
@@ -82,7 +82,7 @@ def wanted_task(body: Body) -> str | None:
 
 
 def wanted_labels(body: Body) -> dict[str, Any]:
-    """Return what a run is to be called, its tags or its note; the values are checked where they are written.
+    """Return a run's new name, tags or note; the function that writes them checks the values.
 
     >>> wanted_labels({"name": "baseline"})
     {'name': 'baseline'}
@@ -107,7 +107,7 @@ def wanted_cleaning(body: Body) -> tuple[str | None, int | None, bool]:
 
 
 def wanted_name(body: Body) -> str | None:
-    """Return the name of a new cluster, which is its id; None for one that nbdist makes.
+    """Return the name of a new cluster, which is its id; None if nbdist chooses it.
 
     >>> wanted_name({"name": "big"}), wanted_name({})
     ('big', None)
@@ -136,7 +136,7 @@ def wanted_settings(body: Body) -> dict[str, float]:
 
 
 def nothing(body: Body) -> dict[str, Any]:
-    """Check that a body asks for nothing more; return nothing."""
+    """Raise an error if a body has any other key."""
     check_keys(body, ())
     return {}
 

@@ -62,10 +62,10 @@ def possible(seen: Seen, here: Mapping[str, str]) -> tuple[dict[str, bool], dict
         )
     why = {} if reason is None else {"grow": reason, "shrink": reason, "restart": reason}
     if seen.description is not None and seen.description.launcher == "mpi":
-        why.setdefault("grow", "an MPI world takes no process in later: start a new cluster")
-        why.setdefault("shrink", "an MPI world keeps its processes: start a new cluster")
+        why.setdefault("grow", "an MPI world cannot add processes: start a new cluster")
+        why.setdefault("shrink", "an MPI world cannot remove processes: start a new cluster")
     if seen.description is not None and seen.description.workers < 2:
-        why.setdefault("shrink", "the first worker, the chief, stays")
+        why.setdefault("shrink", "its only worker, the chief, cannot be removed")
     if seen.state == "stopping":
         why["stop"] = NOT_RUNNING["stopping"]
     return {wish: wish not in why for wish in ("stop", "grow", "shrink", "restart")}, why

@@ -100,7 +100,7 @@ class Curves:
             if tail.wrong:
                 said.append(tail.wrong)
             elif not tail.left and tail.torn:
-                said.append(f"{tail.torn:,} bytes at the end of {name} make no whole record")
+                said.append(f"{tail.torn:,} bytes at the end of {name} are an incomplete record")
             if tail.damaged:
                 said.append(f"{tail.damaged:,} damaged bytes in {name} were stepped over")
         return said

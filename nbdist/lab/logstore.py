@@ -46,15 +46,15 @@ def filled(folder: str | Path) -> tuple[RunStore, list[str]]:
 
 
 def add_log(store: RunStore, path: Path, size: int, most: int) -> list[str]:
-    """Put at most about ``most`` bytes of a log into the store; return what is to be said of its damage.
+    """Put at most about ``most`` bytes of a log into the store; return a message about damage, or "".
 
-    Its first piece has the names; what is damaged, or cut by a piece's edge, is stepped over. Raises
-    `DataLossError` if it is no metrics log.
+    Its first piece has the names; damaged frames, and frames that the edge of a piece cuts, are skipped.
+    Raises `DataLossError` if the file is not a metrics log.
     """
     descriptor, _ = open_regular(path)
     try:
         start = FORMAT.start(os.pread(descriptor, PIECE, 0), path.name)
-        if start is None:  # its writer has only just made it
+        if start is None:  # its writer has just created it
             return []
         damaged = len(MAGIC) - start
         names: dict[int, str] = {}

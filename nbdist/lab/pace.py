@@ -35,7 +35,7 @@ class Word:
     time: float
     global_step: int = 0
     learning_rate: float | None = None
-    """In force; None where there is no single one."""
+    """The current rate; None if the replicas have several."""
 
     def heard(self, step: int | None = None) -> dict[str, Any]:
         """Return it as replicas send it; with ``step`` 0, as it was when the replica began."""

@@ -1,4 +1,4 @@
-"""What the server can do, the state, one run (which can be deleted) or sweep, a file of a run."""
+"""Routes for the server's features, the state, one run (also its deletion) or sweep, a file of a run."""
 
 from __future__ import annotations
 

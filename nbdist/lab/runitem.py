@@ -16,9 +16,9 @@ from nbdist.runs.history import Labels, error_line
 LONGEST_ERROR = 2_000  # characters
 LONGEST_NAME = 200
 COMMANDS = ("stop", "pause", "resume", "set", "delete")
-"""What users do to a run; "set" changes its learning rate."""
+"""The commands for a run; "set" changes its learning rate."""
 UNDER_WAY = "it is under way: stop it first"
-OVER = "it is over"
+OVER = "it has ended"
 IN_GRAPH = (
     "the notebook's own process drives its towers (--replication in-graph): use the controls of its live "
     "view there, or run.pause(), run.set(learning_rate=...) and run.stop()"
@@ -43,7 +43,7 @@ class Seen:
     replicas: int
     labels: Labels = field(default_factory=Labels)
     bytes: int | None = None
-    """What its folder takes on disk; None while that changes."""
+    """The bytes of its folder; None while they change."""
 
 
 def item_of(record: Record, pace: Pace, seen: Seen) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def item_of(record: Record, pace: Pace, seen: Seen) -> dict[str, Any]:
 
 
 def is_training(record: Record, seen: Seen) -> bool:
-    """Return whether a run trains or logs metrics, as far as is known by now; a plain cell does neither."""
+    """Return whether a run trains or logs metrics, as far as its files show; a plain cell does neither."""
     if record.trained is not None:
         return record.trained
     return seen.metric is not None or bool(record.options.get("strategy") or record.options.get("epochs"))

@@ -97,7 +97,7 @@ def why_not(sweep: str, state: str, holder: int | None, closed: bool) -> dict[st
     "no process drives it any more: nb.attach('s1') takes it over"
     """
     if state in OVER:
-        return dict.fromkeys(WISHES, "it is over")
+        return dict.fromkeys(WISHES, "it has ended")
     if holder is None:
         return dict.fromkeys(WISHES, f"no process drives it any more: {again(sweep)} takes it over")
     if closed:

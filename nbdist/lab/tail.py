@@ -97,7 +97,7 @@ class Tail(Generic[P]):
             except DataLossError as error:
                 self._seen, self.wrong = len(data), str(error)
                 return None
-            if start is None:  # its writer has only just made it
+            if start is None:  # its writer has just created it
                 self._seen = len(data)
                 return None
         part = self._parse(data, start or 0)

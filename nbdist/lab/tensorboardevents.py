@@ -132,7 +132,7 @@ def tasks_of(run_id: str) -> dict[int, str]:
     """Return the name of each replica's task, of those that the run's file names."""
     try:
         return tasks_by_replica(read_run(run_id).cluster)
-    except ODD as error:  # its points can be shown without them
+    except ODD as error:  # its points can be shown without the settings
         _say(f"the replicas of run {run_id} have numbers for names: {error}")
         return {}
 

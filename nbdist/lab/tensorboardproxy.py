@@ -58,7 +58,7 @@ class BoardHandler(TellsErrors):
     @web.authenticated
     async def get(self, run_id: str, rest: str | None) -> None:
         """Hand the request on, and its answer back."""
-        checked_id(run_id)  # before anything of it stands in a header
+        checked_id(run_id)  # before any of it is written to a header
         if not rest:  # the page's own links are relative to its folder
             self.redirect(f"{self.base_url}{PATH}/{quote(run_id)}/")
             return

@@ -68,9 +68,9 @@ def first_of_each(chosen: NDArray[np.bool_], bucket: NDArray[np.integer[Any]]) -
 def keep_shape(steps: ArrayLike, values: ArrayLike, limit: int) -> Indices:
     """Return the sorted indices of at most ``limit`` (>= 2) points to draw: those that make the line's shape.
 
-    Both are of shape (n,), with ascending steps. The first and the last point stay, and as far as there is
-    room the lowest, the highest and the first of each run of values that are not finite. Unlike `decimate` it
-    looks at the steps: a steep start stays, however often a growing curve is thinned.
+    Both are of shape (n,), with ascending steps. The result keeps the first and the last point and, if they
+    fit, the lowest, the highest and the first of each run of values that are not finite. Unlike `decimate` it
+    uses the steps: repeated thinning of a growing curve keeps a steep start.
 
     >>> steps = np.arange(1000)
     >>> keep_shape(steps, np.minimum(steps / 50, 1), limit=3)
@@ -84,10 +84,10 @@ def keep_shape(steps: ArrayLike, values: ArrayLike, limit: int) -> Indices:
 
 
 def shape_weights(steps: ArrayLike, values: ArrayLike) -> NDArray[np.float64]:
-    """Return how much each point, (n,), matters for the shape of the line through all of them.
+    """Return the weight of each point, (n,), in the shape of the line through all of them.
 
-    It is the area of the triangle with the neighbours that are left when the point has the smallest of all
-    (Visvalingam and Whyatt 1993); the first and last point have infinity.
+    The weight is the area of the triangle with the remaining neighbours when the point has the smallest area
+    of all (Visvalingam and Whyatt 1993). The first and the last point have infinity.
     """
     x, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
     weights = np.zeros(len(x))
@@ -120,8 +120,8 @@ def _areas(x: list[float], y: list[float]) -> list[float]:
     while heap:
         size, at = heapq.heappop(heap)
         if size != now[at]:
-            continue  # of neighbours that it has no more
-        largest = max(largest, size)  # else a point could matter less than one that was taken before it
+            continue  # an earlier entry, with a neighbour that was removed since
+        largest = max(largest, size)  # else a point could weigh less than one that was removed before it
         found[at], now[at] = largest, np.nan
         left, right = before[at], after[at]
         after[left], before[right] = right, left

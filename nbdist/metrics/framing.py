@@ -4,8 +4,8 @@
     frame   = mark 4 bytes, kind u1, length u4, CRC-32 of the payload u4, CRC-32 of these 13 bytes u4, payload
 
 All numbers are little-endian. The header has a checksum of its own, so a reader trusts a length before it
-reads the payload: a damaged payload is skipped as a whole, and no byte of a payload is hashed twice, whatever
-the file holds. Both checksums start with a constant, so that zeros (as after a power cut) are no valid frame.
+reads the payload: a damaged payload is skipped as a whole, and no byte of a payload is hashed twice, for any
+content. Both checksums start with a constant, so that zeros (as after a power cut) are not a valid frame.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ _HEADER = struct.Struct("<4sBII")
 _CHECK = struct.Struct("<I")
 HEAD = _HEADER.size + _CHECK.size
 SEED = 0x6E626469  # "nbdi": where each checksum starts
-DOUBT = (
-    1 << 16
-)  # bytes without a valid header at the end of a file: fewer may still be completed by its writer
+DOUBT = 1 << 16  # bytes without a valid header at the end of a file; its writer may still complete fewer
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,10 @@ class LogFormat:
         return Frames(self, data, start)
 
     def start(self, data: bytes, file: str) -> int | None:
-        """Return where the frames of a file begin that starts with ``data``; None if it is too short to say.
+        """Return the position of the first frame in a file that begins with ``data``, None if that is short.
 
-        A damaged first line is part of the damage that the frames are found behind: then it is 0. Raises
-        `DataLossError`, which names the ``file``, if it is of another kind or version.
+        If the first line is damaged, the position is 0, and the frames skip the damage before the first one.
+        Raises `DataLossError`, which names the ``file``, if it is of another kind or version.
         """
         magic = self.magic
         if data.startswith(magic):
@@ -80,10 +78,10 @@ class LogFormat:
 
 
 class Frames(Iterator[tuple[int, bytes]]):
-    """Yields (kind, payload) of every valid frame; damage is stepped over and counted, and never raises.
+    """Yields (kind, payload) of every valid frame; skips and counts damage, and never raises.
 
-    ``offset`` is where the first byte stands that was not understood yet, ``damaged`` the number of bytes
-    that were stepped over.
+    ``offset`` is the position of the first byte that was not decoded yet, ``damaged`` the number of bytes
+    that were skipped.
     """
 
     def __init__(self, format: LogFormat, data: bytes, start: int) -> None:
@@ -117,7 +115,7 @@ class Frames(Iterator[tuple[int, bytes]]):
 
     @property
     def torn(self) -> int:
-        """How many bytes after ``offset`` make no whole frame, once all frames were yielded."""
+        """Bytes of the incomplete frame after ``offset``, once all frames were yielded."""
         return len(self._data) - self.offset
 
     def _skip_to(self, position: int) -> None:

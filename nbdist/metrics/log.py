@@ -2,8 +2,8 @@
 
     kinds  = 0 header (JSON: replica), 1 name (id u2, UTF-8 text), 2 points (packed POINT records)
 
-A reader stops at a frame that is cut off (the writer is at work, or died there), and steps over a damaged
-one. Names stand in the file before the points that use them. No pickle.
+A reader stops at an incomplete frame (the writer is at work, or died there), and skips a damaged one.
+Names are in the file before the points that use them. No pickle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"metrics-\d{1,9}(\.\d{1,9})?\.log")
 
 @dataclass
 class LogPart:
-    """What `read_log` found; pass ``offset`` to the next call to continue from there.
+    """The content that `read_log` read; pass ``offset`` to the next call to continue from there.
 
     ``torn`` is the number of bytes at the end that make no whole frame, ``damaged`` of those skipped before
     it.
@@ -44,8 +44,8 @@ class LogPart:
 def read_log(path: Path, offset: int = 0) -> LogPart:
     """Read a metrics log from ``offset`` on, also while its task is writing it.
 
-    Names and replica are those found in this part: a reader that continues from an offset keeps the earlier
-    ones. Raises `DataLossError` if the file is no metrics log, or one of another version.
+    Names and replica are those of this part: a reader that continues from an offset keeps the earlier ones.
+    Raises `DataLossError` if the file is not a metrics log, or has another version.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -79,7 +79,7 @@ def parse(data: bytes, start: int = 0) -> LogPart:
 
 
 def damage(name: str, damaged: int, torn: int = 0) -> str:
-    """Return a sentence on what was lost of the log ``name``, in bytes; "" if nothing was.
+    """Return a sentence on the bytes lost from the log ``name``; "" if none were.
 
     >>> damage("metrics-0000.log", 1117)
     'metrics-0000.log is damaged: 1,117 bytes, which are at most 50 points, were dropped'
@@ -89,7 +89,7 @@ def damage(name: str, damaged: int, torn: int = 0) -> str:
         most = damaged // POINT.itemsize
         said.append(f"{damaged:,} bytes, which are at most {most:,} points, were dropped")
     if torn:
-        said.append(f"{torn:,} bytes at its end make no whole record")
+        said.append(f"{torn:,} bytes at its end are an incomplete record")
     return f"{name} is damaged: {'; '.join(said)}" if said else ""
 
 
@@ -109,7 +109,7 @@ def log_path(folder: Path, replica: int) -> Path:
 
 
 def replica_of(path: Path) -> int:
-    """Return the replica whose log this is by its name: for a log whose header is damaged.
+    """Return the replica of a log by its file name, for a log with a damaged header.
 
     >>> replica_of(Path("metrics-0003.1.log"))
     3

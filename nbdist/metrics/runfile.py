@@ -19,7 +19,7 @@ from nbdist.metrics.home import run_folder
 STATUSES = ("preparing", "running", "paused", "finished", "failed", "stopped", "damaged")
 
 LONGEST = 8 << 20  # bytes of a run.json, with all of its body's code
-LATEST = 253_402_300_800  # the year 10000: what is not a time cannot be shown as one
+LATEST = 253_402_300_800  # the year 10000: later values cannot be shown as a time
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,9 +41,9 @@ class RunFile:
     cluster: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     trained: bool | None = None
-    """Whether it trained or logged metrics; None while that is not known."""
+    """Whether it trained or logged metrics; None while unknown."""
     paused: float = 0.0
-    """Seconds for which it was paused between ``created`` and ``ended``."""
+    """Seconds of pauses between ``created`` and ``ended``."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -82,9 +82,7 @@ def read_run(run_id: str) -> RunFile:
             raise DataLossError(f"{path} is damaged: it has over {LONGEST:,} bytes")
         content = json.loads(data)
     except FileNotFoundError:
-        raise NotFoundError(
-            f"no run {run_id!r} in {path.parent.parent}; nb.runs() lists those there are"
-        ) from None
+        raise NotFoundError(f"no run {run_id!r} in {path.parent.parent}; nb.runs() lists all runs") from None
     except (ValueError, RecursionError) as error:
         raise DataLossError(f"{path} is damaged: {error}") from error
     except OSError as error:

@@ -1,9 +1,9 @@
 """Which part of a timeline shows one step of every task. Pure.
 
-Tasks that step together have the same step. Tasks that go their own ways have each the step that they were
-at; there the moment is chosen so that as many tasks as possible are seen, those that serve them among them.
-Of those moments it is the latest whose step took about as long as the median of them: the last step of an
-epoch is often a ragged one, for which everything was planned anew.
+Synchronous tasks share a step. Each asynchronous task has a step of its own; the window is a moment at
+which the records show as many tasks as possible, and their servers.
+Among these moments it is the latest with a step of about the median duration: the last step of an epoch
+often has a smaller batch, for which every task makes a new plan.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Window:
     last: int
     steps: int = 1
     why: str = ""
-    """Why it is this one, where nobody asked for it; for people."""
+    """The reason for the choice, if the caller named no step; text for users."""
 
     @property
     def name(self) -> str:
-        """The steps, for people; tasks that go their own ways have different ones."""
+        """The steps, as text for users; asynchronous tasks have different numbers."""
         return f"{self._numbers} ({self.why})" if self.why else self._numbers
 
     @property
@@ -52,10 +52,10 @@ class Window:
 def step_window(timeline: Timeline, step: int | None = None, steps: int = 1) -> Window:
     """Return the time of ``steps`` steps of every task that trains, the last of them ``step``.
 
-    Without ``step`` it is one for which all tasks have something: a single one of about the median duration,
-    of several the latest. ``step`` is counted as the first
-    task that has it counts; the others are seen at that time. Raises InvalidArgumentError for a step that is
-    not there, FailedPreconditionError if there is none at all.
+    Without ``step`` the function chooses steps that all tasks recorded: a single one of about the median
+    duration, or the latest several. ``step`` counts the steps of the first task that has it; the window shows
+    the other tasks at that time. Raises InvalidArgumentError for a step that the timeline lacks,
+    FailedPreconditionError if it has no step.
     """
     if steps < 1:
         raise InvalidArgumentError(f"a timeline shows 1 step or more, not {steps}")
@@ -127,7 +127,7 @@ def served_intervals(timeline: Timeline) -> dict[str, list[Steps]]:
 
 
 def typical(seconds: dict[int, float]) -> tuple[int, str]:
-    """Return the latest step whose duration is within a tenth of the median, or else next to it; and why.
+    """Return the latest step with a duration within a tenth of the median, or the nearest, and the reason.
 
     >>> typical({1: 0.006, 2: 0.005, 3: 0.0055, 4: 0.081})
     (3, 'near the median of 4 recorded, 5.75 ms')
@@ -142,10 +142,10 @@ def typical(seconds: dict[int, float]) -> tuple[int, str]:
 
 
 def common_steps(trained: dict[str, Steps], served: dict[str, list[Steps]]) -> tuple[str, dict[int, float]]:
-    """Return (task, the end of each of its steps at which the most tasks are seen, and of those servers).
+    """Return (task, ends of those of its steps at which the records show the most tasks, then servers).
 
-    The task is the one that has the latest such moment. A server thins its record by its own clock and load:
-    at the end of a task it may have kept nothing.
+    The task is the one with the latest such moment. A server thins its record by its own clock and load: it
+    may have no record of the moment at which a task ended.
     """
     known = [[stretches(intervals)] for intervals in trained.values()]
     serving = [[stretches(intervals) for intervals in named] for named in served.values()]
@@ -155,7 +155,7 @@ def common_steps(trained: dict[str, Steps], served: dict[str, list[Steps]]) -> t
 
     ends = {one.last_end for task in (*known, *serving) for found in task for one in found}
     best, moment = max((seen(end), end) for end in ends)
-    # The task that ended a step last, as of this moment; its other steps are seen by as many, or left out.
+    # The task that ended a step last, as of this moment; keep those of its steps that as many tasks recorded.
     before = {
         task: max((end for _, end in steps.values() if end <= moment), default=-inf)
         for task, steps in trained.items()
@@ -171,9 +171,9 @@ def _seen(tasks: list[list[list[Stretch]]], moment: float) -> int:
 
 
 def most_together(trained: dict[str, Steps]) -> list[int]:
-    """Return the steps that the most tasks did together, if they are more than any moment shows.
+    """Return the steps with the most tasks in common, if these are more than any moment shows.
 
-    They were traced: all tasks took note of them, and perhaps of none beside them.
+    Such steps were traced: all tasks recorded them, and possibly no others.
     """
     found = {n: len(_together(trained, n)) for n in set().union(*trained.values())}
     most = max(found.values())
@@ -184,7 +184,7 @@ def most_together(trained: dict[str, Steps]) -> list[int]:
 
 
 def _whole(trained: dict[str, Steps], step: int) -> Interval:
-    """Return when a step began and ended on the tasks that did it together."""
+    """Return the begin and the end of a step over the tasks that took part in it."""
     begins, ends = zip(*(trained[task][step] for task in _together(trained, step)), strict=True)
     return min(begins), max(ends)
 

@@ -15,8 +15,8 @@ class Trend:
 
     Up to ``2 * BUCKETS`` points each is a bucket of its own, so that the course is the series itself. The
     start keeps its shape however long the series is: the first bucket is split into the first point, the
-    second, the next two, the next four, and so on (a curve falls steeply at its start). What is kept depends
-    on the points only, not on how they were handed over.
+    second, the next two, the next four, and so on (a curve falls steeply at its start). The result depends
+    on the points only, not on how the calls split them.
 
     >>> trend = Trend(buckets=2)
     >>> trend.extend(np.arange(8), np.array([1.0, 3, 2, 4, 5, 7, 6, 8]))
@@ -63,7 +63,7 @@ class Trend:
         half = self._most // 2
         if not self._head:
             self._head.append((int(self._steps[0]), float(self._sums[0])))
-        # What the first bucket takes in now is as wide as all of it was before.
+        # The part that the first bucket now adds is as wide as the whole bucket was before.
         self._head.append((int(self._steps[1]), float(self._sums[1]) / self._width))
         with np.errstate(invalid="ignore", over="ignore"):
             self._sums[:half] = self._sums[0::2] + self._sums[1::2]

@@ -55,7 +55,7 @@ def require_number_dtypes(what: str, dtypes: Iterable[np.dtype[Any]]) -> None:
 
 @contextmanager
 def told_of(what: str) -> Iterator[None]:
-    """Begin the message of an InvalidArgumentError with what it is about, inside a ``with``."""
+    """Put ``what`` before the message of an InvalidArgumentError raised inside a ``with``."""
     try:
         yield
     except InvalidArgumentError as error:

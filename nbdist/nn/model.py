@@ -120,7 +120,7 @@ class Model:
         return Network(self.layers, tuple(int(n) for n in input_shape), rng, self.pipeline)
 
     def take(self, network: Network, weights: list[Array]) -> None:
-        """Have these weights, of a network of these layers; the arrays become the model's own."""
+        """Set the weights to those of a network of these layers; the model keeps the arrays themselves."""
         self._network, self._weights = network, list(weights)
         network.drawn = []
         self._calls = calling.Calls()
@@ -179,7 +179,7 @@ class Model:
             with told_of("validation data"):
                 require_numbers("fit", held_out)
                 objective.check_spec(held_out.element_spec)
-                if isinstance(validation_data, (tuple, list)):  # at hand, so all of it is looked at
+                if isinstance(validation_data, (tuple, list)):  # in memory, so all of it is checked
                     objective.check((np.asarray(validation_data[0]), np.asarray(validation_data[1])))
 
             def validate(values: Sequence[Array]) -> dict[str, float]:

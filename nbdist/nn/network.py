@@ -35,7 +35,7 @@ class Network:
 
     ``predicted`` is what the model gives; ``trained`` is what it gives in training, the same tensor if no
     layer makes a difference. ``variables`` holds weights and states in the order of the layers; ``drawn`` are
-    their initial values. Without ``rng`` nothing is drawn, and no memory is taken for values.
+    their initial values. Without ``rng`` the values are not drawn, and take no memory.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Network:
         weights, states = layer.build(shape, rng), layer.states(shape)
         made: dict[str, Variable] = {}
         for name, initial in (weights | states).items():
-            # The graph knows shape and dtype; the values are the model's, once in memory.
+            # The graph has shape and dtype only: the model holds the one copy of the values.
             like = np.broadcast_to(np.zeros((), initial.dtype), initial.shape)
             made[name] = Variable(like, trainable=name in weights, name=name)
             if rng is not None:
@@ -225,11 +225,11 @@ class Objective(Trainable):
 
     @property
     def tables(self) -> tuple[int, ...]:
-        """Numbers of the weights of which rows are looked up, by numbers that follow from the examples."""
+        """Numbers of the weights used only through row lookups with indices computed from the examples."""
         return self._tables
 
     def lookups(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., tuple[Array, ...]]:
-        """Return ``program(x, y)``, which gives the numbers of the rows that are looked up in each table."""
+        """Return ``program(x, y)``, which returns the row numbers that a batch looks up in each table."""
         wanted = [self._rows_of(i).indices for i in self._tables]
         program = compile_program(wanted, feeds=[self.network.x], shapes=shapes[:1])
         return lambda x, y: program(x)
@@ -347,7 +347,7 @@ class Objective(Trainable):
         return x, y
 
     def check_spec(self, spec: Any) -> None:
-        """Raise if what is known of a dataset's batches before they are made does not fit."""
+        """Raise if the shapes or dtypes of a dataset, known before its batches are made, do not fit."""
         parts = spec if isinstance(spec, tuple) else (spec,)
         if len(parts) == 2 and all(hasattr(part, "shape") for part in parts):
             self._check_examples(parts[0].shape)

@@ -15,10 +15,10 @@ from nbdist.train.tensorfile import TensorFile, write_tensors
 
 
 def save(model: Model, path: str | Path, weights: Sequence[Array] | None = None) -> Path:
-    """Write a model to ``path``, whole or not at all, with a checksum of each weight; returns the path.
+    """Write a model to ``path`` atomically, with a checksum of each weight; returns the path.
 
-    ``weights`` are written instead of the model's own, in the same order. Raises FailedPreconditionError for
-    a model without weights, NotFoundError where there is no such folder.
+    ``weights`` replace the model's own in the file, in the same order. Raises FailedPreconditionError for a
+    model without weights, NotFoundError if the folder does not exist.
     """
     weights = model.weights if weights is None else weights
     if not weights:
@@ -43,9 +43,9 @@ def save(model: Model, path: str | Path, weights: Sequence[Array] | None = None)
 def load(path: str | Path) -> Model:
     """Return the model that was saved at ``path``.
 
-    Raises NotFoundError if there is no such file, DataLossError if it is another file or a damaged one: the
-    error names the tensor whose checksum is wrong. The shapes that the layers ask for are compared with those
-    of the file before any memory is taken.
+    Raises NotFoundError if the file does not exist, DataLossError if it is damaged or of another kind; the
+    error names the tensor with the wrong checksum. The shapes of the layers are compared with those of the
+    file before memory is allocated.
 
     >>> import tempfile
     >>> from nbdist.nn import Dense
@@ -56,7 +56,7 @@ def load(path: str | Path) -> Model:
     """
     if not Path(path).is_file():
         raise NotFoundError(f"no model file at {str(path)!r}")
-    with TensorFile(path, "model saved by nbdist") as file:
+    with TensorFile(path, "a model saved by nbdist") as file:
         try:
             config: Any = json.loads(file.texts["nbdist"])
             model = Sequential.from_config(config | {"input_shape": None})
@@ -65,7 +65,7 @@ def load(path: str | Path) -> Model:
             network = model.network_for(config["input_shape"])
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise file.damaged(error) from None
-        # The state of a training has more than weights, by other names.
+        # The state of a training has more tensors than weights, with other names.
         names = [name for name in file.shapes if name.isdigit()]
         claimed, there = [v.shape for v in network.variables], [file.shapes[name] for name in names]
         if claimed != there:

@@ -67,8 +67,8 @@ class Optimizer(ABC):
     ) -> None:
         """Change the rows of ``table`` at ``indices`` by gradients ``values``, and their rows of ``slots``.
 
-        Rows that are there several times are added up first. All others stay as they are, with what is kept
-        for them: the time does not depend on how many there are. InvalidArgumentError for an index outside.
+        Rows that occur several times are added up first. All other rows and their slots do not change: the
+        time does not depend on the size of the table. InvalidArgumentError for an index outside the table.
         """
         check_rows(indices, len(table))
         at, total = summed_rows(backend_of(table), values, indices)

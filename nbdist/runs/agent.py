@@ -169,7 +169,7 @@ class Agent:
         busy = self._busy()
         if busy is not None and (self._live is not None or busy != run):
             raise FailedPreconditionError(
-                f"{self.task.name} is busy with run {busy}; wait for it (run.wait()), or stop it (its stop "
+                f"{self.task.name} is busy with run {busy}; wait for it (run.wait()), or stop it (its Stop "
                 f"button, run.stop(), or an interrupt); nb.attach({busy!r}) returns it in any notebook"
             )
         self._reserved = (run, time.monotonic())

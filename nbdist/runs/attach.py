@@ -113,8 +113,8 @@ def members_of(record: RunFile) -> list[TaskInfo]:
             return [TaskInfo.from_dict(entries) for entries in record.cluster["members"]]
         except TypeError as error:
             raise DataLossError(
-                f"{run_folder(record.id) / 'run.json'} is damaged: a member of its cluster is no description "
-                f"of a task: {error}"
+                f"{run_folder(record.id) / 'run.json'} is damaged: a member of its cluster is not a task "
+                f"description: {error}"
             ) from None
     names = [name for name in record.cluster.get("tasks", ()) if not name.startswith("/job:client/")]
     return [_named(name, rank) for rank, name in enumerate(names)]
@@ -209,9 +209,7 @@ class _Found:
         for info in self.workers:
             answer = answers.get(info.rank)
             if info.rank not in dead and (answer is None or answer.meta["state"] == "unknown"):
-                self.why = (
-                    f"{info.name} knows nothing of run {self.record.id}: it was replaced, or runs another"
-                )
+                self.why = f"{info.name} does not know run {self.record.id}: it was replaced, or runs another"
         return answers
 
     def lacking(self, run: Run, rank: int, known: Mapping[int, Any]) -> Any:

@@ -73,9 +73,9 @@ class Order:
     names: dict[str, Any] | None = None
     """What the body is given: a text its variables, in a namespace of their own, a function its arguments."""
     pushed: Given | Pushed = field(default_factory=Given)
-    """What else it is given: values of the client."""
+    """Its arguments and pushed values, from the client."""
     first_line: int = 1
-    """The number of a text's first line in the cell that it stands in."""
+    """The number of a text's first line in its cell."""
 
 
 def run_body(order: Order, body: str | Callable[[], Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Code:
         return self.bound() | {name: namespace[name] for name in wanted if name in namespace}
 
     def lent(self, names: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Have pushed names among the body's variables for a while; parameters win over them."""
+        """Add pushed names to the body's variables, inside a ``with``; parameters override them."""
         return lent(self._namespace, names)
 
     def bound(self) -> dict[str, Any]:
@@ -116,12 +116,12 @@ def check_source(source: str, first_line: int = 1) -> None:
 
 
 def _show(value: Any) -> None:
-    """Show the value of a body's last line: as a cell does, where it has more than a text to show."""
+    """Display the value of a body's last line, as a cell does, if it has more than a text form."""
     shell = _shell()
     data, metadata = ({}, {}) if shell is None else shell.display_formatter.format(value)
     if data.keys() - {"text/plain"}:
         shell.display_pub.publish(data, metadata)
-    elif data or shell is None:  # one that displays itself has done so
+    elif data or shell is None:  # such an object has displayed itself
         print(repr(value))
 
 

@@ -13,8 +13,8 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.wire.collective.watch import FreezeDetector
 from nbdist.wire.hosts import host_identity
 
-LOOK_SECONDS = 0.5  # between two looks whether a task's process is stopped
-FROZEN_SECONDS = 9.0  # from which a task counts as lost; strategies that continue without one decide at 8 s
+LOOK_SECONDS = 0.5  # between two checks for stopped task processes
+FROZEN_SECONDS = 9.0  # after which a task counts as lost; strategies that continue without it decide at 8 s
 NEWS_SECONDS = 0.5  # how long the first word of a training may come after the death of a task that was in it
 
 
@@ -56,7 +56,7 @@ class Deaths:
         self._frozen: dict[int, str] = {}
 
     def report_frozen(self, ranks: Iterable[int]) -> None:
-        """Note ranks that other tasks have found frozen or cut off, and without which they continue."""
+        """Record ranks that other tasks found frozen or cut off; those tasks continue without them."""
         for rank in self._ranks.intersection(ranks):
             self._frozen.setdefault(rank, "is frozen or cut off: it does not answer the other tasks")
 
@@ -64,7 +64,7 @@ class Deaths:
         """Yield the deaths that are to be acted on, again at each look until that is done.
 
         ``trained`` is whether a body has begun to train; tasks that were ``ended`` on purpose do not count.
-        A task whose process is stopped for long counts as dead.
+        A task counts as dead if its process is stopped for long.
         """
         self._look_for_frozen()
         dead = gone_among(self._cluster, self._needed)

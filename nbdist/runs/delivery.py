@@ -1,4 +1,4 @@
-"""Pushed values on their way to tasks: each host receives the arrays once, in memory that its tasks share.
+"""Sends pushed values to tasks: each host receives the arrays once, in memory that its tasks share.
 
 client                                  first task of another host          the host's other tasks
 SharedFile, written once (its own host)
@@ -7,8 +7,8 @@ push.part  push, at; bytes ───────────► written, 16 MiB 
 push.close push ──────────────────────► removed
 nodes, name of each host's file ──(with the call that runs the body)──────► mapped read-only
 
-The client's own host has no "push" messages: its tasks map what the client has written. Files are removed
-when the run or the sweep ends; those of a client that was killed are removed with the cluster.
+The client's own host needs no "push" messages: its tasks map the file that the client wrote. The client
+removes the files when the run or the sweep ends; if it was killed, the cluster removes them at its end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PART_SECONDS = 60.0  # for one part, over a slow network
 
 @dataclass
 class Given:
-    """What a body is given: variables by name; for a function arguments, and what it closes over."""
+    """The inputs of a body: variables by name; for a function its arguments and its closure."""
 
     names: dict[str, Any] = field(default_factory=dict)
     args: tuple[Any, ...] = ()
@@ -49,11 +49,11 @@ class Given:
         """Do nothing: there is no shared memory."""
 
     def open(self, host: str) -> Given:
-        """Return it as it is: where the body runs in the client's own process nothing is sent."""
+        """Return it unchanged: a body in the client's own process needs no transfer."""
         return self
 
     def pack(self) -> Packed | None:
-        """Return the description of all of it; None where there is nothing."""
+        """Return the description of all inputs; None if there are none."""
         if not (self.names or self.args or self.kwargs or self.closure):
             return None
         parts: dict[str, dict[Any, Any]] = {
@@ -66,7 +66,7 @@ class Given:
 
 
 def _called(key: tuple[str, Any]) -> str:
-    """Return what errors call a value."""
+    """Return the name of a value in error messages."""
     part, name = key
     return str(name) if part == "names" else f"{part}[{name!r}]"
 
@@ -79,7 +79,7 @@ def _given(values: Mapping[tuple[str, Any], Any]) -> Given:
 
 
 def without_closure(body: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a function whose cells are empty, and the values that were in them, by name.
+    """Return the function with empty closure cells, and the values of its cells by name.
 
     >>> def outer(n):
     ...     return lambda: n
@@ -119,14 +119,14 @@ def with_closure(body: Any, closure: Mapping[str, Any]) -> Any:
 
 @dataclass
 class Pushed:
-    """What tasks receive: the nodes, and the shared file of each host by its identity."""
+    """The message to the tasks: the nodes, and the name of each host's shared file by host identity."""
 
     packed: Packed
     files: dict[str, str]
     _memory: memoryview | None = field(default=None, repr=False, compare=False)
 
     def hold(self, host: str) -> memoryview:
-        """Map the arrays on a task of ``host``, once; they stay there when the client removes the file."""
+        """Map the arrays on a task of ``host``, once; the mapping outlives the removal of the file."""
         if self._memory is None:
             memory = memoryview(b"")
             if self.packed.size:
@@ -150,7 +150,7 @@ class Pushed:
 
 
 class Connected(Protocol):
-    """A cluster, as a delivery needs it."""
+    """The part of a cluster that a delivery uses."""
 
     id: str
 
@@ -165,7 +165,7 @@ class Delivery:
         self.pushed = Pushed(packed.nodes(), {})
         self._push, self._packed, self._cluster, self._prefix = push, packed, cluster, prefix
         self._own: SharedFile | None = None
-        self._elsewhere: list[int] = []  # ranks that hold a file for their host
+        self._elsewhere: list[int] = []  # ranks that hold the file of their host
 
     def send(self, tasks: Iterable[TaskInfo], here: str | None = None) -> Pushed:
         """Send the arrays to the hosts of ``tasks`` that do not have them; ``here`` is the client's host.
@@ -197,7 +197,7 @@ class Delivery:
         return str(opened.meta["file"])
 
     def close(self) -> None:
-        """Remove the files; tasks that have them mapped keep what they hold. May be called twice."""
+        """Remove the files; tasks keep their mappings. May be called twice."""
         if self._own is not None:
             self._own.close()
         for rank in self._elsewhere:
@@ -214,7 +214,7 @@ class Receiver:
         self._files: dict[str, SharedFile] = {}
 
     def handlers(self) -> dict[str, Handler]:
-        """Return what answers each kind of message."""
+        """Return the handler of each kind of message."""
         return {"push.open": self._open, "push.part": self._part, "push.close": self._close}
 
     def drop(self, push: str) -> None:
@@ -253,7 +253,7 @@ _NOTHING = object()
 
 @contextmanager
 def lent(namespace: dict[str, Any], names: Mapping[str, Any]) -> Iterator[None]:
-    """Have names in a namespace for a while; afterwards those that were not bound anew are as before.
+    """Add names to a namespace inside a ``with``; at its end restore those that were not rebound.
 
     >>> space = {"x": 1}
     >>> with lent(space, {"x": 2, "y": 3, "z": 4}):
@@ -287,7 +287,7 @@ def user_namespace() -> dict[str, Any]:
 def missing_name(
     name: str, names: Iterable[str], by_flag: bool, namespace: Mapping[str, Any] | None = None
 ) -> str:
-    """Return what to do about a name that a body did not find; empty if the notebook lacks it too.
+    """Return the remedy for a name that a body lacks; empty if the notebook lacks it too.
 
     >>> missing_name("n", ["x"], True, {"n": 3})
     '`n` is defined in the notebook, not on the workers: add --push x,n'

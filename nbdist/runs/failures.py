@@ -14,11 +14,11 @@ CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
 
 
 Hint = Callable[[str], str]
-"""What to do about a name that a body did not find; empty where there is nothing to say."""
+"""The remedy for a name that a body lacks; empty if there is none."""
 
 
 def body_error(info: TaskInfo, wrong: Mapping[str, Any], hint: Hint | None = None) -> WorkerError:
-    """Return the error of a body, with its traceback there, and what to do about a name that it lacks."""
+    """Return the error of a body with its traceback on the task, and the remedy for a name that it lacks."""
     traceback = with_hint(whole_letters(wrong["traceback"]).rstrip(), wrong, hint)
     error = WorkerError(f"{traceback}\n\nraised on {info.name} (pid {info.pid})")
     error.task, error.ename, error.evalue = info.name, wrong["type"], whole_letters(wrong["message"])
@@ -26,7 +26,7 @@ def body_error(info: TaskInfo, wrong: Mapping[str, Any], hint: Hint | None = Non
 
 
 def with_hint(text: str, wrong: Mapping[str, Any], hint: Hint | None) -> str:
-    """Return the text of an error, and below it what to do about a name that is not defined."""
+    """Return the text of an error, and below it the remedy for a name that is not defined."""
     more = hint(str(wrong["undefined"])) if hint is not None and wrong.get("undefined") else ""
     return f"{text}\n{more}" if more else text
 

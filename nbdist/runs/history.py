@@ -4,12 +4,13 @@ id                   name        status    started           duration  workers  
 261121-063226-a-b-3  a b [3]     finished  2026-11-21 06:32  8.3 s     3        1.2 MB
 261121-063017-a-b-2  a b [2]     failed    2026-11-21 06:30  1.2 s     2        12 KB   ValueError: late
 
-What users write stands in a file of its own, ``labels.json`` in the run's folder. ``run.json`` belongs to the
-client that drives the run, which replaces it from its own memory when the run ends: a name that was given
-before would be lost there.
+Names, tags and notes have a file of their own, ``labels.json`` in the run's folder. ``run.json`` belongs to
+the client that drives the run: it rewrites the file from its own memory when the run ends, and would lose a
+name that another process wrote.
 
-A run is deleted in two steps: its folder gets a hidden name, which is atomic, so that no reader meets half of
-it; then its files are removed. What a crash leaves between the two is removed by the next deletion.
+A run is deleted in two steps: its folder is renamed to a hidden name, which is atomic, so that no reader
+finds an incomplete run; then its files are removed. The next deletion removes folders that a crash left
+between the two steps.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ MOST_TAGS = 32
 
 GOING = ("preparing", "running", "paused")
 MOST_FILES = 100_000  # of a folder that are counted
-DELETED = ".deleted-"  # begins the name of a folder on its way out
+DELETED = ".deleted-"  # prefix of a folder that is being deleted
 EMPTY_LOG = 64  # bytes; a metrics log without a point is smaller
 AGE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*(s|min|h|d|w)")
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -70,7 +71,7 @@ SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 @dataclass(frozen=True)
 class Labels:
-    """What a user has written about a run. An empty name stands for the one that the run was started with."""
+    """A user's name, tags and note of a run. With an empty name the run has the name it was started with."""
 
     name: str = ""
     tags: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ class Labels:
 
 
 def read_labels(folder: Path) -> Labels:
-    """Return a run's labels; those of a file that cannot be read say so in their note."""
+    """Return a run's labels; if the file cannot be read, the note gives the reason."""
     try:
         descriptor = os.open(folder / LABELS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -96,7 +97,7 @@ def write_labels(run_id: str, **changes: Any) -> Labels:
     """Change a run's ``name``, ``tags`` or ``note`` and return all labels; raises InvalidArgumentError."""
     folder = run_folder(run_id)
     if not folder.is_dir():
-        raise NotFoundError(f"no run {run_id!r} in {folder.parent}; nb.runs() lists those there are")
+        raise NotFoundError(f"no run {run_id!r} in {folder.parent}; nb.runs() lists all runs")
     labels = replace(read_labels(folder), **changes)
     labels = checked_labels(labels.name, labels.tags, labels.note)
     write_whole_file(folder / LABELS, json.dumps(vars(labels)).encode())
@@ -138,14 +139,14 @@ def checked_labels(name: object, tags: object, note: object) -> Labels:
 
 
 class Labelled:
-    """What can be done with any run by its ``id``: name it, tag it, write a note, delete it."""
+    """Operations on any run by its ``id``: rename, tag, note, delete."""
 
     id: str
 
     def rename(self, name: str) -> None:
         """Give the run another name; its id stays.
 
-        - ``name``: one line of at most 200 characters; "" brings back the name that it was started with
+        - ``name``: one line of at most 200 characters; "" restores the name that it was started with
 
         Raises InvalidArgumentError for another value, NotFoundError if the run was deleted.
 
@@ -191,7 +192,7 @@ class Labelled:
         return read_labels(run_folder(self.id))
 
     def _show(self, labels: Labels) -> None:
-        """Take note of what has just been written."""
+        """Update this object with labels that were just written."""
 
 
 # The list.
@@ -199,9 +200,9 @@ class Labelled:
 
 @dataclass(frozen=True, repr=False)
 class ListedRun(Labelled, RunFile):
-    """A run of ``nb.runs()``: what its run.json says, with the name that the user has given it.
+    """A run of ``nb.runs()``: the content of its run.json, with the user's name for it.
 
-    ``tags`` are those of the user, ``remark`` is the note, ``bytes`` what its files take on disk.
+    ``tags`` are the user's tags, ``remark`` is the user's note, ``bytes`` the size of its files on disk.
     """
 
     tags: tuple[str, ...] = ()
@@ -315,9 +316,9 @@ def runs(
 
 
 def listed(folder: Path) -> ListedRun | None:
-    """Return what stands in a run folder, or what is known of it when that cannot be read.
+    """Return the record of a run folder; if run.json cannot be read, one with status "damaged".
 
-    None if it was removed just now, or if its name is no run id: then it is not a run's folder.
+    None if it was removed just now, or if its name is not a run id: then it is not a run's folder.
     """
     try:
         record = read_run(folder.name)
@@ -335,7 +336,7 @@ def listed(folder: Path) -> ListedRun | None:
 
 
 def trains(record: RunFile, folder: Path) -> bool:
-    """Return whether a run trains or logs metrics, as far as its files tell."""
+    """Return whether a run trains or logs metrics, according to its files."""
     if record.trained is not None:
         return record.trained
     asked = record.options.get("strategy") or record.options.get("epochs")
@@ -348,12 +349,12 @@ def table(found: Sequence[RunFile]) -> list[tuple[str, ...]]:
     rows = [row(run) for run in found]
     always = ("id", "status", "started", "duration", "workers", "error")
     kept = [at for at, name in enumerate(head) if name in always or any(cells[at] for cells in rows)]
-    # A lone surrogate, of a damaged file say, can be neither printed nor sent to a page.
+    # A lone surrogate, for example from a damaged file, can be neither printed nor sent to a page.
     return [tuple(cells[at].encode(errors="replace").decode() for at in kept) for cells in (head, *rows)]
 
 
 def row(run: RunFile) -> tuple[str, ...]:
-    """Return a run's cells, as text; what its file has in an unexpected form is left out."""
+    """Return a run's cells, as text; values of an unexpected type are left out."""
     workers = run.cluster.get("workers") if isinstance(run.cluster, Mapping) else None
     size = disk_bytes(run_folder(run.id)) if isinstance(run, ListedRun) else 0
     return (
@@ -370,7 +371,7 @@ def row(run: RunFile) -> tuple[str, ...]:
 
 
 def error_line(error: str) -> str:
-    r"""Return an error in one line: what was raised, the cell's line and the task.
+    r"""Return an error in one line: the exception, the cell's line and the task.
 
     >>> told = 'Traceback (most recent call last):\n  File "<distribute a>", line 4\nValueError: late\n\n'
     >>> error_line(told + "raised on /job:worker/task:1 (pid 7)")
@@ -378,7 +379,7 @@ def error_line(error: str) -> str:
     """
     told, _, where = error.strip().partition("\n\nraised on ")
     lines = told.splitlines() or [""]
-    # What was raised follows the last indented line of a traceback; its message may have more lines.
+    # The exception follows the last indented line of a traceback; its message may have more lines.
     indented = max((at for at, line in enumerate(lines) if line.startswith("  ")), default=-1)
     traced = lines[0].startswith(("Traceback", "  File"))
     raised = lines[min(indented + 1, len(lines) - 1)] if traced else lines[0]
@@ -391,7 +392,7 @@ def error_line(error: str) -> str:
 
 
 def shortened(line: str) -> str:
-    """Return a line cut to what a table has room for."""
+    """Return a line cut to the width of a table's column."""
     return line if len(line) <= LONGEST_ERROR else line[: LONGEST_ERROR - 1] + "…"
 
 
@@ -432,7 +433,7 @@ def in_bytes(count: float) -> str:
 
 
 def is_under_way(record: RunFile) -> bool:
-    """Return whether a run has not ended, and what it needs to go on is there: its cluster or its process."""
+    """Return whether a run has not ended, and the cluster or process that drives it is alive."""
     if record.status not in GOING:
         return False
     cluster, owner = record.cluster.get("id"), record.cluster.get("owner")
@@ -457,11 +458,11 @@ def is_under_way(record: RunFile) -> bool:
 def delete_run(run_id: str) -> int:
     """Delete a run's folder and return the bytes that its files took.
 
-    Raises FailedPreconditionError while it is under way, NotFoundError if there is no such run.
+    Raises FailedPreconditionError while it is under way, NotFoundError if the run does not exist.
     """
     folder = run_folder(run_id)
     if folder.is_symlink() or not folder.is_dir():
-        raise NotFoundError(f"no run {run_id!r} in {folder.parent}; nb.runs() lists those there are")
+        raise NotFoundError(f"no run {run_id!r} in {folder.parent}; nb.runs() lists all runs")
     with suppress(DataLossError, NotFoundError):  # a damaged one can be deleted
         if is_under_way(read_run(run_id)):
             raise FailedPreconditionError(
@@ -470,7 +471,7 @@ def delete_run(run_id: str) -> int:
     size = disk_bytes(folder)
     hidden = folder.with_name(f"{DELETED}{run_id}-{secrets.token_hex(4)}")
     folder.rename(hidden)
-    for left in folder.parent.glob(f"{DELETED}*"):  # also what a crash has left
+    for left in folder.parent.glob(f"{DELETED}*"):  # also folders that a crash left
         shutil.rmtree(left, ignore_errors=True)  # another deletion may remove the same at this moment
     if hidden.exists():
         raise UnavailableError(
@@ -480,7 +481,7 @@ def delete_run(run_id: str) -> int:
 
 
 class CleanUp(list[str]):
-    """The ids of the runs that `clean` has deleted, or would delete; ``bytes`` is what they take on disk."""
+    """The ids of the runs that `clean` has deleted, or would delete; ``bytes`` is their size on disk."""
 
     def __init__(self, ids: Iterable[str], size: int, dry_run: bool, under_way: Sequence[str]) -> None:
         super().__init__(ids)
@@ -492,7 +493,7 @@ class CleanUp(list[str]):
         lines += [f"  {name}" for name in self[:MOST_SHOWN]]
         lines += [f"  and {len(self) - MOST_SHOWN:,} more"] if len(self) > MOST_SHOWN else []
         lines += [f"kept {name}: it is under way" for name in self.under_way]
-        lines += ["nothing was deleted yet: add dry_run=False"] if self.dry_run and self else []
+        lines += ["dry run: to delete these runs, add dry_run=False"] if self.dry_run and self else []
         return "\n".join(lines)
 
 
@@ -505,7 +506,7 @@ def clean(
 
     - ``older_than``: age since a run ended (or started, if its end is unknown): seconds, a timedelta, or
       a text such as "90 min", "12h", "30d" or "2w"; None for any age
-    - ``keep``: how many of the newest runs stay, whatever their age; None for none. One of the two is given
+    - ``keep``: number of newest runs to keep, at any age; None for none. Give at least one of these two
     - ``dry_run``: True only shows what would be deleted; False deletes it, which cannot be undone
 
     Returns the ids, as a list that shows the disk space; raises InvalidArgumentError for other values.
@@ -538,7 +539,7 @@ def clean(
             size += disk_bytes(run_folder(run.id)) if dry_run else delete_run(run.id)
         except NotFoundError:  # another process has deleted it
             continue
-        except InvalidArgumentError:  # a folder whose name is no id
+        except InvalidArgumentError:  # the name of this folder is not a run id
             continue
         deleted.append(run.id)
     return CleanUp(deleted, size, dry_run, going)

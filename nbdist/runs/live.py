@@ -45,11 +45,11 @@ class Live:
         return rank
 
     def intervals(self) -> Iterator[float]:
-        """Yield the seconds until each look for news while the body runs; without end."""
+        """Yield the seconds until each next poll while the body runs; without end."""
         return repeat(NEWS_SECONDS)
 
     def told(self, rank: int, ended: bool) -> Iterator[Frame]:
-        """Yield what is new: displayed objects, then a frame a replica, the first with what was printed."""
+        """Yield the news: displayed objects, then a frame per replica, the first with the printed output."""
         for shown in self.output.take_displays():
             meta = {"run": self.run, "rank": rank, "types": list(shown.data), "name": shown.name}
             parts = [np.frombuffer(one.encode("utf-8", "replace"), np.uint8) for one in shown.data.values()]

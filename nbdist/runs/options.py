@@ -44,7 +44,7 @@ class Options:
     "in-graph", where the notebook's process runs it and one graph drives all tasks. ``data`` says whether
     in that case the "client" (the notebook) feeds every batch, or the "workers" read them.
     ``on`` selects tasks, such as ``worker:0-2`` or ``worker:0,2``; None means all workers. ``tensorboard``
-    has each task write event files beside its log. ``push`` names values of the notebook that bodies find.
+    has each task write event files beside its log. ``push`` names notebook values to send to bodies.
     """
 
     strategy: str | None = None

@@ -18,10 +18,10 @@ WAITING_LIMIT = 1 << 20  # characters that may wait for the next flush
 FILE_LIMIT = 64 << 20  # bytes that one task's output file may grow to
 TAIL_LIMIT = 200_000  # characters that who comes late is given
 DISPLAY_TYPES = ("text/html", "text/markdown", "text/latex", "image/png", "image/jpeg", "image/svg+xml")
-"""What travels of an object that a body displays, beside its text/plain."""
-MOST_DISPLAYS = 100  # of one run on one task; changes to one that is there are not counted
+"""The media types sent for an object that a body displays, beside its text/plain."""
+MOST_DISPLAYS = 100  # of one run on one task; updates of an object are not counted
 DISPLAY_LIMIT = 4 << 20  # bytes of one display
-DISPLAYS_LIMIT = 32 << 20  # bytes that wait for the next flush, or that new displays of one run may have
+DISPLAYS_LIMIT = 32 << 20  # bytes that wait for the next flush, and bytes of all new displays of one run
 
 
 class Displayed(NamedTuple):
@@ -91,7 +91,7 @@ class Output:
         return text
 
     def display(self, shown: Displayed) -> None:
-        """Take an object that the body displays; where that is too much, its text, and a word on why."""
+        """Take an object that the body displays; over a limit, only its text and the reason."""
         text = shown.data.get("text/plain", "")
         rich = {kind: value for kind, value in shown.data.items() if kind in DISPLAY_TYPES}
         size = sum(map(len, rich.values()))
@@ -114,7 +114,7 @@ class Output:
         self.write(f"{text}\n" + (f"[an object is not displayed: {why}]\n" if why else ""))
 
     def take_displays(self) -> list[Displayed]:
-        """Return what was displayed since the last time."""
+        """Return the objects displayed since the last call."""
         with self._lock:
             displays, self._displays = self._displays, []
         return displays
@@ -191,7 +191,7 @@ def printing_to(output: Output) -> Iterator[None]:
 
 @contextmanager
 def displaying_to(output: Output) -> Iterator[None]:
-    """Have what this thread displays (IPython's ``display``, figures) go to ``output``, inside a ``with``."""
+    """Send the objects that this thread displays (``display``, figures) to ``output``, inside a ``with``."""
     from IPython.core.getipython import get_ipython
 
     shell = get_ipython()
@@ -199,7 +199,7 @@ def displaying_to(output: Output) -> Iterator[None]:
     if shell is None or publisher is None or not hasattr(publisher, "register_hook"):
         yield
         return
-    # %matplotlib, which sets this up in notebooks, is not run on engines.
+    # In notebooks %matplotlib sets this up; engines do not run it.
     shell.display_formatter.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", _png)
 
     def hook(message: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ LOST = "lost"
 STRAGGLER = "straggler"
 """The state of a replica that trains, and is slower than the others."""
 SILENT = "silent"
-"""The state of a replica that says nothing while others do; it may be lost."""
+"""The state of a replica that sends no progress while others do; it may be lost."""
 SILENT_SECONDS = 2.0
 RUNNING = "running"
 OVER = (LOST, "finished")
@@ -56,14 +56,14 @@ class Standing:
     examples_per_second: float
     seconds_left: float | None
     elapsed: float
-    """Seconds since the run began, without those for which it was paused."""
+    """Seconds since the run began, without pauses."""
     replicas: list[ReplicaStanding]
     learning_rate: float | None = None
     """In force; None where there is no single one."""
     epoch: int | None = None
     """The epoch that the furthest replica is in, from 1 on; None where no ``fit`` trains."""
     epochs: int | None = None
-    """How many epochs it trains for."""
+    """The number of epochs that it trains for."""
     checkpoint: dict[str, Any] | None = None
     """The last one: its number, step, path (None if it failed) and error."""
 
@@ -81,17 +81,17 @@ class _Heard:
     skipped: int = 0
     rested: float = 0.0
     paused: float = 0.0
-    """Seconds of all its pauses, also of one that lasts, or that no step follows."""
+    """Seconds of all its pauses, also of a current one, and of one without a later step."""
     last: float | None = None
     past: deque[tuple[float, float, int, int]] = field(default_factory=deque)
-    """When it was heard, its own seconds in steps so far, its steps and examples."""
+    """Times of reports, with the replica's seconds in steps, its steps and its examples."""
     at: float = 0.0
     rate: float | None = None
 
     def rates(self) -> tuple[float, float]:
         """Return steps and examples per second over the window.
 
-        What a busy client reads late comes all at once: the replica itself spent that time.
+        A busy client reads several reports at once, so the replica's own clock counts.
         """
         if len(self.past) < 2:
             return 0.0, 0.0
@@ -120,7 +120,7 @@ class Tally:
         self._began = now if self._began is None else self._began
         heard = self._heard[replica]
         own = sum(progress.get("spent", {}).values())
-        if heard.state == LOST:  # it was frozen, and has no part in the run any more
+        if heard.state == LOST:  # it was frozen, and no longer takes part in the run
             return
         heard.step, heard.total = progress["step"], progress["total"]
         heard.epoch, heard.epochs = progress.get("epoch"), progress.get("epochs")
@@ -129,7 +129,7 @@ class Tally:
         heard.dropped, heard.skipped = progress.get("dropped", 0), progress.get("skipped", 0)
         heard.rested = progress.get("rested", 0.0)
         heard.paused = max(heard.paused, heard.rested, progress.get("paused", 0.0))
-        # A busy client hears of the beginning late, too.
+        # A busy client also receives the beginning of a pause late.
         self._began = min(self._began, now - own - heard.paused)
         heard.rate = progress.get("learning_rate")
         self.checkpoint = progress.get("checkpoint") or self.checkpoint
@@ -155,9 +155,9 @@ class Tally:
             self._rested, self._paused_since = self._rested + now - self._paused_since, None
 
     def paused(self, now: float) -> float:
-        """Return for how many seconds the run was paused so far: as seen here, or as replicas say.
+        """Return the seconds of pauses so far: those seen here, or those that replicas report.
 
-        Their word counts where a pause was heard of late, or began before the run was watched.
+        The reports count if a pause arrived late, or began before the run was watched.
         """
         seen, told = self._rested, max((one.paused for one in self._heard), default=0.0)
         if self._paused_since is not None:
@@ -167,12 +167,12 @@ class Tally:
 
     @property
     def rested(self) -> float:
-        """Seconds of pauses between two steps so far; where one replica rests, the others wait for it."""
+        """Seconds of pauses between two steps so far; if one replica pauses, the others wait for it."""
         return max((heard.rested for heard in self._heard), default=0.0)
 
     @property
     def examples(self) -> int:
-        """Examples that all replicas have trained on, each as often as it was seen."""
+        """Examples that all replicas have trained on, with repetitions."""
         return sum(heard.examples for heard in self._heard)
 
     def began(self, when: float) -> None:

@@ -1,15 +1,15 @@
-"""Values of the client, described so that tasks can build them again: what --push and nb.launch's args send.
+"""Serializer for values of the client, which tasks rebuild: for --push and the arguments of nb.launch.
 
     packed = pack({"x": x, "helper": helper})           # on the client: nodes, and the buffers of arrays
     values = build(packed, memory)                      # on a task: arrays are read-only views of `memory`
 
 A value becomes a *node*: a tuple that begins with its kind. Numbers of arrays, long texts and columns of
 frames are not in the nodes; they lie one after the other in a block of memory that the tasks of one host
-share (see delivery.py). Functions are their code objects, classes their source. So the nodes may
-travel only on ipyparallel's authenticated channel, which carries code anyway.
+share (see delivery.py). Functions are sent as code objects, classes as source. So the nodes may only use
+ipyparallel's authenticated channel, which carries code anyway.
 
-A function brings the globals that it uses, and these bring theirs. All functions of one module of the client
-share one namespace on a task, as they do in the notebook.
+A function is sent with the globals that it uses, and with their globals in turn. All functions of one module
+of the client share one namespace on a task, as they do in the notebook.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from nbdist.runs import parcel
 Node: TypeAlias = tuple[Any, ...]
 
 ALIGNMENT = 64  # bytes: of an array's first item in the shared memory
-INLINE_BYTES = 4096  # arrays and texts up to this size travel with the nodes
+INLINE_BYTES = 4096  # arrays and texts up to this size are sent with the nodes
 MOST_ITEMS = 5_000_000  # values in lists, dicts and sets; more are an array
 MOST_DEPTH = 60
-MOST_SOURCE = 1 << 20  # characters of source that travel for tracebacks
+MOST_SOURCE = 1 << 20  # characters of source that are sent for tracebacks
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 PLAIN = (
     type(None), bool, int, float, complex, range, slice, type(...), type(NotImplemented),
     datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
     decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath,
 )  # fmt: skip
-"""Types whose values travel as they are."""
+"""Types with values that are sent unchanged."""
 HINTS = {
     "generator": "make a list or an array of it",
     "torch.Tensor": "push tensor.numpy()",
@@ -67,11 +67,11 @@ HINTS = {
     "scipy.sparse": "push its arrays (data, indices, indptr) and build it there",
     "numpy.random": "push a seed, and make the generator on the workers",
     "nbdist.graph": "a graph is built by the body itself: push the arrays that it is built from",
-    "_io.": "push the path, or what is in the file",
+    "_io.": "push the path, or the content of the file",
     "_thread.": "make it on the workers",
     "pandas.": "push its columns as arrays",
 }
-"""What to do with a value that cannot be pushed, by how its type's name begins."""
+"""The remedy for a value that cannot be pushed, by the prefix of its type's name."""
 
 
 @dataclass
@@ -87,15 +87,15 @@ class Packed:
     buffers: list[tuple[int, memoryview]] = field(default_factory=list)
 
     def nodes(self) -> Packed:
-        """Return it without the buffers: the part that every task receives by itself."""
+        """Return it without the buffers: the part that every task receives separately."""
         return dataclasses.replace(self, buffers=[])
 
 
 def pack(values: Mapping[Any, Any], called: Callable[[Any], str] = str) -> Packed:
-    """Return the description of values by name. No array is copied that is contiguous.
+    """Return the description of values by name. Contiguous arrays are not copied.
 
-    ``called`` returns what errors call the value of a name. Raises InvalidArgumentError, which names the
-    value, its type and what to do, for what cannot be pushed.
+    ``called`` returns the description of a name in errors. Raises InvalidArgumentError for a value that
+    cannot be pushed, with the value's name, its type and the remedy.
 
     >>> build(pack({"x": 3, "names": ["a", "b"]}), memoryview(b""))
     {'x': 3, 'names': ['a', 'b']}
@@ -123,12 +123,12 @@ class _Packer:
         self.sources: dict[str, str] = {}
         self._known: dict[int, Node] = {}  # arrays, functions and classes by id
         self._spaces: dict[int, int] = {}  # by the id of the module's dict
-        self._held: list[Any] = []  # what must live as long as its id is used
+        self._held: list[Any] = []  # objects that must live as long as their ids are used
         self._items = 0
         self._depth = 0
 
     def node(self, value: Any, path: str) -> Node:
-        """Return a value's node; ``path`` is what errors call it."""
+        """Return a value's node; ``path`` is its name in errors."""
         if type(value) in PLAIN or isinstance(value, np.generic):
             return ("plain", value)
         self._depth += 1
@@ -211,7 +211,7 @@ class _Packer:
         return (type(value).__name__, self._block(memoryview(data)), len(data))
 
     def _block(self, data: memoryview) -> int:
-        """Take in bytes for the shared memory; return where they will be."""
+        """Add bytes for the shared memory; return their offset."""
         at = -(-self.size // ALIGNMENT) * ALIGNMENT
         self.buffers.append((at, data))
         self.size = at + data.nbytes
@@ -231,7 +231,7 @@ class _Packer:
             return ("objects", value.shape, items)
         fortran = value.flags.f_contiguous and not value.flags.c_contiguous
         whole = np.asarray(value.T if fortran else value)
-        # An array that is a view of others (a slice, say) is copied here; np.memmap's pages are read later.
+        # A view of another array, such as a slice, is copied here; the pages of np.memmap are read later.
         flat = np.ascontiguousarray(whole).reshape(-1)
         data = flat.view(np.uint8).data if flat.nbytes else memoryview(b"")
         place = (value.dtype, value.shape, fortran)
@@ -394,7 +394,7 @@ class _Packer:
     def _bring(
         self, code: types.CodeType, namespace: dict[str, Any], path: str, own: set[str] | None = None
     ) -> list[str]:
-        """Have the globals that code uses travel too; return their names."""
+        """Add nodes for the globals that code uses; return their names."""
         values = self.spaces[self._space(namespace)]["values"]
         uses = []
         for name in global_names(code):
@@ -402,12 +402,12 @@ class _Packer:
                 continue
             uses.append(name)
             if name not in values:
-                values[name] = ("plain", None)  # a function that uses itself is on its way
+                values[name] = ("plain", None)  # a recursive function is being described already
                 values[name] = self.node(namespace[name], f"{path} {name}")
         return uses
 
     def _source(self, file: str) -> None:
-        """Have the lines of a cell travel, so that tracebacks show them."""
+        """Add the lines of a cell, so that tracebacks show them."""
         if file not in self.sources:
             text = "".join(linecache.getlines(file))
             if sum(map(len, self.sources.values())) + len(text) <= MOST_SOURCE:
@@ -432,7 +432,7 @@ def global_names(code: types.CodeType, called: bool = True) -> list[str]:
     for constant in code.co_consts:
         if not isinstance(constant, types.CodeType):
             continue
-        # The body of a class has locals that are no fast ones; a comprehension runs where it stands.
+        # The body of a class has no fast locals; a comprehension runs as part of its function.
         runs = not constant.co_flags & inspect.CO_OPTIMIZED or constant.co_name in COMPREHENSIONS
         if called or runs:
             found |= dict.fromkeys(global_names(constant, called))
@@ -440,7 +440,7 @@ def global_names(code: types.CodeType, called: bool = True) -> list[str]:
 
 
 def _contents(cell: types.CellType) -> list[Any]:
-    """Return what is in a cell; nothing is where the variable has no value yet."""
+    """Return a list with the value of a closure cell; [] if the variable has no value yet."""
     try:
         return [cell.cell_contents]
     except ValueError:
@@ -448,7 +448,7 @@ def _contents(cell: types.CellType) -> list[Any]:
 
 
 def _imported(value: Any) -> Node | None:
-    """Return the node of what a module that tasks can import has under its own name."""
+    """Return the node of an object that tasks can import from its module by name."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if isinstance(value, np.ufunc):
         module, name = "numpy", value.__name__
@@ -684,13 +684,13 @@ class _Builder:
             space = self._spaces[record["space"]]
             self._bring_first(record)
             self._bring(record)
-            if number not in self._classes:  # what it uses may use it
+            if number not in self._classes:  # a global that it uses may use the class
                 exec(marshal.loads(record["code"]), space)
                 self._classes[number] = space[record["name"]]
         return self._classes[number]
 
     def _bring_first(self, record: Mapping[str, Any]) -> None:
-        """Bring what a class statement runs: its bases, also those whose methods use it, decorators."""
+        """Build what a class statement evaluates: bases, also bases that use the class, decorators."""
         number = record["space"]
         for name in record["first"]:
             if name not in self._spaces[number] and name in self._packed.namespaces[number]["values"]:
@@ -718,6 +718,6 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise InvalidArgumentError(
-            f"what was pushed needs module {name!r}, which this task cannot import ({error}); install it "
+            f"a pushed value needs module {name!r}, which this task cannot import ({error}); install it "
             "there, or put its folder on PYTHONPATH before the cluster starts"
         ) from error

@@ -38,8 +38,8 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.wire.frames import Frame
 
-FOLLOWED_SECONDS = 0.05  # between two looks whether the thread that follows a run has seen its end
-LEAVE_SECONDS = 2.0  # for that thread to end when this process does
+FOLLOWED_SECONDS = 0.05  # between two checks for the end of the thread that follows a run
+LEAVE_SECONDS = 2.0  # limit for that thread to end at the end of this process
 
 
 class Run(Labelled, Totals):
@@ -96,7 +96,7 @@ class Run(Labelled, Totals):
         self.shown_by: Callable[[Run], object] = print
         """What `show` calls; the user interface puts a view here."""
         self.deliver: Callable[[Run], object] = lambda run: None
-        """Called once with results that are home, before the run is over; by the thread that follows it."""
+        """Called once with the fetched results, before ``over`` is true, on the following thread."""
         self._last: Standing | None = None
         self._follower: threading.Thread | None = None
         self._left, self._has_ended = threading.Event(), threading.Event()
@@ -132,10 +132,10 @@ class Run(Labelled, Totals):
         return table(every_point(self.folder, self.store))
 
     def timeline(self, step: int | None = None, steps: int = 1) -> Timeline:
-        """Return what every task did when in one training step, or in ``steps`` of them up to ``step``.
+        """Return a timeline of every task in one training step, or in ``steps`` of them up to ``step``.
 
-        Without ``step`` a single one is the latest whose duration is near the median of those on record (the
-        title says so), and several are the last ones.
+        Without ``step`` a single step is the latest with a duration near the median of the recorded steps
+        (the title gives its number); several steps are the latest ones.
 
         It shows itself as a chart; ``save("step.png")`` writes that, ``save("step.json")`` a Chrome trace.
         While the run goes on its tasks are asked, afterwards it comes from the run's folder. Raises
@@ -193,7 +193,7 @@ class Run(Labelled, Totals):
         ``step`` counts as the live view does: synchronous replicas make one update together, others one each.
         ``timeout`` is in seconds; None waits for as long as the run trains. An interrupt ends the wait, not
         the run. Raises DeadlineExceededError after ``timeout``, FailedPreconditionError if the run ends
-        before that step, what went wrong if it fails, InvalidArgumentError for an invalid step.
+        before that step, the error of the run if it fails, InvalidArgumentError for an invalid step.
 
             run = nb.launch(body, background=True)
             run.wait_until(step=1_000).set(learning_rate=0.001)
@@ -222,7 +222,7 @@ class Run(Labelled, Totals):
         return self
 
     def _look_and_rest(self) -> None:
-        """Look at the run once, and rest a moment; where a thread follows it, only rest."""
+        """Poll the run once, then wait a moment; if a thread follows the run, only wait."""
         if self._is_followed_elsewhere():
             self._has_ended.wait(FOLLOWED_SECONDS)
         elif not self.pump():
@@ -247,10 +247,10 @@ class Run(Labelled, Totals):
             await self._following.rest_on_loop()
 
     def follow_on_thread(self) -> None:
-        """Follow the run from a thread of its own until it is over, as a script does that has no event loop.
+        """Follow the run from a separate thread until it ends, for a script without an event loop.
 
-        ``over``, ``status`` and ``standing`` then advance by themselves, and ``wait`` only waits. When this
-        process ends first, the run continues without it, on its tasks.
+        ``over``, ``status`` and ``standing`` then advance by themselves, and ``wait`` only waits. If this
+        process ends first, the run continues on its tasks.
         """
         if self.over or self._follower is not None:
             return
@@ -260,13 +260,13 @@ class Run(Labelled, Totals):
         self._follower.start()
 
     def _follow_alone(self) -> None:
-        self._watch.subscribe_anew()  # connections belong to threads
+        self._watch.subscribe_anew()  # each connection belongs to one thread
         while not (self.pump() or self._left.is_set() or self._leaving.now):
             self._following.rest()
         atexit.unregister(self._leave)
 
     def _leave(self) -> None:
-        """Have the thread end before this process does: connections are closed under it then."""
+        """End the thread before the process ends, which closes the connections that the thread uses."""
         self._left.set()
         self.wake()
         if self._follower is not None:
@@ -297,7 +297,7 @@ class Run(Labelled, Totals):
 
     @property
     def settled(self) -> bool:
-        """Whether the run has ended, and the thread that follows it has done all that belongs to its end."""
+        """Whether the run has ended, and the thread that follows it has fetched and shown the results."""
         return self.over and (self._has_ended.is_set() or not self._is_followed_elsewhere())
 
     @property
@@ -369,7 +369,7 @@ class Run(Labelled, Totals):
         self.results.update(found)
         self.notes.extend(left)
         self.history, self.model = self.results.get("history"), self.results.get("model")
-        self.deliver(self)  # before `over` is true: a cell that waits for that finds the results there
+        self.deliver(self)  # before `over` is true: a cell that waits for `over` then finds the results
         self._watch.error, self.status = ending.verdict(
             self._record, self.outcomes, self.error, self._watch.interrupted, self._is_to_train
         )
@@ -401,11 +401,11 @@ class Run(Labelled, Totals):
         return self
 
     def standing(self) -> Standing:
-        """Return how far the run is now; of one that has ended, how far it was then, and how it ended."""
+        """Return the progress of the run now; for a run that has ended, its last progress and its outcome."""
         return self._last or self._following.standing()
 
     def _standing_at_end(self) -> Standing:
-        """Return the standing that stays: its state is the run's, and its clock has stopped."""
+        """Return the final progress: its state is the run's, and its clock has stopped."""
         found = self._following.standing()
         ended = ending.ended_at(self._record, self.outcomes)
         paused = self.tally.paused(time.monotonic())

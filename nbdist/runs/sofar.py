@@ -57,7 +57,7 @@ def fill(store: RunStore, folder: Path, answers: Mapping[int, Frame]) -> list[st
 def add_since(store: RunStore, folder: Path, answer: Frame, after: int) -> list[str]:
     """Put the points of a task's log into ``store`` that follow its first ``after`` bytes.
 
-    Returns what is missing, in words.
+    Returns messages about missing points.
     """
     path = folder / answer.meta["log"]
     waits = [answer.arrays[1].tobytes()]
@@ -112,7 +112,7 @@ def _cut(pieces: Iterable[bytes], at: int) -> Iterator[bytes]:
 
 
 def _read(store: RunStore, path: Path, pieces: Iterable[bytes], after: int = 0) -> list[str]:
-    """Put the points of one log into the store, those after its first bytes; returns what was dropped."""
+    """Put the points of one log after its first bytes into the store; returns messages about lost data."""
     rest, begun, wrong, read, damaged = b"", False, "", 0, 0
     replica = replica_of(path)
     names: dict[int, str] = {}

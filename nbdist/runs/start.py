@@ -55,8 +55,8 @@ def start_run(
 
     ``names`` are variables for a body of text, which then has a namespace of its own, or arguments for a
     function; ``given`` are values of this process that the body finds there. ``first_line`` is the number of
-    a text's first line in its cell. Without a cluster a small local one is brought up. Nothing is left
-    behind when starting fails.
+    a text's first line in its cell. Without a cluster it starts a small local one. If the start fails, it
+    removes all files of the run.
     """
     if not isinstance(body, str) and not callable(body):
         raise InvalidArgumentError(f"the body is source text or a function, not {body!r}")
@@ -153,16 +153,16 @@ def start_run(
 def check_given(
     body: str | Callable[..., Any], given: Given, travels: bool, first_line: int = 1
 ) -> tuple[str | Callable[..., Any], Given, Packed | None]:
-    """Return a body as it travels, all that it is given with what it closes over, and that described.
+    """Return a body in the form that is sent, its inputs with its closure, and their description.
 
     Raises InvalidArgumentError for a text that is not Python or has arguments, and for a value that cannot
-    travel.
+    be sent.
     """
     if isinstance(body, str):
         check_source(body, first_line)
         if given.args or given.kwargs:
             raise InvalidArgumentError(
-                "args and kwargs are for a body that is a function; a text finds push={...}"
+                "args and kwargs are for a body that is a function; for a text use push={...}"
             )
     if not travels:
         return body, given, None

@@ -12,7 +12,7 @@ from nbdist.runs.progress import Standing, Tally
 class Totals(ABC):
     """What all replicas came to together. ``outcomes`` are what bodies returned, by rank; it grows.
 
-    ``tally`` is how far the replicas are.
+    ``tally`` has the progress of the replicas.
     """
 
     def __init__(self, outcomes: dict[int, dict[str, Any]], store: RunStore, tally: Tally) -> None:
@@ -49,8 +49,8 @@ class Totals(ABC):
     def steps_per_second(self) -> float:
         """Updates of the parameters per second of wall time, without pauses; 0.0 if nothing was trained.
 
-        Synchronous replicas make one update together, others one each. It is what the live view shows: over
-        the last seconds while the run is under way, over all of it afterwards.
+        Synchronous replicas make one update together, others one each. The live view shows the same figure:
+        the rate over the last seconds while the run is under way, over the whole run afterwards.
         """
         if not self.over:
             return self.standing().steps_per_second
@@ -76,7 +76,7 @@ class Totals(ABC):
 
     @abstractmethod
     def standing(self) -> Standing:
-        """Return how far the run is now."""
+        """Return the progress of the run now."""
 
 
 def training_seconds(store: RunStore, tally: Tally) -> float:

@@ -1,9 +1,9 @@
 """What a user sees of an error's traceback: the own lines, and not nbdist's way from them to the message.
 
-An error of nbdist says in its message what is wrong and what to do, and missing memory is no mistake in a
-line of nbdist: the frames below the user's last line are left out. Any other error keeps them: it may be
-nbdist's own mistake. Frames that lead from the user's code to the user's code, as where a loop calls a step
-function, are always left out.
+The message of an nbdist error gives the cause and the remedy, and a MemoryError is not a bug in a line of
+nbdist: the frames below the user's last line are left out. Any other error keeps them, because it may be a
+bug of nbdist. Frames of nbdist between two frames of the user, as where a loop calls a step function, are
+always left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def shown(error: BaseException, first: TracebackType | None) -> str:
 
 
 def _trim(told: traceback.TracebackException, error: BaseException) -> None:
-    """Leave nbdist's frames out that tell nothing, of an error and its causes."""
+    """Remove uninformative nbdist frames from an error and its causes."""
     last = max((n for n, frame in enumerate(told.stack) if _is_users(frame)), default=0)
     told.stack[:last] = [frame for frame in told.stack[:last] if not _is_own(frame)]
     if isinstance(error, (NbdistError, MemoryError)):
@@ -45,5 +45,5 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
 
 
 def _is_own(frame: traceback.FrameSummary) -> bool:
-    # contextlib stands between two of nbdist's frames where a context manager adds to the message.
+    # contextlib has a frame between two of nbdist's where a context manager adds to the message.
     return frame.filename.startswith((OWN, "<nbdist ")) or frame.filename == contextlib.__file__

@@ -143,7 +143,7 @@ class Watch:
         self._take_news(info, Frame("run.news", answer.meta, answer.arrays[:1]))
 
     def subscribe_anew(self) -> None:
-        """Have all workers asked for their news at the next look, over the connections of this thread."""
+        """Poll all workers at the next check, over connections of this thread."""
         for hearing in self._hearing.values():
             hearing.last = -math.inf
 
@@ -156,7 +156,7 @@ class Watch:
     def _take_display(self, info: TaskInfo, frame: Frame) -> None:
         texts = [one.tobytes().decode("utf-8", "replace") for one in frame.arrays]
         data = dict(zip(frame.meta["types"], texts, strict=True))
-        # Two tasks may use one name; to the page these are two displays.
+        # Two tasks may use the same name; the page treats these as two displays.
         name = f"{self.run}-{info.rank}-{frame.meta['name']}" if frame.meta["name"] else ""
         self._displayed(info.name, Displayed(data, name, bool(frame.meta["update"])))
 
@@ -245,7 +245,7 @@ class Watch:
                 self._fail(died, death.task.rank)
 
     def _lose(self, info: TaskInfo, how: str) -> None:
-        """Continue without a worker from now on."""
+        """Continue the run without a worker."""
         self.lost.add(info.rank)
         self.outcomes.setdefault(info.rank, {})
         self._ended.add(info.rank)
@@ -254,7 +254,7 @@ class Watch:
         workers = "1 worker" if left == 1 else f"{left} workers"
         self._printed(info.name, f"{how}; training continues on {workers}\n")
         self._noted(f"{how}; training continued on {workers}")
-        # A frozen one reads this when its process is continued, and is free for the next run.
+        # A frozen worker reads this when its process is continued, and is then free for the next run.
         reason = f"run {self.run} has continued without {info.name}: {how}"
         self.tell(info, "run.abort", {"run": self.run, "reason": reason})
 

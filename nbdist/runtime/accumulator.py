@@ -19,20 +19,20 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Rows:
-    """The gradient of a table that is zero but for some rows: ``values[i]`` adds to row ``indices[i]``."""
+    """The gradient of a table that is zero outside some rows: ``values[i]`` adds to row ``indices[i]``."""
 
     indices: Array
     values: Array
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """Return the sum of gradients of one table; rows may be there several times."""
+        """Return the sum of gradients of one table; a row may occur several times."""
         indices = np.concatenate([part.indices for part in parts])
         return cls(indices, np.concatenate([part.values for part in parts]))
 
 
 Gradient: TypeAlias = list[Array | Rows]
-"""One array for each dtype of the parameters, then the rows of each table; nobody else writes to rows."""
+"""One array for each dtype of the parameters, then the rows of each table; rows are never overwritten."""
 
 
 @dataclass
@@ -143,7 +143,7 @@ def _like(part: Array | Rows) -> Array | Rows:
 
 
 def _kept(target: Array | Rows, part: Array | Rows) -> Array | Rows:
-    """Return a copy of what is written over, in ``target``; rows are not."""
+    """Return a copy, in ``target``, of the arrays that are reused; rows are not copied."""
     if isinstance(part, Rows) or isinstance(target, Rows):
         return part
     np.copyto(target, part)

@@ -19,7 +19,7 @@ TAKEN = 6
 STEPPED = 7
 """A step is complete, for those whose gradients were kept."""
 REFUSED = 8
-"""The replica was frozen or cut off, and the others have continued without it: nothing of it is applied."""
+"""The replica was frozen or cut off, and the others have continued: its gradients are refused."""
 
 
 class Answer(NamedTuple):

@@ -187,13 +187,14 @@ class ClusterEngine:
             peer.check()
 
     def give_up(self, client: Address) -> None:
-        """Remember that steps of this client were given up: tasks refuse what is late of them."""
+        """Record that steps of this client were abandoned: tasks refuse late changes of these steps."""
         self._given_up.append(client.socket)
 
     def clock_shift(self, device: str) -> float:
-        """Return how many seconds bring the clock of a device's task to this process's; 0 on this host.
+        """Return the seconds to add to the clock of a device's task to get this process's; 0 on this host.
 
-        Processes of a host share a clock. Another host's is asked; it is wrong by half a round trip at most.
+        Processes of a host share a clock. Another host's clock is requested; the error is at most half a
+        round trip.
         """
         name, address = self._task_of(device)
         if self._described.get(name, {}).get("host", host_identity()) == host_identity():

@@ -1,4 +1,4 @@
-"""A shard that a parameter server holds: which replicas use it, how it is made, how they are answered.
+"""A shard that a parameter server holds: its replicas, its creation, the answers to its replicas.
 
 A holding begins with the first replica that asks for it, holds a shard from the chief's initial values on,
 and answers each replica the way its gradients come: by a doorbell, or by a push.
@@ -37,7 +37,7 @@ Post = Callable[[Callable[[], object]], None]
 
 @dataclass
 class Holding:
-    """A shard, the replicas that use it, and how each is answered; ``post`` calls on the server's thread."""
+    """A shard, its replicas, and an answer channel for each; ``post`` calls on the server's thread."""
 
     name: str
     number: int
@@ -48,9 +48,9 @@ class Holding:
     log: ServiceLog
     post: Post
     tables: tuple[Table, ...] = ()
-    """Tables beside the layout: they are filled part by part, and of them rows travel."""
+    """Tables beside the layout: the chief fills them part by part, and messages carry single rows."""
     missing: int = 0
-    """How many rows of the initial tables the chief has not sent yet."""
+    """Rows of the initial tables that the chief has not sent yet."""
     reading: set[int] = field(default_factory=set)
     """Replicas that read the final tables."""
     shard: ParameterShard | None = None
@@ -96,7 +96,7 @@ class Holding:
                 first=bool(meta["first"]),
                 tables=tables,
             )
-        except BaseException:  # no memory for the optimizer's slots, say: nothing of it stays
+        except BaseException:  # for example no memory for the optimizer's slots: free all of it
             if self.mailbox is not None:
                 self.mailbox.segment.close()
                 self.mailbox = None
@@ -110,7 +110,7 @@ class Holding:
         return shared + kept * self.layout.size + (1 + kept) * tables
 
     def fill(self, table: int, first: int, rows: Array) -> None:
-        """Take some of the initial rows of a table."""
+        """Store some of the initial rows of a table."""
         assert self.shard is not None
         array = self.shard.tables.arrays[table]
         inside = 0 <= first <= first + len(rows) <= len(array) and rows.shape[1:] == array.shape[1:]
@@ -121,7 +121,7 @@ class Holding:
 
     @property
     def ready(self) -> bool:
-        """Whether the initial values are here."""
+        """Whether the initial values are complete."""
         return self.shard is not None and self.missing == 0
 
     def admit(self, replica: int, listen: Callable[[], str]) -> None:
@@ -174,13 +174,13 @@ class Holding:
             self.post(partial(push, sender, frame))
 
     def all_left(self) -> bool:
-        """Whether no replica is expected any more."""
+        """Whether no further replica is expected."""
         return len(self.leaving.keys() | self.lost) >= self.rules.replicas
 
     def lose(self, replica: int, *, frozen: bool = False) -> None:
-        """Continue without a replica that is dead or ``frozen``; if the others cannot, they receive an error.
+        """Continue without a replica that is dead or ``frozen``; if the others cannot, send them an error.
 
-        The cluster reports deaths. That a replica is frozen is known here alone: the others report it.
+        The cluster reports deaths. Only this server detects frozen replicas, so it notifies the others.
         """
         assert self.shard is not None
         self.lost.add(replica)
@@ -188,7 +188,7 @@ class Holding:
             self.frozen.add(replica)
             for other in self.senders.keys() - self.lost:
                 self.tell(other, Frame("ps.lost", {"replicas": sorted(self.frozen)}))
-            self.refuse(replica)  # it may wait for an answer that this settles, and be continued at any time
+            self.refuse(replica)  # it may wait for an answer that this completes
         for answer in self.shard.leave(replica, died=True):
             self.answer(answer)
         if self.shard.broken_up and self.rules.fails_without(len(self.lost)):
@@ -196,7 +196,7 @@ class Holding:
                 self.tell(other, self.trouble())
 
     def refuse(self, replica: int) -> None:
-        """Tell a replica that the others have continued without it, on each way that it may be reached."""
+        """Notify a replica, over each of its connections, that the others have continued without it."""
         self.ring(replica, REFUSED, 0)
         self.tell(replica, error_frame(refused(replica, self.server)))
 
@@ -212,11 +212,11 @@ class Holding:
         )
 
     def look(self, frozen_seconds: float) -> None:
-        """Find replicas that are dead while others wait for them, or frozen. On the server's thread.
+        """Find replicas that are frozen, or dead while others wait for them. On the server's thread.
 
-        A frozen process is found by its state: one that computes, or holds the interpreter for a minute in
-        native code, is not frozen. It is given up whether the others wait for it or not, so that all servers
-        of a training decide alike, and its late gradients are refused when it is continued.
+        A frozen process is detected by its state: a process that computes, or holds the interpreter for a
+        minute in native code, is not frozen. The server evicts a frozen replica even if no other replica
+        waits for it, so that all servers of a training decide alike, and refuses its late gradients.
         """
         if self.shard is None:
             return
@@ -228,8 +228,8 @@ class Holding:
             return
         ended = set() if self.processes is None else set(self.processes.dead())
         if self.processes is not None and self.senders.keys() & self.processes.seen():
-            # A replica may die before the first one opens the shard: then it has no process to watch. Where
-            # those that joined are seen (one PID namespace), a replica that is not seen is dead.
+            # A replica may die before the first one opens the shard: then the server has no process to
+            # watch. If it sees the processes that joined (one PID namespace), an unseen replica is dead.
             ended |= set(self.processes.unseen()) - self.senders.keys()
         for replica in sorted(staying - self.lost):
             if replica in ended or (replica in self.senders and self.is_gone(replica)):
@@ -247,7 +247,7 @@ class Holding:
         return False
 
     def close(self) -> None:
-        """Let go of the doorbells, the shared memory and the processes."""
+        """Close the doorbells, the shared memory and the process descriptors."""
         if self.processes is not None:
             self.processes.close()
         for ringer in self.ringers.values():

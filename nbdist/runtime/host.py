@@ -86,7 +86,7 @@ class SessionHost:
         thread.start()
 
     def refuse_late(self, wanted: Wanted) -> None:
-        """Let nothing more be changed by the stations of steps that a session has given up."""
+        """Block all further changes by stations of steps that a session has abandoned."""
         with self._lock:
             late = [t for t in self._stations if t.session == wanted.session and t.client in wanted.given_up]
         for thread in late:
@@ -183,7 +183,7 @@ class StationThread(threading.Thread):
             self._station.inbox.wake()
 
     def refuse(self) -> None:
-        """Change nothing more here; may be called from any thread. Waits for a change that is under way."""
+        """Block all further changes; may be called from any thread. Waits for a change that is under way."""
         if self._station is not None:
             self._station.fence.close()
 

@@ -22,7 +22,7 @@ class Wanted:
     Stations of one ``session`` read the same datasets; variables that are isolated are behind ``isolate``.
     ``incarnation`` and ``resets`` are what the task said of itself when the session began. ``patience`` is
     how many seconds an op may wait for other sessions. ``given_up`` are the sockets of the session's clients
-    whose steps it has given up: their stations change nothing more.
+    with abandoned steps: the stations of these steps make no further changes.
     """
 
     client: Address

@@ -36,10 +36,10 @@ class Tasks(Protocol):
         """Raise UnavailableError if a device's task is known to be gone or frozen; never wait."""
 
     def give_up(self, client: Address) -> None:
-        """Remember that steps of this client were given up: tasks refuse what is late of them."""
+        """Record that steps of this client were abandoned: tasks refuse late changes of these steps."""
 
     def clock_shift(self, device: str) -> float:
-        """Return how many seconds bring the clock of a device's task to this process's; 0 on this host."""
+        """Return the seconds to add to the clock of a device's task to get this process's; 0 on this host."""
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Line:
         return results
 
     def _add_spans(self, registered: Registered, letters: Mapping[int, Letter], spans: list[Span]) -> None:
-        """Add what the other tasks recorded of a step, on this process's clock. The step is over."""
+        """Add the other tasks' records of a completed step, on this process's clock."""
         shifts: dict[str, float] = {}
         for n, letter in letters.items():
             part = Timeline.from_dict(letter.meta["spans"])

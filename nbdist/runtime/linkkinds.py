@@ -95,7 +95,7 @@ class SharedLink(Link):
         if not message or now - self._looked > LOOK_SECONDS:
             self._looked = now
             self._check()
-            while (frame := self._control.receive(0)) is not None:  # raises if the server is gone
+            while (frame := self._control.receive(0)) is not None:  # raises if the server has ended
                 self._heed(frame)
         for what, slot in ANSWER.iter_unpack(message):
             self._note(what, slot, int(self._headers[slot][1]))
@@ -144,7 +144,7 @@ class SocketLink(Link):
         return self._slots[slot]
 
     def push(self, slot: int) -> None:
-        """Send the gradient, with that of the tables' rows, if :meth:`take` was given one."""
+        """Send the gradient, and the gradient of the tables' rows if :meth:`take` received one."""
         meta = {"shard": self._shard, "replica": self._replica, "token": slot, "version": self.version}
         rows, self._rows = self._rows or [no_rows(table) for table in self.tables], ()
         parts = [part for one in rows for part in (one.indices, one.values)]

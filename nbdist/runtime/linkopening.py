@@ -44,7 +44,7 @@ class ShardRequest:
     first: bool = True
     """Whether this is the first of the training's shards."""
     tables: tuple[tuple[str, Array], ...] = ()
-    """Tables by name, which rows are brought into; the chief's values are the initial ones."""
+    """Tables by name; pulled rows are written into them, and the chief's values are the initial ones."""
     called: str = ""
     """Where the replica is, for the errors of others."""
     pids: tuple[int, ...] = ()
@@ -64,10 +64,10 @@ def open_link(
 
     ``peer`` is a connection of this link's own, which closes it, also when this fails. ``prefix`` names
     shared files if both tasks are on one host; None asks for the socket. ``check`` raises AbortedError when
-    the run has ended. ``lost`` is called with the numbers of all replicas that the server has found frozen
-    and without which the others continue.
+    the run has ended. ``lost`` is called with the numbers of all replicas that the server has found frozen;
+    the others continue without them.
     """
-    bell, note = _own_bell(None if request.tables else prefix)  # rows are asked for: that takes a socket
+    bell, note = _own_bell(None if request.tables else prefix)  # requests for rows need a socket
     try:
         link = _opened_link(peer, request, bell, check, timeout)
         link.note, link.lost = link.note or note, lost
@@ -160,7 +160,7 @@ def _fill(peer: Peer, request: ShardRequest, check: Callable[[], None]) -> None:
             meta = {"shard": request.shard, "table": number, "first": first}
             try:
                 peer.call("ps.fill", meta, (table[first:stop],))
-            except AbortedError:  # there is no shard: what was wrong with the request says more
+            except AbortedError:  # there is no shard: the error of the request is more precise
                 frame = peer.receive(0)
                 if frame is not None and frame.kind == "error":
                     raise error_from(frame) from None

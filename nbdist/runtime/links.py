@@ -50,7 +50,7 @@ class Link(ABC):
         self.lost: Callable[[list[int]], object] = lambda replicas: None
         """Called with the replicas that the server has found frozen; the others continue without them."""
         self.tables: list[Array] = []
-        """The replica's own copies of the shard's tables, of which ``pull`` brings the wanted rows."""
+        """The replica's own copies of the shard's tables; ``pull`` updates the wanted rows."""
         self._wanted: dict[int, Array] = {}
         self._rows: Sequence[Rows] = ()
         self._check = check
@@ -95,7 +95,7 @@ class Link(ABC):
         """The connection, the shard's name and the replica's number."""
 
     def want(self, table: int, ids: Array) -> None:
-        """Say which rows of a table the next pull brings."""
+        """Request the rows of a table that the next pull returns."""
         self._wanted[table] = np.unique(ids).astype(np.int64, copy=False)
 
     def take(self, rows: Sequence[Rows]) -> None:
@@ -103,15 +103,15 @@ class Link(ABC):
         self._rows = rows
 
     def fetch(self) -> None:
-        """Have the server send the parameters as they are between two updates, their version, the step.
+        """Request the parameters as they are between two updates, their version, and the step.
 
-        Tables come whole, part by part: updates that others make meanwhile are in some of the parts.
+        Tables are sent completely, part by part: some parts include updates by others during the transfer.
         """
         self._ask([])
         self.fetch_tables()
 
     def _ask(self, wanted: Sequence[Array]) -> None:
-        """Have the server send the parameters, and the wanted rows of its tables."""
+        """Request the parameters, and the wanted rows of the tables."""
         peer, shard, replica = self._peer_of_shard
         reply = peer.call("ps.pull", {"shard": shard, "replica": replica}, tuple(wanted))
         np.copyto(self.parameters, reply.arrays[0])
@@ -120,7 +120,7 @@ class Link(ABC):
         self.version, self.global_step = reply.meta["version"], reply.meta["global_step"]
 
     def fetch_tables(self) -> None:
-        """Bring the tables whole."""
+        """Pull the complete tables."""
         peer, shard, _ = self._peer_of_shard
         for number, table in enumerate(self.tables):
             for first, stop in chunks(table.shape, table.itemsize):
@@ -202,7 +202,7 @@ class Link(ABC):
                 self._heed(frame)
 
     def _heed(self, frame: Frame) -> None:
-        """Take in what the server says beside its answers to gradients; raise the error that it sends."""
+        """Handle the server's messages beside its answers to gradients; raise the error that it sends."""
         if frame.kind == "error":
             raise error_from(frame)
         if frame.kind == "ps.lost":

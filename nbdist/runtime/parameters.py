@@ -11,13 +11,13 @@ authenticated socket. Both reach the same shard under one lock.
     ps.rate   learning rate ──────────────► updates are made at that rate from the next one on
     ps.leave  ────────────────────────────► ps.left (pushed back) with the final values, once all have left
 
-Once a second the service looks for replicas that are dead while others wait for them, and for replicas of its
-host that are frozen (stopped, as by SIGSTOP, for 8 s). It continues without them and refuses what they send
-later: a shard's name is that of one training, and an evicted replica stays evicted.
+Once a second the service checks for replicas that are dead while others wait for them, and for replicas of
+its host that are frozen (stopped, as by SIGSTOP, for 8 s). It continues without them and refuses their later
+messages: a shard's name belongs to one training, and an evicted replica stays evicted.
 
-Tables of which steps read some rows go over the socket. The chief fills them part by part (ps.fill), ps.pull
-brings the rows that it names, ps.push has gradients of rows, ps.table reads a part as it is. After ps.left
-the final tables stay until each replica has read them (ps.done).
+Tables with row lookups use the socket. The chief fills them part by part (ps.fill), ps.pull returns the rows
+that it names, ps.push has gradients of rows, ps.table returns the current values of a part. After ps.left the
+server keeps the final tables until each replica has read them (ps.done).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from nbdist.wire.peers import Sender
 Array = np.ndarray[Any, Any]
 OneWay = Callable[[Frame, Sender], None]
 clock = time.perf_counter
-LOOK_SECONDS = 1.0  # between two looks whether the replicas are dead or frozen
+LOOK_SECONDS = 1.0  # between two checks for dead or frozen replicas
 
 
 class ParameterService:
@@ -117,7 +117,7 @@ class ParameterService:
         tables = tables_from(meta.get("tables", ()))
         holding = self._holdings.get(meta["shard"])
         if holding is None:
-            # Never a number of before: a late ring for a removed shard must not reach another.
+            # Never reuse a number: a late ring for a removed shard must not reach another.
             number = next(n for n in self._free_numbers if n not in self._numbers)
             log = self.logs.of(_run_of(meta["shard"]), rules.replicas)
             name, post = self._server.name, self._server.post
@@ -139,7 +139,7 @@ class ParameterService:
         self._admit(holding)
 
     def _give_up(self, holding: Holding, error: Frame, but: int) -> None:
-        """Forget a shard that could not be made, and tell the replicas that wait for it why."""
+        """Drop a shard that could not be made, and send the error to the replicas that wait for it."""
         if holding.shard is None:
             holding.opening.pop(but, None)
             self._remove(holding, error)
@@ -150,7 +150,7 @@ class ParameterService:
                 holding.admit(replica, self._listen)
 
     def _fill(self, frame: Frame, sender: Sender) -> Frame:
-        """Take a part of the chief's initial values of a table; with the last one all are admitted."""
+        """Store a part of the chief's initial values of a table; the last part admits all replicas."""
         holding, shard = self._find(frame)
         with shard.lock:
             holding.fill(int(frame.meta["table"]), int(frame.meta["first"]), frame.arrays[0])
@@ -158,14 +158,14 @@ class ParameterService:
         return Frame("ps.filled")
 
     def _table(self, frame: Frame, sender: Sender) -> Frame:
-        """Send a part of a table as it is."""
+        """Send the current values of a part of a table."""
         _, shard = self._find(frame)
         first, stop = int(frame.meta["first"]), int(frame.meta["stop"])
         with shard.lock:
             return Frame("ps.part", {}, (shard.tables.arrays[int(frame.meta["table"])][first:stop].copy(),))
 
     def _done(self, frame: Frame, sender: Sender) -> Frame:
-        """Let a replica go that has read the final tables."""
+        """Release a replica that has read the final tables."""
         holding, _ = self._find(frame)
         holding.reading.discard(int(frame.meta["replica"]))
         if not holding.reading:
@@ -207,7 +207,7 @@ class ParameterService:
         gradient: Gradient,
         version: int,
     ) -> None:
-        """Offer a gradient to its shard, and answer all replicas that wait for what it completed."""
+        """Offer a gradient to its shard, and answer all replicas that wait for the completed update."""
         begun = clock()
         became, answers = shard.offer(replica, token, gradient, version)
         holding.log.gradient(lane, replica, begun, clock(), became)
@@ -251,7 +251,7 @@ class ParameterService:
         return Frame("ps.rated")
 
     def _leave(self, frame: Frame, sender: Sender) -> None:
-        """Let a replica go; all that leave are answered together, when the parameters are final."""
+        """Release a replica; all that leave are answered together, when the parameters are final."""
         holding, shard = self._find(frame)
         replica = int(frame.meta["replica"])
         if replica in shard.evicted:
@@ -263,7 +263,7 @@ class ParameterService:
             self._end(holding, shard)
 
     def _end(self, holding: Holding, shard: ParameterShard) -> None:
-        """Tell all replicas that have left that the parameters are final, and give them up."""
+        """Send the final parameters to all replicas that have left, and release them."""
         meta = {
             "updates": shard.updates,
             "global_step": int(shard.counters[GLOBAL_STEP]),
@@ -272,7 +272,7 @@ class ParameterService:
         }
         for number, who in holding.leaving.items():
             arrays = () if number in holding.ringers else (shard.memory,)
-            # Posted, as all else that replicas hear: what is lost, say, comes before the end.
+            # Posted like all messages to replicas, so that earlier ones, such as a loss, arrive first.
             self._server.post(partial(push, who, Frame("ps.left", meta, arrays)))
         if holding.tables:
             holding.reading = set(holding.leaving)
@@ -282,7 +282,7 @@ class ParameterService:
     # The dead and the frozen. Runs on the server's thread.
 
     def _look_around(self) -> None:
-        """Look from now on, while there is a shard, for replicas that are dead or frozen."""
+        """Check for dead and frozen replicas once a second, while there is a shard."""
         if self._stop_looking is None:
             self._stop_looking = self._server.every(LOOK_SECONDS, self._look)
 
@@ -301,7 +301,7 @@ class ParameterService:
                 self._end(holding, holding.shard)
 
     def drop_run(self, run: str) -> int:
-        """Give up all shards of a run, also those in use; returns how many. On the server's thread."""
+        """Drop all shards of a run, also those in use; returns their number. On the server's thread."""
         names = [name for name in self._holdings if name.startswith(f"{run}/")]
         for name in names:
             self._remove(self._holdings[name])
@@ -338,7 +338,7 @@ def _run_of(shard: str) -> str:
 def row_of(table: Array, ids: Array) -> Array:
     """Return rows of a table, or raise InvalidArgumentError for anything else."""
     if ids.dtype != np.int64 or ids.ndim != 1:
-        raise InvalidArgumentError(f"rows are asked for by int64 numbers, got {ids.shape} {ids.dtype}")
+        raise InvalidArgumentError(f"row numbers are int64, got {ids.shape} {ids.dtype}")
     check_rows(ids, len(table))
     return table[ids]
 

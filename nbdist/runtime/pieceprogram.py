@@ -42,7 +42,7 @@ class Containers:
 
 
 class PieceProgram:
-    """What one device does in a step. ``fence`` is entered for each change of a variable, and may raise."""
+    """The part of a step on one device. ``fence`` is entered for each change of a variable, and may raise."""
 
     def __init__(
         self,

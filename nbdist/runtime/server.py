@@ -46,9 +46,9 @@ class Server:
     (or an address without a port) lets the system pick.
 
     `keys` are the cluster's :class:`~nbdist.wire.keys.ClusterKeys` (``nb.ClusterKeys``): Servers and Sessions
-    of one cluster have the same, and every connection is authenticated and encrypted by them (CURVE). Make
-    them once, and give the file to each process; without `keys` a Server makes its own, which only a client
-    that is given `server.keys` can use.
+    of one cluster have the same keys, which authenticate and encrypt every connection (CURVE). Make them
+    once, and give the file to each process; without `keys` a Server makes its own, and only clients with
+    `server.keys` can connect.
 
         nb.ClusterKeys.create().save("keys.json")                  # once; mode 0600
         keys = nb.ClusterKeys.load("keys.json")                    # in each process

@@ -41,8 +41,8 @@ class ParameterShard:
     middle of one. Updates are made one at a time in any case; locking is what keeps reads apart from them.
 
     With ``counts`` the global step goes up with each update of this shard; otherwise ``count`` is called once
-    all shards are updated. ``first`` is the one that deals out tokens, of several. ``tables`` are beside the
-    memory, and are changed by rows. Every method may be called from any thread.
+    all shards are updated. Of several shards the ``first`` one hands out tokens. ``tables`` are outside the
+    shared memory, and are changed by rows. Every method may be called from any thread.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class ParameterShard:
             return Offered("applied", [mine] if self.bound is None else self.bound.applied(mine))
 
     def leave(self, replica: int, *, died: bool = False) -> list[Answer]:
-        """Let a replica go; return the answers that this settles for others.
+        """Release a replica; return the answers that this completes for others.
 
-        One that ``died``, or is frozen, is evicted: what it sends afterwards is refused.
+        A replica that ``died``, or is frozen, is evicted: its later messages are refused.
         """
         with self.lock:
             if died:

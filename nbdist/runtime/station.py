@@ -1,26 +1,26 @@
 """One thread's end of a session: it runs pieces, and moves values between them.
 
 A station has an inbox. The client of a session has one, and each device that the session uses has one on
-its task. Stations send values to each other directly; the client only says go and collects results.
+its task. Stations send values to each other directly; the client only starts steps and collects results.
 
-A client gives up a step whose task is frozen or does not answer, and begins the next one with new stations.
-The late part of the old step must not change anything beside it. Two things refuse it, and both act where a
-variable, an accumulator or a queue is about to change (``Fence``):
+If a task is frozen or does not answer, the client abandons the step and begins the next one with new
+stations. A late part of the old step must not change state at the same time. Two mechanisms refuse it, both
+just before a variable, an accumulator or a queue changes (``Fence``):
 
-- Letters: the client sends ABORT (plan, step), then CLOSE, and closes its inbox. A station that has not
-  looked at its letters for LOOK_AFTER seconds looks before the change: one whose process was stopped finds
-  them when it is continued. A client waits at least four times as long after ABORT before it begins another
-  step, unless it has learnt that the task is frozen or dead.
-- The next station: the request for it names the clients' ends that were given up. The task closes their
-  fences before it answers, and waits for the one change that may be under way (a copy, no wait for others).
-  From then on no station of a step that was given up changes a variable, whatever the letters say.
+- Messages: the client sends ABORT (plan, step), then CLOSE, and closes its inbox. A station that has not
+  read its messages for LOOK_AFTER seconds reads them before the change: after SIGCONT a stopped process
+  finds them. A client waits at least four times as long after ABORT before it begins another step, unless
+  the task is known to be frozen or dead.
+  - The next station: the request for it names the clients' abandoned inboxes. The task closes the fences of
+  their stations before it answers, and waits for the one change that may be under way (a copy, without
+  waits for others). Afterwards no station of an abandoned step changes a variable, with or without messages.
 
-A plan's number is random and its stations are of one incarnation of a task, so that values of a late part
-match nothing elsewhere. What remains: a change that was under way when the process was stopped is completed
-when it is continued, and another session that uses the same variables may see it, as it sees any update of
-a step that was not over; if the session has isolated variables or data loaded (its old line stays open) and
-the pipe of the frozen task was full, only the next station refuses the late part. A step that was given up
-may be applied in part.
+A plan's number is random and its stations belong to one incarnation of a task, so that values of a late part
+match no other plan. Limits: a change that was under way when the process was stopped is completed when it
+is continued, and another session that uses the same variables may see it, as it sees any update of an
+unfinished step. If the session has isolated variables or loaded data (its old line stays open) and the pipe
+of the frozen task was full, only the next station refuses the late part. An abandoned step may be applied
+in part.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ IDLE = (-1, -1)  # in the place of the plan and the step that run
 ROOM_SECONDS = 3600.0  # for one who computes and reads nothing meanwhile; that one is gone is told at once
 
 
-LOOK_AFTER = 0.25  # seconds without a look at the letters, after which a change waits for one
+LOOK_AFTER = 0.25  # seconds without reading messages, after which a change reads them first
 
 
 class Fence:
-    """Lets a station's changes through one by one, until ``close``. ``check`` raises what refuses a change.
+    """Admits a station's changes one by one, until ``close``. ``check`` raises an error to refuse a change.
 
     >>> fence = Fence(lambda: None)
     >>> with fence:
@@ -74,7 +74,7 @@ class Fence:
     ...     "changed"
     Traceback (most recent call last):
         ...
-    nbdist.errors.AbortedError: the session has given up this step; what it had yet to change stays as it is
+    nbdist.errors.AbortedError: the session has abandoned this step: its remaining changes are refused
     """
 
     __slots__ = ("_check", "_closed", "_lock")
@@ -94,13 +94,13 @@ class Fence:
         self._lock.release()
 
     def check(self) -> None:
-        """Raise if nothing may be changed any more."""
+        """Raise if the fence is closed."""
         if self._closed:
-            raise AbortedError("the session has given up this step; what it had yet to change stays as it is")
+            raise AbortedError("the session has abandoned this step: its remaining changes are refused")
         self._check()
 
     def close(self) -> None:
-        """Refuse all changes from now on, from any thread; waits for the one that is under way."""
+        """Refuse all further changes, from any thread; waits for the one that is under way."""
         with self._lock:
             self._closed = True
 
@@ -161,7 +161,7 @@ class Station:
         self._now = IDLE
         self._looked = 0.0
         self.fence = Fence(self._check_changes)
-        """Each change goes through it; another thread closes it when the client has given the station up."""
+        """Guards each change; another thread closes it when the client has abandoned the station."""
 
     def outbox(self, address: Address, name: str = "") -> Outbox:
         """Return the way to another station, made at the first use."""
@@ -306,9 +306,9 @@ class Station:
             self.watch()
 
     def _check_changes(self) -> None:
-        """Raise if the step was given up; look at what has come, unless that was done just now."""
+        """Raise if the step was abandoned; read pending messages, unless that was done just now."""
         if time.monotonic() - self._looked > LOOK_AFTER:
-            while self.pump(0) or self.pump(0):  # a call to wake hides what has come, once
+            while self.pump(0) or self.pump(0):  # a wake-up can hide pending messages once
                 pass
             self.watch()
             self._looked = time.monotonic()

@@ -115,7 +115,7 @@ class Store:
             self._taken[owner] = self._taken.get(owner, 0) + nbytes
 
     def require(self, nbytes: int, what: str) -> None:
-        """Raise ResourceExhaustedError if so many bytes more would be over the limit."""
+        """Raise ResourceExhaustedError if ``nbytes`` more would exceed the limit."""
         with self._lock:
             self._check_room(nbytes, what)
 

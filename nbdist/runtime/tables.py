@@ -1,10 +1,10 @@
-"""Tables of which each step looks up some rows: only these are trained, and only their gradients travel.
+"""Tables with row lookups: a step trains only the rows that it looks up, and sends only their gradients.
 
     tables = Tables([array], optimizer)
     tables.apply([Rows(indices, values)], step=1)
 
-They are kept by a replica, or by a parameter server's shard. An optimizer changes the rows in question and
-what it keeps for them, and nothing else (as an op of a graph does, optim/ops.py).
+A replica holds them, or a parameter server's shard. An optimizer changes only these rows and their slots
+(like the op of a graph, optim/ops.py).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nbdist.runtime.accumulator import Rows
 Array: TypeAlias = np.ndarray[Any, Any]
 Table: TypeAlias = tuple[str, tuple[int, ...], str]
 """A table's name, shape and dtype."""
-CHUNK = 1 << 24  # bytes of a table in one message: neither side has a second copy of it all
+CHUNK = 1 << 24  # bytes of a table in one message, so that neither side holds a second copy of the table
 
 
 class Tables:
-    """Arrays that are changed in place, row by row, with what the optimizer keeps for them."""
+    """Arrays that are changed in place, row by row, with their optimizer slots."""
 
     def __init__(self, arrays: Sequence[Array], optimizer: Optimizer) -> None:
         self.arrays, self.optimizer = list(arrays), optimizer
@@ -36,12 +36,12 @@ class Tables:
         ]
 
     def apply(self, gradient: Sequence[Rows], step: int) -> None:
-        """Make the update number ``step`` of each table; ``gradient`` is there for all or for none."""
+        """Make update ``step`` of each table; ``gradient`` has one entry per table, or is empty."""
         for array, slots, rows in zip(self.arrays, self.slots, gradient, strict=True):
             self.optimizer.apply_rows(array, rows.values, rows.indices, slots, step)
 
     def checked(self, gradient: Sequence[Rows]) -> list[Rows]:
-        """Return a gradient that came from elsewhere, or raise InvalidArgumentError if it does not fit."""
+        """Return a gradient from another process, or raise InvalidArgumentError if it does not fit."""
         if len(gradient) != len(self.arrays):
             raise InvalidArgumentError(f"rows of {len(gradient)} tables for {len(self.arrays)}")
         for array, rows in zip(self.arrays, gradient, strict=True):
@@ -74,7 +74,7 @@ def no_rows(array: Array) -> Rows:
 
 
 def chunks(shape: Sequence[int], itemsize: int) -> list[tuple[int, int]]:
-    """Return (first row, end) of the parts of a table that travel in one message each.
+    """Return (first row, end) of the parts of a table, each sent in one message.
 
     >>> chunks((10_000_000, 20), 4)[:2]
     [(0, 209715), (209715, 419430)]

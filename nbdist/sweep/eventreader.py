@@ -1,7 +1,7 @@
 """Reads the event log of a sweep, also while its driver writes it.
 
-Its frames are those of `nbdist.metrics.framing`. A record that is cut off at the end is left out; damage
-before it is stepped over. Both are counted.
+Its frames are those of `nbdist.metrics.framing`. The reader leaves out an incomplete record at the end, skips
+damage before it, and counts both.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class LogPart:
 def read_events(path: Path, offset: int = 0) -> LogPart:
     """Return the events of a log from ``offset`` on, also while its driver is writing it.
 
-    Raises `DataLossError` if the file is no log of a sweep, or of another version, `ResourceExhaustedError`
-    if it is over 2 GB.
+    Raises `DataLossError` if the file is not a log of a sweep, or has another version,
+    `ResourceExhaustedError` if it is larger than 2 GB.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size - offset

@@ -68,7 +68,7 @@ class Ledger:
         self.reports = Reports(created.direction)
         self.spans: list[Span] = []
         self.improvements: list[Improvement] = []
-        self._finals: dict[int, float] = {}  # what each finished trial is worth now
+        self._finals: dict[int, float] = {}  # the current value of each finished trial
         self._best: int | None = None
         self.counts: dict[State, int] = dict.fromkeys(STATES, 0)
         self.waiting: dict[int, None] = {}  # numbers in the order in which they are to start
@@ -215,7 +215,7 @@ class Ledger:
         return True
 
     def _promotion_failed(self, trial: Trial, before: Result, event: Ended) -> None:
-        """Give a finished trial back the result that it had before a promotion that failed or was stopped."""
+        """Restore the result of a finished trial after its promotion failed or was stopped."""
         self._move(trial, "finished")
         trial.value, trial.values, trial.step, trial.ended_at = before
         why = f" ({cause(event.error)})" if event.error else ""

@@ -48,7 +48,7 @@ class NoPruner(Pruner):
 
 @dataclass(frozen=True)
 class MedianPruner(Pruner):
-    """Prunes a trial whose best so far is worse than the median of the finished trials at that step.
+    """Prunes a trial if its best value so far is worse than the finished trials' median at that step.
 
     It waits for ``startup`` finished trials and ``warmup`` steps, then looks at every ``every``-th step. (The
     median stopping rule of Google Vizier, Golovin et al. 2017, on values as they are, as in Optuna.) Of an

@@ -63,8 +63,8 @@ class Curve:
         return self.steps[index - 1] if index else -1
 
     def _thin(self) -> None:
-        # By shape: by number of reports, the start would be thinned again each time, until nothing of it is
-        # left. Lowest and highest stay, so the best value so far stays what it is.
+        # Thin by shape: thinning by number of reports would thin the start each time, until it is lost.
+        # The lowest and the highest point stay, so the best value so far does not change.
         kept = keep_shape(self.steps, self.values, KEPT).tolist()
         self.steps = [self.steps[index] for index in kept]
         self.values = [self.values[index] for index in kept]

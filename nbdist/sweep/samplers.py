@@ -39,7 +39,7 @@ class Ask(NamedTuple):
 
 
 class Tell(NamedTuple):
-    """How a trial ended: ``value`` at ``step`` is its last report; that of a finished trial is its result."""
+    """The end of a trial: ``value`` at ``step`` is its last report, for a finished trial its result."""
 
     number: int
     state: EndState

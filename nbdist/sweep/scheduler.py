@@ -43,7 +43,7 @@ RETRIES = 1
 """How often a trial whose engine or driver died is tried again by itself."""
 
 BY_USERS = ("", "stopped")
-"""The reasons of a sweep that a user has stopped; others are of sweeps that failed."""
+"""The close reasons of a sweep that a user stopped; other reasons mean a failed sweep."""
 
 
 class Scheduler:
@@ -110,9 +110,9 @@ class Scheduler:
     ) -> Ended | None:
         """Return how a trial ended, from what its engines say; None if that attempt is no longer theirs.
 
-        ``values`` are the metrics that it ended with; what is no number among them is left out. A trial that
-        was told to stop ends as what it was told to stop for. A finished one whose metric was never reported,
-        or is not a number, has failed: the error says so.
+        ``values`` are its last metrics; entries that are not numbers are left out. A trial that was ordered
+        to stop ends with the state of that order. A finished trial without its metric, or with one that is
+        not a number, has failed: the error gives the reason.
         """
         trial = self.ledger.trials.get(number)
         if trial is None or trial.state != "running" or trial.attempt != attempt:
@@ -231,8 +231,8 @@ class Scheduler:
 def state_of(ledger: Ledger, driven: bool, reason: str) -> str:
     """Return a sweep's state from its log: running, paused, finished, stopped, failed, or lost.
 
-    ``driven`` is whether a process drives it (without one it is lost, unless it is over), ``reason`` why it
-    was closed.
+    ``driven`` is whether a process drives it (without one it is lost, unless it has ended), ``reason`` is the
+    reason for its end.
     """
     if is_over(ledger):
         if not ledger.closed:
@@ -244,12 +244,12 @@ def state_of(ledger: Ledger, driven: bool, reason: str) -> str:
 
 
 def is_over(ledger: Ledger) -> bool:
-    """Return whether nothing runs and nothing more is to be done, as the sweep's own driver has it."""
+    """Return whether all work is done and no trial runs; the sweep's driver uses the same rule."""
     if ledger.closed:
         return not ledger.running
     if ledger.waiting or ledger.running:
         return False
-    # Of all samplers only a grid's points can be used up.
+    # Only the points of a grid can run out.
     return not ledger.left or (ledger.created.sampler == "grid" and Scheduler(ledger).done)
 
 

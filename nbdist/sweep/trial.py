@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a trial finished with."""
+    """The result of a finished trial."""
 
     value: float | None
     values: dict[str, float]
@@ -35,8 +35,9 @@ class Trial:
     """A trial's parameters, where it stands, and how it got there; read it, do not write it.
 
     ``attempt`` counts its starts, ``lost`` how many of them ended with their engine or driver, ``stopping``
-    says that a running one has been told to end, as "pruned" or "stopped". ``before`` is the result that a
-    promoted trial had: it stands again if the promotion fails or is stopped. Times are seconds since 1970.
+    is "pruned" or "stopped" if a running trial has been ordered to end as such. ``before`` is the result of a
+    promoted trial before the promotion: it is restored if the promotion fails or is stopped. Times are
+    seconds since 1970.
     """
 
     __slots__ = (
@@ -84,7 +85,7 @@ class Trial:
 
 
 def cause(error: str) -> str:
-    """Return what went wrong in a line: of a traceback the last, else the first.
+    """Return an error in one line: the last line of a traceback, the first line of other texts.
 
     >>> cause("Traceback (most recent call last):" + chr(10) + "  ..." + chr(10) + "ValueError: 7")
     'ValueError: 7'

@@ -54,7 +54,7 @@ class Boundary:
             self._note("wait", "paused", begun)
             if progress.step or progress.trainings > 1:
                 rested = time.perf_counter() - begun
-                if control.stop_requested:  # replicas that agree on the stop in a step make one more
+                if control.stop_requested:  # replicas that agree on a stop within a step make one more step
                     progress.last_rest = (progress.step, rested)
                 else:
                     progress.rested += rested

@@ -48,8 +48,8 @@ def program_of(
 ) -> Program:
     """Return ``program(*arguments, *extra, *gradients) -> (*outputs, *losses, ..., *rows)`` of one replica.
 
-    Gradients of the replicas' tables are not written to arrays: ``rows`` are, for each of them, the gradients
-    of rows and the numbers of these rows.
+    Gradients of the replicas' tables are not written to arrays: ``rows`` holds, for each table, the
+    gradients of the rows and their row numbers.
 
     Each replica of a strategy is asked for its program, one inside the other where there are several: it may
     want to be told of gradients as soon as they are there.
@@ -118,7 +118,7 @@ def _program(
         found = list(results[:others])
         for parts in rows:
             found.append(next(following))
-            # A step of another kind may have the gradient of a whole table: then it is that of all rows.
+            # A step may have a dense gradient for a table: convert it to the gradient of all rows.
             found.append(next(following) if len(parts) == 2 else np.arange(len(found[-1])))
         return tuple(found)
 
@@ -128,9 +128,9 @@ def _program(
 def lookups_of(
     made: Trace, place: Place, shapes: tuple[tuple[int, ...], ...], trained: Trained
 ) -> Callable[..., list[list[Array]]]:
-    """Return ``lookups(*arguments)``: for each group, the numbers of its tables' rows that a step reads.
+    """Return ``lookups(*arguments)``: for each group, the row numbers that a step reads in each table.
 
-    Where they do not follow from the arguments, these are all rows.
+    If they do not follow from the arguments, these are all rows.
     """
     replicas = [group.replicas[place.index] for group, _ in trained]
     wanted = [

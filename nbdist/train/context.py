@@ -31,9 +31,9 @@ class Progress:
     step: int = 0
     total: int | None = None
     epoch: int | None = None
-    """The epoch that ``fit`` is in, from 1 on; None in loops of one's own."""
+    """The current epoch of ``fit``, from 1 on; None in custom loops."""
     epochs: int | None = None
-    """How many epochs that ``fit`` trains for."""
+    """The number of epochs of ``fit``."""
     examples: int = 0
     global_step: int = 0
     """Updates by all replicas together, over all trainings of the run."""
@@ -53,7 +53,7 @@ class Progress:
     rested: float = 0.0
     """Seconds of pauses between two steps so far."""
     last_rest: tuple[int, float] = (0, 0.0)
-    """The pause that a stop has ended: after which step, and its seconds. It counts if a step follows."""
+    """A pause that a stop ended: its step and its seconds. It counts only if a step follows."""
     learning_rate: float | None = None
     """The rate of the next update; None where this replica knows of none, or of several."""
     checkpoint: dict[str, Any] | None = None

@@ -25,7 +25,7 @@ def check_policy(policy: str) -> bool:
 
 
 def say_skipped(progress: Progress, step: int, wrong: str) -> None:
-    """Count a step that a replica has no part in, and print the first few."""
+    """Count a step that leaves this replica's gradient out, and print the first few."""
     progress.skipped += 1
     if progress.skipped <= MOST_SAID:
         more = "; further ones are counted without a line" if progress.skipped == MOST_SAID else ""

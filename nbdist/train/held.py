@@ -92,13 +92,13 @@ class Held:
         return group
 
     def begin(self, group: Group, step: Trace) -> None:
-        """Hand variables over to the strategy's replicas, which begin to train them in this step."""
+        """Transfer variables to the strategy's replicas, which train them from this step on."""
         found = {v: g for one in step.applied for v, g in zip(one.variables, one.gradients, strict=True)}
         tables = [
             number
             for number, v in enumerate(group.trained)
             if found[v].rows is not None
-            and not (self.strategy.pulls_rows and step.lookups(v) is None)  # it has to ask for what it reads
+            and not (self.strategy.pulls_rows and step.lookups(v) is None)  # it requests rows
         ]
         group.begin([(v.name, self.at_home(v)) for v in group.trained], tables)
         if not any(other.replicas for other in self.groups):
@@ -155,9 +155,9 @@ class Held:
                 self._spread(v, self.places.all_reduce(own, "first"))
 
     def remember(self, variables: Sequence[Variable], at: Place | None = None) -> Callable[[], None]:
-        """Return what gives variables back the values that this process's replicas have of them now.
+        """Return a function that resets variables to the current values of this process's replicas.
 
-        ``at`` is the one replica to do it for.
+        ``at`` selects one replica.
         """
         places = self.places.all if at is None else [at]
         arrays = [(place.xp, self._own(place, v)) for place in places for v in variables]

@@ -164,9 +164,9 @@ def _train(
 
 
 def _require_room(context: Context, model: Trainable, optimizer: Optimizer) -> None:
-    """Raise ResourceExhaustedError if the task's limit is below what a replica takes beside the weights.
+    """Raise ResourceExhaustedError if a replica needs more memory beside the weights than the limit allows.
 
-    That is a copy of them, their gradients, and what the optimizer keeps. Tables are trained in place.
+    It needs a copy of the weights, gradients, and the optimizer's slots. Tables are trained in place.
     """
     task = context.world.task
     if task is None or task.server.sessions.store.limit is None or not model.variables:
@@ -181,8 +181,8 @@ def _require_room(context: Context, model: Trainable, optimizer: Optimizer) -> N
     weights = sum(array.nbytes for _, array in model.variables)
     task.server.sessions.store.require(
         weights + sum(size for size, *_ in sizes),
-        f"the training: weights, a copy, gradients and what {type(optimizer).__name__} keeps (most of it, "
-        f"{most:,} bytes, for {name} {shape})",
+        f"the training: weights, a copy, gradients and the slots of {type(optimizer).__name__} (most of "
+        f"it, {most:,} bytes, for {name} {shape})",
     )
 
 
@@ -276,7 +276,7 @@ class _Loop:
             control.check()
             begun, waited = clock(), replica.waited
             mine = len(arrays[0])
-            if tables:  # which rows it reads has to be known before they are brought
+            if tables:  # the pull needs the row numbers first
                 batch = prepare(arrays) if mine else ()
                 replica.want(self._lookups(batch)(*batch) if mine else [NO_IDS] * len(tables))
             try:

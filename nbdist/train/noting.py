@@ -30,7 +30,7 @@ class Marks:
         self.pulled, self.waited = time.perf_counter(), _waited(replicas) - waited
 
     def push(self, replicas: Sequence[Replica], skip: bool = False) -> None:
-        """Hand the gradients over, or, to ``skip``, have no part in the update."""
+        """Push the gradients; with ``skip``, take no part in the update."""
         self.computed, waited = time.perf_counter(), _waited(replicas)
         for replica in replicas:
             if skip:

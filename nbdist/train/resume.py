@@ -148,7 +148,7 @@ def _read(path: Path, with_arrays: bool) -> tuple[State, dict[str, str], dict[st
     if not path.is_file():
         raise NotFoundError(f"no state of a training at {str(path)!r}: give the file that one has left")
     try:
-        with TensorFile(path, "state of a training") as file:
+        with TensorFile(path, "a state of a training") as file:
             texts = file.texts
             if STATE not in texts:
                 raise ValueError("it says nothing of a training")
@@ -160,5 +160,5 @@ def _read(path: Path, with_arrays: bool) -> tuple[State, dict[str, str], dict[st
         raise DataLossError(f"{error}; train anew, without it") from None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DataLossError(
-            f"{str(path)!r} is no state of a training, or is damaged: {error}; train anew, without it"
+            f"{str(path)!r} is not a state of a training, or is damaged: {error}; train anew, without it"
         ) from None

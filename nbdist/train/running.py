@@ -203,7 +203,7 @@ class Runner:
         replicas = [group.replicas[place.index] for group in groups]
         marks = Marks(time.perf_counter())
         tables = [replica for replica in replicas for _ in replica.tables]
-        if tables:  # which rows it reads has to be known before they are brought
+        if tables:  # the pull needs the row numbers first
             for replica, ids in zip(replicas, self._lookups(call, place)(*call.arrays), strict=True):
                 replica.want(ids)
         marks.pull(replicas)
@@ -256,7 +256,7 @@ class Runner:
         return [*draws, np.array(place.context.strategy.replica_index, np.int32)]
 
     def _wrong(self, call: Call, losses: Sequence[Array], gradients: Sequence[Array]) -> str:
-        """Return what of a step is not a finite number, in words; a mean over no examples may be NaN."""
+        """Return a message that names the non-finite value of a step; a mean over no examples may be NaN."""
         empty = any(a.size == 0 for a in call.arrays)
         return what_is_wrong(0.0 if empty else sum(float(np.sum(x)) for x in losses), gradients)
 
@@ -274,7 +274,7 @@ class Runner:
         return found
 
     def _compiled(self, call: Call, place: Place, kind: bool | str, make: Callable[[Shapes], Any]) -> Any:
-        """Return what was made of a call's trace for these shapes, which ``make`` does the first time."""
+        """Return the cached program of a call's trace for these shapes; ``make`` builds it the first time."""
         shapes = tuple(a.shape for a in call.arrays)
         key = (id(call.trace), shapes, kind)
         if key not in place.programs:

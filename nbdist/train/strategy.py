@@ -64,14 +64,14 @@ class Replica(ABC):
     """What a user should know, for example that parameters travel over sockets."""
 
     tables: Sequence[int] = ()
-    """Numbers of the variables of which steps read some rows, and whose gradients are rows."""
+    """Numbers of the variables used only through row lookups, with gradients in the form of rows."""
 
     def want(self, ids: Sequence[Array]) -> None:
-        """Say which rows of each table the next step reads; comes before its ``pull``."""
+        """Request the rows of each table that the next step reads; call it before ``pull``."""
         return
 
     def take(self, gradient: Sequence[Rows]) -> None:
-        """Take the gradients of the tables' rows, for the next ``push``; without it there are none."""
+        """Store the gradients of the tables' rows for the next ``push``."""
         raise FailedPreconditionError(f"{type(self).__name__} has no tables")
 
     @abstractmethod
@@ -147,7 +147,7 @@ class Replica(ABC):
 
     @abstractmethod
     def gradients(self) -> Sequence[Array]:
-        """Return the arrays to write this step's gradients to, one per variable that is no table."""
+        """Return the arrays to write this step's gradients to, one per variable that is not a table."""
 
     @abstractmethod
     def push(self) -> None:
@@ -178,9 +178,9 @@ class Strategy(ABC):
     takes_rows = False
     """Whether its replicas take the gradients of embedding tables as rows (``replica(tables=)``)."""
     pulls_rows = False
-    """Whether a replica is brought the rows of a table that it asks for (``want``), and no others."""
+    """Whether a replica receives only the rows of a table that it requests (``want``)."""
     keeps_slots = True
-    """Whether what the optimizer keeps is in the replicas' memory, and not on a server."""
+    """Whether the optimizer's slots are in the replicas' memory, and not on a server."""
     skips = True
     """Whether a replica's part of a step can be left out."""
     continues = False
@@ -275,12 +275,12 @@ class Strategy(ABC):
     def run(self, fn: Callable[..., Any], args: Any = (), *, nan: str = "stop") -> Any:
         """Run a function on every replica of this process, and return what it returned, with arrays.
 
-        ``fn`` is called once with tensors for arguments ``args`` (a tuple) of one form, and what it recorded
-        is run from then on. Where this process has several replicas, what they return is a PerReplica.
+        ``fn`` is called once with tensors for each form of ``args`` (a tuple), and later calls run the
+        recorded graph. If this process has several replicas, the result is a PerReplica.
 
-        ``nan`` is for steps whose loss or gradient is NaN or infinite, which are never applied, as in
+        ``nan`` is for steps with a NaN or infinite loss or gradient, which are never applied, as in
         ``fit``: "stop" raises NanLossError, "skip" leaves this replica's part of the update out, gives
-        variables that the step assigned their values back, counts and prints it, and continues.
+        variables that the step assigned their old values, counts and prints the step, and continues.
         """
         return _custom().run(self, fn, args, nan)
 
@@ -381,7 +381,7 @@ class OneDevice(Replica):
         self.global_step, self._optimizer.learning_rate = updates, rate
 
     def gradients(self) -> Sequence[Array]:
-        """Return the gradient buffers, one per variable that is no table."""
+        """Return the gradient buffers, one per variable that is not a table."""
         return self._gradients
 
     def take(self, gradient: Sequence[Rows]) -> None:
@@ -411,7 +411,7 @@ T = TypeVar("T")
 
 
 def tables_of(strategy: Strategy, model: Trainable, optimizer: Optimizer) -> tuple[int, ...]:
-    """Return the numbers of the model's variables whose gradients go as rows, by this strategy."""
+    """Return the numbers of the model's variables with gradients that this strategy sends as rows."""
     from nbdist.train.context import current
 
     on_host = backend(current().device) is np
@@ -427,7 +427,7 @@ def apart(
 
 
 def interleaved(own: Sequence[T], rest: Sequence[T], tables: Sequence[int]) -> list[T]:
-    """Return what tables and other variables have in the order of all variables; undoes :func:`apart`."""
+    """Merge items of tables and of other variables in the order of all variables; undoes :func:`apart`."""
     of_tables, others = dict(zip(tables, own, strict=True)), iter(rest)
     count = len(own) + len(rest)
     return [of_tables[i] if i in of_tables else next(others) for i in range(count)]

@@ -38,9 +38,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Array], texts: Mapping[str, 
 
 
 class TensorFile:
-    """A file of arrays, open for reading; raises DataLossError for one that is damaged, or is another file.
+    """A file of arrays, open for reading; raises DataLossError if it is damaged or of another kind.
 
-    ``what`` says what the file should be, for errors.
+    ``what`` names the expected kind of file in errors.
     """
 
     def __init__(self, path: str | Path, what: str = "a file of tensors") -> None:
@@ -55,7 +55,7 @@ class TensorFile:
             self.shapes: dict[str, tuple[int, ...]] = {
                 name: tuple(self._file.get_slice(name).get_shape()) for name in sorted(self._file.keys())
             }
-            """The shapes of the arrays by name; nothing but the header is read for them."""
+            """The shapes of the arrays by name, from the header."""
             sums: Any = json.loads(self.texts.pop(CHECKSUMS, '{"tensors": {}, "texts": {}}'))
             self._sums: dict[str, int] = dict(sums["tensors"])
             if self._sums and self._sums.keys() != self.shapes.keys():
@@ -67,7 +67,7 @@ class TensorFile:
             raise self.damaged(error) from None
 
     def read(self, name: str, called: str = "") -> Array:
-        """Return an array, checked; ``called`` is what it is in errors, if its name says too little."""
+        """Return an array after a check of its checksum; ``called`` explains its name in errors."""
         from safetensors import SafetensorError
 
         try:
@@ -76,16 +76,16 @@ class TensorFile:
             raise self.damaged(error) from None
         if self._sums.get(name, crc := _crc(array) if name in self._sums else 0) != crc:
             which = f"{name!r} ({called})" if called else repr(name)
-            raise self.damaged(f"tensor {which} is not what was written (its checksum is wrong)")
+            raise self.damaged(f"tensor {which} has a wrong checksum")
         return array
 
     def damaged(self, why: object) -> DataLossError:
-        """Return the error that says what is wrong with the file."""
+        """Return the error for a damaged file."""
         said = "it is nested too deeply" if isinstance(why, RecursionError) else why
-        return DataLossError(f"{self.path!r} is no {self.what}, or is damaged: {said}")
+        return DataLossError(f"{self.path!r} is not {self.what}, or is damaged: {said}")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.__exit__(None, None, None)
 
     def __enter__(self) -> TensorFile:

@@ -30,7 +30,7 @@ from nbdist.train.trees import leaves, mapped
 
 
 class Gradient(NamedTuple):
-    """The gradient of one variable; ``rows`` is the same, if it holds the rows of a table only."""
+    """The gradient of one variable; ``rows`` is the same gradient as rows of a table, if it has that form."""
 
     whole: Tensor
     rows: IndexedSlices | None
@@ -102,9 +102,9 @@ class Trace:
         return [*self.fetches, *self.watched, *self.effects, *gradients]
 
     def lookups(self, table: Variable) -> list[Tensor] | None:
-        """Return the ids of all rows of a variable that a step reads, as far as its arguments tell them.
+        """Return the ids of all rows of a variable that a step reads, computed from its arguments.
 
-        None if it reads the variable otherwise, or if ids follow from anything but the arguments.
+        None if it reads the variable in another way, or if ids depend on anything but the arguments.
         """
         found: dict[Tensor, None] = {}
         if any(t is table for t in self._computed):
@@ -119,7 +119,7 @@ class Trace:
         return list(found) if all(map(self._of_arguments, value_order(list(found)))) else None
 
     def _of_arguments(self, tensor: Tensor) -> bool:
-        """Whether a tensor's own part in a value follows from its inputs, or it is an argument."""
+        """Whether a tensor is an argument, or its value depends only on its inputs."""
         if isinstance(tensor, Variable):
             return False
         if tensor.op is None:

@@ -51,11 +51,11 @@ class Trainable(ABC):
 
     @property
     def tables(self) -> tuple[int, ...]:
-        """Numbers of the variables of which a step looks up some rows, and nothing else."""
+        """Numbers of the variables that a step uses only through row lookups."""
         return ()
 
     def lookups(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., tuple[Array, ...]]:
-        """Return ``program(*batch)``, which gives the numbers of each table's rows that are looked up."""
+        """Return ``program(*batch)``, which returns the row numbers that a batch looks up in each table."""
         raise NotImplementedError(f"{type(self).__name__} has no tables")
 
     def draw(self, step: int, first: int) -> Array:
@@ -95,8 +95,8 @@ class Trainable(ABC):
     ) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(*batch, scale, [draw,] *gradients) -> (loss, *metrics, *rows)``.
 
-        Gradients of ``tables`` are not written to arrays: ``rows`` are, for each of them, the gradients of
-        the rows that were looked up and the numbers of these rows.
+        Gradients of ``tables`` are not written to arrays: ``rows`` holds, for each table, the gradients of
+        the rows that were looked up and their row numbers.
 
         ``ready`` is called with the number of a variable as soon as its gradient is there; those of the last
         layers come first.

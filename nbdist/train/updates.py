@@ -57,11 +57,11 @@ class Group(Nothing):
 
     @property
     def tables(self) -> tuple[int, ...]:
-        """Numbers of the variables of which the step that begins to train them looks up some rows."""
+        """Numbers of the variables that their first training step uses only through row lookups."""
         return self._tables
 
     def begin(self, variables: Sequence[tuple[str, Array]], tables: Sequence[int]) -> None:
-        """Take the values that a training begins with, and which of them are tables."""
+        """Store the initial values of a training, and the numbers of its tables."""
         self.variables, self._tables = list(variables), tuple(tables)
 
     def replica(self, context: Context) -> Replica:

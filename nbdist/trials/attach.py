@@ -75,7 +75,7 @@ def attach_sweep(
 def pushed_again(
     sweep: str, push: Mapping[str, Any] | None, names: Sequence[str]
 ) -> Mapping[str, Any] | None:
-    """Return what trials find from now on; raises InvalidArgumentError unless these are the sweep's names."""
+    """Return the pushed values for trials; raises InvalidArgumentError unless the names are the sweep's."""
     if push is not None and set(push) != set(names):
         wanted = ", ".join(names) or "none"
         raise InvalidArgumentError(

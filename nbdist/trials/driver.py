@@ -322,7 +322,7 @@ class Driver:
             raise wrong
         self.hopeless = self.trouble is not None
         if self.trouble is None and idle and (held := self.engines.held):
-            self.trouble = f"run {held} has the engines; the sweep goes on when it is over"
+            self.trouble = f"run {held} has the engines; the sweep continues when that run has ended"
         self.trouble = self.trouble or self._pressing.trouble
         return over and not record.full and not self._pressing.under_way
 

@@ -348,7 +348,7 @@ class Engines:
                     setattr(self._all[rank], name, calls)
 
     def _order_for(self, ranks: list[int]) -> SweepOrder:
-        """Return the order for engines, whose hosts have the pushed arrays from now on."""
+        """Send the pushed arrays to the engines' hosts, and return the order for the engines."""
         if self._delivery is None:
             return self._order
         return replace(self._order, pushed=self._delivery.send(self._all[rank].info for rank in ranks))

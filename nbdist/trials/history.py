@@ -28,7 +28,7 @@ OVER = ("finished", "stopped", "failed")
 
 
 class ListedSweep:
-    """A sweep of ``nb.sweeps()``: what its log says, read at the first use.
+    """A sweep of ``nb.sweeps()``: the content of its log, read at the first use.
 
     ``status`` is "running", "paused", "finished", "stopped", "failed", "lost" (no process drives it; attach
     to it to continue) or "damaged". ``nb.attach(sweep.id)`` opens it.
@@ -39,7 +39,7 @@ class ListedSweep:
 
     @cached_property
     def name(self) -> str:
-        """Its name; the id if it has none that can be read."""
+        """Its name; the id if the name cannot be read."""
         try:
             return str(read_about(self.folder).get("name") or self.id)
         except NbdistError:
@@ -59,17 +59,17 @@ class ListedSweep:
 
     @property
     def ledger(self) -> Ledger | None:
-        """Everything that its log says; None if that cannot be read."""
+        """The state that its log records; None if the log cannot be read."""
         return self._read[0]
 
     @property
     def status(self) -> str:
-        """Where it stands."""
+        """Its state, see the class."""
         return self._read[1]
 
     @property
     def error(self) -> str:
-        """Why it failed, or why its log cannot be read; else empty."""
+        """The reason for its failure, or for a log that cannot be read; else empty."""
         return self._read[2]
 
     @property
@@ -79,7 +79,7 @@ class ListedSweep:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took until its last trial ended; None while it is not over."""
+        """The time from its start to the end of its last trial; None until the sweep has ended."""
         if self.ledger is None or self.status not in OVER or not self.ledger.spans:
             return None
         return self.ledger.spans[-1].end - self.ledger.created.time
@@ -111,9 +111,9 @@ class SweepList(TableList[ListedSweep]):
 
 
 def sweeps() -> SweepList:
-    """Return the sweeps of this user, the newest first; one whose log cannot be read has status "damaged".
+    """Return the sweeps of this user, the newest first; one with an unreadable log has status "damaged".
 
-    ``nb.attach(id)`` opens one, also years later. Runs in the client::
+    ``nb.attach(id)`` opens one. Runs in the client::
 
         nb.sweeps()            # a table
         nb.sweeps()[0].best    # of the newest sweep

@@ -16,7 +16,7 @@ from nbdist.train.context import Context
 from nbdist.trials.order import SweepOrder, TrialOrder
 from nbdist.wire.frames import Frame
 
-FIRST_SECONDS = 0.004  # until the first look at what a trial has reported
+FIRST_SECONDS = 0.004  # until the first poll of a trial's reports
 KEPT = 1024  # reports of a trial
 MOST = 32  # reports at once; of a series with a point for every step so many are enough
 
@@ -69,7 +69,7 @@ class TrialLive(Live):
 
     def told(self, rank: int, ended: bool) -> Iterator[Frame]:
         """Yield what was reported since the last time, if anything was."""
-        for shown in self.output.take_displays():  # a trial has no cell: its file has their texts
+        for shown in self.output.take_displays():  # a trial has no cell: its file has the texts
             self.output.write(f"{shown.data['text/plain']}\n")
         self.output.take()  # into its file
         batch = self.recorder.flush()

@@ -25,9 +25,9 @@ class SweepOrder:
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the strategy, by the names of Options."""
     pushed: Given | Pushed = field(default_factory=Given)
-    """Values of the client that trials find; sent once to each engine."""
+    """Pushed values for the trials; sent once to each engine."""
     first_line: int = 1
-    """The number of a text's first line in the cell that it stands in."""
+    """The number of a text's first line in its cell."""
 
 
 @dataclass(frozen=True)

@@ -153,11 +153,10 @@ def check_trial(trial: object, first_line: int = 1) -> None:
 def wrong_names(
     trial: object, names: Iterable[str], conditional: Iterable[str] = ()
 ) -> tuple[dict[str, str], str]:
-    """Return what is wrong with the parameters of a space for a trial: by name, and what is missing.
+    """Return the errors in a space's parameters for a trial: by name, and a message on missing parameters.
 
-    Nothing is where that cannot be known: of text, which may not read a parameter (a number that only repeats
-    a trial), and of a function whose signature cannot be read. ``conditional`` are parameters that not all
-    trials have.
+    There is no check of text, which may ignore a parameter (a number that only repeats a trial), or of a
+    function without a readable signature. ``conditional`` are parameters that not all trials have.
 
     >>> def trial(lr, hidden, epochs=5): ...
     >>> wrong_names(trial, ["lr", "dropout"])

@@ -30,8 +30,8 @@ TROUBLE_SECONDS = 5.0  # for which nothing runs although there is work, until `w
 class Sweep(Wishing):
     """Handle on a sweep; all of it may be called from any thread, while trials run.
 
-    ``state`` is "running", "paused", and at the end "finished", "stopped" or "failed"; a finished one goes on
-    when trials are added, retried, cloned or promoted. `best` is its best trial, `table` all of them.
+    ``state`` is "running", "paused", and at the end "finished", "stopped" or "failed"; a finished sweep
+    continues when trials are added, retried, cloned or promoted. `best` is its best trial, `table` has all.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Sweep(Wishing):
 
     @property
     def given(self) -> Given:
-        """The values that were pushed; raises FailedPreconditionError where they are not there any more."""
+        """The pushed values; raises FailedPreconditionError if this process does not have them."""
         if self._push is None and self._pushes:
             names = ", ".join(f"{name!r}: {name}" for name in self._pushes)
             raise FailedPreconditionError(

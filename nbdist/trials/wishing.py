@@ -34,7 +34,7 @@ class Wishing(Known, ABC):
         self._wish(lambda now: wishes.resume(self.ledger, now))
 
     def close(self) -> None:
-        """Stop the sweep: running trials are stopped and keep what they have trained; none starts."""
+        """Stop the sweep: running trials stop and keep their checkpoints, and no further trial starts."""
         self._wish(lambda now: wishes.close(self.ledger, now))
 
     def add(self, trials: int) -> None:
@@ -61,7 +61,7 @@ class Wishing(Known, ABC):
         self._wish(wished)
 
     def stop(self, number: int | None = None) -> None:
-        """Stop a trial; what it reported and trained is kept. Without a number stop the sweep, as `close`."""
+        """Stop a trial; its reports and checkpoint are kept. Without a number stop the sweep, as `close`."""
         if number is None:
             self.close()
         else:

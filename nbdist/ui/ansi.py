@@ -1,8 +1,8 @@
 r"""The colours that programs print for a terminal: SGR codes (ECMA-48), read into styled pieces of text.
 
 Only colours and letter styles are kept; codes that move the cursor or set a title are dropped. All colours
-are mapped to the eight of ANSI, which each page draws in tones of its own: a tone that was chosen for a dark
-terminal cannot be read on a white page. ``widget/src/ansi.js`` is the same parser, and
+are mapped to the eight of ANSI, which each page draws in its own tones, because a tone for a dark terminal
+is hard to read on a white page. ``widget/src/ansi.js`` is the same parser, and
 ``tests/ui/ansi_cases.json`` tests both.
 """
 
@@ -49,7 +49,7 @@ class Style(NamedTuple):
     strike: bool = False
 
     def after(self, parameters: str) -> Style:
-        """Return the style after an SGR code with these parameters; what is unknown changes nothing.
+        """Return the style after an SGR code with these parameters; unknown parameters are ignored.
 
         >>> Style().after("1;31") == Style(ink=1, bold=True), Style(ink=1).after("0") == Style()
         (True, True)
@@ -59,7 +59,7 @@ class Style(NamedTuple):
         for group in groups:
             first, *more = [int(part or 0) for part in group.split(":")]
             if first in EXTENDED:
-                if not more:  # the semicolon form: what follows is taken from the other groups
+                if not more:  # the semicolon form: the colour's numbers are in the next groups
                     kind = number(next(groups, ""))
                     more = [kind, *(number(next(groups, "")) for _ in range({5: 1, 2: 3}.get(kind, 0)))]
                 tone = nearest(more)
@@ -73,7 +73,7 @@ class Style(NamedTuple):
         return style
 
     def code(self) -> str:
-        r"""Return the SGR code that sets this style from the default one; nothing for the default itself.
+        r"""Return the SGR code that sets this style from the default one; "" for the default itself.
 
         >>> Style(ink=1, bold=True).code()
         '\x1b[1;31m'

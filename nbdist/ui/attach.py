@@ -1,4 +1,4 @@
-"""nb.attach: a run that another kernel has started, here."""
+"""nb.attach: opens a run or a sweep of another kernel in this one."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ def attach(
 ) -> Any:
     """Return a run, or a sweep, by its id, with every point, its output so far, its controls and its result.
 
-    Without an id it is the newest run or sweep that is under way, and the others are named; if none is, the
-    latest run. A sweep that another living process drives is named and left to it.
+    Without an id it returns the newest run or sweep that is under way, and prints the ids of the others; if
+    none is under way, it returns the latest run. It skips a sweep that another living process drives, and
+    prints its id.
 
-    A run that is under way is shown live and followed while the notebook does other things;
+    A run that is under way is shown live and followed in the background;
     ``run.wait()`` waits for its end, ``run.stop()`` stops it, and at its end ``run.model``, ``run.history``
-    and ``run.results`` are there, and `model`, `history` and the rest in the notebook, as after a cell. One
-    that is over is there at once; of a run whose results went home to another notebook that is its history,
-    and its model too while the cluster has begun no other run.
+    and ``run.results`` are available, and `model`, `history` and the rest in the notebook, as after a cell.
+    A run that has ended is available at once. If another notebook has fetched its results, only the history
+    is available, and the model until the cluster begins another run.
 
-    A sweep comes back with all its trials, from its log; it goes on if it has work left: trials that engines
-    still run are adopted, others are tried again. ``trial`` is its function, where the trial was one;
-    ``push`` has its pushed values by name, where it was started with --push or push=.
+    A sweep is restored from its log with all its trials, and continues if it has work left: trials that
+    engines still run are adopted, others are retried. ``trial`` is its function, if the trial was one;
+    ``push`` has its pushed values by name, if it was started with --push or push=.
 
     Raises NotFoundError for an unknown id, FailedPreconditionError where the run's cluster has another
     version of nbdist, or where the run is ``--replication in-graph`` and another living process drives it::
@@ -66,7 +67,7 @@ def attach(
     if run_id is not None and is_sweep(run_id):
         return attach_to_sweep(run_id, trial, push)
     if trial is not None or push is not None:
-        raise InvalidArgumentError(f"trial= and push= belong to a sweep, and there is none called {run_id!r}")
+        raise InvalidArgumentError(f"trial= and push= are for a sweep, and no sweep has the id {run_id!r}")
     try:
         run = attach_run(run_id, make_view=_view)
     except NotFoundError as error:
@@ -100,7 +101,7 @@ def under_way() -> list[str]:
 
 
 def _free(found: list[str]) -> list[str]:
-    """Return the ids without those of sweeps that another process drives, which are named."""
+    """Return the ids without sweeps that another process drives; print the ids of these."""
     free = []
     for one in found:
         driver = driven_by_another(one) if is_sweep(one) else None
@@ -112,7 +113,7 @@ def _free(found: list[str]) -> list[str]:
 
 
 def _into_notebook(run: Run) -> None:
-    """Put what came home from a run into the notebook, as its own cell would; not in a script."""
+    """Put the results of a run into the notebook, as its own cell would; not in a script."""
     shell = get_ipython()
     if shell is not None:
         shell.user_ns.update(run.results)

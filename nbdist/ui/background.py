@@ -1,4 +1,4 @@
-"""Follows a run while the notebook goes on: for ``%%distribute --background`` and ``nb.attach``."""
+"""Follows a run in the background: for ``%%distribute --background`` and ``nb.attach``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _following: dict[int, asyncio.Task[None]] = {}  # by the identity of their runs:
 
 
 def follow_in_background(run: Run) -> None:
-    """Follow a run from now on, while this thread goes on: in a notebook, in a script and in IPython.
+    """Begin to follow a run in the background: in a notebook, in a script and in IPython.
 
-    A run with a live view on a page is followed from a thread of its own: its view moves ten times a second
-    while the event loop is free, and once a second while a cell computes. Its controls work while no other
-    cell has the thread. A run that shows nothing on a page is followed on the event loop, or where there is
-    none on a thread. What goes wrong is shown where the run is, and raised by ``run.wait()``.
+    A separate thread follows a run with a live view on a page: the view updates ten times a second while the
+    event loop is free, and once a second while a cell computes. Its controls work while no other cell runs. A
+    run without a view is followed on the event loop, or on a thread if no loop runs. Errors are shown at the
+    run's view, and ``run.wait()`` raises them.
     """
     if id(run) in _following:
         return
@@ -27,7 +27,7 @@ def follow_in_background(run: Run) -> None:
         run.follow_on_thread()
         return
     view = run.view
-    # The body of an in-graph run is in this process, and followed where it was started.
+    # The body of an in-graph run is in this process, and the thread that started it follows it.
     if isinstance(view, RunView) and view.on_page and run.options.replication != "in-graph":
         view.shown_by_this_thread()
         run.follow_on_thread()
@@ -40,7 +40,7 @@ def follow_in_background(run: Run) -> None:
 
 
 async def _show(run: Run, view: RunView) -> None:
-    """Show on this loop what a thread follows."""
+    """Show on this loop a run that a thread follows."""
     while True:
         try:
             while not run.settled:
@@ -50,7 +50,7 @@ async def _show(run: Run, view: RunView) -> None:
             break
         except KeyboardInterrupt:  # meant for the cell that runs now
             continue
-        except Exception as error:  # the run matters more than how it is shown
+        except Exception as error:  # an error of the view must not end the run
             run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
             break
     _tell(run)

@@ -31,8 +31,8 @@ def coarse(steps: ArrayLike, values: ArrayLike, most: int) -> Curve:
     """Return (steps, values) of at most ``most`` points, each the mean of neighbours, at the last one's step.
 
     The start is kept as it is, as far as there is room: the first point, and one for each doubling of the
-    distance from it. What is left over at the end joins the last mean: alone it would be noisier than the
-    others.
+    distance from it. The points left over at the end join the last mean: a mean of them alone would be
+    noisier than the others.
 
     >>> coarse([1, 2, 3, 4, 5, 6, 7], [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0], most=4)
     (array([1, 2, 4, 7], dtype=uint32), array([ 1.,  3.,  6., 11.]))

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from nbdist.ui.live import LiveView
 
 Place = Literal["page", "batch", "terminal"]
-LATE = 0.5  # seconds without a tick, after which a cell is seen to have the main thread
+LATE = 0.5  # seconds without a tick, after which a cell is taken to occupy the main thread
 LINE_EVERY = 2.0  # seconds between progress lines in a terminal
 
 
 def place() -> Place:
-    """Return who looks: a notebook's page, nobody until it is over (`nbconvert --execute`), or a terminal."""
+    """Return the kind of output: a notebook's page, a batch (`nbconvert --execute`), or a terminal."""
     from IPython.core.getipython import get_ipython
 
     kernel = getattr(get_ipython(), "kernel", None)
     if kernel is None:
         return "terminal"
-    # Only who can be asked can look: nbclient and papermill allow no input, and would keep the live
-    # widget's state in the notebook for good, since they never forget a widget that was closed.
+    # A front end that allows no input is a batch. nbclient and papermill would keep the state of the live
+    # widget in the notebook, because they never drop a closed widget.
     request = kernel.get_parent("shell")
     return "page" if request.get("content", {}).get("allow_stdin", True) else "batch"
 
@@ -145,7 +145,7 @@ class LiveDisplay:
             self.report(progress_line(self.title, self.status, latest_values(self.store, self.charts)))
 
     def tick_meanwhile(self) -> None:
-        """Keep the view moving while the main thread has had no time for it."""
+        """Update the view while the main thread is busy."""
         now = time.monotonic()
         with self.lock:
             if self.view is not None and now - self.ticked > LATE:
@@ -159,7 +159,7 @@ class LiveDisplay:
                 self.view.progress(status)
 
     def mark(self, marks: Sequence[Mark]) -> None:
-        """Draw these marks on the curves from now on."""
+        """Set the marks on the curves."""
         with self.lock:
             self.marks = marks
             if self.view is not None:

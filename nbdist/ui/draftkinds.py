@@ -11,7 +11,7 @@ Kind: TypeAlias = Literal["uniform", "log", "int", "log int", "choice", "fixed"]
 NUMBERS: dict[Kind, str] = {
     "uniform": "uniform", "log": "log-uniform", "int": "integer", "log int": "log-integer",
 }  # fmt: skip
-"""Ranges of numbers, and what the page calls their distributions."""
+"""Ranges of numbers, and the page's names of their distributions."""
 
 KINDS: dict[Kind, str] = {**NUMBERS, "choice": "choice", "fixed": "fixed"}
 

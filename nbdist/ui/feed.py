@@ -58,7 +58,7 @@ class Feed:
         self.cursor = 0
         self.held: dict[tuple[int, int], int] = defaultdict(int)  # points in the page, by (replica, series)
         self.waiting: dict[tuple[int, int], None] = {}  # curves to be sent anew, in order
-        self.lost: frozenset[int] = frozenset()  # replicas that do not train any more
+        self.lost: frozenset[int] = frozenset()  # replicas that no longer train
         self.changed = False  # points arrived since the last means
         self.means_due = 0.0
         self.spent = 0.0  # seconds of the kernel that trends have taken since the last means

@@ -45,8 +45,8 @@ def parse_words(
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the plain words and the options among the words of a magic's line.
 
-    Raises `InvalidArgumentError` for a flag that is not among ``flags``, that is given twice, or whose value
-    cannot be read.
+    Raises `InvalidArgumentError` for a flag that is not among ``flags``, is given twice, or has an invalid
+    value.
     """
     plain, options = list[str](), dict[str, Any]()
     given: dict[str, str] = {}  # the flag that has set each option

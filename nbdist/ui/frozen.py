@@ -6,9 +6,9 @@
 - ``text/html``: the same picture, small tables, and what each task printed; all of it escaped
 - ``text/plain``: the tables and the output as text
 - ``application/vnd.nbdist.run+json``: the summary and the curves, thinned (see rundata.py); a cell that
-  trained nothing has none, and shows what it printed
+  trained nothing has none, and shows its output
 
-What had to be cut is said where it is missing.
+A note marks each place where content was cut.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
 
 RUN = "application/vnd.nbdist.run+json"
-# Bytes in a notebook file. The picture counts twice, and grows by a third as base64; so do the rooms. The
-# curves have the rest.
+# Bytes in a notebook file. The picture is stored twice, and base64 makes it a third larger; so do the limits
+# of the other parts. The curves have the rest.
 LARGEST = 148_000
 PICTURE_LIMIT = 32_000
 BESIDE_A_PICTURE = Room(error=4_000, metrics=2_500, rows=3_000, outputs=7_000)

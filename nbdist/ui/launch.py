@@ -54,10 +54,10 @@ def launch(
 ) -> Run:
     """Run a body on the cluster's workers, show it live, and return the finished run. Same as %%distribute.
 
-    ``body`` is source text, or a function, which is called with ``args`` and ``kwargs``; what it returns on
-    the chief is ``run.results["result"]``. ``push`` has values of this process, by the names under which the
-    body finds them. Arguments, pushed values and what the function closes over may be arrays, frames, text,
-    numbers, lists, dicts, datasets, functions, classes and modules; arrays are read-only there (see
+    ``body`` is source text, or a function, which is called with ``args`` and ``kwargs``; its return value on
+    the chief is ``run.results["result"]``. ``push`` has values of this process by name, which the body can
+    use. Arguments, pushed values and variables of the function's closure may be arrays, frames, text,
+    numbers, lists, dicts, datasets, functions, classes and modules; arrays are read-only on the workers (see
     docs/workers.md).
 
     Raises WorkerError with the task's own traceback if the body fails anywhere, InvalidArgumentError for a
@@ -72,9 +72,9 @@ def launch(
     - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``
     - for "mirrored" and "multi_worker": ``collective``; for these and "ps": ``min_workers``
     - for "elastic": ``every``, ``alpha``
-    - ``name``: what lists and views call it; None makes one of the notebook, the cell and the strategy
+    - ``name``: its name in lists and views; None makes one of the notebook, the cell and the strategy
     - ``live``: False shows no view, names such as ("loss",) choose its curves
-    - ``background``: return at once; the run is followed meanwhile, also in a plain script, so that
+    - ``background``: return at once and follow the run in the background, also in a plain script, so that
       ``run.over`` and ``run.standing()`` advance; ``run.wait()`` and ``run.wait_until(step=...)`` wait for it
     - ``tensorboard``: True writes event files too: ``tensorboard --logdir {run.folder}/tensorboard``
     - ``cluster``: the one to run on; None is the one that was started last
@@ -128,7 +128,7 @@ def run_name(
     synchronous: bool | None = None,
     replication: str = "between-graph",
 ) -> str:
-    """Return a name for what this cell or script starts, such as "mnist [12] ps async"; see `name_of`."""
+    """Return a name for a run of this cell or script, such as "mnist [12] ps async"; see `name_of`."""
     kinds = {True: "sync", False: "async", None: ""}
     words = (strategy or "", kinds[synchronous], "in-graph" if replication == "in-graph" else "")
     shell = get_ipython()

@@ -55,7 +55,7 @@ class LiveView(PacedView):
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self.lock = lock or threading.RLock()
-        """Whoever sends or changes something has it: a run may be followed from another thread."""
+        """Held for each send or change, because another thread may follow the run."""
         self.planned = None if charts is None else list(charts)  # what is drawn unless the page chooses
         self.feed = Feed(store, self.planned)
         self.available = Available()
@@ -91,7 +91,7 @@ class LiveView(PacedView):
             self.feed.lost = frozenset(i for i, one in replicas.items() if one.get("state") == "lost")
 
     def mark(self, marks: Iterable[Mark]) -> None:
-        """Draw these marks on the curves from now on: what happened at which step."""
+        """Set the marks on the curves: events at their steps."""
         self.marks, self.marks_are_new = [asdict(mark) for mark in marks], True
 
     def output(self, task: str, text: str) -> None:
@@ -99,11 +99,11 @@ class LiveView(PacedView):
         self.transcripts.setdefault(task, Transcript()).append(text)
 
     def tick_unheard(self, now: float) -> None:
-        """Send a frame now and then although what the page says does not come through."""
+        """Send a frame at intervals although messages of the page do not arrive."""
         known = bool(self.views) and self.placed
         if self.pace.may_send_unheard(now, known):
             self.now = now
-            self.snapshot_wanted = self.snapshot_wanted or not known  # it may have missed the one before
+            self.snapshot_wanted = self.snapshot_wanted or not known  # the page may lack the last frame
             self._send_frame(now)
 
     def _on_page_message(self, widget: object, message: Mapping[str, Any], buffers: object) -> None:

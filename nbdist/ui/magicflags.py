@@ -23,7 +23,7 @@ START_FLAGS = {
         "orphan_timeout", float, "S", "seconds it lives without a client (default 60, and 3600 in a run)"
     ),
 }
-STOP_FLAGS = {"--force": Flag("force", help="although another notebook started it and has a run on it")}
+STOP_FLAGS = {"--force": Flag("force", help="even if another notebook started it and has a run on it")}
 GROW_FLAGS = {"--workers": Flag("workers", int, "N", "how many workers come or leave (default 1)")}
 DISTRIBUTE_FLAGS = grouped({
     "How replicas work together": {

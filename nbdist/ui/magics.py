@@ -169,7 +169,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     def _stop(self, line: str) -> None:
         plain, options = parse(line, STOP_FLAGS, "%cluster stop")
         if plain:
-            raise InvalidArgumentError(f"%cluster stop: what is {plain[0]!r}? The flag is --force")
+            raise InvalidArgumentError(f"%cluster stop: unknown word {plain[0]!r}; the only flag is --force")
         cluster = Cluster.current()
         cluster.stop(**options)
         print(f"cluster {cluster.id} is stopped")
@@ -205,7 +205,7 @@ _with_flags(DistributedMagics.graph, GRAPH_FLAGS)
 
 
 def begin(line: str, cell: str, namespace: dict[str, Any], before: int = 1) -> Run:
-    """Start the run that a %%distribute cell asks for; its body follows so many lines of the cell."""
+    """Start the run of a %%distribute cell; the body begins after ``before`` lines of the cell."""
     plain, options = parse(line, DISTRIBUTE_FLAGS, "%%distribute")
     if plain:
         raise InvalidArgumentError(
@@ -223,7 +223,7 @@ def begin(line: str, cell: str, namespace: dict[str, Any], before: int = 1) -> R
 
 
 def leave_to_itself(run: Run, namespace: dict[str, Any]) -> bool:
-    """With ``--background``: return at once; what comes home is put into the notebook when the run ends."""
+    """With ``--background``: return at once; put the results into the notebook when the run ends."""
     if not run.options.background:
         return False
     namespace["run"] = run
@@ -251,7 +251,7 @@ def finish(run: Run) -> None:
 
 
 async def await_distribute(line: str, cell: str, before: int = 1) -> None:
-    """Run a %%distribute cell, whose body follows so many lines, while the kernel's event loop goes on."""
+    """Run a %%distribute cell, with its body after ``before`` lines, while the kernel's event loop runs."""
     shell = get_ipython()
     try:
         run = begin(line, cell, shell.user_ns, before)

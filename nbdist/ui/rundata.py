@@ -9,8 +9,8 @@
                 {"name": "loss", "replica": 0, "kind": "points", "steps": "0 1", "values": "2.31 2.4"}],
      "left_out": 0}
 
-A trend is made of means of neighbouring points, single ones at its start; points are the extremes of what was
-measured, the first and the last.
+A trend consists of means of neighbouring points, and of single points at its start; ``points`` are the first,
+the last and the extreme measured values.
 
 Steps and values are text because a notebook file puts each item of a list on a line of its own, and because
 JSON has no NaN and no infinity (``nan``, ``inf`` and ``-inf`` here).
@@ -32,7 +32,7 @@ from nbdist.ui.summary import Summary
 if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
 
-# Points of a trend, of points: as many as the picture has, then fewer.
+# Numbers of points for trends and for points: those of the picture first, then fewer.
 LIMITS = (
     (512, 600), (512, 300), (360, 150), (250, 80), (180, 50), (120, 40), (80, 30), (50, 30), (30, 20),
 )  # fmt: skip

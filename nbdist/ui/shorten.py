@@ -88,13 +88,13 @@ def shorten(text: str, limit: int, written: Callable[[str], str] = str) -> str:
 
 
 def cut_words(missing: int) -> str:
-    """Return the line that stands for so many characters."""
+    """Return the line that replaces ``missing`` characters."""
     return f"\n... {missing:,} characters cut ...\n"
 
 
 def longest(cut: Callable[[int], str], length: int, limit: int, written: Callable[[str], str] = str) -> str:
     """Return ``cut(keep)`` with most of ``length`` characters, ``limit`` bytes of a file when ``written``."""
-    # A text that is far too long is cut first, so that a long one costs no more than a short one.
+    # Cut a far too long text first, so that its cost does not depend on its length.
     keep = min(length, limit)
     while True:
         short = cut(keep)

@@ -13,7 +13,7 @@ MarkKind = Literal["rate", "pause", "checkpoint", "lost"]
 
 @dataclass(frozen=True)
 class Mark:
-    """What steering or a fault did to a run at a step of its curves' x axis."""
+    """An event of a run, by steering or a fault, at a step of the curves' x axis."""
 
     step: int
     kind: MarkKind
@@ -37,12 +37,12 @@ class Summary:
     unit: str = "steps"  # what ``step`` counts: "updates" where replicas make them one by one
     total: int | None = None  # that ``step`` was meant to reach, where that is known
     checkpoint: str | None = None  # path of the last one
-    marks: Sequence[Mark] = ()  # what happened at steps of the curves
+    marks: Sequence[Mark] = ()  # events at steps of the curves
     metrics: Mapping[str, float] = field(default_factory=dict)  # final values
     outputs: Mapping[str, str] = field(default_factory=dict)  # task -> what it printed
     error: str | None = None  # in a line: the cell shows the traceback
     rows: Sequence[Mapping[str, object]] = ()
-    remarks: Sequence[str] = ()  # what did not go by itself, such as a replica that was lost
+    remarks: Sequence[str] = ()  # remarks on faults, such as a lost replica
 
 
 SIGNS: Mapping[MarkKind, str] = {"rate": "◆", "pause": "■", "checkpoint": "▼", "lost": "✕"}
@@ -67,7 +67,7 @@ def headline(summary: Summary) -> str:
 
 
 def of_last_epoch(name: str) -> str:
-    """Return the label of a metric's mean over the last epoch: a curve's newest point is another figure."""
+    """Return the label of a metric's mean over the last epoch, which differs from a curve's newest point."""
     return f"{name} (last epoch)"
 
 
@@ -78,12 +78,12 @@ def apart(summary: Summary) -> Mapping[str, float]:
 
 
 def is_plain(summary: Summary) -> bool:
-    """Whether a cell trained nothing and ended well: then what it printed is all there is to show."""
+    """Whether a cell trained nothing and ended without error: then the view shows only its output."""
     return summary.step is None and not summary.rows and summary.state == "finished" and not summary.remarks
 
 
 def marks_line(summary: Summary) -> str:
-    """Return the marks of the curves in words.
+    """Return the marks of the curves as text.
 
     >>> marks = [Mark(1200, "rate", "learning rate 0.1 → 0.01"), Mark(1300, "lost", "worker 1 lost")]
     >>> marks_line(Summary("r1", "mnist", "finished", [], marks=marks))

@@ -58,7 +58,7 @@ SWEEP_FLAGS = grouped({
     "The sweep": {
         "--push": Flag("push", names, "x,make_model", "values and functions of this notebook, for trials"),
         "--name": Flag("name", str, "NAME", "a name for it"),
-        "--wait": Flag("wait", help="the cell goes on until the sweep is over; an interrupt stops it"),
+        "--wait": Flag("wait", help="the cell runs until the sweep has ended; an interrupt stops the sweep"),
         "--no-live": Flag("live", help="show no grid", value=False),
     },
 })  # fmt: skip

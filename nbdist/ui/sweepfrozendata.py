@@ -2,8 +2,8 @@
 
 A snapshot as the grid takes it (see sweepdata.py), thinned to fit: ``curves`` instead of points, by number,
 each as base64 of float32 pairs (step, value; little-endian); ``left_out`` are those that had no room, if any;
-``shown`` of ``of`` trials, the best and some of all others; columns in which nothing stands are left out, and
-long texts are cut. (Notebooks saved before 2026-11-22 have ``{number: [[steps], [values]]}``.)
+``shown`` of ``of`` trials, the best and some of all others; empty columns are left out, and long texts are
+cut. (Notebooks saved before 2026-11-22 have ``{number: [[steps], [values]]}``.)
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def status(sweep: SweepSeen, now: float) -> dict[str, Any]:
 
 
 def reason(error: NbdistError | None) -> str | None:
-    """Return why a sweep failed in one line: the first, and of a traceback in it the last.
+    """Return the reason for a sweep's failure in one line: the first, and of a traceback in it the last.
 
     >>> from nbdist.errors import AbortedError
     >>> reason(AbortedError("all of the first 4 trials failed. Trial 0:\\nTraceback:\\n  x\\nValueError: 7"))

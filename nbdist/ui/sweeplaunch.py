@@ -65,9 +65,9 @@ def run_sweep(
     - ``per_trial`` engines train a trial together, under ``strategy`` "multi_worker" or "mirrored"
     - ``seed`` fixes what is asked for, and each trial's own seed
     - ``live``: False shows no grid
-    - ``push``: values of this process, by the names under which trials find them (see docs/workers.md);
-      they and what a function closes over are sent once to each engine
-    - ``first_line``: the number of a text's first line in the cell that it stands in, for errors
+    - ``push``: values of this process by name, which trials can use (see docs/workers.md); they and the
+      variables of a function's closure are sent once to each engine
+    - ``first_line``: the number of a text's first line in its cell, for errors
 
     Raises InvalidArgumentError for a space that is empty or contradicts itself, and the like. Runs in the
     client::

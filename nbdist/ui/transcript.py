@@ -1,7 +1,7 @@
 """The output of one rank: appended text with carriage returns applied, bounded, at linear cost.
 
-Of terminal codes those of colours stay (see :mod:`nbdist.ui.ansi`). Every finished line sets its colours
-itself and resets them, so that it can be shown without the lines before it, which may have been cut.
+It keeps the terminal codes of colours (see :mod:`nbdist.ui.ansi`) and drops others. Every finished line sets
+and resets its own colours, so that it can be shown without the lines before it, which may have been cut.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Transcript:
             self.open = ""
 
     def shown(self, line: str) -> str:
-        """Return what a terminal shows of a line, and keep its last style for the next one."""
+        """Return a line as a terminal shows it, and keep its last style for the next line."""
         start = self.style
         self.style = ending(line, start)
         return self_contained(line, start)
@@ -86,13 +86,13 @@ class Transcript:
         return self.written, "".join(reversed(pieces)), self_contained(self.open, self.style)
 
     def text(self) -> str:
-        """Return all that is kept, with its colours, and with a first line that says what was cut."""
+        """Return the kept text with its colours; its first line gives the amount of text that was cut."""
         note = f"... {self.cut:,} characters cut ...\n" if self.cut else ""
         return note + "".join(self.lines) + self_contained(self.open, self.style)
 
 
 def self_contained(line: str, style: Style) -> str:
-    r"""Return what a terminal shows of a line that begins in ``style``, with the codes of its colours.
+    r"""Return a line that begins in ``style`` as a terminal shows it, with the codes of its colours.
 
     >>> self_contained("10%\r\x1b[32m20%", Style())
     '\x1b[32m20%\x1b[0m'

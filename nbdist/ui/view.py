@@ -33,11 +33,11 @@ class RunView:
     """Shows one run: live while it goes on, frozen at its end."""
 
     def __init__(self, run: Run, *, display: bool = True, raises: bool = False) -> None:
-        self._run, self._raises = run, raises  # whether the cell raises the run's error, below the view
+        self._run, self._raises = run, raises  # whether the cell raises the run's error below the view
         self._tasks = run.tasks
         self._unit = unit_of(run)
         self._marks = Marks()
-        self._thread: int | None = None  # that shows the run, where another one follows it
+        self._thread: int | None = None  # the thread that shows the run, if another one follows it
         self._display = LiveDisplay(
             run.store, run.tasks, run.options.name, run_id=run.id, charts=run.options.live, again=again(run)
         )
@@ -59,7 +59,7 @@ class RunView:
         return self._display.where == "page"
 
     def shown_by_this_thread(self) -> None:
-        """Have this thread show the run from now on, while another one follows it: `tick` and `freeze`."""
+        """Show the run on this thread, by `tick` and `freeze`, while another thread follows it."""
         self._thread = threading.get_ident()
 
     def progress(self, standing: Standing) -> None:
@@ -105,7 +105,7 @@ class RunView:
         show_displayed(task, shown)
 
     def end(self, run: Run) -> None:
-        """Freeze, unless another thread shows the run, which sees to that."""
+        """Freeze the view, unless another thread shows the run: then that thread does it."""
         if self._thread in (None, threading.get_ident()):
             self.freeze(run)
 
@@ -124,7 +124,7 @@ class RunView:
 
 
 def again(run: Run) -> str:
-    """Say how to follow a run from a new kernel; nothing where the run ends with its kernel."""
+    """Return how to follow a run from a new kernel; "" if the run ends with its kernel."""
     in_graph = run.options.replication == "in-graph"
     return "" if in_graph else f"to reconnect, run nb.attach({run.id!r})"
 
@@ -167,7 +167,7 @@ class PrintedView:
 
 
 def show_displayed(task: str, shown: Displayed) -> None:
-    """Show an object of a task in this cell, under the task's name; the front end's own rules for HTML hold.
+    """Show an object of a task in this cell, under the task's name; the front end's rules for HTML apply.
 
     Outside of a notebook its text is printed.
     """
@@ -233,7 +233,7 @@ def summary_of(run: Run) -> Summary:
 
 
 def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
-    """Return what was not as planned: lost replicas, gradients that were dropped or left out."""
+    """Return remarks on lost replicas and on gradients that were dropped or left out."""
     lost = lost_among(replicas, run.tasks)
     remarks = [lost] if lost else []
     if has_quorum(run) and run.global_step:
@@ -248,7 +248,7 @@ def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
 
 
 def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
-    """Say which replicas are lost, which are silent, and which are slow."""
+    """Return a message that names the lost, the silent and the slow replicas."""
     slow = sorted(
         ((replica.slowness, i) for i, replica in enumerate(replicas) if replica.slowness), reverse=True
     )
@@ -264,12 +264,12 @@ def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
 
 
 def lost_among(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
-    """Say which replicas are lost; empty if all are there."""
+    """Return a message that names the lost replicas; empty if there are none."""
     return those("was", LOST, replicas, tasks)
 
 
 def those(verb: str, state: str, replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
-    """Say which replicas are in a state, with "is" or "was"; empty if none is."""
+    """Return a message that names the replicas in a state, with "is" or "was"; empty if there are none."""
     found = [i for i, replica in enumerate(replicas) if replica.state == state]
     named = ", ".join(short_task(tasks[i]) for i in found[:MOST_NAMED])
     more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""

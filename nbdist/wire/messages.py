@@ -60,7 +60,7 @@ def cut(part: Buffer) -> list[Buffer]:
 def receive_parts(socket: zmq.Socket[bytes], limit: int) -> tuple[list[Buffer], int]:
     """Return the parts of a message that is there, put together again, and how many bytes it held.
 
-    Large parts of one piece are not copied. What goes over `limit` bytes is dropped. Raises
+    Large parts of one piece are not copied. A message larger than `limit` bytes is dropped. Raises
     ResourceExhaustedError for a message of more pieces than a frame within the limit has; it is dropped.
     """
     left = 2 + MAX_ARRAYS + limit // PIECE  # the head, the arrays, and the full pieces before their last ones
@@ -86,7 +86,7 @@ def receive_parts(socket: zmq.Socket[bytes], limit: int) -> tuple[list[Buffer], 
 
 
 def discard(socket: zmq.Socket[bytes]) -> int:
-    """Drop the rest of a message, and return how many pieces that was."""
+    """Drop the rest of a message, and return the number of dropped pieces."""
     count = 1
     while socket.recv(copy=False).more:
         count += 1

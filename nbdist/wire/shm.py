@@ -36,7 +36,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 
-ALONE = "nbdist-alone"  # what the names of segments begin with whose process is in no cluster
+ALONE = "nbdist-alone"  # prefix of the segments of processes outside clusters
 
 
 def shared_folder() -> Path:
@@ -59,18 +59,18 @@ def remove_all(prefix: str) -> list[str]:
 
 
 def own_prefix() -> str:
-    """Return what the names of this process' segments begin with, if it is in no cluster that removes them.
+    """Return the prefix of this process' segments, for a process outside clusters.
 
-    Such a process may be killed, and then the next one removes what it left: see `remove_abandoned`.
+    If such a process is killed, the next one removes its segments: see `remove_abandoned`.
     """
     return f"{ALONE}-{_pid_namespace()}-{secrets.token_hex(6)}"
 
 
 def remove_abandoned() -> list[str]:
-    """Remove segments of processes that were in no cluster and have ended without removing them.
+    """Remove segments of processes outside clusters that ended without removing them.
 
-    Only those of this user, and only of this process' PID namespace: elsewhere a PID says nothing. Returns
-    their names.
+    Only segments of this user and of this process' PID namespace, because a PID has no meaning in another
+    namespace. Returns their names.
     """
     removed = []
     for path in shared_folder().glob(f"{ALONE}-{_pid_namespace()}-*-*-*"):
@@ -112,7 +112,7 @@ def _existing_path(name: str, kind: str, is_kind: Callable[[int], bool]) -> Path
         info = path.lstat()
     except FileNotFoundError:
         raise NotFoundError(
-            f"shared file {name!r} is not there any more: the task that made it has ended"
+            f"shared file {name!r} no longer exists: the task that made it has ended"
         ) from None
     if info.st_uid != os.getuid() or stat.S_ISLNK(info.st_mode) or info.st_mode & 0o077:
         raise NotAllowedError(f"shared file {name!r} may be opened by others than its owner; not trusted")
@@ -173,7 +173,7 @@ class Segment:
         return self.bytes[offset : offset + size].view(dtype)
 
     def close(self) -> None:
-        """Give the segment up; its owner removes the file. Views stay valid."""
+        """Close the segment; its owner removes the file. Views stay valid."""
         if self.owner:
             self._path.unlink(missing_ok=True)
 
@@ -187,10 +187,10 @@ class Segment:
 
 
 class SharedFile:
-    """A file in shared memory that its maker writes and others map: the maker maps nothing.
+    """A file in shared memory that its maker writes without mapping it, and others map.
 
-    Bytes are written by ``write``, not through a mapping: the kernel then need not fill new pages with zeros
-    first, and a full file system is an error of the call.
+    ``write`` uses ``pwrite``, not a mapping: the kernel then does not fill new pages with zeros first, and
+    a full file system is an error of the call.
     """
 
     def __init__(self, prefix: str, size: int) -> None:
@@ -210,7 +210,7 @@ class SharedFile:
             raise
 
     def write(self, pieces: Iterable[tuple[int, memoryview]]) -> None:
-        """Write pieces, each at its offset; ResourceExhaustedError if the memory is not there."""
+        """Write pieces, each at its offset; ResourceExhaustedError if memory runs out."""
         for at, data in pieces:
             if at < 0 or at + data.nbytes > self.size:
                 raise InvalidArgumentError(
@@ -243,7 +243,7 @@ class Doorbell:
         os.mkfifo(path, 0o600)
         self.name, self._path = path.name, path
         try:
-            # Opened for writing too, so that it never reads end-of-file while no task rings.
+            # Open it also for writing, so that it never reads end-of-file while no task rings.
             self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:
             path.unlink(missing_ok=True)

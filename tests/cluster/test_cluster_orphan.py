@@ -205,7 +205,7 @@ def test_a_notebook_adopts_what_it_has_left(monkeypatch: pytest.MonkeyPatch, tmp
         (run,) = going_on(cluster)
         assert said == [
             f"cluster {name} is up still, from before the kernel was restarted, and is used again",
-            "it has 1 workers and not 2; %cluster stop ends it, and what runs on it",
+            "it has 1 workers and not 2; %cluster stop ends the cluster and its runs",
             f"run {run} is under way on it; to follow it: nb.attach('{run}')",
         ]
         assert is_this(read_description(cluster.folder)["owner"])

@@ -311,7 +311,7 @@ def test_in_an_mpi_world_the_new_process_stands_outside(own_home: object) -> Non
     try:
         lines: list[str] = []
         cluster.restart(1, report=lines.append)
-        assert "/job:worker/task:1 is not in the MPI world any more" in lines[0]
+        assert "/job:worker/task:1 is no longer in the MPI world" in lines[0]
         check_all_know_each_other(cluster)
         start_run(TRAIN, Options(strategy="multi_worker"), cluster=cluster).wait()
         with pytest.raises(WorkerError, match="collective 'mpi'"):

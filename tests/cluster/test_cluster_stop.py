@@ -1,4 +1,4 @@
-"""Stopping and leaving a cluster that another process uses, or whose cluster process is frozen."""
+"""Stopping and leaving a cluster that another process uses, or that has a frozen cluster process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 @contextmanager
 def other_process(cluster: Cluster) -> Iterator[Callable[[str], str]]:
-    """Another process that is attached to a cluster; it runs lines, and answers with what they raised."""
+    """Another process that is attached to a cluster; it runs lines, and answers with their errors."""
     environment = {
         **os.environ,
         "PYTHONPATH": ":".join(sys.path),

@@ -74,7 +74,7 @@ def model(optimizer: Optimizer | None = None, rows: int = ROWS, *more: Layer) ->
 
 
 def alone(optimizer: Optimizer | None = None) -> list[Array]:
-    """Return the weights that one replica comes to."""
+    """Return the final weights of one replica."""
     made = model(optimizer)
     with use(Context(seed=SEED, quiet=True)):
         made.fit(data(), epochs=2)
@@ -315,7 +315,7 @@ def looped(
 
 @pytest.mark.parametrize("optimizer", [SGD(0.5, momentum=0.9), Adam(0.05)], ids=repr)
 def test_a_loop_of_ones_own_is_fit(towns: Callable[[int, int], Town], optimizer: Optimizer) -> None:
-    """Adam tells rows from whole tables: it moves rows on that a batch does not look up."""
+    """Adam shows the difference between rows and tables: a dense gradient also moves unused rows."""
     expected = alone(optimizer)
     for strategy in (None, MirroredStrategy(["CPU:0"] * 3)):
         context = Context(seed=SEED, quiet=True)
@@ -366,7 +366,7 @@ def test_a_step_that_reads_a_whole_table_trains_all_of_it(towns: Callable[[int, 
 
 
 def test_steps_of_two_kinds_train_one_table(towns: Callable[[int, int], Town]) -> None:
-    """The first looks rows up by its argument; others by a variable, all of them, or read what it changed."""
+    """The first looks rows up by its argument; others use a variable, all rows, or rows that it changed."""
 
     def loop(context: Context) -> tuple[Array, Array, list[tuple[int, ...]]]:
         strategy, optimizer = get_strategy(), SGD(1.0)

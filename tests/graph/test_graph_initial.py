@@ -78,7 +78,7 @@ def test_values_have_the_distribution() -> None:
 
 @pytest.mark.parametrize("name", ["glorot_normal", "he_normal", "lecun_normal"])
 def test_normal_kinds_that_follow_the_shape_are_truncated(name: str) -> None:
-    """As Keras': nothing beyond two deviations of what is cut, and the scale is that of what is left."""
+    """As in Keras: no value beyond two deviations, and the scale is that of the truncated values."""
     kind = KINDS[name]
     values = kind((300, 1000), np.random.default_rng(0))
     scale = kind.scale_for(values.shape)
@@ -87,7 +87,7 @@ def test_normal_kinds_that_follow_the_shape_are_truncated(name: str) -> None:
     assert abs(values.mean()) < 0.005 * scale
     edge = 2 * scale / 0.87962566103423978
     assert 0.999 * edge < np.abs(values).max() <= edge * (1 + 1e-6)
-    within = np.mean(np.abs(values) < edge / 2)  # one deviation of what is cut
+    within = np.mean(np.abs(values) < edge / 2)  # one deviation before the truncation
     assert within == pytest.approx(math.erf(math.sqrt(0.5)) / math.erf(math.sqrt(2)), abs=0.003)
     drawn_there = drawn((300, 1000), draw=kind.draw, scale=scale)
     assert drawn_there.std() == pytest.approx(scale, rel=0.005)

@@ -637,7 +637,7 @@ FORMS: list[tuple[Any, dict[str, Any]]] = [
     (np.split, {"ary": M, "indices_or_sections": np.array([1, 3]), "axis": N(1)}),
     *((f, {"a": M}) for f in (np.ndim, np.shape)),
 ]
-# These take what they compute with by position, in NumPy too, or in other forms that CALLS has.
+# These take their operands by position, in NumPy too, or in other forms that CALLS has.
 POSITIONAL = {
     np.where,
     np.inner,

@@ -201,7 +201,7 @@ def test_iterating_and_len() -> None:
         (lambda x: np.full_like(x.astype(np.uint8), 300), "full_like: 300 does not fit uint8"),
         (lambda x: x.astype(np.uint8) + 300, "300 does not fit uint8"),
         (lambda x: np.where(x > 0, x.astype(np.uint8), -1), "where: -1 does not fit uint8"),
-        (lambda x: constant(1, "flaot32"), "'flaot32' is no dtype"),
+        (lambda x: constant(1, "flaot32"), "'flaot32' is not a dtype"),
         (lambda x: constant(1, name=3), "a name is text, got 3"),  # type: ignore[arg-type]
         (lambda x: name_scope(3).__enter__(), "name_scope: a name is text, got 3"),  # type: ignore[arg-type]
         (lambda x: colocate_with("x").__enter__(), "colocate_with takes a tensor.* got 'x'"),  # type: ignore[arg-type]

@@ -141,7 +141,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(server: Server, doer: Do
         cluster_item("a", can={"stop": True, "grow": False}, why={"grow": "an MPI world"})
     ]
     fakes.sweeps.items = [sweep_item("s", can={"stop": False}, why={"stop": "it is being stopped"})]
-    fakes.runs.items = [run_item("r", can={"stop": False}, why={"stop": "it is over"})]
+    fakes.runs.items = [run_item("r", can={"stop": False}, why={"stop": "it has ended"})]
     answers = [
         post(server, path)
         for path in ("/clusters/a/grow", "/sweeps/s/stop", "/runs/r/stop", "/clusters/z/grow", "/runs/z/stop")
@@ -150,7 +150,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(server: Server, doer: Do
     assert [answer.json["message"] for answer in answers] == [
         "a: an MPI world",
         "s: it is being stopped",
-        "r: it is over",
+        "r: it has ended",
         "there is no cluster 'z' (any more)",
         "there is no run 'z' (any more)",
     ]

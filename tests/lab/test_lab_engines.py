@@ -230,10 +230,10 @@ def test_a_run_is_stopped_whatever_the_process_that_drives_it_is_doing(
         assert server.ask("POST", f"{API}/runs/{run}/stop").status == 202
         assert server.ask("POST", f"{API}/runs/{run}/stop").status == 409
         until(lambda: run_of(run, server)["status"] == "stopped")
-        until(lambda: run_of(run, server)["why"].get("stop") == "it is over")
+        until(lambda: run_of(run, server)["why"].get("stop") == "it has ended")
         assert run_of(run, server)["error"] is None
         driver.send_signal(signal.SIGCONT)
-        assert driver.stdout.readline() == "stopped\n"  # it is its run still
+        assert driver.stdout.readline() == "stopped\n"  # the run still belongs to it
         assert driver.wait(60) == 0
     finally:
         driver.send_signal(signal.SIGCONT)
@@ -279,7 +279,7 @@ def test_a_training_is_paused_and_resumed_and_trains_at_another_rate(server: Ser
         until(lambda: run_of(run, server)["learning_rate"] == 0.005)
         assert run_of(run, server)["error"] is None
         ask("stop")
-        assert driver.stdout.readlines()[-1] == "stopped 0.005\n"  # it is its run still
+        assert driver.stdout.readlines()[-1] == "stopped 0.005\n"  # the run still belongs to it
         assert driver.wait(60) == 0
     finally:
         driver.terminate()
@@ -332,7 +332,7 @@ def test_a_sweep_is_steered_while_the_process_that_drives_it_is_busy(
         os.kill(driver.pid, signal.SIGCONT)
         assert server.ask("POST", f"{API}/sweeps/{sweep}/stop").status == 202
         until(lambda: sweep_of(sweep, server)["state"] == "stopped")
-        until(lambda: sweep_of(sweep, server)["why"]["stop"] == "it is over")
+        until(lambda: sweep_of(sweep, server)["why"]["stop"] == "it has ended")
         assert sweep_of(sweep, server)["error"] is None
         assert driver.stdout.readline() == "stopped\n"
         assert driver.wait(60) == 0

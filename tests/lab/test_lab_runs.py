@@ -318,7 +318,7 @@ def test_a_metrics_log_that_is_torn() -> None:
     path = run.folder / "metrics-0000.log"
     path.write_bytes(path.read_bytes()[:-12])
     note = only(Runs())["note"]
-    assert "at the end of metrics-0000.log make no whole record" in note
+    assert "at the end of metrics-0000.log are an incomplete record" in note
 
 
 def test_a_log_that_is_no_log() -> None:

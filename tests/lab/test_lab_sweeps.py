@@ -123,7 +123,7 @@ def test_a_sweep_is_followed_until_it_is_over(drive: Callable[..., Driven]) -> N
     item = only(sweeps)
     assert item["state"] == "finished"
     assert item["curve"] == {"x": [1.0, 4.0, 6.0], "y": [0.5, 0.75, 0.75]}
-    assert set(item["why"].values()) == {"it is over"}
+    assert set(item["why"].values()) == {"it has ended"}
     one.add(Added(BEGAN + 7, 2))
     assert (only(sweeps)["state"], only(sweeps)["wanted"]) == ("running", 6)
 

@@ -23,7 +23,7 @@ payloads = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=60)), max_
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes each checksum was taken of."""
+    """The number of bytes of each checksum."""
     counted: list[int] = []
 
     def counting(data: bytes, value: int = 0) -> int:

@@ -400,7 +400,7 @@ def test_a_run_of_an_older_version_is_shown_without_its_tasks(own_home: Path, tm
         ({"workers": []}, r"the ranks \[\]"),
         (
             {"workers": [0], "members": [{"job": "worker"}]},
-            "a member of its cluster is no description of a task",
+            "a member of its cluster is not a task description",
         ),
     ],
 )

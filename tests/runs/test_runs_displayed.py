@@ -29,7 +29,7 @@ HTML("<i>last</i>")
 
 
 class Shown:
-    """A view that keeps what it is given."""
+    """A view that keeps the objects that it receives."""
 
     def __init__(self) -> None:
         self.displays: list[tuple[str, Displayed]] = []

@@ -179,7 +179,7 @@ def test_attach_without_an_id_takes_the_newest_under_way_and_names_the_others(
     found = attach()
     assert found.id == max(older.id, newer.id)
     assert f"also under way: {min(older.id, newer.id)}" in capsys.readouterr().out
-    sweep = sweeps_folder() / "991231-235959-latest"  # as one looks whose trials are served at this moment
+    sweep = sweeps_folder() / "991231-235959-latest"  # the state of a sweep while it serves trials
     sweep.mkdir(mode=0o700)
     (sweep / "sweep.log").touch()
     busy = cluster.folder / "busy" / str(cluster.tasks[-1].pid)

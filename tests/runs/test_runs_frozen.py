@@ -49,7 +49,7 @@ def trains(run: Run) -> Callable[[], bool]:
 
 
 def continued(cluster: Cluster, info: TaskInfo) -> None:
-    """Continue a frozen process, and wait until its task takes a run: it is out of the one that it was in."""
+    """Continue a frozen process, and wait until its task accepts a run: it has left the earlier one."""
     os.kill(info.pid, signal.SIGCONT)
     deadline, pause = time.monotonic() + 10 + BUSY_SECONDS, threading.Event()
     while True:
@@ -128,7 +128,7 @@ def test_a_synchronous_run_that_needs_a_frozen_worker_ends_and_names_it(hasty: C
     freeze(info.pid)
     with pytest.raises(TaskDiedError, match=rf"{info.name} \(pid {info.pid}\) is frozen"):
         run.wait()
-    # It does not stop, for it is frozen, and is replaced.
+    # It does not stop, because it is frozen, and is replaced.
     assert next(one.pid for one in hasty.tasks if one.name == info.name) != info.pid
     again = start_run(FIT.format(epochs=1), Options(strategy="ps", synchronous=True), cluster=hasty).wait()
     assert all(outcome["trainings"] == 1 for outcome in again.outcomes.values())

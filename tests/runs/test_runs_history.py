@@ -206,7 +206,7 @@ def test_old_runs_are_cleaned() -> None:
     assert len(runs()) == 4  # nothing was deleted
     shown = repr(clean(older_than=timedelta(days=30), keep=3))
     assert shown.startswith("would delete 1 run, ")
-    assert shown.splitlines()[1:] == ["  r3", "nothing was deleted yet: add dry_run=False"]
+    assert shown.splitlines()[1:] == ["  r3", "dry run: to delete these runs, add dry_run=False"]
     done = clean(keep=1, dry_run=False)
     assert (done, [run.id for run in runs()]) == (["r1", "r2", "r3"], ["r0"])
     assert done.bytes > 100

@@ -350,7 +350,7 @@ def test_a_damaged_first_line_is_said_and_loses_no_point(
         assert "is damaged" in note
     recorder.path.write_bytes(whole[:-3])
     (note,) = fill(RunStore(), folder, {})
-    assert note.endswith("metrics-0002.log is damaged: 36 bytes at its end make no whole record")
+    assert note.endswith("metrics-0002.log is damaged: 36 bytes at its end are an incomplete record")
 
 
 def test_logs_of_tasks_that_say_nothing_are_read_whole(folder: Path) -> None:

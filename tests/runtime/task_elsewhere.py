@@ -1,4 +1,4 @@
-"""A task whose host has another clock, as far as anything can tell: run as a script, until its input ends."""
+"""A task that reports another host and another clock: run as a script, until its input ends."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ AHEAD = 5000.0
 own_clock = time.perf_counter
 time.perf_counter = lambda: own_clock() + AHEAD
 
-from nbdist.wire import hosts  # noqa: E402 - whoever is imported later takes these two
+from nbdist.wire import hosts  # noqa: E402 - modules imported later take these two
 
 hosts.host_identity = lambda: "elsewhere"  # type: ignore[assignment]  # a test may
 

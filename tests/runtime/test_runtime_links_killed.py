@@ -190,7 +190,7 @@ def test_the_others_continue_without_a_frozen_one_which_is_refused(
 ) -> None:
     heard: list[int] = []
     link, made, words = with_one_frozen(server, rules, shared, heard)
-    assert made in (STEPS, STEPS + 1)  # nothing of it counts once it is back
+    assert made in (STEPS, STEPS + 1)  # its gradients are refused after it continues
     assert heard == [1]
     assert words[0].startswith(("UnavailableError", "AbortedError"))
     link.close()
@@ -224,7 +224,7 @@ def test_one_that_is_back_while_the_others_train_is_refused(server: Server) -> N
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        # The server says so under its own name, or the link under the one that it knows it by.
+        # The error has the server's own name, or the name that the link has for it.
         refused = r"have continued without it: /job:(local|ps)/task:0 refuses its gradients"
         assert re.search(refused, said(process))
         left = link.leave()

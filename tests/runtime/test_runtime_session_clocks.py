@@ -1,4 +1,4 @@
-"""A traced step whose tasks have different clocks: all spans are on the client's."""
+"""A traced step of tasks with different clocks: all spans are on the client's clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nbdist.wire.keys import ClusterKeys
 
 @pytest.fixture(params=["inside", "outside"])
 def worker(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A worker here, in a cluster with a parameter server whose clock is 5,000 s ahead."""
+    """A worker here, in a cluster with a parameter server with a clock 5,000 s ahead."""
     keys = ClusterKeys.create()
     script = [sys.executable, str(Path(__file__).with_name("task_elsewhere.py"))]
     with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

@@ -231,8 +231,8 @@ def test_a_promotion_that_does_not_finish_leaves_the_trial_as_it_was(ends: list[
     assert trial.error.splitlines()[0] == told
     assert ("ValueError: no room" in trial.error) == ("ValueError" in told)
     assert (ledger.best, ledger.counts["finished"], ledger.counts["failed"]) == (trial, 2, 0)
-    assert ledger.history == history  # a sampler learned its result already
-    # It can be promoted again, and says nothing of the first time then.
+    assert ledger.history == history  # the sampler already has its result
+    # It can be promoted again, without an error of the first promotion.
     ledger.apply(Promoted(8.0, 0))
     ledger.apply(Started(9.0, 0, trial.attempt + 1, (0,)))
     ledger.apply(Ended(10.0, 0, trial.attempt, "finished", 0.97))

@@ -91,7 +91,7 @@ def test_every_event_is_read_as_it_was_written(path: Path) -> None:
 
 
 def test_a_log_that_calls_a_finished_trial_complete_is_read(path: Path) -> None:
-    """The word that logs had before; what is written says "finished"."""
+    """Old logs have another word; new ones have "finished"."""
     kind, payload = encoded(Ended(5.0, 3, 1, "finished", 0.5))
     assert b'"finished"' in payload
     assert decoded(kind, payload.replace(b'"finished"', b'"complete"')) == [Ended(5.0, 3, 1, "finished", 0.5)]

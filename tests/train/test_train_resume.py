@@ -514,7 +514,7 @@ def test_a_damaged_or_foreign_file_is_refused(bench: Bench, tmp_path: Path) -> N
     path = tmp_path / "other"
     for content in (good[:-7], good[:40], b"", bytes(flipped), bytes(flipped_text), b"{}" * 99):
         path.write_bytes(content)
-        with pytest.raises(DataLossError, match="is no state of a training, or is damaged"):
+        with pytest.raises(DataLossError, match="is not a state of a training, or is damaged"):
             bench.run(lambda: body_of()(2), read=path)
     model.save(path)
     with pytest.raises(DataLossError, match="it says nothing of a training"):

@@ -106,7 +106,7 @@ if kind == "infinite": accuracy = float("inf")
     assert "NaN" in errors[1]
     assert "never reported 'accuracy'" in errors[3]
     assert all("accuracy" in one for one in errors[1:5])
-    assert sweep.best.number == 0  # type: ignore[union-attr]  # what is infinite is never the best
+    assert sweep.best.number == 0  # type: ignore[union-attr]  # an infinite value is never the best
     assert math.isinf(sweep.trial(5).value)  # type: ignore[arg-type]
 
 

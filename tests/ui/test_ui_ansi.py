@@ -1,4 +1,4 @@
-"""Terminal colours: the same cases as in the front end, lines that stand alone, and saved output."""
+"""Terminal colours: the same cases as in the front end, self-contained lines, and saved output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is called where its user has not named it."""
+"""The default names of runs."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_its_owner_removes_it_and_what_is_open_stays_readable(prefix: str) -> No
     assert not (shared_folder() / segment.name).exists()
     segment.bytes[:] = 7
     assert view.min() == 7
-    with pytest.raises(NotFoundError, match="is not there any more: the task that made it has ended"):
+    with pytest.raises(NotFoundError, match="no longer exists: the task that made it has ended"):
         Segment.open(segment.name)
 
 
@@ -334,7 +334,7 @@ def test_a_doorbell_that_is_closed_is_told_apart(prefix: str) -> None:
     bell.close()
     with pytest.raises(UnavailableError, match="has died or does not read"):
         ringer.ring(b"x")
-    with pytest.raises(NotFoundError, match="is not there any more"):
+    with pytest.raises(NotFoundError, match="no longer exists"):
         Ringer(bell.name)
     ringer.close()
     ringer.close()

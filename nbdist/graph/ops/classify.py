@@ -175,9 +175,9 @@ def _require_classes(labels: Array, classes: int) -> None:
 
 
 def _picked(xp: Any, x: Array, labels: Array) -> Array:
-    """Return the element of each row that its label points to.
+    """Return the element of each row at the index of its label.
 
-    A label outside raises with NumPy, and gives NaN on a GPU, which would have to wait to look at them.
+    A label outside raises with NumPy. On a GPU it gives NaN, because checking labels would stall the GPU.
     """
     classes = x.shape[-1]
     if xp is np:
@@ -253,14 +253,14 @@ register(
 def _sparse_forward(xp: Any, logits: Array, p: Array, labels: Array) -> Array:
     """log(sum(exp(z))) - z[label], from z's largest element m: its probability is 1 / sum(exp(z - m)).
 
-    No probability of the true class is looked at, which would be 0 where the loss is large.
+    It does not use the probability of the true class, which would be 0 where the loss is large.
     """
     largest = xp.max(logits, axis=-1) - _picked(xp, logits, labels)
     return largest - xp.log(xp.max(p, axis=-1))  # type: ignore[no-any-return]
 
 
 def _sparse_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]:
-    """The same with planned memory; what is picked lies in memory that stays with the kernel."""
+    """The same with planned memory; the picked elements are in memory that the kernel keeps."""
     rows: list[Array] = []
     largest: Any = np.maximum.reduce
 

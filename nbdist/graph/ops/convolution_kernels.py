@@ -141,7 +141,7 @@ class _Windows:
             columns = self.memory[:, : stop - start].T
             target = columns.T[: self.window].reshape(windows.shape)  # a view: axes are split
             return start, stop, columns, target, windows, inside, images
-        # One row of a window is contiguous in the image, unless it is dilated: copy it in one go.
+        # One row of a window is contiguous in the image, unless it is dilated: copy it at once.
         merged = (*windows.shape[:4], windows.shape[4] * windows.shape[5])
         if source.flags.c_contiguous and self.width.dilation == 1:
             windows = np.lib.stride_tricks.as_strided(

@@ -77,7 +77,7 @@ def _extreme_kernel(xp: Any, name: str) -> Callable[[Array, Array, Array], None]
 
 
 def _fitted(vjp: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-    """Apply a rule in the dtype of the value, whatever the inputs have, and sum over what was broadcast."""
+    """Apply a rule in the dtype of the value, and sum over broadcast axes."""
 
     def fitted(xp: Any, g: Tensor, y: Tensor, *xs: Tensor) -> list[Any]:
         parts = vjp(xp, g, y, *(_in_dtype(x, y.dtype) for x in xs))
@@ -264,7 +264,7 @@ FUNCTIONS[np.clip] = lambda a, a_min=None, a_max=None, min=None, max=None: _clip
 
 def _clip(x: Any, low: Any, high: Any) -> Tensor:
     kind = getattr(x, "dtype", None)
-    if kind is not None and kind.kind in "iu":  # a limit that no value reaches is none
+    if kind is not None and kind.kind in "iu":  # an infinite limit has no effect
         limits = np.iinfo(kind)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high

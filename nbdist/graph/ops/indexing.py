@@ -85,9 +85,9 @@ def _check_range(positions: Any, masked: int | None, n: int | None, axis: int) -
 
 
 def _index_spec(x: Spec, *positions: Spec, key: tuple[Any, ...]) -> Spec:
-    """NumPy's rule: picked axes stay in place if they stand together, and come first if not.
+    """NumPy's rule: indexed axes stay in place if they are adjacent, and move to the front if not.
 
-    A ``...`` between them parts them, if it stands for no axis as well.
+    A ``...`` between them separates them, even if it covers no axis.
     """
     sizes: list[int | None] = []
     picked = [at for at, k in enumerate(key) if k is not None and k is not ... and not isinstance(k, slice)]

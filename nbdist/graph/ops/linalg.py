@@ -178,7 +178,7 @@ def _singular_spec(x: Spec) -> Spec:
 
 
 def _singular_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """x = u diag(s) v, so that ds = diag(u^T dx v^T); of equal singular values any basis is one of many."""
+    """x = u diag(s) v, so that ds = diag(u^T dx v^T); for equal singular values the basis is not unique."""
     return (record("from_singular", g, x),)
 
 

@@ -157,7 +157,7 @@ def _counter(size: Pair) -> np.dtype[Any]:
 
 
 def _check_windows(name: str, images: Spec, *of_windows: Spec, **how: Any) -> None:
-    """Raise unless inputs have the shape of what the windows of images give."""
+    """Raise unless inputs have the shape that the windows of the images give."""
     expected = _spec(name)(images, **how).shape
     for found in of_windows:
         if not fits(found.shape, expected):

@@ -93,7 +93,7 @@ def _define(
 
 
 def _with_dtype(recorder: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a recorder that takes ``dtype`` as well: what is computed in, and the result's."""
+    """Return a recorder that also takes ``dtype``: the dtype of the computation and of the result."""
 
     def in_dtype(a: Any, axis: Any = None, dtype: Any = None, **options: Any) -> Tensor:
         if dtype is None:
@@ -195,7 +195,7 @@ def _variance(
 
 FUNCTIONS[np.mean], FUNCTIONS[np.var] = _with_dtype(_mean), _with_dtype(_variance)
 register(
-    Op(  # where all values are equal it has no slope; 0 is one of many, and comes of 1 / 1 times no deviation
+    Op(  # not differentiable where all values are equal: 0 is a subgradient, as 1 / 1 times a deviation of 0
         "root_of_variance",
         forward=lambda xp, x: xp.sqrt(x),
         into=lambda xp: xp.sqrt,

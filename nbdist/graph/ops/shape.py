@@ -346,7 +346,7 @@ register(
 )
 register(
     Op(
-        "behind_like",  # what comes after that
+        "behind_like",  # the rest
         forward=_behind,
         spec=_cut("behind_like", behind=True),
         vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "leading_like"), None),

@@ -5,8 +5,8 @@
 Rows of boxes go down, through all devices at the same height, with gaps between them. An edge that stays on
 its device and does not go far is a curve from gap to gap. Others run on tracks: down into the gap below their
 source, along it to a lane beside the boxes or between the devices, up or down that, and along the gap above
-their target. So no line crosses a box. All tracks that leave one op together are one trunk with branches. A
-trunk enters each other device once and forks there: a value is sent to a device once, for all its users.
+their target. So no line crosses a box. All tracks of one op form one trunk with branches. A trunk enters
+each other device once and forks there: a value is sent to a device once, for all ops that use it.
 """
 
 from __future__ import annotations

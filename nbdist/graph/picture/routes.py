@@ -24,8 +24,8 @@ ABOVE, BELOW = 9.0, 14.0  # between a row and the first track below it; the last
 def set_lanes(work: Work, contents: Sequence[float]) -> None:
     """Choose for each track the lane in which it goes up or down: the nearest one.
 
-    What several boxes of another device get from one box crosses to it once, as one value is sent once to a
-    device: such a track forks in a lane within the device that receives it.
+    A value is sent to a device once. If several boxes of another device use it, its track crosses to that
+    device once, and forks in a lane within it.
     """
     together: dict[tuple[int, int], list[Wire]] = {}
     for wire in work.wires:

@@ -51,7 +51,7 @@ class Layer(ABC):
     def build(self, shape: Shape, rng: np.random.Generator | None) -> dict[str, Array]:
         """Return the initial weights by name, which become the model's own arrays.
 
-        Without ``rng`` only their shapes and dtypes count.
+        Without ``rng`` only their shapes and dtypes are valid.
         """
         return {}
 

@@ -24,7 +24,7 @@ class Conv2D(Layer):
     ``kernel_size`` and ``strides`` are one number or (height, width). ``padding`` is "valid" (windows lie
     inside the images) or "same" (zeros around them keep the size, divided by the strides). The elements of a
     window are ``dilation_rate`` apart. ``groups`` cuts channels and filters into so many parts, each
-    convolved by itself; both have to be multiples of it.
+    convolved by itself; both must be multiples of it.
 
     >>> Conv2D(32, 3, activation="relu")
     Conv2D(filters=32, kernel_size=(3, 3), activation='relu')

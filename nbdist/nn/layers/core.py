@@ -20,7 +20,7 @@ from nbdist.nn.layers.split import checked_split, split_dense, split_weights
 class Dense(Layer):
     """``activation(x @ kernel + bias)``: (batch, ..., inputs) -> (batch, ..., units).
 
-    The kernel is applied to the last axis, whatever stands before it, as in Keras.
+    The kernel is applied to the last axis, for any number of axes before it, as in Keras.
 
     ``split`` cuts the kernel by "columns" (each shard makes some of the units) or "rows" (each takes some of
     the inputs, and the results are added up) into ``shards`` parts (at least two), which are on tasks of

@@ -3,9 +3,9 @@
     world = enter_world()
     world.comm.rank, world.comm.size, world.mpi.BYTE
 
-A world is the processes that one mpiexec, one srun or one cluster with the launcher "mpi" has started. All
-of them enter it at the same point of their program, for MPI waits there until they do: engines of
-`--launcher mpi` enter as they start.
+A world consists of the processes that one mpiexec, one srun or one cluster with the launcher "mpi" has
+started. All of them enter it at the same point of their program, because MPI waits there for all of them:
+engines of `--launcher mpi` enter when they start.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ UNIQUE_ID_BYTES = 128
 INTERFACE = "NCCL_SOCKET_IFNAME"
 LOOPBACK = "=lo"
 
-_chosen: list[str] = []  # what this process has set, if it has
+_chosen: list[str] = []  # the interface that this process has set, if any
 
 
 class NcclCollective(Collective):

@@ -16,9 +16,9 @@ STOPPED = ("T", "t")
 class FreezeDetector:
     """Finds frozen processes by rank: each call reads their state in /proc.
 
-    A process that computes, or holds the interpreter lock for long in native code, is not frozen, nor is one
-    that waits for a core; one that is stopped (SIGSTOP, a debugger) is. Ranks of this process are left
-    out. ``clock`` returns seconds.
+    A stopped process (SIGSTOP, a debugger) is frozen. A process that computes, holds the interpreter lock for
+    long in native code, or waits for a core is not. Ranks of this process are left out. ``clock`` returns
+    seconds.
     """
 
     def __init__(self, pids: Mapping[int, int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +27,7 @@ class FreezeDetector:
         self._stopped_since: dict[int, float] = {}
 
     def frozen(self, seconds: float = FROZEN_SECONDS) -> list[int]:
-        """Return the ranks that have been stopped for longer than so many seconds, as far as polls saw."""
+        """Return the ranks that polls have seen stopped for longer than ``seconds``."""
         now = self._clock()
         for rank, pid in self._pids.items():
             if _state(pid) in STOPPED:
@@ -38,13 +38,13 @@ class FreezeDetector:
 
 
 class Watch(FreezeDetector):
-    """Watches processes by rank: their ends too, by a descriptor of each, until it is closed."""
+    """Watches processes by rank, also for their end, by a descriptor of each, until it is closed."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         super().__init__(pids)
         self._descriptors: dict[int, int] = {}
         for rank, pid in self._pids.items():
-            with suppress(OSError):  # it has ended, or is in another PID namespace
+            with suppress(OSError):  # the process has ended, or is in another PID namespace
                 self._descriptors[os.pidfd_open(pid)] = rank
 
     def register(self, poll: select.poll) -> None:
@@ -53,7 +53,7 @@ class Watch(FreezeDetector):
             poll.register(descriptor, select.POLLIN)
 
     def seen(self) -> list[int]:
-        """Return the ranks whose end will be noticed."""
+        """Return the ranks with a detectable end."""
         return sorted(self._descriptors.values())
 
     def unseen(self) -> list[int]:
@@ -67,7 +67,7 @@ class Watch(FreezeDetector):
         return sorted(self._descriptors[descriptor] for descriptor, _ in poll.poll(0))
 
     def close(self) -> None:
-        """Close the descriptors; ends are not noticed any more."""
+        """Close the descriptors, and stop watching for ends."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()

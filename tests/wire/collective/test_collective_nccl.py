@@ -78,7 +78,7 @@ def test_the_network_interface_is_chosen_before_nccl_starts(monkeypatch: pytest.
     nccl.choose_interface(["here", "there"], "127.0.0.1")
     with pytest.raises(FailedPreconditionError, match="group of 2 hosts needs eth7; set NCCL_SOCKET_IFNAME"):
         nccl.choose_interface(["here", "there"], "10.1.2.3")
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")  # what a user has set stays
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")  # the user's setting stays
     nccl.choose_interface(["here", "there"], "10.1.2.3")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
 
