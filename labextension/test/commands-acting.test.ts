@@ -126,7 +126,7 @@ describe('nbdist:grow-cluster', () => {
   });
 
   it('says why no cluster can', async () => {
-    begin({ clusters: [{ ...CLUSTER, can: {}, why: { grow: 'an MPI world takes no process in later' } }] });
+    begin({ clusters: [{ ...CLUSTER, can: {}, why: { grow: 'an MPI world cannot add processes' } }] });
     await expect(quietly('nbdist:grow-cluster', {})).rejects.toThrow('an MPI world');
   });
 });
@@ -164,7 +164,7 @@ describe('runs and sweeps', () => {
   it('are told by their ids', async () => {
     user.answers = ['Cancel', 'Stop'];
     await quietly('nbdist:stop-run', { id: 'r1' });
-    expect(client.asked).toEqual([]); // a stopped run cannot go on
+    expect(client.asked).toEqual([]); // a stopped run cannot continue
     await quietly('nbdist:stop-run', { id: 'r1' });
     await quietly('nbdist:sweep-wish', { id: 's1', wish: 'resume' });
     expect(client.asked).toEqual([['stop run', 'r1'], ['wish', 's1', 'resume']]);

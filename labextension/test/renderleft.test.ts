@@ -1,4 +1,4 @@
-/** Words in the place of a live view whose kernel has ended. */
+/** Text in the place of a live view after its kernel has ended. */
 
 import { expect, test } from 'vitest';
 import { sayLeft } from '../src/render/leftviews';
@@ -18,7 +18,7 @@ function output(shown: string, data: Record<string, unknown>) {
 test.each([
   ['Loading widget...', WORDS, false, WORDS],
   ['Loading widget...', [WORDS], false, WORDS],
-  ['Loading widget...', WORDS, true, 'Loading widget...'], // it may still come
+  ['Loading widget...', WORDS, true, 'Loading widget...'], // the kernel may still send it
   ['Error displaying widget: model not found', WORDS, true, WORDS],
   ['Loading widget...', 'IntSlider(value=0)', false, 'Loading widget...'], // somebody else's
   ['running 120 / 500', WORDS, false, 'running 120 / 500'] // it is there

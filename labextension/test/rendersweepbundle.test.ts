@@ -26,7 +26,7 @@ describe('readSweep', () => {
     expect(best).toEqual(data.best);
   });
 
-  it('unpacks curves, and says how many had no room', () => {
+  it('unpacks curves, and shows the number of curves left out', () => {
     const points = new Uint8Array(new Float32Array([1, 0.5, 3, NaN, 2, 7, 4, 0.25]).buffer); // the third does not ascend
     const packed = btoa(String.fromCharCode(...points));
     const number = String(data.trials.number[0]);

@@ -9,7 +9,7 @@ import { RUN } from './panelitems';
 
 vi.mock('@jupyterlab/ui-components', async () => ({ ReactWidget: (await import('@lumino/widgets')).Widget }));
 
-/** A feed that answers with what it is given, and counts how often it is asked. */
+/** A feed that answers with a given state, and counts the requests. */
 function aFeed() {
   const feed = {
     state: NOTHING as State,

@@ -15,7 +15,7 @@ const LEVELS = [0, 95, 135, 175, 215, 255]; // of the 6 x 6 x 6 colours in the 2
 /** @type {Style} */
 const PLAIN = { ink: DEFAULT, ground: DEFAULT, bold: false, dim: false, italic: false, underline: false, inverse: false, strike: false };
 
-/** @type {Record<number, Style>} SGR number -> what it sets */
+/** @type {Record<number, Style>} SGR number -> the fields that it sets */
 const TABLE = {
   0: PLAIN, 1: { bold: true }, 2: { dim: true }, 3: { italic: true }, 4: { underline: true }, 7: { inverse: true },
   9: { strike: true }, 21: { underline: true }, 22: { bold: false, dim: false }, 23: { italic: false },
@@ -49,7 +49,7 @@ function after(style, parameters) {
   return style;
 }
 
-/** The tone of 0 to 7 for [5, index] or [2, ..., red, green, blue]; null for what is neither. @param {number[]} colour */
+/** The tone of 0 to 7 for [5, index] or [2, ..., red, green, blue]; null for other forms. @param {number[]} colour */
 function nearest(colour) {
   const [kind, index] = colour;
   let rgb;
@@ -97,7 +97,7 @@ export function spans(text) {
   return found;
 }
 
-/** Text nodes, and elements with classes for what is styled. @param {string} text @returns {Node[]} */
+/** Text nodes, and elements with classes for styled text. @param {string} text @returns {Node[]} */
 export function coloured(text) {
   if (!text.includes("\x1b")) return text ? [document.createTextNode(text)] : [];
   const all = spans(text);

@@ -37,7 +37,7 @@ const [LOWEST, HIGHEST] = [180, 300];
 const HELP = "Drag to zoom, Shift and drag to move along, double-click to see all. " +
   "Keys: arrows move the cursor, + and − zoom, Page Up and Page Down move along, 0 shows all.";
 
-/** What the value beside a key is. */
+/** The tooltip of the value beside a key. */
 const MEANINGS = /** @type {Record<string, string>} */ ({
   train: "Averaged over neighbouring steps (and all replicas); the pale lines are single steps",
   chosen: "This replica, averaged over neighbouring steps",
@@ -167,7 +167,7 @@ export class Chart {
     return placed(this.shared.marks, this.shared.curves, this.shared.options.byTime);
   }
 
-  /** What happened where the cursor is, in words. @param {uPlot} plot */
+  /** The text of the marks under the cursor. @param {uPlot} plot */
   happened(plot) {
     const { marks } = this.shared;
     if (!marks.length || this.at === null) return "";

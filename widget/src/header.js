@@ -54,7 +54,7 @@ export class Header {
     this.actions.show(progress, over ? [] : head.controls ?? []);
     this.bar.hidden = step === null && total === null;
     this.bar.dataset.state = this.chip.dataset.state;
-    const share = total ? Math.min(1, (step ?? 0) / total) : state === "stopped" || state === "failed" ? 0 : null; // how far it was is not known then
+    const share = total ? Math.min(1, (step ?? 0) / total) : state === "stopped" || state === "failed" ? 0 : null; // the progress is not known then
     this.bar.classList.toggle("nbd-unknown", share === null && !over);
     this.fill.style.width = `${100 * (share ?? 1)}%`;
     this.element.classList.toggle("nbd-plain", step === null && total === null && !head.charts?.length);
@@ -85,7 +85,7 @@ export class Header {
     this.saved.hidden = !checkpoint;
   }
 
-  /** Puts the path into the clipboard, or selects it where a page may not. */
+  /** Puts the path into the clipboard, or selects it if the page has no access to the clipboard. */
   async copyPath() {
     try {
       await navigator.clipboard.writeText(this.path.textContent ?? "");

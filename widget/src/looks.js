@@ -1,4 +1,4 @@
-// How somebody looks at a run, kept in the browser by the run's id: the end of the run and a reload leave it as it was.
+// A user's view settings of a run, kept in the browser by the run's id: they survive the end of the run and a reload.
 
 const KEY = "nbdist-looks";
 const MOST = 60; // runs; the oldest is forgotten
@@ -11,11 +11,11 @@ function all() {
     const found = JSON.parse(localStorage.getItem(KEY) ?? "{}");
     return found && typeof found === "object" && !Array.isArray(found) ? found : {};
   } catch {
-    return {}; // a page may have no storage, or somebody else's words in it
+    return {}; // the storage may be missing, or have content of another program
   }
 }
 
-/** What is kept of a run. @param {string} run @returns {Partial<Look>} */
+/** The stored settings of a run. @param {string} run @returns {Partial<Look>} */
 export function keptLook(run) {
   const found = run && Object.hasOwn(all(), run) ? all()[run] : {};
   /** @type {Partial<Look>} */
@@ -29,7 +29,7 @@ export function keptLook(run) {
   return look;
 }
 
-/** Keeps it. @param {string} run @param {Look} look */
+/** Stores the settings of a run. @param {string} run @param {Look} look */
 export function keepLook(run, look) {
   if (!run) return;
   const { [run]: _, ...others } = all();
@@ -37,6 +37,6 @@ export function keepLook(run, look) {
   try {
     localStorage.setItem(KEY, JSON.stringify({ ...Object.fromEntries(kept), [run]: look }));
   } catch {
-    // no storage, or none left: it is only a convenience
+    // no storage, or a full one: the settings are optional
   }
 }

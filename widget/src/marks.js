@@ -1,4 +1,4 @@
-// What steering and faults did to a run, on its curves: an upright line, a sign at its top, and words below the charts.
+// Marks of steering and faults on a run's curves: a vertical line, a sign at its top, and text below the charts.
 import { make, setText } from "./dom.js";
 import { CLOCK, MEAN } from "./frame.js";
 import { formatCount } from "./format.js";
@@ -9,7 +9,7 @@ import { secondsAt } from "./smooth.js";
 const SIGNS = /** @type {Record<string, string>} */ ({ rate: "◆", pause: "■", checkpoint: "▼", lost: "✕" });
 const NEAR = 6; // CSS pixels beside a line within which the cursor is on it
 
-/** Where marks stand on the x axis. @param {Mark[]} marks @param {import("./curves.js").Curves} curves @param {boolean} byTime */
+/** The positions of marks on the x axis. @param {Mark[]} marks @param {import("./curves.js").Curves} curves @param {boolean} byTime */
 export function placed(marks, curves, byTime) {
   const clock = byTime ? curves.get(MEAN, CLOCK) : undefined;
   const steps = marks.map(({ step }) => step);
@@ -48,7 +48,7 @@ export function marksAt(marks, xs, at, perPixel) {
   return marks.filter((_, i) => Math.abs(xs[i] - at) <= NEAR * perPixel);
 }
 
-/** The marks in words, below the charts: what the signs mean. */
+/** The list of marks below the charts, with their signs. */
 export class MarkList {
   constructor() {
     this.element = make("ul", { class: "nbd-marks", "aria-label": "Events on the curves" });

@@ -1,5 +1,5 @@
 // The output of each rank: a tab for each beside curves, else one below the other. Text nodes, and spans for
-// terminal colours; they are appended, so a call costs what is new.
+// terminal colours; they are appended, so the cost of a call depends on the new text only.
 import { coloured } from "./ansi.js";
 import { make, setText } from "./dom.js";
 import { formatCount, shortTask } from "./format.js";

@@ -4,7 +4,7 @@ import { make, setText } from "./dom.js";
 import { formatCount, formatMoment, formatShort } from "./format.js";
 import { COLOURED } from "./theme.js";
 
-/** What a step's time goes to, as it is called on the page. */
+/** The parts of a step's time, and their labels on the page. */
 const PARTS = /** @type {Record<string, string>} */ ({ data: "data", compute: "compute", exchange: "communication", wait: "idle" });
 const CROWD = 24; // replicas from which each card says less
 /** States that need no word, since most replicas are in them, and one that is not stands out. */
@@ -24,7 +24,7 @@ export class Strip {
     this.grid.addEventListener("keydown", (event) => this.onKey(event));
     this.at = 0; // the replica whose card Tab comes to, where there are many
     this.key = make("div", { class: "nbd-parts", "aria-hidden": "true" }, make("span", {}, "step time:"),
-      ...Object.entries(PARTS).map(([part, word]) => make("span", {}, make("i", { "data-part": part }), word))); // each bar says it in words
+      ...Object.entries(PARTS).map(([part, word]) => make("span", {}, make("i", { "data-part": part }), word))); // each bar has a text label
     this.element = make("div", { class: "nbd-replicas", role: "group", "aria-label": "Replicas" }, this.grid, this.key);
     this.element.hidden = true;
   }

@@ -105,7 +105,7 @@ export class View {
     this.redraw();
   }
 
-  /** The kernel has ended; what was drawn stays. */
+  /** The kernel has ended; the drawn curves stay. */
   disconnect() {
     if (OVER.includes(this.progress.state)) return;
     this.progress = { ...this.progress, state: "disconnected", note: this.head.again || "the kernel has ended" };
@@ -121,10 +121,10 @@ export class View {
     this.figures.hidden = this.charts.length === 0;
   }
 
-  /** Shows the run as it was looked at last. */
+  /** Applies the stored view settings of the run. */
   recall() {
     const { table, ...options } = keptLook(this.head.run);
-    if (this.controls.time.hidden) delete options.byTime; // a saved run tells no times
+    if (this.controls.time.hidden) delete options.byTime; // a saved run has no times
     Object.assign(this.shared.options, options);
     this.controls.show(this.shared.options);
     this.strip.press(this.shared.options.chosen);

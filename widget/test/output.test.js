@@ -77,7 +77,7 @@ describe("Strip", () => {
     expect(strip.cards.size).toBe(1);
   });
 
-  test("says that a replica is lost, and what became of gradients that were not applied", () => {
+  test("shows a lost replica, and the number of gradients that were not applied", () => {
     const strip = new Strip(() => {});
     strip.show({ 0: { state: "running", step: 9, dropped: 1234, skipped: 2 }, 1: { state: "lost", step: 4, dropped: null } }, []);
     const [here, lost] = /** @type {HTMLElement[]} */ ([...strip.element.querySelectorAll(".nbd-card")]);

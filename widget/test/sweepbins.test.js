@@ -118,7 +118,7 @@ describe("lines", () => {
 });
 
 describe("ranks", () => {
-  test("only what has finished is the best, however good the others are", () => {
+  test("the best trial is a finished one, even if others are better", () => {
     const state = [4, 2, 3, 2, 1, 5]; // stopped, finished, pruned, finished, running, failed
     const { model, places } = made(6, { state, value: [0.1, 3, 0.2, 2, 0.3, 0.4] });
     /** @type {any} */ (model.status).best = 3;

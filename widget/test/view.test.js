@@ -54,7 +54,7 @@ test("nothing is ever set as HTML", () => {
 describe("a run", () => {
   beforeEach(() => localStorage.clear());
 
-  test("is looked at as it was before, at its end and after a reload", () => {
+  test("keeps its view settings at its end and after a reload", () => {
     const view = shown({ run: "r-1" });
     view.controls.log.click();
     view.controls.slider.value = "0.5";
@@ -71,14 +71,14 @@ describe("a run", () => {
     expect(shown({ run: "r-2" }).shared.options.log).toBe(false);
   });
 
-  test("is looked at anew where what was kept is damaged", () => {
+  test("uses the default settings if the stored ones are damaged", () => {
     for (const kept of ["{", "[]", JSON.stringify({ "r-1": { log: 7, smoothing: 2, chosen: "x" } }), JSON.stringify({ "r-1": null })]) {
       localStorage.setItem("nbdist-looks", kept);
       expect(shown({ run: "r-1" }).shared.options).toEqual({ byTime: false, log: false, smoothing: 0, chosen: null });
     }
   });
 
-  test("shows what happened to it in words, and no more than its output where it trains nothing", () => {
+  test("shows its marks as text, and only its output if it does not train", () => {
     const view = shown();
     const marks = [{ step: 1200, kind: "rate", text: HOSTILE }, { step: 1300, kind: "lost", text: "worker 1 lost" }];
     view.apply(/** @type {any} */ ({ kind: "frame", snapshot: false, replaced: [], marks }), []);
@@ -89,7 +89,7 @@ describe("a run", () => {
     expect(plain.header.element.classList.contains("nbd-plain")).toBe(true);
   });
 
-  test("has the path of its checkpoint, and an empty bar where it stopped nobody knows how far", () => {
+  test("has the path of its checkpoint, and an empty bar if it stopped at an unknown step", () => {
     const view = shown({ total: null }, { state: "stopped", checkpoint: { number: 1, step: 1200, path: "/runs/a/step-1200", error: null } });
     expect(view.header.saved.textContent).toBe("checkpoint at step 1,200: /runs/a/step-1200Copy");
     expect(view.header.copy.hidden).toBe(false);

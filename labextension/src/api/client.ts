@@ -80,7 +80,7 @@ export class Client {
     return this.ask('DELETE', `runs/${encodeURIComponent(id)}`);
   }
 
-  /** Delete old runs, or ask which ones would be deleted. */
+  /** Delete old runs, or list the runs to delete. */
   clean(cleaning: Cleaning): Promise<Cleaned> {
     return this.ask('POST', 'clean', cleaning);
   }

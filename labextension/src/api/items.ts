@@ -102,7 +102,7 @@ export interface Run extends Actionable {
   total: number | null;
   seconds_left: number | null;
   steps_per_second: number | null;
-  /** In force; null where there is no single one. */
+  /** The current rate; null if the replicas have several. */
   learning_rate: number | null;
   metric: string | null;
   value: number | null;
@@ -116,7 +116,7 @@ export interface Run extends Actionable {
   training: boolean;
   /** On disk; null while it runs. */
   bytes: number | null;
-  /** What was raised, the line of the cell and the task, in one line. */
+  /** The exception, the line of the cell and the task, in one line. */
   error_line: string | null;
   note: string | null;
   session: string;
@@ -137,7 +137,7 @@ export interface RunDetails extends Run {
   code: string;
   /** The line that starts it as a cell; empty for a function. */
   first_line: string;
-  /** The end of what each task printed. */
+  /** The end of each task's output. */
   output: { task: string; text: string }[];
   seed: number | null;
   versions: Record<string, string>;
@@ -198,7 +198,7 @@ export type Message = ({ kind: 'state' } & State) | Changes;
 
 /** What a cluster is started with; null is "as nbdist decides". */
 export interface Start {
-  /** The new cluster's id; null for one that nbdist makes. */
+  /** The new cluster's id; null if nbdist chooses it. */
   name: string | null;
   workers: number;
   ps: number;
@@ -209,14 +209,14 @@ export interface Start {
   gpu_memory: number | null;
 }
 
-/** What a user may change of a run. */
+/** The labels of a run that a user may change. */
 export interface Labels {
   name?: string;
   tags?: string[];
   note?: string;
 }
 
-/** Which runs are deleted: those older than an age such as "30d", beside the newest so many. */
+/** The runs to delete: those older than an age such as "30d", except a number of the newest. */
 export interface Cleaning {
   older_than: string | null;
   keep: number | null;

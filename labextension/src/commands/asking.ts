@@ -52,12 +52,12 @@ export async function confirmed(
   return button.accept;
 }
 
-/** Ask for a whole number from 1 to `most`; null if the user leaves it. */
+/** Ask for a whole number from 1 to `most`; null if the user cancels. */
 export function howMany(title: string, label: string, most: number, trans: TranslationBundle): Promise<number | null> {
   return askNumber(title, label, { min: '1', max: String(most), step: '1', value: '1' }, trans);
 }
 
-/** Ask for a number within the limits of an input element; null if the user leaves it. */
+/** Ask for a number within the limits of an input element; null if the user cancels. */
 export async function askNumber(
   title: string,
   label: string,

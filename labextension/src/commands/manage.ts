@@ -15,7 +15,7 @@ const OF_A_RUN = ['nbdist:rename-run', 'nbdist:tag-run', 'nbdist:note-run', 'nbd
 export function addManageCommands(parts: Parts): void {
   const { commands } = parts.app;
   const { client, trans } = parts.nbdist;
-  /** Ask for a text with which labels are made, and have the run labelled. */
+  /** Ask for a text, make labels from it, and set them on the run. */
   const label = async (id: string | null, ask: (run: Run) => Promise<Labels | null>): Promise<void> => {
     const run = await runOf(id, () => true, parts);
     const labels = run && (await ask(run));
@@ -37,7 +37,7 @@ export function addManageCommands(parts: Parts): void {
   });
   commands.addCommand('nbdist:tag-run', {
     label: trans.__('Tag a Run…'),
-    caption: trans.__('Give a run tags, by which it is found'),
+    caption: trans.__('Give a run tags to find it by'),
     describedBy: described({ id: ID }),
     execute: args =>
       told(args, () =>
@@ -49,7 +49,7 @@ export function addManageCommands(parts: Parts): void {
   });
   commands.addCommand('nbdist:note-run', {
     label: trans.__('Write a Note about a Run…'),
-    caption: trans.__('Write down what is to be known of a run'),
+    caption: trans.__('Write a note about a run'),
     describedBy: described({ id: ID }),
     execute: args =>
       told(args, () =>
@@ -84,7 +84,7 @@ export function addManageCommands(parts: Parts): void {
   });
   commands.addCommand('nbdist:clean-runs', {
     label: trans.__('Delete Old Runs…'),
-    caption: trans.__('Delete runs that are older than an age; shows first which ones'),
+    caption: trans.__('List the runs that are older than an age, and delete them'),
     describedBy: described(),
     execute: args => told(args, () => clean(parts))
   });
@@ -110,7 +110,7 @@ export function tagsOf(text: string): string[] {
   return [...new Set(text.split(',').map(tag => tag.trim()).filter(Boolean))];
 }
 
-/** Have a line of text typed; null if the user leaves it. */
+/** Ask for a line of text; null if the user cancels. */
 async function typed(title: string, text: string, label: string): Promise<string | null> {
   const { button, value } = await InputDialog.getText({ title, text, label });
   return button.accept ? (value ?? '').trim() : null;

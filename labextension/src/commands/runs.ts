@@ -24,8 +24,8 @@ export function addRunCommands(parts: Parts): void {
       told(args, async () => {
         const none = trans.__('There is no run that can be stopped.');
         const id = textOf(args['id']) ?? (await chosenRun(run => run.can['stop'] === true, none, parts))?.id;
-        // A stopped run cannot go on, so that it asks first.
-        const reasons = [trans.__('It ends after its current step and cannot go on. What was trained is kept.')];
+        // A stopped run cannot continue, so a dialog asks for confirmation.
+        const reasons = [trans.__('It ends after its current step and cannot continue. The trained model is kept.')];
         if (id !== undefined && (await confirmed(trans.__('Stop run %1?', id), reasons, trans.__('Stop'), trans))) {
           await client.stopRun(id);
           return trans.__('Run %1 is being stopped.', id);
@@ -102,7 +102,7 @@ export async function chosenRun(fits: (run: Run) => boolean, none: string, parts
   return choose(runs.filter(fits), run => `${run.id} (${run.status})`, texts, trans);
 }
 
-/** Have one of the latest runs chosen, unless its id is known. */
+/** Ask the user to choose one of the latest runs, unless its id is known. */
 export async function runOf(id: string | null, fits: (run: Run) => boolean, parts: Parts): Promise<Run | null> {
   const { client, trans } = parts.nbdist;
   return id === null ? chosenRun(fits, trans.__('There are no runs.'), parts) : client.run(id);

@@ -67,7 +67,7 @@ export function runActions(run: Run, about: About | null, trans: TranslationBund
   ];
 }
 
-/** What else the page of a run offers while it trains, as its live view does. */
+/** The further controls on the page of a run while it trains; its live view has the same. */
 export function runControls(run: Run, trans: TranslationBundle): Action[] {
   if (!isGoingOn(run) || !run.training) {
     return [];

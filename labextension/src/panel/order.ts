@@ -17,7 +17,7 @@ export function withoutPlain(runs: readonly Run[]): Run[] {
   return runs.filter(run => run.training || isGoingOn(run));
 }
 
-/** Those whose name, tags, state, notebook or id has all the words that were typed. */
+/** The runs with all typed words in their name, tags, state, notebook or id. */
 export function matching<Item extends { id: string; name: string; session: string; tags: string[] }>(
   items: readonly Item[],
   typed: string,

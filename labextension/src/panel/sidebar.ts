@@ -68,7 +68,7 @@ export class Sidebar extends SidePanel {
     this.follow(this.isVisible);
   }
 
-  /** A command has opened the panel: the keyboard is in it from now on. */
+  /** Move the keyboard focus into the panel, after a command has opened it. */
   protected override onActivateRequest(message: Message): void {
     super.onActivateRequest(message);
     const first = this.content.node.querySelector<HTMLElement>('[data-stop][tabindex="0"]');

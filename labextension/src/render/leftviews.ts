@@ -1,6 +1,6 @@
 /**
- * A live view whose kernel has ended: JupyterLab says "Loading widget..." for ever, since a widget lives in its kernel.
- * The view's own words, which are saved beside it, say what it was and how to reconnect.
+ * After the kernel of a live view has ended, JupyterLab shows "Loading widget..." for ever, because the widget's state
+ * is in the kernel. The view's saved text takes its place: the name of the run, and how to reconnect.
  */
 
 import type { NotebookPanel } from '@jupyterlab/notebook';
@@ -10,7 +10,7 @@ const OURS = /^(Live view of |Grid of the sweep )/;
 const WAITING = 'Loading widget...';
 const BROKEN = 'Error displaying widget';
 
-/** Looks at a notebook whenever something in it is drawn, or its kernel ends. */
+/** Checks a notebook after each change of its page, and when its kernel ends. */
 export function watchLeftViews(panel: NotebookPanel): void {
   let due = 0;
   const look = (): void => {
@@ -47,7 +47,7 @@ function sayAll(panel: NotebookPanel): void {
   }
 }
 
-/** Writes the words of the views that cannot be shown; `connected` is whether a kernel may still bring them. */
+/** Shows the text of views that cannot be drawn; `connected` is whether a kernel may still send them. */
 export function sayLeft({ model, widgets }: Outputs, connected: boolean): void {
   for (let index = 0; index < Math.min(model.length, widgets.length); index++) {
     const { data } = model.get(index);

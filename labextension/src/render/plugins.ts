@@ -25,7 +25,7 @@ export const renderers: JupyterFrontEndPlugin<void> = {
 
 export const leftViews: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:left-views',
-  description: 'Says what a live view was, where its kernel has ended.',
+  description: 'Shows the name of a live view after its kernel has ended.',
   autoStart: true,
   requires: [INotebookTracker],
   activate: (_: JupyterFrontEnd, notebooks: INotebookTracker): void => {

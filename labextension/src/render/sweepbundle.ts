@@ -11,14 +11,14 @@ export interface SweepBundle {
   /** Trials that the data have, of so many. */
   shown: number;
   of: number;
-  /** Curves that had no room in the data. */
+  /** The number of curves left out of the data. */
   leftOut: number;
 }
 
 const MOST_ENGINES = 4096;
 const MOST_SPANS = 100_000;
 const MOST_POINTS = 100_000; // of a curve
-const FINISHED_BEFORE = 'complete'; // what notebooks saved before 2026-11-22 call a finished trial
+const FINISHED_BEFORE = 'complete'; // the state of a finished trial in notebooks saved before 2026-11-22
 const STATES = ['waiting', 'running', 'finished', 'pruned', 'stopped', 'failed'];
 
 /** Raises `Unreadable` if it cannot be drawn; what is damaged in it otherwise is left out. */
@@ -110,7 +110,7 @@ function curveOf(number: number, value: unknown, known: Set<number>): [string, [
   return steps.length ? [[String(number), [steps, values]]] : [];
 }
 
-/** Pairs of float32, step and value, from base64; no points where it is none. */
+/** Pairs of float32, step and value, from base64; no points if the text is not valid. */
 function unpacked(text: string): [number[], (number | string)[]] {
   const [steps, values]: [number[], (number | string)[]] = [[], []];
   let bytes = '';

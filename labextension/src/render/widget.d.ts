@@ -35,7 +35,7 @@ declare module '@widget/frame.js' {
 }
 
 declare module '@widget/marks.js' {
-  /** What steering or a fault did to a run at a step of its curves. */
+  /** An event of a run, by steering or a fault, at a step of its curves. */
   export interface Mark {
     step: number;
     kind: string;

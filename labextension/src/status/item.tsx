@@ -4,7 +4,7 @@ import { type ISignal, Signal } from '@lumino/signaling';
 import type { INbdist } from '../token';
 import { isMoving, statusText } from './text';
 
-/** Milliseconds between two questions of the status bar's own: while something runs, and otherwise. */
+/** Milliseconds between two requests of the status bar itself: while something runs, and otherwise. */
 export const RUNNING = 5_000;
 export const IDLE = 60_000;
 /** Milliseconds from the start of a cell of this page until its run is in the list. */
@@ -17,9 +17,9 @@ export interface Cells {
 }
 
 /**
- * What goes on, in the status bar.
+ * The status bar's item on running work.
  *
- * It shows what the panel is told. While no part of the page has the stream open it asks by itself: every 5 s while
+ * It shows the panel's state. While no part of the page has the stream open it polls by itself: every 5 s while
  * something runs, else once a minute, and at once when a cell of this page has started or has ended.
  */
 export class StatusItem extends ReactWidget {

@@ -30,7 +30,7 @@ export const status: JupyterFrontEndPlugin<void> = {
   }
 };
 
-/** All notebooks of the page tell of their cells there. */
+/** All notebooks of the page report the start and the end of their cells to it. */
 const CELLS: Cells = { started: NotebookActions.executionScheduled, ended: NotebookActions.executed };
 
 /** Put it into the status bar, until what is returned is disposed, and it with that. */

@@ -23,7 +23,7 @@ export function statusText({ clusters, runs, sweeps }: State, trans: Translation
   return parts.length ? trans.__('nbdist: %1', parts.join(' · ')) : '';
 }
 
-/** Whether something changes by itself, so that the next question should come soon. */
+/** Whether something changes by itself, so that the next request should follow soon. */
 export function isMoving({ clusters, runs, sweeps }: State): boolean {
   return (
     clusters.some(({ state }) => state === 'starting' || state === 'stopping') ||

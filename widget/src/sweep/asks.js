@@ -54,9 +54,9 @@ export class Told {
     this.element.classList.toggle("nbd-wrong", wrong);
   }
 
-  /** Shows what becomes of a command, unless something else is shown by then. @param {Promise<Answer>} promise @param {string} [meanwhile] @returns {Promise<Answer>} */
-  async follow(promise, meanwhile = "sent…") {
-    this.say(meanwhile);
+  /** Shows a command's progress and its answer, unless a later text replaced them. @param {Promise<Answer>} promise @param {string} [first] @returns {Promise<Answer>} */
+  async follow(promise, first = "sent…") {
+    this.say(first);
     const turn = this.latest;
     const late = setTimeout(() => turn === this.latest && setText(this.element, WAITING), PATIENCE);
     const answer = await promise;

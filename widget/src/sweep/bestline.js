@@ -301,7 +301,7 @@ function summary(model) {
   return `${found} Trials: ${said.join(", ")}; ${timeWords(nowOf(model))} since the start.`;
 }
 
-/** The best trial since when, which is the header's: both are the ledger's. @param {Model} model */
+/** The latest improvement, which is the header's best trial: the ledger has both. @param {Model} model */
 function bestOf(model) {
   return model.row(model.status?.best ?? -1) < 0 ? undefined : model.best.at(-1);
 }

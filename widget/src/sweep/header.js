@@ -11,7 +11,7 @@ import { parameterWords } from "./words.js";
 const GLYPHS = /** @type {Record<string, string>} */ ({ running: "●", paused: "❚❚", done: "✓", stopped: "■", failed: "✕", disconnected: "○", lost: "○", damaged: "✕" });
 /** States after which nothing comes; disconnected is the page's own, when the kernel is gone, the last two the Jupyter server's. */
 export const OVER = ["finished", "stopped", "failed", "disconnected", "lost", "damaged"];
-const SEGMENTS = ["finished", "pruned", "stopped", "failed", "running"]; // of the bar; what is missing waits
+const SEGMENTS = ["finished", "pruned", "stopped", "failed", "running"]; // of the bar; the rest are waiting trials
 const MOST = 1_000_000; // trials to add at once
 
 export class Header {

@@ -22,7 +22,7 @@ import { numberWords } from "./words.js";
 
 const GAP = 2; // CSS pixels between cells
 const GLYPH = 11; // CSS pixels
-const MARKED = [RUNNING, FAILED, PRUNED, STOPPED]; // what is finished is the ordinary case
+const MARKED = [RUNNING, FAILED, PRUNED, STOPPED]; // finished trials are the ordinary case
 
 /** @param {CanvasRenderingContext2D} canvas @param {Heatmap} heat worked out */
 export function drawHeat(canvas, heat) {
@@ -80,7 +80,7 @@ function drawCell(canvas, heat, cell, [x, y, w, h]) {
 }
 
 /**
- * How many trials, and glyphs of what is not finished as far as there is room.
+ * The number of trials, and glyphs of unfinished ones if they fit.
  * @param {CanvasRenderingContext2D} canvas @param {import("./bins.js").Cell} cell
  * @param {number} middle @param {number} y @param {number} w @param {string} ink
  */

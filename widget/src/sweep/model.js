@@ -79,7 +79,7 @@ export class Model {
     return this.head?.direction === "max" ? value > other : value < other;
   }
 
-  /** Whether a row is better than another (-1: none): one that can be the best is before all others. @param {number} row @param {number} other */
+  /** Whether a row is better than another (-1: none): rows that can be the best precede all others. @param {number} row @param {number} other */
   outranks(row, other) {
     if (other < 0) return !Number.isNaN(this.value[row]);
     const [mine, its] = [this.counts(row), this.counts(other)];

@@ -37,7 +37,7 @@ export function makePanel(model, { name, ask }) {
   const promoting = opener("Promote…", "Train longer, or on more engines, from its checkpoint", promote.element, only(() => cloning));
   const fill = button("Insert parameters as cell", "Write its parameters into the next cell if that is empty, else into a new one", () => fillCell());
   const printed = make("pre", { class: "nbs-printed", tabindex: "0", "aria-label": "Output" });
-  const again = button("Refresh", "Read what it has printed by now", () => askOutput());
+  const again = button("Refresh", "Read the output printed so far", () => askOutput());
   const output = make("details", { class: "nbs-output" }, make("summary", {}, "Output"), again, printed);
   output.addEventListener("toggle", () => output.open && askOutput());
   const nothing = make("p", { class: "nbs-help" }, NOTHING);
@@ -65,7 +65,7 @@ export function makePanel(model, { name, ask }) {
     setText(title, `Trial ${model.chosen}`);
     const stopping = model.state[row] === RUNNING && model.stopping[row];
     setText(word, stopping ? `${state.name}, being ${stopping}` : state.name);
-    if (stood !== state.name && model.state[row] > RUNNING && !told.wrong) told.say(""); // what was asked for has happened
+    if (stood !== state.name && model.state[row] > RUNNING && !told.wrong) told.say(""); // the command has taken effect
     stood = state.name;
     setText(figure.children[0], exact(model.value[row]));
     setText(figure.children[1], `${model.head?.metric ?? "value"}${model.status?.best === model.chosen ? ", the best so far" : ""}`);

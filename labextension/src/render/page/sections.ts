@@ -27,7 +27,7 @@ export class Section {
   private key = '\0'; // no JSON is that
 }
 
-/** Text as it is, that may be scrolled by keys; with its terminal colours, if it has any. */
+/** Preformatted text that keys can scroll, with its terminal colours. */
 export function preformatted(text: string, label: string): HTMLElement {
   return make('pre', { tabindex: '0', role: 'group', 'aria-label': label }, ...coloured(text));
 }
