@@ -137,7 +137,7 @@ def going_on(cluster: Cluster) -> list[str]:
 def end(folder: Path, by: str = "") -> None:
     """End a cluster that this process is not connected to, and remove its files and shared memory.
 
-    ``by`` is what its clients read. A frozen cluster process is killed.
+    The cluster's clients receive ``by`` as the reason. A frozen cluster process is killed.
     """
     try:
         link = KeeperLink.reach(folder)

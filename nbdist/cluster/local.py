@@ -69,7 +69,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
         if not connection.get("curve_serverkey"):
             raise FailedPreconditionError(
                 "the controller of this ipyparallel cluster runs without CURVE: other users of this host "
-                "could read what its engines compute. Set IPP_ENABLE_CURVE=1 in the environment, and start "
+                "could read the results of its engines. Set IPP_ENABLE_CURVE=1 in the environment, and start "
                 "it again"
             )
         plans = plan_tasks(

@@ -46,7 +46,7 @@ def require_mpi() -> None:
 class ProcessManager:
     """The process manager of one MPI world (PMI-1), for ranks that inherit their connections.
 
-    ``connections`` are the parent process' ends, by rank. What a rank publishes is bounded; one that breaks
+    ``connections`` are the parent process' ends, by rank. A rank's entries are bounded; one that breaks
     the protocol, or ends, loses its connection, and the others keep theirs.
     """
 

@@ -690,7 +690,7 @@ class _Builder:
         return self._classes[number]
 
     def _bring_first(self, record: Mapping[str, Any]) -> None:
-        """Build what a class statement evaluates: bases, also bases that use the class, decorators."""
+        """Build the bases (also bases that use the class) and the decorators of a class statement."""
         number = record["space"]
         for name in record["first"]:
             if name not in self._spaces[number] and name in self._packed.namespaces[number]["values"]:

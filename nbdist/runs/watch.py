@@ -35,7 +35,7 @@ class Watch:
     bodies returned, by rank; ``error`` is the first thing that went wrong, after which the other tasks are
     aborted. With ``least``, workers other than the first may die, as long as so many are left and the body
     ``trains``, or is seen to. Points go to ``store``, progress to ``tally``, output to ``printed``,
-    displayed objects to ``displayed``, what is to be said at the run's end to ``noted``.
+    displayed objects to ``displayed``, remarks for the run's end to ``noted``.
     """
 
     def __init__(

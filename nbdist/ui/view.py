@@ -312,7 +312,7 @@ def in_a_line(error: NbdistError) -> str:
 
 
 class Marks:
-    """Finds what steering and faults did to a run, by comparing each standing with the one before.
+    """Finds the marks of steering and faults on a run, by comparing each standing with the one before.
 
     It is pure: the clock is an argument.
 
@@ -333,7 +333,7 @@ class Marks:
         self._paused: tuple[int, float] | None = None  # the mark of the pause under way, and since when
 
     def see(self, standing: Standing, tasks: Sequence[str], now: float) -> bool:
-        """Compare how far a run is with the last time; whether the marks changed. ``now`` in seconds."""
+        """Compare the progress with the last call; return whether the marks changed. ``now`` in seconds."""
         before = list(self._found)
         step = max((replica.step for replica in standing.replicas), default=standing.step)
         rate = standing.learning_rate

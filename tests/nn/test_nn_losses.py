@@ -149,7 +149,7 @@ def test_extreme_logits_have_finite_losses() -> None:
 
 
 def test_a_probability_of_zero_has_a_finite_gradient() -> None:
-    """Predictions that are no softmax, as both kinds of cross-entropy take them: as in Keras."""
+    """Both kinds of cross-entropy take predictions without softmax, as in Keras."""
     zero = np.array([[0, 1, 0, 0], [0.5, 0.5, 0, 0]], np.float32)
     found = []
     for loss, y in (

@@ -22,7 +22,7 @@ LAYOUT = Layout.of([("v", (3,), "<f4")])
 
 @dataclass
 class FakeSender:
-    """A connected replica: keeps what it is sent."""
+    """A connected replica: keeps the frames that it receives."""
 
     frames: list[Frame] = field(default_factory=list)
 
@@ -114,10 +114,10 @@ def test_nothing_is_looked_for_while_no_replica_waits() -> None:
     ("joined", "seen", "unseen"),
     [
         ({0}, set(), {0, 1}),  # all in other PID namespaces, or on other hosts: nothing is known of them
-        ({0}, {1}, {0}),  # the one that joined is not seen, so that not being seen says nothing
-        ({0, 1}, {0}, {1}),  # not seen, but joined: its connection says whether it is alive
+        ({0}, {1}, {0}),  # the joined replica is not seen either, so an unseen replica may be alive
+        ({0, 1}, {0}, {1}),  # not seen, but joined: its connection shows whether it is alive
         ({0}, {0, 1}, set()),  # alive, and late
-        ({0}, {0}, set()),  # its process id was never told
+        ({0}, {0}, set()),  # its process id is unknown
     ],
 )
 def test_a_replica_that_may_be_alive_is_waited_for(

@@ -1,4 +1,4 @@
-"""A session that is fed more shapes than it plans for gives what a plan for each shape would give."""
+"""A session with more feed shapes than plans returns the same values as with a plan for each shape."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_the_best_is_so_with_what_it_is_worth_now(after: list[Event], best: int)
     for event in after:
         assert ledger.apply(event), event
     assert ledger.best is ledger.trials[best]
-    # What the views draw ends at the same trial and value.
+    # The views' curve ends at the same trial and value.
     assert ledger.improvements[-1][1:] == (best, ledger.best_value)
     assert ledger.best.state != "finished" or ledger.best_value == ledger.best.value
 

@@ -12,7 +12,7 @@ from nbdist.ui.launch import name_of, run_name
 
 
 def train() -> None:
-    """Stand for a user's function."""
+    """A user's function."""
 
 
 @pytest.mark.parametrize(

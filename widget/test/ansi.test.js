@@ -23,7 +23,7 @@ describe("terminal colours", () => {
     expect(coloured("\x1b[31ma\x1b[32mb".repeat(2_001)).length).toBe(1);
   });
 
-  test("are bounded in the output of a task, whose text stays", () => {
+  test("are bounded in the output of a task, which keeps its text", () => {
     const output = new Output("v");
     for (let i = 0; i < 4; i++) output.add([{ task, text: "\x1b[31ma\x1b[32mb\x1b[0m".repeat(1_000) + "\n", open: "\x1b[34mopen\x1b[0m", cut: 0 }], [task]);
     const pre = /** @type {HTMLElement} */ (output.element.querySelector("pre"));

@@ -97,7 +97,7 @@ describe("keys", () => {
 test("the words say what is to be seen", () => {
   expect(shown(makeSmallCurves).words()).toBe("Curves of 4 trials. Best: trial 1 0.9000, trial 0 0.3000, trial 3 0.5000, trial 2 0.2000.");
   expect(shown(makeBestLine).words()).toBe("Best so far 0.9000, by trial 1 after 40 s, improved 2 times. Trials: 1 running, 2 finished, 1 pruned; 1 min 40 s since the start.");
-  expect(shown(makeTimeline).words()).toBe(`5 attempts on 2 engines in 1 min 40 s, 1 running. Busy: worker 0 85%, ${HOSTILE}, which is lost, 38%.`);
+  expect(shown(makeTimeline).words()).toBe(`5 attempts on 2 engines in 1 min 40 s, 1 running. Busy: worker 0 85%, ${HOSTILE} (lost) 38%.`);
 });
 
 test("the best so far is the header's, also after a promotion that made a trial worse", () => {

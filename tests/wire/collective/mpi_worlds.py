@@ -1,4 +1,4 @@
-"""MPI worlds for tests: processes that are their ranks, and groups whose calls are made there.
+"""MPI worlds for tests: rank processes, and groups with calls that run in them.
 
 A test's threads hold one RemoteGroup per rank; what they call is called in that rank's process, on the same
 bytes with the same strides and overlaps.

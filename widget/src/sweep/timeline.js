@@ -296,7 +296,7 @@ class Timeline {
 
   summary() {
     const shares = [...this.shares];
-    const said = this.lanes.slice(0, 16).map(({ label, gone }, i) => `${label}${gone ? ", which is lost," : ""} ${Math.round(100 * (shares[i] ?? 0))}%`);
+    const said = this.lanes.slice(0, 16).map(({ label, gone }, i) => `${label}${gone ? " (lost)" : ""} ${Math.round(100 * (shares[i] ?? 0))}%`);
     const time = this.window ? `in the last ${timeWords(this.window)}` : `in ${timeWords(this.now)}`;
     const more = this.lanes.length > 16 ? `, and ${this.lanes.length - 16} more` : "";
     return `${formatCount(this.bars.length)} attempts on ${this.lanes.length} engines ${time}, ${this.running.length} running. Busy: ${said.join(", ") || "none"}${more}.`;
