@@ -117,8 +117,10 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
         return bool(self._keeper().ask("signal", rank=rank, signum=int(sig))["sent"])
 
     async def stop(self) -> None:
-        """End the engines and remove what they leave."""
-        link = self._keeper()
+        """End the engines and remove what they leave; nothing if `start` has refused to start any."""
+        link = self.link
+        if link is None:
+            return
         if not link.gone:
             link.ask("stop")
         gone = await asyncio.get_running_loop().run_in_executor(None, link.wait_gone, STOP_TIMEOUT)

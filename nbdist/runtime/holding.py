@@ -15,7 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, UnavailableError
+from nbdist.errors import (
+    InvalidArgumentError,
+    NotAllowedError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from nbdist.optim import from_config
 from nbdist.runtime.answers import REFUSED, STEPPED, STOPPED, Answer
 from nbdist.runtime.applied import ServiceLog
@@ -131,7 +137,7 @@ class Holding:
         if self.mailbox is not None and meta["bell"]:
             try:
                 self.ringers[replica] = Ringer(meta["bell"])
-            except NotFoundError:
+            except (NotFoundError, NotAllowedError):
                 reply["note"] = "parameters travel over sockets: the server sees other shared memory"
             else:
                 reply |= {"segment": self.mailbox.segment.name, "bell": listen()}

@@ -51,6 +51,7 @@ from nbdist.wire.collective.watch import FROZEN_SECONDS, Watch
 from nbdist.wire.frames import Frame
 from nbdist.wire.messages import error_frame
 from nbdist.wire.peers import Sender
+from nbdist.wire.shm import require_plain
 
 Array = np.ndarray[Any, Any]
 OneWay = Callable[[Frame, Sender], None]
@@ -113,6 +114,8 @@ class ParameterService:
         replica, rules = meta["replica"], Rules(**meta["rules"])
         if not isinstance(replica, int) or not 0 <= replica < rules.replicas:
             raise InvalidArgumentError(f"replica {replica!r} of {rules.replicas}: they are numbered from 0")
+        if meta["bell"]:
+            require_plain(meta["bell"])
         who = f"replica {replica}"
         tables = tables_from(meta.get("tables", ()))
         holding = self._holdings.get(meta["shard"])

@@ -104,10 +104,15 @@ def _new_path(prefix: str) -> Path:
     return shared_folder() / f"{prefix}-{os.getpid()}-{secrets.token_hex(8)}"
 
 
-def _existing_path(name: str, kind: str, is_kind: Callable[[int], bool]) -> Path:
-    path = shared_folder() / name
-    if path.name != name or name in ("", ".."):
+def require_plain(name: object) -> None:
+    """Raise NotAllowedError unless ``name`` is the plain name of a shared file, which leads nowhere else."""
+    if not isinstance(name, str) or name in ("", "..") or Path(name).name != name or "\0" in name:
         raise NotAllowedError(f"{name!r} is no plain name of a shared file")
+
+
+def _existing_path(name: str, kind: str, is_kind: Callable[[int], bool]) -> Path:
+    require_plain(name)
+    path = shared_folder() / name
     try:
         info = path.lstat()
     except FileNotFoundError:

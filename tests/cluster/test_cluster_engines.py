@@ -533,6 +533,7 @@ def test_engines_of_a_controller_without_curve_are_refused(
         launcher.start(1)
     assert launcher.link is None
     assert not list((own_home / "nbdist" / "clusters").glob("open*"))
+    asyncio.run(launcher.stop())  # ipyparallel stops what it could not start, and then the controller
 
 
 def test_plain_ipyparallel_starts_engines_through_our_launcher(
