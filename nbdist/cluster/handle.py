@@ -174,7 +174,7 @@ class Cluster:
             cluster.restart("worker:1")
             restarted in 0.3 s: /job:worker/task:1 (pid 4711 -> 4803)
         """
-        self._check_there()
+        self.check_there()
         infos = self.dead() if task is None else [named(self.tasks, task)]
         if not infos:
             report(f"no task of cluster {self.id} is dead; name one to restart it, such as worker:0")
@@ -202,7 +202,7 @@ class Cluster:
             cluster.grow()
             grown in 0.3 s by /job:worker/task:2 (rank 3, pid 4803): 3 workers, 1 ps
         """
-        self._check_there()
+        self.check_there()
         return grow(self, self._link, workers, report)
 
     def shrink(self, workers: int = 1, *, report: Callable[[str], object] = print) -> list[TaskInfo]:
@@ -214,7 +214,7 @@ class Cluster:
             cluster.shrink()
             shrunk in 0.1 s by /job:worker/task:2 (pid 4803): 2 workers, 1 ps
         """
-        self._check_there()
+        self.check_there()
         return shrink(self, self._link, workers, report)
 
     def dead(self) -> list[TaskInfo]:
@@ -286,8 +286,8 @@ class Cluster:
                 "leaves it running"
             )
 
-    def _check_there(self) -> None:
-        """Raise if the cluster was stopped, here or elsewhere: its tasks can no longer be changed."""
+    def check_there(self) -> None:
+        """Raise if the cluster was stopped, here or elsewhere: its tasks can no longer be used or changed."""
         self._check_up()
         if (how := self.controller_died()) is not None:
             raise FailedPreconditionError(

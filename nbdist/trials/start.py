@@ -209,6 +209,7 @@ def source_of(trial: str | Callable[..., Any]) -> str:
 
 def win(cluster: Cluster, ranks: list[int]) -> None:
     """Reserve engines; raises the error that names the run which has one. Frees all if one is busy."""
+    cluster.check_there()
     prepare(cluster)
     dead = {info.rank: info for info in cluster.dead()}
     living = [rank for rank in ranks if rank not in dead]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from nbdist.runs.run import Run
 from nbdist.ui.view import RunView
@@ -16,8 +17,9 @@ def follow_in_background(run: Run) -> None:
 
     A separate thread follows a run with a live view on a page: the view updates ten times a second while the
     event loop is free, and once a second while a cell computes. Its controls work while no other cell runs. A
-    run without a view is followed on the event loop, or on a thread if no loop runs. Errors are shown at the
-    run's view, and ``run.wait()`` raises them.
+    thread also follows a run without a view (``live=False``), and any run if no loop runs. Where a notebook
+    is executed without a page (nbconvert, papermill), the event loop follows its runs: `over` and `standing`
+    advance between cells, and in ``wait``. Errors are shown at the run's view; ``run.wait()`` raises them.
     """
     if id(run) in _following:
         return
@@ -28,11 +30,16 @@ def follow_in_background(run: Run) -> None:
         return
     view = run.view
     # The body of an in-graph run is in this process, and the thread that started it follows it.
-    if isinstance(view, RunView) and view.on_page and run.options.replication != "in-graph":
+    if run.options.replication == "in-graph":
+        work = _follow(run)
+    elif not isinstance(view, RunView):
+        run.follow_on_thread()
+        work = _tell_at_end(run)
+    elif view.on_page:
         view.shown_by_this_thread()
         run.follow_on_thread()
         work = _show(run, view)
-    else:
+    else:  # the picture belongs to the cell that waits
         work = _follow(run)
     # Kept here: a loop has only a weak reference to its tasks.
     task = _following[id(run)] = loop.create_task(work, name=f"nbdist follows run {run.id}")
@@ -53,6 +60,14 @@ async def _show(run: Run, view: RunView) -> None:
         except Exception as error:  # an error of the view must not end the run
             run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
             break
+    _tell(run)
+
+
+async def _tell_at_end(run: Run) -> None:
+    """Print the notes of a run that a thread follows."""
+    while not run.settled:
+        with suppress(KeyboardInterrupt):  # meant for the cell that runs now
+            await asyncio.sleep(SHOW_EVERY)
     _tell(run)
 
 

@@ -22,6 +22,8 @@ from nbdist.cluster.adopt import end
 from nbdist.cluster.folder import clusters_folder, living
 from nbdist.cluster.handle import Cluster, set_current, stop_cluster
 from nbdist.errors import FailedPreconditionError, NotFoundError
+from nbdist.runs.options import Options
+from nbdist.runs.start import start_run
 
 pytestmark = pytest.mark.engines
 Start = Callable[..., Cluster]
@@ -100,6 +102,8 @@ def test_another_process_does_not_end_a_run_by_mistake(start: Start) -> None:
     assert "it was stopped from another notebook other.ipynb (pid " in str(cluster.controller_died())
     with pytest.raises(FailedPreconditionError, match=r"was stopped from another notebook.*%cluster start"):
         cluster.restart("worker:0")
+    with pytest.raises(FailedPreconditionError, match=r"was stopped from another notebook.*%cluster start"):
+        start_run("n = 1", Options(), cluster=cluster)
 
 
 def test_its_own_process_and_an_idle_cluster_need_no_force(start: Start) -> None:

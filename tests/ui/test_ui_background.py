@@ -60,6 +60,13 @@ while not (view.pace.sequence > frames and run.standing().step > step):
     )
 
 
+def test_a_cell_can_wait_for_a_run_without_a_view(kernel: Kernel) -> None:
+    flags = "--background --no-live --name unseen"
+    assert kernel.run(f"%%distribute {flags}" + BODY.format(epochs=2))["status"] == "ok"
+    assert kernel.run("while not run.over: pass")["status"] == "ok"  # the event loop has no time
+    assert kernel.value("run.status, run.standing().epoch") == "('finished', 2)"
+
+
 def test_what_goes_wrong_is_raised_by_wait(kernel: Kernel) -> None:
     assert kernel.run("%%distribute --background --name wrong\n1 / 0")["status"] == "ok"
     reply = kernel.run("run.wait()")
