@@ -456,8 +456,9 @@ class CollectiveContract:
             else:
                 assert isinstance(result, kind if kind is not OSError else AbortedError), result
                 assert "the run was ended" in str(result)
-        for result in world.all(lambda group: group.barrier()):
-            assert "the run was ended" in str(result)
+        # The rank that did not wait may still complete the call of the others: they sent their part before.
+        for result in world.all(lambda group: [group.barrier() for _ in range(2)]):
+            assert "the run was ended" in str(result), result
 
     def test_an_outside_check_is_looked_at_between_short_waits(self, fresh: Callable[..., World]) -> None:
         flag = threading.Event()

@@ -213,7 +213,8 @@ class TestAgreement:
 
         one, other = world.all(train)
         assert one == other
-        assert one[0] == 5, "four calls, and the name of the communicator"
+        # Four calls and the name of the communicator. A slow rank asks again when it sees the other one ask.
+        assert one[0] >= 5
         assert one[-3:] == [0, 0, 0]
         world.close()
 
