@@ -8,6 +8,8 @@ BIN := .venv/bin
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Processes for the fast tests. Some of them wait for timeouts, so there is one more than CI has cores.
 WORKERS := 3
+# Byte code is kept, so that each of the many processes of the tests starts without compiling the project.
+export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test check lab bench format lock clean chromium

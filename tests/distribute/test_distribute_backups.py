@@ -255,11 +255,10 @@ def test_nobody_is_further_ahead_of_the_slowest_than_the_bound(
     ahead: list[int] = []
 
     def held_back() -> bool:
-        return all(
-            holding.shard is not None and holding.shard.waited_for
-            for service in place.services
-            for holding in service._holdings.values()
-        )
+        """Return whether the others cannot continue: a shard holds one back, or is not open yet."""
+        holdings = [one for service in place.services for one in service._holdings.values()]
+        shards = [one.shard for one in holdings if one.shard is not None]
+        return len(shards) < ps or any(shard.waited_for for shard in shards)
 
     def body(i: int) -> tuple[list[Array], History]:
         def slow(x: Array, y: Array) -> tuple[Array, Array]:
@@ -275,7 +274,8 @@ def test_nobody_is_further_ahead_of_the_slowest_than_the_bound(
 
     raised(place.train(body, staleness=bound, transport=transport))
     # A step that is done counts once its gradient is sent; the server has had at most as many of the slowest.
-    assert 1 <= max(ahead) <= bound + 1
+    # With a bound of 0 the others count theirs at the same moment as the slowest.
+    assert min(bound, 1) <= max(ahead) <= bound + 1
     for tally in replicas[0].tallies:
         assert tally.made == [12, 12, 12]
         most = Rules(3, staleness=bound).most_stale()
