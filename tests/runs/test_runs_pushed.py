@@ -78,6 +78,7 @@ def test_a_name_of_the_notebook_that_a_worker_lacks_is_named(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbdist.runs.delivery.user_namespace", lambda: {"size": 3})
+    monkeypatch.setattr("nbdist.runs.start.any_cluster", lambda report: cluster)  # begin has no cluster=
     with pytest.raises(WorkerError, match=r"defined in the notebook.* pass it with push=\{'size': size\}"):
         quiet("print(size)", cluster)
     with pytest.raises(WorkerError) as caught:
@@ -150,6 +151,7 @@ def test_a_trial_that_lacks_a_name_says_what_to_add(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbdist.runs.delivery.user_namespace", lambda: {"size": 3})
+    monkeypatch.setattr("nbdist.runs.start.any_cluster", lambda report: cluster)  # begin has no cluster=
     namespace: dict[str, Any] = {"n": 3}
     sweep, _ = begin_sweep(
         "lr=[1] --metric score --push n --no-live", "\nscore = lr * n * size\n", namespace, may_wait=False
