@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.handle import Cluster, set_current
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, WorkerError
 from nbdist.runs.run import Run
 from nbdist.trials.attach import attach_sweep
@@ -34,6 +34,14 @@ def quiet(body: str | Callable[..., Any], cluster: Cluster, **options: Any) -> R
 
 def segments(cluster: Cluster) -> list[str]:
     return [path.name for path in Path("/dev/shm").glob(f"nbdist-{cluster.id}-*")]
+
+
+@pytest.fixture
+def current(cluster: Cluster) -> Iterator[None]:
+    """Have magics use the cluster of the session: without one they start a small one."""
+    set_current(cluster)
+    yield
+    set_current(None)
 
 
 def test_workers_of_one_host_map_one_copy(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,11 +82,11 @@ def test_a_function_has_arguments_and_what_it_closes_over(cluster: Cluster) -> N
         quiet("x = 1", cluster, args=(1,))
 
 
+@pytest.mark.usefixtures("current")
 def test_a_name_of_the_notebook_that_a_worker_lacks_is_named(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbdist.runs.delivery.user_namespace", lambda: {"size": 3})
-    monkeypatch.setattr("nbdist.runs.start.any_cluster", lambda report: cluster)  # begin has no cluster=
     with pytest.raises(WorkerError, match=r"defined in the notebook.* pass it with push=\{'size': size\}"):
         quiet("print(size)", cluster)
     with pytest.raises(WorkerError) as caught:
@@ -147,11 +155,11 @@ def test_a_sweep_of_another_kernel_asks_for_its_pushed_values(cluster: Cluster) 
     again.leave()
 
 
+@pytest.mark.usefixtures("current")
 def test_a_trial_that_lacks_a_name_says_what_to_add(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbdist.runs.delivery.user_namespace", lambda: {"size": 3})
-    monkeypatch.setattr("nbdist.runs.start.any_cluster", lambda report: cluster)  # begin has no cluster=
     namespace: dict[str, Any] = {"n": 3}
     sweep, _ = begin_sweep(
         "lr=[1] --metric score --push n --no-live", "\nscore = lr * n * size\n", namespace, may_wait=False
