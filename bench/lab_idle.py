@@ -56,7 +56,7 @@ def measure(tasks: int, runs: int, seconds: float, home: Path) -> dict[str, floa
                     page.show(None)
                     closed_cpu += spent(process, seconds)
                     page.show(cluster.id)
-                    spent(process, SETTLE)  # the page is told what has changed meanwhile
+                    spent(process, SETTLE)  # the page receives what has changed
                     heard = page.heard
                     open_cpu += spent(process, seconds)
                     messages += page.heard - heard

@@ -1,7 +1,7 @@
 """What a sweep costs its driver, without engines: asking, writing, telling, and coming back from the log.
 
 Trials report 20 times each, on 4 imagined engines. What counts is the CPU time of this process, so that a
-busy machine changes less; and the clock where somebody waits.
+busy machine changes less; and the clock where a user waits.
 """
 
 from __future__ import annotations
