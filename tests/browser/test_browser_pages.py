@@ -87,6 +87,7 @@ def test_pages_of_a_run_and_a_sweep_need_no_kernel(drawing_lab: Lab) -> None:
     page.wait_for_function("window.jupyterapp?.shell && !document.querySelector('.jp-SplashScreen, #galaxy')")
     for name in ("endless", "six"):
         expect(page.locator(".lm-TabBar-tabLabel", has_text=name)).to_have_count(1)
+    page.evaluate("window.jupyterapp.restored.then(() => null)")  # which activates the page that was in front
     lab.command("nbdist:open-run", {"id": folder.name})
     expect(page.locator(".nbd-Page")).to_have_count(2)
     expect(page.locator(f"{PAGE} .nbd-title")).to_have_text("endless")
