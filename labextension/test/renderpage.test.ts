@@ -26,7 +26,7 @@ const DATA = {
   series: [{ name: 'loss', replica: 'mean', kind: 'trend', steps: '0 3', values: '1 0.5' }]
 };
 const RUN = {
-  id: 'r1', name: 'digits', status: 'running', created: 1000, ended: null, cluster: 'c', strategy: 'ps', replicas: 1,
+  id: 'r1', name: 'digits', status: 'running', created: 1000, ended: null, paused: 0, cluster: 'c', strategy: 'ps', replicas: 1,
   step: 4, total: 10, seconds_left: 6, steps_per_second: 2, learning_rate: 0.01, metric: 'loss', value: 0.5, curve: { x: [], y: [] },
   error: null, error_line: null, tags: [], remark: null, training: true, bytes: null, note: null, session: 'a.ipynb', folder: '/home/runs/r1', browse: null, tensorboard: false,
   attach: "import nbdist as nb\nnb.attach('r1')", can: { stop: true }, why: {}, code: `print("${HOSTILE}")`, seed: 1,
@@ -281,6 +281,11 @@ describe('standing', () => {
     expect(standing(bundle, RUN, 1005).progress.elapsed).toBe(5);
     expect(standing(bundle, { ...RUN, status: 'failed', ended: 1002 }, 1005).progress.elapsed).toBe(2);
     expect(standing(bundle, { ...RUN, status: 'lost', ended: null }, 1005).progress.elapsed).toBeNull();
+  });
+
+  it('does not count pauses', () => {
+    expect(standing(bundle, { ...RUN, status: 'paused', paused: 3 }, 1005).progress.elapsed).toBe(2);
+    expect(standing(bundle, { ...RUN, status: 'failed', ended: 1004, paused: 3 }, 1005).progress.elapsed).toBe(1);
   });
 });
 

@@ -32,6 +32,8 @@ class Record:
     created: float
     name: str = ""
     ended: float | None = None
+    paused: float = 0.0
+    """Seconds of pauses, written when the run ends."""
     error: str = ""
     code: str = ""
     seed: int | None = None
@@ -98,6 +100,7 @@ def record_of(run_id: str, content: bytes, changed: float) -> Record:
         created=changed if created is None else created,
         name=text(found.get("name")),
         ended=number(found.get("ended")),
+        paused=max(0.0, number(found.get("paused")) or 0.0),
         error=text(found.get("error")),
         code=text(found.get("code")),
         seed=whole(found.get("seed")),

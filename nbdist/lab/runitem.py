@@ -67,6 +67,7 @@ def item_of(record: Record, pace: Pace, seen: Seen) -> dict[str, Any]:
         "status": status,
         "created": record.created,
         "ended": None if going else record.ended,
+        "paused": round(pace.paused_seconds if record.goes_on else record.paused, 1),
         "cluster": record.cluster,
         "strategy": record.strategy,
         "replicas": seen.replicas,

@@ -20,7 +20,17 @@ from nbdist.metrics.runfile import write_whole_file
 
 VERSION = 1
 SECONDS = 1.0  # between two words
-TOLD = ("step", "global_step", "total", "by_updates", "examples", "dropped", "skipped", "learning_rate")
+TOLD = (
+    "step",
+    "global_step",
+    "total",
+    "by_updates",
+    "examples",
+    "dropped",
+    "skipped",
+    "rested",
+    "learning_rate",
+)
 DIGITS = 6  # of seconds
 
 log = logging.getLogger(__name__)

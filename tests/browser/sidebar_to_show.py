@@ -44,6 +44,7 @@ def run(number: int, status: str = "finished", **others: Any) -> Item:
     item = {
         "id": f"run-{number}", "name": f"digits {number}", "status": status,
         "created": MIDNIGHT - 3600 * number, "ended": None if going else MIDNIGHT - 3600 * number + 60,
+        "paused": 0.0,
         "cluster": "many", "strategy": "MultiWorkerMirroredStrategy", "replicas": 4, "step": 430,
         "total": 1000, "seconds_left": 75 if going else None, "steps_per_second": 56.3 if going else None,
         "metric": "loss", "value": 0.1234,

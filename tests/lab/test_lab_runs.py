@@ -25,7 +25,7 @@ from nbdist.lab.runs import Runs
 from nbdist.runs.history import delete_run, write_labels
 
 KEYS = {
-    "id", "name", "status", "created", "ended", "cluster", "strategy", "replicas", "step", "total",
+    "id", "name", "status", "created", "ended", "paused", "cluster", "strategy", "replicas", "step", "total",
     "seconds_left", "steps_per_second", "learning_rate", "metric", "value", "curve", "error", "error_line",
     "note", "session", "folder", "tags", "remark", "training", "bytes", "browse", "tensorboard", "attach",
     "can", "why",
@@ -197,6 +197,23 @@ def test_a_pause_is_a_status() -> None:
     assert (item["status"], item["steps_per_second"], item["seconds_left"]) == ("paused", None, None)
     assert runs.tasks_of("r1")[0]["steps_per_second"] is None
     assert item["can"] == {"stop": True, "pause": False, "resume": True, "set": False, "delete": False}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_seconds_of_pauses() -> None:
+    run, runs = RunFolder("r1", workers=1), Runs()
+    run.word(0, state="running", step=5, time=1000.0)
+    assert only(runs)["paused"] == 0
+    run.word(0, state="paused", step=5, time=1010.0)
+    run.word(0, state="paused", step=5, time=1010.0)
+    assert only(runs)["paused"] == 0
+    run.word(0, state="running", step=5, time=1070.0)
+    assert only(runs)["paused"] == 60
+    # The server has not seen this pause: it was started afterwards.
+    run.word(0, state="running", step=9, time=1200.0, rested=90.0)
+    assert (only(runs)["paused"], only(Runs())["paused"]) == (90, 90)
+    run.write(status="finished", ended=run.record.created + 300, paused=91.5)
+    assert (only(runs)["paused"], only(Runs())["paused"]) == (91.5, 91.5)
 
 
 def test_the_first_series_counts_where_there_is_no_loss() -> None:

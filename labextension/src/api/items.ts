@@ -95,6 +95,8 @@ export interface Run extends Actionable {
   status: RunStatus;
   created: number;
   ended: number | null;
+  /** Seconds of pauses so far, including a current one. */
+  paused: number;
   cluster: string | null;
   strategy: string | null;
   replicas: number | null;

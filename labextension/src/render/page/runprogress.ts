@@ -10,7 +10,8 @@ const OVER: RunStatus[] = ['finished', 'failed', 'stopped', 'damaged', 'lost'];
 /** The data of a run, with what its item knows better. */
 export function standing(bundle: RunBundle, run: Run, now: number): RunBundle {
   const over = OVER.includes(run.status);
-  const elapsed = over ? (run.ended === null ? null : run.ended - run.created) : now - run.created;
+  const until = over ? run.ended : now;
+  const elapsed = until === null ? null : Math.max(0, until - run.created - run.paused);
   const progress: Progress = {
     ...bundle.progress,
     state: STATES[run.status] ?? run.status,
