@@ -21,16 +21,8 @@ from nbdist.metrics.runfile import write_whole_file
 VERSION = 1
 SECONDS = 1.0  # between two words
 TOLD = (
-    "step",
-    "global_step",
-    "total",
-    "by_updates",
-    "examples",
-    "dropped",
-    "skipped",
-    "rested",
-    "learning_rate",
-)
+    "step", "global_step", "total", "by_updates", "examples", "dropped", "skipped", "rested", "learning_rate",
+)  # fmt: skip
 DIGITS = 6  # of seconds
 
 log = logging.getLogger(__name__)
