@@ -4,8 +4,8 @@ import { statSync } from "node:fs";
 
 const LARGEST = 110_000; // bytes: the kernel sends it once with every widget
 
-const SCRIPTS = { live: "src/widget.js", sweep: "src/sweep/widget.js", space: "src/space/space.js" };
-const STYLES = { live: "src/live.css", sweep: "src/sweep/sweep.css", space: "src/space/space.css" };
+const SCRIPTS = { live: "src/run/widget.js", sweep: "src/sweep/widget.js", space: "src/space/widget.js" };
+const STYLES = { live: "src/run/run.css", sweep: "src/sweep/sweep.css", space: "src/space/space.css" };
 
 /** @type {import("esbuild").BuildOptions} */
 const options = {

@@ -1,4 +1,4 @@
-import { MEAN, TREND } from '@widget/frame.js';
+import { MEAN, TREND } from '@widget/comm/frames.js';
 import { describe, expect, it } from 'vitest';
 import { readRun } from '../src/render/runbundle';
 import { Unreadable } from '../src/render/unreadable';

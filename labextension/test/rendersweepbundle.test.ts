@@ -1,4 +1,4 @@
-import { Grid } from '@widget/sweep/grid.js';
+import { Grid } from '@widget/sweep/view.js';
 import { beforeAll, describe, expect, it } from 'vitest';
 import { SWEEP } from '../src/render/kinds';
 import { readSweep } from '../src/render/sweepbundle';

@@ -2,7 +2,7 @@ r"""The colours that programs print for a terminal: SGR codes (ECMA-48), read in
 
 Only colours and letter styles are kept; codes that move the cursor or set a title are dropped. All colours
 are mapped to the eight of ANSI, which each page draws in its own tones, because a tone for a dark terminal
-is hard to read on a white page. ``widget/src/ansi.js`` is the same parser, and
+is hard to read on a white page. ``widget/src/text/ansi.js`` is the same parser, and
 ``tests/ui/ansi_cases.json`` tests both.
 """
 

@@ -1,4 +1,4 @@
-"""How far a chart's y axis reaches. Pure; the live view does the same (smooth.js)."""
+"""How far a chart's y axis reaches. Pure; the live view does the same (widget/src/chart/domain.js)."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_it_holds_picture_table_text_and_data() -> None:
 
 def test_the_picture_has_the_axes_of_the_grid_and_all_trials_with_a_value() -> None:
     sweep = swept(FULL, 60)
-    assert widest(sweep.ledger) == ["lr", "batch"]  # as widest() of widget/src/sweep/bins.js
+    assert widest(sweep.ledger) == ["lr", "batch"]  # as widest() of widget/src/sweep/figures/bins.js
     states = [one.state for one in all_ranked(sweep.ledger)]
     finished = states.count("finished")
     assert states[:finished] == ["finished"] * finished

@@ -1,4 +1,4 @@
-"""A page as the kernel sees it: takes frames as widget/src/link.js and curves.js do, and may lose some."""
+"""A page as the kernel sees it: reads frames as widget/src (comm, chart) does, and may lose some."""
 
 from __future__ import annotations
 

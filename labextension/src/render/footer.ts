@@ -2,7 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
-import { make } from '@widget/dom.js';
+import { make } from '@widget/dom/elements.js';
 
 const INSERT = 'nbdist:insert-attach';
 

@@ -1,7 +1,7 @@
 /** The two kinds of data that outputs have. Their drawing code is loaded when the first one is seen. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { make } from '@widget/dom.js';
+import { make } from '@widget/dom/elements.js';
 import type { Kind } from './renderer';
 import { readRun, type RunBundle } from './runbundle';
 import { readSweep, type SweepBundle } from './sweepbundle';

@@ -4,7 +4,7 @@ import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import { Widget } from '@lumino/widgets';
-import { make } from '@widget/dom.js';
+import { make } from '@widget/dom/elements.js';
 import { type Drawing, onceSeen, watchLook } from './drawing';
 import { attachLine } from './footer';
 import { toldBy } from './told';

@@ -1,8 +1,8 @@
 /** Reads `application/vnd.nbdist.run+json` (nbdist/ui/rundata.py says what it is) for the live view's drawing code. */
 
-import { MEAN, type Run, TREND } from '@widget/frame.js';
-import type { Mark } from '@widget/marks.js';
-import type { Head, Plan, Progress } from '@widget/view.js';
+import { MEAN, type Run, TREND } from '@widget/comm/frames.js';
+import type { Mark } from '@widget/chart/annotations.js';
+import type { Head, Plan, Progress } from '@widget/run/view.js';
 import { finite, isRecord, type Json, list, record, text, texts, whole } from './json';
 import { versioned } from './unreadable';
 

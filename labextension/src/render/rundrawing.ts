@@ -1,6 +1,6 @@
 /** A run's curves: the live view's own drawing code, with nobody at the other end. */
 
-import { View } from '@widget/view.js';
+import { View } from '@widget/run/view.js';
 import { type Drawing, newName } from './drawing';
 import type { RunBundle } from './runbundle';
 

@@ -1,6 +1,6 @@
 /** A sweep's grid: the live view's own drawing code, with nobody at the other end who hears wishes. */
 
-import { Grid } from '@widget/sweep/grid.js';
+import { Grid } from '@widget/sweep/view.js';
 import { type Drawing, newName } from './drawing';
 import type { SweepBundle } from './sweepbundle';
 

@@ -1,10 +1,10 @@
 /** What the live view's drawing code offers, as far as it is used here; its own types stand in its comments. */
 
-declare module '@widget/ansi.js' {
+declare module '@widget/text/ansi.js' {
   export function coloured(text: string): Node[];
 }
 
-declare module '@widget/dom.js' {
+declare module '@widget/dom/elements.js' {
   export function make<Tag extends keyof HTMLElementTagNameMap>(
     tag: Tag,
     attributes?: Record<string, string>,
@@ -13,14 +13,14 @@ declare module '@widget/dom.js' {
   export function setText(node: Node, text: string): void;
 }
 
-declare module '@widget/format.js' {
+declare module '@widget/text/format.js' {
   export function formatValue(value: number | null | undefined): string;
   export function formatCount(value: number | null | undefined): string;
   export function formatDuration(seconds: number | null | undefined): string;
   export function shortTask(task: string): string;
 }
 
-declare module '@widget/frame.js' {
+declare module '@widget/comm/frames.js' {
   /** Stands where a replica does: the mean of all of them. */
   export const MEAN: number;
   /** Added to a series: not its points, but the means of neighbouring points. */
@@ -34,7 +34,7 @@ declare module '@widget/frame.js' {
   }
 }
 
-declare module '@widget/marks.js' {
+declare module '@widget/chart/annotations.js' {
   /** An event of a run, by steering or a fault, at a step of its curves. */
   export interface Mark {
     step: number;
@@ -43,9 +43,9 @@ declare module '@widget/marks.js' {
   }
 }
 
-declare module '@widget/view.js' {
-  import type { Run } from '@widget/frame.js';
-  import type { Mark } from '@widget/marks.js';
+declare module '@widget/run/view.js' {
+  import type { Run } from '@widget/comm/frames.js';
+  import type { Mark } from '@widget/chart/annotations.js';
 
   export interface Plan {
     title: string;
@@ -94,7 +94,7 @@ declare module '@widget/view.js' {
   }
 }
 
-declare module '@widget/sweep/grid.js' {
+declare module '@widget/sweep/view.js' {
   /** The whole page of a sweep; `say` is null where nobody hears wishes. */
   export class Grid {
     constructor(name: string, say: ((kind: string, more?: Record<string, unknown>) => void) | null);

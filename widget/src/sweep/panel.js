@@ -1,18 +1,17 @@
 // The chosen trial: what it is and came to, what it printed, and what can be done with it.
-import { make, setText } from "../dom.js";
-import { formatCount, formatDuration, formatExact } from "../format.js";
-import { Told } from "./asks.js";
-import { button, enable, opener } from "./button.js";
+import { button, enable, opener } from "../dom/buttons.js";
+import { fillPairs, make, setText } from "../dom/elements.js";
+import { formatCount, formatDuration, formatExact } from "../text/format.js";
 import { fillNextCell } from "./cell.js";
+import { Told } from "./commands.js";
+import { parametersOf, valueWords } from "./format.js";
 import { CloneForm, PromoteForm } from "./forms.js";
-import { fillPairs } from "./parts.js";
 import { FINISHED, RUNNING, STATES } from "./states.js";
-import { parametersOf, valueWords } from "./words.js";
 
 const OUTCOMES = { filled: "the next cell has its parameters", inserted: "a new cell below has its parameters", copied: "its parameters are on the clipboard: no cell could be filled", failed: "no cell could be filled: copy it from here" };
 const NOTHING = "Choose a trial: click a line, a cell, a curve or a row.";
 
-/** @param {import("./model.js").Model} model @param {{ name: string, ask: import("./asks.js").Ask }} options */
+/** @param {import("./model.js").Model} model @param {{ name: string, ask: import("./commands.js").Ask }} options */
 export function makePanel(model, { name, ask }) {
   let [shown, stood] = [-1, ""];
   const glyph = make("span", { class: "nbs-glyph", "aria-hidden": "true" });
@@ -155,4 +154,3 @@ function pair() {
 function exact(value) {
   return Number.isNaN(value) ? "–" : formatExact(Number(value.toPrecision(6)));
 }
-

@@ -1,6 +1,6 @@
 // What a trial can be: each state has a name, a colour of the theme, and a glyph, so that it is told without its colour.
 
-/** @typedef {import("../theme.js").Colours} Colours */
+/** @typedef {import("../dom/theme.js").Colours} Colours */
 /** @typedef {{ name: string, glyph: string, color: (theme: Colours) => string, trace: Trace }} State */
 /**
  * Adds a glyph to a canvas's path, to be filled, or where `line` says so stroked.
@@ -84,3 +84,5 @@ function cross(canvas, x, y, r) {
   canvas.moveTo(x - r * 0.76, y + r * 0.76);
   canvas.lineTo(x + r * 0.76, y - r * 0.76);
 }
+/** States after which nothing comes; disconnected is the page's own, when the kernel is gone, the last two the Jupyter server's. */
+export const OVER = ["finished", "stopped", "failed", "disconnected", "lost", "damaged"];

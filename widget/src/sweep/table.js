@@ -1,19 +1,17 @@
 // All trials as a table: the data behind the figures, for those who do not see them, and for exact values.
-import { make, setText } from "../dom.js";
-import { formatCount, formatDuration, formatExact } from "../format.js";
-import { button, enable } from "./button.js";
-import { fill } from "./parts.js";
+import { button, enable } from "../dom/buttons.js";
+import { fill, make, setText } from "../dom/elements.js";
+import { formatCount, formatDuration, formatExact } from "../text/format.js";
+import { valueWords } from "./format.js";
 import { STATES } from "./states.js";
-import { inPlace, sortedRows } from "./trialrows.js";
-import { valueWords } from "./words.js";
+
+/** @typedef {{ key: string, title: string, value: ((row: number) => any) | null, text: (row: number) => string }} Column without a value: by rank */
 
 const SIZE = 40; // rows of a page
 const CALM = 500; // milliseconds: nobody reads it ten times a second
 const MOST_COLUMNS = 40;
 
-/** @typedef {{ key: string, title: string, value: ((row: number) => any) | null, text: (row: number) => string }} Column without a value: by rank */
-
-/** @param {import("./model.js").Model} model @param {import("./surface.js").Options} options */
+/** @param {import("./model.js").Model} model @param {import("./figures/figure.js").Options} options */
 export function makeTable(model, options) {
   let page = 0;
   let sort = "value";
@@ -202,4 +200,36 @@ export function makeTable(model, options) {
 /** @param {number} value */
 function exact(value) {
   return Number.isNaN(value) ? "–" : formatExact(Number(value.toPrecision(5)));
+}
+
+// Which trials a table shows, and in which order. Pure.
+
+/** Compares what may be missing: numbers before texts, what is missing last whichever way one sorts.
+ * @param {any} a @param {any} b @param {number} [sign] */
+export function compareValues(a, b, sign = 1) {
+  const missing = (/** @type {any} */ value) => value === undefined || value === null || Number.isNaN(value);
+  if (missing(a) || missing(b)) return Number(missing(a)) - Number(missing(b));
+  if (typeof a !== typeof b) return sign * (typeof a < typeof b ? -1 : 1);
+  if (typeof a === "object") return compareValues(JSON.stringify(a), JSON.stringify(b), sign);
+  return a < b ? -sign : a > b ? sign : 0;
+}
+
+/**
+ * @param {number[]} ranked rows, the best first
+ * @param {Uint8Array | null} mask
+ * @param {((row: number) => any) | null} value to sort by; null keeps the best first
+ * @param {boolean} down whether the largest comes first
+ * @returns {number[]}
+ */
+export function sortedRows(ranked, mask, value, down) {
+  const rows = mask ? ranked.filter((row) => mask[row]) : [...ranked];
+  if (!value) return down ? rows.reverse() : rows;
+  const keys = new Map(rows.map((row) => [row, value(row)]));
+  return rows.sort((a, b) => compareValues(keys.get(a), keys.get(b), down ? -1 : 1)); // equal ones: the better first
+}
+
+/** The rows as they stood, without those that are gone, and new ones at the end. @param {number[]} rows @param {number[]} now */
+export function inPlace(rows, now) {
+  const [known, there] = [new Set(rows), new Set(now)];
+  return [...rows.filter((row) => there.has(row)), ...now.filter((row) => !known.has(row))];
 }

@@ -1,8 +1,7 @@
 // The anywidget module of a sweep.
-import { join } from "../joined.js";
-import { receive } from "../link.js";
-import { Grid } from "./grid.js";
-import { OVER } from "./header.js";
+import { join, receive } from "../comm/connection.js";
+import { OVER } from "./states.js";
+import { Grid } from "./view.js";
 
 /** @type {import("@anywidget/types").Render} */
 function render(props) {

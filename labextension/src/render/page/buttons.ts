@@ -1,7 +1,7 @@
 /** The row of buttons of a page: what can be done, each a command; one that cannot be says why and keeps the focus. */
 
 import type { CommandRegistry } from '@lumino/commands';
-import { make, setText } from '@widget/dom.js';
+import { make, setText } from '@widget/dom/elements.js';
 import type { Action } from '../../panel/actions';
 
 export class Buttons {

@@ -4,7 +4,7 @@ import type { IDisposable } from '@lumino/disposable';
 import type { CommandRegistry } from '@lumino/commands';
 import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
-import { make, setText } from '@widget/dom.js';
+import { make, setText } from '@widget/dom/elements.js';
 import { ApiError } from '../../api/client';
 import type { State } from '../../api/items';
 import type { Action } from '../../panel/actions';

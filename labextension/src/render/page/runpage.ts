@@ -1,8 +1,8 @@
 /** The page of a run: its curves as they grow, its options, its output and its files. */
 
 import type { CommandRegistry } from '@lumino/commands';
-import { formatValue, shortTask } from '@widget/format.js';
-import { make } from '@widget/dom.js';
+import { formatValue, shortTask } from '@widget/text/format.js';
+import { make } from '@widget/dom/elements.js';
 import type { About, RunDetails, State } from '../../api/items';
 import { type Action, runActions, runControls } from '../../panel/actions';
 import { formatBytes, formatMoment } from '../../panel/format';

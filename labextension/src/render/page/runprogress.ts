@@ -1,6 +1,6 @@
 /** How a run stands, for the live view's header: its data tell the curves, its item the rest. Pure. */
 
-import type { Progress } from '@widget/view.js';
+import type { Progress } from '@widget/run/view.js';
 import type { Run, RunStatus } from '../../api/items';
 import type { RunBundle } from '../runbundle';
 

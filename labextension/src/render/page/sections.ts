@@ -1,7 +1,7 @@
 /** Folded parts of a page: texts and tables, written anew only where they have changed. */
 
-import { coloured } from '@widget/ansi.js';
-import { make } from '@widget/dom.js';
+import { coloured } from '@widget/text/ansi.js';
+import { make } from '@widget/dom/elements.js';
 
 export class Section {
   readonly element: HTMLDetailsElement;

@@ -1,7 +1,7 @@
 /** The page of a sweep: its grid as trials come and end. */
 
 import type { CommandRegistry } from '@lumino/commands';
-import { make } from '@widget/dom.js';
+import { make } from '@widget/dom/elements.js';
 import type { State, Sweep } from '../../api/items';
 import { type Action, sweepActions } from '../../panel/actions';
 import type { INbdist } from '../../token';

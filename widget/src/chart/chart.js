@@ -1,0 +1,423 @@
+// One chart: uPlot keeps axes, cursor and selection; the lines are drawn by draw.js.
+import uPlot from "uplot";
+import { make, setText } from "../dom/elements.js";
+import { COLOURED, replicaColour } from "../dom/theme.js";
+import { formatCount, formatDuration, formatExact, formatTick, formatValue } from "../text/format.js";
+import { drawMarks, marksAt, placed } from "./annotations.js";
+import { lineLabel, linesOf, nearest } from "./curves.js";
+import { panned, rangeOfX, rangeOfY, showing, within, zoomed } from "./domain.js";
+import { Readout } from "./readout.js";
+import { linearTicks, logTicks } from "./ticks.js";
+
+/** @typedef {import("./curves.js").Line} Line */
+/** @typedef {import("./curves.js").Plan} Plan */
+/** @typedef {import("./curves.js").Options} Options */
+/** @typedef {import("./curves.js").Curves} Curves */
+/** @typedef {import("../dom/theme.js").Colours} Colours */
+/**
+ * What the charts of one view share.
+ * @typedef {object} Shared
+ * @property {Curves} curves
+ * @property {Options} options
+ * @property {string[]} labels of replicas
+ * @property {Colours} colours
+ * @property {string} table id of the table with the same data
+ * @property {string} sync name of the group whose cursors move together
+ * @property {import("../text/format.js").Unit} unit
+ * @property {import("./annotations.js").Mark[]} marks
+ * @property {(range: [number, number] | null) => void} zoom show this range of x in all charts
+ * @property {[number, number] | null} zoomed
+ */
+/** @typedef {{ x: (v: number) => number, y: (v: number) => number, left: number, top: number, width: number, height: number, ratio: number }} Plot */
+
+const ASPECT = 0.52;
+const [LOWEST, HIGHEST] = [180, 300];
+const HELP = "Drag to zoom, Shift and drag to move along, double-click to see all. " +
+  "Keys: arrows move the cursor, + and − zoom, Page Up and Page Down move along, 0 shows all.";
+
+/** The tooltip of the value beside a key. */
+const MEANINGS = /** @type {Record<string, string>} */ ({
+  train: "Averaged over neighbouring steps (and all replicas); the pale lines are single steps",
+  chosen: "This replica, averaged over neighbouring steps",
+  validation: "On the validation data",
+});
+
+export class Chart {
+  /** @param {Plan} plan @param {Shared} shared */
+  constructor(plan, shared) {
+    this.plan = plan;
+    this.shared = shared;
+    /** @type {Line[]} */
+    this.lines = [];
+    /** @type {number | null} */
+    this.at = null; // the x under the cursor
+    this.legend = make("div", { class: "nbd-legend" });
+    this.readout = new Readout();
+    this.box = make("div", { class: "nbd-plot", tabindex: "0", role: "application", "aria-roledescription": "chart", "aria-description": HELP }, this.readout.element);
+    this.box.setAttribute("aria-details", shared.table);
+    this.spoken = make("span", { class: "nbd-spoken", role: "status" });
+    this.element = make("figure", { class: "nbd-chart" },
+      make("figcaption", {}, make("span", { class: "nbd-chart-title", title: HELP }, plan.title), this.legend), this.box, this.spoken);
+    this.pointed = false; // by the mouse or with keys: other charts' cursors only follow
+    this.box.addEventListener("keydown", (event) => this.onKey(event));
+    this.box.addEventListener("pointermove", () => (this.pointed = true));
+    this.box.addEventListener("pointerleave", () => this.leave());
+    this.box.addEventListener("blur", () => this.leave());
+    /** @type {uPlot | undefined} */
+    this.plot = undefined;
+  }
+
+  /** Takes the current points and draws. @param {number} width in CSS pixels */
+  draw(width) {
+    this.lines = linesOf(this.shared.curves, this.plan, this.shared.options);
+    const height = Math.max(LOWEST, Math.min(HIGHEST, Math.round(width * ASPECT)));
+    if (!this.plot) {
+      this.plot = new uPlot(this.setup(width, height), [[0, 1], [0, 1]], this.box);
+    } else if (this.plot.width !== width || this.plot.height !== height) {
+      this.plot.setSize({ width, height });
+    }
+    this.plot.axes[0].label = this.shared.options.byTime ? "time since the start" : this.shared.unit.axis;
+    this.plot.setData([[0, 1], [0, 1]]); // the ranges are ours, and are asked for now
+    this.write();
+  }
+
+  leave() {
+    this.pointed = false;
+    this.plot?.setCursor({ left: -10, top: -10 });
+    this.readout.hide();
+  }
+
+  close() {
+    this.plot?.destroy();
+  }
+
+  /** @param {number} width @param {number} height @returns {uPlot.Options} */
+  setup(width, height) {
+    const { shared } = this;
+    const axis = () => ({
+      stroke: () => shared.colours.muted,
+      grid: { stroke: () => shared.colours.grid, width: 1 },
+      ticks: { show: false },
+      font: `11px ${getComputedStyle(this.box).fontFamily}`,
+    });
+    return {
+      width, height,
+      padding: [8, 20, 0, 0], // right: half of a label such as 1000 or 12.5k at the end of the axis
+      legend: { show: false },
+      cursor: {
+        sync: { key: shared.sync, scales: ["x", null] },
+        drag: { x: true, y: false, setScale: false },
+        points: { show: false },
+        y: false,
+        bind: {
+          dblclick: () => () => (shared.zoom(null), null),
+          mousedown: (plot, _, handler) => (event) => (event.shiftKey ? this.pan(plot, event) : handler(event)),
+        },
+      },
+      scales: { x: { time: false, range: () => this.rangeX() }, y: { range: () => rangeOfY(this.lines, this.rangeX(), shared.options.log) } },
+      axes: [
+        { ...axis(), size: 24, gap: 4, space: 60, label: shared.unit.axis, labelSize: 16, labelGap: 0, labelFont: axis().font,
+          values: (_, ticks) => ticks.map(shared.options.byTime ? tickTime : formatTick) },
+        { ...axis(), size: 52, gap: 4, space: 32,
+          splits: (plot, _, low, high, step, space) => shared.options.log
+            ? logTicks(low, high, Math.max(2, Math.floor(plot.bbox.height / devicePixelRatio / space)))
+            : linearTicks(low, high, step),
+          values: (_, ticks) => ticks.map((tick) => formatTick(shared.options.log ? 10 ** tick : tick)) },
+      ],
+      series: [{}, { show: true, paths: () => null, points: { show: false } }],
+      hooks: {
+        draw: [(plot) => this.paint(plot)],
+        setCursor: [(plot) => this.onCursor(plot)],
+        setScale: [(plot, scale) => scale === "x" && this.onCursor(plot)], // other points are under it now
+        setSelect: [(plot) => this.onSelect(plot)],
+      },
+    };
+  }
+
+  /** @returns {[number, number]} */
+  rangeX() {
+    return this.shared.zoomed ?? this.whole();
+  }
+
+  /** @returns {[number, number]} */
+  whole() {
+    return rangeOfX(this.lines);
+  }
+
+  /** @param {uPlot} plot */
+  paint(plot) {
+    const { left, top, width, height } = plot.bbox;
+    const [x0, x1] = [plot.scales.x.min ?? 0, plot.scales.x.max ?? 1];
+    const [y0, y1] = [plot.scales.y.min ?? 0, plot.scales.y.max ?? 1];
+    const { log } = this.shared.options;
+    const on = {
+      left, top, width, height,
+      ratio: devicePixelRatio,
+      x: (/** @type {number} */ v) => left + ((v - x0) / (x1 - x0)) * width,
+      y: (/** @type {number} */ v) => top + (1 - ((log ? Math.log10(v) : v) - y0) / (y1 - y0)) * height,
+    };
+    const { marks, colours } = this.shared;
+    if (marks.length) drawMarks(plot.ctx, on, marks, this.marksX(), colours);
+    drawLines(plot.ctx, on, this.lines, colours);
+  }
+
+  marksX() {
+    return placed(this.shared.marks, this.shared.curves, this.shared.options.byTime);
+  }
+
+  /** The text of the marks under the cursor. @param {uPlot} plot */
+  happened(plot) {
+    const { marks } = this.shared;
+    if (!marks.length || this.at === null) return "";
+    const [x0, x1] = this.rangeX();
+    return marksAt(marks, this.marksX(), this.at, (x1 - x0) / Math.max(1, plot.over.clientWidth)).map(({ text }) => text).join(", ");
+  }
+
+  /** @param {uPlot} plot */
+  onCursor(plot) {
+    const left = plot.cursor.left ?? -1;
+    this.at = left < 0 ? null : plot.posToVal(left, "x");
+    this.write();
+  }
+
+  /** @param {uPlot} plot */
+  onSelect(plot) {
+    const { left, width } = plot.select;
+    if (width < 4) return;
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.shared.zoom(within([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")], this.whole()));
+  }
+
+  /** Moves what is shown along with the mouse. @param {uPlot} plot @param {MouseEvent} event */
+  pan(plot, event) {
+    const shown = this.rangeX();
+    const perPixel = (shown[1] - shown[0]) / plot.over.clientWidth;
+    const move = (/** @type {MouseEvent} */ { clientX }) =>
+      this.shared.zoomed && this.shared.zoom(panned(shown, (event.clientX - clientX) * perPixel, this.whole()));
+    document.addEventListener("mousemove", move);
+    document.addEventListener("mouseup", () => document.removeEventListener("mousemove", move), { once: true });
+    return null;
+  }
+
+  /** @param {KeyboardEvent} event */
+  onKey(event) {
+    const { plot } = this;
+    const main = this.main();
+    if (!plot || !main || event.ctrlKey || event.metaKey || event.altKey) return;
+    const shown = this.rangeX();
+    const whole = this.whole();
+    const middle = this.at ?? (shown[0] + shown[1]) / 2;
+    const half = (shown[1] - shown[0]) / 2;
+    const here = nearest(main.xs, this.at ?? shown[1]);
+    const far = event.shiftKey ? 10 : 1;
+    const last = main.xs.length - 1;
+    const moves = /** @type {Record<string, () => void>} */ ({
+      ArrowLeft: () => this.goTo(main, here - far), ArrowRight: () => this.goTo(main, here + far),
+      Home: () => this.goTo(main, 0), End: () => this.goTo(main, last),
+      PageUp: () => this.shared.zoom(panned(shown, -half, whole)), PageDown: () => this.shared.zoom(panned(shown, half, whole)),
+      "+": () => this.shared.zoom(zoomed(shown, middle, 0.5, whole)), "-": () => this.shared.zoom(zoomed(shown, middle, 2, whole)),
+      0: () => this.shared.zoom(null), Escape: () => this.shared.zoom(null),
+    });
+    const act = moves[event.key === "=" ? "+" : event.key];
+    if (!act) return;
+    act();
+    event.preventDefault();
+    event.stopPropagation(); // the notebook has uses for the same keys
+  }
+
+  /** The cursor goes to a point of the line, and what is shown goes along. @param {Line} main @param {number} index */
+  goTo(main, index) {
+    const x = main.xs[Math.max(0, Math.min(main.xs.length - 1, index))];
+    this.pointed = true;
+    const place = () => {
+      this.plot?.setCursor({ left: this.plot.valToPos(x, "x"), top: 10 });
+      setText(this.spoken, this.box.getAttribute("aria-label") ?? "");
+    };
+    if (!this.shared.zoomed) return place();
+    this.shared.zoom(showing(this.shared.zoomed, x, this.whole()));
+    requestAnimationFrame(place); // all charts have the new range then
+  }
+
+  /** The colour of a line's key. @param {Line} line */
+  tone({ kind, replica }) {
+    const { colours } = this.shared;
+    if (kind !== "chosen") return kind === "validation" ? colours.second : colours.accent;
+    const count = this.lines.filter((line) => line.kind === "points").length;
+    return count > COLOURED ? colours.ink : replicaColour(colours, replica, count);
+  }
+
+  /** The line that the cursor follows. */
+  main() {
+    return this.lines.find((line) => line.kind === "train") ?? this.lines.find((line) => line.kind === "validation");
+  }
+
+  /** Values under the cursor, or the latest ones, in the legend, beside the cursor and in words. */
+  write() {
+    const { one } = this.shared.unit;
+    const shown = this.lines.filter((line) => line.kind !== "points" && line.kind !== "trend");
+    const entries = shown.map((line) => {
+      const index = this.at === null ? line.xs.length - 1 : nearest(line.xs, this.at);
+      const [tone, kind, step] = [this.tone(line), line.kind, line.steps[index]];
+      return { tone, kind, step, x: line.xs[index], y: line.ys[index], label: lineLabel(line, this.shared.labels) };
+    });
+    this.writeLegend(entries.map((entry) => ({ ...entry, value: formatValue(entry.y) })));
+    const [main] = entries;
+    const at = main?.step === undefined ? "no points yet" : `${one} ${formatCount(main.step)}`;
+    const values = entries.map(({ label, y }) => `${label} ${formatValue(y)}`).join(", ");
+    this.box.setAttribute("aria-label", `${this.plan.title} by ${one}; at ${at}: ${values}`);
+
+    const { plot } = this;
+    if (!plot || this.at === null || !this.pointed || !main) return this.readout.hide();
+    const place = [this.shared.options.byTime ? `${tickTime(main.x)}, ${at}` : at, this.happened(plot)].filter(Boolean).join(" · ");
+    this.readout.show(place, entries.map(({ tone, kind, label, y, step }) => ({
+      tone, kind, label, value: formatExact(y), where: step === main.step ? "" : `${one} ${formatCount(step)}`,
+    })), plot.over.offsetLeft + (plot.cursor.left ?? 0), this.box.clientWidth);
+  }
+
+  /** @param {{ tone: string, kind: string, label: string, value: string }[]} entries */
+  writeLegend(entries) {
+    while (this.legend.children.length > entries.length) this.legend.lastChild?.remove();
+    entries.forEach((entry, i) => {
+      const item = /** @type {HTMLElement} */ (this.legend.children[i]) ?? this.legend.appendChild(make("span", {}, make("i"), make("span"), make("b")));
+      item.style.setProperty("--tone", entry.tone);
+      item.className = `nbd-key nbd-key-${entry.kind}`;
+      item.title = MEANINGS[entry.kind] ?? "";
+      setText(item.children[1], entry.label);
+      setText(item.children[2], entry.value);
+    });
+  }
+}
+
+/** @param {number} seconds */
+function tickTime(seconds) {
+  return Number.isInteger(seconds) || seconds >= 10 ? formatDuration(seconds).replace(".0 s", " s") : `${formatTick(seconds)} s`;
+}
+
+// Draws the lines of one chart on a canvas, given where a value lies on it.
+
+const FEW = 40; // points below which each gets a marker
+const APART = 48; // CSS pixels between the marks of a chosen line
+
+/**
+ * @param {CanvasRenderingContext2D} canvas
+ * @param {Plot} plot
+ * @param {Line[]} lines
+ * @param {Colours} colours
+ */
+export function drawLines(canvas, plot, lines, colours) {
+  const replicas = Math.max(1, lines.filter((line) => line.kind === "points").length);
+  const few = replicas <= COLOURED;
+  const chosen = lines.find((line) => line.kind === "chosen");
+  canvas.save();
+  canvas.beginPath();
+  canvas.rect(plot.left, plot.top, plot.width, plot.height);
+  canvas.clip();
+  canvas.lineJoin = "round";
+  for (const line of lines) {
+    const { kind } = line;
+    const isChosen = kind === "chosen" || (kind === "points" && line.replica === chosen?.replica);
+    canvas.globalAlpha = kind === "points" ? pale(replicas, isChosen) : kind === "trend" && !few ? fan(replicas) : 1;
+    canvas.lineWidth = plot.ratio * { points: 1, trend: few ? 1.25 : 1, train: 2.5, validation: 2, chosen: 2 }[kind];
+    canvas.setLineDash(kind === "validation" ? [6 * plot.ratio, 4 * plot.ratio] : []);
+    canvas.strokeStyle =
+      kind === "validation" ? colours.second
+      : kind === "train" ? colours.accent
+      : isChosen ? (few ? replicaColour(colours, line.replica, replicas) : colours.ink)
+      : kind === "trend" ? replicaColour(colours, line.replica, replicas)
+      : replicas === 1 ? colours.accent
+      : colours.fan;
+    stroke(canvas, plot, line);
+    if (kind === "validation") markers(canvas, plot, line, colours);
+    if (kind === "chosen") diamonds(canvas, plot, line);
+    canvas.globalAlpha = 1;
+    if (kind === "train" || kind === "validation" || kind === "chosen") crosses(canvas, plot, line, colours);
+  }
+  canvas.restore();
+}
+
+/** How opaque points are: all together never more than a shade. @param {number} replicas @param {boolean} chosen */
+function pale(replicas, chosen) {
+  return chosen || replicas === 1 ? 0.17 : Math.max(0.02, 0.28 / replicas);
+}
+
+/** How opaque one of many trends is. @param {number} replicas */
+function fan(replicas) {
+  return Math.max(0.15, 6 / replicas);
+}
+
+/** @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line */
+function stroke(canvas, plot, { xs, ys }) {
+  canvas.beginPath();
+  let pen = false;
+  for (let i = 0; i < xs.length; i++) {
+    const y = plot.y(ys[i]);
+    if (!Number.isFinite(y)) {
+      pen = false; // a gap, where the value is not a number
+    } else if (pen) {
+      canvas.lineTo(plot.x(xs[i]), y);
+    } else {
+      canvas.moveTo(plot.x(xs[i]), y);
+      // A point with a gap on both sides would not be seen.
+      if (!Number.isFinite(plot.y(ys[i + 1]))) canvas.lineTo(plot.x(xs[i]) + 1, y);
+      pen = true;
+    }
+  }
+  canvas.stroke();
+}
+
+/** @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line @param {Colours} colours */
+function markers(canvas, plot, { xs, ys }, colours) {
+  if (xs.length > FEW) return;
+  canvas.setLineDash([]);
+  canvas.fillStyle = colours.surface;
+  for (let i = 0; i < xs.length; i++) {
+    const y = plot.y(ys[i]);
+    if (!Number.isFinite(y)) continue;
+    canvas.beginPath();
+    canvas.arc(plot.x(xs[i]), y, 3 * plot.ratio, 0, 2 * Math.PI);
+    canvas.fill();
+    canvas.stroke();
+  }
+}
+
+/** A mark here and there, so that a line is told from others without its colour.
+ * @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line */
+function diamonds(canvas, plot, { xs, ys }) {
+  const r = 4 * plot.ratio;
+  let last = -Infinity;
+  canvas.fillStyle = canvas.strokeStyle;
+  canvas.beginPath();
+  for (let i = 0; i < xs.length; i++) {
+    const [x, y] = [plot.x(xs[i]), plot.y(ys[i])];
+    if (!Number.isFinite(y) || x < plot.left || x - last < APART * plot.ratio) continue;
+    last = x;
+    canvas.moveTo(x, y - r);
+    canvas.lineTo(x + r, y);
+    canvas.lineTo(x, y + r);
+    canvas.lineTo(x - r, y);
+    canvas.closePath();
+  }
+  canvas.fill();
+}
+
+/** A cross at the upper edge for every value that is not finite.
+ * @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line @param {Colours} colours */
+function crosses(canvas, plot, { xs, ys }, colours) {
+  const r = 3.5 * plot.ratio;
+  const y = plot.top + r + 2 * plot.ratio;
+  let last = -Infinity;
+  canvas.setLineDash([]);
+  canvas.lineWidth = 1.5 * plot.ratio;
+  canvas.strokeStyle = colours.bad;
+  canvas.beginPath();
+  for (let i = 0; i < xs.length; i++) {
+    const x = plot.x(xs[i]);
+    if (Number.isFinite(ys[i]) || x - last < 4 * r) continue;
+    last = x;
+    canvas.moveTo(x - r, y - r);
+    canvas.lineTo(x + r, y + r);
+    canvas.moveTo(x - r, y + r);
+    canvas.lineTo(x + r, y - r);
+  }
+  canvas.stroke();
+}

@@ -1,0 +1,175 @@
+// From the points that the page holds to the lines of one chart. Pure.
+import { CLOCK, MEAN, TREND } from "../comm/frames.js";
+
+/** @typedef {{ steps: number[], values: number[] }} Curve */
+/** @typedef {import("../comm/frames.js").Run} Run */
+/** @typedef {{ title: string, train: number | null, validation: number | null }} Plan */
+/** @typedef {{ byTime: boolean, log: boolean, smoothing: number, chosen: number | null }} Options */
+/**
+ * @typedef {object} Line
+ * @property {"points" | "trend" | "train" | "validation" | "chosen"} kind
+ * @property {number} replica
+ * @property {number[]} steps
+ * @property {number[]} xs
+ * @property {number[]} ys
+ */
+
+/**
+ * Exponential moving average, corrected for its start (as in Adam); what is not finite stays as it is.
+ * @param {number[]} values
+ * @param {number} weight of the past, 0 (none) to below 1
+ * @returns {number[]}
+ */
+export function smooth(values, weight) {
+  if (weight <= 0) return values;
+  let sum = 0;
+  let correction = 1;
+  return values.map((value) => {
+    if (!Number.isFinite(value)) return value;
+    sum = weight * sum + (1 - weight) * value;
+    correction *= weight;
+    return sum / (1 - correction);
+  });
+}
+
+/**
+ * The seconds at which these (ascending) steps were reached, between the known ones by proportion.
+ * @param {number[]} steps
+ * @param {{ steps: number[], values: number[] }} clock
+ * @returns {number[]}
+ */
+export function secondsAt(steps, clock) {
+  const last = clock.steps.length - 1;
+  let at = 0;
+  return steps.map((step) => {
+    while (at < last - 1 && clock.steps[at + 1] < step) at++;
+    if (last < 1) return clock.values[0] ?? 0;
+    const [s0, s1, t0, t1] = [clock.steps[at], clock.steps[at + 1], clock.values[at], clock.values[at + 1]];
+    return s1 > s0 ? t0 + ((step - s0) / (s1 - s0)) * (t1 - t0) : t0;
+  });
+}
+
+/**
+ * The index of the last x that is not above `x`, or -1. `xs` ascends.
+ * @param {number[]} xs
+ * @param {number} x
+ */
+export function indexAt(xs, x) {
+  let low = 0;
+  let high = xs.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (xs[middle] <= x) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+/**
+ * The index of the x nearest to `x`, or -1 if there is none. `xs` ascends.
+ * @param {number[]} xs
+ * @param {number} x
+ */
+export function nearest(xs, x) {
+  const before = indexAt(xs, x);
+  if (before < 0) return xs.length ? 0 : -1;
+  return before + 1 < xs.length && xs[before + 1] - x < x - xs[before] ? before + 1 : before;
+}
+
+// The points the page holds, by replica and series. Python decides how many; this only keeps them.
+
+export class Curves {
+  constructor() {
+    /** @type {Map<number, Curve>} */
+    this.byKey = new Map();
+  }
+
+  /**
+   * @param {number} replica
+   * @param {number | null} series
+   * @returns {Curve | undefined}
+   */
+  get(replica, series) {
+    return series === null ? undefined : this.byKey.get(key(replica, series));
+  }
+
+  clear() {
+    this.byKey.clear();
+  }
+
+  /**
+   * Starts the named curves over, then appends the runs.
+   * @param {[number, number][]} replaced pairs of replica and series
+   * @param {Run[]} runs
+   */
+  apply(replaced, runs) {
+    for (const [replica, series] of replaced) this.byKey.delete(key(replica, series));
+    for (const { replica, series, steps, values } of runs) {
+      const curve = this.byKey.get(key(replica, series));
+      if (!curve) {
+        this.byKey.set(key(replica, series), { steps, values });
+      } else {
+        for (let i = 0; i < steps.length; i++) {
+          curve.steps.push(steps[i]);
+          curve.values.push(values[i]);
+        }
+      }
+    }
+  }
+
+  /** @param {number | null} series @returns {number[]} the replicas that have points of it, sorted */
+  replicas(series) {
+    if (series === null) return [];
+    return [...this.byKey.keys()]
+      .filter((k) => k % 65536 === series)
+      .map((k) => Math.floor(k / 65536))
+      .sort((a, b) => a - b);
+  }
+}
+
+/** @param {number} replica @param {number} series */
+function key(replica, series) {
+  return replica * 65536 + series;
+}
+
+// From curves to the lines of one chart, in drawing order. Pure.
+
+/**
+ * Every replica's points, pale; where there are several, their trends; the mean; validation; and on top the
+ * replica that was chosen. Smoothing acts on trends and means.
+ * @param {Curves} curves
+ * @param {Plan} plan
+ * @param {Options} options
+ * @returns {Line[]}
+ */
+export function linesOf(curves, plan, options) {
+  const clock = options.byTime ? curves.get(MEAN, CLOCK) : undefined;
+  /** @type {Line[]} */
+  const lines = [];
+  const add = (/** @type {Line["kind"]} */ kind, /** @type {number} */ replica, /** @type {number | null} */ series, named = replica) => {
+    const curve = curves.get(replica, series);
+    if (!curve) return;
+    const xs = clock ? secondsAt(curve.steps, clock) : curve.steps;
+    const weight = kind === "points" || kind === "validation" ? 0 : options.smoothing;
+    lines.push({ kind, replica: named, steps: curve.steps, xs, ys: smooth(curve.values, weight) });
+  };
+
+  const { train, validation } = plan;
+  const replicas = curves.replicas(train).filter((replica) => replica !== MEAN);
+  const several = replicas.length > 1;
+  for (const replica of replicas) add("points", replica, train);
+  if (several && train !== null) {
+    for (const replica of replicas) if (replica !== options.chosen) add("trend", replica, train | TREND);
+  }
+  add("train", MEAN, train, several ? MEAN : replicas[0]);
+  add("validation", MEAN, validation);
+  if (several && train !== null && options.chosen !== null) add("chosen", options.chosen, train | TREND);
+  return lines;
+}
+
+/** What a line is called in the legend and the table. @param {Line} line @param {string[]} labels of replicas */
+export function lineLabel(line, labels) {
+  if (line.kind === "validation") return "validation";
+  if (line.kind === "train") return line.replica === MEAN ? "mean over replicas" : "training";
+  return labels[line.replica] ?? `replica ${line.replica}`;
+}

@@ -1,0 +1,142 @@
+// Domains of a chart's axes: how far they reach, and zoom. Pure; a frozen picture has the same y range (yrange.py).
+import { indexAt } from "./curves.js";
+
+/** @typedef {[number, number]} Range */
+/** @typedef {Pick<import("./curves.js").Line, "kind" | "xs" | "ys">} Line */
+
+/** The range of x in which there are points. @param {Pick<Line, "xs">[]} lines @returns {Range} */
+export function rangeOfX(lines) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const { xs } of lines) {
+    if (!xs.length) continue;
+    low = Math.min(low, xs[0]);
+    high = Math.max(high, xs[xs.length - 1]);
+  }
+  return low < high ? [low, high] : Number.isFinite(low) ? [low - 0.5, low + 0.5] : [0, 1];
+}
+
+/**
+ * The range that shows what lies within a range of x: the lines, but for single spikes, and most of the points.
+ * @param {Line[]} lines
+ * @param {Range} within
+ * @param {boolean} log whether the range is one of logarithms
+ * @returns {Range}
+ */
+export function rangeOfY(lines, within, log) {
+  const values = (/** @type {Line} */ line) => {
+    const found = valuesWithin(line, within);
+    return log ? found.map(Math.log10).filter(Number.isFinite) : found;
+  };
+  const points = lines.filter((line) => line.kind === "points").flatMap(values);
+  const read = lines.filter((line) => line.kind !== "points").map((line) => withoutSpikes(values(line)));
+  const range = extent([...read, mostOf(points)]);
+  if (!log) return withRoom(range);
+  return range ? [range[0] - 0.05, range[1] + 0.05] : [-1, 0];
+}
+
+// Ranges of x: what is shown, made narrower, wider, or moved along, within what there is. Pure.
+
+const NARROWEST = 1e-6; // of all there is
+
+/** Narrower (factor below 1) or wider around a place, which stays where it is; null if it shows all.
+ * @param {Range} shown @param {number} at @param {number} factor @param {Range} whole @returns {Range | null} */
+export function zoomed([from, to], at, factor, whole) {
+  const width = Math.max((to - from) * factor, (whole[1] - whole[0]) * NARROWEST);
+  const share = to > from ? (at - from) / (to - from) : 0.5;
+  return within([at - share * width, at + (1 - share) * width], whole);
+}
+
+/** Moved by a distance, as far as there is something. @param {Range} shown @param {number} by @param {Range} whole @returns {Range | null} */
+export function panned([from, to], by, whole) {
+  const far = Math.max(whole[0] - from, Math.min(whole[1] - to, by));
+  return within([from + far, to + far], whole);
+}
+
+/** Moved no further than it takes to show a place. @param {Range} shown @param {number} at @param {Range} whole @returns {Range | null} */
+export function showing([from, to], at, whole) {
+  return panned([from, to], at < from ? at - from : at > to ? at - to : 0, whole);
+}
+
+/** The part of a range in which there is something; null if that is all. @param {Range} range @param {Range} whole @returns {Range | null} */
+export function within([from, to], [first, last]) {
+  const inner = /** @type {Range} */ ([Math.max(from, first), Math.min(to, last)]);
+  if (!(inner[0] < inner[1]) || (inner[0] <= first && inner[1] >= last)) return null;
+  return inner;
+}
+
+// Ranges of values.
+
+/**
+ * The finite values whose x lies in a range, and those next to it, so that a line that only crosses counts.
+ * @param {{ xs: number[], ys: number[] }} line xs ascend
+ * @param {[number, number]} within
+ * @returns {number[]}
+ */
+export function valuesWithin({ xs, ys }, [from, to]) {
+  const first = Math.max(0, indexAt(xs, from));
+  const last = Math.min(xs.length, indexAt(xs, to) + 2);
+  return ys.slice(first, last).filter(Number.isFinite);
+}
+
+/**
+ * Lowest and highest of all values, or null if there are none.
+ * @param {number[][]} lists
+ * @returns {[number, number] | null}
+ */
+export function extent(lists) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const values of lists) {
+    for (const value of values) {
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  return low <= high ? [low, high] : null;
+}
+
+const FEWEST = 5; // values among which a spike can be told from a steep curve
+const FAR = 2; // times the range of the others, beyond which a spike leaves the plot
+
+/**
+ * The values but for single spikes: far off medians with both neighbours, which spikes do not move.
+ * @param {number[]} values
+ */
+export function withoutSpikes(values) {
+  if (values.length < FEWEST) return values;
+  const middle = [];
+  for (let i = 1; i + 1 < values.length; i++) {
+    const [a, b, c] = [values[i - 1], values[i], values[i + 1]];
+    middle.push(Math.max(Math.min(a, b), Math.min(Math.max(a, b), c)));
+  }
+  const [low, high] = /** @type {[number, number]} */ (extent([middle]));
+  const far = FAR * (high - low);
+  return values.filter((value) => value >= low - far && value <= high + far);
+}
+
+const SORTED = 2000; // values of a large list that are looked at
+
+/**
+ * The range that holds most of the values, or null if there are none. What is beyond may leave the plot.
+ * @param {number[]} values
+ * @returns {number[]}
+ */
+export function mostOf(values) {
+  if (!values.length) return [];
+  // An odd stride, since points come as pairs of a lowest and a highest.
+  const stride = 2 * Math.floor(values.length / SORTED / 2) + 1;
+  const some = Float64Array.from({ length: Math.ceil(values.length / stride) }, (_, i) => values[i * stride]).sort();
+  const at = (/** @type {number} */ share) => some[Math.round(share * (some.length - 1))];
+  return [at(0.03), at(0.97)];
+}
+
+/**
+ * A range with some room around, that does not cross zero only for the room's sake.
+ * @param {[number, number] | null} range
+ * @returns {[number, number]}
+ */
+export function withRoom(range) {
+  if (!range) return [0, 1];
+  const [low, high] = range;
+  const room = high > low ? (high - low) * 0.06 : Math.abs(high) * 0.1 || 1;
+  return [low >= 0 ? Math.max(0, low - room) : low - room, high <= 0 && low < 0 ? Math.min(0, high + room) : high + room];
+}

@@ -1,0 +1,42 @@
+// Reads the binary frames that nbdist/ui/frames.py writes.
+
+/**
+ * Consecutive points of one curve.
+ * @typedef {{ replica: number, series: number, steps: number[], values: number[] }} Run
+ */
+
+/** Stands where a replica does: the aggregate of all of them. */
+export const MEAN = 0xffff;
+/** Stands where a series does: the value is the seconds since the run began. */
+export const CLOCK = 0xffff;
+/** Added to a series: not its points, but the means of neighbouring points. */
+export const TREND = 0x8000;
+
+const HEADER = 4;
+const RECORD = 12;
+
+/**
+ * Decodes `sequence u32, [replica u16, series u16, step u32, value f32]*`, little-endian.
+ * @param {DataView} bytes
+ * @returns {{ sequence: number, runs: Run[] }}
+ */
+export function decodeFrame(bytes) {
+  if (bytes.byteLength < HEADER || (bytes.byteLength - HEADER) % RECORD !== 0) {
+    throw new RangeError(`a frame cannot have ${bytes.byteLength} bytes`);
+  }
+  /** @type {Run[]} */
+  const runs = [];
+  /** @type {Run | undefined} */
+  let run;
+  for (let at = HEADER; at < bytes.byteLength; at += RECORD) {
+    const replica = bytes.getUint16(at, true);
+    const series = bytes.getUint16(at + 2, true);
+    if (!run || run.replica !== replica || run.series !== series) {
+      run = { replica, series, steps: [], values: [] };
+      runs.push(run);
+    }
+    run.steps.push(bytes.getUint32(at + 4, true));
+    run.values.push(bytes.getFloat32(at + 8, true));
+  }
+  return { sequence: bytes.getUint32(0, true), runs };
+}

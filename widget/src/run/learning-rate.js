@@ -1,0 +1,183 @@
+// The learning rate in force: a slider over four decades and a field for any rate.
+import { make, setText } from "../dom/elements.js";
+
+export class RateField {
+  /** @param {string} name unique in the page @param {(rate: number) => void} send */
+  constructor(name, send) {
+    this.send = send;
+    /** @type {number | null} */
+    this.first = null; // the first rate seen, in the slider's middle
+    /** @type {number | null} */
+    this.shown = null; // the last one written into the field from outside
+    this.edited = false; // by hand, and not yet sent
+    this.keyHeld = false;
+    this.slider = make("input", {
+      type: "range", min: String(-DECADES), max: String(DECADES), step: "0.05", class: "nbd-rate-slider",
+      "aria-label": "Learning rate", title: "Learning rate: acts when let go",
+    });
+    this.field = make("input", {
+      type: "number", min: "0", step: "any", class: "nbd-rate-field", "aria-label": "Learning rate value",
+      "aria-describedby": `${name}-rate-word`, autocomplete: "off", title: "Learning rate: acts with Enter",
+    });
+    this.word = make("span", { class: "nbd-rate-word", id: `${name}-rate-word`, role: "status" });
+    this.element = make("div", { class: "nbd-rate", role: "group", "aria-label": "Learning rate" },
+      this.word, make("span", { class: "nbd-rate-name", "aria-hidden": "true" }, "learning rate"), this.slider, this.field);
+    this.element.hidden = true;
+    this.listen();
+  }
+
+  listen() {
+    const { slider, field } = this;
+    slider.addEventListener("input", () => {
+      this.edited = true;
+      field.value = rateText(this.sliderRate());
+      this.say("");
+      this.name();
+    });
+    // Keys move it step by step: it is let go with the key.
+    slider.addEventListener("keydown", () => (this.keyHeld = true));
+    const letGo = () => {
+      this.keyHeld = false;
+      if (this.edited) this.commit(this.sliderRate());
+    };
+    slider.addEventListener("keyup", letGo);
+    slider.addEventListener("blur", letGo);
+    slider.addEventListener("change", () => this.keyHeld || letGo());
+
+    field.addEventListener("input", () => {
+      this.edited = true;
+      this.say("");
+    });
+    field.addEventListener("change", () => this.take());
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") this.take();
+      else if (event.key === "Escape") this.restore();
+      else if (event.key === "ArrowUp" || event.key === "ArrowDown") this.turn(event.key === "ArrowUp");
+      else return;
+      event.preventDefault();
+    });
+  }
+
+  sliderRate() {
+    return rateAt(Number(this.slider.value), this.first ?? 1);
+  }
+
+  /** Sends what stands in the field, if it was edited and is a rate. */
+  take() {
+    if (!this.edited) return;
+    const read = readRate(this.field.value);
+    if ("problem" in read) this.say(read.problem, true);
+    else this.commit(read.rate);
+  }
+
+  /** To the next round rate, to be sent with Enter. @param {boolean} up */
+  turn(up) {
+    const read = readRate(this.field.value);
+    if ("problem" in read) return;
+    this.edited = true;
+    this.field.value = rateText(nextRate(read.rate, up));
+    this.say("");
+  }
+
+  /** @param {number} rate */
+  commit(rate) {
+    this.edited = false;
+    if (this.shown !== null && sameRate(rate, this.shown)) this.restore();
+    else this.send(rate);
+  }
+
+  restore() {
+    this.edited = false;
+    if (this.shown !== null) this.write(this.shown);
+    this.say("");
+  }
+
+  /** @param {string} word @param {boolean} [wrong] */
+  say(word, wrong = false) {
+    setText(this.word, word);
+    this.word.classList.toggle("nbd-wrong", wrong);
+    this.field.toggleAttribute("data-wrong", wrong);
+    if (wrong) this.field.setAttribute("aria-invalid", "true");
+    else this.field.removeAttribute("aria-invalid");
+  }
+
+  /** @param {number} rate */
+  write(rate) {
+    this.shown = rate;
+    this.field.value = rateText(rate);
+    this.slider.value = String(placeOf(rate, this.first ?? 1));
+    this.name();
+  }
+
+  name() {
+    this.slider.setAttribute("aria-valuetext", this.field.value);
+  }
+
+  /**
+   * @param {number | null} rate in force; null if there is none to set
+   * @param {number | null} wanted asked for and not yet in force
+   * @param {boolean} able whether it can be set now
+   */
+  show(rate, wanted, able) {
+    this.element.hidden = rate === null;
+    if (rate === null) return;
+    if (this.first === null && rate > 0) this.first = rate;
+    this.slider.hidden = !able || this.first === null;
+    this.field.disabled = !able;
+    const shown = wanted ?? rate;
+    if (!this.edited && !this.keyHeld && (this.shown === null || !sameRate(shown, this.shown) || this.field.value === "")) this.write(shown);
+    const wrong = this.word.classList.contains("nbd-wrong");
+    if (wanted !== null) this.say("pending");
+    else if (!wrong || !able) this.say("");
+    this.element.title = `in force: ${Number(rate.toPrecision(7))}`;
+  }
+}
+
+// Learning rates: between a slider's place, a field's text and a number. Pure.
+
+/** Decades that the slider reaches to either side of the first rate seen. */
+export const DECADES = 2;
+
+/** The rate at a place of the slider, to two digits. @param {number} place in decades @param {number} first */
+export function rateAt(place, first) {
+  return place === 0 ? first : Number((first * 10 ** place).toPrecision(2));
+}
+
+/** The slider's place for a rate; a rate outside of its range is at its end. @param {number} rate @param {number} first */
+export function placeOf(rate, first) {
+  if (!(rate > 0)) return -DECADES;
+  return Math.max(-DECADES, Math.min(DECADES, Math.log10(rate / first)));
+}
+
+/** A rate as it is written: digits enough to tell it from others, no zeros in their thousands. @param {number} rate */
+export function rateText(rate) {
+  const text = String(Number(rate.toPrecision(6)));
+  return text.length <= 8 ? text : String(Number(rate.toPrecision(3)));
+}
+
+/**
+ * Reads what was typed: a rate, or what is wrong with it.
+ * @param {string} text
+ * @returns {{ rate: number } | { problem: string }}
+ */
+export function readRate(text) {
+  const rate = text.trim() === "" ? NaN : Number(text);
+  if (!Number.isFinite(rate)) return { problem: "not a number" };
+  if (rate < 0) return { problem: "must be at least 0" };
+  return { rate };
+}
+
+/** The next round rate, as arrow keys go: 1, 2, 5, 10. @param {number} rate @param {boolean} up @returns {number} */
+export function nextRate(rate, up) {
+  if (!(rate > 0)) return 0;
+  const power = Math.floor(Math.log10(rate));
+  const round = [-1, 0, 1].flatMap((more) => [1, 2, 5].map((digit) => Number(`${digit}e${power + more}`)));
+  const near = rate * 1e-9;
+  const found = up ? round.find((r) => r > rate + near) : round.findLast((r) => r < rate - near);
+  return found ?? rate;
+}
+
+/** Whether two rates are the same one, kept in single or double precision. @param {number} a @param {number} b */
+export function sameRate(a, b) {
+  return Math.abs(a - b) <= 1e-6 * Math.max(Math.abs(a), Math.abs(b));
+}

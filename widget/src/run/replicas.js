@@ -1,0 +1,147 @@
+// A card for each replica: its state, step, speed and staleness, and where its time goes. Choosing one shows
+// its line in the charts.
+import { make, setText } from "../dom/elements.js";
+import { COLOURED } from "../dom/theme.js";
+import { formatCount, formatMoment, formatShort } from "../text/format.js";
+
+/** @typedef {Record<string, any>} Status of a replica */
+
+/** The parts of a step's time, and their labels on the page. */
+const PARTS = /** @type {Record<string, string>} */ ({ data: "data", compute: "compute", exchange: "communication", wait: "idle" });
+const CROWD = 24; // replicas from which each card says less
+/** States that need no word, since most replicas are in them, and one that is not stands out. */
+const ORDINARY = ["running", "finished", "starting"];
+
+export class Strip {
+  /** @param {(replica: number | null) => void} choose */
+  constructor(choose) {
+    this.choose = choose;
+    /** @type {number | null} */
+    this.chosen = null;
+    /** @type {Map<number, HTMLButtonElement>} */
+    this.cards = new Map();
+    this.grid = make("div", { class: "nbd-strip" });
+    this.grid.addEventListener("keydown", (event) => this.onKey(event));
+    this.at = 0; // the replica whose card Tab comes to, where there are many
+    this.key = make("div", { class: "nbd-parts", "aria-hidden": "true" }, make("span", {}, "step time:"),
+      ...Object.entries(PARTS).map(([part, word]) => make("span", {}, make("i", { "data-part": part }), word))); // each bar has a text label
+    this.element = make("div", { class: "nbd-replicas", role: "group", "aria-label": "Replicas" }, this.grid, this.key);
+    this.element.hidden = true;
+  }
+
+  /** @param {Record<string, Status>} replicas @param {string[]} labels */
+  show(replicas, labels) {
+    const numbers = Object.keys(replicas).map(Number).sort((a, b) => a - b);
+    this.element.hidden = numbers.length === 0;
+    this.grid.classList.toggle("nbd-many", numbers.length > COLOURED);
+    this.grid.classList.toggle("nbd-crowd", numbers.length > CROWD);
+    this.grid.classList.toggle("nbd-one", numbers.length === 1); // its line is the bold one
+    for (const [number, card] of this.cards) {
+      if (!(number in replicas)) {
+        card.remove();
+        this.cards.delete(number);
+      }
+    }
+    const longest = Math.max(0, ...numbers.map((number) => whole(replicas[number].spent)));
+    const here = this.cards.has(this.at) ? this.at : numbers[0];
+    for (const number of numbers) {
+      let card = this.cards.get(number);
+      if (!card) {
+        card = this.makeCard(number);
+        this.cards.set(number, card);
+        const after = numbers.find((other) => other > number && this.cards.has(other));
+        this.grid.insertBefore(card, after === undefined ? null : this.cards.get(after) ?? null);
+      }
+      card.tabIndex = numbers.length > COLOURED && number !== here ? -1 : 0;
+      write(card, replicas[number], labels[number] ?? `replica ${number}`, longest);
+    }
+    this.key.hidden = longest === 0;
+  }
+
+  /** Arrow keys go from card to card. @param {KeyboardEvent} event */
+  onKey(event) {
+    const cards = /** @type {HTMLElement[]} */ ([...this.grid.children]);
+    const here = cards.indexOf(/** @type {HTMLElement} */ (document.activeElement));
+    const below = cards.findIndex((card) => card.offsetTop > cards[0].offsetTop);
+    const columns = below < 0 ? cards.length : below;
+    const moves = /** @type {Record<string, number>} */ ({
+      ArrowLeft: here - 1, ArrowRight: here + 1, ArrowUp: here - columns, ArrowDown: here + columns, Home: 0, End: cards.length - 1,
+    });
+    if (here < 0 || !(event.key in moves)) return;
+    cards[moves[event.key]]?.focus();
+    event.preventDefault();
+  }
+
+  /** @param {number} number */
+  makeCard(number) {
+    const card = make("button", { class: "nbd-card", type: "button", "aria-pressed": "false", title: "Show this replica's line" },
+      make("i", { class: `nbd-swatch nbd-r${number % COLOURED}`, "aria-hidden": "true" }),
+      make("span", { class: "nbd-name" }), make("span", { class: "nbd-state" }), make("span", { class: "nbd-figures" }),
+      make("span", { class: "nbd-spent", role: "img" }));
+    card.addEventListener("focus", () => {
+      if (this.cards.size > COLOURED) for (const [n, other] of this.cards) other.tabIndex = n === number ? 0 : -1;
+      this.at = number;
+    });
+    card.addEventListener("click", () => {
+      this.press(this.chosen === number ? null : number);
+      this.choose(this.chosen);
+    });
+    if (number === this.chosen) card.setAttribute("aria-pressed", "true");
+    return card;
+  }
+
+  /** Shows which card is chosen. @param {number | null} number */
+  press(number) {
+    this.chosen = number;
+    for (const [n, other] of this.cards) other.setAttribute("aria-pressed", String(n === number));
+  }
+}
+
+/** @param {HTMLElement} card @param {Status} status @param {string} label @param {number} longest step of all, in seconds */
+function write(card, status, label, longest) {
+  const [, name, state, figures, spent] = /** @type {HTMLElement[]} */ ([...card.children]);
+  const word = String(status.state ?? "");
+  setText(name, label);
+  name.title = label;
+  setText(state, word);
+  state.classList.toggle("nbd-spoken", ORDINARY.includes(word));
+  card.dataset.state = word;
+  const parts = [
+    ["step", status.step != null && `step ${formatCount(status.step)}`],
+    ["rate", status.steps_per_second != null && word !== "paused" && `${formatShort(status.steps_per_second)}/s`],
+    ["stale", status.staleness != null && `staleness ${formatShort(status.staleness)}`],
+    ["dropped", status.dropped != null && `${formatCount(status.dropped)} dropped`],
+    ["skipped", status.skipped != null && `${formatCount(status.skipped)} left out`],
+  ].filter(([, text]) => text);
+  while (figures.children.length > parts.length) figures.lastChild?.remove();
+  parts.forEach(([kind, text], i) => {
+    const part = /** @type {HTMLElement} */ (figures.children[i]) ?? figures.appendChild(make("span"));
+    part.dataset.figure = String(kind);
+    // Lines break between the parts only.
+    setText(part, String(text).replaceAll(" ", "\u00a0") + (i + 1 < parts.length ? " · " : ""));
+  });
+  writeSpent(spent, status.spent ?? {}, longest);
+}
+
+/** Where a step's time went: a bar as long as the step, with a part for each.
+ * @param {HTMLElement} bar @param {Record<string, number>} spent seconds of a step by part @param {number} longest */
+function writeSpent(bar, spent, longest) {
+  const parts = Object.entries(spent).filter(([, value]) => value > 0);
+  const all = whole(spent);
+  bar.hidden = parts.length === 0;
+  while (bar.children.length > parts.length) bar.lastChild?.remove();
+  parts.forEach(([name, value], i) => {
+    const part = /** @type {HTMLElement} */ (bar.children[i]) ?? bar.appendChild(make("i"));
+    part.dataset.part = name;
+    part.style.width = `${(100 * value) / longest}%`;
+  });
+  const title = `${formatMoment(all)} a step: ${parts.map(([name, value]) => `${PARTS[name] ?? name} ${Math.round((100 * value) / all)}%`).join(", ")}`;
+  if (bar.title === title) return;
+  bar.title = title;
+  bar.setAttribute("aria-label", title);
+}
+
+/** @param {Record<string, number> | undefined} spent */
+function whole(spent) {
+  return Object.values(spent ?? {}).reduce((sum, value) => sum + (value > 0 ? value : 0), 0);
+}

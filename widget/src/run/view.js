@@ -1,0 +1,263 @@
+// The whole view of a run: puts the parts together and redraws what changed, at most once a screen frame.
+import { MarkList } from "../chart/annotations.js";
+import { Chart } from "../chart/chart.js";
+import { Curves, lineLabel, linesOf } from "../chart/curves.js";
+import { extent, valuesWithin } from "../chart/domain.js";
+import { make } from "../dom/elements.js";
+import { takeKeys } from "../dom/keyboard.js";
+import { readColours } from "../dom/theme.js";
+import { formatCount, formatValue, shortTask, unitWords } from "../text/format.js";
+import { Header, OVER } from "./header.js";
+import { Output } from "./output.js";
+import { Strip } from "./replicas.js";
+import { Controls, Picker } from "./toolbar.js";
+
+/** @typedef {import("../chart/curves.js").Plan} Plan */
+/** @typedef {{ title: string, run: string, tasks: string[], total: number | null, controls?: string[], again?: string, charts: Plan[], series: string[] }} Head */
+/** @typedef {(kind: string, more?: Record<string, unknown>) => void} Say tells the kernel */
+/**
+ * @typedef {object} Message
+ * @property {"frame"} kind
+ * @property {boolean} snapshot
+ * @property {Head} [head]
+ * @property {Record<string, any>} [progress]
+ * @property {import("./output.js").News[]} [output]
+ * @property {import("./toolbar.js").Available} [available]
+ * @property {import("../chart/annotations.js").Mark[]} [marks]
+ * @property {[number, number][]} replaced
+ */
+/** @typedef {{ byTime: boolean, log: boolean, smoothing: number, chosen: number | null, table: boolean }} Look */
+
+const GAP = 24; // CSS pixels between charts
+const NARROWEST = 300; // of a chart that stands beside another
+const NOTHING = { titles: [], count: 0, most: 0 }; // to choose from
+const TABLE_EVERY = 500; // milliseconds
+
+export class View {
+  /** @param {string} name unique in the page @param {Say} say */
+  constructor(name, say) {
+    /** @type {Head} */
+    this.head = { title: "", run: "", tasks: [], total: null, charts: [], series: [] };
+    /** @type {Record<string, any>} */
+    this.progress = {};
+    /** @type {Chart[]} */
+    this.charts = [];
+    this.pending = 0;
+    this.width = 0;
+    this.tableDue = 0;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.later = undefined;
+    this.element = make("section", { class: "nbdist-live", "aria-label": "Training run" });
+    /** @type {import("../chart/chart.js").Shared} */
+    this.shared = {
+      curves: new Curves(),
+      options: { byTime: false, log: false, smoothing: 0, chosen: null },
+      labels: [],
+      colours: readColours(this.element),
+      sync: name,
+      table: `${name}-data`,
+      marks: [],
+      zoomed: null,
+      zoom: (range) => this.zoom(range),
+      unit: unitWords("steps", 1),
+    };
+    this.header = new Header(name, (kind, rate) => say(kind, rate === null ? {} : { learning_rate: rate }));
+    this.picker = new Picker(name, (titles) => say("charts", { titles }));
+    /** @type {import("./toolbar.js").Available} */
+    this.available = NOTHING;
+    this.strip = new Strip((replica) => {
+      this.shared.options.chosen = replica;
+      this.keep();
+      this.redraw();
+    });
+    this.output = new Output(name);
+    this.table = new Table(this.shared);
+    this.controls = new Controls(this.shared.options, () => (this.keep(), this.redraw()), () => this.zoom(null), this.picker.element);
+    this.grid = make("div", { class: "nbd-charts" });
+    this.marks = new MarkList();
+    this.figures = make("div", { class: "nbd-figures-area", role: "group", "aria-label": "Curves" },
+      this.controls.element, this.grid, this.marks.element, this.table.element);
+    this.figures.hidden = true;
+    this.table.element.addEventListener("toggle", () => (this.keep(), this.table.show(this.head.charts)));
+    this.giveKeysBack = takeKeys(this.element);
+    this.element.append(this.header.element, this.figures, this.strip.element, this.output.element);
+  }
+
+  /** @param {Message} message @param {import("../comm/frames.js").Run[]} runs */
+  apply(message, runs) {
+    if (message.head) {
+      const known = this.head.run;
+      this.head = message.head;
+      if (this.head.run !== known) this.recall();
+      this.shared.labels = this.head.tasks.map(shortTask);
+      this.shared.curves.clear(); // the numbers of the series may be others now
+      this.makeCharts();
+    }
+    if (message.snapshot) this.output.clear();
+    if (message.progress) this.progress = message.progress;
+    if (message.marks) this.shared.marks = message.marks;
+    this.shared.curves.apply(message.replaced, runs);
+    if (message.available) this.available = { ...this.available, ...message.available };
+    this.output.arrange(this.head.charts.length > 0);
+    if (message.output) this.output.add(message.output, this.head.tasks);
+    this.redraw();
+  }
+
+  /** The kernel has ended; the drawn curves stay. */
+  disconnect() {
+    if (OVER.includes(this.progress.state)) return;
+    this.progress = { ...this.progress, state: "disconnected", note: this.head.again || "the kernel has ended" };
+    this.redraw();
+  }
+
+  makeCharts() {
+    const wanted = JSON.stringify(this.head.charts);
+    if (wanted === JSON.stringify(this.charts.map((chart) => chart.plan))) return;
+    for (const chart of this.charts) chart.close();
+    this.charts = this.head.charts.map((plan) => new Chart(plan, this.shared));
+    this.grid.replaceChildren(...this.charts.map((chart) => chart.element));
+    this.figures.hidden = this.charts.length === 0;
+  }
+
+  /** Applies the stored view settings of the run. */
+  recall() {
+    const { table, ...options } = keptLook(this.head.run);
+    if (this.controls.time.hidden) delete options.byTime; // a saved run has no times
+    Object.assign(this.shared.options, options);
+    this.controls.show(this.shared.options);
+    this.strip.press(this.shared.options.chosen);
+    if (table !== undefined) this.table.element.open = table;
+  }
+
+  keep() {
+    keepLook(this.head.run, { ...this.shared.options, table: this.table.element.open });
+  }
+
+  /** @param {[number, number] | null} range */
+  zoom(range) {
+    this.shared.zoomed = range;
+    this.controls.all.hidden = range === null;
+    this.redraw();
+  }
+
+  redraw() {
+    this.pending ||= requestAnimationFrame(() => {
+      this.pending = 0;
+      this.draw();
+    });
+  }
+
+  draw() {
+    this.shared.unit = unitWords(this.progress.unit, this.head.tasks.length);
+    this.header.show(this.head, this.progress);
+    this.marks.show(this.shared.marks, this.shared.unit.one);
+    const choosable = this.progress.state === "disconnected" ? NOTHING : this.available;
+    this.picker.show(choosable, this.head.charts.map(({ title }) => title));
+    this.strip.show(this.progress.per_replica ?? {}, this.shared.labels);
+    if (!this.charts.length) return;
+    // While JupyterLab changes its theme nothing has a width, and nobody says when it is over.
+    const whole = (this.width = this.grid.clientWidth || this.width);
+    if (whole === 0) return; // never yet on a screen
+    this.shared.colours = readColours(this.element);
+    const columns = Math.max(1, Math.min(this.charts.length, 3, Math.floor((whole + GAP) / (NARROWEST + GAP))));
+    const width = Math.floor((whole - GAP * (columns - 1)) / columns);
+    this.grid.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+    for (const chart of this.charts) chart.draw(width);
+    this.showTable();
+  }
+
+  /** Writes the table, now and then: nobody reads it ten times a second. */
+  showTable() {
+    const wait = this.tableDue - performance.now();
+    clearTimeout(this.later);
+    if (wait > 0) this.later = setTimeout(() => this.showTable(), wait);
+    else {
+      this.tableDue = performance.now() + TABLE_EVERY;
+      this.table.show(this.head.charts);
+    }
+  }
+
+  close() {
+    cancelAnimationFrame(this.pending);
+    clearTimeout(this.later);
+    this.picker.open(false);
+    this.giveKeysBack();
+    for (const chart of this.charts) chart.close();
+  }
+}
+
+// The charts as a table, for those who do not see them, and for exact values.
+
+const HEADINGS = (/** @type {string} */ one) => ["curve", "latest", `at ${one}`, "lowest", "highest", "points"];
+
+export class Table {
+  /** @param {import("../chart/chart.js").Shared} shared */
+  constructor(shared) {
+    this.shared = shared;
+    this.body = make("tbody");
+    this.head = make("tr");
+    this.element = make("details", { class: "nbd-data", id: shared.table }, make("summary", {}, "Data table"),
+      make("div", { class: "nbd-scroll", tabindex: "0", role: "group", "aria-label": "Data table" },
+        make("table", {}, make("caption", {}, "The curves of the charts above"), make("thead", {}, this.head), this.body)));
+    this.unit = "";
+  }
+
+  /** Writes the table, if it is unfolded. @param {import("../chart/curves.js").Plan[]} plans */
+  show(plans) {
+    if (!this.element.open) return;
+    if (this.unit !== this.shared.unit.one) {
+      this.unit = this.shared.unit.one;
+      this.head.replaceChildren(...HEADINGS(this.unit).map((text) => make("th", { scope: "col" }, text)));
+    }
+    const options = { ...this.shared.options, byTime: false, smoothing: 0, chosen: null };
+    this.body.replaceChildren(...plans.flatMap((plan) =>
+      linesOf(this.shared.curves, plan, options).filter(({ kind }) => kind !== "trend").map((line) => {
+        const range = extent([valuesWithin(line, [-Infinity, Infinity])]);
+        const last = line.ys.length - 1;
+        return make("tr", {}, make("th", { scope: "row" }, `${plan.title}, ${lineLabel(line, this.shared.labels)}`),
+          ...[formatValue(line.ys[last]), formatCount(line.steps[last]), formatValue(range?.[0]),
+            formatValue(range?.[1]), formatCount(line.ys.length)].map((text) => make("td", {}, text)));
+      })));
+  }
+}
+
+// A user's view settings of a run, kept in the browser by the run's id: they survive the end of the run and a reload.
+
+const KEY = "nbdist-looks";
+const MOST = 60; // runs; the oldest is forgotten
+
+/** @returns {Record<string, Partial<Look>>} */
+function all() {
+  try {
+    const found = JSON.parse(localStorage.getItem(KEY) ?? "{}");
+    return found && typeof found === "object" && !Array.isArray(found) ? found : {};
+  } catch {
+    return {}; // the storage may be missing, or have content of another program
+  }
+}
+
+/** The stored settings of a run. @param {string} run @returns {Partial<Look>} */
+export function keptLook(run) {
+  const found = run && Object.hasOwn(all(), run) ? all()[run] : {};
+  /** @type {Partial<Look>} */
+  const look = {};
+  if (!found || typeof found !== "object") return look;
+  if (typeof found.byTime === "boolean") look.byTime = found.byTime;
+  if (typeof found.log === "boolean") look.log = found.log;
+  if (typeof found.table === "boolean") look.table = found.table;
+  if (typeof found.smoothing === "number" && found.smoothing >= 0 && found.smoothing < 1) look.smoothing = found.smoothing;
+  if (Number.isInteger(found.chosen)) look.chosen = found.chosen;
+  return look;
+}
+
+/** Stores the settings of a run. @param {string} run @param {Look} look */
+export function keepLook(run, look) {
+  if (!run) return;
+  const { [run]: _, ...others } = all();
+  const kept = Object.entries(others).slice(1 - MOST);
+  try {
+    localStorage.setItem(KEY, JSON.stringify({ ...Object.fromEntries(kept), [run]: look }));
+  } catch {
+    // no storage, or a full one: the settings are optional
+  }
+}

@@ -1,0 +1,317 @@
+// One parameter: its name, its kind, its range or values, and when it exists.
+import { make, setText } from "../dom/elements.js";
+import { button, enable, field, fill, labelled, mark, select } from "./fields.js";
+import { plural, tickable, ticked } from "./state.js";
+
+/** @typedef {import("./state.js").Row} Row */
+/** @typedef {import("./editor.js").Edits} Edits */
+/** @typedef {"name" | "low" | "high" | "step" | "points" | "values" | "value"} Name */
+/** @typedef {import("./state.js").Condition} Condition */
+/** @typedef {{ first: number, last: number, valueAt: (place: number) => number, placeOf: (value: number) => number }} Scale */
+
+const RANGES = ["uniform", "log", "int", "log int"];
+
+export class ParameterRow {
+  /** @param {string} view unique in the page @param {number} id @param {Edits} edits */
+  constructor(view, id, edits) {
+    this.id = id;
+    this.edits = edits;
+    this.held = ""; // the slider that a pointer holds
+    this.kind = "";
+    this.chipsShown = "";
+    const typed = (/** @type {Name} */ name) => (/** @type {string} */ value) => edits.type(`${id}.${name}`, { what: "field", id, field: name, value });
+    const number = { inputmode: "decimal" };
+    this.fields = {
+      name: field({ class: "nbe-field nbe-name", placeholder: "name" }, typed("name")),
+      low: field({ ...number, "aria-label": "From" }, typed("low")),
+      high: field({ ...number, "aria-label": "To" }, typed("high")),
+      step: field({ ...number, placeholder: "1" }, typed("step")),
+      points: field({ ...number }, typed("points")),
+      values: field({ placeholder: "32, 64, 128 or 'sgd', 'adam'" }, typed("values")),
+      value: field({ placeholder: "5 or 'adam'" }, typed("value")),
+    };
+    this.sliders = { low: this.slider("low", "From"), high: this.slider("high", "To") };
+    this.kinds = select(`${id}.kind`, (value) => edits.type(`${id}.kind`, { what: "kind", id, value }));
+    this.up = button("↑", "", () => edits.once({ what: "move", id, by: -1 }));
+    this.down = button("↓", "", () => edits.once({ what: "move", id, by: 1 }));
+    this.drop = button("✕", "", () => edits.once({ what: "remove", id }));
+    this.legend = make("legend", { class: "nbd-spoken" });
+    this.steps = labelled("Step", this.fields.step, "nbe-short");
+    this.points = labelled("Grid points", this.fields.points, "nbe-short");
+    this.range = make("div", { class: "nbe-range" }, this.end("From", "low"), this.end("To", "high"));
+    this.values = labelled("Values", this.fields.values, "nbe-wide");
+    this.value = labelled("Value", this.fields.value, "nbe-wide");
+    this.chips = make("ul", { class: "nbe-chips", "aria-label": "Read as" });
+    this.conditions = new Conditions(id, edits);
+    this.problem = make("div", { class: "nbe-problem", id: `${view}-${id}-problem`, role: "status" });
+    this.element = make("fieldset", { class: "nbe-row" }, this.legend,
+      make("div", { class: "nbe-head" }, labelled("Name", this.fields.name), labelled("Distribution", this.kinds),
+        make("div", { class: "nbe-buttons" }, this.up, this.down, this.drop)),
+      this.range, this.values, this.value,
+      make("div", { class: "nbe-foot" }, this.steps, this.points, this.chips, this.conditions.element), this.problem);
+  }
+
+  /** @param {"low" | "high"} name @param {string} word */
+  slider(name, word) {
+    const slider = make("input", { type: "range", class: "nbe-slider", step: "1", "aria-label": `${word}, slider` });
+    slider.addEventListener("pointerdown", () => (this.held = name));
+    for (const kind of ["pointerup", "pointercancel", "blur"]) slider.addEventListener(kind, () => (this.held = ""));
+    slider.addEventListener("input", () => {
+      const text = String(this.scale().valueAt(Number(slider.value)));
+      this.fields[name].value = text;
+      slider.setAttribute("aria-valuetext", text);
+      this.edits.type(`${this.id}.${name}`, { what: "field", id: this.id, field: name, value: text });
+    });
+    return slider;
+  }
+
+  /** @param {string} word @param {"low" | "high"} name */
+  end(word, name) {
+    return make("div", { class: "nbe-end" }, make("span", { class: "nbe-word", "aria-hidden": "true" }, word), this.sliders[name], this.fields[name]);
+  }
+
+  scale() {
+    if (!this.held || !this.kept) this.kept = scaleOf(this.kind, numberIn(this.fields.low.value), numberIn(this.fields.high.value));
+    return this.kept;
+  }
+
+  /** @param {Row} row @param {import("./state.js").State} state */
+  show(row, state) {
+    const { rows } = state;
+    for (const name of /** @type {Name[]} */ (Object.keys(this.fields))) {
+      if (!this.edits.waits(`${this.id}.${name}`) && this.fields[name].value !== row[name]) this.fields[name].value = row[name];
+    }
+    if (!this.edits.waits(`${this.id}.kind`)) fill(this.kinds, state.kinds, row.kind);
+    this.kind = row.kind;
+    const ranges = RANGES.includes(row.kind);
+    this.range.hidden = !ranges;
+    this.steps.hidden = row.kind !== "int";
+    this.points.hidden = !ranges || (state.sampler !== "grid" && row.points === "" && !this.edits.waits(`${this.id}.points`));
+    this.values.hidden = row.kind !== "choice";
+    this.value.hidden = row.kind !== "fixed";
+    if (ranges) this.showSliders();
+    this.showChips(row);
+    this.conditions.show(row, rows);
+    this.showNames(row, rows);
+    this.showProblem(row.problem);
+  }
+
+  showSliders() {
+    const scale = this.scale();
+    for (const name of /** @type {("low" | "high")[]} */ (["low", "high"])) {
+      const slider = this.sliders[name];
+      const value = numberIn(this.fields[name].value);
+      slider.min = String(scale.first);
+      slider.max = String(scale.last);
+      if (Number.isFinite(value) && this.held !== name) slider.value = String(scale.placeOf(value));
+      slider.setAttribute("aria-valuetext", this.fields[name].value || "nothing");
+    }
+  }
+
+  /** @param {Row} row */
+  showChips(row) {
+    const more = row.count - row.read.length;
+    const shown = JSON.stringify([row.read, more]);
+    for (const input of [this.fields.values, this.fields.value]) input.readOnly = row.too_long;
+    this.chips.hidden = !row.read.length || RANGES.includes(row.kind);
+    if (shown === this.chipsShown) return;
+    this.chipsShown = shown;
+    const chips = row.read.map(([text, kind]) => make("li", {}, make("code", {}, text), make("span", {}, kind)));
+    if (more > 0) chips.push(make("li", { class: "nbe-rest" }, `and ${plural(more, "more value")}${row.too_long ? "; change them in Python" : ""}`));
+    this.chips.replaceChildren(...chips);
+  }
+
+  /** @param {Row} row @param {Row[]} rows */
+  showNames(row, rows) {
+    const name = row.name || "without a name";
+    const place = rows.indexOf(row);
+    setText(this.legend, `Parameter ${name}`);
+    const buttons = /** @type {[HTMLButtonElement, string, boolean][]} */ ([
+      [this.up, `Move ${name} up`, place > 0], [this.down, `Move ${name} down`, place < rows.length - 1], [this.drop, `Remove ${name}`, true],
+    ]);
+    for (const [one, spoken, on] of buttons) {
+      one.setAttribute("aria-label", spoken);
+      one.title = spoken;
+      enable(one, on);
+    }
+  }
+
+  /** @param {Row["problem"]} problem */
+  showProblem(problem) {
+    const at = problem?.at ?? "";
+    this.element.classList.toggle("nbe-wrong", problem !== null);
+    setText(this.problem, problem?.text ?? "");
+    const { name, points, ...rest } = this.fields;
+    mark(name, at === "name", this.problem.id);
+    mark(points, at === "points", this.problem.id);
+    for (const one of Object.values(rest)) mark(one, at === "range", this.problem.id);
+    this.conditions.mark(at === "when", this.problem.id);
+  }
+}
+
+// When a parameter exists: "only when opt is sgd", and further conditions.
+
+const ALWAYS = "";
+
+export class Conditions {
+  /** @param {number} id of the parameter @param {import("./editor.js").Edits} edits */
+  constructor(id, edits) {
+    this.id = id;
+    this.edits = edits;
+    /** @type {Line[]} */
+    this.lines = [];
+    this.element = make("div", { class: "nbe-when" });
+  }
+
+  /** @param {Row} row @param {Row[]} rows */
+  show(row, rows) {
+    const others = rows.filter((one) => one.id !== row.id);
+    const wanted = others.length || row.when.length ? row.when.length + 1 : 0;
+    while (this.lines.length > wanted) this.lines.pop()?.element.remove();
+    while (this.lines.length < wanted) {
+      const line = new Line(this.id, this.lines.length, this.edits);
+      this.lines.push(line);
+      this.element.append(line.element);
+    }
+    for (const [at, line] of this.lines.entries()) line.show(row.when[at] ?? null, others);
+    this.element.hidden = !wanted;
+  }
+
+  /** @param {boolean} wrong @param {string} described */
+  mark(wrong, described) {
+    for (const line of this.lines) {
+      mark(line.on, wrong && line.condition !== null, described);
+      mark(line.typed, wrong && line.condition !== null, described);
+    }
+  }
+}
+
+class Line {
+  /** @param {number} id @param {number} at @param {import("./editor.js").Edits} edits */
+  constructor(id, at, edits) {
+    this.id = id;
+    this.at = at;
+    this.edits = edits;
+    /** @type {Condition | null} */
+    this.condition = null;
+    this.key = `${id}.when${at}`;
+    this.shown = "[]"; // the values that have a box
+    this.on = select(this.key, (value) => this.choose(value));
+    this.typed = field({ "aria-label": "is one of", placeholder: "values" }, (values) => this.send(values));
+    this.boxes = make("span", { class: "nbe-boxes", role: "group", "aria-label": "is one of" });
+    this.is = make("span", { class: "nbe-word", "aria-hidden": "true" }, "is");
+    this.element = make("div", { class: "nbe-condition" }, labelled(at ? "and when" : "Only when", this.on), this.is, this.boxes, this.typed);
+  }
+
+  /** @param {string} value */
+  choose(value) {
+    if (value === ALWAYS) {
+      this.edits.once({ what: "condition", id: this.id, at: this.at, on: null });
+      return;
+    }
+    const on = value.startsWith("name:") ? value.slice(5) : Number(value);
+    this.edits.once({ what: "condition", id: this.id, at: this.at, on }); // the kernel takes its first value
+  }
+
+  /** @param {string} values */
+  send(values) {
+    if (this.condition) this.edits.type(this.key, { what: "condition", id: this.id, at: this.at, on: this.condition.on, values });
+  }
+
+  /** @param {Condition | null} condition @param {Row[]} others */
+  show(condition, others) {
+    this.condition = condition;
+    const options = /** @type {[string, string][]} */ ([[ALWAYS, condition || this.at ? "(no condition)" : "(always)"], ...others.map((one) => [String(one.id), one.name || "without a name"])]);
+    const gone = condition && typeof condition.on === "string";
+    if (gone) options.push([`name:${condition.on}`, `${condition.on} (not there)`]);
+    fill(this.on, options, condition ? (gone ? `name:${condition.on}` : String(condition.on)) : ALWAYS);
+    const values = condition ? tickable(others.find((one) => one.id === condition.on)) : null;
+    this.is.hidden = !condition;
+    this.boxes.hidden = !values;
+    this.typed.hidden = !condition || Boolean(values);
+    if (condition && !values && !this.edits.waits(this.key) && this.typed.value !== condition.values) this.typed.value = condition.values;
+    if (values) this.tick(values, condition?.read ?? []);
+  }
+
+  /** @param {string[]} values @param {string[]} on */
+  tick(values, on) {
+    const shown = JSON.stringify(values);
+    if (shown !== this.shown) {
+      this.shown = shown;
+      this.boxes.replaceChildren(...values.map((value) => this.box(value)));
+    }
+    if (this.edits.waits(this.key)) return;
+    for (const box of this.boxes.querySelectorAll("input")) box.checked = on.includes(box.value);
+  }
+
+  /** @param {string} value */
+  box(value) {
+    const box = make("input", { type: "checkbox", value });
+    box.addEventListener("change", () => {
+      const all = [...this.boxes.querySelectorAll("input")];
+      const had = all.filter((one) => one.checked).map((one) => one.value);
+      this.send(ticked(all.map((one) => one.value), had, value, box.checked));
+    });
+    return make("label", { class: "nbe-box" }, box, make("code", {}, value));
+  }
+}
+
+// A range's slider: from its places, which are whole numbers, to values and back. Pure.
+
+const DECADES = { first: -9, last: 6 };
+const DOUBLINGS = 20;
+const STEPS = 100; // of a slider over floats
+
+/**
+ * The scale that the ends of a range are chosen on: as far as the larger one needs, and the same for both.
+ * @param {string} kind @param {number} low @param {number} high @returns {Scale}
+ */
+export function scaleOf(kind, low, high) {
+  if (kind === "log") return roundNumbers(DECADES.first, DECADES.last);
+  if (kind === "log int") return among(Array.from({ length: DOUBLINGS + 1 }, (_, place) => 2 ** place));
+  const largest = Math.max(0, ...[low, high].filter(Number.isFinite).map(Math.abs));
+  const negative = low < 0 || high < 0;
+  // A whole number can always go one further; a float from 0 to 1 mostly should not.
+  const top = kind === "int" ? Math.max(8, 2 ** Math.ceil(Math.log2(largest + 1))) : Math.max(1, 10 ** Math.ceil(Math.log10(largest || 1) - 1e-9));
+  const step = kind === "int" ? Math.max(1, top / 256) : top / STEPS;
+  const last = Math.round(top / step);
+  return {
+    first: negative ? -last : 0,
+    last,
+    valueAt: (place) => Number((place * step).toPrecision(15)),
+    placeOf: (value) => clamp(Math.round(value / step), negative ? -last : 0, last),
+  };
+}
+
+/** 1, 2, 5, 10, ... @param {number} from decade @param {number} to decade */
+function roundNumbers(from, to) {
+  const values = [];
+  for (let decade = from; decade < to; decade++) for (const digit of [1, 2, 5]) values.push(Number(`${digit}e${decade}`));
+  return among([...values, Number(`1e${to}`)]);
+}
+
+/** @param {number[]} values rising, all positive @returns {Scale} */
+function among(values) {
+  const far = (/** @type {number} */ place, /** @type {number} */ value) => Math.abs(Math.log(values[place] / value));
+  return {
+    first: 0,
+    last: values.length - 1,
+    valueAt: (place) => values[place],
+    placeOf: (value) => {
+      if (!(value > 0)) return 0;
+      let nearest = 0;
+      for (let place = 1; place < values.length; place++) if (far(place, value) < far(nearest, value)) nearest = place;
+      return nearest;
+    },
+  };
+}
+
+/** What stands in a field, as a number; NaN if it is none. @param {string} text */
+export function numberIn(text) {
+  return text.trim() === "" ? NaN : Number(text);
+}
+
+/** @param {number} value @param {number} low @param {number} high */
+function clamp(value, low, high) {
+  return Math.min(high, Math.max(low, value));
+}

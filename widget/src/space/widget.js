@@ -1,0 +1,29 @@
+// The anywidget module of the space editor: joins the page to the kernel.
+import { takeKeys } from "../dom/keyboard.js";
+import { Editor } from "./editor.js";
+
+/** @type {import("@anywidget/types").Render} */
+function render({ model, el }) {
+  const view = `nbdist-${Math.random().toString(36).slice(2)}`;
+  const editor = new Editor(view, (kind, more = {}) => {
+    try {
+      model.send({ kind, view, ...more });
+    } catch {
+      editor.disconnect(); // the kernel restarted or ended, and its end of the line with it
+    }
+  });
+  el.append(editor.element);
+  const leaveKeys = takeKeys(editor.element);
+  const onMessage = (/** @type {any} */ message) => {
+    if (message.kind === "state") editor.apply(message);
+  };
+  model.on("msg:custom", onMessage);
+  editor.say("ready");
+  return () => {
+    model.off("msg:custom", onMessage);
+    leaveKeys();
+    editor.close();
+  };
+}
+
+export default { render };

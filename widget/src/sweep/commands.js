@@ -1,0 +1,67 @@
+// Commands on their way to the kernel, each with a number, and the answers that come back.
+import { make, setText } from "../dom/elements.js";
+
+/** @typedef {{ ok: boolean, message: string, number?: number, text?: string }} Answer */
+/** @typedef {(kind: string, more?: Record<string, unknown>) => Promise<Answer>} Ask */
+
+export class Asks {
+  /** @param {(kind: string, more: Record<string, unknown>) => void} send */
+  constructor(send) {
+    this.send = send;
+    this.next = Math.floor(Math.random() * 2 ** 40); // every view of a sweep hears all answers: numbers must differ
+    /** @type {Map<number, (answer: Answer) => void>} */
+    this.open = new Map();
+  }
+
+  /** Resolves with the kernel's answer. @type {Ask} */
+  ask(kind, more = {}) {
+    const asked = this.next++;
+    return new Promise((resolve) => {
+      this.open.set(asked, resolve);
+      this.send(kind, { ...more, asked });
+    });
+  }
+
+  /** @param {Record<string, any>} content of kind "answer" */
+  hear({ asked, ok, message, number, text }) {
+    this.open.get(asked)?.({ ok: Boolean(ok), message: String(message ?? ""), number, text });
+    this.open.delete(asked);
+  }
+
+  /** Nobody will answer any more. @param {string} message */
+  giveUp(message) {
+    for (const resolve of this.open.values()) resolve({ ok: false, message });
+    this.open.clear();
+  }
+}
+
+const PATIENCE = 1000; // milliseconds: the kernel answers at once, unless a cell has it
+const WAITING = "waiting for the running cell; Pause, Resume and Stop in the sidebar act at once";
+
+/** Where an answer is shown, beside what was asked. */
+export class Told {
+  constructor() {
+    this.element = make("div", { class: "nbs-told", role: "status" });
+    this.latest = 0;
+    this.wrong = false;
+  }
+
+  /** @param {string} text @param {boolean} [wrong] */
+  say(text, wrong = false) {
+    this.latest++;
+    this.wrong = wrong;
+    setText(this.element, text);
+    this.element.classList.toggle("nbd-wrong", wrong);
+  }
+
+  /** Shows a command's progress and its answer, unless a later text replaced them. @param {Promise<Answer>} promise @param {string} [first] @returns {Promise<Answer>} */
+  async follow(promise, first = "sent…") {
+    this.say(first);
+    const turn = this.latest;
+    const late = setTimeout(() => turn === this.latest && setText(this.element, WAITING), PATIENCE);
+    const answer = await promise;
+    clearTimeout(late);
+    if (turn === this.latest) this.say(answer.message || (answer.ok ? "done" : "refused"), !answer.ok);
+    return answer;
+  }
+}

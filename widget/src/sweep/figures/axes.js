@@ -1,0 +1,125 @@
+// Where values and times lie on a view's page, and the axes that say so. All but the drawing is pure.
+import { linearTicks, logTicks } from "../../chart/ticks.js";
+import { formatTick } from "../../text/format.js";
+import { OVER } from "../states.js";
+
+/** @typedef {import("./figure.js").Page} Page */
+/** @typedef {{ left: number, top: number, width: number, height: number }} Area CSS pixels */
+/** @typedef {{ low: number, high: number, log: boolean }} Scale of values: with `log` the ends are logarithms */
+
+const DECADES = 2; // from which a logarithmic axis reads better
+const ROOM = 0.06; // of the range, above and below
+const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000];
+const FRACTIONS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
+
+/**
+ * The scale that shows most of some values, but for the few that lie far off, and all that must be seen.
+ * @param {number[]} values finite ones @param {number[]} must be seen
+ * @returns {Scale}
+ */
+export function scaleFor(values, must = []) {
+  const sorted = Float64Array.from(values).sort();
+  const seen = must.filter(Number.isFinite);
+  if (sorted.length === 0 && seen.length === 0) return { low: 0, high: 1, log: false };
+  const least = Math.min(sorted[0] ?? Infinity, ...seen);
+  const most = Math.max(sorted[sorted.length - 1] ?? -Infinity, ...seen);
+  const log = least > 0 && Math.log10(most / least) > DECADES;
+  const place = (/** @type {number} */ value) => (log ? Math.log10(value) : value);
+  const [first, third] = [place(sorted[sorted.length >> 2] ?? least), place(sorted[(sorted.length * 3) >> 2] ?? most)];
+  const reach = 3 * (third - first); // from the middle half: further away lie single values
+  let low = reach > 0 ? Math.max(place(least), first - reach) : place(least);
+  let high = reach > 0 ? Math.min(place(most), third + reach) : place(most);
+  for (const value of seen) [low, high] = [Math.min(low, place(value)), Math.max(high, place(value))];
+  const room = ROOM * (high - low) || Math.abs(high) * 0.1 || 0.5;
+  return { low: low - room, high: high + room, log };
+}
+
+/** The scale that was, if one that is now right is hardly another: marks that stay need not be drawn anew. @param {Scale} was @param {Scale} now */
+export function settled(was, now) {
+  const slack = 0.15 * (now.high - now.low);
+  const narrower = now.low >= was.low && now.high <= was.high; // all is still to be seen
+  const near = narrower && now.low - was.low <= slack && was.high - now.high <= slack;
+  return was.log === now.log && near ? was : now;
+}
+
+/** Where a value lies: 0 at the lower end of the scale, 1 at the upper; NaN for what cannot be on it. @param {Scale} scale @param {number} value */
+export function share(scale, value) {
+  return ((scale.log ? Math.log10(value) : value) - scale.low) / (scale.high - scale.low);
+}
+
+/** @param {Scale} scale @param {number} most @returns {number[]} values */
+export function valueTicks({ low, high, log }, most) {
+  if (log) return logTicks(low, high, most).map((power) => 10 ** power);
+  const rough = (high - low) / Math.max(1, most);
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  return linearTicks(low, high, ([1, 2, 2.5, 5].find((step) => step * unit >= rough) ?? 10) * unit);
+}
+
+/** Times that people count in, in seconds. @param {number} from @param {number} to @param {number} most */
+export function timeTicks(from, to, most) {
+  const step = [...FRACTIONS, ...TIMES].find((each) => (to - from) / each <= most) ?? (to - from) / most;
+  return linearTicks(from, to, step);
+}
+
+/** Where an axis of time ends: a little after now, so that it does not move ten times a second; at the end of a sweep that is over.
+ * @param {number} was @param {number} now @param {string | undefined} state of the sweep @param {number} ahead */
+export function timeEnd(was, now, state, ahead) {
+  if (OVER.includes(state ?? "")) return now || 1;
+  return now > was || now < was / 2 ? now * ahead || 1 : was;
+}
+
+/** Seconds in words: 0.5 s, 30 s, 5 min, 1 h 30 min, 2 d. @param {number} seconds */
+export function timeWords(seconds) {
+  const whole = Math.round(seconds);
+  if (Math.abs(seconds) < 60) return `${formatTick(Number(seconds.toFixed(3)))} s`.replace("-", "−");
+  const parts = [[Math.floor(whole / 86400), "d"], [Math.floor(whole / 3600) % 24, "h"], [Math.floor(whole / 60) % 60, "min"], [whole % 60, "s"]];
+  const said = parts.filter(([count]) => count);
+  return said.slice(0, 2).map(([count, unit]) => `${count} ${unit}`).join(" ");
+}
+
+/** Lines and figures of an axis of values, at the left. @param {Page} page @param {Area} area @param {Scale} scale */
+export function drawValueAxis({ canvas, theme, font }, area, scale) {
+  canvas.font = font;
+  canvas.textAlign = "right";
+  canvas.textBaseline = "middle";
+  for (const tick of valueTicks(scale, Math.max(2, Math.floor(area.height / 26)))) {
+    const y = Math.round(area.top + (1 - share(scale, tick)) * area.height) + 0.5;
+    canvas.fillStyle = theme.grid;
+    canvas.fillRect(area.left, y - 0.5, area.width, 1);
+    canvas.fillStyle = theme.muted;
+    canvas.fillText(formatTick(Number(tick.toPrecision(12))), area.left - 6, y);
+  }
+}
+
+/** Lines and figures of an axis at the foot. @param {Page} page @param {Area} area @param {{ at: number, text: string }[]} ticks @param {string} [unit] written at its end */
+export function drawFootAxis({ canvas, theme, font, width }, area, ticks, unit = "") {
+  canvas.font = font;
+  canvas.textBaseline = "top";
+  const foot = area.top + area.height + 6;
+  canvas.textAlign = "right";
+  canvas.fillStyle = theme.muted;
+  if (unit) canvas.fillText(unit, area.left + area.width, foot);
+  let free = -Infinity;
+  const end = area.left + area.width - (unit ? canvas.measureText(unit).width + 8 : 0);
+  for (const { at, text } of ticks) {
+    canvas.fillStyle = theme.grid;
+    canvas.fillRect(Math.round(at), area.top, 1, area.height);
+    const half = canvas.measureText(text).width / 2;
+    const middle = Math.max(area.left + half - 4, Math.min(at, width - half - 1));
+    if (middle - half < free || middle + half > Math.max(end, area.left) + (unit ? 0 : 20)) continue;
+    canvas.textAlign = "center";
+    canvas.fillStyle = theme.muted;
+    canvas.fillText(text, middle, foot);
+    free = middle + half + 10;
+  }
+}
+
+/** @param {number} width @returns {number} of the page of a chart */
+export function chartHeight(width) {
+  return Math.max(190, Math.min(320, Math.round(width * 0.5)));
+}
+
+/** The part of a page in which a chart's marks lie. @param {Page} page @returns {Area} */
+export function chartArea({ width, height }) {
+  return { left: 48, top: 8, width: Math.max(40, width - 48 - 14), height: height - 8 - 26 };
+}

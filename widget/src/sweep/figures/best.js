@@ -1,0 +1,299 @@
+// The best value so far against the time since the sweep began: stairs, with a mark for every trial that has ended,
+// and ticks at the right edge for those that run.
+import { make, setText, setTexts } from "../../dom/elements.js";
+import { formatCount, formatValue } from "../../text/format.js";
+import { drawGlyphs, FAILED, FINISHED, PRUNED, RUNNING, STATES, STOPPED, WAITING } from "../states.js";
+import { chartArea, chartHeight, drawFootAxis, drawValueAxis, scaleFor, settled, share, timeEnd, timeTicks, timeWords } from "./axes.js";
+import { Layer } from "./canvas.js";
+import { along, sameBrush, Sheet, timeFacts, writeName } from "./figure.js";
+
+/** @typedef {import("../model.js").Model} Model */
+/** @typedef {import("./figure.js").Page} Page */
+/** @typedef {{ area: import("./axes.js").Area, x: (time: number) => number, y: (value: number) => number }} Place */
+
+const NEAR = 12; // CSS pixels from a mark at which it is meant
+const A_FRAME = 2500; // marks
+const AHEAD = 1.08; // room on the time axis
+const MANY = 2000; // trials from which each is a dot only
+/** Width and height of a dot, where each trial is one: shapes that are told apart and cost little. @type {Record<number, [number, number]>} */
+const DOTS = { [FINISHED]: [2.5, 2.5], [PRUNED]: [3.5, 1.25], [STOPPED]: [1.25, 3.5] };
+const HELP = "Click a mark to choose its trial. Keys: left and right go through the trials as they ended, Enter chooses, Escape chooses none.";
+
+/** @param {Model} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
+export function makeBestLine(model) {
+  return new BestLine(model);
+}
+
+class BestLine {
+  /** @param {Model} model */
+  constructor(model) {
+    this.model = model;
+    this.marks = new Layer(A_FRAME);
+    this.scale = scaleFor([]);
+    this.end = 1;
+    this.version = 0; // another when a mark is
+    this.placing = 0; // another when all marks lie elsewhere
+    this.dirty = true;
+    /** @type {Place | null} */
+    this.place = null;
+    this.sheet = new Sheet(model, {
+      name: "bestline", title: "Best so far", help: HELP, at: (x, y) => this.at(x, y),
+      spot: (number) => this.place && spotOf(model, this.place, model.row(number), nowOf(model)),
+      move: along(() => inTime(model), ["ArrowRight", "ArrowUp"], ["ArrowLeft", "ArrowDown"]),
+      facts: (row) => timeFacts(model, row),
+    });
+    this.key = make("span", { class: "nbd-key" }, make("i"), make("span"), make("b"));
+    this.counts = make("span", { class: "nbd-legend" });
+    this.beyond = make("span", {});
+    this.sheet.note.append(this.key, this.counts, this.beyond);
+    this.element = this.sheet.element;
+    /** @type {Uint8Array | null} */
+    this.mask = null;
+    this.marked = new Float64Array(0); // by row: when and how it ended, as far as it was looked at
+    this.off = model.on(["data"], () => (this.dirty = true));
+  }
+
+  draw() {
+    const { model, sheet } = this;
+    const page = sheet.page(chartHeight);
+    if (!page) return;
+    const now = nowOf(model);
+    const ended = this.dirty ? this.look(now) : [];
+    if (!sameBrush(this.mask, model.brushed)) this.version++;
+    this.mask = model.brushed;
+    const area = chartArea(page);
+    const place = (this.place = {
+      area,
+      x: (time) => area.left + (time / this.end) * area.width,
+      y: (value) => area.top + (1 - Math.max(0, Math.min(1, share(this.scale, value)))) * area.height,
+    });
+    drawValueAxis(page, area, this.scale);
+    drawFootAxis(page, area, timeTicks(0, this.end, Math.max(2, area.width / 76)).map((time) => ({ at: place.x(time), text: timeWords(time) })));
+    const spot = [page.width, page.height, page.ratio, page.theme.ink, page.theme.good, this.placing].join();
+    if (!this.marks.begin(spot, String(this.version), page, () => endedRows(model))) this.marks.add(ended);
+    this.marks.work((canvas, rows) => drawMarks(canvas, model, place, page, rows));
+    const done = this.marks.whole() && this.marks.key === String(this.version);
+    this.marks.put(page);
+    drawStairs(page, place, model, now);
+    this.drawRunning(page, place, now);
+    this.drawMeant(page, place, now);
+    this.write(page);
+    sheet.goOn(done, () => this.draw());
+    sheet.describe(() => summary(model));
+  }
+
+  /** Looks at what is new. @param {number} now @returns {number[]} rows that have ended since */
+  look(now) {
+    const { model } = this;
+    this.dirty = false;
+    const end = timeEnd(this.end, now, model.status?.state, AHEAD);
+    if (end !== this.end) this.placing++;
+    this.end = end;
+    const ended = [];
+    const marked = new Float64Array(model.count);
+    let same = model.count >= this.marked.length;
+    for (let row = 0; row < model.count; row++) {
+      marked[row] = model.state[row] > RUNNING && Number.isFinite(model.ended[row]) ? 8 * model.ended[row] + model.state[row] : 0;
+      if (marked[row] === (this.marked[row] ?? 0)) continue;
+      if (this.marked[row]) same = false; // it was tried again
+      else ended.push(row);
+    }
+    if (!same) this.version++;
+    this.marked = marked;
+    if (!same || ended.length > 0) this.rescale();
+    return ended;
+  }
+
+  rescale() {
+    const { model } = this;
+    const values = Array.from(model.value.subarray(0, model.count)).filter((value, row) => Number.isFinite(value) && model.state[row] !== RUNNING);
+    const best = model.best.slice(-3).map(({ value }) => value); // the first ones may lie far off
+    const scale = settled(this.scale, scaleFor(values, best));
+    if (scale !== this.scale) this.placing++;
+    this.scale = scale;
+    this.outside = values.filter((value) => share(this.scale, value) < 0 || share(this.scale, value) > 1).length;
+  }
+
+  /** Those that run are at the edge of what has been. @param {Page} page @param {Place} place @param {number} now */
+  drawRunning({ canvas, theme }, place, now) {
+    const { model } = this;
+    const x = Math.round(place.x(now)) + 0.5;
+    canvas.fillStyle = theme.grid;
+    canvas.fillRect(x - 0.5, place.area.top, 1, place.area.height);
+    canvas.fillStyle = STATES[RUNNING].color(theme);
+    for (let row = 0; row < model.count; row++) {
+      if (model.state[row] !== RUNNING) continue;
+      const value = currentValue(model, row);
+      canvas.globalAlpha = !model.brushed || model.brushed[row] ? 1 : 0.25;
+      // One that has said nothing yet stands at the foot.
+      if (Number.isFinite(value)) canvas.fillRect(x - 4, Math.round(place.y(value)) - 1, 9, 2);
+      else canvas.fillRect(x - 4, place.area.top + place.area.height - 2, 9, 2);
+    }
+    canvas.globalAlpha = 1;
+  }
+
+  /** The chosen trial and the one that is pointed at. @param {Page} page @param {Place} place @param {number} now */
+  drawMeant(page, place, now) {
+    const { canvas, theme } = page;
+    const { model } = this;
+    for (const [number, color] of /** @type {[number, string][]} */ ([[model.chosen, theme.accent], [model.hovered, theme.ink]])) {
+      const row = model.row(number);
+      const spot = row < 0 || model.state[row] === WAITING ? null : spotOf(model, place, row, now);
+      if (!spot) continue;
+      canvas.fillStyle = theme.surface;
+      canvas.beginPath();
+      canvas.arc(spot.x, spot.y, 8, 0, 2 * Math.PI);
+      canvas.fill();
+      canvas.strokeStyle = color;
+      canvas.lineWidth = 2;
+      canvas.setLineDash([]);
+      canvas.stroke();
+      drawGlyphs(canvas, model.state[row], [spot.x, spot.y], 4.5, STATES[model.state[row]].color(theme));
+      canvas.textBaseline = "middle";
+      canvas.textAlign = spot.x > place.area.left + place.area.width - 60 ? "right" : "left";
+      const x = spot.x + (canvas.textAlign === "right" ? -12 : 12);
+      writeName(page, number, x, spot.y, color);
+    }
+  }
+
+  /** The key. @param {Page} page */
+  write({ theme }) {
+    const { model } = this;
+    const best = bestOf(model);
+    this.sheet.call(`Best ${model.head?.metric ?? "value"} so far`);
+    this.key.style.setProperty("--tone", theme.good);
+    this.key.hidden = !best;
+    if (best) {
+      setText(this.key.children[1], `trial ${best.number}, after ${timeWords(best.time)}`);
+      setText(this.key.children[2], formatValue(best.value));
+    }
+    const counts = model.status?.counts ?? {};
+    setTexts(this.counts, STATES.filter(({ name }) => name !== "waiting" && counts[name] > 0).map(({ glyph, name }) => `${glyph} ${formatCount(counts[name])} ${name}`));
+    setText(this.beyond, this.outside ? `${formatCount(this.outside)} beyond the axis, at its edge` : "");
+  }
+
+  /** @param {number} x @param {number} y */
+  at(x, y) {
+    const { model, place } = this;
+    if (!place) return -1;
+    const now = nowOf(model);
+    let [found, least] = [-1, NEAR * NEAR];
+    for (let row = 0; row < model.count; row++) {
+      if (model.state[row] === WAITING || (model.brushed && !model.brushed[row])) continue;
+      const time = model.state[row] === RUNNING ? now : model.ended[row];
+      const across = place.x(time) - x;
+      if (!(Math.abs(across) < NEAR)) continue;
+      const spot = spotOf(model, place, row, now);
+      const far = spot ? across * across + (spot.y - y) ** 2 : Infinity;
+      if (far < least) [found, least] = [model.number[row], far];
+    }
+    return found;
+  }
+
+  destroy() {
+    this.off();
+    this.sheet.destroy();
+  }
+}
+
+/** How long the sweep has been going on, in seconds. @param {Model} model */
+function nowOf(model) {
+  let now = model.status?.now ?? 0;
+  for (let row = 0; row < model.count; row++) if (model.ended[row] > now) now = model.ended[row];
+  return now;
+}
+
+/** What a running trial last said. @param {Model} model @param {number} row */
+function currentValue(model, row) {
+  const curve = model.curves.get(model.number[row]);
+  return curve?.values.at(-1) ?? model.value[row];
+}
+
+/** Where a trial's mark is; one without a value is at the foot. @param {Model} model @param {Place} place @param {number} row @param {number} now */
+function spotOf(model, place, row, now) {
+  const running = model.state[row] === RUNNING;
+  const [time, value] = running ? [now, currentValue(model, row)] : [model.ended[row], model.value[row]];
+  if (!Number.isFinite(time)) return null;
+  return { x: place.x(time), y: Number.isFinite(value) ? place.y(value) : place.area.top + place.area.height };
+}
+
+/** Rows of all trials that have ended: the most ordinary first, and those that are brushed last, on top. @param {Model} model */
+function endedRows(model) {
+  /** @type {number[][]} */
+  const heaps = [[], [], [], []];
+  for (let row = 0; row < model.count; row++) {
+    if (model.state[row] <= RUNNING || !Number.isFinite(model.ended[row])) continue;
+    heaps[(model.brushed?.[row] ? 2 : 0) + (model.state[row] === FINISHED ? 0 : 1)].push(row);
+  }
+  return heaps.flat();
+}
+
+/** @param {CanvasRenderingContext2D} canvas @param {Model} model @param {Place} place @param {Page} page @param {number[]} rows */
+function drawMarks(canvas, model, place, { theme }, rows) {
+  const many = model.count > MANY;
+  const r = many ? 2 : model.count > 300 ? 2.75 : 4;
+  /** @type {Map<string, { state: number, brushed: boolean, places: number[] }>} */
+  const groups = new Map();
+  for (const row of rows) {
+    const spot = spotOf(model, place, row, 0);
+    if (!spot) continue;
+    const [state, brushed] = [model.state[row], !model.brushed || model.brushed[row] === 1];
+    const key = `${state},${brushed}`;
+    const group = groups.get(key) ?? { state, brushed, places: [] };
+    groups.set(key, group);
+    group.places.push(spot.x, spot.y);
+  }
+  for (const { state, brushed, places } of groups.values()) {
+    const color = STATES[state].color(theme);
+    canvas.globalAlpha = brushed ? (many ? 0.55 : 0.85) : 0.13;
+    if (!many || state === FAILED) drawGlyphs(canvas, state, places, r, color);
+    else {
+      const [width, height] = DOTS[state];
+      canvas.fillStyle = color;
+      for (let i = 0; i < places.length; i += 2) canvas.fillRect(places[i] - width / 2, places[i + 1] - height / 2, width, height);
+    }
+  }
+  canvas.globalAlpha = 1;
+}
+
+/** @param {Page} page @param {Place} place @param {Model} model @param {number} now */
+function drawStairs({ canvas, theme }, place, { best }, now) {
+  if (best.length === 0) return;
+  canvas.beginPath();
+  canvas.moveTo(place.x(best[0].time), place.y(best[0].value));
+  best.forEach(({ time, value }, i) => {
+    if (i > 0) canvas.lineTo(place.x(time), place.y(best[i - 1].value));
+    canvas.lineTo(place.x(time), place.y(value));
+  });
+  const last = best[best.length - 1];
+  canvas.lineTo(place.x(Math.max(now, last.time)), place.y(last.value));
+  for (const [color, width] of /** @type {[string, number][]} */ ([[theme.surface, 5], [theme.good, 2.25]])) {
+    canvas.strokeStyle = color;
+    canvas.lineWidth = width;
+    canvas.stroke();
+  }
+  drawGlyphs(canvas, FINISHED, best.flatMap(({ time, value }) => [place.x(time), place.y(value)]), 4, theme.good);
+}
+
+/** Trials in the order in which they ended, those that run last. @param {Model} model */
+function inTime(model) {
+  const rows = [];
+  for (let row = 0; row < model.count; row++) if (model.state[row] !== WAITING) rows.push(row);
+  const time = (/** @type {number} */ row) => (model.state[row] === RUNNING ? Infinity : model.ended[row]);
+  return rows.sort((a, b) => (time(a) === time(b) ? a - b : time(a) - time(b))).map((row) => model.number[row]);
+}
+
+/** @param {Model} model */
+function summary(model) {
+  const best = bestOf(model);
+  const counts = model.status?.counts ?? {};
+  const said = STATES.filter(({ name }) => counts[name] > 0).map(({ name }) => `${formatCount(counts[name])} ${name}`);
+  const steps = model.best.filter(({ value }, i) => i === 0 || model.better(value, model.best[i - 1].value)).length;
+  const found = best ? `Best so far ${formatValue(best.value)}, by trial ${best.number} after ${timeWords(best.time)}, improved ${steps === 1 ? "once" : `${formatCount(steps)} times`}.` : "No value yet.";
+  return `${found} Trials: ${said.join(", ")}; ${timeWords(nowOf(model))} since the start.`;
+}
+
+/** The latest improvement, which is the header's best trial: the ledger has both. @param {Model} model */
+function bestOf(model) {
+  return model.row(model.status?.best ?? -1) < 0 ? undefined : model.best.at(-1);
+}

@@ -1,0 +1,103 @@
+// A heat map's cells: the bins of two axes, and what the trials in each cell came to. Pure.
+import { valueWords } from "../format.js";
+import { sameKey } from "../model.js";
+
+/** @typedef {{ from: number, to: number, text: string, start: string | null }} Bin places; `start` names its lower edge, null where the bin is a value */
+/** @typedef {{ x: number, y: number, rows: number[], best: number, median: number, counts: number[] }} Cell `best` is a row or -1; counts by state */
+
+const FEW = 12; // different numbers that get a bin each, if trials share them
+const STATES = 6;
+
+/**
+ * @param {import("./positions.js").Axis} axis
+ * @param {any[]} values by row
+ * @param {number} most bins
+ * @returns {Bin[]}
+ */
+export function binsOf({ scale, at }, values, most) {
+  const bins = scale.values ? grouped(scale.ticks(Infinity).map(({ text }) => text), most) : numberBins(scale, values, most);
+  if (at.length > 0 && at.some(Number.isNaN)) bins.push({ from: NaN, to: NaN, text: "none", start: null });
+  return bins;
+}
+
+/** Values that have no in between: neighbours together, if they are many. @param {string[]} texts @param {number} most @returns {Bin[]} */
+function grouped(texts, most) {
+  const size = Math.ceil(texts.length / Math.max(1, most));
+  return Array.from({ length: Math.ceil(texts.length / size) }, (_, i) => {
+    const some = texts.slice(i * size, (i + 1) * size);
+    return { from: (i * size) / texts.length, to: (i * size + some.length) / texts.length, text: some.length > 2 ? `${some[0]} … ${some.at(-1)}` : some.join(", "), start: null };
+  });
+}
+
+/** @param {import("./scales.js").Scale} scale @param {any[]} values @param {number} most @returns {Bin[]} */
+function numberBins(scale, values, most) {
+  const different = new Map();
+  let count = 0;
+  for (const value of values) {
+    if (value === undefined) continue;
+    count++;
+    if (different.size <= FEW) different.set(sameKey(value), value);
+  }
+  if (different.size > 1 && different.size <= Math.min(FEW, most) && count >= 2 * different.size) {
+    const sorted = [...different.values()].sort((a, b) => a - b);
+    const places = sorted.map(scale.place);
+    return sorted.map((value, i) => ({
+      from: i === 0 ? 0 : (places[i - 1] + places[i]) / 2, to: i === sorted.length - 1 ? 1 : (places[i] + places[i + 1]) / 2, text: valueWords(value), start: null,
+    }));
+  }
+  const inner = scale.ticks(most - 1).map(({ place }) => place).filter((place) => place > 0.02 && place < 0.98);
+  const edges = [0, ...inner, 1];
+  const text = (/** @type {number} */ place) => valueWords(Number(Number(scale.value(place)).toPrecision(3)));
+  return edges.slice(1).map((to, i) => ({ from: edges[i], to, text: `${text(edges[i])} to ${text(to)}`, start: text(edges[i]) }));
+}
+
+/** The bin of each row, -1 where none is. @param {Float32Array} at places @param {Bin[]} bins @returns {Int16Array} */
+export function binned(at, bins) {
+  const none = bins.findIndex(({ from }) => Number.isNaN(from));
+  const ends = bins.filter(({ from }) => !Number.isNaN(from)).map(({ to }) => Math.fround(to));
+  return Int16Array.from(at, (place) => {
+    if (Number.isNaN(place)) return none;
+    const found = ends.findIndex((end) => place < end);
+    return found < 0 ? ends.length - 1 : found;
+  });
+}
+
+/**
+ * What lies in each cell, of the brushed trials only if any are.
+ * @param {import("../model.js").Model} model
+ * @param {Int16Array} xs @param {Int16Array} ys bins by row
+ * @param {number} columns @param {number} lines
+ * @param {Uint8Array | null} mask
+ * @returns {Cell[]} line by line
+ */
+export function cellsOf(model, xs, ys, columns, lines, mask) {
+  const cells = Array.from({ length: columns * lines }, (_, i) => /** @type {Cell} */ ({ x: i % columns, y: Math.floor(i / columns), rows: [], best: -1, median: NaN, counts: Array(STATES).fill(0) }));
+  for (let row = 0; row < model.count; row++) {
+    if (xs[row] < 0 || ys[row] < 0 || (mask && !mask[row])) continue;
+    const cell = cells[ys[row] * columns + xs[row]];
+    cell.rows.push(row);
+    cell.counts[model.state[row]]++;
+    if (model.outranks(row, cell.best)) cell.best = row;
+  }
+  for (const cell of cells) cell.median = median(cell.rows.map((row) => model.value[row]));
+  return cells;
+}
+
+/** Of the values that are numbers; NaN without any. @param {number[]} values */
+export function median(values) {
+  const sorted = Float64Array.from(values.filter((value) => !Number.isNaN(value))).sort();
+  const half = sorted.length >> 1;
+  return sorted.length === 0 ? NaN : sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+/** The two parameters that can be the most: many numbers before few choices. @param {import("../model.js").Parameter[]} parameters @returns {[string, string] | null} */
+export function widest(parameters) {
+  const size = (/** @type {import("../model.js").Parameter} */ { kind, low = 0, high = 0, step, values }) =>
+    kind === "log" || kind === "uniform" ? Infinity : kind === "int" ? (high - low) / (step || 1) + 1 : values?.length ?? 1;
+  // One that not all trials have comes after those that all have.
+  const sorted = parameters.map((one, i) => ({ name: one.name, size: size(one), some: Number(Boolean(one.when)), i }))
+    .sort((a, b) => a.some - b.some || (a.size === b.size ? a.i - b.i : b.size - a.size));
+  if (sorted.length === 0) return null;
+  const two = sorted.slice(0, 2).sort((a, b) => a.i - b.i);
+  return [two[0].name, (two[1] ?? two[0]).name];
+}

@@ -1,0 +1,114 @@
+// A canvas in the pixels of the device, cleared and ready to be drawn on in CSS pixels.
+
+/** @param {HTMLCanvasElement} surface @param {number} width @param {number} height CSS pixels @returns {CanvasRenderingContext2D | null} */
+export function fit(surface, width, height) {
+  const canvas = surface.getContext("2d");
+  if (!canvas) return null;
+  const ratio = ratioNow();
+  const [across, down] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (surface.width !== across) surface.width = across;
+  if (surface.height !== down) surface.height = down;
+  surface.style.width = `${width}px`;
+  surface.style.height = `${height}px`;
+  canvas.setTransform(1, 0, 0, 1, 0, 0);
+  canvas.clearRect(0, 0, across, down);
+  canvas.setTransform(ratio, 0, 0, ratio, 0, 0);
+  canvas.globalAlpha = 1;
+  canvas.setLineDash([]);
+  return canvas;
+}
+
+export function ratioNow() {
+  return globalThis.devicePixelRatio || 1;
+}
+
+/** Text cut with "…" so that it fits. @param {CanvasRenderingContext2D} canvas @param {string} text @param {number} width CSS pixels */
+export function fitted(canvas, text, width) {
+  if (canvas.measureText(text).width <= width) return text;
+  let length = Math.min(text.length - 1, Math.ceil((text.length * width) / canvas.measureText(text).width));
+  while (length > 0 && canvas.measureText(`${text.slice(0, length)}…`).width > width) length--;
+  return length > 0 ? `${text.slice(0, length)}…` : "";
+}
+
+// A picture kept beside the page: what changes seldom is drawn on it once, a bounded part each frame, and put under
+// what changes often. While a new one is made the last one is shown, if it is of the same place.
+
+const BUDGET = 4; // milliseconds a frame
+const CHUNK = 50; // items between looks at the clock
+
+export class Layer {
+  /** @param {number} most items a frame: a canvas may put its work off until after the clock was looked at */
+  constructor(most) {
+    this.most = most;
+    this.shown = newSurface();
+    this.made = newSurface();
+    /** @type {number[]} */
+    this.items = [];
+    this.done = 0;
+    this.place = this.key = "";
+    this.partial = true; // nothing whole is there to show
+  }
+
+  /**
+   * Begins anew if what it shows is no longer what is wanted; not before the last one is whole, or it never would be.
+   * @param {string} place another where what was drawn lies elsewhere now @param {string} key
+   * @param {import("./figure.js").Page} page @param {() => number[]} list of what is to be drawn
+   * @returns {boolean} whether it has begun
+   */
+  begin(place, key, { width, height, ratio }, list) {
+    const moved = place !== this.place;
+    if (!moved && (key === this.key || !this.whole())) return false;
+    [this.place, this.key] = [place, key];
+    this.partial ||= moved;
+    const { surface, canvas } = this.made;
+    surface.width = Math.round(width * ratio); // which clears it
+    surface.height = Math.round(height * ratio);
+    canvas?.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.items = list();
+    this.done = 0;
+    if (this.whole()) this.finish();
+    return true;
+  }
+
+  /** More to draw on what is there. @param {number[]} items */
+  add(items) {
+    if (items.length === 0) return;
+    if (this.whole()) {
+      [this.items, this.done] = [[], 0];
+      if (!this.partial) [this.shown, this.made, this.partial] = [this.made, this.shown, true];
+    }
+    for (const item of items) this.items.push(item);
+  }
+
+  whole() {
+    return this.done >= this.items.length;
+  }
+
+  /** Draws what there is time for. @param {(canvas: CanvasRenderingContext2D, items: number[]) => void} draw */
+  work(draw) {
+    if (this.whole()) return;
+    const end = performance.now() + BUDGET;
+    const most = Math.min(this.items.length, this.done + this.most);
+    while (this.made.canvas && this.done < most && performance.now() < end) {
+      const to = Math.min(most, this.done + CHUNK);
+      draw(this.made.canvas, this.items.slice(this.done, to));
+      this.done = to;
+    }
+    if (this.whole()) this.finish();
+  }
+
+  finish() {
+    [this.shown, this.made, this.partial] = [this.made, this.shown, false];
+  }
+
+  /** @param {import("./figure.js").Page} page */
+  put({ canvas, width, height }) {
+    const { surface } = this.partial ? this.made : this.shown;
+    if (surface.width > 0 && surface.height > 0) canvas.drawImage(surface, 0, 0, width, height);
+  }
+}
+
+function newSurface() {
+  const surface = document.createElement("canvas");
+  return { surface, canvas: surface.getContext("2d") };
+}

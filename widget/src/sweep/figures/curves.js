@@ -1,0 +1,436 @@
+// Learning curves of all trials over one another: the best few and the chosen one stand out, those that are brushed
+// are plain, others faint. The many are drawn once, a part each frame, and only what stands out is drawn anew.
+import { linearTicks } from "../../chart/ticks.js";
+import { make, setText, setTexts } from "../../dom/elements.js";
+import { formatCount, formatTick, formatValue } from "../../text/format.js";
+import { drawGlyphs, FAILED, FINISHED, PRUNED, STATES } from "../states.js";
+import { chartArea, chartHeight, drawFootAxis, drawValueAxis, scaleFor, settled, share, valueTicks } from "./axes.js";
+import { Layer } from "./canvas.js";
+import { along, sameBrush, Sheet, writeName } from "./figure.js";
+
+/** @typedef {import("../model.js").Model} Model */
+/** @typedef {import("../model.js").Curve} Curve */
+/** @typedef {import("./figure.js").Page} Page */
+/** @typedef {{ x: (step: number) => number, y: (value: number) => number, area: import("./axes.js").Area }} Place */
+
+const BEST = 5;
+const A_FRAME = 500; // curves
+const NEAR = 14; // CSS pixels from a curve at which it is meant
+const MARKED = 200; // trials up to which each curve's end has its glyph
+const HELP = "Click a curve to choose its trial. Keys: arrows go to the next better or worse trial, Enter chooses, Escape chooses none.";
+
+/** @param {Model} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
+export function makeSmallCurves(model) {
+  return new SmallCurves(model);
+}
+
+class SmallCurves {
+  /** @param {Model} model */
+  constructor(model) {
+    this.model = model;
+    this.reach = new Reach();
+    this.all = new Strokes();
+    this.brushed = new Strokes();
+    /** @type {number[]} */
+    this.best = [];
+    /** @type {Place | null} */
+    this.place = null;
+    this.changed = 0; // counts what was new in the data
+    this.brushes = 0;
+    /** @type {Uint8Array | null} */
+    this.mask = null;
+    this.dirty = true;
+    const ranked = () => ranking(model, model.curves.keys());
+    this.sheet = new Sheet(model, {
+      name: "smallcurves", title: "Learning curves", help: HELP,
+      at: (x, y) => this.at(x, y),
+      spot: (number) => this.place && endOf(this.place, model.curves.get(number)),
+      move: along(ranked, ["ArrowDown", "ArrowRight"], ["ArrowUp", "ArrowLeft"]),
+      facts: (row) => stepFact(model.curves.get(model.number[row])),
+    });
+    this.keys = ["best", "chosen", "brushed", "others"].map((kind) => make("span", { class: `nbd-key nbd-key-${kind}` }, make("i"), make("span")));
+    this.ends = make("span", { class: "nbd-legend" });
+    this.sheet.note.append(...this.keys, this.ends);
+    this.element = this.sheet.element;
+    this.off = model.on(["data"], () => (this.dirty = true));
+  }
+
+  draw() {
+    const { model, reach } = this;
+    const page = this.sheet.page(chartHeight);
+    if (!page) return;
+    const grown = this.dirty ? this.look() : [];
+    if (!sameBrush(this.mask, model.brushed)) this.brushes++;
+    this.mask = model.brushed;
+    const area = chartArea(page);
+    const from = Math.min(reach.first, 0);
+    const place = (this.place = {
+      area,
+      x: (step) => area.left + ((step - from) / (reach.end - from || 1)) * area.width,
+      y: (value) => area.top + (1 - share(reach.scale, value)) * area.height,
+    });
+    this.drawAxes(page, place, from);
+    const done = this.drawMany(page, place, grown);
+    this.drawFew(page, place);
+    this.write(page);
+    this.sheet.goOn(done, () => this.draw());
+    this.sheet.describe(() => summary(model, this.best));
+  }
+
+  /** Looks at what is new. @returns {number[]} trials whose curves have grown */
+  look() {
+    this.dirty = false;
+    this.changed++;
+    this.best = bestFew(this.model, BEST).filter((number) => this.model.curves.has(number));
+    return this.reach.look(this.model.curves, this.best);
+  }
+
+  /** @param {Page} page @param {Place} place @param {number} from */
+  drawAxes(page, place, from) {
+    drawValueAxis(page, place.area, this.reach.scale);
+    const steps = valueTicks({ low: from, high: this.reach.end, log: false }, Math.max(2, place.area.width / 60)).filter(Number.isInteger);
+    const ticks = (steps.length > 0 ? steps : linearTicks(from, this.reach.end, 1)).map((step) => ({ at: place.x(step), text: formatTick(step) }));
+    drawFootAxis(page, place.area, ticks, "step");
+  }
+
+  /** The curves that do not stand out. @param {Page} page @param {Place} place @param {number[]} grown @returns {boolean} whether there was time for all */
+  drawMany(page, place, grown) {
+    const { model, reach } = this;
+    const { curves, brushed } = model;
+    const few = reach.points <= FEW;
+    const spot = [page.width, page.height, page.ratio, page.theme.fan, page.theme.muted, reach.version].join();
+    const key = few ? String(this.changed) : "many";
+    const isBrushed = (/** @type {number} */ number) => brushed?.[model.row(number)] === 1;
+    const style = { marks: curves.size <= MARKED, dashes: few, color: page.theme.fan, alpha: opacity(curves.size), width: 1 };
+    this.all.draw(model, page, place, style, spot, key, () => [...curves.keys()], grown);
+    page.canvas.globalAlpha = brushed ? 0.4 : 1;
+    this.all.layer.put(page);
+    page.canvas.globalAlpha = 1;
+    if (!brushed) return this.all.whole();
+    const plain = { ...style, marks: model.brushedCount <= MARKED, color: page.theme.muted, alpha: opacity(model.brushedCount), width: 1.25 };
+    this.brushed.draw(model, page, place, plain, spot, `${key},${this.brushes}`, () => [...curves.keys()].filter(isBrushed), grown.filter(isBrushed));
+    this.brushed.layer.put(page);
+    return this.all.whole() && this.brushed.whole();
+  }
+
+  /** Those that stand out. @param {Page} page @param {Place} place */
+  drawFew(page, place) {
+    const { model } = this;
+    const { canvas, theme } = page;
+    const others = this.best.filter((number) => number !== model.chosen && number !== model.hovered); // each is named once
+    /** @type {[number, string, number][]} */
+    const lines = others.reverse().map((number) => [number, theme.good, number === this.best[0] ? 2.25 : 1.5]);
+    if (model.chosen >= 0) lines.push([model.chosen, theme.accent, 2.5]);
+    if (model.hovered >= 0 && model.hovered !== model.chosen) lines.push([model.hovered, theme.ink, 2]);
+    canvas.save();
+    clip(canvas, place);
+    for (const [number, color, width] of lines) {
+      const curve = model.curves.get(number);
+      if (!curve) continue;
+      strokeCurve(canvas, place, curve, 0, { color: theme.surface, alpha: 0.75, width: width + 2.5, dash: false });
+      strokeCurve(canvas, place, curve, 0, { color, alpha: 1, width, dash: model.state[model.row(number)] === PRUNED });
+    }
+    canvas.restore();
+    canvas.textAlign = "right";
+    canvas.textBaseline = "bottom";
+    /** @type {{ x: number, y: number }[]} */
+    const labels = [];
+    for (const [number, color] of lines.reverse()) {
+      const end = endOf(place, model.curves.get(number));
+      if (!end) continue;
+      const ordinary = model.state[model.row(number)] === FINISHED && color === theme.good;
+      drawGlyphs(canvas, model.state[model.row(number)], [end.x, end.y], ordinary ? 3 : 4.5, color);
+      if (color === theme.good && number !== this.best[0]) continue; // the ends of the best lie close together
+      const x = Math.min(end.x + 5, place.area.left + place.area.width);
+      const isFree = (/** @type {number} */ y) => y > place.area.top + 11 && !labels.some((other) => Math.abs(other.y - y) < 13 && Math.abs(other.x - x) < 36);
+      const y = [end.y - 6, end.y + 18, end.y - 20, end.y + 32].find(isFree);
+      if (y === undefined) continue;
+      labels.push({ x, y });
+      writeName(page, number, x, y, color);
+    }
+  }
+
+  /** The key. @param {Page} page */
+  write({ theme }) {
+    const { model } = this;
+    this.sheet.call(`${model.head?.metric ?? "Metric"} by step`);
+    const others = model.curves.size;
+    const missing = model.count - others;
+    const said = [
+      this.best.length > 1 ? `best ${this.best.length}` : this.best.length ? "best" : "",
+      model.chosen >= 0 ? `trial ${model.chosen}` : "",
+      model.brushed ? `${formatCount(model.brushedCount)} brushed` : "",
+      `${model.brushed ? "all" : ""} ${formatCount(others)} ${others === 1 ? "curve" : "curves"}${missing > 0 ? ` of ${formatCount(model.count)} trials` : ""}`.trim(),
+    ];
+    const tones = [theme.good, theme.accent, theme.muted, theme.fan];
+    this.keys.forEach((key, i) => {
+      key.hidden = said[i] === "";
+      setText(key.children[1], said[i]);
+      key.style.setProperty("--tone", tones[i]);
+    });
+    const ends = [[PRUNED, "╌ "], [FAILED, ""]].map(([state, line]) => `${line}${STATES[Number(state)].glyph} ${STATES[Number(state)].name}`);
+    setTexts(this.ends, ends);
+  }
+
+  /** @param {number} x @param {number} y */
+  at(x, y) {
+    const { model, place, reach } = this;
+    if (!place || x < place.area.left - NEAR || x > place.area.left + place.area.width + NEAR) return -1;
+    const from = Math.min(reach.first, 0);
+    const perPixel = (reach.end - from || 1) / place.area.width;
+    const step = from + (x - place.area.left) * perPixel;
+    const distance = (/** @type {number} */ value) => Math.abs(place.y(value) - y) / NEAR;
+    const near = (/** @type {Iterable<number>} */ trials) => nearestCurve(trials, model.curves, step, NEAR * perPixel, distance);
+    const first = near([...this.best, model.chosen]); // what stands out is easier to hit
+    if (first >= 0 || !model.brushed) return first >= 0 ? first : near(model.curves.keys());
+    return near([...model.curves.keys()].filter((number) => model.brushed?.[model.row(number)] === 1));
+  }
+
+  destroy() {
+    this.off();
+    this.sheet.destroy();
+  }
+}
+
+/** Many curves on a layer: each is drawn up to where it goes, and further when it has grown. */
+class Strokes {
+  constructor() {
+    this.layer = new Layer(A_FRAME);
+    /** @type {Map<number, number>} */
+    this.drawn = new Map(); // points of each
+    this.wanted = "";
+  }
+
+  /** @param {Model} model @param {Page} page @param {Place} place @param {{ marks: boolean, dashes: boolean, color: string, alpha: number, width: number }} style
+   * @param {string} spot @param {string} key @param {() => number[]} list @param {number[]} grown since it was last drawn */
+  draw(model, page, place, style, spot, key, list, grown) {
+    this.wanted = `${spot} ${key}`;
+    if (this.layer.begin(spot, key, page, list)) this.drawn.clear();
+    else if (key === this.layer.key) this.layer.add(grown);
+    this.layer.work((canvas, items) => {
+      canvas.save();
+      clip(canvas, place);
+      for (const number of items) {
+        const curve = model.curves.get(number);
+        if (!curve || this.drawn.get(number) === curve.steps.length) continue;
+        const state = model.state[model.row(number)];
+        const start = Math.max(0, (this.drawn.get(number) ?? 0) - 1);
+        strokeCurve(canvas, place, curve, start, { ...style, dash: style.dashes && state === PRUNED });
+        this.drawn.set(number, curve.steps.length);
+        const end = style.marks && (state === PRUNED || state === FAILED) ? endOf(place, curve) : null;
+        if (end) drawGlyphs(canvas, state, [end.x, end.y], 3.5, STATES[state].color(page.theme));
+      }
+      canvas.restore();
+      if (!style.marks) tint(canvas, page, style.color);
+    });
+  }
+
+  whole() {
+    return this.layer.whole() && this.wanted === `${this.layer.place} ${this.layer.key}`;
+  }
+}
+
+/** Gives all that is drawn one colour: many faint lines over one another come to another one, since each is rounded.
+ * @param {CanvasRenderingContext2D} canvas @param {Page} page @param {string} color */
+function tint(canvas, page, color) {
+  canvas.globalCompositeOperation = "source-in";
+  canvas.fillStyle = color;
+  canvas.fillRect(0, 0, page.width, page.height);
+  canvas.globalCompositeOperation = "source-over";
+}
+
+/** How opaque one of many curves is: their sum is a shade. @param {number} count */
+function opacity(count) {
+  return 0.75 * Math.min(1, (36 / count) ** 0.7);
+}
+
+/** @param {CanvasRenderingContext2D} canvas @param {Place} place */
+function clip(canvas, { area }) {
+  canvas.beginPath();
+  canvas.rect(area.left - 5, area.top - 4, area.width + 10, area.height + 8);
+  canvas.clip();
+}
+
+/** @param {CanvasRenderingContext2D} canvas @param {Place} place @param {Curve} curve @param {number} start
+ * @param {{ color: string, alpha: number, width: number, dash: boolean }} style */
+function strokeCurve(canvas, place, { steps, values }, start, style) {
+  canvas.strokeStyle = style.color;
+  canvas.lineWidth = style.width;
+  canvas.globalAlpha = style.alpha;
+  canvas.setLineDash(style.dash ? [5, 3] : []);
+  canvas.beginPath();
+  let pen = false;
+  for (let i = start; i < steps.length; i++) {
+    const [x, y] = [place.x(steps[i]), place.y(values[i])];
+    if (!Number.isFinite(y)) pen = false; // a gap, where the value is not a number
+    else if (pen) canvas.lineTo(x, y);
+    else {
+      canvas.moveTo(x, y);
+      if (!Number.isFinite(place.y(values[i + 1]))) canvas.lineTo(x + 1, y); // a point alone would not be seen
+      pen = true;
+    }
+  }
+  canvas.stroke();
+  canvas.globalAlpha = 1;
+}
+
+/** Where a curve ends on the page. @param {Place} place @param {Curve | undefined} curve */
+function endOf(place, curve) {
+  const last = curve?.values.findLastIndex(Number.isFinite) ?? -1;
+  if (!curve || last < 0) return null;
+  const y = place.y(curve.values[last]);
+  const { top, height } = place.area;
+  return Number.isNaN(y) ? null : { x: place.x(curve.steps[last]), y: Math.max(top, Math.min(top + height, y)) };
+}
+
+/** The best first; those with no value last. @param {Model} model @param {Iterable<number>} trials */
+function ranking(model, trials) {
+  const outranks = (/** @type {number} */ a, /** @type {number} */ b) => Number(model.outranks(model.row(a), model.row(b)));
+  return [...trials].sort((a, b) => outranks(b, a) - outranks(a, b) || a - b);
+}
+
+/** @param {Curve | undefined} curve */
+function stepFact(curve) {
+  const last = curve ? curve.steps.length - 1 : -1;
+  return curve && last >= 0 ? [`at step ${formatCount(curve.steps[last])}: ${formatValue(curve.values[last])}`] : [];
+}
+
+/** @param {Model} model @param {number[]} best */
+function summary(model, best) {
+  const said = best.map((number) => `trial ${number} ${formatValue(model.value[model.row(number)])}`);
+  const chosen = model.chosen >= 0 ? ` Trial ${model.chosen} is chosen.` : "";
+  return `Curves of ${formatCount(model.curves.size)} trials. Best: ${said.join(", ") || "none yet"}.${chosen}`;
+}
+
+// What the view of curves has to know of them: how far they reach, which are best, and which is at a place. Pure.
+
+const SAMPLE = 20_000; // values that a scale is made from
+const AHEAD = 1.1; // how much further the steps may go before everything is drawn anew
+export const FEW = 10_000; // points up to which all is drawn anew when something changes
+
+/** How far the curves reach, kept up to date by looking only at points that are new. */
+export class Reach {
+  constructor() {
+    this.version = 0; // another when nothing that was drawn can stay
+    /** @type {import("./axes.js").Scale} */
+    this.scale = scaleFor([]);
+    this.end = 1; // the last step on the axis
+    this.points = this.scaled = 0; // those there are, and those there were when the scale was made
+    [this.first, this.last] = [Infinity, -Infinity]; // steps
+    /** @type {Map<number, { curve: Curve, count: number }>} */
+    this.known = new Map();
+  }
+
+  clear() {
+    this.known.clear();
+    this.points = this.scaled = 0;
+    [this.first, this.last] = [Infinity, -Infinity];
+    this.version++;
+  }
+
+  /** @param {Map<number, Curve>} curves @param {number[]} best @returns {number[]} the trials whose curves have grown */
+  look(curves, best) {
+    let grown = this.grownIn(curves);
+    if (!grown) {
+      this.clear();
+      grown = this.grownIn(curves) ?? [];
+    }
+    if (grown.length > 0) this.rescale(curves, best);
+    return grown;
+  }
+
+  /** @param {Map<number, Curve>} curves @returns {number[] | null} null if some curve is not the one that it was */
+  grownIn(curves) {
+    const grown = [];
+    if (curves.size < this.known.size) return null;
+    for (const [number, curve] of curves) {
+      const known = this.known.get(number);
+      if (known && (known.curve !== curve || known.count > curve.steps.length)) return null;
+      const from = known?.count ?? 0;
+      if (from === curve.steps.length) continue;
+      grown.push(number);
+      this.first = Math.min(this.first, curve.steps[0]);
+      this.last = Math.max(this.last, curve.steps[curve.steps.length - 1]);
+      this.points += curve.steps.length - from;
+      if (known) known.count = curve.steps.length;
+      else this.known.set(number, { curve, count: curve.steps.length });
+    }
+    return grown;
+  }
+
+  /** @param {Map<number, Curve>} curves @param {number[]} best */
+  rescale(curves, best) {
+    const must = best.map((number) => curves.get(number)?.values.at(-1) ?? NaN);
+    const many = this.points > FEW;
+    const outside = must.some((value) => share(this.scale, value) < 0 || share(this.scale, value) > 1);
+    if (!many || outside || this.points > this.scaled * AHEAD) {
+      const scale = settled(this.scale, scaleFor(sample(curves, this.points), must));
+      if (scale !== this.scale) this.version++;
+      [this.scale, this.scaled] = [scale, this.points];
+    }
+    if (many ? this.last <= this.end && this.end <= 2 * this.last : this.last === this.end) return;
+    this.end = many ? this.last * AHEAD : this.last;
+    this.version++;
+  }
+}
+
+/** @param {Map<number, Curve>} curves @param {number} points */
+function sample(curves, points) {
+  const stride = Math.max(1, Math.ceil(points / SAMPLE));
+  const values = [];
+  let at = 0;
+  for (const { values: all } of curves.values()) {
+    for (; at < all.length; at += stride) if (Number.isFinite(all[at])) values.push(all[at]);
+    at -= all.length;
+  }
+  return values;
+}
+
+/** The trials with the best values, the best one first. @param {Model} model @param {number} most @returns {number[]} */
+export function bestFew(model, most) {
+  /** @type {number[]} rows */
+  const best = [];
+  for (let row = 0; row < model.count; row++) {
+    const value = model.value[row];
+    if (!Number.isFinite(value)) continue;
+    if (best.length === most && !model.outranks(row, best[most - 1])) continue;
+    let at = best.length;
+    while (at > 0 && model.outranks(row, best[at - 1])) at--;
+    best.splice(at, 0, row);
+    if (best.length > most) best.pop();
+  }
+  return best.map((row) => model.number[row]);
+}
+
+/** A curve's value at a step, between its points; NaN outside. @param {Curve} curve @param {number} step @param {number} slack beyond its ends */
+export function valueAt({ steps, values }, step, slack = 0) {
+  const last = steps.length - 1;
+  if (last < 0 || step < steps[0] - slack || step > steps[last] + slack) return NaN;
+  let [low, high] = [0, last];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] <= step) low = middle;
+    else high = middle;
+  }
+  if (step <= steps[low] || low === high) return values[low];
+  if (step >= steps[high]) return values[high];
+  const [left, right] = [values[low], values[high]];
+  return left + ((right - left) * (step - steps[low])) / (steps[high] - steps[low]);
+}
+
+/**
+ * The trial whose curve is nearest, by its value at a step.
+ * @param {Iterable<number>} trials @param {Map<number, Curve>} curves
+ * @param {number} step @param {number} slack steps beyond a curve's ends
+ * @param {(value: number) => number} distance of a value
+ * @returns {number} -1 if none is within a distance of 1
+ */
+export function nearestCurve(trials, curves, step, slack, distance) {
+  let [found, least] = [-1, 1];
+  for (const number of trials) {
+    const curve = curves.get(number);
+    const far = curve ? distance(valueAt(curve, step, slack)) : NaN;
+    if (far < least) [found, least] = [number, far];
+  }
+  return found;
+}

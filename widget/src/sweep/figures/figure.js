@@ -1,0 +1,225 @@
+// What a view of trials over a canvas is made of: a figure with its caption, a canvas in device pixels, a box with
+// exact values beside the pointer, keys that go from trial to trial, and the same in words.
+import { Readout } from "../../chart/readout.js";
+import { make, setText } from "../../dom/elements.js";
+import { readColours } from "../../dom/theme.js";
+import { formatValue } from "../../text/format.js";
+import { RUNNING, STATES } from "../states.js";
+import { timeWords } from "./axes.js";
+
+/** @typedef {import("../model.js").Model} Model */
+/** @typedef {import("../../dom/theme.js").Colours} Colours */
+/** @typedef {{ canvas: CanvasRenderingContext2D, width: number, height: number, ratio: number, theme: Colours, font: string }} Page sizes in CSS pixels */
+/** @typedef {(number: number, key: string) => number | null} Move from a trial (-1: none) by a key to another; null if the key is for nothing */
+/**
+ * @typedef {object} Plan
+ * @property {string} name for the style sheet
+ * @property {string} title
+ * @property {string} help what pointer and keys do
+ * @property {(x: number, y: number) => number} at the trial at a place of the page, or -1
+ * @property {Move} move
+ * @property {(number: number) => { x: number, y: number } | null} spot where a trial is on the page
+ * @property {(row: number) => string[]} [facts] more than its state and value to say of a trial
+ */
+/** @typedef {{ colours: import("../../dom/theme.js").Colours, ramp: import("./colormap.js").Ramp, font: string }} Look what all figures share */
+/** @typedef {{ places: import("./positions.js").Places, brush: import("./brush.js").Brush, look: Look, table: string }} Options `table` is the id of the table with the same data */
+
+const CALM = 2000; // milliseconds between summaries, which a screen reader may read out
+const FONT = "11px";
+
+export class Sheet {
+  /** @param {Model} model @param {Plan} plan */
+  constructor(model, plan) {
+    this.model = model;
+    this.plan = plan;
+    this.surface = make("canvas", { "aria-hidden": "true" });
+    this.surface.style.cssText = "display:block;width:100%";
+    this.readout = new Readout();
+    const summary = `nbd-${plan.name}-${Math.random().toString(36).slice(2)}`;
+    this.summary = make("span", { class: "nbd-spoken", id: summary });
+    this.spoken = make("span", { class: "nbd-spoken", role: "status" });
+    this.box = make("div", {
+      class: "nbd-plot nbd-sheet", tabindex: "0", role: "application", "aria-roledescription": "chart",
+      "aria-label": plan.title, "aria-describedby": summary, "aria-description": plan.help,
+    }, this.surface, this.readout.element);
+    this.box.style.position = "relative";
+    this.title = make("span", { class: "nbd-chart-title", title: plan.help }, plan.title);
+    this.note = make("span", { class: "nbd-legend" });
+    this.element = make("figure", { class: `nbd-chart nbd-${plan.name}` }, make("figcaption", {}, this.title, this.note), this.box, this.summary, this.spoken);
+    this.shown = -1; // the trial whose values are shown
+    this.pending = this.due = 0;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.later = undefined;
+    this.box.addEventListener("pointermove", (event) => this.point(event));
+    this.box.addEventListener("pointerleave", () => this.leave());
+    this.box.addEventListener("click", (event) => model.choose(this.under(event)));
+    this.box.addEventListener("keydown", (event) => this.onKey(event));
+    this.box.addEventListener("blur", () => this.leave());
+  }
+
+  /** The canvas, empty and in the pixels of the device; null while nothing has a width. @param {(width: number) => number} heightFor @returns {Page | null} */
+  page(heightFor) {
+    if (this.shown !== this.model.hovered) this.readout.hide(); // another view shows another one
+    const width = this.box.clientWidth;
+    const canvas = width > 0 ? this.surface.getContext("2d") : null;
+    if (!canvas) return null;
+    const [height, ratio] = [heightFor(width), globalThis.devicePixelRatio || 1];
+    const [across, down] = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (this.surface.width !== across) this.surface.width = across;
+    if (this.surface.height !== down) this.surface.height = down;
+    if (this.surface.style.height !== `${height}px`) this.surface.style.height = `${height}px`;
+    canvas.setTransform(1, 0, 0, 1, 0, 0);
+    canvas.clearRect(0, 0, across, down);
+    canvas.setTransform(ratio, 0, 0, ratio, 0, 0);
+    canvas.globalAlpha = 1;
+    canvas.setLineDash([]);
+    return { canvas, width, height, ratio, theme: readColours(this.element), font: `${FONT} ${getComputedStyle(this.box).fontFamily}` };
+  }
+
+  /** @param {MouseEvent} event */
+  under(event) {
+    const { left, top } = this.surface.getBoundingClientRect();
+    return this.plan.at(event.clientX - left, event.clientY - top);
+  }
+
+  /** @param {PointerEvent} event */
+  point(event) {
+    const number = this.under(event);
+    const { left, top } = this.surface.getBoundingClientRect();
+    this.box.style.cursor = number < 0 ? "" : "pointer";
+    this.model.hover(number);
+    this.show(number, event.clientX - left, event.clientY - top);
+  }
+
+  leave() {
+    this.readout.hide();
+    this.model.hover(-1);
+  }
+
+  /** Exact values beside a place. @param {number} number @param {number} x @param {number} y in CSS pixels of the page */
+  show(number, x, y) {
+    const row = this.model.row(number);
+    this.shown = number;
+    if (row < 0) return this.readout.hide();
+    const entries = [this.valueOf(row), ...(this.plan.facts?.(row) ?? [])].map((text) => ({ tone: "transparent", kind: "fact", label: unbroken(text), value: "", where: "" }));
+    this.readout.show(this.nameOf(row), entries, x, this.box.clientWidth);
+    const { element } = this.readout;
+    for (const line of element.querySelectorAll("i")) line.hidden = true; // no line is meant
+    element.style.top = `${Math.max(0, Math.min(y + 14, this.surface.clientHeight - element.offsetHeight - 4))}px`;
+  }
+
+  /** @param {number} row */
+  nameOf(row) {
+    const { glyph, name } = STATES[this.model.state[row]];
+    return `${glyph} trial ${this.model.number[row]}, ${name}`;
+  }
+
+  /** @param {number} row */
+  valueOf(row) {
+    return `${this.model.head?.metric ?? "value"} ${formatValue(this.model.value[row])}`;
+  }
+
+  /** @param {KeyboardEvent} event */
+  onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const { model, plan } = this;
+    const here = model.hovered >= 0 ? model.hovered : model.chosen;
+    if (event.key === "Enter" || event.key === " ") model.choose(here);
+    else if (event.key === "Escape" && here >= 0) {
+      model.hover(-1);
+      model.choose(-1);
+      this.readout.hide();
+    } else {
+      const there = plan.move(here, event.key);
+      if (there === null) return;
+      model.hover(there);
+      const row = model.row(there);
+      if (row >= 0) {
+        const said = [this.nameOf(row).slice(2), this.valueOf(row), ...(plan.facts?.(row) ?? [])];
+        setText(this.spoken, said.join(", "));
+        const { x, y } = plan.spot(there) ?? { x: 0, y: 0 };
+        this.show(there, x, y);
+      }
+    }
+    event.preventDefault();
+    event.stopPropagation(); // the notebook has uses for the same keys
+  }
+
+  /** @param {string} title */
+  call(title) {
+    setText(this.title, title);
+    if (this.box.getAttribute("aria-label") !== title) this.box.setAttribute("aria-label", title);
+  }
+
+  /** What is to be seen, in words; now and then, so that it is not read out ten times a second. @param {() => string} write */
+  describe(write) {
+    const wait = this.due - performance.now();
+    clearTimeout(this.later);
+    if (wait > 0) this.later = setTimeout(() => this.describe(write), wait);
+    else {
+      this.due = performance.now() + CALM;
+      setText(this.summary, write());
+    }
+  }
+
+  /** Goes on in the next frame with what there was no time for. @param {boolean} done @param {() => void} draw */
+  goOn(done, draw) {
+    cancelAnimationFrame(this.pending);
+    this.pending = done ? 0 : requestAnimationFrame(draw);
+  }
+
+  destroy() {
+    cancelAnimationFrame(this.pending);
+    clearTimeout(this.later);
+    this.element.remove();
+  }
+}
+
+/** Whether a brush is as it was, but for rows that are new. @param {Uint8Array | null} was @param {Uint8Array | null} now */
+export function sameBrush(was, now) {
+  if (was === now || !was || !now) return was === now;
+  const both = Math.min(was.length, now.length);
+  for (let row = 0; row < both; row++) if (was[row] !== now[row]) return false;
+  return true;
+}
+
+/** A number stays on a line with its unit. @param {string} text */
+function unbroken(text) {
+  return text.replace(/(\d) (?=[a-zµ])/g, "$1\u00a0");
+}
+
+/** The name of a trial beside its mark, to be read on whatever is there. @param {Page} page @param {number} number @param {number} x @param {number} y @param {string} color */
+export function writeName({ canvas, theme, font }, number, x, y, color) {
+  canvas.font = `600 ${font}`;
+  canvas.lineWidth = 3;
+  canvas.strokeStyle = theme.surface;
+  canvas.lineJoin = "round";
+  canvas.setLineDash([]);
+  canvas.strokeText(`#${number}`, x, y);
+  canvas.fillStyle = color;
+  canvas.fillText(`#${number}`, x, y);
+}
+
+/** A move along a list of trials: keys to the next, the one before, the first and the last.
+ * @param {() => number[]} list of trial numbers, in the order of the keys @param {string[]} next @param {string[]} before @returns {Move} */
+export function along(list, next, before) {
+  return (number, key) => {
+    const by = next.includes(key) ? 1 : before.includes(key) ? -1 : 0;
+    if (!by && key !== "Home" && key !== "End") return null;
+    const numbers = list();
+    if (numbers.length === 0) return -1;
+    const here = numbers.indexOf(number);
+    const last = numbers.length - 1;
+    if (key === "Home" || (here < 0 && by > 0)) return numbers[0];
+    if (key === "End" || here < 0) return numbers[last];
+    return numbers[Math.max(0, Math.min(last, here + by))];
+  };
+}
+
+/** @param {Model} model @param {number} row */
+export function timeFacts(model, row) {
+  const [start, end] = [model.started[row], model.ended[row]];
+  if (!Number.isFinite(start)) return [];
+  if (!Number.isFinite(end) || model.state[row] === RUNNING) return [`started after ${timeWords(start)}`];
+  return [`${timeWords(start)} – ${timeWords(end)}, duration ${timeWords(end - start)}`];
+}

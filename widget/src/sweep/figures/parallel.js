@@ -1,0 +1,391 @@
+// Parallel coordinates: an axis for each parameter and one for the metric, a line for each trial. Lines are drawn
+// into pictures that are kept; what is pointed at, chosen or brushed is drawn over them.
+import { fact, Readout } from "../../chart/readout.js";
+import { make, setText } from "../../dom/elements.js";
+import { formatCount, formatValue } from "../../text/format.js";
+import { parametersOf, valueWords } from "../format.js";
+import { drawGlyphs, FAILED, FINISHED, PRUNED, STATES, STOPPED } from "../states.js";
+import { AxisBrush } from "./brush.js";
+import { fit, ratioNow } from "./canvas.js";
+import { shadeOf } from "./colormap.js";
+import { METRIC } from "./positions.js";
+import { clamp } from "./scales.js";
+
+/** @typedef {import("./positions.js").Axis} Axis */
+/** @typedef {{ xs: number[], at: Float32Array[], top: number, height: number, none: number }} Lines where axes stand, where trials lie on them, and how high those lie that have none */
+
+const HELP = "Drag along an axis to brush it, click the brush to take it away; click a line to choose its trial. " +
+  "Keys on an axis: up and down move the brush, with Shift its upper end, Escape takes it away.";
+const [TOP, HEIGHT, NONE, BOTTOM] = [30, 210, 18, 12]; // CSS pixels: of names, of the axes, below them of what has no value
+const [LEFT, RIGHT, NEAREST] = [44, 58, 66]; // CSS pixels beside the axes, and between two
+const MOST_AXES = 30;
+const [MOST_LIT, MOST_DIM] = [500, 400]; // lines drawn: more look the same, and take longer
+const FEW = 60; // lines up to which they are wide: a pixel's width is drawn ten times as fast
+const CALM = 1000; // milliseconds
+const REACH = 8; // CSS pixels from a line at which it is meant
+const NAMED = 8; // parameters beside the pointer
+
+/** @param {import("../model.js").Model} model @param {import("./figure.js").Options} options */
+export function makeParallel(model, options) {
+  const dim = new Picture();
+  const lit = new Picture();
+  /** @type {number[]} */
+  let rows = []; // that are lit
+  /** @type {Lines} */
+  let lines = { xs: [], at: [], top: TOP, height: HEIGHT, none: TOP + HEIGHT + NONE };
+  /** @type {AxisBrush[]} */
+  const brushes = [];
+  let brushCount = 0;
+  let drawn = -1; // the version of the trials that the lines are of
+  let due = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let later;
+  /** @type {Uint8Array | null} */
+  let mask = null;
+  const note = make("span", { class: "nbs-note" });
+  const surface = make("canvas", { "aria-hidden": "true" });
+  const readout = new Readout();
+  const axes = make("div", { class: "nbs-axes" });
+  const inner = make("div", { class: "nbs-inner" }, surface, axes);
+  const box = make("div", { class: "nbs-across", role: "group", "aria-label": "Parallel coordinates: an axis for each parameter", "aria-description": HELP, "aria-details": options.table }, inner);
+  const frame = make("div", { class: "nbs-plot" }, box, readout.element);
+  const element = make("figure", { class: "nbd-chart nbs-parallel" }, make("figcaption", {},
+    make("span", { class: "nbd-chart-title", title: HELP }, "Parallel coordinates"),
+    make("span", { class: "nbd-legend" }, key("finished"), key("pruned", "nbs-dashed"), key("failed", "nbs-failed"), note)), frame);
+  surface.addEventListener("pointermove", point);
+  surface.addEventListener("pointerleave", leave);
+  surface.addEventListener("click", (event) => model.choose(under(event)));
+
+  function draw() {
+    const width = box.clientWidth;
+    if (width === 0 || !model.head) return;
+    const shown = axesShown();
+    const whole = Math.max(width, LEFT + RIGHT + NEAREST * (shown.length - 1));
+    const height = TOP + HEIGHT + NONE + BOTTOM;
+    const step = (whole - LEFT - RIGHT) / Math.max(1, shown.length - 1);
+    lines = { ...lines, xs: shown.map((_, i) => LEFT + i * step), at: shown.map(({ at }) => at) };
+    const canvas = fit(surface, whole, height);
+    inner.style.height = `${height}px`;
+    placeBrushes(shown, step);
+    if (!canvas) return;
+    if (mask !== model.brushed) [mask, brushCount] = [model.brushed, brushCount + 1];
+    const scene = [versionNow(), whole, ratioNow(), shown.map(({ name }) => name), options.look.ramp.css[0], options.look.colours.muted].join("\n");
+    drawPictures(scene, whole, height);
+    if (model.brushed) dim.put(canvas, whole, height, 1);
+    lit.put(canvas, whole, height, 1);
+    drawFailed(canvas);
+    drawAxes(canvas, shown);
+    drawMarked(canvas, model.hovered, 1.5);
+    drawMarked(canvas, model.chosen, 2.5);
+    drawTicks(canvas, shown);
+    const count = model.brushed ? model.brushedCount : model.count;
+    setText(note, rows.length < count ? `${formatCount(rows.length)} of ${formatCount(count)} lines are drawn` : "");
+  }
+
+  /** Of the lines: of more than are drawn, single ones are drawn anew only now and then. */
+  function versionNow() {
+    const { version } = options.places;
+    const wait = due - performance.now();
+    clearTimeout(later);
+    if (version !== drawn && model.count > MOST_LIT && wait > 0) later = setTimeout(draw, wait);
+    else if (version !== drawn) [drawn, due] = [version, performance.now() + CALM];
+    return drawn;
+  }
+
+  /** Axes of what is not the same in all trials, and the metric's. @returns {Axis[]} */
+  function axesShown() {
+    const { places } = options;
+    const axes = places.names().map((name) => places.axis(name));
+    const varied = axes.filter(({ scale }) => !scale.values || scale.values.length > 1);
+    return [...varied.slice(0, MOST_AXES), places.axis(METRIC)];
+  }
+
+  /** @param {string} scene what the lines depend on, but for the brush @param {number} width @param {number} height */
+  function drawPictures(scene, width, height) {
+    const { places, look } = options;
+    if (model.brushed) {
+      dim.draw(scene, width, height, (canvas) => {
+        canvas.strokeStyle = look.colours.muted;
+        const rows = thinned(places.ranked(), null, model.number, MOST_DIM);
+        canvas.lineWidth = 1 / ratioNow();
+        canvas.globalAlpha = clamp(20 / rows.length, 0.08, 0.3);
+        for (const row of rows) {
+          canvas.beginPath();
+          trace(canvas, lines, row);
+          canvas.stroke();
+        }
+      });
+    }
+    lit.draw(`${scene}\n${brushCount}`, width, height, (canvas) => {
+      rows = thinned(places.ranked(), model.brushed, model.number, MOST_LIT);
+      canvas.lineWidth = rows.length > FEW ? 1 / ratioNow() : 1.5;
+      canvas.globalAlpha = clamp(150 / rows.length, 0.45, 0.9);
+      drawLines(canvas, lines, rows, model, (row) => places.goodness(row), look);
+    });
+  }
+
+  /** @param {CanvasRenderingContext2D} canvas @param {Axis[]} shown */
+  function drawAxes(canvas, shown) {
+    const { xs } = lines;
+    canvas.fillStyle = options.look.colours.muted;
+    for (const x of xs) canvas.fillRect(x - 0.5, TOP, 1, HEIGHT);
+    drawRamp(canvas, xs[shown.length - 1], options.look.ramp);
+  }
+
+  /** Over all else, with a halo: they are read where lines are thick. @param {CanvasRenderingContext2D} canvas @param {Axis[]} shown */
+  function drawTicks(canvas, shown) {
+    const { colours, font } = options.look;
+    const { xs, none } = lines;
+    canvas.font = font;
+    canvas.textAlign = "left";
+    canvas.textBaseline = "middle";
+    canvas.lineJoin = "round";
+    canvas.strokeStyle = colours.surface;
+    canvas.lineWidth = 4;
+    const write = (/** @type {string} */ text, /** @type {number} */ x, /** @type {number} */ y) => {
+      canvas.strokeText(text, x, y);
+      canvas.fillStyle = colours.ink;
+      canvas.fillText(text, x, y);
+    };
+    shown.forEach(({ scale, at }, i) => {
+      const room = (xs[i + 1] ?? xs[i] + RIGHT) - xs[i] - 12;
+      for (const { place, text } of spread(scale.ticks(6), 13 / HEIGHT)) {
+        const y = TOP + (1 - place) * HEIGHT;
+        canvas.fillStyle = colours.muted;
+        canvas.fillRect(xs[i] - 3, y - 0.5, 6, 1);
+        write(cut(text, room), xs[i] + 9, y);
+      }
+      if (at.some(Number.isNaN)) write("none", xs[i] + 9, none);
+    });
+  }
+
+  /** The metric's axis shows its colours. @param {CanvasRenderingContext2D} canvas @param {number} x @param {import("./colormap.js").Ramp} ramp */
+  function drawRamp(canvas, x, ramp) {
+    const gradient = canvas.createLinearGradient(0, TOP, 0, TOP + HEIGHT);
+    for (let i = 0; i <= 16; i++) gradient.addColorStop(i / 16, ramp.css[shadeOf(options.places.goodAt(1 - i / 16))]);
+    canvas.fillStyle = gradient;
+    canvas.fillRect(x - 3, TOP, 6, HEIGHT);
+  }
+
+  /** A cross on each line of a trial that failed, where it would come to its value. @param {CanvasRenderingContext2D} canvas */
+  function drawFailed(canvas) {
+    const { xs, at, top, height, none } = lines;
+    const last = xs.length - 1;
+    const places = rows.filter((row) => model.state[row] === FAILED).slice(-60).flatMap((row) => {
+      const y = last > 0 && !Number.isNaN(at[last - 1][row]) ? top + (1 - at[last - 1][row]) * height : none;
+      const end = Number.isNaN(at[last][row]) ? none : top + (1 - at[last][row]) * height;
+      return last > 0 ? [(xs[last - 1] + xs[last]) / 2, (y + end) / 2] : [];
+    });
+    if (places.length) drawGlyphs(canvas, FAILED, places, 4, options.look.colours.bad);
+  }
+
+  /** @param {CanvasRenderingContext2D} canvas @param {number} number of a trial @param {number} width */
+  function drawMarked(canvas, number, width) {
+    const row = model.row(number);
+    const { look } = options;
+    if (row < 0) return;
+    canvas.lineJoin = "round";
+    const stroke = (/** @type {string} */ color, /** @type {number} */ wide) => {
+      canvas.strokeStyle = color;
+      canvas.lineWidth = wide;
+      canvas.beginPath();
+      trace(canvas, lines, row);
+      canvas.stroke();
+    };
+    stroke(look.colours.surface, width + 3.5);
+    stroke(look.colours.ink, width);
+    canvas.fillStyle = look.colours.ink;
+    canvas.beginPath();
+    lines.xs.forEach((x, i) => {
+      const place = lines.at[i][row];
+      const y = Number.isNaN(place) ? lines.none : TOP + (1 - place) * HEIGHT;
+      canvas.moveTo(x + width + 1, y);
+      canvas.arc(x, y, width + 1, 0, 2 * Math.PI);
+    });
+    canvas.fill();
+  }
+
+  /** @param {Axis[]} shown @param {number} step */
+  function placeBrushes(shown, step) {
+    while (brushes.length > shown.length) brushes.pop()?.element.remove();
+    shown.forEach((axis, i) => {
+      const one = brushes[i] ?? (brushes[i] = new AxisBrush(options.brush));
+      if (!one.element.isConnected) axes.append(one.element);
+      one.show(axis, lines.xs[i], TOP, HEIGHT, step, model);
+    });
+  }
+
+  /** @param {MouseEvent} event @returns {number} the trial under the pointer, or -1 */
+  function under(event) {
+    const { left, top } = surface.getBoundingClientRect();
+    const row = nearestLine(lines, rows, event.clientX - left, event.clientY - top, REACH);
+    return row < 0 ? -1 : model.number[row];
+  }
+
+  /** @param {PointerEvent} event */
+  function point(event) {
+    const number = under(event);
+    surface.style.cursor = number < 0 ? "" : "pointer";
+    model.hover(number);
+    const row = model.row(number);
+    if (row < 0) return readout.hide();
+    const { left, top, width } = frame.getBoundingClientRect();
+    const { glyph, name } = STATES[model.state[row]];
+    readout.show(`${glyph} trial ${number}, ${name}`, [fact(model.head?.metric ?? "value", formatValue(model.value[row])),
+      ...parametersOf(model, row).slice(0, NAMED).map(([parameter, value]) => fact(parameter, valueWords(value)))], event.clientX - left, width);
+    readout.element.style.top = `${clamp(event.clientY - top + 12, 0, frame.clientHeight - readout.element.offsetHeight)}px`;
+  }
+
+  function leave() {
+    readout.hide();
+    model.hover(-1);
+  }
+
+  function destroy() {
+    clearTimeout(later);
+    element.remove();
+  }
+
+  return { element, draw, destroy };
+}
+
+/** A picture of lines that is kept as long as what it shows is the same. */
+class Picture {
+  constructor() {
+    this.surface = document.createElement("canvas");
+    this.key = "";
+  }
+
+  /** @param {string} key @param {number} width @param {number} height CSS pixels @param {(canvas: CanvasRenderingContext2D) => void} paint */
+  draw(key, width, height, paint) {
+    if (key === this.key) return;
+    this.key = key;
+    const canvas = fit(this.surface, width, height);
+    if (canvas) paint(canvas);
+  }
+
+  /** @param {CanvasRenderingContext2D} canvas @param {number} width @param {number} height @param {number} alpha */
+  put(canvas, width, height, alpha) {
+    canvas.globalAlpha = alpha;
+    if (this.surface.width > 0) canvas.drawImage(this.surface, 0, 0, width, height);
+    canvas.globalAlpha = 1;
+  }
+}
+
+/** Ticks that are at least so far from one another. @param {import("./scales.js").Tick[]} ticks @param {number} apart */
+export function spread(ticks, apart) {
+  const size = Math.ceil(apart / Math.max(1e-9, Math.abs((ticks[1]?.place ?? 1) - (ticks[0]?.place ?? 0))));
+  return ticks.filter((_, i) => i % size === 0);
+}
+
+/** @param {string} text @param {number} room CSS pixels */
+function cut(text, room) {
+  const most = Math.max(3, Math.floor(room / 6));
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+// The lines of parallel coordinates: which of many are drawn, and drawing them on a canvas a thousand at a time.
+
+const GROUPS = 16; // of shades: lines of one are one path
+
+/** Up to `most` rows, the best and a fair choice of the others, which stays the same while others come and go.
+ * @param {number[]} ranked rows, the best first @param {Uint8Array | null} mask @param {Int32Array} number @param {number} most @returns {number[]} the best last */
+export function thinned(ranked, mask, number, most) {
+  const rows = mask ? ranked.filter((row) => mask[row]) : ranked;
+  if (rows.length <= most) return rows.toReversed();
+  const sure = most >> 3;
+  const share = ((most - sure) / (rows.length - sure)) * 2 ** 32;
+  return rows.filter((row, i) => i < sure || scatter(number[row]) < share).slice(0, most).reverse();
+}
+
+/** A number from 0 to 2**32 that looks drawn by lot, always the same for a trial. @param {number} number */
+export function scatter(number) {
+  let mixed = Math.imul(number ^ 0x9e3779b9, 0x85ebca6b);
+  mixed = Math.imul(mixed ^ (mixed >>> 13), 0xc2b2ae35);
+  return (mixed ^ (mixed >>> 16)) >>> 0;
+}
+
+/** Adds a row's line to the path. @param {CanvasRenderingContext2D} canvas @param {Lines} lines @param {number} row */
+export function trace(canvas, { xs, at, top, height, none }, row) {
+  let [x, y] = [0, 0];
+  for (let i = 0; i < xs.length; i++) {
+    const place = at[i][row];
+    const here = Number.isNaN(place) ? none : top + (1 - place) * height;
+    if (i === 0) canvas.moveTo(xs[0], here);
+    else {
+      const middle = (x + xs[i]) / 2;
+      canvas.bezierCurveTo(middle, y, middle, here, xs[i], here);
+    }
+    [x, y] = [xs[i], here];
+  }
+}
+
+/** Where a row's line is at an x. @param {Lines} lines @param {number} row @param {number} segment that x lies on @param {number} ease of x, see `easeAt` */
+export function heightAt({ at, top, height, none }, row, segment, ease) {
+  const y = (/** @type {number} */ i) => (Number.isNaN(at[i][row]) ? none : top + (1 - at[i][row]) * height);
+  return y(segment) + (y(segment + 1) - y(segment)) * ease;
+}
+
+/** How far up a curve between two axes has come where it is `share` of the way across. @param {number} share */
+export function easeAt(share) {
+  let [low, high] = [0, 1];
+  for (let i = 0; i < 20; i++) {
+    const t = (low + high) / 2;
+    if (1.5 * t * (1 - t) + t ** 3 < share) low = t;
+    else high = t;
+  }
+  return low * low * (3 - 2 * low);
+}
+
+/** The nearest of some rows' lines at a place, or -1. @param {Lines} lines @param {ArrayLike<number>} rows @param {number} x @param {number} y @param {number} reach CSS pixels */
+export function nearestLine(lines, rows, x, y, reach) {
+  const { xs } = lines;
+  const segment = Math.max(0, Math.min(xs.length - 2, xs.findIndex((right) => right > x) - 1));
+  if (xs.length < 2 || x < xs[0] - reach || x > xs[xs.length - 1] + reach) return -1;
+  const ease = easeAt(Math.max(0, Math.min(1, (x - xs[segment]) / (xs[segment + 1] - xs[segment]))));
+  let [nearest, least] = [-1, reach];
+  for (let i = rows.length - 1; i >= 0; i--) { // the best are on top
+    const distance = Math.abs(heightAt(lines, rows[i], segment, ease) - y);
+    if (distance < least) [nearest, least] = [rows[i], distance];
+  }
+  return nearest;
+}
+
+/**
+ * Draws rows in the colours of their values, the last on top: pruned and stopped ones dashed, those without a value plain.
+ * @param {CanvasRenderingContext2D} canvas @param {Lines} lines @param {number[]} rows
+ * @param {{ state: Uint8Array }} model @param {(row: number) => number} goodness
+ * @param {import("./figure.js").Look} look
+ */
+export function drawLines(canvas, lines, rows, model, goodness, look) {
+  /** @type {Map<string, { color: string, dash: number[], rows: number[], rank: number }>} */
+  const groups = new Map();
+  for (const row of rows) {
+    const state = model.state[row];
+    const good = goodness(row);
+    const group = Number.isNaN(good) ? -1 : Math.round(good * (GROUPS - 1));
+    const dashed = state === PRUNED || state === STOPPED;
+    const key = group < 0 ? `state ${state}` : `${group} ${dashed}`;
+    let one = groups.get(key);
+    if (!one) {
+      const color = group >= 0 ? look.ramp.css[shadeOf(group / (GROUPS - 1))] : state === FAILED ? look.colours.bad : state === FINISHED ? look.colours.muted : look.colours.accent;
+      groups.set(key, (one = { color, dash: dashed ? [4, 3] : [], rows: [], rank: group * 2 + (dashed ? 0 : 1) }));
+    }
+    one.rows.push(row);
+  }
+  for (const { color, dash, rows: some } of [...groups.values()].sort((a, b) => a.rank - b.rank)) {
+    canvas.strokeStyle = color;
+    canvas.setLineDash(dash);
+    for (let from = 0; from < some.length; from += 64) { // a path of thousands is slower than its parts
+      canvas.beginPath();
+      for (const row of some.slice(from, from + 64)) trace(canvas, lines, row);
+      canvas.stroke();
+    }
+  }
+  canvas.setLineDash([]);
+}
+
+/** A figure's caption with its keys. @param {string} text @param {string} [kind] */
+export function key(text, kind = "") {
+  return make("span", { class: `nbd-key ${kind}` }, make("i"), make("span", {}, text));
+}

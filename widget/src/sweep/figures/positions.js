@@ -1,0 +1,105 @@
+// Where each trial lies on each axis, and how good it is: worked out once for all views whenever trials change.
+import { scaleFor } from "./axes.js";
+import { clamp, numberScale, scaleOf } from "./scales.js";
+
+/** @typedef {{ name: string, title: string, scale: import("./scales.js").Scale, at: Float32Array }} Axis `at` by row: 0 to 1, NaN for none */
+
+/** The name of the axis of the sweep's own metric: no parameter can be called so. */
+export const METRIC = "";
+
+const [FEW, WORST] = [20, 0.08]; // of more trials than a few, this share is no longer told apart
+
+export class Places {
+  /** @param {import("../model.js").Model} model */
+  constructor(model) {
+    this.model = model;
+    this.version = 0;
+    /** @type {Map<string, Axis>} */
+    this.axes = new Map();
+    /** @type {number[] | null} */
+    this.order = null;
+    /** @type {{ worst: number, best: number } | null} */
+    this.colours = null;
+  }
+
+  /** Trials have changed. */
+  forget() {
+    this.version++;
+    this.axes.clear();
+    this.order = null;
+    this.colours = null;
+  }
+
+  /** All parameters, those of the space first, and the metric. @returns {string[]} */
+  names() {
+    const first = (this.model.head?.parameters ?? []).map(({ name }) => name);
+    return [...first, ...[...this.model.parameters.keys()].filter((name) => !first.includes(name))];
+  }
+
+  /** @param {string} name of a parameter, or METRIC @returns {Axis} */
+  axis(name) {
+    let axis = this.axes.get(name);
+    if (!axis) this.axes.set(name, (axis = name === METRIC ? this.metric() : this.parameter(name)));
+    return axis;
+  }
+
+  /** @param {string} name @returns {Axis} */
+  parameter(name) {
+    const values = this.model.parameters.get(name) ?? [];
+    const scale = scaleOf(this.model.head?.parameters.find((one) => one.name === name), values);
+    return { name, title: name, scale, at: placed(values, scale.place) };
+  }
+
+  /** @returns {Axis} */
+  metric() {
+    const { value } = this.model;
+    const finite = Array.from(value).filter(Number.isFinite);
+    const { low, high, log } = scaleFor(finite, [finite.reduce((a, b) => (this.model.better(a, b) ? a : b), NaN)]);
+    const scale = log ? numberScale(10 ** low, 10 ** high, true) : numberScale(low, high, false);
+    return { name: METRIC, title: this.model.head?.metric ?? "value", scale, at: placed(value, scale.place) };
+  }
+
+  /** How good a row's value is: 1 is the best so far, 0 the worst that is told apart; NaN without one. @param {number} row */
+  goodness(row) {
+    return this.goodAt(this.axis(METRIC).at[row]);
+  }
+
+  /** The same of a place on the metric's axis. @param {number} place */
+  goodAt(place) {
+    const { worst, best } = this.ends();
+    return worst === best ? (Number.isNaN(place) ? NaN : 1) : clamp((place - worst) / (best - worst), 0, 1);
+  }
+
+  /** Where on the metric's axis the colours end: few values are worse than their worst. @returns {{ worst: number, best: number }} */
+  ends() {
+    if (this.colours) return this.colours;
+    const { at } = this.axis(METRIC);
+    const places = at.filter((place) => !Number.isNaN(place)).sort();
+    if (this.model.head?.direction !== "max") places.reverse();
+    const pick = (/** @type {number} */ share) => places[Math.floor(share * (places.length - 1))] ?? 0;
+    return (this.colours = { worst: pick(places.length > FEW ? WORST : 0), best: pick(1) });
+  }
+
+  /** Rows, the best first: those that have finished, then the others; those without a value last. @returns {number[]} */
+  ranked() {
+    if (this.order) return this.order;
+    const { model } = this;
+    const { value, number, head } = model;
+    const other = Uint8Array.from({ length: model.count }, (_, row) => Number(!model.counts(row)));
+    const sign = head?.direction === "max" ? -1 : 1;
+    const key = (/** @type {number} */ row) => (Number.isNaN(value[row]) ? Infinity : sign * value[row]);
+    this.order = Array.from({ length: this.model.count }, (_, row) => row);
+    return this.order.sort((a, b) => {
+      if (other[a] !== other[b]) return other[a] - other[b];
+      const [x, y] = [key(a), key(b)];
+      return x < y ? -1 : x > y ? 1 : Number(Number.isNaN(value[a])) - Number(Number.isNaN(value[b])) || number[a] - number[b];
+    });
+  }
+}
+
+/** @param {ArrayLike<any>} values @param {(value: any) => number} place */
+function placed(values, place) {
+  const at = new Float32Array(values.length);
+  for (let row = 0; row < at.length; row++) at[row] = place(values[row]);
+  return at;
+}

@@ -1,0 +1,116 @@
+// Where a parameter's values lie on an axis, from 0 to 1, and back; its ticks, and words for a part of it. Pure.
+import { linearTicks, logTicks } from "../../chart/ticks.js";
+import { numberWords, valueWords } from "../format.js";
+import { sameKey } from "../model.js";
+
+/** @typedef {import("../model.js").Parameter} Parameter */
+/** @typedef {{ place: number, text: string }} Tick */
+/** @typedef {{ low: any, high: any }} Part from a value to a value, null for an open end */
+/**
+ * @typedef {object} Scale
+ * @property {any[] | null} values of a choice in their order; null where all in between can be
+ * @property {(value: any) => number} place 0 to 1; NaN for none
+ * @property {(place: number) => any} value
+ * @property {(most: number) => Tick[]} ticks
+ * @property {(from: number, to: number) => Part} part
+ * @property {(part: Part) => [number, number]} span the places of a part, wherever the ends of the axis are by now
+ * @property {(from: number, to: number) => string} words
+ */
+
+const DECADES = 2; // a parameter that is no longer in the space, and spans so many, is shown in logarithms
+const MOST_TICKS = 60;
+
+/** @param {Parameter | undefined} parameter undefined if it is no longer in the space @param {any[]} seen values of trials: some may lie outside of the space @returns {Scale} */
+export function scaleOf(parameter, seen) {
+  const kind = parameter?.kind ?? guess(seen);
+  if (kind === "choice" || kind === "fixed") return choiceScale(parameter?.values ?? [], seen);
+  const finite = seen.filter((value) => typeof value === "number" && Number.isFinite(value));
+  const ends = [parameter?.low, parameter?.high].filter((end) => end !== undefined);
+  let low = Infinity;
+  let high = -Infinity;
+  for (const value of [ends, finite].flat()) [low, high] = [Math.min(low, value), Math.max(high, value)];
+  if (low > high || seen.some((value) => value !== undefined && typeof value !== "number")) return choiceScale([], seen);
+  const log = (kind === "log" || Boolean(parameter?.log)) && low > 0;
+  return numberScale(low, high, log, kind === "int");
+}
+
+/** @param {any[]} seen @returns {Parameter["kind"]} */
+function guess(seen) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of seen) {
+    if (value === undefined) continue;
+    if (typeof value !== "number") return "choice";
+    [low, high] = [Math.min(low, value), Math.max(high, value)];
+  }
+  return low > 0 && high / low >= 10 ** DECADES ? "log" : "uniform";
+}
+
+/**
+ * A scale of numbers. With `clamp`, what lies beyond an end is shown at it.
+ * @param {number} low @param {number} high @param {boolean} log @param {boolean} [whole] numbers only
+ * @returns {Scale}
+ */
+export function numberScale(low, high, log, whole = false) {
+  const to = log ? Math.log10 : (/** @type {number} */ value) => value;
+  const from = log ? (/** @type {number} */ value) => 10 ** value : (/** @type {number} */ value) => value;
+  const [start, reach] = [to(low), to(high) - to(low)];
+  const value = (/** @type {number} */ at) => (whole ? Math.round(from(start + at * reach)) : from(start + at * reach));
+  const raw = (/** @type {number} */ one) => (reach > 0 ? (to(one) - start) / reach : 0.5);
+  const place = (/** @type {any} */ one) => (typeof one === "number" && !Number.isNaN(one) ? clamp(raw(one), 0, 1) : NaN);
+  return {
+    values: null, place, value,
+    ticks: (most) => numberTicks(start, reach, log, whole, most).map((tick) => ({ place: reach > 0 ? (tick - start) / reach : 0.5, text: numberWords(from(tick)) })),
+    part: (a, b) => ({ low: a <= 0 ? null : value(a), high: b >= 1 ? null : value(b) }),
+    span: (part) => [part.low === null ? 0 : place(part.low), part.high === null ? 1 : place(part.high)],
+    words: (a, b) => (a <= 0 && b >= 1 ? "all" : a <= 0 ? `≤ ${round(value(b))}` : b >= 1 ? `≥ ${round(value(a))}` : `${round(value(a))} to ${round(value(b))}`),
+  };
+}
+
+/** @param {number} start @param {number} reach @param {boolean} log @param {boolean} whole @param {number} most @returns {number[]} */
+function numberTicks(start, reach, log, whole, most) {
+  const [low, high] = [start, start + reach];
+  if (!(reach > 0)) return [start];
+  if (log) return logTicks(low, high, most).filter((tick) => tick >= low - 1e-9 && tick <= high + 1e-9);
+  return linearTicks(low - reach * 1e-9, high + reach * 1e-9, stepFor(reach, most, whole)).slice(0, MOST_TICKS);
+}
+
+/** The least round step of which at most so many fit. @param {number} reach @param {number} most @param {boolean} whole */
+export function stepFor(reach, most, whole) {
+  const power = 10 ** Math.floor(Math.log10(reach / Math.max(1, most)));
+  const step = power * ([1, 2, 5, 10].find((digit) => reach / (digit * power) <= most) ?? 10);
+  return whole ? Math.max(1, Math.round(step)) : step;
+}
+
+/** Values that have no in between, evenly. @param {any[]} listed @param {any[]} seen @returns {Scale} */
+export function choiceScale(listed, seen) {
+  const places = new Map(listed.map((value, i) => /** @type {[any, number]} */ ([sameKey(value), i])));
+  const values = [...listed];
+  const others = seen.filter((value) => value !== undefined && !places.has(sameKey(value)) && places.set(sameKey(value), -1));
+  others.sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a) < String(b) ? -1 : 1));
+  for (const value of others) places.set(sameKey(value), values.push(value) - 1);
+  const count = Math.max(1, values.length);
+  const index = (/** @type {number} */ at) => clamp(Math.floor(at * count), 0, count - 1);
+  const within = (/** @type {number} */ from, /** @type {number} */ to) => values.filter((_, i) => (i + 0.5) / count >= from && (i + 0.5) / count <= to);
+  return {
+    values,
+    place: (value) => (value === undefined ? NaN : ((places.get(sameKey(value)) ?? NaN) + 0.5) / count),
+    value: (at) => values[index(at)],
+    ticks: () => values.map((value, i) => ({ place: (i + 0.5) / count, text: valueWords(value) })),
+    part: (from, to) => ({ low: within(from, to)[0] ?? null, high: within(from, to).at(-1) ?? null }),
+    span: ({ low, high }) => {
+      const [a, b] = [places.get(sameKey(low)), places.get(sameKey(high))];
+      return a === undefined || b === undefined ? [0, 0] : [a / count, (b + 1) / count];
+    },
+    words: (from, to) => within(from, to).map(valueWords).join(", ") || "none",
+  };
+}
+
+/** To three digits: as exactly as one drags. @param {number} value */
+function round(value) {
+  return numberWords(Number(value.toPrecision(3)));
+}
+
+/** @param {number} value @param {number} low @param {number} high */
+export function clamp(value, low, high) {
+  return Math.max(low, Math.min(high, value));
+}

@@ -1,0 +1,470 @@
+// When each engine had which trial: a lane for each engine, a bar for each attempt, its colour and shape saying how
+// it ended, and at the right how much of the time the engine was busy.
+import { make, setText, setTexts } from "../../dom/elements.js";
+import { formatCount, shortTask } from "../../text/format.js";
+import { drawGlyphs, FAILED, RUNNING, STATES } from "../states.js";
+import { drawFootAxis, timeEnd, timeTicks, timeWords } from "./axes.js";
+import { Layer } from "./canvas.js";
+import { along, sameBrush, Sheet, timeFacts } from "./figure.js";
+
+/** @typedef {import("../model.js").Model} Model */
+/** @typedef {import("./figure.js").Page} Page */
+/** @typedef {{ left: number, top: number, width: number, height: number, lane: number, from: number, to: number }} Place */
+/** @typedef {{ rank: number, label: string, gone: boolean }} Lane */
+/**
+ * @typedef {object} Bar
+ * @property {number} number of the trial
+ * @property {number} attempt
+ * @property {number} start seconds
+ * @property {number} end seconds; of one that goes on, now
+ * @property {number} state how it ended; LOST if its engine did
+ * @property {[number, number][]} lanes the first and the last of each run of neighbours
+ */
+
+const TALL = 330; // CSS pixels that the lanes share, as long as none is too low to be seen
+const [LOWEST, LOW, HIGHEST] = [2, 6, 20]; // CSS pixels of a lane
+const CROWD = 96; // engines from which lanes may be lower still
+const WINDOWS = [60, 600, 3600, 21600]; // seconds that can be looked at
+const A_FRAME = 2500; // bars
+const AHEAD = 1.05; // room on the time axis
+const STEPS = 30; // in which the time shown goes on, if it is a part
+const LABEL = 13; // CSS pixels from label to label
+const HELP = "Click a bar to choose its trial. Keys: left and right go through an engine's trials, up and down from engine to engine, " +
+  "plus and minus show less and more time, 0 shows all, Enter chooses, Escape chooses none.";
+
+/** @param {Model} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
+export function makeTimeline(model) {
+  return new Timeline(model);
+}
+
+class Timeline {
+  /** @param {Model} model */
+  constructor(model) {
+    this.model = model;
+    this.layer = new Layer(A_FRAME);
+    /** @type {Lane[]} */
+    this.lanes = [];
+    this.ended = new Ended();
+    /** @type {Bar[]} */
+    this.running = [];
+    this.shares = new Float64Array(0); // how busy each engine was
+    this.shownOf = ""; // the time that the shares are of
+    this.end = 1; // of the axis, in seconds
+    /** @type {Uint8Array | null} */
+    this.mask = null;
+    this.window = 0; // seconds that are shown; 0: all
+    this.now = 0;
+    this.dirty = true;
+    this.version = 0;
+    this.lane = 0; // on which the keys are
+    /** @type {Place | null} */
+    this.place = null;
+    this.sheet = new Sheet(model, {
+      name: "timeline", title: "Engines", help: HELP, at: (x, y) => this.barAt(x, y)?.number ?? -1,
+      spot: (number) => this.spot(number),
+      move: (number, key) => this.move(number, key),
+      facts: (row) => this.facts(row),
+    });
+    this.busy = make("span", {});
+    this.how = make("span", { class: "nbd-legend" });
+    this.buttons = make("span", { class: "nbs-actions", role: "group", "aria-label": "Time shown" });
+    this.sheet.note.append(this.busy, this.how, this.buttons);
+    this.element = this.sheet.element;
+    this.off = model.on(["data"], () => (this.dirty = true));
+  }
+
+  get bars() {
+    return [...this.ended.bars, ...this.running];
+  }
+
+  draw() {
+    const { model } = this;
+    const before = this.dirty ? this.look() : this.ended.bars.length;
+    if (!sameBrush(this.mask, model.brushed)) this.version++;
+    this.mask = model.brushed;
+    const count = Math.max(1, this.lanes.length);
+    const lane = Math.max(count > CROWD ? LOWEST : LOW, Math.min(HIGHEST, Math.floor(TALL / count)));
+    const page = this.sheet.page(() => 4 + lane * count + 26);
+    if (!page) return;
+    const place = (this.place = this.placeFor(page, lane));
+    drawFootAxis(page, place, timeTicks(place.from, place.to, Math.max(2, place.width / 76)).map((time) => ({ at: xOf(place, time), text: timeWords(time) })));
+    this.drawLanes(page, place);
+    const done = this.drawEnded(page, place, before);
+    this.drawBars(page.canvas, page, place, null, this.running);
+    this.drawMeant(page, place);
+    this.write();
+    this.sheet.goOn(done, () => this.draw());
+    this.sheet.describe(() => this.summary());
+  }
+
+  /** Looks at what is new. @returns {number} from which bar on they are new */
+  look() {
+    const { model } = this;
+    this.dirty = false;
+    this.now = Math.max(model.status?.now ?? 0, ...model.spans.slice(-50).map(({ end }) => end || 0));
+    this.lanes = lanesOf(model);
+    this.running = runningBars(model, this.lanes, this.now);
+    this.end = timeEnd(this.end, this.now, model.status?.state, AHEAD);
+    this.shownOf = "";
+    return this.ended.look(model, this.lanes);
+  }
+
+  /** @param {Page} page @param {Place} place @param {number} before bars that are drawn */
+  drawEnded(page, place, before) {
+    const { bars, version } = this.ended;
+    const spot = [page.width, page.height, page.ratio, page.theme.ink, page.theme.good, place.left, place.from, place.to, version].join();
+    const key = String(this.version);
+    const from = (/** @type {number} */ first) => {
+      /** @type {number[]} */
+      const seen = [];
+      for (let i = first; i < bars.length; i++) if (bars[i].end >= place.from && bars[i].start <= place.to) seen.push(i);
+      return seen;
+    };
+    if (!this.layer.begin(spot, key, page, () => from(0))) this.layer.add(from(before));
+    if (!this.layer.whole()) {
+      const hatch = hatching(page);
+      this.layer.work((canvas, items) => this.drawBars(canvas, page, place, hatch, items.map((item) => bars[item])));
+    }
+    this.layer.put(page);
+    return this.layer.whole() && this.layer.key === key;
+  }
+
+  /** @param {Page} page @param {number} lane @returns {Place} */
+  placeFor(page, lane) {
+    page.canvas.font = page.font;
+    const widest = Math.max(0, ...this.lanes.slice(0, 200).map((lane) => page.canvas.measureText(nameOf(lane)).width));
+    const left = Math.min(Math.ceil(widest) + 10, Math.round(page.width * 0.3));
+    // It goes on in steps, so that what is drawn need not be drawn anew ten times a second.
+    const step = this.window / STEPS;
+    const to = this.window ? Math.ceil(this.now / step) * step : this.end;
+    const from = this.window ? Math.max(0, to - this.window) : 0;
+    return { left, top: 4, width: Math.max(40, page.width - left - 46), height: lane * Math.max(1, this.lanes.length), lane, from, to };
+  }
+
+  /** Names of engines, and how busy they were. @param {Page} page @param {Place} place */
+  drawLanes({ canvas, theme, font }, place) {
+    const shown = `${place.from},${this.now}`;
+    if (shown !== this.shownOf) this.shares = busyShares(this.bars, this.lanes.length, place.from, this.now);
+    this.shownOf = shown;
+    const every = Math.ceil(LABEL / place.lane);
+    canvas.font = font;
+    canvas.textBaseline = "middle";
+    this.lanes.forEach((lane, i) => {
+      const y = place.top + i * place.lane;
+      canvas.fillStyle = theme.grid;
+      if (place.lane >= 10 || i % every === 0) canvas.fillRect(place.left, y + place.lane - 1, place.width, 1);
+      if (i % every !== 0) {
+        if (lane.gone) drawGlyphs(canvas, FAILED, [place.left - 6, y + place.lane / 2], 3, theme.bad); // its name has no room
+        return;
+      }
+      canvas.textAlign = "right";
+      canvas.fillStyle = lane.gone ? theme.bad : theme.muted;
+      canvas.fillText(nameOf(lane), place.left - 8, y + place.lane / 2, place.left - 10);
+      canvas.fillStyle = theme.ink;
+      canvas.fillText(`${Math.round(100 * (this.shares[i]))}%`, place.left + place.width + 40, y + place.lane / 2);
+    });
+  }
+
+  /** @param {CanvasRenderingContext2D} canvas @param {Page} page @param {Place} place @param {CanvasPattern | null} hatch @param {Bar[]} bars */
+  drawBars(canvas, page, place, hatch, bars) {
+    const { model } = this;
+    canvas.save();
+    canvas.beginPath();
+    canvas.rect(place.left, place.top, place.width, place.height);
+    canvas.clip();
+    for (const bar of bars) {
+      const plain = !model.brushed || model.brushed[model.row(bar.number)] === 1;
+      canvas.globalAlpha = plain ? 1 : 0.16;
+      for (const { x, y, width, height } of boxes(place, bar)) {
+        canvas.fillStyle = bar.state === LOST ? hatch ?? page.theme.bad : STATES[bar.state].color(page.theme);
+        canvas.fillRect(x, y, width, height);
+        if (bar.state === LOST && width > 3) {
+          canvas.strokeStyle = page.theme.bad;
+          canvas.lineWidth = 1;
+          canvas.setLineDash([]);
+          canvas.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+        }
+        if (plain) writeBar(canvas, page, bar, x, y, width, height);
+      }
+    }
+    canvas.restore();
+  }
+
+  /** @param {Page} page @param {Place} place */
+  drawMeant({ canvas, theme }, place) {
+    const { model } = this;
+    canvas.save();
+    canvas.beginPath();
+    canvas.rect(place.left - 3, place.top - 3, place.width + 6, place.height + 6);
+    canvas.clip();
+    for (const [number, color] of /** @type {[number, string][]} */ ([[model.chosen, theme.accent], [model.hovered, theme.ink]])) {
+      if (number < 0) continue;
+      for (const bar of this.bars) {
+        if (bar.number !== number || bar.end < place.from) continue;
+        for (const { x, y, width, height } of boxes(place, bar)) {
+          canvas.setLineDash([]);
+          for (const [tone, line] of /** @type {[string, number][]} */ ([[theme.surface, 5], [color, 2.5]])) {
+            canvas.strokeStyle = tone;
+            canvas.lineWidth = line;
+            canvas.strokeRect(x - 0.5, y - 0.5, Math.max(width, 3) + 1, height + 1);
+          }
+        }
+      }
+    }
+    canvas.restore();
+  }
+
+  /** The key, and the buttons for how much time is shown. */
+  write() {
+    const { shares } = this;
+    const mean = shares.reduce((sum, one) => sum + one, 0) / (shares.length || 1);
+    setText(this.busy, shares.length ? `${formatCount(shares.length)} engines, ${Math.round(100 * mean)}% busy` : "no engines yet");
+    const lost = this.ended.bars.some(({ state }) => state === LOST);
+    const shown = STATES.filter((_, state) => (state === RUNNING ? this.running.length > 0 : this.ended.bars.some((bar) => bar.state === state)));
+    setTexts(this.how, [...shown.map(({ glyph, name }) => `${glyph} ${name}`), ...(lost ? ["▨ lost"] : [])]);
+    const windows = [0, ...WINDOWS.filter((seconds) => seconds < this.now)];
+    while (this.buttons.children.length > windows.length) this.buttons.lastChild?.remove();
+    windows.forEach((seconds, i) => {
+      const button = /** @type {HTMLElement} */ (this.buttons.children[i] ?? this.buttons.appendChild(this.button()));
+      button.dataset.seconds = String(seconds);
+      setText(button, seconds ? `last ${timeWords(seconds)}` : "all");
+      button.setAttribute("aria-pressed", String(seconds === this.window));
+    });
+    this.buttons.hidden = windows.length < 2;
+  }
+
+  button() {
+    const button = make("button", { class: "nbd-button", type: "button" });
+    button.addEventListener("click", () => this.show(Number(button.dataset.seconds)));
+    return button;
+  }
+
+  /** @param {number} seconds at the end; 0: all */
+  show(seconds) {
+    this.window = seconds;
+    this.draw();
+  }
+
+  /** @param {number} x @param {number} y */
+  barAt(x, y) {
+    const { place } = this;
+    if (!place || x < place.left - 3 || x > place.left + place.width + 3) return null;
+    const lane = Math.floor((y - place.top) / place.lane);
+    let found = null;
+    let least = 4; // CSS pixels beside a bar that may be too narrow to hit
+    for (const bar of this.bars) {
+      if (!bar.lanes.some(([first, last]) => lane >= first && lane <= last)) continue;
+      const far = Math.max(xOf(place, bar.start) - x, x - xOf(place, bar.end), 0);
+      if (far < least || (far === 0 && least === 0)) [found, least] = [bar, far];
+    }
+    return found;
+  }
+
+  /** @param {number} number @param {string} key */
+  move(number, key) {
+    if (key === "+" || key === "=" || key === "-" || key === "0") {
+      const windows = [0, ...WINDOWS.filter((seconds) => seconds < this.now).reverse()];
+      const at = windows.indexOf(this.window) + (key === "0" ? -windows.length : key === "-" ? -1 : 1);
+      this.show(windows[Math.max(0, Math.min(windows.length - 1, at))]);
+      return number;
+    }
+    const bars = this.bars.filter(({ end }) => end >= (this.place?.from ?? 0)).sort((a, b) => a.start - b.start);
+    const mine = bars.find((bar) => bar.number === number && holds(bar, this.lane)) ?? bars.findLast((bar) => bar.number === number);
+    if (mine && !holds(mine, this.lane)) this.lane = mine.lanes[0]?.[0] ?? 0;
+    if (key === "ArrowUp" || key === "ArrowDown") {
+      this.lane = Math.max(0, Math.min(this.lanes.length - 1, this.lane + (key === "ArrowDown" ? 1 : -1)));
+      const time = mine ? (mine.start + mine.end) / 2 : this.now;
+      const far = (/** @type {Bar} */ bar) => Math.max(bar.start - time, time - bar.end, 0);
+      const near = bars.filter((bar) => holds(bar, this.lane)).reduce((/** @type {Bar | null} */ best, bar) => (!best || far(bar) < far(best) ? bar : best), null);
+      return near?.number ?? number;
+    }
+    return along(() => [...new Set(bars.filter((bar) => holds(bar, this.lane)).map((bar) => bar.number))], ["ArrowRight"], ["ArrowLeft"])(number, key);
+  }
+
+  /** @param {number} number */
+  spot(number) {
+    const { place } = this;
+    const bar = this.bars.findLast((each) => each.number === number);
+    const [box] = place && bar ? boxes(place, bar) : [];
+    return box ? { x: box.x + box.width / 2, y: box.y + box.height } : null;
+  }
+
+  /** @param {number} row */
+  facts(row) {
+    const { model } = this;
+    const attempts = this.bars.filter(({ number }) => number === model.number[row]);
+    const names = this.lanes.filter(({ rank }) => model.ranks[row]?.includes(rank)).map(({ label }) => label);
+    return [
+      ...timeFacts(model, row),
+      ...(names.length ? [names.length > 3 ? `${names[0]} to ${names[names.length - 1]}, ${names.length} engines` : names.join(", ")] : []),
+      ...(attempts.length > 1 ? [`${attempts.length} attempts${attempts.some(({ state }) => state === LOST) ? ", one with an engine that was lost" : ""}`] : []),
+    ];
+  }
+
+  summary() {
+    const shares = [...this.shares];
+    const said = this.lanes.slice(0, 16).map(({ label, gone }, i) => `${label}${gone ? " (lost)" : ""} ${Math.round(100 * (shares[i] ?? 0))}%`);
+    const time = this.window ? `in the last ${timeWords(this.window)}` : `in ${timeWords(this.now)}`;
+    const more = this.lanes.length > 16 ? `, and ${this.lanes.length - 16} more` : "";
+    return `${formatCount(this.bars.length)} attempts on ${this.lanes.length} engines ${time}, ${this.running.length} running. Busy: ${said.join(", ") || "none"}${more}.`;
+  }
+
+  destroy() {
+    this.off();
+    this.sheet.destroy();
+  }
+}
+
+/** @param {Lane} lane */
+function nameOf({ label, gone }) {
+  return gone ? `✕ ${label}` : label;
+}
+
+/** @param {Place} place @param {number} time */
+function xOf(place, time) {
+  return place.left + ((time - place.from) / (place.to - place.from)) * place.width;
+}
+
+/** @param {Bar} bar @param {number} lane */
+function holds(bar, lane) {
+  return bar.lanes.some(([first, last]) => lane >= first && lane <= last);
+}
+
+/** A bar's boxes on the page: one for each run of neighbouring lanes. @param {Place} place @param {Bar} bar */
+function boxes(place, bar) {
+  const left = Math.max(place.left - 4, xOf(place, bar.start));
+  const right = Math.max(left, xOf(place, bar.end));
+  const gap = right - left > 3 ? 1 : 0; // between one bar and the next
+  const rim = place.lane >= 10 ? 2 : 1;
+  return bar.lanes.map(([first, last]) => ({
+    x: left, y: place.top + first * place.lane + rim - 1, width: Math.max(0.75, right - left - gap), height: (last - first + 1) * place.lane - rim,
+  }));
+}
+
+/** How it ended and which trial it was, as far as there is room. @param {CanvasRenderingContext2D} canvas @param {Page} page @param {Bar} bar
+ * @param {number} x @param {number} y @param {number} width @param {number} height */
+function writeBar(canvas, { theme, font }, { state, number }, x, y, width, height) {
+  if (height < 9 || width < 14 || state === LOST) return;
+  const r = Math.min(4, height / 2 - 2);
+  drawGlyphs(canvas, state, [x + 7, y + height / 2], r, theme.surface);
+  const text = String(number);
+  if (height < 12 || width < 20 + 7 * text.length) return;
+  canvas.font = font;
+  canvas.textAlign = "left";
+  canvas.textBaseline = "middle";
+  canvas.fillStyle = theme.surface;
+  canvas.fillText(text, x + 14, y + height / 2 + 0.5);
+}
+
+/** Stripes, for what was lost. @param {Page} page */
+function hatching({ canvas, theme, ratio }) {
+  const size = Math.round(6 * ratio);
+  const tile = make("canvas", { width: String(size), height: String(size) });
+  const ink = tile.getContext("2d");
+  if (!ink) return null;
+  ink.strokeStyle = theme.bad;
+  ink.lineWidth = 1.6 * ratio;
+  for (const shift of [-size, 0, size]) {
+    ink.beginPath();
+    ink.moveTo(shift - 1, size + 1);
+    ink.lineTo(shift + size + 1, -1);
+    ink.stroke();
+  }
+  const pattern = canvas.createPattern(tile, "repeat");
+  pattern?.setTransform(new DOMMatrix().scale(1 / ratio));
+  return pattern;
+}
+
+// Which bars stand in which lanes of the timeline, and how busy each engine was. Pure.
+
+export const LOST = STATES.length;
+
+/** A lane for each engine: those that the sweep began with, and any that it had besides. @param {Model} model @returns {Lane[]} */
+export function lanesOf(model) {
+  const tasks = new Map(model.head?.engines ?? []);
+  for (const [rank] of model.status?.engines ?? []) if (!tasks.has(rank)) tasks.set(rank, "");
+  for (const { ranks } of model.spans) for (const rank of ranks) if (!tasks.has(rank)) tasks.set(rank, "");
+  const sorted = [...tasks].sort(([a], [b]) => a - b);
+  const gone = new Set((model.status?.engines ?? []).filter(([, how]) => how === "gone").map(([rank]) => rank));
+  return sorted.map(([rank, task]) => ({ rank, label: task ? shortTask(task) : `engine ${rank}`, gone: gone.has(rank) }));
+}
+
+/** @param {number} number @param {number} attempt @param {number[]} ranks @param {number} start @param {number} end @param {number} state @param {Map<number, number>} laneOf @returns {Bar} */
+function barOf(number, attempt, ranks, start, end, state, laneOf) {
+  return { number, attempt, start, end: Math.max(start, end), state, lanes: neighbours(ranks.flatMap((rank) => laneOf.get(rank) ?? [])) };
+}
+
+/** The bars of attempts that have ended, kept up to date by looking only at spans that are new. */
+export class Ended {
+  constructor() {
+    /** @type {Bar[]} */
+    this.bars = [];
+    this.lanes = "";
+    /** @type {object | undefined} */
+    this.first = undefined;
+    this.seen = 0; // spans
+    /** @type {number[]} */
+    this.open = []; // places of spans that went on when they were looked at
+    this.version = 0; // another when bars that were there may be gone
+  }
+
+  /** @param {Model} model @param {Lane[]} lanes @returns {number} from which bar on they are new */
+  look(model, lanes) {
+    const named = lanes.map(({ rank }) => rank).join();
+    if (named !== this.lanes || model.spans.length < this.seen || model.spans[0] !== this.first) {
+      Object.assign(this, { bars: [], lanes: named, first: model.spans[0], seen: 0, open: [], version: this.version + 1 });
+    }
+    const before = this.bars.length;
+    const laneOf = new Map(lanes.map(({ rank }, i) => [rank, i]));
+    const places = this.open;
+    for (; this.seen < model.spans.length; this.seen++) places.push(this.seen);
+    this.open = places.filter((place) => {
+      const { number, attempt, ranks, start, end, how } = model.spans[place];
+      if (!Number.isFinite(end)) return true; // its trial runs, and is in a row
+      this.bars.push(barOf(number, attempt, ranks, start, end, stateOf(how), laneOf));
+      return false;
+    });
+    return before;
+  }
+}
+
+/** A bar for each trial that runs. @param {Model} model @param {Lane[]} lanes @param {number} now @returns {Bar[]} */
+export function runningBars(model, lanes, now) {
+  const laneOf = new Map(lanes.map(({ rank }, i) => [rank, i]));
+  const bars = [];
+  for (let row = 0; row < model.count; row++) {
+    if (model.state[row] !== RUNNING || !Number.isFinite(model.started[row])) continue;
+    bars.push(barOf(model.number[row], model.attempt[row], model.ranks[row], model.started[row], now, RUNNING, laneOf));
+  }
+  return bars;
+}
+
+/** @param {string} how an attempt ended */
+function stateOf(how) {
+  const state = STATES.findIndex(({ name }) => name === how);
+  return state < 0 ? LOST : state;
+}
+
+/** Numbers as runs of neighbours. @param {number[]} lanes @returns {[number, number][]} */
+export function neighbours(lanes) {
+  /** @type {[number, number][]} */
+  const runs = [];
+  for (const lane of [...lanes].sort((a, b) => a - b)) {
+    const last = runs.at(-1);
+    if (last && lane <= last[1] + 1) last[1] = lane;
+    else runs.push([lane, lane]);
+  }
+  return runs;
+}
+
+/** The share of a time that each lane had a trial, from 0 to 1. @param {Iterable<Bar>} bars @param {number} count of lanes @param {number} from @param {number} to */
+export function busyShares(bars, count, from, to) {
+  const busy = new Float64Array(count);
+  if (!(to > from)) return busy;
+  for (const bar of bars) {
+    const time = Math.min(bar.end, to) - Math.max(bar.start, from);
+    if (time <= 0) continue;
+    for (const [first, last] of bar.lanes) for (let lane = first; lane <= last; lane++) busy[lane] += time;
+  }
+  return busy.map((time) => Math.min(1, time / (to - from)));
+}

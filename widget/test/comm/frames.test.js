@@ -1,0 +1,41 @@
+import { describe, expect, test } from "vitest";
+import { decodeFrame } from "../../src/comm/frames.js";
+
+/** The bytes that frames.py's doctest shows. @param {string} hex */
+function bytes(hex) {
+  const digits = hex.replaceAll(" ", "");
+  const data = new Uint8Array(digits.length / 2).map((_, i) => parseInt(digits.slice(2 * i, 2 * i + 2), 16));
+  return new DataView(data.buffer);
+}
+
+describe("decodeFrame", () => {
+  test("reads what Python writes", () => {
+    const { sequence, runs } = decodeFrame(bytes("07000000 00000100 0a000000 0000003f"));
+    expect(sequence).toBe(7);
+    expect(runs).toEqual([{ replica: 0, series: 1, steps: [10], values: [0.5] }]);
+  });
+
+  test("joins neighbours of one curve, and only those", () => {
+    const point = (/** @type {string} */ curve, /** @type {string} */ step) => `${curve} ${step}000000 0000803f`;
+    const { runs } = decodeFrame(
+      bytes(["01000000", point("00000000", "01"), point("00000000", "02"), point("01000000", "01"), point("00000000", "03")].join("")),
+    );
+    expect(runs.map(({ replica, steps }) => [replica, steps])).toEqual([[0, [1, 2]], [1, [1]], [0, [3]]]);
+  });
+
+  test("keeps what is not finite, and the largest numbers", () => {
+    const { runs } = decodeFrame(bytes("00000000 ffffffff ffffffff 0000c07f"));
+    expect(runs[0]).toEqual({ replica: 65535, series: 65535, steps: [4294967295], values: [NaN] });
+  });
+
+  test("a frame may be empty, but not cut short", () => {
+    expect(decodeFrame(bytes("05000000"))).toEqual({ sequence: 5, runs: [] });
+    expect(() => decodeFrame(bytes("05000000 00"))).toThrow("5 bytes");
+    expect(() => decodeFrame(bytes("05"))).toThrow(RangeError);
+  });
+
+  test("does not start at the beginning of its buffer", () => {
+    const whole = bytes("ffffffff 07000000 00000100 0a000000 0000003f");
+    expect(decodeFrame(new DataView(whole.buffer, 4)).sequence).toBe(7);
+  });
+});

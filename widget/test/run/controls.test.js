@@ -1,0 +1,156 @@
+// @vitest-environment happy-dom
+import { beforeEach, describe, expect, test } from "vitest";
+import { Actions } from "../../src/run/controls.js";
+import { Header } from "../../src/run/header.js";
+
+/** @type {[string, number | null][]} */
+let sent = [];
+const ALL = ["pause", "resume", "stop", "checkpoint", "set"];
+const TRAINING = { state: "running", step: 5, learning_rate: 0.01 };
+
+function actions() {
+  const made = new Actions("view", (kind, value) => sent.push([kind, value]));
+  document.body.replaceChildren(made.element, made.rate.element);
+  return made;
+}
+
+/** @param {HTMLElement} element @param {string} type @param {string} [key] */
+const fire = (element, type, key) => element.dispatchEvent(key ? new KeyboardEvent(type, { key }) : new Event(type));
+
+beforeEach(() => {
+  sent = [];
+});
+
+describe("buttons", () => {
+  test("pause, then resume, each said once", () => {
+    const made = actions();
+    made.show(TRAINING, ALL);
+    made.turn.click();
+    made.turn.click();
+    expect(made.turn.textContent).toBe("Pausing…");
+    made.show({ ...TRAINING, state: "paused" }, ALL);
+    expect(made.turn.textContent).toBe("Resume");
+    made.turn.click();
+    expect(made.turn.getAttribute("aria-disabled")).toBe("true");
+    made.show(TRAINING, ALL);
+    expect(made.turn.textContent).toBe("Pause");
+    expect(made.turn.hasAttribute("aria-disabled")).toBe(false);
+    expect(sent).toEqual([["pause", null], ["resume", null]]);
+  });
+
+  test("stop is said once", () => {
+    const made = actions();
+    made.show(TRAINING, ALL);
+    made.stop.click();
+    made.stop.click();
+    expect(made.stop.textContent).toBe("Stopping…");
+    expect(sent).toEqual([["stop", null]]);
+  });
+
+  test("a checkpoint can be asked for again when the last one is there", () => {
+    const made = actions();
+    made.show(TRAINING, ALL);
+    made.checkpoint.click();
+    expect(made.checkpoint.textContent).toBe("Saving…");
+    made.show({ ...TRAINING, checkpoint: { number: 1, step: 9, path: "p", error: null } }, ALL);
+    made.checkpoint.click();
+    expect(sent).toEqual([["checkpoint", null], ["checkpoint", null]]);
+  });
+
+  test("a plain cell can only be stopped, and what is over not at all", () => {
+    const made = actions();
+    made.show({ state: "running" }, ALL);
+    expect([made.turn.hidden, made.checkpoint.hidden, made.stop.hidden, made.rate.element.hidden]).toEqual([true, true, false, true]);
+    made.show({ ...TRAINING, state: "finished" }, []);
+    expect([made.element.hidden, made.rate.field.disabled]).toEqual([true, true]);
+  });
+});
+
+describe("the learning rate", () => {
+  test("a typed one is sent, and pending until it is in force", () => {
+    const made = actions();
+    const { rate } = made;
+    const show = (/** @type {number} */ value) => made.show({ ...TRAINING, learning_rate: value }, ALL);
+    show(0.01);
+    expect(rate.field.value).toBe("0.01");
+    rate.field.value = "0.5";
+    fire(rate.field, "input");
+    show(0.01); // what is being typed is left alone
+    expect(rate.field.value).toBe("0.5");
+    fire(rate.field, "keydown", "Enter");
+    fire(rate.field, "change");
+    expect(sent).toEqual([["set", 0.5]]);
+    expect(rate.word.textContent).toBe("pending");
+    show(0.01);
+    expect([rate.word.textContent, rate.field.value]).toEqual(["pending", "0.5"]);
+    show(0.5);
+    expect(rate.word.textContent).toBe("");
+  });
+
+  test("nonsense is refused where it stands", () => {
+    const made = actions();
+    made.show(TRAINING, ALL);
+    const { field, word } = made.rate;
+    field.value = "-3";
+    fire(field, "input");
+    fire(field, "change");
+    expect([field.getAttribute("aria-invalid"), word.textContent]).toEqual(["true", "must be at least 0"]);
+    made.show(TRAINING, ALL);
+    expect(word.textContent).toBe("must be at least 0");
+    fire(field, "keydown", "Escape");
+    expect([field.hasAttribute("aria-invalid"), word.textContent, field.value]).toEqual([false, "", "0.01"]);
+    expect(sent).toEqual([]);
+  });
+
+  test("a slider sends when it is let go", () => {
+    const made = actions();
+    made.show(TRAINING, ALL);
+    const { slider, field } = made.rate;
+    slider.value = "1";
+    fire(slider, "input");
+    expect([field.value, sent]).toEqual(["0.1", []]);
+    fire(slider, "change");
+    expect(sent).toEqual([["set", 0.1]]);
+    made.show({ ...TRAINING, learning_rate: 0.1 }, ALL);
+    fire(slider, "keydown", "ArrowRight");
+    for (const place of ["1.05", "1.1"]) {
+      slider.value = place;
+      fire(slider, "input");
+      fire(slider, "change");
+    }
+    expect(sent).toHaveLength(1);
+    fire(slider, "keyup", "ArrowRight");
+    expect(sent).toEqual([["set", 0.1], ["set", 0.13]]);
+  });
+
+  test("arrow keys in the field go by round rates, and send nothing", () => {
+    const made = actions();
+    made.show(TRAINING, ALL);
+    fire(made.rate.field, "keydown", "ArrowUp");
+    expect([made.rate.field.value, sent]).toEqual(["0.02", []]);
+  });
+
+  test("none is shown where there is none", () => {
+    const made = actions();
+    made.show({ ...TRAINING, learning_rate: null }, ALL);
+    expect(made.rate.element.hidden).toBe(true);
+  });
+});
+
+describe("what became of it", () => {
+  const HOSTILE = "<img src=x onerror=alert(1)>";
+  test("a checkpoint is told quietly, a problem as such", () => {
+    const header = new Header("v", () => {});
+    header.show({ title: "t" }, { ...TRAINING, checkpoint: { number: 1, step: 1234, path: "/home/me/c", error: null } });
+    expect([header.savedWords.textContent, header.path.textContent, header.copy.hidden]).toEqual(["checkpoint at step 1,234: ", "/home/me/c", false]);
+    header.show({ title: "t" }, { ...TRAINING, checkpoint: { number: 2, step: 1300, path: "", error: HOSTILE }, problem: { kind: "set", number: 1, text: HOSTILE } });
+    expect([header.savedWords.textContent, header.copy.hidden]).toEqual([`checkpoint failed: ${HOSTILE}`, true]);
+    expect(header.problem.textContent).toBe(HOSTILE);
+    expect(header.element.querySelector("img")).toBeNull();
+  });
+  test("without anybody to do it nothing can be asked for", () => {
+    const header = new Header("v", () => {});
+    header.show({ title: "t", controls: [] }, TRAINING);
+    expect(header.actions.element.hidden).toBe(true);
+  });
+});

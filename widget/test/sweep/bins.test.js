@@ -1,0 +1,158 @@
+import { describe, expect, test } from "vitest";
+import { binned, binsOf, cellsOf, median, widest } from "../../src/sweep/figures/bins.js";
+import { Brush, maskOf } from "../../src/sweep/figures/brush.js";
+import { bestFew } from "../../src/sweep/figures/curves.js";
+import { easeAt, heightAt, nearestLine, thinned } from "../../src/sweep/figures/parallel.js";
+import { METRIC, Places } from "../../src/sweep/figures/positions.js";
+import { compareValues, inPlace, sortedRows } from "../../src/sweep/table.js";
+import { PARAMETERS, filled } from "./data.js";
+
+/** @param {number} count @param {Record<string, any>} [more] */
+function made(count, more) {
+  const model = filled(count, more);
+  const places = new Places(model);
+  return { model, places, brush: new Brush(model, places) };
+}
+
+describe("bins", () => {
+  test("of numbers have round edges, and hold every trial", () => {
+    const { model, places } = made(100);
+    const axis = places.axis("lr");
+    const bins = binsOf(axis, model.parameters.get("lr") ?? [], 8);
+    expect(bins.map(({ start }) => start)).toEqual(["0.0001", "0.0003", "0.001", "0.003", "0.01", "0.03"]);
+    expect(bins.at(-1)?.text).toBe("0.03 to 0.1");
+    const rows = binned(axis.at, bins);
+    expect([rows[0], rows[99], Math.min(...rows), Math.max(...rows)]).toEqual([0, 5, 0, 5]);
+  });
+
+  test("of numbers that trials share are those numbers", () => {
+    const { model, places } = made(12, { parameters: { lr: Array.from({ length: 12 }, (_, i) => [0.001, 0.01, 0.1][i % 3]) } });
+    const axis = places.axis("lr");
+    const bins = binsOf(axis, model.parameters.get("lr") ?? [], 8);
+    expect(bins.map(({ text }) => text)).toEqual(["0.001", "0.01", "0.1"]);
+    expect([...binned(axis.at, bins)].slice(0, 3)).toEqual([0, 1, 2]);
+  });
+
+  test("of a choice are its values, neighbours together if they are many, and there is one for none", () => {
+    const { model, places } = made(10);
+    expect(binsOf(places.axis("width"), model.parameters.get("width") ?? [], 8).map(({ text }) => text)).toEqual(["32", "64"]);
+    const momentum = places.axis("momentum");
+    const bins = binsOf(momentum, model.parameters.get("momentum") ?? [], 4);
+    expect(bins.at(-1)?.text).toBe("none");
+    expect(binned(momentum.at, bins)[0]).toBe(bins.length - 1);
+    const many = made(2, { parameters: { letter: ["a", "z"] } });
+    many.model.head?.parameters.push(/** @type {any} */ ({ name: "letter", kind: "choice", values: [..."abcdefghijklmnopqrstuvwxyz"], text: "", when: null }));
+    expect(binsOf(many.places.axis("letter"), ["a", "z"], 4).map(({ text }) => text)).toEqual(["a … g", "h … n", "o … u", "v … z"]);
+  });
+
+  test("cells have their best, their median and what became of their trials, of the brushed ones only", () => {
+    const { model, places } = made(12);
+    const xs = binned(places.axis("width").at, binsOf(places.axis("width"), [], 4));
+    const ys = new Int16Array(12);
+    const [even, odd] = cellsOf(model, xs, ys, 2, 1, null);
+    expect([even.rows.length, even.best, even.median]).toEqual([6, 0, median([0, 2, 6, 8].map((i) => i / 12))]);
+    expect(odd.counts).toEqual([0, 2, 2, 0, 2, 0]);
+    const [brushed] = cellsOf(model, xs, ys, 2, 1, Uint8Array.from({ length: 12 }, (_, i) => Number(i === 6)));
+    expect([brushed.rows, brushed.best]).toEqual([[6], 6]);
+    const [failed] = cellsOf(model, xs, ys, 2, 1, Uint8Array.from({ length: 12 }, (_, i) => Number(i === 4)));
+    expect([failed.best, failed.median, failed.counts[5]]).toEqual([-1, NaN, 1]);
+  });
+
+  test("the two parameters that can be the most come first, those of all trials before others", () => {
+    expect(widest(/** @type {any} */ (PARAMETERS))).toEqual(["lr", "width"]);
+    expect(widest([])).toBeNull();
+    expect(widest(/** @type {any} */ (PARAMETERS.slice(0, 1)))).toEqual(["lr", "lr"]);
+  });
+});
+
+describe("the brush", () => {
+  test("takes what lies within every part", () => {
+    const { model, brush } = made(100);
+    brush.set({ lr: [0, 0.5], width: [0.5, 1] });
+    expect(model.brushedCount).toBe(25);
+    expect(brush.words()).toBe("lr ≤ 0.00316, width 64");
+    brush.set({ lr: null });
+    expect(model.brushedCount).toBe(50);
+    brush.clear();
+    expect(model.brushed).toBeNull();
+  });
+
+  test("leaves out what has no value there, and grows with what comes", () => {
+    const { model, places, brush } = made(12);
+    brush.set({ [METRIC]: [0, 1] });
+    expect(model.brushedCount).toBe(10); // two are NaN
+    model.apply({ trials: { number: [12], state: [2], value: [0.5], parameters: { lr: [0.01] } } });
+    places.forget();
+    brush.refresh();
+    expect(model.brushedCount).toBe(11);
+  });
+
+  test("is worked out by looking once at each axis of each trial", () => {
+    const at = Float32Array.from({ length: 10_000 }, (_, i) => i / 10_000);
+    let looks = 0;
+    const counting = new Proxy(at, { get: (array, key) => (typeof key === "string" && /^\d/.test(key) && looks++, Reflect.get(array, key)) });
+    const mask = maskOf(at.length, [{ at: counting, span: [0.25, 0.5] }]);
+    expect(mask.reduce((sum, one) => sum + one, 0)).toBe(2501);
+    expect(looks).toBeLessThanOrEqual(2 * at.length);
+  });
+});
+
+describe("lines", () => {
+  test("of too many trials are the best ones and a fair choice, the same each time", () => {
+    const ranked = Array.from({ length: 10_000 }, (_, i) => i);
+    const number = Int32Array.from(ranked);
+    const some = thinned(ranked, null, number, 800);
+    expect(some.length).toBeGreaterThan(700);
+    expect(some.length).toBeLessThanOrEqual(800);
+    expect(some.slice(-100)).toEqual(ranked.slice(0, 100).reverse()); // the best are drawn last
+    expect(some.filter((row) => row >= 5000).length).toBeGreaterThan(250);
+    expect(thinned(ranked, Uint8Array.from(ranked, (row) => Number(row % 2 === 0)), number, 10_000)).toHaveLength(5000);
+  });
+
+  test("the nearest to the pointer, also of those that have no value on an axis", () => {
+    const lines = { xs: [0, 100], at: [Float32Array.of(0, 1, NaN), Float32Array.of(0, 1, 0.5)], top: 0, height: 100, none: 120 };
+    expect(easeAt(0.5)).toBeCloseTo(0.5);
+    expect(heightAt(lines, 2, 0, 0)).toBe(120);
+    expect([nearestLine(lines, [0, 1, 2], 50, 2, 8), nearestLine(lines, [0, 1, 2], 50, 98, 8), nearestLine(lines, [0, 1, 2], 1, 119, 8), nearestLine(lines, [0, 1, 2], 50, 50, 8)]).toEqual([1, 0, 2, -1]);
+  });
+});
+
+describe("ranks", () => {
+  test("the best trial is a finished one, even if others are better", () => {
+    const state = [4, 2, 3, 2, 1, 5]; // stopped, finished, pruned, finished, running, failed
+    const { model, places } = made(6, { state, value: [0.1, 3, 0.2, 2, 0.3, 0.4] });
+    /** @type {any} */ (model.status).best = 3;
+    expect(places.ranked().map((row) => model.number[row])).toEqual([3, 1, 0, 2, 4, 5]);
+    expect(bestFew(model, 3)).toEqual([3, 1, 0]);
+    const all = Int16Array.from({ length: 6 }, () => 0);
+    expect(cellsOf(model, all, all, 1, 1, null)[0].best).toBe(3);
+  });
+
+  test("the best first, those without a value last, by number where equal", () => {
+    const { model, places } = made(6, { state: Array(6).fill(2), value: [3, "NaN", 1, "Infinity", 1, null] });
+    expect(places.ranked().map((row) => model.number[row])).toEqual([2, 4, 0, 3, 1, 5]);
+    /** @type {any} */ (model.head).direction = "max";
+    places.forget();
+    expect(places.ranked()).toEqual([0, 2, 4, 3, 1, 5]);
+  });
+
+  test("goodness is 1 for the best and 0 for the worst that is told apart", () => {
+    const { places } = made(6, { value: [3, "NaN", 1, 2, 5, null] });
+    expect([2, 4, 3].map((row) => places.goodness(row))).toEqual([1, 0, expect.closeTo(0.75)]);
+    expect(places.goodness(1)).toBeNaN();
+    expect(made(1, { value: [4] }).places.goodness(0)).toBe(1);
+    expect(made(1, { value: [null] }).places.goodness(0)).toBeNaN();
+  });
+
+  test("sorted by any column, what is missing last both ways", () => {
+    const values = [3, undefined, "a", 1];
+    const by = (/** @type {boolean} */ down) => sortedRows([0, 1, 2, 3], null, (row) => values[row], down);
+    expect([by(false), by(true)]).toEqual([[3, 0, 2, 1], [2, 0, 3, 1]]);
+    expect(sortedRows([2, 0, 1], Uint8Array.of(1, 0, 1), null, false)).toEqual([2, 0]);
+    expect(compareValues([1, 2], [1, 3])).toBe(-1);
+  });
+});
+
+test("rows under the pointer keep their places: what is gone leaves, what is new comes at the end", () => {
+  expect(inPlace([3, 1, 2], [0, 1, 2, 4])).toEqual([1, 2, 0, 4]);
+});

@@ -1,0 +1,66 @@
+// @vitest-environment happy-dom
+import { beforeAll, beforeEach, expect, test } from "vitest";
+import { Layer } from "../../src/sweep/figures/canvas.js";
+
+/** @typedef {import("../../src/sweep/figures/figure.js").Page} Page */
+
+/** @type {HTMLCanvasElement[]} */
+let put = [];
+/** @type {Page} */
+let page;
+/** @type {number[]} */
+let drawn = [];
+const MANY = Array.from({ length: 250 }, (_, i) => i);
+
+beforeAll(() => {
+  HTMLCanvasElement.prototype.getContext = /** @type {any} */ (() => ({ setTransform: () => null }));
+});
+
+beforeEach(() => {
+  [put, drawn] = [[], []];
+  const canvas = { drawImage: (/** @type {HTMLCanvasElement} */ surface) => put.push(surface) };
+  page = /** @type {any} */ ({ canvas, width: 10, height: 10, ratio: 1 });
+});
+
+/** @param {Layer} layer */
+function frame(layer) {
+  layer.work((_, items) => drawn.push(...items));
+  layer.put(page);
+  return put[put.length - 1];
+}
+
+test("a frame draws no more than it may, and the last one ends it", () => {
+  const layer = new Layer(100);
+  expect(layer.begin("here", "a", page, () => MANY)).toBe(true);
+  for (const count of [100, 200, 250]) {
+    frame(layer);
+    expect(drawn.length).toBeLessThanOrEqual(count);
+  }
+  while (!layer.whole()) frame(layer);
+  expect(drawn).toEqual(MANY);
+});
+
+test("what was whole is shown until what comes next is, unless it lies elsewhere", () => {
+  const layer = new Layer(100);
+  layer.begin("here", "a", page, () => [1]);
+  const first = frame(layer);
+  layer.begin("here", "b", page, () => MANY);
+  expect(frame(layer)).toBe(first);
+  expect(layer.begin("here", "c", page, () => [2])).toBe(false); // b would never be whole
+  while (!layer.whole()) frame(layer);
+  layer.put(page);
+  expect(put[put.length - 1]).not.toBe(first);
+  expect(layer.begin("here", "c", page, () => [2])).toBe(true);
+  expect(layer.begin("there", "c", page, () => MANY)).toBe(true);
+  expect(frame(layer)).toBe(layer.made.surface);
+});
+
+test("more is drawn on what is there", () => {
+  const layer = new Layer(100);
+  layer.begin("here", "a", page, () => [1]);
+  const first = frame(layer);
+  drawn = [];
+  layer.add([2, 3]);
+  expect(frame(layer)).toBe(first);
+  expect(drawn).toEqual([2, 3]);
+});

@@ -1,0 +1,123 @@
+// @vitest-environment happy-dom
+import { beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { makeBestLine } from "../../src/sweep/figures/best.js";
+import { Model } from "../../src/sweep/model.js";
+import { makeSmallCurves } from "../../src/sweep/figures/curves.js";
+import { makeTimeline } from "../../src/sweep/figures/timeline.js";
+
+/** @type {Model} */
+let model;
+const HOSTILE = "<img src=x onerror=alert(1)>";
+
+beforeAll(() => {
+  // A canvas on which everything may be drawn, and that is 600 pixels wide.
+  const canvas = new Proxy({}, { get: (_, name) => (name === "measureText" ? () => ({ width: 30 }) : () => null), set: () => true });
+  HTMLCanvasElement.prototype.getContext = /** @type {any} */ (() => canvas);
+  Object.defineProperty(HTMLElement.prototype, "clientWidth", { get: () => 600, configurable: true });
+  globalThis.DOMMatrix = /** @type {any} */ (class { scale() {} });
+});
+
+beforeEach(() => {
+  model = new Model();
+  const [steps, values] = [[1, 2, 3], [[0.1, 0.2, 0.3], [0.2, 0.5, 0.9], [0.1, 0.1, 0.2], [0.3, 0.4, 0.5]]];
+  model.apply({
+    snapshot: true,
+    head: { metric: HOSTILE, direction: "max", engines: [[0, "/job:worker/task:0"], [1, HOSTILE]], parameters: [], began: 0, per_trial: 1 },
+    status: { state: "running", now: 100, best: 1, counts: { finished: 2, pruned: 1, running: 1 }, engines: [[0, "busy", 3], [1, "gone", null]] },
+    trials: { number: [0, 1, 2, 3, 4], state: [2, 2, 3, 1, 0], value: [0.3, 0.9, 0.2, 0.5, null], step: [3, 3, 3, 3, null], attempt: [1, 2, 1, 1, 0],
+      parent: [-1, -1, -1, -1, -1], asked: [0, 0, 0, 0, 0], started: [0, 10, 20, 60, null], ended: [10, 40, 55, null, null], ranks: [[0], [1], [0], [0], []] },
+    curves: Object.fromEntries(values.map((each, i) => [i, [steps, each]])),
+    spans: [[0, 1, [0], 0, 10, "finished"], [1, 1, [1], 0, 8, "lost"], [1, 2, [1], 10, 40, "finished"], [2, 1, [0], 20, 55, "pruned"]],
+    best: [[10, 0, 0.3], [40, 1, 0.9]],
+  });
+});
+
+/** @param {(model: Model) => { element: HTMLElement, draw: () => void, destroy: () => void }} makeView */
+function shown(makeView) {
+  const view = makeView(model);
+  document.body.replaceChildren(view.element);
+  view.draw();
+  const box = /** @type {HTMLElement} */ (view.element.querySelector(".nbd-sheet"));
+  const press = (/** @type {string[]} */ ...keys) => keys.forEach((key) => box.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true })));
+  const words = () => document.getElementById(box.getAttribute("aria-describedby") ?? "")?.textContent ?? "";
+  return { element: view.element, destroy: () => view.destroy(), box, press, words, text: () => view.element.textContent ?? "" };
+}
+
+test.each([["curves", makeSmallCurves], ["the best line", makeBestLine], ["the timeline", makeTimeline]])("%s is a figure with a name, a focus and words", (_, makeView) => {
+  const view = shown(makeView);
+  expect(view.element.tagName).toBe("FIGURE");
+  expect(view.element.querySelector("figcaption")).not.toBeNull();
+  expect(view.box.tabIndex).toBe(0);
+  expect(view.words()).not.toBe("");
+  expect(view.element.querySelectorAll("img")).toHaveLength(0); // whatever things are called, it is text
+  view.press("Tab");
+  expect(model.hovered).toBe(-1);
+  view.destroy();
+  expect(document.body.children).toHaveLength(0);
+  expect(model.listeners.size).toBe(0);
+});
+
+describe("keys", () => {
+  test("go from the best curve to the next, and choose", () => {
+    const view = shown(makeSmallCurves);
+    view.press("ArrowDown");
+    expect(model.hovered).toBe(1);
+    view.press("ArrowDown", "ArrowDown", "Enter");
+    expect(model.chosen).toBe(3);
+    expect(view.element.querySelector("[role=status]")?.textContent).toContain("trial 3, running");
+    view.press("End");
+    expect(model.hovered).toBe(2);
+    view.press("Escape");
+    expect([model.hovered, model.chosen]).toEqual([-1, -1]);
+  });
+
+  test("go through the trials as they ended, those that run last", () => {
+    const view = shown(makeBestLine);
+    view.press("ArrowRight", "ArrowRight");
+    expect(model.hovered).toBe(1);
+    view.press("End");
+    expect(model.hovered).toBe(3);
+  });
+
+  test("go along an engine and from engine to engine", () => {
+    const view = shown(makeTimeline);
+    view.press("ArrowRight");
+    expect(model.hovered).toBe(0);
+    view.press("ArrowRight");
+    expect(model.hovered).toBe(2);
+    view.press("ArrowDown");
+    expect(model.hovered).toBe(1);
+    view.press("+");
+    expect(view.element.querySelector("[aria-pressed=true]")?.textContent).toBe("last 1 min");
+    view.press("0");
+    expect(view.element.querySelector("[aria-pressed=true]")?.textContent).toBe("all");
+  });
+});
+
+test("the words say what is to be seen", () => {
+  expect(shown(makeSmallCurves).words()).toBe("Curves of 4 trials. Best: trial 1 0.9000, trial 0 0.3000, trial 3 0.5000, trial 2 0.2000.");
+  expect(shown(makeBestLine).words()).toBe("Best so far 0.9000, by trial 1 after 40 s, improved 2 times. Trials: 1 running, 2 finished, 1 pruned; 1 min 40 s since the start.");
+  expect(shown(makeTimeline).words()).toBe(`5 attempts on 2 engines in 1 min 40 s, 1 running. Busy: worker 0 85%, ${HOSTILE} (lost) 38%.`);
+});
+
+test("the best so far is the header's, also after a promotion that made a trial worse", () => {
+  const best = [[70, 0, 0.3]];
+  model.apply({ best, status: { state: "running", now: 100, best: 0, counts: { finished: 2 }, engines: [] } });
+  expect(shown(makeBestLine).words()).toContain("Best so far 0.3000, by trial 0 after 1 min 10 s, improved 2 times.");
+});
+
+test("what an empty sweep shows is said", () => {
+  model = new Model();
+  expect(shown(makeSmallCurves).words()).toContain("Best: none yet");
+  expect(shown(makeBestLine).words()).toContain("No value yet");
+  expect(shown(makeTimeline).text()).toContain("no engines yet");
+});
+
+test("a trial is chosen where it is clicked, and none where there is none", () => {
+  const view = shown(makeTimeline);
+  const surface = /** @type {HTMLElement} */ (view.element.querySelector("canvas"));
+  surface.dispatchEvent(new MouseEvent("click", { clientX: 60, clientY: 10, bubbles: true }));
+  expect(model.chosen).toBe(0);
+  surface.dispatchEvent(new MouseEvent("click", { clientX: 599, clientY: 10, bubbles: true }));
+  expect(model.chosen).toBe(-1);
+});
