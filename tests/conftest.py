@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 SEGMENT = re.compile(r"/dev/shm/(nbdist-[\w-]+)")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is loaded; engines get their own share

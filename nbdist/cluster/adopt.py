@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.busy import runs_on
-from nbdist.cluster.connect import own_versions
-from nbdist.cluster.folder import clusters_folder, living, read_description, remove_traces
-from nbdist.cluster.handle import STOP_SECONDS, Cluster
+from nbdist.cluster.cluster import STOP_SECONDS, Cluster
+from nbdist.cluster.folder import clusters_folder, lives, living, read_description, remove_traces, runs_on
+from nbdist.cluster.hub import own_versions
 from nbdist.cluster.launch import start_cluster
-from nbdist.cluster.link import KeeperLink, end_frozen
-from nbdist.cluster.owner import lives
+from nbdist.cluster.supervisor.client import KeeperLink, end_frozen
 from nbdist.errors import DeadlineExceededError, NbdistError, UnavailableError
 
 Report = Callable[[str], object]

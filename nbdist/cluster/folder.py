@@ -17,13 +17,16 @@ import re
 import secrets
 import shutil
 import time
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.home import home
 from nbdist.runtime.task import segment_prefix
+from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import private_folder, read_private
 from nbdist.wire.shm import remove_all
 
@@ -138,3 +141,104 @@ def remove_traces(folder: Path, cluster_id: str) -> None:
         if listing.name == f"cluster-{cluster_id}.json":
             listing.unlink()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+# Who a cluster or a run belongs to: a process, and the notebook that it runs.
+
+SAME_SECONDS = 0.05  # start times of one process, read twice, may differ by a tick of its clock
+
+
+def this_process() -> dict[str, Any]:
+    """Return what tells this process from others: host, pid, start time; and its notebook, "" for none."""
+    return {**_process(os.getpid()), "session": os.environ.get("JPY_SESSION_NAME", "")}
+
+
+def lives(owner: Mapping[str, Any]) -> bool:
+    """Return whether that process may still be there; one of another host counts as alive.
+
+    >>> lives(this_process()), lives({**this_process(), "started": 1.0})
+    (True, False)
+    """
+    if not owner or owner.get("host") != host_identity():
+        return True
+    started = _started(int(owner["pid"]))
+    return started is not None and abs(started - float(owner["started"])) < SAME_SECONDS
+
+
+def is_this(owner: Mapping[str, Any]) -> bool:
+    """Return whether that is this very process."""
+    return bool(owner) and owner.get("pid") == os.getpid() and lives(owner)
+
+
+def called(process: Mapping[str, Any]) -> str:
+    """Return the name of a process for messages: its notebook, if any, and its id.
+
+    >>> called({"pid": 7, "session": "/home/ann/digits.ipynb"}), called({"pid": 7})
+    ('notebook digits.ipynb (pid 7)', 'process 7')
+    """
+    name = os.path.basename(str(process.get("session", "")))
+    return f"notebook {name} (pid {process.get('pid')})" if name else f"process {process.get('pid')}"
+
+
+def caller() -> str:
+    """Return the name of this process for the clients of a cluster that it stops: its notebook or its id."""
+    return called({"pid": os.getpid(), "session": os.environ.get("JPY_SESSION_NAME", "")})
+
+
+@cache
+def _process(pid: int) -> dict[str, Any]:
+    return {"host": host_identity(), "pid": pid, "started": _started(pid)}
+
+
+def _started(pid: int) -> float | None:
+    import psutil  # here, since engines need none of this
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+    except psutil.NoSuchProcess:
+        return None
+
+
+#     Which of a cluster's engines have a run on them: small files in the cluster's folder, one per process.
+#
+# The engines make and remove them, the keeper and later clients look: no message need reach a busy engine.
+# Only Python's own library is needed here, for the keeper imports it.
+
+FOLDER = "busy"
+
+
+@contextmanager
+def busy_with(cluster: Path, run: str) -> Iterator[None]:
+    """Say that this process works on a run, inside a ``with``; says nothing where there is no such folder."""
+    path = cluster / FOLDER / str(os.getpid())
+    try:
+        with suppress(OSError):  # a full disk never stops a body
+            if cluster.is_dir():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+                descriptor = os.open(path, flags, 0o600)
+                try:
+                    os.write(descriptor, run.encode())
+                finally:
+                    os.close(descriptor)
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def runs_on(cluster: Path, living: Collection[int]) -> list[str]:
+    """Return the runs that the processes of these ids work on; the word of one that has died is void."""
+    found: dict[str, None] = {}
+    for pid in sorted(living):
+        with suppress(OSError, UnicodeDecodeError):
+            run = (cluster / FOLDER / str(pid)).read_text()
+            if run:
+                found[run] = None
+    return list(found)
+
+
+def is_busy(cluster: Path, living: Collection[int]) -> bool:
+    """Return whether any of these processes works on a run."""
+    return any((cluster / FOLDER / str(pid)).exists() for pid in living)

@@ -9,14 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster import tasks as on_task
-from nbdist.cluster.connect import HubEngines, close_client, connect_client, own_versions
-from nbdist.cluster.folder import claim, new_id, remove_traces, write_description
-from nbdist.cluster.handle import Cluster
-from nbdist.cluster.link import CONTROLLER, KeeperLink, describe_exit
-from nbdist.cluster.listing import list_for_others
-from nbdist.cluster.orphan import Orphan
-from nbdist.cluster.owner import this_process
+from nbdist.cluster import task_setup as on_task
+from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.folder import claim, new_id, remove_traces, this_process, write_description
+from nbdist.cluster.hub import HubEngines, close_client, connect_client, list_for_others, own_versions
 from nbdist.cluster.resources import (
     TaskPlan,
     check_counts,
@@ -27,6 +23,8 @@ from nbdist.cluster.resources import (
     plan_tasks,
     require_gpu_package,
 )
+from nbdist.cluster.supervisor.client import CONTROLLER, KeeperLink, describe_exit
+from nbdist.cluster.supervisor.process import Orphan
 from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NbdistError, UnavailableError, choices
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.keys import ClusterKeys

@@ -112,7 +112,7 @@ def forget_parallel(say: Say, *, profile: str, id: str) -> None:
 
 def grow(say: Say, *, id: str, workers: int) -> None:
     """Give a cluster so many workers more."""
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
     cluster = Cluster.attach(id)
     try:
@@ -123,7 +123,7 @@ def grow(say: Say, *, id: str, workers: int) -> None:
 
 def shrink(say: Say, *, id: str, workers: int) -> None:
     """End the last so many workers of a cluster."""
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
     cluster = Cluster.attach(id)
     try:
@@ -134,7 +134,7 @@ def shrink(say: Say, *, id: str, workers: int) -> None:
 
 def restart(say: Say, *, id: str, task: str | None) -> None:
     """Give a task another process; None stands for all that are dead."""
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
     cluster = Cluster.attach(id)
     try:
@@ -186,7 +186,7 @@ def set_run(say: Say, *, id: str, learning_rate: float) -> None:
 @contextmanager
 def attached(id: str) -> Iterator[Run]:
     """Attach to a run and its cluster, inside a ``with``."""
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
     from nbdist.runs.attach import attach_run
 
     run = attach_run(id)

@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.connect import own_versions
 from nbdist.cluster.folder import VALID_ID
+from nbdist.cluster.hub import own_versions
 from nbdist.lab.clusterfile import Description, TaskSeen
 from nbdist.lab.clusteritems import our_item
 from nbdist.lab.homefolder import look_home

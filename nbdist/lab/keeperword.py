@@ -20,7 +20,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.keeper import short_path
+from nbdist.cluster.supervisor.process import short_path
 from nbdist.lab.clusterfile import TaskSeen, parse_tasks, whole
 
 PATIENCE_SECONDS = 0.05  # for an answer, once: a keeper that lives needs a thousandth of it

@@ -6,8 +6,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from nbdist.cluster.folder import VALID_ID, is_alive
-from nbdist.cluster.owner import lives
+from nbdist.cluster.folder import VALID_ID, is_alive, lives
 from nbdist.errors import NbdistError
 from nbdist.lab.opening import read_bounded
 from nbdist.lab.record import Record, listed, mapping, whole

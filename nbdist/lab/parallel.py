@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.listing import default_profile
+from nbdist.cluster.hub import default_profile
 from nbdist.lab.parallelfile import ParallelCluster, id_of, parallel_item, parse_parallel
 from nbdist.lab.processes import Processes
 

@@ -16,7 +16,7 @@ from typing import Any
 from nbdist.lab.clusterfile import MOST_TASKS, text, whole
 
 Item = dict[str, Any]
-OURS = ("nbdist.cluster.local.LocalTaskLauncher", "nbdist")
+OURS = ("nbdist.cluster.ipyparallel_launcher.LocalTaskLauncher", "nbdist")
 """The class of our engine launcher, and its entry point: ipyparallel writes that when it updates a file."""
 REMOTE = ("hostname", "location", "job_id")
 """What a launcher knows whose process is not one of this host, or not a process at all."""

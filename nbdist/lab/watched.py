@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.busy import FOLDER, runs_on
-from nbdist.cluster.folder import is_alive
-from nbdist.cluster.link import describe_exit
+from nbdist.cluster.folder import FOLDER, is_alive, runs_on
+from nbdist.cluster.supervisor.client import describe_exit
 from nbdist.errors import NbdistError
 from nbdist.lab.clusterfile import Description, Owner, TaskSeen, parse_description
 from nbdist.lab.keeperword import KeeperWord, Word

@@ -15,9 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from nbdist.cluster.folder import living
-from nbdist.cluster.handle import Cluster
-from nbdist.cluster.owner import is_this, lives
+from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.folder import is_this, lives, living
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,

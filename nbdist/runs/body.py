@@ -16,8 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.busy import busy_with
-from nbdist.cluster.folder import clusters_folder
+from nbdist.cluster.folder import busy_with, clusters_folder
 from nbdist.errors import (
     AbortedError,
     InvalidArgumentError,

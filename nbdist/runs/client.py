@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import NbdistError, UnavailableError
 from nbdist.runs.agent import Agent
 from nbdist.runs.reach import Replacement

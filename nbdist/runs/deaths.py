@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nbdist.cluster.replacing import short_name
+from nbdist.cluster.resize import short_name
 from nbdist.runs.reach import Tasks
 from nbdist.runs.replacing import gone_among
 from nbdist.runtime.task import TaskInfo

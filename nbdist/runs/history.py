@@ -29,8 +29,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nbdist.cluster.folder import clusters_folder, is_alive, read_description
-from nbdist.cluster.owner import lives
+from nbdist.cluster.folder import clusters_folder, is_alive, lives, read_description
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,

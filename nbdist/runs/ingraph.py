@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import default_graph
 from nbdist.home import private_folder

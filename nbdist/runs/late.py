@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.runs.outcome import MOST_BYTES, decode
 from nbdist.runs.outcomefile import read_outcome

@@ -9,7 +9,7 @@ from nbdist.wire.peers import Peer
 
 
 class Tasks(Protocol):
-    """The tasks of a cluster, as a run needs them; see :class:`nbdist.cluster.handle.Cluster`."""
+    """The tasks of a cluster, as a run needs them; see :class:`nbdist.cluster.cluster.Cluster`."""
 
     @property
     def tasks(self) -> list[TaskInfo]:
@@ -35,7 +35,7 @@ class Tasks(Protocol):
 
 
 class Replacement(Protocol):
-    """Tasks on their way to other processes; see :class:`nbdist.cluster.replacing.Replacement`."""
+    """Tasks on their way to other processes; see :class:`nbdist.cluster.resize.Replacement`."""
 
     tasks: list[TaskInfo]
     notes: list[str]

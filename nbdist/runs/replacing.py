@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from nbdist.cluster.replacing import short_name
+from nbdist.cluster.resize import short_name
 from nbdist.errors import NbdistError, UnavailableError
 from nbdist.runs.reach import Replacement, Tasks
 from nbdist.runtime.task import TaskInfo

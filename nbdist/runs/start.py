@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from nbdist.cluster.adopt import adopt
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.folder import this_process
 from nbdist.cluster.launch import start_cluster
-from nbdist.cluster.owner import this_process
 from nbdist.errors import (
     InvalidArgumentError,
     NbdistError,

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from nbdist.cluster.folder import living
-from nbdist.cluster.handle import Cluster
-from nbdist.cluster.owner import this_process
+from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.folder import living, this_process
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.runs.start import any_cluster
 from nbdist.sweep.eventlog import EventLog

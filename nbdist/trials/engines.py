@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import zmq
 
 from nbdist.cluster.calls import Calls
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, TaskDiedError, UnavailableError
 from nbdist.runs.delivery import Delivery
 from nbdist.runtime.task import TaskInfo

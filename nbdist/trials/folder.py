@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.owner import called
+from nbdist.cluster.folder import called
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.home import home, private_folder
 from nbdist.metrics.home import slug

@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.sweep.eventlog import EventLog
 from nbdist.sweep.events import Event, Started
 from nbdist.sweep.ledger import Ledger

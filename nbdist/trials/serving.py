@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.cluster.busy import busy_with
-from nbdist.cluster.folder import clusters_folder
+from nbdist.cluster.folder import busy_with, clusters_folder
 from nbdist.runs.agent import Agent
 from nbdist.runs.body import around, live_of, perform
 from nbdist.runs.bodycode import filename

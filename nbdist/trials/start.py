@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.handle import Cluster
-from nbdist.cluster.owner import this_process
+from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.folder import this_process
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, ResourceExhaustedError
 from nbdist.runs.bodycode import check_source
 from nbdist.runs.delivery import Given

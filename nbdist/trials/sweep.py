@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.runs.delivery import Delivery, Given, missing_name
 from nbdist.runs.options import select

@@ -9,8 +9,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from psutil import pid_exists
 
-from nbdist.cluster.busy import FOLDER, runs_on
-from nbdist.cluster.folder import clusters_folder, living
+from nbdist.cluster.folder import FOLDER, clusters_folder, living, runs_on
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.runs.attach import attach_run
 from nbdist.runs.following import View

@@ -11,7 +11,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.runs.delivery import Given
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run

@@ -15,7 +15,7 @@ from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from nbdist.cluster.adopt import announce, start_or_adopt
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError
 from nbdist.runs.delivery import Given
 from nbdist.runs.options import Options

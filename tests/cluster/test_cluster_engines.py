@@ -20,8 +20,8 @@ from busy import BUSY_SECONDS
 from freezing import freeze
 
 from nbdist.cluster import launch
+from nbdist.cluster.cluster import Cluster, clusters
 from nbdist.cluster.folder import clusters_folder
-from nbdist.cluster.handle import Cluster, clusters
 from nbdist.cluster.launch import _Start, start_cluster
 from nbdist.errors import (
     DeadlineExceededError,
@@ -296,7 +296,7 @@ def test_nothing_secret_is_in_argv_or_logs_and_files_are_private(cluster: Cluste
 def test_a_second_process_attaches_and_leaves_it_running(cluster: Cluster) -> None:
     script = """
 import os, sys
-from nbdist.cluster.handle import Cluster, clusters
+from nbdist.cluster.cluster import Cluster, clusters
 cluster = Cluster.attach(sys.argv[1])
 print(cluster.run(os.getpid), [row["id"] for row in clusters()], cluster.peer(3).call("ping").meta["name"])
 """
@@ -524,7 +524,7 @@ def test_phases_are_reported(start: Start) -> None:
 def test_engines_of_a_controller_without_curve_are_refused(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nbdist.cluster.local import LocalTaskLauncher
+    from nbdist.cluster.ipyparallel_launcher import LocalTaskLauncher
 
     launcher = LocalTaskLauncher(cluster_id="open", profile_dir=str(own_home / "profile"))
     connection = json.dumps({"key": "k", "interface": "tcp://127.0.0.1", "curve_serverkey": None})
@@ -542,7 +542,7 @@ def test_plain_ipyparallel_starts_engines_through_our_launcher(
     monkeypatch.setenv("IPP_ENABLE_CURVE", "1")
     import ipyparallel
 
-    from nbdist.cluster.local import LocalTaskLauncher
+    from nbdist.cluster.ipyparallel_launcher import LocalTaskLauncher
 
     cluster = ipyparallel.Cluster(
         n=2, engines=LocalTaskLauncher, profile_dir=str(own_home / "profile"), delay=0, log_level=40,

@@ -11,10 +11,10 @@ import zmq
 from ipykernel.iostream import IOPubThread
 from jupyter_client.session import Session
 
-from nbdist.cluster.enginestream import EngineStream
+from nbdist.cluster.supervisor.engine import EngineStream
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 
 class Sent(Session):

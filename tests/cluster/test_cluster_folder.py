@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from nbdist.cluster import folder as folders
-from nbdist.cluster.connect import check_versions, own_versions
-from nbdist.cluster.keeper import short_path
-from nbdist.cluster.listing import list_for_others
+from nbdist.cluster.hub import check_versions, list_for_others, own_versions
+from nbdist.cluster.supervisor.process import short_path
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotAllowedError, NotFoundError
 
 

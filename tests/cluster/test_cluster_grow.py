@@ -18,12 +18,11 @@ import pytest
 from busy import BUSY_SECONDS
 from freezing import freeze
 
-from nbdist.cluster.blas import blas_threads
+from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import read_description
-from nbdist.cluster.growing import Growth, plan_more
-from nbdist.cluster.handle import Cluster
-from nbdist.cluster.link import CONTROLLER
-from nbdist.cluster.resources import MOST_TASKS
+from nbdist.cluster.resize import Growth, plan_more
+from nbdist.cluster.resources import MOST_TASKS, blas_threads
+from nbdist.cluster.supervisor.client import CONTROLLER
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -260,7 +259,7 @@ def test_one_that_dies_on_its_way_leaves_the_cluster_as_it_was(
         if step == "start":
             until(lambda: growth.look() or growth._forked)
         else:
-            patch.setattr(f"nbdist.cluster.tasks.{step}", hanging(tmp_path / "there"))
+            patch.setattr(f"nbdist.cluster.task_setup.{step}", hanging(tmp_path / "there"))
             until(lambda: growth.look() or (tmp_path / "there").exists())
     (pid,) = growth._forked.values()
     os.kill(pid, signal.SIGKILL)
@@ -278,7 +277,7 @@ def test_one_that_cannot_start_says_why(start: Start, monkeypatch: pytest.Monkey
     cluster = start(2)
     before = cluster.tasks
     with monkeypatch.context() as patch:
-        patch.setattr("nbdist.cluster.tasks.open_task", refuse)
+        patch.setattr("nbdist.cluster.task_setup.open_task", refuse)
         with pytest.raises(UnavailableError, match=r"task:2: the Server did not start.*no room for another"):
             cluster.grow()
     assert cluster.tasks == before
@@ -327,7 +326,7 @@ def test_an_interrupt_in_the_middle_leaves_the_cluster_as_it_was(
 
     with monkeypatch.context() as patch:
         if isinstance(when, str):
-            patch.setattr(f"nbdist.cluster.tasks.{when}", hanging(there))
+            patch.setattr(f"nbdist.cluster.task_setup.{when}", hanging(there))
         patch.setattr(Growth, "look", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cluster.grow()
@@ -370,7 +369,7 @@ def test_a_new_worker_computes_on_its_share_of_the_cores(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbdist.cluster.launch.count_cores", lambda: 2)
-    monkeypatch.setattr("nbdist.cluster.growing.count_cores", lambda: 2)
+    monkeypatch.setattr("nbdist.cluster.resize.count_cores", lambda: 2)
     cluster = start(1)
     lines: list[str] = []
     cluster.grow(report=lines.append)

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from nbdist.cluster.blas import blas_threads, set_blas_threads
-from nbdist.cluster.changing import uninterrupted
-from nbdist.cluster.growing import check_more, plan_more
-from nbdist.cluster.resources import MEMORY_VARIABLE, MOST_TASKS, TaskPlan, plan_tasks
-from nbdist.cluster.shrinking import last_workers
+from nbdist.cluster.resize import check_more, last_workers, plan_more, uninterrupted
+from nbdist.cluster.resources import (
+    MEMORY_VARIABLE,
+    MOST_TASKS,
+    TaskPlan,
+    blas_threads,
+    plan_tasks,
+    set_blas_threads,
+)
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.runtime.task import TaskInfo
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.metrics.columns import as_columns, parts_from_logs
 from nbdist.runs.attach import attach_run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from zmq.eventloop.zmqstream import ZMQStream
 
-from nbdist.cluster.controller import EagerHeartMonitor
+from nbdist.cluster.supervisor.controller import EagerHeartMonitor
 
 
 class Stream(ZMQStream):  # the monitor takes no other

@@ -19,7 +19,7 @@ import pytest
 from busy import BUSY_SECONDS
 
 from nbdist.cluster import mpi
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
 from nbdist.errors import FailedPreconditionError, MissingExtra, TaskDiedError, UnavailableError, WorkerError
 from nbdist.runs.options import Options
@@ -244,7 +244,7 @@ def test_plain_ipyparallel_can_have_a_world_too(own_home: Path, monkeypatch: pyt
     import ipyparallel
     from traitlets.config import Config
 
-    from nbdist.cluster.local import LocalTaskLauncher
+    from nbdist.cluster.ipyparallel_launcher import LocalTaskLauncher
 
     @shipped
     def add_ranks() -> tuple[int, int]:

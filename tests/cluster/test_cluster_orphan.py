@@ -17,12 +17,19 @@ from hypothesis import strategies as st
 from nbdist.cluster import adopt as adoption
 from nbdist.cluster.adopt import Orphan as Left
 from nbdist.cluster.adopt import adopt, choose, going_on, left_behind, start_or_adopt, why_not
-from nbdist.cluster.busy import busy_with, is_busy, runs_on
-from nbdist.cluster.folder import clusters_folder, read_description
-from nbdist.cluster.handle import Cluster
-from nbdist.cluster.link import KeeperLink
-from nbdist.cluster.orphan import LOOK_SECONDS, Orphan
-from nbdist.cluster.owner import is_this, lives, this_process
+from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.folder import (
+    busy_with,
+    clusters_folder,
+    is_busy,
+    is_this,
+    lives,
+    read_description,
+    runs_on,
+    this_process,
+)
+from nbdist.cluster.supervisor.client import KeeperLink
+from nbdist.cluster.supervisor.process import LOOK_SECONDS, Orphan
 from nbdist.errors import InvalidArgumentError
 
 TIMES = st.lists(st.tuples(st.floats(0, 30), st.booleans(), st.booleans()), max_size=20)

@@ -17,8 +17,8 @@ import pytest
 from busy import BUSY_SECONDS
 from freezing import freeze
 
+from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import read_description
-from nbdist.cluster.handle import Cluster
 from nbdist.errors import (
     AbortedError,
     FailedPreconditionError,
@@ -224,7 +224,7 @@ def test_a_replacement_that_does_not_start_leaves_a_dead_task(
 ) -> None:
     cluster = start(2)
     with monkeypatch.context() as patch:
-        patch.setattr("nbdist.cluster.tasks.open_task", refuse)
+        patch.setattr("nbdist.cluster.task_setup.open_task", refuse)
         with pytest.raises(NbdistError, match="no room for another"):
             cluster.restart(1)
     until(cluster.dead)

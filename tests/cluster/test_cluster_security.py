@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run

@@ -19,8 +19,8 @@ from busy import BUSY_SECONDS
 from freezing import freeze
 
 from nbdist.cluster.adopt import end
+from nbdist.cluster.cluster import Cluster, set_current, stop_cluster
 from nbdist.cluster.folder import clusters_folder, living
-from nbdist.cluster.handle import Cluster, set_current, stop_cluster
 from nbdist.errors import FailedPreconditionError, NotFoundError
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run

@@ -24,7 +24,7 @@ from nbdist.train.strategy import OneDeviceStrategy, Strategy
 from nbdist.wire.post import Outbox
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 Array = np.ndarray[Any, Any]
 Layers = Callable[[], list[Any]]

@@ -9,7 +9,7 @@ import numpy as np
 from actor import hear, say, serve
 from hosts_model import fit
 
-from nbdist.cluster.tasks import close_task, join_roster, open_task
+from nbdist.cluster.task_setup import close_task, join_roster, open_task
 from nbdist.distribute import (
     CentralStorageStrategy,
     ElasticAveragingStrategy,

@@ -14,8 +14,8 @@ from typing import Any
 
 from busy import BUSY_SECONDS
 
-from nbdist.cluster.connect import own_versions
 from nbdist.cluster.folder import claim, write_description
+from nbdist.cluster.hub import own_versions
 from nbdist.wire.hosts import host_identity
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.owner import this_process
+from nbdist.cluster.folder import this_process
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.runfile import RunFile, write_run
 from nbdist.runs.progressfile import ProgressFile, progress_path

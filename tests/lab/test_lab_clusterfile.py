@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lab_clusters import a_description, a_task
 
-from nbdist.cluster.listing import standard_description
+from nbdist.cluster.hub import standard_description
 from nbdist.lab.clusterfile import Description, Owner, parse_description, parse_tasks
 from nbdist.lab.clusteritems import our_item
 from nbdist.lab.keeperword import Word, parse_word
@@ -109,7 +109,7 @@ def test_a_rank_whose_process_the_keeper_has_not_is_dead() -> None:
     assert deaths(tasks, Word({0: 7})) == {1: "its process has ended"}
 
 
-@pytest.mark.parametrize("launcher", ["nbdist.cluster.local.LocalTaskLauncher", "nbdist"])
+@pytest.mark.parametrize("launcher", ["nbdist.cluster.ipyparallel_launcher.LocalTaskLauncher", "nbdist"])
 def test_our_own_listing_is_read_as_ours(launcher: str) -> None:
     """Also when ipyparallel's panel has written it again: then it names the entry point."""
     content = standard_description(Path("/home/clusters/mine"), 5, 3)

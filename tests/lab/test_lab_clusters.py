@@ -17,8 +17,7 @@ import pytest
 from lab_clusters import FakeKeeper, a_cluster, a_description, a_task, until
 
 from nbdist.cluster import folder as folders
-from nbdist.cluster.busy import busy_with
-from nbdist.cluster.owner import this_process
+from nbdist.cluster.folder import busy_with, this_process
 from nbdist.lab import watched as watching
 from nbdist.lab.clusters import Clusters
 from nbdist.lab.watched import Watched

@@ -16,7 +16,7 @@ from lab_clusters import a_cluster, a_task
 
 from nbdist.cluster import folder as folders
 from nbdist.cluster.folder import write_description
-from nbdist.cluster.listing import list_for_others
+from nbdist.cluster.hub import list_for_others
 from nbdist.lab.clusters import Clusters
 from nbdist.lab.tasks import Tasks
 from nbdist.runtime.task import TaskInfo

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from busy import BUSY_SECONDS
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.lab.rundetails import run_bundle, run_details
 from nbdist.lab.runs import Runs
 from nbdist.runs.options import Options

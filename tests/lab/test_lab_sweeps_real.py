@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from busy import BUSY_SECONDS
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.lab.sweepdetails import sweep_bundle, sweep_details
 from nbdist.lab.sweeps import Sweeps
 from nbdist.trials.start import start_sweep

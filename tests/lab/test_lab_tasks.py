@@ -18,7 +18,7 @@ from fake_pynvml import FakeNvml
 from freezing import freeze
 from lab_clusters import FakeKeeper, a_cluster, a_task, until
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import NotFoundError
 from nbdist.lab import usage
 from nbdist.lab.clusters import Clusters

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from runs_heard import Heard
 
+from nbdist.cluster.cluster import Cluster, set_current
 from nbdist.cluster.folder import read_description, write_description
-from nbdist.cluster.handle import Cluster, set_current
 from nbdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError, WorkerError
 from nbdist.metrics.columns import parts_from_logs
 from nbdist.metrics.home import run_folder
@@ -416,7 +416,7 @@ def test_workers_that_are_no_members_are_damage(own_home: Path, cluster: dict[st
 
 
 def test_a_dead_kernels_in_graph_run_says_so(own_home: Path) -> None:
-    from nbdist.cluster.owner import this_process
+    from nbdist.cluster.folder import this_process
 
     name = "200101-000001-towers"
     run_folder(name).mkdir(mode=0o700, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, WorkerError
 from nbdist.runs.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
 from nbdist.runs.failures import body_error, error_again

@@ -31,7 +31,7 @@ from nbdist.train.context import Context
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.engines
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.runs.options import Options
 from nbdist.runs.output import DISPLAY_LIMIT, MOST_DISPLAYS, Displayed, Output
 from nbdist.runs.start import start_run

@@ -34,7 +34,7 @@ from nbdist.runs.start import start_run
 from nbdist.ui.launch import launch
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.engines
 

@@ -14,7 +14,7 @@ import pytest
 from busy import BUSY_SECONDS
 
 from nbdist.cluster.calls import Calls
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from busy import BUSY_SECONDS
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, WorkerError
 from nbdist.runs.run import Run
 from nbdist.trials.folder import sweeps_folder

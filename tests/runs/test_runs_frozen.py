@@ -14,7 +14,7 @@ from busy import BUSY_SECONDS
 from freezing import freeze
 from runs_heard import Heard
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError
 from nbdist.runs import deaths
 from nbdist.runs.options import Options

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.cluster.folder import claim, write_description
-from nbdist.cluster.owner import this_process
+from nbdist.cluster.folder import claim, this_process, write_description
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.metrics.home import run_folder, runs_folder
 from nbdist.metrics.runfile import RunFile, read_run, write_run

@@ -40,7 +40,7 @@ from nbdist.train import context as contexts
 from nbdist.ui.launch import launch
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.engines
 

@@ -12,7 +12,7 @@ from nbdist.metrics.runfile import read_run
 from nbdist.ui.launch import launch
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.engines
 

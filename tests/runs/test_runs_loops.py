@@ -19,7 +19,7 @@ from nbdist.runs.start import start_run
 from nbdist.train.context import Context, use
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.engines
 

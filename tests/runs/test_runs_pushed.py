@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist.cluster.handle import Cluster, set_current
+from nbdist.cluster.cluster import Cluster, set_current
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, WorkerError
 from nbdist.runs.run import Run
 from nbdist.trials.attach import attach_sweep

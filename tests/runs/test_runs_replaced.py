@@ -26,7 +26,7 @@ from nbdist.runs.start import start_run
 from nbdist.wire.peers import Peer
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 Start = Callable[..., "Cluster"]
 engines = pytest.mark.engines
@@ -380,7 +380,7 @@ def test_an_impatient_user_changes_nothing(start: Start, heard: Heard, hurried: 
 def test_an_interrupt_in_the_middle_of_a_replacement_is_no_harm(
     start: Start, heard: Heard, hurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nbdist.cluster.replacing import Replacement
+    from nbdist.cluster.resize import Replacement
 
     cluster = start(workers=2)
     run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)

@@ -17,7 +17,7 @@ from nbdist.runs.start import start_run
 from nbdist.train.resume import read_state
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.engines
 

@@ -25,7 +25,7 @@ from nbdist.runs.start import start_run
 from nbdist.runs.stragglers import Stragglers
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 STEP = 0.05
 

@@ -15,7 +15,7 @@ import pytest
 from busy import BUSY_SECONDS
 from runs_heard import Heard
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, TaskDiedError, WorkerError
 from nbdist.runs import interrupt
 from nbdist.runs.options import Options

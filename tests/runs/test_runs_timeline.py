@@ -27,7 +27,7 @@ from nbdist.ui.timelineview import TimelineView
 from nbdist.wire.frames import Frame
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 TRAIN = """
 import numpy as np

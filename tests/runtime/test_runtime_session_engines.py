@@ -17,7 +17,7 @@ import pytest
 from busy import BUSY_SECONDS
 from runtime_tasks import begin, until
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import AbortedError, FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.graph.scopes import container, device
 from nbdist.graph.tensor import Graph, Tensor, Variable, placeholder

@@ -13,7 +13,7 @@ import pytest
 from busy import BUSY_SECONDS
 from runtime_tasks import until
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.engines
 Start = Callable[..., Cluster]

@@ -15,7 +15,7 @@ from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
     from nbdist.trials.sweep import Sweep
 
 pytestmark = pytest.mark.engines

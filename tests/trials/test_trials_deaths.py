@@ -20,7 +20,7 @@ from nbdist.sweep import eventlog
 from nbdist.trials import engines as engine_files
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
     from nbdist.trials.sweep import Sweep
 
 pytestmark = pytest.mark.engines

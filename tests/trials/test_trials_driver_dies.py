@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from trials_tools import GATED, began, finished, states, until
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NotFoundError
 from nbdist.sweep.eventlog import EventLog
 from nbdist.sweep.eventreader import read_events

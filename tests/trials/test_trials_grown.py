@@ -13,7 +13,7 @@ from nbdist.errors import FailedPreconditionError
 from nbdist.trials.attach import attach_sweep
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
     from nbdist.trials.sweep import Sweep
 
 pytestmark = pytest.mark.engines

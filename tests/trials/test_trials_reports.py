@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from trials_tools import finished, until
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.trials.attach import attach_sweep
 from nbdist.trials.live import KEPT, Reports
 from nbdist.trials.sweep import Sweep

@@ -17,7 +17,7 @@ from nbdist.trials import pressing
 from nbdist.trials.engines import Engines
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
     from nbdist.trials.sweep import Sweep
 
 pytestmark = pytest.mark.engines

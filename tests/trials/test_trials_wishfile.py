@@ -19,7 +19,7 @@ from nbdist.trials.sweep import Sweep
 from nbdist.trials.wishfile import ANSWER, WISH, Listening, read_small, wish_of
 
 if TYPE_CHECKING:
-    from nbdist.cluster.handle import Cluster
+    from nbdist.cluster.cluster import Cluster
 
 
 class Heard:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
 import nbdist
-from nbdist.cluster.handle import Cluster, set_current
+from nbdist.cluster.cluster import Cluster, set_current
 from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

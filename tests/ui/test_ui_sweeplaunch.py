@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.cluster.handle import Cluster
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import NbdistError
 from nbdist.ui.sweeplaunch import run_sweep
 

@@ -20,9 +20,9 @@ from ipyparallel.cluster.launcher import EngineLauncher, NotRunning
 from traitlets import Bool, Integer, Unicode
 
 from nbdist.cluster.folder import claim, remove_traces
-from nbdist.cluster.link import CONTROLLER, KeeperLink, describe_exit
 from nbdist.cluster.mpi import require_mpi
 from nbdist.cluster.resources import choose_gpus, count_cores, list_gpus, plan_tasks
+from nbdist.cluster.supervisor.client import CONTROLLER, KeeperLink, describe_exit
 from nbdist.errors import FailedPreconditionError, UnavailableError
 
 START_TIMEOUT = 60.0

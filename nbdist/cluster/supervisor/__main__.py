@@ -1,4 +1,4 @@
-"""python -m nbdist.cluster.nursery: start a keeper, let it fork its children, be one of the three.
+"""python -m nbdist.cluster.supervisor: start a keeper, let it fork its children, be one of the three.
 
 The plan comes as the first line over the inherited socket, never in argv.
 """
@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from nbdist.cluster.keeper import CONTROLLER, Keeper, read_line
+from nbdist.cluster.supervisor.process import CONTROLLER, Keeper, read_line
 
 # Imported once here, so that no engine has to. They are named, not imported by statement, for they lie on
 # higher floors; one that fails here fails again, and is reported, where it is used.
@@ -28,7 +28,7 @@ PRELOADED = (
     "IPython.core.logger",
     "IPython.core.oinspect",
     "IPython.extensions.storemagic",
-    "nbdist.cluster.tasks",
+    "nbdist.cluster.task_setup",
     "nbdist.data",
     "nbdist.nn",
     "nbdist.optim",
@@ -36,7 +36,6 @@ PRELOADED = (
     "nbdist.distribute",
     "nbdist.runs.agent",
 )
-
 MOST_DESCRIPTORS = 1 << 16
 
 
@@ -77,7 +76,7 @@ def start_children(keeper: Keeper) -> Callable[[], None] | None:
     if connection is None:
         import zmq
 
-        from nbdist.cluster.controller import choose_ports, connection_for, run_controller
+        from nbdist.cluster.supervisor.controller import choose_ports, connection_for, run_controller
 
         ports, keeper.held_ports = choose_ports()
         key = secrets.token_hex(32)
@@ -101,7 +100,7 @@ def start_children(keeper: Keeper) -> Callable[[], None] | None:
 
         keeper.world = ProcessManager(len(plan["tasks"]))
     gc.freeze()  # what the children share is never collected, so it is never copied either
-    from nbdist.cluster.engine import run_engine
+    from nbdist.cluster.supervisor.engine import run_engine
 
     def engine(task: dict[str, Any], *entering: Callable[[], None]) -> Callable[[], None]:
         environment, timeout = task["environment"], plan["timeout"]

@@ -29,7 +29,7 @@ from tornado.ioloop import IOLoop, PeriodicCallback
 from traitlets.config import Config
 from zmq.eventloop.zmqstream import ZMQStream
 
-from nbdist.cluster.engine import HEARTBEAT_SECONDS
+from nbdist.cluster.supervisor.engine import HEARTBEAT_SECONDS
 
 FIRST_BEAT_MS = 20
 SLOWER = 1.1  # a busy host may need longer than two beats to answer one

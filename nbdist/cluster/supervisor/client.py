@@ -17,7 +17,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.keeper import CONTROLLER, short_path
+from nbdist.cluster.supervisor.process import CONTROLLER, short_path
 from nbdist.errors import DeadlineExceededError, UnavailableError
 
 KILL_SECONDS = 2.0  # limit for a killed process to end
@@ -54,7 +54,13 @@ class KeeperLink:
     def start(cls, folder: Path, lock: int, plan: dict[str, Any], environment: dict[str, str]) -> KeeperLink:
         """Start a keeper for the folder and hand it the plan; returns at once."""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "nbdist.cluster.nursery", str(theirs.fileno()), str(lock)]
+        command = [
+            sys.executable,
+            "-m",
+            "nbdist.cluster.supervisor",
+            str(theirs.fileno()),
+            str(lock),
+        ]
         log = os.open(folder / "log" / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with theirs:
             process = subprocess.Popen(

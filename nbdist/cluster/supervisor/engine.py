@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbdist.cluster.blas import set_blas_threads
+from ipykernel.iostream import OutStream
+
+from nbdist.cluster.resources import set_blas_threads
 
 HEARTBEAT_SECONDS = 1.0  # between the controller's beats once all engines are there
 CONTROLLER_MISSES = 10  # beats an engine waits before it takes the controller for dead and exits
@@ -46,7 +48,7 @@ def run_engine(
     config.IPEngine.id = rank
     config.IPEngine.timeout = timeout
     config.IPEngine.enable_nanny = False  # the keeper signals this process and reports its death
-    config.IPEngine.out_stream_factory = "nbdist.cluster.enginestream.EngineStream"
+    config.IPEngine.out_stream_factory = "nbdist.cluster.supervisor.engine.EngineStream"
     config.IPEngine.max_heartbeat_misses = CONTROLLER_MISSES
     zmq.Context.instance().setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     engine = IPEngine.instance(config=config, connection_info_env=json.dumps(connection))
@@ -63,3 +65,32 @@ def fresh_random_state() -> None:
     import numpy as np
 
     np.random.seed()
+
+
+# sys.stdout and sys.stderr of an engine, for which a flush of nothing costs nothing.
+
+
+class EngineStream(OutStream):  # type: ignore[misc]  # ipykernel has no types
+    """An `OutStream` that knows whether anything waits to be sent.
+
+    A kernel flushes both streams twice for each call, and each flush hands over to another thread and back,
+    which a short cell on several engines notices. What a body prints in a run goes another way.
+    """
+
+    _written = _sent = 0
+
+    def write(self, string: str) -> int | None:
+        """Take text."""
+        self._written += 1
+        written: int | None = super().write(string)
+        return written
+
+    def flush(self) -> None:
+        """Send what waits, if anything does, and wait until it is sent."""
+        if self._sent != self._written:
+            super().flush()
+
+    def _flush(self) -> None:
+        written = self._written
+        super()._flush()
+        self._sent = written
