@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
 
-from nbdist.lab.routes import routes
+from nbdist.lab.handlers.act import (
+    Cleaning,
+    ClusterWish,
+    NewCluster,
+    OneCluster,
+    RunBoard,
+    RunCommand,
+    RunLabels,
+    SweepWish,
+)
+from nbdist.lab.handlers.base import NoSuchRoute
+from nbdist.lab.handlers.read import About, CurrentState, OneFile, OneRun, OneSweep
 from nbdist.lab.service import SERVICE, Service
-from nbdist.lab.tensorboard import Boards
-from nbdist.lab.views import real_views
+from nbdist.lab.state import real_views
+from nbdist.lab.stream import Stream
+from nbdist.lab.tensorboard import proxy
+from nbdist.lab.tensorboard.manager import Boards
 
 
 class NbdistLab(ExtensionApp):
@@ -39,3 +54,35 @@ class NbdistLab(ExtensionApp):
         service = self.settings.get(SERVICE)
         if service is not None:
             await service.close()
+
+
+# All our routes, in one table.
+
+API = "nbdist/api/v1"
+ID = "([^/]+)"
+TABLE: tuple[tuple[str, type[Any]], ...] = (
+    ("/?", About),
+    ("/state", CurrentState),
+    ("/stream", Stream),
+    ("/clusters", NewCluster),
+    (f"/clusters/{ID}", OneCluster),
+    (f"/clusters/{ID}/(grow|shrink|restart)", ClusterWish),
+    (f"/runs/{ID}(/data)?", OneRun),
+    (f"/runs/{ID}/(stop|pause|resume|set)", RunCommand),
+    (f"/runs/{ID}/labels", RunLabels),
+    ("/clean", Cleaning),
+    (f"/runs/{ID}/files/(.+)", OneFile),
+    (f"/runs/{ID}/tensorboard", RunBoard),
+    (f"/sweeps/{ID}(/data)?", OneSweep),
+    (f"/sweeps/{ID}/(stop|pause|resume)", SweepWish),
+)
+
+
+def routes(base: str, boards: Boards) -> list[tuple[Any, ...]]:
+    """Return patterns and handlers below a server's base address, as tornado takes them."""
+    start = re.escape(base.rstrip("/") + "/")
+    return [
+        *((start + API + path, handler) for path, handler in TABLE),
+        *((start + path, *rest) for path, *rest in proxy.handlers(boards)),
+        (start + "nbdist(?:/.*)?", NoSuchRoute),
+    ]

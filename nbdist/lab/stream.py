@@ -17,10 +17,9 @@ from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from nbdist.errors import InvalidArgumentError, NbdistError
-from nbdist.lab.bodies import check_keys, flag, text
-from nbdist.lab.handling import RESOURCE, check_user, checked_id, encoded, error_body
-from nbdist.lab.service import SERVICE, Service
-from nbdist.lab.watch import Telling
+from nbdist.lab.handlers.act import check_keys, flag, text
+from nbdist.lab.handlers.base import RESOURCE, check_user, checked_id, encoded, error_body
+from nbdist.lab.service import SERVICE, Service, Telling
 
 PING_MS = 20_000  # between two pings, for what stands between page and server and cuts what is silent
 MOST_BYTES = 4 << 10  # of a page's message

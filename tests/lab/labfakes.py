@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from nbdist.errors import NotFoundError
 from nbdist.lab.service import SERVICE, Service
-from nbdist.lab.views import Views
+from nbdist.lab.state import Views
 
 Item = dict[str, Any]
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import psutil
 from tornado.httpclient import HTTPRequest
 
-from nbdist.lab.tensorboard import Boards
+from nbdist.lab.tensorboard.manager import Boards
 from nbdist.metrics.events import events_folder
 from nbdist.metrics.home import new_run_id, run_folder
 from nbdist.metrics.log import log_path
@@ -55,7 +55,7 @@ def processes() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            is_board = "nbdist.lab.tensorboardchild" in process.cmdline()
+            is_board = "nbdist.lab.tensorboard.child" in process.cmdline()
             if is_board and process.environ().get("NBDIST_HOME") == os.environ["NBDIST_HOME"]:
                 found.append(process)
     return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
-from nbdist.lab import actions as acting
-from nbdist.lab import actor
-from nbdist.lab.actions import Actions
+from nbdist.lab.actions import manager
+from nbdist.lab.actions import manager as acting
+from nbdist.lab.actions.manager import Actions
 
 
 class Doer:
@@ -135,12 +135,12 @@ def test_the_end_of_the_server_ends_what_goes_on() -> None:
 def acting_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
     script = tmp_path / "act.py"
     script.write_text(code)
-    monkeypatch.setattr(actor, "COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(manager, "COMMAND", (sys.executable, str(script)))
 
 
 def perform(seconds: float = 60.0, lines: list[str] | None = None) -> None:
     told = lines.append if lines is not None else print
-    asyncio.run(actor.perform({"do": "x", "id": "a"}, told, seconds))
+    asyncio.run(manager.perform({"do": "x", "id": "a"}, told, seconds))
 
 
 def test_lines_and_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_can_go_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code
 
 
 def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(actor, "UNDO_SECONDS", 0.2)
+    monkeypatch.setattr(manager, "UNDO_SECONDS", 0.2)
     (tmp_path / "pid").touch()  # a machine may be so busy that the process does not come to write its own
     acting_by(
         monkeypatch,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nbdist.lab.bundles import Bundle, Bundles
+from nbdist.lab.readers.run_detail import Bundle, Bundles
 
 
 class Slow:

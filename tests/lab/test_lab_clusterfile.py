@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from lab_clusters import a_description, a_task
 
 from nbdist.cluster.hub import standard_description
-from nbdist.lab.clusterfile import Description, Owner, parse_description, parse_tasks
-from nbdist.lab.clusteritems import our_item
-from nbdist.lab.keeperword import Word, parse_word
-from nbdist.lab.parallelfile import Engines, parallel_item, parse_parallel
-from nbdist.lab.watched import Seen, deaths, in_words
+from nbdist.lab.readers.cluster_file import Description, Owner, parse_description, parse_tasks
+from nbdist.lab.readers.clusters import Seen, deaths, in_words, our_item
+from nbdist.lab.readers.ipyparallel import Engines, parallel_item, parse_parallel
+from nbdist.lab.readers.supervisor import Word, parse_word
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 JSON = st.recursive(

@@ -18,9 +18,8 @@ from lab_clusters import FakeKeeper, a_cluster, a_description, a_task, until
 
 from nbdist.cluster import folder as folders
 from nbdist.cluster.folder import busy_with, this_process
-from nbdist.lab import watched as watching
-from nbdist.lab.clusters import Clusters
-from nbdist.lab.watched import Watched
+from nbdist.lab.readers import clusters as watching
+from nbdist.lab.readers.clusters import Clusters, Watched
 
 KEYS = {
     "id", "kind", "title", "state", "launcher", "workers", "ps", "engines", "created", "owner", "detached",
@@ -175,7 +174,7 @@ def test_a_keeper_that_hangs_is_not_waited_for_again(
     ):
         door.bind(str(folder / "keeper.sock"))
         door.listen(1)  # connections are taken by the kernel, and nobody answers
-        from nbdist.lab.keeperword import KeeperWord
+        from nbdist.lab.readers.supervisor import KeeperWord
 
         wait = KeeperWord._wait
         monkeypatch.setattr(
@@ -191,9 +190,9 @@ def test_a_keeper_that_hangs_is_not_waited_for_again(
 def test_a_connection_that_breaks_is_made_again(
     clusters: Clusters, keeper: Callable[[Path], FakeKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nbdist.lab import keeperword
+    from nbdist.lab.readers import supervisor
 
-    monkeypatch.setattr(keeperword, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.0)
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
         one = keeper(folder)
         one.answer["pids"] = {"0": os.getpid()}

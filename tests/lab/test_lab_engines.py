@@ -130,7 +130,7 @@ def acting(pid: int) -> list[psutil.Process]:
     found = []
     for one in psutil.Process(pid).children():
         with suppress(psutil.NoSuchProcess):  # it was a look at something else
-            if "nbdist.lab.act" in one.cmdline():
+            if "nbdist.lab.actions" in one.cmdline():
                 found.append(one)
     return found
 

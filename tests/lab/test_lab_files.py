@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lab_folders import RunFolder
 
 from nbdist.errors import InvalidArgumentError, NbdistError, NotAllowedError, NotFoundError
-from nbdist.lab.files import list_files, open_file
+from nbdist.lab.readers.run_detail import list_files, open_file
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +181,7 @@ def test_no_path_leads_to_a_secret(run: RunFolder, parts: list[str]) -> None:
 
 
 def test_very_many_files_are_listed_in_part(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbdist.lab.files.MOST_LISTED", 5)
+    monkeypatch.setattr("nbdist.lab.readers.run_detail.MOST_LISTED", 5)
     for i in range(9):
         run.raw(f"f{i}", "")
     assert len(list_files("r1")) == 5

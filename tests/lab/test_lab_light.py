@@ -13,7 +13,7 @@ HEAVY = ("matplotlib", "ipywidgets", "anywidget", "optuna", "ipyparallel", "skle
 @pytest.mark.parametrize("module", ["clusters", "tasks", "usage"])
 def test_looking_at_clusters_imports_nothing_heavy(module: str) -> None:
     code = (
-        f"import sys, nbdist.lab.{module}, nbdist.lab.clusters as c; c.Clusters().look(); "
+        f"import sys, nbdist.lab.{module}, nbdist.lab.readers.clusters as c; c.Clusters().look(); "
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

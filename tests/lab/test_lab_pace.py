@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.lab.pace import Pace, Word, word_of
+from nbdist.lab.readers.run_record import Pace, Word, word_of
 
 
 def word(step: int, time: float, busy: float, *, wait: float = 0.0, **more: Any) -> Word:

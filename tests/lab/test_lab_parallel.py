@@ -17,8 +17,8 @@ from lab_clusters import a_cluster, a_task
 from nbdist.cluster import folder as folders
 from nbdist.cluster.folder import write_description
 from nbdist.cluster.hub import list_for_others
-from nbdist.lab.clusters import Clusters
-from nbdist.lab.tasks import Tasks
+from nbdist.lab.readers.clusters import Clusters
+from nbdist.lab.readers.tasks import Tasks
 from nbdist.runtime.task import TaskInfo
 
 # What the panel's server does, in a process of its own: it tells when the cluster is up, and stops it when

@@ -8,7 +8,7 @@ import sys
 
 import psutil
 
-from nbdist.lab.processes import CHECK_SECONDS, CLOCK_SECONDS, Processes
+from nbdist.lab.readers.processes import CHECK_SECONDS, CLOCK_SECONDS, Processes
 
 
 def test_a_process_is_found_until_it_ends() -> None:

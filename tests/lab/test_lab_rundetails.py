@@ -11,11 +11,10 @@ import pytest
 from lab_folders import RunFolder, add, losses
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
-from nbdist.lab import logstore, rundetails
-from nbdist.lab.bundles import Bundles
-from nbdist.lab.logstore import filled
-from nbdist.lab.rundetails import LONGEST_OUTPUT, run_bundle, run_details
-from nbdist.lab.runs import Runs
+from nbdist.lab.readers import run_curves, run_detail
+from nbdist.lab.readers.run_curves import filled
+from nbdist.lab.readers.run_detail import LONGEST_OUTPUT, Bundles, run_bundle, run_details
+from nbdist.lab.readers.runs import Runs
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +76,7 @@ def test_a_bundle_has_its_limit() -> None:
     for rank in range(16):
         values = chance.normal(size=600)
         run.log(rank, [(name, step, v) for step, v in enumerate(values) for name in ("loss", "accuracy")])
-    assert len(json.dumps(run_bundle("r1"), indent=1)) <= rundetails.LIMIT + 1000
+    assert len(json.dumps(run_bundle("r1"), indent=1)) <= run_detail.LIMIT + 1000
 
 
 def test_a_bundle_is_made_once_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,12 +84,12 @@ def test_a_bundle_is_made_once_while_nothing_changes(monkeypatch: pytest.MonkeyP
     recorder = run.log(0, losses(3), close=False)
     first = run_bundle("r1")
     made: list[object] = []
-    before = rundetails.bundle_of
-    monkeypatch.setattr(rundetails, "bundle_of", lambda *a: made.append(a) or before(*a))
+    before = run_detail.bundle_of
+    monkeypatch.setattr(run_detail, "bundle_of", lambda *a: made.append(a) or before(*a))
     assert run_bundle("r1") is first
     assert made == []
     add(recorder, [("loss", 3, 9.0)])
-    monkeypatch.setattr(rundetails, "_bundles", Bundles())
+    monkeypatch.setattr(run_detail, "_bundles", Bundles())
     assert run_bundle("r1")["metrics"]["loss"] == 9.0
     recorder.close()
 
@@ -117,8 +116,8 @@ def test_of_very_long_logs_parts_are_read_and_that_is_said(monkeypatch: pytest.M
             add(recorder, [("loss", step, step * 1.0) for step in range(start, start + 500)])
         recorder.close()
     size = (run.folder / "metrics-0000.log").stat().st_size
-    monkeypatch.setattr(logstore, "MOST", size // 2)
-    monkeypatch.setattr(logstore, "LEAST", 1 << 16)
+    monkeypatch.setattr(run_curves, "MOST", size // 2)
+    monkeypatch.setattr(run_curves, "LEAST", 1 << 16)
     store, notes = filled(run.folder)
     assert "MB of them" in notes[0]
     for replica in range(2):

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from lab_folders import RunFolder, add, cluster_folder, losses
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
-from nbdist.lab import knownrun
-from nbdist.lab import runs as runs_module
-from nbdist.lab.record import record_of
-from nbdist.lab.runs import Runs
+from nbdist.lab.readers import runs as knownrun
+from nbdist.lab.readers import runs as runs_module
+from nbdist.lab.readers.run_record import record_of
+from nbdist.lab.readers.runs import Runs
 from nbdist.runs.history import delete_run, write_labels
 
 KEYS = {
@@ -555,8 +555,8 @@ def test_what_has_not_changed_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
 def test_a_server_stays_light() -> None:
     """No part of this drags in what takes a second to import, or does not belong into a server."""
     code = (
-        "import sys, nbdist.lab.runs, nbdist.lab.rundetails, nbdist.lab.sweeps, nbdist.lab.sweepdetails\n"
-        "import nbdist.lab.files\n"
+        "import sys, nbdist.lab.readers.runs, nbdist.lab.readers.run_detail\n"
+        "import nbdist.lab.readers.sweeps, nbdist.lab.readers.sweep_detail\n"
         "heavy = 'matplotlib ipywidgets anywidget optuna sklearn ipyparallel.client IPython'.split()\n"
         "print([one for one in heavy if one in sys.modules])"
     )

@@ -11,8 +11,8 @@ import pytest
 from busy import BUSY_SECONDS
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.lab.rundetails import run_bundle, run_details
-from nbdist.lab.runs import Runs
+from nbdist.lab.readers.run_detail import run_bundle, run_details
+from nbdist.lab.readers.runs import Runs
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run

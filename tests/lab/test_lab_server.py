@@ -14,7 +14,7 @@ from labserver import BASE, WITH_TOKEN, Server, serving, until
 
 from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, NotAllowedError
 from nbdist.lab import service
-from nbdist.lab.about import about
+from nbdist.lab.readers.capabilities import about
 
 fakes = Fakes()
 
@@ -148,7 +148,7 @@ def test_the_server_is_not_burdened() -> None:
     """What takes long to import, or much memory, is left to the processes that act."""
     heavy = ("matplotlib", "ipywidgets", "anywidget", "optuna", "ipyparallel", "sklearn", "tensorboard")
     code = (
-        "import sys, nbdist.lab.app, nbdist.lab.views as views\n"
+        "import sys, nbdist.lab.app, nbdist.lab.state as views\n"
         "real = views.real_views()\n"
         "print(*(len(one.look()) for one in (real.clusters, real.runs, real.sweeps)), real.tasks.look('a'))\n"
         f"real.about()\nprint([name for name in {heavy!r} if name in sys.modules])"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from labfakes import Listed, ListedTasks, cluster_item, run_item, sweep_item, task_item
 
+from nbdist.lab.actions.status import Underway
 from nbdist.lab.state import State, applied, changes, ordered
-from nbdist.lab.underway import Underway
 
 START = Underway("clusters", "c", "start", 5.0, {"workers": 2, "ps": 1, "launcher": "local"}, ("engines",))
 

@@ -12,7 +12,7 @@ from labfakes import Fakes, cluster_item, run_item, task_item
 from labserver import Server, serving, until
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
-from nbdist.lab import watch
+from nbdist.lab import service
 from nbdist.lab.stream import look_of
 
 fakes = Fakes()
@@ -131,7 +131,7 @@ def test_a_page_that_reads_nothing_gets_the_newest_in_the_end(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it does not take stays where it is: one message on its way, and no row of them behind it."""
-    monkeypatch.setattr(watch, "SOON", watch.LEAST)
+    monkeypatch.setattr(service, "SOON", service.LEAST)
     page = server.stream()
     hear(page)
     for number in range(3):

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError
-from nbdist.lab import bundles, sweepdetails
-from nbdist.lab import sweeps as sweeps_module
-from nbdist.lab.sweepdetails import sweep_bundle, sweep_details
-from nbdist.lab.sweeps import Sweeps
+from nbdist.lab.readers import run_detail, sweep_detail
+from nbdist.lab.readers import sweeps as sweeps_module
+from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details
+from nbdist.lab.readers.sweeps import Sweeps
 from nbdist.sweep import eventlog
 from nbdist.sweep.eventcode import EVENT
 from nbdist.sweep.eventlog import EventLog, holder_of
@@ -393,7 +393,7 @@ def test_a_bundle_is_made_once_while_nothing_changes(
     assert sweep_bundle(one.folder.name)["of"] == 2
     one.log.close()
     assert sweep_bundle(one.folder.name)["status"]["state"] == "stopped"
-    assert len(json.dumps(sweep_bundle(one.folder.name), indent=1)) < sweepdetails.LIMIT
+    assert len(json.dumps(sweep_bundle(one.folder.name), indent=1)) < sweep_detail.LIMIT
 
 
 def test_a_sweep_that_is_over_can_be_read_in_full(drive: Callable[..., Driven]) -> None:
@@ -442,7 +442,7 @@ def test_looking_at_a_lock_takes_nothing(drive: Callable[..., Driven]) -> None:
 def test_a_bundle_of_a_sweep_that_has_ended_is_never_an_old_one(
     drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundles, "SHARE", 1e-9)  # what was made is kept for ever, in the same state
+    monkeypatch.setattr(run_detail, "SHARE", 1e-9)  # what was made is kept for ever, in the same state
     one, sweeps = drive(), Sweeps()
     one.trial(0, 0.5)
     sweeps.look()

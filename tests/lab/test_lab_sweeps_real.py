@@ -12,8 +12,8 @@ import pytest
 from busy import BUSY_SECONDS
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.lab.sweepdetails import sweep_bundle, sweep_details
-from nbdist.lab.sweeps import Sweeps
+from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details
+from nbdist.lab.readers.sweeps import Sweeps
 from nbdist.trials.start import start_sweep
 from nbdist.trials.sweep import Sweep
 

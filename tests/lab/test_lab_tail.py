@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdist.lab import tail as tails
-from nbdist.lab.tail import ReplacedError, Tail
+from nbdist.lab.readers import files as tails
+from nbdist.lab.readers.files import ReplacedError, Tail
 from nbdist.metrics.batch import POINT
 from nbdist.metrics.log import FORMAT, MAGIC, POINTS, LogPart, frame, parse
 

@@ -20,11 +20,18 @@ from lab_clusters import FakeKeeper, a_cluster, a_task, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import NotFoundError
-from nbdist.lab import usage
-from nbdist.lab.clusters import Clusters
-from nbdist.lab.loads import WINDOW_SECONDS, Measured, Taken, measure
-from nbdist.lab.taskitems import MEGABYTE, steady
-from nbdist.lab.tasks import ELSEWHERE, Tasks
+from nbdist.lab.readers import tasks as usage
+from nbdist.lab.readers.clusters import Clusters
+from nbdist.lab.readers.tasks import (
+    ELSEWHERE,
+    MEGABYTE,
+    WINDOW_SECONDS,
+    Measured,
+    Taken,
+    Tasks,
+    measure,
+    steady,
+)
 
 KEYS = {
     "cluster", "rank", "name", "job", "index", "host", "pid", "device", "state", "cpu", "memory", "gpu",

@@ -24,9 +24,8 @@ from nbdist.errors import (
     NotFoundError,
     UnavailableError,
 )
-from nbdist.lab import tensorboard, tensorboardprocess
-from nbdist.lab.tensorboard import Boards, problem
-from nbdist.lab.tensorboardprocess import answers, sweep
+from nbdist.lab.tensorboard import manager
+from nbdist.lab.tensorboard.manager import Boards, answers, problem, sweep
 from nbdist.metrics.home import run_folder
 from nbdist.metrics.recorder import Recorder
 
@@ -93,7 +92,7 @@ def test_all_runs_can_be_compared(temporary: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_a_run_that_goes_on_is_kept_up_with(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboardprocess, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(manager, "LOOK_SECONDS", 0.5)
     run = make_run(own=False, steps=3, ended=False)
 
     async def look(boards: Boards) -> None:
@@ -250,7 +249,7 @@ def test_it_ends_when_nobody_asks(temporary: Path) -> None:
 
 
 def test_one_that_is_frozen_is_ended_too(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboardprocess, "END_SECONDS", 0.1)
+    monkeypatch.setattr(manager, "END_SECONDS", 0.1)
     run = make_run(own=False, steps=1)
 
     async def look(boards: Boards) -> None:
@@ -266,7 +265,7 @@ def test_it_ends_with_its_server(temporary: Path) -> None:
     run = make_run(own=False, steps=1)
     server = """
 import asyncio, sys
-from nbdist.lab.tensorboard import Boards
+from nbdist.lab.tensorboard.manager import Boards
 
 async def main():
     print(await Boards().open(sys.argv[1]), flush=True)
@@ -323,7 +322,7 @@ def test_what_is_no_run_is_not_opened(temporary: Path) -> None:
 def test_without_tensorboard_the_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem() is None
     run = make_run(own=True, steps=1)
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    monkeypatch.setattr(manager, "find_spec", lambda name: None)
     assert problem() == 'TensorBoard is not installed: pip install "nbdist[tensorboard]"'
 
     async def look(boards: Boards) -> None:
@@ -346,7 +345,7 @@ def test_no_room_for_its_folder_is_an_error_of_ours(monkeypatch: pytest.MonkeyPa
 
 def test_an_answer_that_is_too_large_is_refused(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(own=True, steps=1)
-    monkeypatch.setattr(tensorboardprocess, "LARGEST_ANSWER", 1 << 20)
+    monkeypatch.setattr(manager, "LARGEST_ANSWER", 1 << 20)
 
     async def look(boards: Boards) -> None:
         await boards.open(run)
@@ -382,8 +381,9 @@ def test_what_a_killed_server_has_left_is_swept(temporary: Path) -> None:
 def test_the_server_imports_no_tensorboard() -> None:
     names = "tensorboard", "werkzeug", "matplotlib", "ipywidgets", "optuna"
     script = (
-        "import sys, nbdist.lab.tensorboard, nbdist.lab.tensorboardproxy as proxy;"
-        f"proxy.handlers(nbdist.lab.tensorboard.Boards()); print([n for n in {names!r} if n in sys.modules])"
+        "import sys, nbdist.lab.tensorboard.manager, nbdist.lab.tensorboard.proxy as proxy;"
+        "proxy.handlers(nbdist.lab.tensorboard.manager.Boards());"
+        f"print([n for n in {names!r} if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard_runs import make_run
 
-from nbdist.lab.tensorboardevents import EventsOfRuns, tasks_of
+from nbdist.lab.tensorboard.child import EventsOfRuns, tasks_of
 from nbdist.metrics.home import run_folder
 from nbdist.metrics.log import FORMAT, MAGIC
 

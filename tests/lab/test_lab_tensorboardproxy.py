@@ -13,8 +13,8 @@ from tensorboard_runs import make_run, processes
 from tornado.httpclient import HTTPRequest, HTTPResponse
 from tornado.httputil import HTTPHeaders
 
-from nbdist.lab import tensorboardproxy
-from nbdist.lab.tensorboard import Boards
+from nbdist.lab.tensorboard import proxy
+from nbdist.lab.tensorboard.manager import Boards
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 READS = ("GET", "HEAD")
@@ -214,7 +214,7 @@ def test_scripts_are_kept_to_their_own_path(server: Server, page: str, cookie: d
 
 
 def test_what_is_too_long_is_refused(server: Server, page: str) -> None:
-    answer = server.ask("POST", f"{page}data/runs", raw=b"x" * (tensorboardproxy.MOST_BYTES + 1))
+    answer = server.ask("POST", f"{page}data/runs", raw=b"x" * (proxy.MOST_BYTES + 1))
     assert answer.status == 413
 
 

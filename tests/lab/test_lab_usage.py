@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from fake_pynvml import FakeNvml, NVMLError, NVMLError_NotSupported
 
-from nbdist.lab import usage
-from nbdist.lab.usage import Gpus, nvml_problem
+from nbdist.lab.readers import tasks
+from nbdist.lab.readers.tasks import Gpus, nvml_problem
 
 MB = 1 << 20
 
@@ -17,9 +17,9 @@ MB = 1 << 20
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """NVML is asked for anew in each test, and after them."""
-    usage._nvml.cache_clear()
+    tasks._nvml.cache_clear()
     yield
-    usage._nvml.cache_clear()
+    tasks._nvml.cache_clear()
 
 
 @pytest.fixture

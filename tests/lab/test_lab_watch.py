@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from nbdist.lab import watch as watching
+from nbdist.lab import service as watching
+from nbdist.lab.service import Telling, Watch
 from nbdist.lab.state import Seen
-from nbdist.lab.watch import Telling, Watch
 
 
 @pytest.fixture(autouse=True)

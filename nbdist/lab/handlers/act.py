@@ -1,0 +1,304 @@
+"""The routes that have something done: they check what is asked, begin it, and answer 202."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tornado import web
+
+from nbdist.cluster.folder import VALID_ID, new_id
+from nbdist.cluster.launch import LAUNCHERS
+from nbdist.cluster.resources import MOST_TASKS, check_counts, parse_memory
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.lab.handlers.base import Handler, checked_id
+from nbdist.lab.readers.run_record import number
+
+
+class NewCluster(Handler):
+    """``POST nbdist/api/v1/clusters``."""
+
+    @web.authenticated
+    async def post(self) -> None:
+        """Begin to start a cluster, and answer with its id."""
+        body = self.body()
+        wanted, name = wanted_cluster(body), wanted_name(body)
+        if name is not None:
+            known = {one["id"]: one["state"] for one in (await self.service.look(None))["clusters"]}
+            if known.get(name, "failed") != "failed":
+                raise FailedPreconditionError(
+                    f"there is a cluster {name!r} already ({known[name]}); choose another name"
+                )
+        id = name or new_id()
+        self.service.actions.begin("clusters", id, "start", {"do": "start", "id": id, **wanted}, wanted)
+        self.accept({"id": id})
+
+
+class OneCluster(Handler):
+    """``DELETE nbdist/api/v1/clusters/ID``."""
+
+    @web.authenticated
+    async def delete(self, cluster: str) -> None:
+        """Begin to stop a cluster; give up one that starts, and forget one that did not."""
+        nothing(self.body())
+        id = checked_id(cluster)
+        now = self.service.actions.find("clusters", id)
+        if now is not None and now.doing == "start":
+            self.service.actions.give_up("clusters", id)
+        else:
+            item = await self.service.check("clusters", id, "stop")
+            self.service.actions.begin("clusters", id, "stop", end_of(id, item["state"]))
+        self.accept({})
+
+
+class ClusterWish(Handler):
+    """``POST nbdist/api/v1/clusters/ID/grow``, ``.../shrink`` and ``.../restart``."""
+
+    @web.authenticated
+    async def post(self, cluster: str, wish: str) -> None:
+        """Begin to grow or shrink a cluster, or to restart tasks of it."""
+        id, body = checked_id(cluster), self.body()
+        what = {"task": wanted_task(body)} if wish == "restart" else {"workers": wanted_growth(body)}
+        await self.service.check("clusters", id, wish)
+        self.service.actions.begin("clusters", id, wish, {"do": wish, "id": id, **what})
+        self.accept({})
+
+
+class RunCommand(Handler):
+    """``POST nbdist/api/v1/runs/ID/stop``, ``.../pause``, ``.../resume`` and ``.../set``."""
+
+    @web.authenticated
+    async def post(self, run: str, command: str) -> None:
+        """Begin to stop, pause or resume a run, or to change its learning rate."""
+        id, body = checked_id(run), self.body()
+        settings = wanted_settings(body) if command == "set" else nothing(body)
+        await self.service.check("runs", id, command)
+        self.service.actions.begin("runs", id, command, {"do": f"{command}_run", "id": id, **settings})
+        self.accept({})
+
+
+class RunLabels(Handler):
+    """``POST nbdist/api/v1/runs/ID/labels``."""
+
+    @web.authenticated
+    async def post(self, run: str) -> None:
+        """Change a run's name, tags or note."""
+        id, labels = checked_id(run), wanted_labels(self.body())
+        await self.service.read(lambda views: views.label(id, labels))
+        self.service.watch.wake()
+        self.finish("{}")
+
+
+class Cleaning(Handler):
+    """``POST nbdist/api/v1/clean``."""
+
+    @web.authenticated
+    async def post(self) -> None:
+        """Delete old runs, or answer which ones would be deleted."""
+        wanted = wanted_cleaning(self.body())
+        await self.answer(lambda views: views.clean(*wanted))
+        self.service.watch.wake()
+
+
+class RunBoard(Handler):
+    """``POST nbdist/api/v1/runs/ID/tensorboard``."""
+
+    @web.authenticated
+    async def post(self, run: str) -> None:
+        """Answer with where TensorBoard shows a run, once it does."""
+        nothing(self.body())
+        self.finish(json.dumps({"url": await self.service.boards.open(checked_id(run))}))
+
+
+class SweepWish(Handler):
+    """``POST nbdist/api/v1/sweeps/ID/stop``, ``.../pause`` and ``.../resume``."""
+
+    @web.authenticated
+    async def post(self, sweep: str, wish: str) -> None:
+        """Begin to tell the process that drives a sweep what is wished of it."""
+        nothing(self.body())
+        id = checked_id(sweep)
+        await self.service.check("sweeps", id, wish)
+        self.service.actions.begin("sweeps", id, wish, {"do": "wish", "id": id, "wish": wish})
+        self.accept({})
+
+
+def end_of(id: str, state: str = "running") -> dict[str, str]:
+    """Return what is to be done to end a cluster of ours, or of ipyparallel's own.
+
+    Of one whose controller is gone the file alone is removed: its pids may be other processes' by now.
+
+    >>> end_of("20261121_010203_abcdef")["do"], end_of("ipp:default:mine")
+    ('stop', {'do': 'stop_parallel', 'profile': 'default', 'id': 'mine'})
+    """
+    if not id.startswith("ipp:"):
+        return {"do": "stop", "id": id}
+    _, profile, *name = id.split(":", 2)
+    if not name:
+        raise InvalidArgumentError(f"{id!r:.100} is no id of ipyparallel's: ipp:PROFILE:ID")
+    do = "forget_parallel" if state == "stale" else "stop_parallel"
+    return {"do": do, "profile": profile, "id": name[0]}
+
+
+# What pages send, checked before anything is done; what is refused is named, and what is valid.
+
+START: dict[str, Any] = {
+    "workers": 2,
+    "ps": 0,
+    "launcher": "local",
+    "gpus": "auto",
+    "threads": None,
+    "memory": None,
+    "gpu_memory": None,
+}
+"""What a cluster is started with where the page does not say."""
+
+
+TASK = re.compile(r"(?:/job:)?(worker|ps)(?:/task)?:(\d{1,4})")
+LABELS = ("name", "tags", "note")
+SETTINGS = ("learning_rate",)
+Body = Mapping[str, Any]
+
+
+def wanted_cluster(body: Body) -> dict[str, Any]:
+    """Return what `start_cluster` is to be called with.
+
+    >>> wanted_cluster({"workers": 3})["workers"], wanted_cluster({})["launcher"]
+    (3, 'local')
+    """
+    check_keys(body, ("name", *START))
+    wanted = {**START, **{key: value for key, value in body.items() if key != "name"}}
+    if wanted["launcher"] not in LAUNCHERS:
+        raise InvalidArgumentError(
+            f"no launcher {shown(wanted['launcher'])}; choose from {', '.join(LAUNCHERS)}"
+        )
+    check_counts(*(_plain(wanted[name]) for name in ("workers", "ps", "threads", "gpu_memory")))
+    if wanted["memory"] is not None:
+        parse_memory(_plain(wanted["memory"]))
+    gpus = wanted["gpus"]
+    if gpus not in ("auto", "none") and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 0):
+        raise InvalidArgumentError(f"gpus is 'auto', 'none' or a number, not {shown(gpus)}")
+    return wanted
+
+
+def wanted_growth(body: Body) -> int:
+    """Return the number of workers to add to a cluster, or to remove.
+
+    >>> wanted_growth({"workers": 2}), wanted_growth({})
+    (2, 1)
+    """
+    check_keys(body, ("workers",))
+    workers = body.get("workers", 1)
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 0 < workers <= MOST_TASKS:
+        raise InvalidArgumentError(f"workers is a whole number from 1 to {MOST_TASKS}, not {shown(workers)}")
+    return workers
+
+
+def wanted_task(body: Body) -> str | None:
+    """Return the name of the task to restart; None for all that are dead.
+
+    >>> wanted_task({"task": "/job:worker/task:1"}), wanted_task({})
+    ('worker:1', None)
+    """
+    check_keys(body, ("task",))
+    if body.get("task") is None:
+        return None
+    found = TASK.fullmatch(text(body, "task"))
+    if found is None:
+        raise InvalidArgumentError(
+            f"task is a name such as worker:1, or null for all dead ones, not {shown(body['task'])}"
+        )
+    return f"{found[1]}:{int(found[2])}"
+
+
+def wanted_labels(body: Body) -> dict[str, Any]:
+    """Return a run's new name, tags or note; the function that writes them checks the values.
+
+    >>> wanted_labels({"name": "baseline"})
+    {'name': 'baseline'}
+    """
+    check_keys(body, LABELS)
+    return dict(body)
+
+
+def wanted_cleaning(body: Body) -> tuple[str | None, int | None, bool]:
+    """Return the age, the number of runs to keep, and whether this is a dry run.
+
+    >>> wanted_cleaning({"older_than": "30d", "dry_run": False})
+    ('30d', None, False)
+    """
+    check_keys(body, ("older_than", "keep", "dry_run"))
+    age, keep = body.get("older_than"), body.get("keep")
+    if age is not None and not isinstance(age, str):
+        raise InvalidArgumentError(f"older_than is a text such as '30d', or null, not {shown(age)}")
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int)):
+        raise InvalidArgumentError(f"keep is a whole number, or null, not {shown(keep)}")
+    return age, keep, flag(body, "dry_run") if "dry_run" in body else True
+
+
+def wanted_name(body: Body) -> str | None:
+    """Return the name of a new cluster, which is its id; None if nbdist chooses it.
+
+    >>> wanted_name({"name": "big"}), wanted_name({})
+    ('big', None)
+    """
+    if body.get("name") is None:
+        return None
+    name = text(body, "name")
+    if VALID_ID.fullmatch(name) is None:
+        raise InvalidArgumentError(f"a cluster's name is 1 to 48 letters, digits and _, not {shown(name)}")
+    return name
+
+
+def wanted_settings(body: Body) -> dict[str, float]:
+    """Return the learning rate that a run is to train with.
+
+    >>> wanted_settings({"learning_rate": 0.01})
+    {'learning_rate': 0.01}
+    """
+    check_keys(body, SETTINGS)
+    rate = number(body.get("learning_rate"))
+    if rate is None or rate < 0:
+        raise InvalidArgumentError(
+            f"learning_rate is a number of 0 or more, not {shown(body.get('learning_rate'))}"
+        )
+    return {"learning_rate": rate}
+
+
+def nothing(body: Body) -> dict[str, Any]:
+    """Raise an error if a body has any other key."""
+    check_keys(body, ())
+    return {}
+
+
+def check_keys(body: Body, valid: Collection[str]) -> None:
+    """Raise InvalidArgumentError for a key that means nothing here."""
+    if unknown := sorted(body.keys() - set(valid)):
+        known = f"choose from {', '.join(valid)}" if valid else "there is none to be given"
+        raise InvalidArgumentError(f"no key {shown(unknown[0])}; {known}")
+
+
+def text(body: Body, key: str) -> str:
+    """Return a text."""
+    if not isinstance(body[key], str):
+        raise InvalidArgumentError(f"{key} is a text, not {shown(body[key])}")
+    return str(body[key])
+
+
+def flag(body: Body, key: str) -> bool:
+    """Return a yes or no."""
+    if not isinstance(body[key], bool):
+        raise InvalidArgumentError(f"{key} is true or false, not {shown(body[key])}")
+    return bool(body[key])
+
+
+def shown(value: object) -> str:
+    """Return a value as an error names it: not too much of it."""
+    return f"{value!r:.60}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or a text; anything longer is shortened, for it will be refused with its name."""
+    return value if value is None or isinstance(value, (int, float)) else str(value)[:60]

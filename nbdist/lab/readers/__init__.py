@@ -1,0 +1,1 @@
+"""What the server extension reads from disk and from processes for the sidebar."""

@@ -1,0 +1,48 @@
+"""What this server can do, for the page's form: cores, GPUs, launchers, and why something is not there."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbdist.cluster.launch import LAUNCHERS
+from nbdist.cluster.mpi import require_mpi
+from nbdist.cluster.resources import count_cores, list_gpus
+from nbdist.errors import MissingExtra
+from nbdist.home import home_path
+from nbdist.lab.readers.files import look_home
+from nbdist.lab.readers.tasks import nvml_problem
+from nbdist.lab.state import VERSION
+from nbdist.lab.tensorboard.manager import problem as tensorboard_problem
+from nbdist.runtime.server import nbdist_version
+
+
+def about() -> dict[str, Any]:
+    """Return what ``GET nbdist/api/v1`` answers; reads the disk, and asks for GPUs the first time."""
+    folder, why = look_home()
+    return {
+        "version": VERSION,
+        "nbdist": nbdist_version(),
+        "cores": count_cores(),
+        "gpus": _gpus(),
+        "launchers": [name for name in LAUNCHERS if can_launch(name)],
+        "nvml": nvml_problem(),
+        "tensorboard": tensorboard_problem(),
+        "home": str(folder or home_path()),
+        "problem": why,
+    }
+
+
+def can_launch(launcher: str) -> bool:
+    """Return whether what a launcher needs is installed."""
+    try:
+        if launcher == "mpi":
+            require_mpi()
+    except MissingExtra:
+        return False
+    return True
+
+
+@cache
+def _gpus() -> int:
+    return len(list_gpus())

@@ -1,0 +1,219 @@
+"""The clusters that ipyparallel or its panel has started, from the files in the IPython profiles.
+
+ipyparallel itself is not imported: it would start threads for every cluster, and rewrite their files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbdist.cluster.hub import default_profile
+from nbdist.lab.readers.cluster_file import MOST_TASKS, text, whole
+from nbdist.lab.readers.processes import Processes
+
+MOST_BYTES = 4 << 20
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A cluster file, what it says, and when it was written."""
+
+    path: Path
+    cluster: ParallelCluster
+    written: float
+
+
+class ParallelClusters:
+    """Looks at the cluster files of every profile; a file that has not changed is not read again."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._read: dict[Path, tuple[tuple[int, int, int], ParallelCluster | None]] = {}
+
+    def look(self) -> list[Found]:
+        """Return what there is; a file that is torn, or somebody else's, is passed over."""
+        before, self._read = self._read, {}
+        found = []
+        for path in cluster_files():
+            with suppress(OSError):
+                status = os.lstat(path)
+                stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+                known = before.get(path)
+                cluster = known[1] if known is not None and known[0] == stamp else read_parallel(path)
+                self._read[path] = (stamp, cluster)
+                if cluster is not None:
+                    found.append(Found(path, cluster, status.st_mtime))
+        return found
+
+    def item(self, found: Found, kept: Callable[[str], bool]) -> Item:
+        """Return the item of one; ``kept`` tells whether the keeper of a folder of ours lives."""
+        one = found.cluster
+        pids = [pid for pid in (one.controller, *one.pids) if pid is not None]
+        living = frozenset(pid for pid in pids if self._processes.find(pid, found.written) is not None)
+        engines = sum(
+            one.count * kept(one.keeper_folder)
+            if one.keeper_folder
+            else one.count - sum(pid not in living for pid in one.pids)
+            for one in one.sets
+        )
+        return parallel_item(found.path, one, living, engines, found.written)
+
+
+def cluster_files() -> Iterator[Path]:
+    """Yield the cluster files of all IPython profiles of this user."""
+    with suppress(OSError, RuntimeError), os.scandir(default_profile().parent) as profiles:  # no HOME
+        for profile in profiles:
+            if profile.name.startswith("profile_"):
+                with suppress(OSError), os.scandir(os.path.join(profile.path, "security")) as files:
+                    for file in files:
+                        if file.name.startswith("cluster-") and file.name.endswith(".json"):
+                            yield Path(file.path)
+
+
+def read_parallel(path: Path) -> ParallelCluster | None:
+    """Return what a cluster file says; None for one that is torn, too large, a link or another user's."""
+    with suppress(OSError, ValueError, RecursionError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+            if ours and not status.st_mode & 0o002 and status.st_size <= MOST_BYTES:
+                return parse_parallel(json.loads(file.read(MOST_BYTES + 1)), id_of(path))
+    return None
+
+
+OURS = ("nbdist.cluster.ipyparallel_launcher.LocalTaskLauncher", "nbdist")
+"""The class of our engine launcher, and its entry point: ipyparallel writes that when it updates a file."""
+
+
+REMOTE = ("hostname", "location", "job_id")
+"""What a launcher knows whose process is not one of this host, or not a process at all."""
+
+
+BEGUN = re.compile(r"(\d{10})-\w+")  # the ids that ipyparallel makes begin with the time
+
+
+@dataclass(frozen=True)
+class Engines:
+    """One set of engines: how many, and those whose processes can be looked for here."""
+
+    count: int
+    pids: tuple[int, ...] = ()
+    keeper_folder: str = ""
+
+
+@dataclass(frozen=True)
+class ParallelCluster:
+    """What is shown of a cluster of ipyparallel's own."""
+
+    id: str
+    launcher: str
+    controller: int | None
+    """The controller's pid; None if it is not a process of this host, or is not known."""
+    sets: tuple[Engines, ...] = ()
+    by_nbdist: bool = False
+    """Whether nbdist started it, and wrote the file for ipyparallel: its profile is its own folder."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The engines whose processes are known."""
+        return tuple(pid for one in self.sets for pid in one.pids)
+
+
+def parse_parallel(content: object, cluster_id: str) -> ParallelCluster | None:
+    """Return what a cluster file says, or None if it is none; whatever it holds, nothing is raised.
+
+    >>> parse_parallel({"cluster": {}, "engines": {"class": "mpi", "sets": {"a": {"n": 4}}}}, "x").sets
+    (Engines(count=4, pids=(), keeper_folder=''),)
+    """
+    if not isinstance(content, dict) or not isinstance(content.get("cluster"), dict):
+        return None
+    engines, state = _dict(content.get("engines")), _dict(_dict(content.get("controller")).get("state"))
+    name = text(engines.get("class")) or "local"
+    sets = tuple(_set(one) for one in _dicts(engines.get("sets")))
+    folder = text(content["cluster"].get("profile_dir"))
+    by_nbdist = name in OURS and bool(folder) and any(one.keeper_folder == folder for one in sets)
+    return ParallelCluster(cluster_id, "nbdist" if name in OURS else name, _pid(state), sets, by_nbdist)
+
+
+def parallel_item(
+    path: Path, one: ParallelCluster, living: frozenset[int], engines: int, created: float
+) -> Item:
+    """Return the item of a cluster of ipyparallel's own; ``living`` are those of its pids that live."""
+    profile = profile_of(path)
+    gone = one.controller is not None and one.controller not in living
+    if one.controller is None and one.pids and not engines:
+        gone = True
+    what = f"its controller (pid {one.controller})" if one.controller is not None else "all its engines"
+    error = f"{what} has ended without removing its file; stop it to have that done" if gone else None
+    why = "ipyparallel has no such thing; a cluster that %cluster start brings up does"
+    begun = BEGUN.fullmatch(one.id)
+    quoted = json.dumps(str(path))  # which is a text in Python too
+    return {
+        "id": f"ipp:{profile}:{one.id}",
+        "kind": "ipyparallel",
+        "title": f"{one.id or 'default'} ({profile})",
+        "state": "stale" if gone else "running",
+        "launcher": one.launcher,
+        "workers": engines,
+        "ps": 0,
+        "engines": engines,
+        "created": float(begun[1]) if begun else created,
+        "owner": None,
+        "detached": False,
+        "dead": [f"engine:{number}" for number, pid in enumerate(one.pids) if pid not in living and not gone],
+        "runs": [],
+        "attach": f"import ipyparallel as ipp\nrc = ipp.Cluster.from_file({quoted}).connect_client_sync()",
+        "can": {"stop": True, "grow": False, "shrink": False, "restart": False},
+        "why": {"grow": why, "shrink": why, "restart": why},
+        "lines": [],
+        "error": error,
+    }
+
+
+def profile_of(path: Path) -> str:
+    """Return the name of the profile that a cluster file is of.
+
+    >>> profile_of(Path("/home/me/.ipython/profile_mpi/security/cluster-a.json"))
+    'mpi'
+    """
+    return path.parent.parent.name.removeprefix("profile_")
+
+
+def id_of(path: Path) -> str:
+    """Return the id in a cluster file's name.
+
+    >>> id_of(Path("cluster-1763683200-abcd.json"))
+    '1763683200-abcd'
+    """
+    return path.name.removeprefix("cluster-").removesuffix(".json")
+
+
+def _set(state: Mapping[str, Any]) -> Engines:
+    each = list(_dicts(state.get("engines")))
+    pids = tuple(pid for one in each if (pid := _pid(one)) is not None)
+    count = len(each) if each else whole(state.get("n"), MOST_TASKS) or 0
+    return Engines(count, pids, text(state.get("keeper_folder")))
+
+
+def _pid(state: Mapping[str, Any]) -> int | None:
+    if any(name in state for name in REMOTE):
+        return None
+    return whole(state.get("pid")) or None
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: object) -> Iterator[dict[str, Any]]:
+    return (one for one in list(_dict(value).values())[:MOST_TASKS] if isinstance(one, dict))
