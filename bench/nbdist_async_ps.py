@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     from bench import work
     from nbdist.cluster.launch import start_cluster
-    from nbdist.metrics.home import run_folder
+    from nbdist.metrics.run_folder import run_folder
     from nbdist.ui.launch import launch
 
     with tempfile.TemporaryDirectory() as home:

@@ -34,7 +34,7 @@ print("CLOCK", clock.begin, clock.end)
 def main() -> None:
     name = chosen()
     from nbdist.cluster.launch import start_cluster
-    from nbdist.metrics.home import run_folder
+    from nbdist.metrics.run_folder import run_folder
     from nbdist.ui.launch import launch
 
     with tempfile.TemporaryDirectory() as home:

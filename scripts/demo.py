@@ -16,9 +16,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbconvert import HTMLExporter
 
-from nbdist.metrics.home import run_folder
 from nbdist.metrics.log import logs_in, read_log
-from nbdist.metrics.runfile import RunFile
+from nbdist.metrics.run_folder import RunFile, run_folder
 from nbdist.runs.history import runs
 
 ROOT = Path(__file__).parent.parent

@@ -9,13 +9,19 @@ Names are in the file before the points that use them. No pickle.
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nbdist.metrics.batch import POINT, Points
+from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.framing import LogFormat
 
 LARGEST = 64 << 20  # no frame is longer; a length above it is damage, not a reason to take memory
@@ -23,6 +29,10 @@ FORMAT = LogFormat("metrics", 2, b"NBM2", LARGEST)
 MAGIC = FORMAT.magic
 HEADER, NAME, POINTS = 0, 1, 2
 _NAME = re.compile(r"metrics-\d{1,9}(\.\d{1,9})?\.log")
+
+# A batch of metric points on its way from a task to the driver.
+
+POINT = np.dtype([("series", "<u2"), ("step", "<u4"), ("value", "<f8"), ("time", "<f8")])
 
 
 @dataclass
@@ -128,3 +138,212 @@ def _replica(payload: bytes) -> int:
     if not isinstance(replica, int) or not 0 <= replica < 1 << 16:
         raise ValueError(replica)
     return replica
+
+
+# Appends to a task's own files, and stays calm when the disk is full.
+
+PATIENCE = 16 << 20  # bytes kept for a disk that is full, before the oldest points are given up
+
+
+class Appending:
+    """A file of its own that grows; never raises for what the disk does: says it once, and counts."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path = path
+        self.lost = 0
+        self._say = say
+        self._said = False
+        self._backlog: deque[tuple[bytes, int]] = deque()  # (what to write, how many points are in it)
+        self._held = 0
+        self._good = 0  # the file is whole up to here
+        self._descriptor: int | None = None
+        self._closed = False
+        self._worth = True  # the wait for the disk at the end
+
+    def keep(self, data: bytes, points: int = 0) -> None:
+        """Hold back what is to be written, and how many points it has; too much of it, and the oldest go."""
+        self._backlog.append((data, points))
+        self._held += len(data)
+        index = 0
+        while self._held > PATIENCE and index < len(self._backlog):
+            old, count_ = self._backlog[index]
+            if count_ == 0:  # names and the header are small, and points mean nothing without them
+                index += 1
+                continue
+            del self._backlog[index]
+            self._held -= len(old)
+            self.lost += count_
+
+    @property
+    def end(self) -> int:
+        """How many bytes were appended so far, those that wait for the disk among them."""
+        return self._good + self._held
+
+    def position(self) -> tuple[int, bytes]:
+        """Return how many bytes stand in the file, and those that wait for the disk and follow them."""
+        return self._good, b"".join(data for data, _ in self._backlog)
+
+    def retry(self) -> None:
+        """Write what is held back, oldest first; what does not go in stays for the next call."""
+        try:
+            if self._descriptor is None:
+                if self._closed:
+                    return
+                self.path, self._descriptor = open_new(self.path)
+            while self._backlog:
+                data, _ = self._backlog[0]
+                write_whole(self._descriptor, data, self._good)
+                self._good += len(data)
+                self._held -= len(data)
+                self._backlog.popleft()
+        except OSError as error:
+            self._trouble(error)
+
+    def close(self) -> None:
+        """Write what is held back, bring it to the disk and close."""
+        self.retry()
+        self._closed = True
+        self.lost += sum(points for _, points in self._backlog)
+        self._backlog.clear()
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            try:
+                if self._worth:
+                    os.fsync(descriptor)
+            except OSError as error:
+                self._trouble(error)
+            os.close(descriptor)
+
+    def _trouble(self, error: OSError) -> None:
+        if not self._said:
+            self._said = True
+            self._say(
+                f"metrics cannot be written to {self.path}: {error.strerror or error}. "
+                f"Training goes on; up to {PATIENCE >> 20} MB of points wait in memory for the disk, "
+                "older ones are lost and counted."
+            )
+
+
+class LogWriter(Appending):
+    """Appends frames to one task's metrics log."""
+
+    def __init__(self, path: Path, replica: int, say: Callable[[str], None]) -> None:
+        super().__init__(path, say)
+        self._named, self._worth = 0, False  # until there is a point in it
+        self.keep(MAGIC + frame(HEADER, json.dumps({"replica": replica}).encode()))
+        self.retry()
+
+    def append(self, names: list[str], points: Points) -> None:
+        """Append the names that are new and the points."""
+        known = len(names)  # looked at once: another thread may add names meanwhile
+        if known > self._named:
+            self.keep(b"".join(name_frame(series, names[series]) for series in range(self._named, known)))
+            self._named, self._worth = known, True
+        self.keep(frame(POINTS, points.tobytes()), len(points))
+        self.retry()
+
+
+def open_new(path: Path) -> tuple[Path, int]:
+    """Open a log that nobody has written yet (0600): ``path``, or the next free name if a dead task left
+    its log.
+
+    One writer per file: a task that was taken for dead and comes back cannot tear its successor's log.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    for number in count():
+        candidate = path if number == 0 else path.with_name(f"{path.stem}.{number}{path.suffix}")
+        try:
+            return candidate, os.open(candidate, flags, 0o600)
+        except FileExistsError:
+            continue
+    raise AssertionError("count() has no end")
+
+
+def write_whole(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all of ``data`` at ``offset``, or leave the file as it was and raise `OSError`."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.pwrite(descriptor, data[written:], offset + written)
+    except OSError:
+        os.ftruncate(descriptor, offset)  # no half frame stays behind; giving space back works on a full disk
+        raise
+
+
+"""One metric point; ``time`` is in seconds since 1970."""
+
+
+Points = NDArray[np.void]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Points of one replica; ``points["series"]`` is an index into this batch's own ``names``.
+
+    A batch says all it needs: a driver that attaches late, or loses a batch, can still read the next one.
+    ``dropped`` is how many points the replica has had to drop so far.
+
+    >>> points = np.array([(0, 7, 0.5, 1e9)], POINT)
+    >>> meta, arrays = Batch(3, ["loss"], points).arrays()
+    >>> [(n, s, v) for n, s, v, _ in Batch.from_arrays(meta, arrays).by_series()]
+    [('loss', array([7], dtype=uint32), array([0.5]))]
+    """
+
+    replica: int
+    names: list[str]
+    points: Points
+    dropped: int = 0
+
+    def arrays(self) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        """Return (a dict for msgpack, five plain arrays: names, series u2, step u4, value f8, time f8).
+
+        Names are text in JSON: ten thousand of them are more than the head of a message may hold.
+        """
+        meta = {"replica": self.replica, "dropped": self.dropped}
+        names = np.frombuffer(json.dumps(self.names).encode(), np.uint8)
+        return meta, [names, *(np.ascontiguousarray(self.points[field]) for field in POINT.names or ())]
+
+    @classmethod
+    def from_arrays(cls, meta: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> Batch:
+        """Undo `arrays`; raises `InvalidArgumentError` if what came off the wire does not fit together."""
+        try:
+            replica, dropped = int(meta["replica"]), int(meta["dropped"])
+            names = json.loads(arrays[0].tobytes())
+        except (LookupError, TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"a metrics batch needs replica, dropped and names: {meta!r}"
+            ) from error
+        fields, columns = POINT.names or (), arrays[1:]
+        shapes = [(column.dtype.str, column.shape) for column in columns]
+        wanted = [(POINT[field].str, columns[0].shape if columns else ()) for field in fields]
+        if shapes != wanted or columns[0].ndim != 1:
+            raise InvalidArgumentError(
+                f"a metrics batch has arrays {shapes}; expected u2, u4, f8, f8 of one length"
+            )
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InvalidArgumentError("the names in a metrics batch are no list of text")
+        points = np.empty(len(columns[0]), POINT)
+        for name, column in zip(fields, columns, strict=True):
+            points[name] = column
+        if len(points) and int(points["series"].max()) >= len(names):
+            raise InvalidArgumentError(f"a metrics batch names {len(names)} series but uses more")
+        return cls(replica, names, points, dropped)
+
+    def by_series(self) -> Iterator[tuple[str, NDArray[np.uint32], NDArray[np.float64], NDArray[np.float64]]]:
+        """Yield (name, steps, values, times) for each series, points in the order they were added."""
+        for index, steps, values, times in by_series(self.points):
+            yield self.names[index], steps, values, times
+
+
+def by_series(
+    points: Points,
+) -> Iterator[tuple[int, NDArray[np.uint32], NDArray[np.float64], NDArray[np.float64]]]:
+    """Yield (series, steps, values, times) for each series that has points; cheap for very many of them."""
+    if not len(points):
+        return
+    order = np.argsort(points["series"], kind="stable")
+    series = points["series"][order]
+    steps, values, times = (np.ascontiguousarray(points[field])[order] for field in ("step", "value", "time"))
+    starts = np.flatnonzero(np.concatenate(([True], series[1:] != series[:-1]))).tolist()
+    for start, end in zip(starts, [*starts[1:], len(points)], strict=True):
+        yield int(series[start]), steps[start:end], values[start:end], times[start:end]

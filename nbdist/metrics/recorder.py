@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
-from nbdist.metrics.batch import POINT, Batch, Points
-from nbdist.metrics.events import EventFiles
-from nbdist.metrics.writer import LogWriter
+from nbdist.metrics.log import POINT, Batch, LogWriter, Points
+from nbdist.metrics.tensorboard import EventFiles
 
 WIDTH = 4  # series, step, value, time: one point is four neighbours in a flat list
 FULL = 2_000_000 * WIDTH  # what may wait if the flushing thread is held up

@@ -12,14 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
-from nbdist.metrics.average import mean_by_step
-from nbdist.metrics.batch import Batch, Points, by_series
-from nbdist.metrics.columns import Floats, Part, Steps, as_columns, parts_from_logs
-from nbdist.metrics.decimate import decimate
-from nbdist.metrics.recent import Group, Recent, grouped
-from nbdist.metrics.thinned import Thinned
-from nbdist.metrics.trend import BUCKETS, Trend
-from nbdist.metrics.unsorted import Unsorted
+from nbdist.metrics.log import POINT, Batch, Points, by_series
+from nbdist.metrics.series import BUCKETS, Thinned, Trend, decimate, mean_by_step
+from nbdist.metrics.table import Floats, Part, Steps, as_columns, parts_from_logs
 
 MOST_BUCKETS, FEWEST_BUCKETS = 2048, 32
 MANY_TRENDS, FEW_BUCKETS = 1000, 32  # from so many trends on, each gets so many buckets
@@ -273,3 +268,119 @@ def check_limit(limit: int) -> int:
     if limit < 5:
         raise InvalidArgumentError(f"limit={limit} points is too few to draw a curve; give at least 5")
     return limit
+
+
+# Points that came in batches, before they are put to their series: many at once cost far less than each.
+
+TAKEN = 0xFFFF  # no series: the point is where it belongs already
+
+
+class Unsorted:
+    """What waits, by replica, in the order in which it came.
+
+    >>> waiting = Unsorted()
+    >>> points = np.array([(0, 1, 0.5, 0.0), (1, 1, 0.9, 0.0), (0, 2, 0.4, 0.0)], POINT)
+    >>> waiting.add(0, points)
+    3
+    >>> waiting.take(0, series=0)["value"], waiting.take(0)["value"]
+    (array([0.5, 0.4]), array([0.9]))
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[Points]] = {}
+
+    def add(self, replica: int, points: Points) -> int:
+        """Have points wait, which are written into later on; return how many of the replica's do."""
+        waiting = self._waiting.setdefault(replica, [])
+        waiting.append(points)
+        return sum(map(len, waiting))
+
+    def take(self, replica: int, series: int | None = None) -> Points:
+        """Return a replica's points, or only those of one series; they do not wait any more."""
+        waiting = self._waiting.pop(replica, [np.empty(0, POINT)])
+        points: Points = waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
+        wanted = points["series"] != TAKEN if series is None else points["series"] == series
+        found: Points = points[wanted]
+        if series is None:
+            return found
+        self._waiting[replica] = [points]
+        points["series"][wanted] = TAKEN
+        return found
+
+    def last(self, replica: int, series: int) -> Any:
+        """Return the newest point of a series that waits, or None."""
+        for points in reversed(self._waiting.get(replica, ())):
+            if len(found := np.flatnonzero(points["series"] == series)):
+                return points[found[-1]]
+        return None
+
+    @property
+    def replicas(self) -> list[int]:
+        """The replicas of which points wait."""
+        return list(self._waiting)
+
+
+# The newest points of all replicas in one ring, for readers that follow with a cursor.
+
+ENTRY = np.dtype([("replica", "<u2"), ("series", "<u2"), ("step", "<u4"), ("value", "<f8")])
+Group = tuple[int, int, NDArray[np.uint32], NDArray[np.float64]]
+
+
+class Recent:
+    """A ring of ``size`` points; the cursor of a point is how many came before it."""
+
+    def __init__(self, size: int) -> None:
+        self.total = 0
+        self._ring = np.empty(size, ENTRY)
+
+    def extend(
+        self, replica: int, series: int | NDArray[Any], steps: NDArray[Any], values: NDArray[Any]
+    ) -> None:
+        """Append points of one replica, over the oldest; of one series, or of each its own."""
+        size, count = len(self._ring), len(values)
+        series = np.broadcast_to(series, count)
+        skip = max(0, count - size)
+        start = (self.total + skip) % size
+        first = min(size - start, count - skip)
+        rest = slice(skip, skip + first)
+        self._put(slice(start, start + first), replica, series[rest], steps[rest], values[rest])
+        if (left := count - skip - first) > 0:
+            rest = slice(skip + first, count)
+            self._put(slice(0, left), replica, series[rest], steps[rest], values[rest])
+        self.total += count
+
+    def since(self, cursor: int, limit: int) -> tuple[int, NDArray[np.void]]:
+        """Return (the next cursor, at most ``limit`` points from ``cursor`` on, as they came)."""
+        size = len(self._ring)
+        start = min(max(cursor, self.total - size, 0), self.total)
+        end = min(start + limit, self.total)
+        return end, self._ring[np.arange(start, end) % size]
+
+    def _put(
+        self,
+        where: slice,
+        replica: int,
+        series: NDArray[Any],
+        steps: NDArray[Any],
+        values: NDArray[Any],
+    ) -> None:
+        part = self._ring[where]
+        part["replica"], part["series"], part["step"], part["value"] = replica, series, steps, values
+
+
+def grouped(entries: NDArray[np.void]) -> list[Group]:
+    """Split entries by (replica, series), each group in the order its points came."""
+    entries, starts = by_curve(entries)
+    pieces = np.split(entries, starts[1:]) if len(starts) else []
+    return [
+        (int(piece["replica"][0]), int(piece["series"][0]), piece["step"].copy(), piece["value"].copy())
+        for piece in pieces
+    ]
+
+
+def by_curve(entries: NDArray[np.void]) -> tuple[NDArray[np.void], NDArray[np.intp]]:
+    """Return entries with those of one replica and series together, and where each curve's begin."""
+    key = entries["replica"].astype(np.uint32) << 16 | entries["series"]
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    return entries[order], np.flatnonzero(np.concatenate((key[:1] >= 0, key[1:] != key[:-1])))

@@ -25,8 +25,7 @@ from nbdist.errors import (
     NotFoundError,
     UnavailableError,
 )
-from nbdist.metrics.home import run_folder
-from nbdist.metrics.runfile import RunFile, read_run
+from nbdist.metrics.run_folder import RunFile, read_run, run_folder
 from nbdist.runs.ending import ENDED
 from nbdist.runs.following import View
 from nbdist.runs.history import runs

@@ -25,8 +25,8 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.home import private_folder
-from nbdist.metrics.events import events_folder
 from nbdist.metrics.recorder import Recorder
+from nbdist.metrics.tensorboard import events_folder
 from nbdist.nn import Model
 from nbdist.runs import bodycode, parcel
 from nbdist.runs.agent import Agent, agent

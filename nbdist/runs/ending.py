@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from nbdist.errors import FailedPreconditionError, NbdistError
-from nbdist.metrics.runfile import RunFile, read_run, write_run
+from nbdist.metrics.run_folder import RunFile, read_run, write_run
 from nbdist.runs import parcel
 from nbdist.runs.failures import error_again
 from nbdist.runs.outcomefile import keep_light

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from nbdist.metrics.runfile import sync_run
+from nbdist.metrics.run_folder import sync_run
 from nbdist.runs.controlling import Controls
 from nbdist.runs.output import Displayed
 from nbdist.runs.pause import Pause

@@ -39,9 +39,15 @@ from nbdist.errors import (
     UnavailableError,
     choices,
 )
-from nbdist.metrics.home import run_folder, runs_folder
-from nbdist.metrics.runfile import STATUSES, RunFile, read_run, write_whole_file
-from nbdist.metrics.words import duration
+from nbdist.metrics.run_folder import (
+    STATUSES,
+    RunFile,
+    duration,
+    read_run,
+    run_folder,
+    runs_folder,
+    write_whole_file,
+)
 
 Row = TypeVar("Row")
 

@@ -20,8 +20,8 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import default_graph
 from nbdist.home import private_folder
-from nbdist.metrics.batch import Batch
-from nbdist.metrics.events import events_folder
+from nbdist.metrics.log import Batch
+from nbdist.metrics.tensorboard import events_folder
 from nbdist.runs.body import Order, check_fetched, perform
 from nbdist.runs.bodythread import BodyThread, Gate
 from nbdist.runs.client import ClientTask, WithClient

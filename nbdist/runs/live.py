@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.metrics.batch import Batch
+from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.runs.controlling import said
 from nbdist.runs.output import Output

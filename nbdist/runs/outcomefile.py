@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.errors import DataLossError
-from nbdist.metrics.runfile import write_whole_file
+from nbdist.metrics.run_folder import write_whole_file
 from nbdist.runs.outcome import LEAST, Buffer, decode, encode, light, whole_size
 
 

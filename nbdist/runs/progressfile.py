@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nbdist.metrics.runfile import write_whole_file
+from nbdist.metrics.run_folder import write_whole_file
 
 VERSION = 1
 SECONDS = 1.0  # between two words

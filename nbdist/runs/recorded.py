@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from nbdist.home import private_folder
 from nbdist.metrics.timeline import Span, Timeline
-from nbdist.metrics.timelineparts import Part, write_part
+from nbdist.metrics.timeline_parts import Part, write_part
 from nbdist.runtime.task import Task
 
 Source: TypeAlias = Callable[[str], Iterable[Span]]

@@ -18,7 +18,7 @@ from nbdist.errors import (
     InvalidArgumentError,
     NbdistError,
 )
-from nbdist.metrics.runfile import RunFile
+from nbdist.metrics.run_folder import RunFile
 from nbdist.metrics.store import RunStore
 from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline

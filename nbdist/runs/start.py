@@ -22,8 +22,7 @@ from nbdist.errors import (
     TaskDiedError,
     UnavailableError,
 )
-from nbdist.metrics.home import new_run_id, run_folder
-from nbdist.metrics.runfile import RunFile, versions, write_run
+from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions, write_run
 from nbdist.runs.agent import install
 from nbdist.runs.body import Order, run_body
 from nbdist.runs.bodycode import check_source

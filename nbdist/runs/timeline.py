@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from nbdist.errors import FailedPreconditionError, NbdistError, NotFoundError
-from nbdist.metrics.home import run_folder
-from nbdist.metrics.runfile import read_run
-from nbdist.metrics.stepwindow import step_intervals, step_window
+from nbdist.metrics.run_folder import read_run, run_folder
 from nbdist.metrics.timeline import Timeline
-from nbdist.metrics.timelineparts import Part, has_parts, joined, read_parts, shift_by_asking, shift_by_day
+from nbdist.metrics.timeline_parts import (
+    Part,
+    has_parts,
+    joined,
+    read_parts,
+    shift_by_asking,
+    shift_by_day,
+    step_intervals,
+    step_window,
+)
 from nbdist.runs.history import runs
 from nbdist.runtime.task import TaskInfo, host_identity
 from nbdist.wire.peers import Peer

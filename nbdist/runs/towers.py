@@ -18,10 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nbdist.metrics.batch import Batch
-from nbdist.metrics.intervals import covered
+from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
-from nbdist.metrics.timeline import Span
+from nbdist.metrics.timeline import Span, covered
 from nbdist.train.context import Context, Progress
 from nbdist.train.steplog import StepLog
 

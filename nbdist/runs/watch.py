@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.errors import NbdistError, TaskDiedError, UnavailableError, WorkerError
-from nbdist.metrics.batch import Batch
+from nbdist.metrics.log import Batch
 from nbdist.metrics.store import RunStore
 from nbdist.runs.deaths import Deaths
 from nbdist.runs.failures import Doubts, Hint, body_error

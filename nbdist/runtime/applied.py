@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from nbdist.metrics.tape import BEFORE, RECENT, Tape
+from nbdist.metrics.ring_log import BEFORE, RECENT, Tape
 from nbdist.metrics.timeline import Span
 
 KEPT_RUNS = 4

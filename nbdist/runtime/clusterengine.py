@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NotAllowedError, UnavailableError
 from nbdist.graph.device import DeviceSpec
-from nbdist.metrics.timelineparts import shift_by_asking
+from nbdist.metrics.timeline_parts import shift_by_asking
 from nbdist.runtime.host import SessionHost
 from nbdist.runtime.letters import Wanted
 from nbdist.runtime.line import Line

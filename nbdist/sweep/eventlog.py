@@ -21,7 +21,7 @@ from nbdist.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from nbdist.metrics.writer import write_whole
+from nbdist.metrics.log import write_whole
 from nbdist.sweep.eventcode import encoded, encoded_reports
 from nbdist.sweep.eventreader import FORMAT, MAGIC, LogPart, read_events
 from nbdist.sweep.events import Event, Reported

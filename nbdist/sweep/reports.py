@@ -18,7 +18,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.metrics.decimate import keep_shape
+from nbdist.metrics.series import keep_shape
 from nbdist.sweep.events import Direction
 
 KEPT = 256

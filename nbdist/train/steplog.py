@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from nbdist.metrics.tape import Row, Tape
+from nbdist.metrics.ring_log import Row, Tape
 from nbdist.metrics.timeline import Span
 from nbdist.train.strategy import Replica
 

@@ -15,8 +15,7 @@ from typing import Any
 from nbdist.cluster.folder import called
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.home import home, private_folder
-from nbdist.metrics.home import slug
-from nbdist.metrics.runfile import write_whole_file
+from nbdist.metrics.run_folder import slug, write_whole_file
 from nbdist.sweep.eventlog import holder_of
 
 LOG = "sweep.log"

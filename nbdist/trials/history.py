@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from nbdist.errors import NbdistError
-from nbdist.metrics.words import duration
+from nbdist.metrics.run_folder import duration
 from nbdist.runs.history import MOST_SHOWN, TableList
 from nbdist.sweep.eventlog import holder_of
 from nbdist.sweep.eventreader import read_events

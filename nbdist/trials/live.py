@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.metrics.batch import Batch
+from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.runs.live import NEWS_SECONDS, Live
 from nbdist.runs.output import Output

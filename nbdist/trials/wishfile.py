@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
-from nbdist.metrics.runfile import write_whole_file
+from nbdist.metrics.run_folder import write_whole_file
 from nbdist.trials.wishing import Wishing
 
 WISH, ANSWER = "wish.json", "wished.json"

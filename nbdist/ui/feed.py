@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nbdist.metrics.decimate import decimate
-from nbdist.metrics.recent import ENTRY, by_curve
+from nbdist.metrics.series import decimate
+from nbdist.metrics.store import ENTRY, by_curve
 from nbdist.ui.chartplan import Chart, plan_charts
 from nbdist.ui.coarse import course
 from nbdist.ui.frames import CLOCK, MEAN, TREND, Records, records

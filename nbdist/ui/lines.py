@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nbdist.metrics.words import duration
+from nbdist.metrics.run_folder import duration
 from nbdist.ui.chartplan import plan_charts
 from nbdist.ui.shorten import clip
 from nbdist.ui.summary import number, rate

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nbdist.metrics.words import duration
+from nbdist.metrics.run_folder import duration
 
 MarkKind = Literal["rate", "pause", "checkpoint", "lost"]
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.metrics.decimate import keep_shape
+from nbdist.metrics.series import keep_shape
 from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.reports import Curve
 from nbdist.sweep.trial import STATES, Span, Trial, cause

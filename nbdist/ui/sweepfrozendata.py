@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.metrics.decimate import shape_weights
+from nbdist.metrics.series import shape_weights
 from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.reports import Curve
 from nbdist.sweep.trial import Trial

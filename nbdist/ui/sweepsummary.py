@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nbdist.errors import NbdistError
-from nbdist.metrics.words import duration
+from nbdist.metrics.run_folder import duration
 from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.trial import State, Trial
 from nbdist.sweep.values import Value, literal

@@ -14,7 +14,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import publish_display_data
 
 from nbdist.errors import NbdistError, WorkerError
-from nbdist.metrics.words import duration
+from nbdist.metrics.run_folder import duration
 from nbdist.runs.output import Displayed
 from nbdist.runs.progress import LOST, PAUSED, SILENT, ReplicaStanding, Standing
 from nbdist.runs.run import Run

@@ -16,7 +16,7 @@ import pytest
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.metrics.columns import as_columns, parts_from_logs
+from nbdist.metrics.table import as_columns, parts_from_logs
 from nbdist.runs.attach import attach_run
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run

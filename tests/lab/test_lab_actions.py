@@ -190,7 +190,7 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_act_ends_when_the_server_is_gone(tmp_path: Path) -> None:
     """Its end of the pipe is closed by the system, however the server has died."""
     code = (
-        "import signal, sys, threading\nfrom nbdist.lab import act\n"
+        "import signal, sys, threading\nfrom nbdist.lab.actions import __main__ as act\n"
         "def wait(say, **rest):\n    say('waiting')\n    threading.Event().wait()\n"
         "act.DOES['wait'] = wait\nsys.exit(act.main())"
     )

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from labserver import Server, serving
 
-from nbdist.metrics.runfile import RunFile, write_run
+from nbdist.metrics.run_folder import RunFile, write_run
 
 home = Path()
 

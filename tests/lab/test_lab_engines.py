@@ -151,7 +151,7 @@ def test_a_server_that_ends_leaves_nothing_half_started(tmp_path: Path, number: 
 
 STUCK = """
 import sys, threading
-from nbdist.lab import act
+from nbdist.lab.actions import __main__ as act
 
 def start(say, **options):
     def told(line):

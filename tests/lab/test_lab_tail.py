@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from nbdist.lab.readers import files as tails
 from nbdist.lab.readers.files import ReplacedError, Tail
-from nbdist.metrics.batch import POINT
-from nbdist.metrics.log import FORMAT, MAGIC, POINTS, LogPart, frame, parse
+from nbdist.metrics.log import FORMAT, MAGIC, POINT, POINTS, LogPart, frame, parse
 
 
 def points(count: int, start: int = 0) -> bytes:

@@ -26,8 +26,8 @@ from nbdist.errors import (
 )
 from nbdist.lab.tensorboard import manager
 from nbdist.lab.tensorboard.manager import Boards, answers, problem, sweep
-from nbdist.metrics.home import run_folder
 from nbdist.metrics.recorder import Recorder
+from nbdist.metrics.run_folder import run_folder
 
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 

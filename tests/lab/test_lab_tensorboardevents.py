@@ -9,8 +9,8 @@ import pytest
 from tensorboard_runs import make_run
 
 from nbdist.lab.tensorboard.child import EventsOfRuns, tasks_of
-from nbdist.metrics.home import run_folder
 from nbdist.metrics.log import FORMAT, MAGIC
+from nbdist.metrics.run_folder import run_folder
 
 
 @pytest.fixture(autouse=True)

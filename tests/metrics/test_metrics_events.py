@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
-from nbdist.metrics import writer
-from nbdist.metrics.batch import POINT
-from nbdist.metrics.events import EventFiles, crc32c, events, masked, padded_varints, record
+from nbdist.metrics import log
+from nbdist.metrics.log import POINT
 from nbdist.metrics.recorder import Recorder
+from nbdist.metrics.tensorboard import EventFiles, crc32c, events, masked, padded_varints, record
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
@@ -145,7 +145,7 @@ def test_a_full_disk_is_said_once_and_made_good(tmp_path: Path, monkeypatch: pyt
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return pwrite(descriptor, bytes(data), offset)
 
-    monkeypatch.setattr(writer.os, "pwrite", full)
+    monkeypatch.setattr(log.os, "pwrite", full)
     now = 0.0
     files = EventFiles(tmp_path / "worker-0", said.append, clock=lambda: now)
     for step in range(5):

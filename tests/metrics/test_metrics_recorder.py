@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError
+from nbdist.metrics import log as writer
 from nbdist.metrics import recorder as recorder_module
-from nbdist.metrics import writer
-from nbdist.metrics.batch import POINT, Batch
-from nbdist.metrics.log import MAGIC, log_path, logs_in, parse, read_log
+from nbdist.metrics.log import MAGIC, POINT, Batch, log_path, logs_in, parse, read_log
 from nbdist.metrics.recorder import Recorder
 
 

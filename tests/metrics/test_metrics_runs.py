@@ -9,10 +9,12 @@ import pytest
 
 from nbdist.errors import DataLossError, InvalidArgumentError, NotAllowedError, NotFoundError
 from nbdist.home import default_home, home
-from nbdist.metrics.home import new_run_id, run_folder, slug
-from nbdist.metrics.runfile import (
+from nbdist.metrics.run_folder import (
     RunFile,
+    new_run_id,
     read_run,
+    run_folder,
+    slug,
     sync_run,
     versions,
     write_run,

@@ -11,13 +11,10 @@ from hypothesis.extra.numpy import arrays
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.metrics import store as store_module
-from nbdist.metrics.average import mean_by_step
-from nbdist.metrics.batch import POINT, Batch
-from nbdist.metrics.decimate import decimate
-from nbdist.metrics.log import log_path
+from nbdist.metrics.log import POINT, Batch, log_path
 from nbdist.metrics.recorder import Recorder
+from nbdist.metrics.series import Thinned, decimate, mean_by_step
 from nbdist.metrics.store import RunStore, columns_from_logs
-from nbdist.metrics.thinned import Thinned
 
 VALUES = arrays(
     np.float64,

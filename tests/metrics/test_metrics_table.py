@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 
 from nbdist.metrics import table as table_module
-from nbdist.metrics.batch import Batch
-from nbdist.metrics.log import log_path
+from nbdist.metrics.log import Batch, log_path
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.metrics.table import every_point, table

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.metrics import stepwindow
-from nbdist.metrics.tape import DENSE, EVERY, Tape, is_kept, roundest
+from nbdist.metrics import timeline_parts
+from nbdist.metrics.ring_log import DENSE, EVERY, Tape, is_kept, roundest
 from nbdist.metrics.timeline import Span, Timeline
 
 
@@ -124,28 +124,31 @@ def steps(begin: float, seconds: float, first: int, last: int) -> list[tuple[int
 
 
 def step_window(found: Timeline, step: int | None = None, steps: int = 1) -> tuple[float, float]:
-    window = stepwindow.step_window(found, step, steps)
+    window = timeline_parts.step_window(found, step, steps)
     return window.begin, window.end
 
 
 def test_a_window_has_a_name() -> None:
     together = timeline(a=steps(0.0, 1.0, 1, 1200), b=steps(0.2, 1.0, 1, 1200))
-    assert stepwindow.step_window(together).name == "step 1,200 (near the median of 1,199 recorded, 1,000 ms)"
-    assert stepwindow.step_window(together, steps=3).name == "steps 1,198 to 1,200"
+    assert (
+        timeline_parts.step_window(together).name
+        == "step 1,200 (near the median of 1,199 recorded, 1,000 ms)"
+    )
+    assert timeline_parts.step_window(together, steps=3).name == "steps 1,198 to 1,200"
     apart = timeline(a=steps(0.0, 1.0, 1, 20), b=steps(0.0, 3.0, 1, 8))
-    assert stepwindow.step_window(apart).name.startswith("one step each, of 6 to 20 (near the median of")
-    assert stepwindow.step_window(apart, steps=2).name == "2 steps each, of 5 to 20"
+    assert timeline_parts.step_window(apart).name.startswith("one step each, of 6 to 20 (near the median of")
+    assert timeline_parts.step_window(apart, steps=2).name == "2 steps each, of 5 to 20"
 
 
 def test_a_ragged_last_step_is_not_the_one_that_is_shown() -> None:
     rows = {
         task: [*steps(at, 1.0, 1, 15), (16, at + 15.0, at + 29.0)] for task, at in (("a", 0.0), ("b", 0.2))
     }
-    window = stepwindow.step_window(timeline(**rows))
+    window = timeline_parts.step_window(timeline(**rows))
     assert window.first == window.last == 15
     assert window.end - window.begin == pytest.approx(1.2)
-    assert stepwindow.step_window(timeline(**rows), steps=2).last == 16
-    assert stepwindow.step_window(timeline(**rows), 16).name == "step 16"
+    assert timeline_parts.step_window(timeline(**rows), steps=2).last == 16
+    assert timeline_parts.step_window(timeline(**rows), 16).name == "step 16"
 
 
 def test_tasks_that_step_together_show_the_same_step() -> None:

@@ -15,8 +15,7 @@ from trace_rules import problems
 
 from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.metrics import timeline as timelines
-from nbdist.metrics.intervals import covered
-from nbdist.metrics.timeline import KINDS, Span, Timeline
+from nbdist.metrics.timeline import KINDS, Span, Timeline, covered
 
 W0, W1, PS = "/job:worker/task:0", "/job:worker/task:1", "/job:ps/task:0"
 

@@ -10,7 +10,7 @@ import pytest
 
 from nbdist.errors import DataLossError
 from nbdist.metrics.timeline import Span, Timeline
-from nbdist.metrics.timelineparts import (
+from nbdist.metrics.timeline_parts import (
     ROUND_TRIPS,
     Part,
     has_parts,

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbdist.metrics.series import Trend
 from nbdist.metrics.store import RunStore
-from nbdist.metrics.trend import Trend
 
 
 @given(st.integers(0, 3000), st.lists(st.integers(1, 400), max_size=20), st.integers(1, 9))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError
-from nbdist.metrics.batch import Batch
+from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.runs import agent as agents
 from nbdist.runs.agent import Agent

@@ -18,10 +18,9 @@ from runs_heard import Heard
 from nbdist.cluster.cluster import Cluster, set_current
 from nbdist.cluster.folder import read_description, write_description
 from nbdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError, WorkerError
-from nbdist.metrics.columns import parts_from_logs
-from nbdist.metrics.home import run_folder
-from nbdist.metrics.runfile import RunFile, read_run, write_run
+from nbdist.metrics.run_folder import RunFile, read_run, run_folder, write_run
 from nbdist.metrics.store import RunStore, columns_from_logs
+from nbdist.metrics.table import parts_from_logs
 from nbdist.runs.attach import attach_run
 from nbdist.runs.options import Options
 from nbdist.runs.outcomefile import outcome_path

@@ -24,7 +24,7 @@ from nbdist.errors import (
     UnavailableError,
     WorkerError,
 )
-from nbdist.metrics.runfile import read_run
+from nbdist.metrics.run_folder import read_run
 from nbdist.metrics.store import columns_from_logs
 from nbdist.runs import interrupt, replacing
 from nbdist.runs.history import runs

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from nbdist.cluster.folder import claim, this_process, write_description
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from nbdist.metrics.home import run_folder, runs_folder
-from nbdist.metrics.runfile import RunFile, read_run, write_run
+from nbdist.metrics.run_folder import RunFile, read_run, run_folder, runs_folder, write_run
 from nbdist.runs.history import (
     LABELS,
     Labels,

@@ -28,7 +28,7 @@ from nbdist.errors import (
     WorkerError,
 )
 from nbdist.graph.tensor import Graph
-from nbdist.metrics.runfile import read_run
+from nbdist.metrics.run_folder import read_run
 from nbdist.metrics.store import columns_from_logs
 from nbdist.runs import interrupt, watch
 from nbdist.runs.history import runs

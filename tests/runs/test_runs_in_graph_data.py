@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbdist.errors import InvalidArgumentError, WorkerError
-from nbdist.metrics.runfile import read_run
+from nbdist.metrics.run_folder import read_run
 from nbdist.ui.launch import launch
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.metrics import writer
-from nbdist.metrics.batch import Batch
-from nbdist.metrics.log import MAGIC
+from nbdist.metrics import log
+from nbdist.metrics.log import MAGIC, Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.runs import kept as keeping
@@ -100,12 +99,12 @@ def test_points_that_wait_for_a_full_disk_are_told(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if when == "from the start":
-        monkeypatch.setattr(writer, "open_new", full)
+        monkeypatch.setattr(log, "open_new", full)
     one = live(agent, folder)
     loss = one.recorder.series("loss")
     one.recorder.add(loss, 1, 1.0)
     one.recorder.flush()
-    monkeypatch.setattr(writer, "write_whole", full)
+    monkeypatch.setattr(log, "write_whole", full)
     one.recorder.add(loss, 2, 2.0)
     one.recorder.add(one.recorder.series("late"), 2, 5.0)
     one.recorder.flush()

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from busy import BUSY_SECONDS
 
-from nbdist.metrics.home import run_folder
-from nbdist.metrics.runfile import RunFile
+from nbdist.metrics.run_folder import RunFile, run_folder
 from nbdist.runs import leaving
 from nbdist.runs.late import Gone
 from nbdist.runs.leaving import RESTART_SECONDS

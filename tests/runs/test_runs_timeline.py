@@ -16,7 +16,7 @@ from trace_rules import problems
 import nbdist as nb
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from nbdist.metrics.timeline import Span, Timeline
-from nbdist.metrics.timelineparts import Part, part_path, write_part
+from nbdist.metrics.timeline_parts import Part, part_path, write_part
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run

@@ -13,7 +13,7 @@ import pytest
 from trials_tools import GATED, TRAIN, began, finished, kill, states, until
 
 from nbdist.errors import FailedPreconditionError, UnavailableError
-from nbdist.metrics.writer import write_whole
+from nbdist.metrics.log import write_whole
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
 from nbdist.sweep import eventlog

@@ -24,7 +24,7 @@ from nbdist.errors import (
     NotFoundError,
     WorkerError,
 )
-from nbdist.metrics.runfile import RunFile
+from nbdist.metrics.run_folder import RunFile
 from nbdist.trials.folder import LOG, new_sweep_folder
 from nbdist.ui.attach import attach
 from nbdist.ui.launch import launch

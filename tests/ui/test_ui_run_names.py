@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbdist.metrics.home import slug
+from nbdist.metrics.run_folder import slug
 from nbdist.ui.launch import name_of, run_name
 
 

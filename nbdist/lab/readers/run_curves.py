@@ -17,11 +17,9 @@ import numpy as np
 from nbdist.errors import DataLossError, NbdistError
 from nbdist.lab.readers.files import Tail, open_regular
 from nbdist.lab.readers.run_record import rounded
-from nbdist.metrics.average import mean_by_step
-from nbdist.metrics.batch import by_series
-from nbdist.metrics.log import FORMAT, MAGIC, LogPart, damage, parse
+from nbdist.metrics.log import FORMAT, MAGIC, LogPart, by_series, damage, parse
+from nbdist.metrics.series import Trend, mean_by_step
 from nbdist.metrics.store import RunStore
-from nbdist.metrics.trend import Trend
 from nbdist.ui.chartplan import NOT_CURVES
 
 METRIC = "loss"

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nbdist.metrics import runfile
-from nbdist.metrics.runfile import STATUSES
+from nbdist.metrics import run_folder
+from nbdist.metrics.run_folder import STATUSES
 from nbdist.metrics.store import RunStore
 from nbdist.runs.history import Labels, error_line
 from nbdist.runs.progress import PAUSED, Standing, Tally
 from nbdist.runs.stragglers import BUSY
 
-LONGEST = runfile.LONGEST
+LONGEST = run_folder.LONGEST
 GOING = ("preparing", "running", "paused")
 MOST_TASKS = 10_000
 LARGEST_PID = 1 << 31

@@ -43,7 +43,7 @@ from nbdist.lab.readers.run_record import (
     word_of,
 )
 from nbdist.lab.readers.run_record import LONGEST_PROGRESS as LONGEST_WORD
-from nbdist.metrics.events import FOLDER as TENSORBOARD
+from nbdist.metrics.tensorboard import FOLDER as TENSORBOARD
 from nbdist.runs.history import LABELS, Labels, disk_bytes, read_labels
 
 MOST = 200  # runs that are looked at: the newest

@@ -34,8 +34,8 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.lab.worker import Worker
-from nbdist.metrics.home import run_folder, runs_folder
 from nbdist.metrics.log import logs_in
+from nbdist.metrics.run_folder import run_folder, runs_folder
 
 PATH = "nbdist/tensorboard"
 ALL = "all"  # in the place of a run's id: all runs, to be compared

@@ -23,15 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.metrics.batch import Points
-from nbdist.metrics.home import slug
-from nbdist.metrics.writer import Appending
+from nbdist.metrics.log import Appending, Points
+from nbdist.metrics.run_folder import slug
 
 FOLDER = "tensorboard"
 VALIDATION = "val_"
 EVERY = 1.0  # seconds between two times of writing; TensorBoard itself looks every few seconds
 STEP_BYTES = 5  # a varint of u4, written at full length, so that all events of one tag are equally long
-
 Bytes = NDArray[np.uint8]
 
 

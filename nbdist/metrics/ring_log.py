@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 Row: TypeAlias = tuple[Any, ...]
-
 EVERY = 0.02  # seconds between the moments
 DENSE = 8  # moments that are kept without gaps, before every other one, every fourth, ...
 RECENT, BEFORE = 64, 8  # rows

@@ -1,23 +1,71 @@
-"""``run.json``: what a run was, written whole or not at all."""
+"""Run folders: ``<home>/runs/<id>/``, and the ids that name them."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError, choices
-from nbdist.metrics.home import run_folder
+from nbdist.home import home, private_folder
+
+__all__ = ["home", "new_run_id", "run_folder", "runs_folder"]
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
+
+
+def run_folder(run_id: str) -> Path:
+    """Return the folder of a run (it may not exist); an id that could lead elsewhere is refused."""
+    if not _ID.fullmatch(run_id) or ".." in run_id:
+        raise InvalidArgumentError(
+            f"{run_id!r} is no run id: letters, digits, '-', '_', '.', at most 80; nb.runs() lists them"
+        )
+    return runs_folder() / run_id
+
+
+def runs_folder() -> Path:
+    """Return the folder that holds all run folders, made with mode 0700 if it is not there."""
+    return private_folder(home() / "runs")
+
+
+def new_run_id(name: str = "run") -> str:
+    """Return an unused id such as ``"261120-091512-mnist"`` and reserve it by making its folder.
+
+    Ids sort by time (UTC). Two runs of one name in one second get ``-2``, ``-3``...: making the folder is
+    what decides, so two notebooks never share one.
+    """
+    folder, base = runs_folder(), f"{time.strftime('%y%m%d-%H%M%S', time.gmtime())}-{slug(name)}"
+    for number in count(1):
+        run_id = base if number == 1 else f"{base}-{number}"
+        try:
+            (folder / run_id).mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return run_id
+    raise AssertionError("count() has no end")
+
+
+def slug(name: str) -> str:
+    """Return ``name`` cut down to what is easily typed and safe in a file name.
+
+    >>> slug("My CNN (v2)!")
+    'my-cnn-v2'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:24].strip("-") or "run"
+
+
+# ``run.json``: what a run was, written whole or not at all.
 
 STATUSES = ("preparing", "running", "paused", "finished", "failed", "stopped", "damaged")
-
 LONGEST = 8 << 20  # bytes of a run.json, with all of its body's code
 LATEST = 253_402_300_800  # the year 10000: later values cannot be shown as a time
 
@@ -192,3 +240,22 @@ def sync(path: Path, flags: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# How times are written for people.
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people read them.
+
+    >>> duration(3.21), duration(75), duration(7500)
+    ('3.2 s', '1 min 15 s', '2 h 05 min')
+    """
+    if 0 < seconds < 0.095:
+        return f"{seconds * 1000:.0f} ms"
+    if not seconds >= 60 or seconds == math.inf:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
