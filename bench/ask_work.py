@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
-from nbdist.sweep.spacetext import read_space
+from nbdist.sweep.parse import read_space
 
 SPACE = read_space(  # a grid of 10,400 points
     "lr=log(1e-4, 1e-1, points=100) hidden=[32, 64, 128, 256] batch=int(16, 128, points=13) "

@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 
 from bench import ask_work
-from nbdist.sweep.eventlog import EventLog
-from nbdist.sweep.eventreader import read_events
 from nbdist.sweep.events import Asked, Created, Event
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.opening import MOST_TRIALS, open_sweep
+from nbdist.sweep.log import EventLog, read_events
 from nbdist.sweep.samplers import make_sampler
 from nbdist.sweep.scheduler import Scheduler
+from nbdist.sweep.start import MOST_TRIALS, open_sweep
+from nbdist.sweep.state import Ledger
 
 ENGINES = frozenset(range(4))
 

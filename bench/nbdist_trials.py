@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import nbdist as nb
-from nbdist.sweep.spacetext import read_space
+from nbdist.sweep.parse import read_space
 
 ENGINES, TRIALS = 4, 500
 SPACE = read_space("lr=log(1e-4, 1e-1) width=[32, 64, 128]")

@@ -13,7 +13,7 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 
 from bench import ask_work
-from nbdist.sweep.distributions import distribution
+from nbdist.sweep.optuna import distribution
 
 DISTRIBUTIONS = {name: distribution(parameter) for name, parameter in ask_work.SPACE.items()}
 GRID: dict[str, list[Any]] = {name: parameter.grid() for name, parameter in ask_work.SPACE.items()}

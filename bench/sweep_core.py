@@ -13,14 +13,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from nbdist.sweep.eventlog import EventLog
-from nbdist.sweep.eventreader import read_events
 from nbdist.sweep.events import Created, Event, Reported, Started
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.opening import open_sweep
+from nbdist.sweep.log import EventLog, read_events
+from nbdist.sweep.parse import read_space
 from nbdist.sweep.samplers import Ask, Tell, make_sampler
 from nbdist.sweep.scheduler import Scheduler
-from nbdist.sweep.spacetext import read_space
+from nbdist.sweep.start import open_sweep
+from nbdist.sweep.state import Ledger
 
 ENGINES, REPORTS = 4, 20
 SPACE = read_space(

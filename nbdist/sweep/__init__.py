@@ -16,7 +16,6 @@ a ledger, asks the scheduler for the next event, writes it down, and only then a
 lr=log(0.0001, 0.1) width=[32, 64]
 """
 
-from nbdist.sweep.ranges import choice, fixed, integer, log, loguniform, uniform, when
-from nbdist.sweep.space import Space
+from nbdist.sweep.space import Space, choice, fixed, integer, log, loguniform, uniform, when
 
 __all__ = ["Space", "choice", "fixed", "integer", "log", "loguniform", "uniform", "when"]

@@ -1,6 +1,6 @@
 """What an edit of a space changes, and what it leaves outside. Pure.
 
->>> from nbdist.sweep.ranges import log
+>>> from nbdist.sweep.space import log
 >>> before = Space({"lr": log(1e-4, 1e-1), "width": [32, 64]})
 >>> for edit in edits(before, Space({"lr": log(1e-3, 1e-2), "width": [32, 64, 128]})):
 ...     print(edit)
@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from nbdist.sweep.numeric import Integer, Real
-from nbdist.sweep.parameters import Choice, Fixed, Parameter, When
+from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, Value, When
 from nbdist.sweep.space import Space
-from nbdist.sweep.values import Value
 
 Kind: TypeAlias = Literal["narrower", "wider", "changed", "added", "removed"]
 

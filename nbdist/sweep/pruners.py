@@ -23,8 +23,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, choices
+from nbdist.sweep.parameters import whole
 from nbdist.sweep.reports import Reports
-from nbdist.sweep.values import whole
 
 Decision: TypeAlias = Literal["keep", "prune"]
 

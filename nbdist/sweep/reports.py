@@ -23,8 +23,9 @@ from nbdist.sweep.events import Direction
 
 KEPT = 256
 """How many reports of a trial are kept after it was thinned; before, up to twice as many, all of them."""
-COLUMNS = 128  # compared steps that are kept up to date; others are worked out again when asked for
 
+
+COLUMNS = 128  # compared steps that are kept up to date; others are worked out again when asked for
 Scores = NDArray[np.float64]
 
 

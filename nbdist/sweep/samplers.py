@@ -3,7 +3,7 @@
 A sampler answers from the space, the seed, the number of the trial and the history only, so that going
 through a log again gives the same questions the same answers.
 
->>> from nbdist.sweep.ranges import log
+>>> from nbdist.sweep.space import log
 >>> space = Space({"lr": log(1e-4, 1e-1), "width": [32, 64]})
 >>> random = make_sampler("random", space, seed=7)
 >>> random.ask([], 0) == make_sampler("random", space, seed=7).ask([Ask(0, {}, True)], 0)
@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
-from nbdist.errors import InvalidArgumentError, choices
+from nbdist.errors import InvalidArgumentError, OutOfRangeError, choices
 from nbdist.sweep.events import Direction, EndState
-from nbdist.sweep.grid import Grid
-from nbdist.sweep.seeds import fraction
+from nbdist.sweep.parameters import Value, same_key
 from nbdist.sweep.space import Parameters, Space
-from nbdist.sweep.values import Value, same_key
 
 OF_OPTUNA = ("tpe", "tpe-univariate")
 SAMPLERS = ("random", "grid", *OF_OPTUNA)
@@ -121,7 +120,7 @@ def make_sampler(
     if name not in SAMPLERS:
         raise InvalidArgumentError(f"no sampler {name!r}; {choices(name, SAMPLERS)}")
     if name in OF_OPTUNA:
-        from nbdist.sweep.optuna_sampler import OptunaSampler
+        from nbdist.sweep.optuna import OptunaSampler
 
         return OptunaSampler(name, space, seed, direction, settings or {})
     if settings:
@@ -131,3 +130,97 @@ def make_sampler(
 
 def _key(parameters: Mapping[str, Value]) -> frozenset[object]:
     return frozenset((name, same_key(value)) for name, value in parameters.items())
+
+
+#     The points of a grid over a space, numbered. Pure.
+#
+# >>> from nbdist.sweep.space import when
+# >>> grid = Grid(Space({"opt": ["sgd", "adam"], "momentum": when([0.0, 0.9], opt="sgd"), "width": [32, 64]}))
+# >>> grid.size
+# 6
+# >>> grid.point(0), grid.point(5)
+# ({'opt': 'sgd', 'momentum': 0.0, 'width': 32}, {'opt': 'adam', 'width': 64})
+
+MOST_POINTS = 1 << 53
+
+
+class Grid:
+    """All combinations that exist, counted as on a mileage counter: the last parameter changes fastest.
+
+    A parameter that does not exist beside certain values takes no part in the count there. Raises
+    `InvalidArgumentError` for a float range that does not say how many points it has.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._values: dict[str, list[Value]] = {}
+        for name, parameter in space.items():
+            try:
+                self._values[name] = parameter.grid()
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"{name}: {error}") from None
+        # How many points follow depends on the values of these only.
+        self._deciding = {on for parameter in space.values() for on in parameter.conditions}
+        self._counts: dict[tuple[object, ...], int] = {}
+        self.size = self._count(0, {})
+        if self.size > MOST_POINTS:
+            raise InvalidArgumentError(f"a grid of {self.size:,} points; fewer values, or another sampler")
+
+    def point(self, index: int) -> Parameters:
+        """Return the parameters of point ``index``; raises `OutOfRangeError` past the last one."""
+        if not 0 <= index < self.size:
+            raise OutOfRangeError(f"the grid has {self.size:,} points, and no number {index}")
+        found: Parameters = {}
+        for place, name in enumerate(self._space.order):
+            if not self._space.exists(name, found):
+                continue
+            for value in self._values[name]:
+                found[name] = value
+                following = self._count(place + 1, found)
+                if index < following:
+                    break
+                index -= following
+        return {name: found[name] for name in self._space if name in found}
+
+    def _count(self, place: int, found: Parameters) -> int:
+        if place == len(self._space.order):
+            return 1
+        key = (place, *((name, same_key(found[name])) for name in self._deciding if name in found))
+        if key not in self._counts:
+            name = self._space.order[place]
+            if not self._space.exists(name, found):
+                self._counts[key] = self._count(place + 1, found)
+            elif name not in self._deciding:
+                self._counts[key] = len(self._values[name]) * self._count(place + 1, found)
+            else:
+                each = (self._count(place + 1, {**found, name: value}) for value in self._values[name])
+                self._counts[key] = sum(each)
+        return self._counts[key]
+
+
+# Numbers that depend on a sweep's seed and a trial's number, and on nothing else. Pure.
+
+
+def trial_seed(seed: int, number: int) -> int:
+    """Return the seed of a trial, 0 to 2**32 - 1; two trials of a sweep never share one.
+
+    >>> trial_seed(7, 0), trial_seed(7, 1)
+    (49450524, 486743173)
+    """
+    # The sweep's seed says where to start; the mixer (MurmurHash3's last step) maps no two numbers to one.
+    mixed = (int.from_bytes(blake2b(str(seed).encode(), digest_size=4).digest()) + number) & 0xFFFFFFFF
+    mixed = ((mixed ^ mixed >> 16) * 0x85EBCA6B) & 0xFFFFFFFF
+    mixed = ((mixed ^ mixed >> 13) * 0xC2B2AE35) & 0xFFFFFFFF
+    return mixed ^ mixed >> 16
+
+
+def fraction(seed: int, number: int, name: str) -> float:
+    """Return a random number, 0 up to (not including) 1, for one parameter of one trial.
+
+    Each parameter has its own, so that an edit of one leaves the others' draws as they were.
+
+    >>> round(fraction(7, 0, "lr"), 6)
+    0.783341
+    """
+    digest = blake2b(f"{seed}/{number}/{name}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest) >> 11) * 2.0**-53

@@ -4,7 +4,7 @@ The driver writes each event into the log, applies it to the ledger, and only th
 sent to its ranks, `Pruned` and `Stopped` tell the ranks of a running trial to end it. So whatever dies, the
 log knows at least as much as the engines.
 
->>> from nbdist.sweep.opening import open_sweep
+>>> from nbdist.sweep.start import open_sweep
 >>> from nbdist.sweep.space import Space
 >>> ledger = Ledger(open_sweep(Space({"width": [32, 64]}), metric="accuracy", sampler="grid", now=0.0))
 >>> scheduler = Scheduler(ledger)
@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from nbdist.sweep.eventcode import LONGEST_ERROR
 from nbdist.sweep.events import (
+    LONGEST_ERROR,
     Asked,
     Ended,
     EndState,
@@ -31,16 +31,14 @@ from nbdist.sweep.events import (
     Retried,
     Started,
 )
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.placing import place
+from nbdist.sweep.parameters import is_number
 from nbdist.sweep.pruners import make_pruner
-from nbdist.sweep.samplers import Sampler, make_sampler
-from nbdist.sweep.seeds import trial_seed
-from nbdist.sweep.trial import Trial
-from nbdist.sweep.values import is_number
+from nbdist.sweep.samplers import Sampler, make_sampler, trial_seed
+from nbdist.sweep.state import Ledger, Trial
 
 RETRIES = 1
 """How often a trial whose engine or driver died is tried again by itself."""
+
 
 BY_USERS = ("", "stopped")
 """The close reasons of a sweep that a user stopped; other reasons mean a failed sweep."""
@@ -269,3 +267,25 @@ def numbers_in(values: Mapping[str, object]) -> tuple[dict[str, float], dict[str
         else:
             wrong[str(name)] = value
     return found, wrong
+
+
+# Which free engines a trial is given. Pure.
+
+
+def place(free: Collection[int], need: int, avoid: Collection[int] = ()) -> tuple[int, ...] | None:
+    """Return ``need`` of the free ranks, or None if there are too few.
+
+    Ranks in ``avoid`` only if there is no other way; neighbours if there are any, since engines of one host
+    have neighbouring ranks.
+
+    >>> place({0, 2, 3, 5}, 2), place({0, 1}, 1, avoid=[0]), place({0}, 1, avoid=[0]), place({0}, 2)
+    ((2, 3), (1,), (0,), None)
+    """
+    liked = sorted(set(free) - set(avoid))
+    if len(liked) < need:
+        rest = sorted(set(free) & set(avoid))
+        return tuple(sorted([*liked, *rest[: need - len(liked)]])) if len(free) >= need else None
+    for start in range(len(liked) - need + 1):
+        if liked[start + need - 1] - liked[start] == need - 1:
+            return tuple(liked[start : start + need])
+    return tuple(liked[:need])

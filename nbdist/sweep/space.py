@@ -1,6 +1,6 @@
 """What a sweep searches: names and what each may be. Pure.
 
->>> from nbdist.sweep.ranges import log, when
+>>> from nbdist.sweep.space import log, when
 >>> space = Space({"lr": log(1e-4, 1e-1, points=4), "opt": ["sgd", "adam"], "epochs": 5,
 ...                "momentum": when([0.0, 0.9], opt="sgd")})
 >>> print(space)
@@ -16,17 +16,29 @@ True
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from keyword import iskeyword
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from nbdist.errors import InvalidArgumentError
-from nbdist.sweep.conditions import check_conditions, in_order
-from nbdist.sweep.parameters import Parameter
-from nbdist.sweep.ranges import as_parameter, parameter_from_json
-from nbdist.sweep.values import Value, same_key
+from nbdist.sweep.parameters import (
+    Choice,
+    Fixed,
+    Integer,
+    Parameter,
+    Real,
+    Value,
+    When,
+    literal,
+    plain,
+    same_key,
+)
 
 Parameters: TypeAlias = "dict[str, Value]"
 """What one trial gets: names and values."""
+
 
 VERSION = 1
 MOST_PARAMETERS = 200
@@ -162,3 +174,160 @@ def check_name(name: object) -> None:
         raise InvalidArgumentError(
             f"{name!r} is a word of Python's own; call the parameter {name}_ or the like"
         )
+
+
+# Which parameters exist when: an order in which to decide, and what can never be. Pure.
+
+
+def in_order(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:
+    """Return the names, each after those that its conditions look at, else as they stand.
+
+    Raises `InvalidArgumentError` for a condition on a parameter that is not there, or a circle of conditions.
+    """
+    for name, parameter in parameters.items():
+        for on in parameter.conditions:
+            if on not in parameters:
+                raise InvalidArgumentError(
+                    f"{name} depends on {on}, which is not in the space; there are {', '.join(parameters)}"
+                )
+    waits = {name: set(parameter.conditions) for name, parameter in parameters.items()}
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as error:
+        circle = " -> ".join(error.args[1])
+        raise InvalidArgumentError(f"conditions go round in a circle: {circle}; drop one of them") from None
+    order: list[str] = []
+    while len(order) < len(waits):
+        order.append(next(name for name in waits if name not in order and waits[name] <= set(order)))
+    return tuple(order)
+
+
+def check_conditions(parameters: Mapping[str, Parameter], order: tuple[str, ...]) -> None:
+    """Raise `InvalidArgumentError` if a parameter can never exist."""
+    needs: dict[str, dict[str, tuple[Value, ...]]] = {}
+    for name in order:
+        needs[name] = {}
+        for on, values in parameters[name].conditions.items():
+            for value in values:
+                _check_reachable(name, on, value, parameters[on])
+            # What the other parameter needs to exist, this one needs as well.
+            for further, allowed in [(on, values), *needs[on].items()]:
+                before = needs[name].get(further, allowed)
+                keys = set(map(same_key, before))
+                both = tuple(value for value in allowed if same_key(value) in keys)
+                if not both:
+                    raise InvalidArgumentError(
+                        f"{name} can never exist: {further} would have to be one of {literal(before)} and of "
+                        f"{literal(allowed)} at once"
+                    )
+                needs[name][further] = both
+
+
+def _check_reachable(name: str, on: str, value: Value, parameter: Parameter) -> None:
+    if isinstance(parameter.kind, Real):
+        raise InvalidArgumentError(
+            f"{name} depends on {on}={value!r}, but {on} is {parameter}, which hits no value exactly; "
+            "conditions look at a choice, an int or a fixed value"
+        )
+    if not parameter.contains(value):
+        raise InvalidArgumentError(f"{name} depends on {on}={value!r}, but {on} may only be {parameter}")
+
+
+#     How one writes down what a parameter may be, and what plain values mean.
+#
+# >>> round(log(1e-4, 1e-1).draw(0.5), 9)
+# 0.003162278
+# >>> choice("sgd", "adam").contains("adam")
+# True
+# >>> print(when(uniform(0, 0.9), optimizer="sgd"))
+# when(uniform(0.0, 0.9), optimizer=['sgd'])
+
+
+def uniform(low: float, high: float, points: int | None = None) -> Real:
+    """Return a float between two numbers; ``points`` says how many values a grid takes."""
+    return Real(low, high, points=points)
+
+
+def log(low: float, high: float, points: int | None = None) -> Real:
+    """Return a positive float between two numbers, every factor as likely as another (for learning rates)."""
+    return Real(low, high, log=True, points=points)
+
+
+loguniform = log
+"""The same by the name that SciPy and Ray have for it."""
+
+
+def integer(low: int, high: int, log: bool = False, step: int = 1, points: int | None = None) -> Integer:
+    """Return a whole number between two, both included."""
+    return Integer(low, high, log, step, points)
+
+
+def choice(*values: object) -> Choice:
+    """Return one of several values: ``choice("sgd", "adam")`` or ``choice(["sgd", "adam"])``."""
+    if len(values) == 1 and isinstance(values[0], (list, tuple)):
+        values = tuple(values[0])
+    return Choice(values)  # type: ignore[arg-type]  # Choice checks and cleans what it is given
+
+
+def fixed(value: object) -> Fixed:
+    """Return one value for all trials; needed for a list only, other plain values mean it of themselves."""
+    return Fixed(value)  # type: ignore[arg-type]  # Fixed checks and cleans what it is given
+
+
+def when(parameter: object, conditions: Mapping[str, object] | None = None, /, **more: object) -> When:
+    """Return a parameter that exists only when others have given values.
+
+    ``when(uniform(0, 0.99), opt="sgd")`` and ``when(uniform(0, 0.99), {"opt": ["sgd"]})`` are the same.
+    """
+    if conditions is not None and not isinstance(conditions, Mapping):
+        raise InvalidArgumentError(
+            f'the conditions of when() are names and values, such as opt="sgd", got {conditions!r}'
+        )
+    twice = more.keys() & (conditions or {}).keys()
+    if twice:
+        raise InvalidArgumentError(f"when() has two conditions on {', '.join(sorted(twice))}; give one")
+    only = [
+        (str(name), tuple(plain(one) for one in (wanted if isinstance(wanted, (list, tuple)) else [wanted])))
+        for name, wanted in {**(conditions or {}), **more}.items()
+    ]
+    return When(as_parameter(parameter), tuple(only))
+
+
+def as_parameter(value: object) -> Parameter:
+    """Return what a value means in a space: a list or a row of an array is a choice, a plain value is fixed.
+
+    >>> import numpy as np
+    >>> print(as_parameter(np.logspace(-2, 0, 3)))
+    [0.01, 0.1, 1.0]
+    """
+    if isinstance(value, Parameter):
+        return value
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return Choice(tuple(value.tolist()))
+    if isinstance(value, (list, tuple, range)):
+        return Choice(tuple(value))
+    return Fixed(value)  # type: ignore[arg-type]  # as above
+
+
+def parameter_from_json(data: object) -> Parameter:
+    """Return the parameter that `Parameter.to_json` wrote, or raise `InvalidArgumentError`."""
+    if not isinstance(data, dict):
+        raise InvalidArgumentError(f"a parameter is an object with a kind, got {data!r:.80}")
+    given = {key: value for key, value in data.items() if key != "kind"}
+    try:
+        match data.get("kind"):
+            case "float":
+                return Real(**given)
+            case "int":
+                return Integer(**given)
+            case "choice":
+                return choice(list(given.pop("values")), **given)
+            case "fixed":
+                return Fixed(**given)
+            case "when":
+                return when(parameter_from_json(given.pop("parameter")), given.pop("when"), **given)
+    except (TypeError, KeyError) as error:
+        raise InvalidArgumentError(f"{data!r:.200} is no parameter: {error}") from None
+    raise InvalidArgumentError(
+        f"no kind of parameter {data.get('kind')!r:.80}; there are float, int, choice, fixed, when"
+    )

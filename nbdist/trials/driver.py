@@ -14,22 +14,23 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nbdist.errors import FailedPreconditionError, NbdistError, ResourceExhaustedError
+from nbdist.errors import FailedPreconditionError, NbdistError, ResourceExhaustedError, WorkerError
 from nbdist.runs.failures import Hint, with_hint
-from nbdist.sweep import wishes
+from nbdist.runs.interrupt import REPLACE_AFTER, SIGNAL_AFTER
+from nbdist.runs.replacing import Replacing
+from nbdist.sweep import commands
 from nbdist.sweep.events import EndState, Reported, Started
-from nbdist.trials.engines import Attempt, Engines
-from nbdist.trials.failing import Failing
-from nbdist.trials.order import TrialOrder
-from nbdist.trials.pressing import Pressing
+from nbdist.sweep.state import Ledger, Trial
+from nbdist.trials.protocol import TrialOrder
+from nbdist.trials.workers import Attempt, Engines
 from nbdist.wire.frames import Frame
 
 if TYPE_CHECKING:
-    from nbdist.trials.record import Record
+    from nbdist.trials.store import Record
 
 SYNC_SECONDS = 1.0
 LONGEST_WAIT = 0.25  # seconds between two looks at who has died
@@ -301,7 +302,7 @@ class Driver:
                 if (error := self._failing.verdict(alive, record.over, now)) is not None:
                     self.error = error
                     if not record.over:
-                        record.write(*wishes.close(record.ledger, now, "all trials failed"))
+                        record.write(*commands.close(record.ledger, now, "all trials failed"))
                 still = {number for number, _ in self.engines.strays()}
                 while (event := record.scheduler.next(free, alive, time.time(), still)) is not None:
                     record.write(event)
@@ -354,3 +355,112 @@ def state_of(over: dict[str, Any]) -> EndState:
     """Return how an engine says that a trial ended, if that is a way to end."""
     found: EndState = over["state"] if over["state"] in ("finished", "stopped", "failed") else "failed"
     return found
+
+
+# Tells a sweep none of whose trials can do anything but fail: its body is wrong.
+
+LEAST_FAILURES = 4
+
+
+class Failing:
+    """Looks at the failures since a driver began."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._before = ledger.counts["failed"]
+        self._least = 1  # failures for another look
+
+    def verdict(self, alive: int, over: bool, now: float) -> WorkerError | None:
+        """Return the error of a sweep whose trials have all failed, None while that cannot be said.
+
+        A thousand trials would not mend its body: some for each of the engines that are ``alive`` are enough,
+        unless one is under way that has come further than they did. Of a sweep that is ``over`` it is all.
+        """
+        ledger = self._ledger
+        failed = ledger.counts["failed"] - self._before
+        if failed < self._least or ledger.closed:
+            return None
+        if ledger.counts["finished"] + ledger.counts["pruned"] + ledger.counts["stopped"]:
+            return None
+        if not over and failed < max(LEAST_FAILURES, 2 * alive):
+            return None
+        those = [trial for trial in ledger.trials.values() if trial.state == "failed"]
+        longest = max(trial.seconds or 0.0 for trial in those)
+        for number in ledger.running:
+            trial = ledger.trials[number]
+            if trial.step is not None or now - (trial.started_at or now) > longest:
+                self._least = failed + 1
+                return None
+        return all_failed(those[0], failed)
+
+
+def all_failed(first: Trial, count: int) -> WorkerError:
+    """Return the error of a sweep none of whose trials has done anything but fail."""
+    given = " ".join(f"{name}={value!r}" for name, value in first.parameters.items())
+    error = WorkerError(
+        f"all of the first {count} trials failed, and the sweep has ended. "
+        f"Trial {first.number} ({given}):\n{first.error}"
+    )
+    error.ename, error.evalue = last_line(first.error)
+    return error
+
+
+def last_line(text: str) -> tuple[str, str]:
+    """Return the name and the message of the error that a traceback ends with.
+
+    >>> last_line("Traceback ...\\nValueError: no such width")
+    ('ValueError', 'no such width')
+    """
+    last = text.rstrip().rpartition("\n")[2]
+    name, _, message = last.partition(": ")
+    return name, message
+
+
+# How attempts at trials are made to end: asked, then signalled, at last their engines are replaced.
+
+
+class Pressing:
+    """The attempts that are to end, each as far up the ladder as its time allows."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self.told: dict[Attempt, tuple[float, int]] = {}
+        """Since when each is to end, and how many rungs it has seen."""
+        self._replacing: list[Replacing] = []
+
+    def press(self, ending: Mapping[Attempt, tuple[str, float]]) -> None:
+        """Do what is due: for each attempt why it is aborted, empty if it is stopped, and how patiently."""
+        now = time.monotonic()
+        self.told = {key: self.told.get(key, (now, 0)) for key in ending}
+        for key, (reason, patience) in ending.items():
+            since, rung = self.told[key]
+            if rung == 0:
+                self._engines.stop(*key, reason)
+            elif rung == 1 and now - since >= SIGNAL_AFTER * patience:
+                self._engines.interrupt(*key)
+            elif rung == 2 and now - since >= REPLACE_AFTER * patience:
+                stuck = self._engines.infos(*key)
+                if stuck:
+                    one = Replacing(self._engines.cluster)
+                    one.begin(stuck, REPLACE_AFTER * patience)
+                    self._replacing.append(one)
+            else:
+                continue
+            self.told[key] = since, rung + 1
+
+    def look(self) -> None:
+        """Go on with engines that are being replaced."""
+        for one in self._replacing:
+            if one.under_way:
+                one.look()
+        self._replacing = [one for one in self._replacing if one.under_way or one.error is not None]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an engine is being replaced."""
+        return any(one.under_way for one in self._replacing)
+
+    @property
+    def trouble(self) -> str | None:
+        """What could not be replaced, if that is so."""
+        return next((one.told for one in self._replacing if one.error is not None), None)

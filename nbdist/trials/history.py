@@ -15,13 +15,12 @@ from pathlib import Path
 from nbdist.errors import NbdistError
 from nbdist.metrics.run_folder import duration
 from nbdist.runs.history import MOST_SHOWN, TableList
-from nbdist.sweep.eventlog import holder_of
-from nbdist.sweep.eventreader import read_events
 from nbdist.sweep.events import Closed
-from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.log import holder_of, read_events
 from nbdist.sweep.scheduler import state_of
-from nbdist.trials.folder import LOG, read_about, sweep_folder
-from nbdist.trials.folder import sweeps as sweep_ids
+from nbdist.sweep.state import Ledger
+from nbdist.trials.store import LOG, read_about, sweep_folder
+from nbdist.trials.store import sweeps as sweep_ids
 
 LONGEST_TEXT = 80  # characters of a cell
 OVER = ("finished", "stopped", "failed")

@@ -5,26 +5,272 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, UnavailableError
+from nbdist.metrics.table import table
 from nbdist.runs.delivery import Delivery, Given, missing_name
 from nbdist.runs.options import select
 from nbdist.runs.start import check_given
 from nbdist.runtime.task import TaskInfo, segment_prefix
+from nbdist.sweep import commands
 from nbdist.sweep.events import Event
-from nbdist.sweep.trial import Trial
+from nbdist.sweep.export import columns, write_csv
+from nbdist.sweep.parse import read_space
+from nbdist.sweep.space import Space
+from nbdist.sweep.state import Trial
 from nbdist.trials.driver import Driver
-from nbdist.trials.engines import Engines, EngineStanding
-from nbdist.trials.order import SweepOrder
-from nbdist.trials.record import Record
-from nbdist.trials.wishfile import Listening
-from nbdist.trials.wishing import Wishing
+from nbdist.trials.protocol import SweepOrder, trial_folder
+from nbdist.trials.requests import Listening
+from nbdist.trials.store import Record
+from nbdist.trials.workers import Engines, EngineStanding
 
 TROUBLE_SECONDS = 5.0  # for which nothing runs although there is work, until `wait` says so
+
+# What is known of a sweep: its trials, and what they have left.
+
+LONGEST_OUTPUT = 200_000  # characters of a trial's output that are read
+
+
+class Known:
+    """A sweep's trials, also while they run; all of it may be called from any thread."""
+
+    def __init__(self, record: Record, name: str) -> None:
+        self.id, self.name, self.folder = record.id, name, record.folder
+        self.lock, self.ledger, self.touched = record.lock, record.ledger, record.touched
+        self._record = record
+
+    @property
+    def space(self) -> Space:
+        """What is searched, as it is now."""
+        return self.ledger.space
+
+    @property
+    def metric(self) -> str:
+        """The name of what counts."""
+        return self.ledger.created.metric
+
+    @property
+    def best(self) -> Trial | None:
+        """The finished trial with the best value; None while there is none."""
+        with self.lock:
+            return self.ledger.best
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials by number."""
+        with self.lock:
+            return [self.ledger.trials[number] for number in sorted(self.ledger.trials)]
+
+    def trial(self, number: int) -> Trial:
+        """Return a trial; raises `NotFoundError` if there is none of this number."""
+        with self.lock:
+            return commands.known(self.ledger, number)
+
+    def table(self) -> Any:
+        """Return a row per trial: a DataFrame if pandas is installed, else a dict of NumPy columns.
+
+        The columns are trial, state, value, step, seconds, attempts, seed, parent, error, then the parameters
+        and the other metrics.
+        """
+        with self.lock:
+            found = columns(self.ledger)
+        return table(found)
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write the table into a CSV file; returns its path."""
+        with self.lock:
+            return write_csv(self.ledger, Path(path))
+
+    def to_optuna(self, storage: str | Path, name: str | None = None) -> Any:
+        """Write the trials into an Optuna study and return it; ``optuna-dashboard sweep.journal`` shows it.
+
+        ``storage`` is a file ("sweep.journal", "sweep.db") or an URL that Optuna knows; needs
+        `pip install nbdist[sweep]`.
+        """
+        from nbdist.sweep.optuna import export_study
+
+        with self.lock:
+            return export_study(self.ledger, storage, name or self.id)
+
+    def checkpoint(self, number: int | None = None) -> Path:
+        """Return the file with what a trial (without a number the best) has trained, for ``nb.nn.load``.
+
+        Raises FailedPreconditionError if it has left none: its body calls no ``fit``, or it is on another
+        machine.
+        """
+        trial = self._chosen(number)
+        path = self._record.checkpoint(trial.number)
+        if not path.exists():
+            raise FailedPreconditionError(
+                f"trial {trial.number} has no checkpoint at {path}: its body called no fit(), or it has not "
+                "ended, or its folder is on another machine"
+            )
+        return path
+
+    def has_trained(self, number: int) -> bool:
+        """Whether a trial has left what it has trained, here."""
+        return self._record.checkpoint(number).exists()
+
+    def model(self, number: int | None = None) -> Any:
+        """Return the model that a trial (without a number the best) has trained."""
+        from nbdist.nn import load
+
+        return load(self.checkpoint(number))
+
+    def output(self, number: int) -> str:
+        """Return what a trial has printed so far, its end if that is long."""
+        self.trial(number)
+        texts = []
+        for path in sorted(trial_folder(self.folder, number).glob("output-*.log")):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LONGEST_OUTPUT))
+                texts.append(file.read(LONGEST_OUTPUT).decode("utf-8", "replace"))
+        return "\n".join(text for text in texts if text)
+
+    def as_code(self, number: int | None = None) -> str:
+        """Return a cell's text with the parameters of a trial (without a number the best).
+
+        ``"# trial 7 of 261120-090000-digits: val_accuracy 0.9531\\nlr = 0.01\\nhidden = 64\\n"``
+        """
+        trial = self._chosen(number)
+        value = "" if trial.value is None else f": {self.metric} {trial.value:.6g}"
+        lines = [f"# trial {trial.number} of {self.id}{value}"]
+        return "\n".join([*lines, *(f"{name} = {one!r}" for name, one in trial.parameters.items())]) + "\n"
+
+    def _chosen(self, number: int | None) -> Trial:
+        if number is not None:
+            return self.trial(number)
+        best = self.best
+        if best is None:
+            raise FailedPreconditionError("no trial has finished yet: name one by its number")
+        return best
+
+
+# What may be wished of a sweep: each wish is written down, and done from then on.
+
+
+class Wishing(Known, ABC):
+    """A sweep of which something may be wished, from any thread; what is refused raises an `NbdistError`."""
+
+    @abstractmethod
+    def _wish(self, wish: Callable[[float], list[Event]]) -> list[Event]:
+        """Write down the events of a wish, given the time, and have them acted on."""
+
+    @abstractmethod
+    def _most(self) -> int:
+        """Return how many engines there are for a trial."""
+
+    def pause(self) -> None:
+        """Start no more trials; those running go on, and then the cluster is free for other cells."""
+        self._wish(lambda now: commands.pause(self.ledger, now))
+
+    def resume(self) -> None:
+        """Go on, after a pause or with what a dead kernel has left."""
+        self._wish(lambda now: commands.resume(self.ledger, now))
+
+    def close(self) -> None:
+        """Stop the sweep: running trials stop and keep their checkpoints, and no further trial starts."""
+        self._wish(lambda now: commands.close(self.ledger, now))
+
+    def add(self, trials: int) -> None:
+        """Want so many trials more."""
+        self._wish(lambda now: commands.add(self.ledger, trials, now))
+
+    def edit(
+        self,
+        space: Space | Mapping[str, object] | str | None = None,
+        *,
+        outside: Literal["finish", "stop"] = "finish",
+        **changes: object,
+    ) -> None:
+        """Ask for trials from another space from here on; ``changes`` are parameters that change.
+
+        Running trials outside of it "finish", or "stop".
+        """
+
+        def wished(now: float) -> list[Event]:
+            new = as_space(space, self.ledger.space)
+            new = new.with_changes(changes) if changes else new
+            return commands.edit(self.ledger, new, now, outside)
+
+        self._wish(wished)
+
+    def stop(self, number: int | None = None) -> None:
+        """Stop a trial; its reports and checkpoint are kept. Without a number stop the sweep, as `close`."""
+        if number is None:
+            self.close()
+        else:
+            self._wish(lambda now: commands.stop(self.ledger, number, now))
+
+    def retry(self, number: int) -> None:
+        """Start a trial that did not finish again, with its parameters and its seed."""
+        self._wish(lambda now: commands.retry(self.ledger, number, now))
+
+    def clone(self, number: int, /, **changes: object) -> int:
+        """Ask for a new trial with the parameters of another, some changed; returns its number."""
+        events = self._wish(lambda now: commands.clone(self.ledger, number, changes, now))
+        return int(getattr(events[0], "number", -1))
+
+    def promote(
+        self,
+        number: int | None = None,
+        /,
+        *,
+        epochs: int | None = None,
+        per_trial: int | None = None,
+        **changes: object,
+    ) -> None:
+        """Let a trial that is over (without a number the best) go on from where its training ended.
+
+        ``epochs`` is how many there are to be in all, ``per_trial`` on how many engines, ``changes`` are
+        other names for its body. It goes on exactly: a pruned trial reports what it would have reported.
+        """
+        trial = self._chosen(number)
+        path = self.checkpoint(trial.number)
+        engines = self._most()
+        if epochs is not None:
+            if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+                raise InvalidArgumentError(f"epochs is a whole number above 0, not {epochs!r}")
+            changes["epochs"] = epochs
+        self._wish(
+            lambda now: commands.promote(
+                self.ledger,
+                trial.number,
+                now,
+                checkpoint=str(path),
+                per_trial=per_trial,
+                engines=engines,
+                changes=changes,
+            )
+        )
+
+
+def as_space(space: Space | Mapping[str, object] | str | None, now: Space | None = None) -> Space:
+    """Return a space given as one, as text, or as a mapping; None is the one there is ``now``.
+
+    >>> print(as_space("lr=log(1e-4, 1e-1) width=[32, 64]"))
+    lr=log(0.0001, 0.1) width=[32, 64]
+    """
+    if space is None and now is not None:
+        return now
+    if isinstance(space, Space):
+        return space
+    if isinstance(space, str):
+        return read_space(space)
+    found = getattr(space, "space", None)  # of an editor
+    if isinstance(found, Space):
+        return found
+    if isinstance(space, Mapping):
+        return Space(space)
+    raise InvalidArgumentError(
+        f"a space is text such as 'lr=log(1e-4, 1e-1)', a dict, or an nbdist.sweep.Space, not {space!r:.80}"
+    )
 
 
 class Sweep(Wishing):

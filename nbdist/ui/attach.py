@@ -15,7 +15,7 @@ from nbdist.runs.attach import attach_run
 from nbdist.runs.following import View
 from nbdist.runs.history import is_under_way, runs
 from nbdist.runs.run import Run
-from nbdist.trials.folder import driven_by_another, is_sweep, sweeps
+from nbdist.trials.store import driven_by_another, is_sweep, sweeps
 from nbdist.ui.background import follow_in_background
 from nbdist.ui.leaving import leaving
 from nbdist.ui.showing import show

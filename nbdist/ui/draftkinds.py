@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from nbdist.sweep.values import Value
+from nbdist.sweep.parameters import Value
 
 Kind: TypeAlias = Literal["uniform", "log", "int", "log int", "choice", "fixed"]
 

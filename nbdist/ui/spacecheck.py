@@ -19,13 +19,10 @@ from math import prod
 from typing import Literal, TypeAlias
 
 from nbdist.errors import InvalidArgumentError, MissingExtra
-from nbdist.sweep.conditions import in_order
-from nbdist.sweep.grid import Grid
-from nbdist.sweep.opening import MOST_TRIALS
 from nbdist.sweep.parameters import Fixed, Parameter
-from nbdist.sweep.ranges import when
-from nbdist.sweep.samplers import OF_OPTUNA
-from nbdist.sweep.space import Space, check_name
+from nbdist.sweep.samplers import OF_OPTUNA, Grid
+from nbdist.sweep.space import Space, check_name, in_order, when
+from nbdist.sweep.start import MOST_TRIALS
 from nbdist.ui.spacedraft import Draft, read, read_values, read_whole
 
 MOST_COUNTED = 100_000  # combinations of the values that conditions look at: more would keep the page waiting
@@ -91,7 +88,7 @@ def check(drafts: tuple[Draft, ...], grid: bool = False) -> Checked:
 def count_trials(space: Space | None, sampler: str, typed: str) -> Trials:
     """Return how many trials a sweep over the space would have, given what stands in that field."""
     if sampler in OF_OPTUNA and find_spec("optuna") is None:
-        return Trials(problem=str(MissingExtra("sweep", "the samplers of Optuna")))
+        return Trials(problem=str(MissingExtra("sweep", "the samplers of Optuna and the export to a study")))
     points = None
     if sampler == "grid" and space is not None:
         try:

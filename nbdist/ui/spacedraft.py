@@ -17,11 +17,8 @@ from itertools import count
 from typing import get_args
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.sweep.numeric import Integer, Real
-from nbdist.sweep.parameters import Choice, Fixed, Parameter
-from nbdist.sweep.ranges import log, uniform
-from nbdist.sweep.space import Space
-from nbdist.sweep.values import Value, literal, plain, whole
+from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, Value, literal, plain, whole
+from nbdist.sweep.space import Space, log, uniform
 from nbdist.ui.draftkinds import FIRST, NUMBERS, Kind, reading
 
 MOST_TYPED = 400_000  # characters of one field: more than a choice of 10,000 values takes

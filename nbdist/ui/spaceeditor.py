@@ -20,10 +20,10 @@ import anywidget
 import traitlets
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, choices
+from nbdist.sweep.parse import MOST_TEXT, read_space
 from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS
 from nbdist.sweep.space import Space
-from nbdist.sweep.spacetext import MOST_TEXT, read_space
 from nbdist.ui.belowcell import run_below, same_page, this_cell
 from nbdist.ui.draftkinds import KINDS
 from nbdist.ui.paced import bundled

@@ -1,6 +1,6 @@
 """A parameter as an axis of a picture: where a value stands on it, from 0 to 1. Pure.
 
->>> from nbdist.sweep.ranges import choice, log
+>>> from nbdist.sweep.space import choice, log
 >>> axis = axis_of("lr", [0.001, 0.1, 0.01], log(1e-4, 1e-1))
 >>> [round(axis.place(value), 2) for value in (0.001, 0.01, 0.1)], axis.ticks()
 ([0.0, 0.5, 1.0], [(0.0, '0.001'), (0.5, '0.01'), (1.0, '0.1')])
@@ -17,10 +17,8 @@ from functools import cached_property
 
 import numpy as np
 
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.numeric import Integer, Real
-from nbdist.sweep.parameters import Choice, Parameter
-from nbdist.sweep.values import Value, is_number, literal, same_key
+from nbdist.sweep.parameters import Choice, Integer, Parameter, Real, Value, is_number, literal, same_key
+from nbdist.sweep.state import Ledger
 from nbdist.ui.shorten import clip
 
 FEW = 8  # numbers that stand side by side, like texts

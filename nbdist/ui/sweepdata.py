@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.metrics.series import keep_shape
-from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.parameters import jsonable
 from nbdist.sweep.reports import Curve
-from nbdist.sweep.trial import STATES, Span, Trial, cause
-from nbdist.sweep.values import jsonable
+from nbdist.sweep.state import STATES, Ledger, Span, Trial, cause
 from nbdist.ui.shorten import clip
 from nbdist.ui.sweephead import SweepSeen, head, names_of, since, status
 

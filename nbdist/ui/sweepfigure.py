@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.trial import Trial
+from nbdist.sweep.state import Ledger, Trial
 from nbdist.ui.figure import LARGEST, drawable, encode
 from nbdist.ui.palette import FAN, MUTED, PAPER, REPLICAS, TRAIN, shades
 from nbdist.ui.shorten import clip

@@ -7,9 +7,9 @@ from typing import Any
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.runs.options import COLLECTIVE_KINDS
+from nbdist.sweep.parse import words
 from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS
-from nbdist.sweep.spacetext import words
 from nbdist.trials.start import STRATEGIES
 from nbdist.ui.flags import Flag, grouped, names, parse_words
 

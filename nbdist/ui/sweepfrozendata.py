@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from nbdist.metrics.series import shape_weights
-from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.reports import Curve
-from nbdist.sweep.trial import Trial
+from nbdist.sweep.state import Ledger, Trial
 from nbdist.ui.shorten import clip
 from nbdist.ui.sweepdata import pairs, plain, rows, span_row
 from nbdist.ui.sweephead import LONGEST_REASON, SweepSeen, head, names_of, since, status

@@ -1,6 +1,6 @@
 """What a page is told of a sweep as a whole: what it searches, and where it stands. Pure.
 
->>> from nbdist.sweep.ranges import log, when
+>>> from nbdist.sweep.space import log, when
 >>> space = Space({"lr": log(1e-4, 1e-1), "opt": ["sgd", "adam"], "momentum": when([0.0, 0.9], opt="sgd")})
 >>> for one in parameters(space):
 ...     print(one["name"], one["kind"], one["text"], one["when"])
@@ -17,12 +17,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 from nbdist.errors import NbdistError
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.numeric import Integer, Real
-from nbdist.sweep.parameters import Choice, Fixed, Parameter
+from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real, jsonable, literal
 from nbdist.sweep.space import Space
-from nbdist.sweep.trial import Span
-from nbdist.sweep.values import jsonable, literal
+from nbdist.sweep.state import Ledger, Span
 from nbdist.ui.shorten import clip
 
 LONGEST_REASON = 400  # characters

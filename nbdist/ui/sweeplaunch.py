@@ -16,9 +16,8 @@ from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
 from nbdist.sweep.events import Direction
 from nbdist.sweep.space import Space
-from nbdist.sweep.trial import Trial
-from nbdist.trials.attach import attach_sweep
-from nbdist.trials.start import start_sweep
+from nbdist.sweep.state import Trial
+from nbdist.trials.start import attach_sweep, start_sweep
 from nbdist.trials.sweep import Sweep
 from nbdist.ui.launch import run_name
 from nbdist.ui.sweepdisplay import SweepDisplay, follow_sweep_in_background

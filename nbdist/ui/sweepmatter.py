@@ -14,11 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.numeric import Integer, Real
-from nbdist.sweep.parameters import Choice, Parameter
-from nbdist.sweep.trial import Trial
-from nbdist.sweep.values import Value, is_number, same_key
+from nbdist.sweep.parameters import Choice, Integer, Parameter, Real, Value, is_number, same_key
+from nbdist.sweep.state import Ledger, Trial
 
 MOST_GROUPS = 6  # of a parameter with many numbers
 

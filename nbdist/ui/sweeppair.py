@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.trial import Trial
+from nbdist.sweep.state import Ledger, Trial
 from nbdist.ui.figure import drawable
 from nbdist.ui.palette import FAN, INK, MUTED, PAPER, TRAIN
 from nbdist.ui.shorten import clip

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.trial import Trial
+from nbdist.sweep.state import Ledger, Trial
 from nbdist.ui.palette import FAN, GRID, INK, MUTED, PAPER
 from nbdist.ui.shorten import clip
 from nbdist.ui.sweepaxes import Axis, axis_in

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from nbdist.errors import NbdistError
 from nbdist.metrics.run_folder import duration
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.trial import State, Trial
-from nbdist.sweep.values import Value, literal
+from nbdist.sweep.parameters import Value, literal
+from nbdist.sweep.state import Ledger, State, Trial
 from nbdist.ui.shorten import clip
 from nbdist.ui.sweephead import SweepSeen, ended_at
 from nbdist.ui.sweepmatter import by_weight, ranked

@@ -14,8 +14,7 @@ from browser_server import ROOT
 from runs_to_show import HOSTILE, add_points, summary
 
 from nbdist.metrics.store import RunStore
-from nbdist.sweep.ranges import log, uniform, when
-from nbdist.sweep.space import Space
+from nbdist.sweep.space import Space, log, uniform, when
 from nbdist.ui.frozen import frozen
 from nbdist.ui.sweepfrozen import frozen_sweep
 

@@ -10,9 +10,9 @@ from browser_lab import Lab
 from browser_server import PATIENCE
 from playwright.sync_api import Locator, Page, expect
 
-from nbdist.sweep.eventreader import read_events
 from nbdist.sweep.events import Event
-from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.log import read_events
+from nbdist.sweep.state import Ledger
 
 GRID = "section.nbdist-sweep"
 SETUP = """import nbdist as nb

@@ -32,7 +32,7 @@ sys.path.append({folder!r})
 from random import Random
 from sweep_shown import BEGAN, ShownSweep
 from nbdist.sweep.events import Asked, Ended, Reported, Started
-from nbdist.sweep.ranges import integer, log, uniform
+from nbdist.sweep.space import integer, log, uniform
 from nbdist.sweep.space import Space
 from nbdist.ui.sweepview import SweepView
 space = Space({{"x": uniform(0, 1), "y": log(1e-3, 1), "kind": ["a", "b", "c"], "deep": integer(1, 9)}})

@@ -21,11 +21,9 @@ from nbdist.lab.readers import run_detail, sweep_detail
 from nbdist.lab.readers import sweeps as sweeps_module
 from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details
 from nbdist.lab.readers.sweeps import Sweeps
-from nbdist.sweep import eventlog
-from nbdist.sweep.eventcode import EVENT
-from nbdist.sweep.eventlog import EventLog, holder_of
-from nbdist.sweep.eventreader import FORMAT, MAGIC
+from nbdist.sweep import log
 from nbdist.sweep.events import (
+    EVENT,
     Added,
     Asked,
     Closed,
@@ -36,9 +34,10 @@ from nbdist.sweep.events import (
     Resumed,
     Started,
 )
-from nbdist.sweep.opening import open_sweep
+from nbdist.sweep.log import FORMAT, MAGIC, EventLog, holder_of
 from nbdist.sweep.space import Space
-from nbdist.trials.folder import ABOUT, LOG, new_sweep_folder, write_about
+from nbdist.sweep.start import open_sweep
+from nbdist.trials.store import ABOUT, LOG, new_sweep_folder, write_about
 
 KEYS = {
     "id", "name", "state", "created", "metric", "direction", "wanted", "counts", "best", "curve", "cluster",
@@ -412,7 +411,7 @@ def test_a_sweep_that_is_over_can_be_read_in_full(drive: Callable[..., Driven]) 
 def test_who_takes_a_sweep_waits_for_who_only_looks(
     drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eventlog, "LOOKED_SECONDS", 60.0)
+    monkeypatch.setattr(log, "LOOKED_SECONDS", 60.0)
     one = drive()
     one.log.close()
     path = one.folder / LOG

@@ -15,7 +15,7 @@ from nbdist.metrics import framing
 from nbdist.metrics.framing import DOUBT, HEAD, LogFormat
 from nbdist.metrics.log import FORMAT as METRICS
 from nbdist.metrics.log import MAGIC, POINTS, parse, read_log
-from nbdist.sweep import eventreader
+from nbdist.sweep import log as event_log
 
 SMALL = LogFormat("example", 2, b"NBX2", 1 << 20)
 payloads = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=60)), max_size=8)
@@ -62,7 +62,7 @@ def test_rubbish_is_damage_or_torn_and_nothing_else(frames: list[tuple[int, byte
     assert reading.offset + reading.torn == len(data)
 
 
-@pytest.mark.parametrize("format", [METRICS, eventreader.FORMAT, SMALL])
+@pytest.mark.parametrize("format", [METRICS, event_log.FORMAT, SMALL])
 def test_a_mark_and_zeros_are_no_frame(format: LogFormat) -> None:
     frame = format.frame(2, b"after")
     reading = format.frames(format.mark + bytes(100) + frame)
@@ -123,7 +123,7 @@ def test_bytes_are_hashed_in_proportion_to_the_log(shape: str, hashed: list[int]
     # At most the 13 bytes of a header at each mark of 4 bytes, and each byte of a payload once.
     assert sum(hashed) <= 5 * len(data)
     hashed.clear()
-    eventreader.parse(data.replace(METRICS.mark, eventreader.FORMAT.mark))
+    event_log.parse(data.replace(METRICS.mark, event_log.FORMAT.mark))
     assert sum(hashed) <= 5 * len(data)
 
 
@@ -150,12 +150,12 @@ def test_a_log_of_an_older_version_is_refused_with_its_version(tmp_path: Path) -
         read_log(path)
     path.write_bytes(b"nbdist sweep 1\nNBMF" + bytes(50))
     with pytest.raises(DataLossError, match="has format 1 of nbdist's sweep logs"):
-        eventreader.read_events(path)
+        event_log.read_events(path)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics-0000.log"
-    path.write_bytes(eventreader.MAGIC + eventreader.FORMAT.frame(16, b"{}"))
+    path.write_bytes(event_log.MAGIC + event_log.FORMAT.frame(16, b"{}"))
     with pytest.raises(
         DataLossError, match="is not a metrics log of nbdist: it starts with b'nbdist sweep 2"
     ):

@@ -18,7 +18,7 @@ from busy import BUSY_SECONDS
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, WorkerError
 from nbdist.runs.run import Run
-from nbdist.trials.folder import sweeps_folder
+from nbdist.trials.store import sweeps_folder
 from nbdist.ui.attach import attach, under_way
 from nbdist.ui.launch import launch
 
@@ -161,7 +161,7 @@ def test_a_script_that_ends_leaves_the_run(cluster: Cluster) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from nbdist.sweep.eventlog import take_lock
+from nbdist.sweep.log import take_lock
 lock = take_lock(Path({path!r}))
 print("held", flush=True)
 sys.stdin.read()

@@ -13,8 +13,7 @@ import pytest
 from nbdist.cluster.cluster import Cluster, set_current
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, WorkerError
 from nbdist.runs.run import Run
-from nbdist.trials.attach import attach_sweep
-from nbdist.trials.start import start_sweep
+from nbdist.trials.start import attach_sweep, start_sweep
 from nbdist.ui import magics
 from nbdist.ui.launch import launch
 from nbdist.ui.sweepmagic import begin as begin_sweep

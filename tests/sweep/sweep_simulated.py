@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.sweep import wishes
+from nbdist.sweep import commands
 from nbdist.sweep.events import (
     Asked,
     Created,
@@ -17,9 +17,9 @@ from nbdist.sweep.events import (
     Started,
     Stopped,
 )
-from nbdist.sweep.ledger import Ledger
 from nbdist.sweep.scheduler import Scheduler
 from nbdist.sweep.space import Space
+from nbdist.sweep.state import Ledger
 
 
 class Simulation:
@@ -153,16 +153,16 @@ class Simulation:
         try:
             events = dice.choice(
                 [
-                    lambda: wishes.stop(ledger, number, now),
-                    lambda: wishes.retry(ledger, number, now),
-                    lambda: wishes.clone(ledger, number, {"lr": 0.7}, now),
-                    lambda: wishes.promote(ledger, number, now, per_trial=dice.choice([None, 1, 3])),
-                    lambda: wishes.pause(ledger, now),
-                    lambda: wishes.resume(ledger, now),
-                    lambda: wishes.resume(ledger, now),
-                    lambda: wishes.add(ledger, 2, now),
-                    lambda: wishes.edit(ledger, space, now, dice.choice(["finish", "stop"])),
-                    lambda: wishes.close(ledger, now) if dice.random() < 0.1 else [],
+                    lambda: commands.stop(ledger, number, now),
+                    lambda: commands.retry(ledger, number, now),
+                    lambda: commands.clone(ledger, number, {"lr": 0.7}, now),
+                    lambda: commands.promote(ledger, number, now, per_trial=dice.choice([None, 1, 3])),
+                    lambda: commands.pause(ledger, now),
+                    lambda: commands.resume(ledger, now),
+                    lambda: commands.resume(ledger, now),
+                    lambda: commands.add(ledger, 2, now),
+                    lambda: commands.edit(ledger, space, now, dice.choice(["finish", "stop"])),
+                    lambda: commands.close(ledger, now) if dice.random() < 0.1 else [],
                 ]
             )()
         except (FailedPreconditionError, InvalidArgumentError, LookupError):
@@ -173,7 +173,7 @@ class Simulation:
     def drain(self) -> None:
         """Let everything come to its end, with engines enough."""
         self.alive |= set(range(4))
-        for event in wishes.resume(self.ledger, self.now) if not self.ledger.closed else []:
+        for event in commands.resume(self.ledger, self.now) if not self.ledger.closed else []:
             self.write(event)
         for _ in range(10_000):
             self.now += 1

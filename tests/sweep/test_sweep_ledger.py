@@ -11,9 +11,6 @@ from sweep_simulated import state_of
 
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from nbdist.metrics.table import table
-from nbdist.sweep.columns import columns, write_csv
-from nbdist.sweep.eventlog import EventLog
-from nbdist.sweep.eventreader import read_events
 from nbdist.sweep.events import (
     Asked,
     Cloned,
@@ -30,11 +27,12 @@ from nbdist.sweep.events import (
     Started,
     Stopped,
 )
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.optuna_export import export_study
-from nbdist.sweep.ranges import integer, log, uniform, when
+from nbdist.sweep.export import columns, write_csv
+from nbdist.sweep.log import EventLog, read_events
+from nbdist.sweep.optuna import export_study
 from nbdist.sweep.scheduler import Scheduler
-from nbdist.sweep.space import Space
+from nbdist.sweep.space import Space, integer, log, uniform, when
+from nbdist.sweep.state import Ledger
 
 SPACE = Space(
     {

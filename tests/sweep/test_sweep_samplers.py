@@ -9,11 +9,8 @@ from hypothesis import strategies as some
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.sweep.events import Direction
-from nbdist.sweep.grid import Grid
-from nbdist.sweep.ranges import integer, log, uniform, when
-from nbdist.sweep.samplers import Ask, Sampler, Tell, make_sampler
-from nbdist.sweep.seeds import fraction, trial_seed
-from nbdist.sweep.space import Parameters, Space
+from nbdist.sweep.samplers import Ask, Grid, Sampler, Tell, fraction, make_sampler, trial_seed
+from nbdist.sweep.space import Parameters, Space, integer, log, uniform, when
 
 SPACE = Space(
     {
@@ -205,7 +202,7 @@ def test_no_two_trials_share_a_seed(seed: int, numbers: set[int]) -> None:
 
 def test_optuna_is_loaded_only_by_those_who_ask_for_it() -> None:
     code = (
-        "import sys; from nbdist.sweep import scheduler, wishes, eventlog, columns; "
+        "import sys; from nbdist.sweep import scheduler, commands, log, export; "
         "sys.exit(bool({'optuna', 'pandas', 'matplotlib', 'IPython'} & sys.modules.keys()))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from sweep_simulated import Simulation, state_of
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from nbdist.sweep import wishes
+from nbdist.sweep import commands
 from nbdist.sweep.events import (
     Asked,
     Closed,
@@ -24,13 +24,11 @@ from nbdist.sweep.events import (
     Started,
     Stopped,
 )
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.opening import open_sweep
-from nbdist.sweep.placing import place
-from nbdist.sweep.ranges import log, when
-from nbdist.sweep.scheduler import Scheduler
-from nbdist.sweep.seeds import trial_seed
-from nbdist.sweep.space import Space
+from nbdist.sweep.samplers import trial_seed
+from nbdist.sweep.scheduler import Scheduler, place
+from nbdist.sweep.space import Space, log, when
+from nbdist.sweep.start import open_sweep
+from nbdist.sweep.state import Ledger
 
 SPACE = Space({"lr": [0.1, 0.2, 0.3], "width": [32, 64]})
 
@@ -178,7 +176,7 @@ def test_a_promoted_trial_that_needs_all_engines_gets_them() -> None:
     ledger, scheduler = following(opened(trials=6))
     pumped(ledger, scheduler, {0, 1}, 2)
     ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
-    for event in wishes.promote(ledger, 0, 2.0, checkpoint="c/1", per_trial=2, changes={"epochs": 9}):
+    for event in commands.promote(ledger, 0, 2.0, checkpoint="c/1", per_trial=2, changes={"epochs": 9}):
         ledger.apply(event)
     assert pumped(ledger, scheduler, {0}, 2) == []  # it waits for the other one, and nothing gets before it
     ledger.apply(scheduler.end(1, 1, "finished", 3.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
@@ -196,7 +194,7 @@ def test_a_promoted_trial_that_needs_more_than_there_are_keeps_nobody_waiting() 
     ledger, scheduler = following(opened(trials=2))
     pumped(ledger, scheduler, {0}, 1)
     ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
-    for event in wishes.promote(ledger, 0, 2.0, per_trial=3):
+    for event in commands.promote(ledger, 0, 2.0, per_trial=3):
         ledger.apply(event)
     assert [event.number for event in pumped(ledger, scheduler, {0}, 1)] == [1]
     ledger.apply(scheduler.end(1, 1, "finished", 3.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
@@ -204,7 +202,7 @@ def test_a_promoted_trial_that_needs_more_than_there_are_keeps_nobody_waiting() 
         "a trial needs 3 engines and 1 are alive: bring back the others (%cluster restart), or stop the sweep"
     )
     with pytest.raises(InvalidArgumentError, match="--per-trial 3"):
-        wishes.promote(ledger, 1, 3.0, per_trial=3, engines=1)
+        commands.promote(ledger, 1, 3.0, per_trial=3, engines=1)
 
 
 def test_a_promoted_trial_that_dies_goes_on_from_its_checkpoint_with_its_curve() -> None:
@@ -282,9 +280,9 @@ def test_a_trial_whose_start_was_lost_with_the_last_record_is_adopted() -> None:
 def test_what_was_told_to_stop_is_not_tried_again_when_its_engine_dies() -> None:
     ledger, scheduler = following(opened(trials=1))
     pumped(ledger, scheduler, {0}, 1)
-    for event in wishes.stop(ledger, 0, 2.0):
+    for event in commands.stop(ledger, 0, 2.0):
         ledger.apply(event)
-    assert wishes.stop(ledger, 0, 2.0) == []
+    assert commands.stop(ledger, 0, 2.0) == []
     (ended,) = scheduler.died({0}, 3.0)
     assert isinstance(ended, Ended)
     assert ended.state == "stopped"
@@ -293,12 +291,12 @@ def test_what_was_told_to_stop_is_not_tried_again_when_its_engine_dies() -> None
 def test_paused_nothing_starts_and_what_runs_goes_on() -> None:
     ledger, scheduler = following(opened(trials=2))
     pumped(ledger, scheduler, {0}, 2)
-    for event in wishes.pause(ledger, 2.0):
+    for event in commands.pause(ledger, 2.0):
         ledger.apply(event)
-    assert wishes.pause(ledger, 2.0) == []
+    assert commands.pause(ledger, 2.0) == []
     assert pumped(ledger, scheduler, {1}, 2) == []
     assert scheduler.judge(Reported(0, 1, 1, 0.5, 2.0), 2.0) is None
-    for event in wishes.resume(ledger, 3.0):
+    for event in commands.resume(ledger, 3.0):
         ledger.apply(event)
     assert len(pumped(ledger, scheduler, {1}, 2)) == 1
 
@@ -308,13 +306,13 @@ def test_added_trials_are_asked_for() -> None:
     pumped(ledger, scheduler, {0}, 1)
     ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 0.5}))  # type: ignore[arg-type]
     assert scheduler.done
-    for event in wishes.add(ledger, 2, 3.0):
+    for event in commands.add(ledger, 2, 3.0):
         ledger.apply(event)
     assert not scheduler.done
     assert len(pumped(ledger, scheduler, {0, 1, 2}, 3)) == 2
     for wrong in (0, -1, 10**7):
         with pytest.raises(InvalidArgumentError, match="more trials"):
-            wishes.add(ledger, wrong, 3.0)
+            commands.add(ledger, wrong, 3.0)
 
 
 def test_a_grid_gives_no_more_trials_than_it_has_points() -> None:
@@ -323,13 +321,13 @@ def test_a_grid_gives_no_more_trials_than_it_has_points() -> None:
     )
     assert ledger.wanted == 2
     pumped(ledger, scheduler, {0}, 1)
-    assert wishes.add(ledger, 1, 1.0)  # one point has no trial yet
+    assert commands.add(ledger, 1, 1.0)  # one point has no trial yet
     pumped(ledger, scheduler, {1}, 1)
     with pytest.raises(FailedPreconditionError, match="each of the 2 points of the grid has its trial: edit"):
-        wishes.add(ledger, 1, 2.0)
-    for event in wishes.edit(ledger, Space({"width": [64, 128]}), 3.0):
+        commands.add(ledger, 1, 2.0)
+    for event in commands.edit(ledger, Space({"width": [64, 128]}), 3.0):
         ledger.apply(event)
-    assert wishes.add(ledger, 1, 3.0)
+    assert commands.add(ledger, 1, 3.0)
 
 
 @pytest.mark.parametrize("metric", ["", 3, None, ["loss"]])
@@ -341,7 +339,7 @@ def test_a_metric_is_a_name(metric: Any) -> None:
 def test_a_clone_gets_a_seed_of_its_own_and_starts_before_new_trials() -> None:
     ledger, scheduler = following(opened(trials=3))
     pumped(ledger, scheduler, {0}, 1)
-    for event in wishes.clone(ledger, 0, {"lr": 0.9}, 2.0):
+    for event in commands.clone(ledger, 0, {"lr": 0.9}, 2.0):
         ledger.apply(event)
     (started,) = pumped(ledger, scheduler, {1}, 2)
     trial = ledger.trials[started.number]
@@ -355,9 +353,9 @@ def test_a_clone_follows_the_conditions_of_the_space() -> None:
     created = opened(space=space)
     sgd = {"opt": "sgd", "momentum": 0.5, "lr": 0.1}
     ledger, _ = following(created, Asked(1.0, 0, sgd, 5), Asked(1.0, 1, {"opt": "adam", "lr": 0.1}, 6))
-    (cloned,) = wishes.clone(ledger, 0, {"opt": "adam"}, 2.0)
+    (cloned,) = commands.clone(ledger, 0, {"opt": "adam"}, 2.0)
     assert cloned.parameters == {"opt": "adam", "lr": 0.1}  # type: ignore[union-attr]
-    (cloned,) = wishes.clone(ledger, 0, {"lr": 7.0}, 2.0)  # outside of the range, as somebody wished
+    (cloned,) = commands.clone(ledger, 0, {"lr": 7.0}, 2.0)  # outside of the range, as somebody wished
     assert cloned.parameters == {**sgd, "lr": 7.0}  # type: ignore[union-attr]
     for number, changes, told in (
         (1, {"opt": "sgd"}, r"say which momentum the new trial has; it may be when\(\[0.5, 0.9\]"),
@@ -366,37 +364,37 @@ def test_a_clone_follows_the_conditions_of_the_space() -> None:
         (0, {"lr": float("nan")}, "nan cannot be"),
     ):
         with pytest.raises(InvalidArgumentError, match=told):
-            wishes.clone(ledger, number, changes, 2.0)
+            commands.clone(ledger, number, changes, 2.0)
     with pytest.raises(NotFoundError, match="no trial 9; 0 to 1"):
-        wishes.clone(ledger, 9, {}, 2.0)
+        commands.clone(ledger, 9, {}, 2.0)
 
 
 def test_an_edit_leaves_running_trials_to_finish_or_stops_them() -> None:
     ledger, scheduler = following(opened(sampler="grid", trials=6))
     pumped(ledger, scheduler, {0, 1}, 2)  # lr=0.1, width 32 and 64
     narrower = SPACE.with_changes({"width": [64]})
-    assert [trial.number for trial in wishes.outside_of(ledger, narrower)] == [0]
-    assert wishes.edit(ledger, narrower, 2.0) == [SpaceEdited(2.0, narrower)]
-    events = wishes.edit(ledger, narrower, 2.0, outside="stop")
+    assert [trial.number for trial in commands.outside_of(ledger, narrower)] == [0]
+    assert commands.edit(ledger, narrower, 2.0) == [SpaceEdited(2.0, narrower)]
+    events = commands.edit(ledger, narrower, 2.0, outside="stop")
     assert events == [SpaceEdited(2.0, narrower), Stopped(2.0, 0, 1)]
     for event in events:
         ledger.apply(event)
-    assert wishes.edit(ledger, narrower, 3.0) == []
+    assert commands.edit(ledger, narrower, 3.0) == []
     ledger.apply(scheduler.end(0, 1, "stopped", 3.0))  # type: ignore[arg-type]
     started = pumped(ledger, scheduler, {0, 2, 3}, 4)
     assert [ledger.trials[one.number].parameters for one in started] == [
         {"lr": 0.2, "width": 64}, {"lr": 0.3, "width": 64},
     ]  # fmt: skip
     with pytest.raises(InvalidArgumentError, match="lr: a grid needs"):
-        wishes.edit(ledger, SPACE.with_changes({"lr": log(1e-4, 1)}), 4.0)
+        commands.edit(ledger, SPACE.with_changes({"lr": log(1e-4, 1)}), 4.0)
     with pytest.raises(InvalidArgumentError, match="can finish or stop, not 'kill'"):
-        wishes.edit(ledger, SPACE, 4.0, outside="kill")  # type: ignore[arg-type]
+        commands.edit(ledger, SPACE, 4.0, outside="kill")  # type: ignore[arg-type]
 
 
 def test_an_edit_gives_up_a_new_trial_that_had_not_started() -> None:
     asked = Asked(1.0, 0, {"lr": 0.1, "width": 32}, 5)
     ledger, _ = following(opened(), asked)
-    events = wishes.edit(ledger, SPACE.with_changes({"width": [64]}), 2.0)
+    events = commands.edit(ledger, SPACE.with_changes({"width": [64]}), 2.0)
     assert isinstance(events[1], Ended)
     assert (events[1].number, events[1].state) == (0, "stopped")
     assert "outside of it" in events[1].error
@@ -407,19 +405,19 @@ def test_wishes_that_do_not_fit_say_why() -> None:
     ledger, scheduler = following(opened(trials=2))
     pumped(ledger, scheduler, {0, 1}, 2)
     with pytest.raises(FailedPreconditionError, match="trial 0 is running; stop it"):
-        wishes.retry(ledger, 0, 2.0)
+        commands.retry(ledger, 0, 2.0)
     with pytest.raises(FailedPreconditionError, match="trial 0 is running; only one that is over"):
-        wishes.promote(ledger, 0, 2.0)
+        commands.promote(ledger, 0, 2.0)
     ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 1.0}))  # type: ignore[arg-type]
     with pytest.raises(FailedPreconditionError, match=r"clone it .* or promote it"):
-        wishes.retry(ledger, 0, 2.0)
-    for event in wishes.close(ledger, 3.0):
+        commands.retry(ledger, 0, 2.0)
+    for event in commands.close(ledger, 3.0):
         ledger.apply(event)
-    assert wishes.close(ledger, 3.0) == []
+    assert commands.close(ledger, 3.0) == []
     for wish in (
-        lambda: wishes.retry(ledger, 0, 4.0),
-        lambda: wishes.add(ledger, 1, 4.0),
-        lambda: wishes.pause(ledger, 4.0),
+        lambda: commands.retry(ledger, 0, 4.0),
+        lambda: commands.add(ledger, 1, 4.0),
+        lambda: commands.pause(ledger, 4.0),
     ):
         with pytest.raises(FailedPreconditionError, match="the sweep is over"):
             wish()
@@ -432,7 +430,7 @@ def test_a_sweep_that_is_closed_gives_up_what_waits_and_stops_what_runs() -> Non
     ledger, scheduler = following(opened(trials=2))
     pumped(ledger, scheduler, {0}, 1)
     ledger.apply(Asked(1.0, 1, {"lr": 0.1, "width": 32}, 5))
-    events = wishes.close(ledger, 2.0, "enough")
+    events = commands.close(ledger, 2.0, "enough")
     assert [type(event) for event in events] == [Stopped, Ended, Closed]
     for event in events:
         assert ledger.apply(event)
@@ -448,7 +446,7 @@ def test_a_failed_trial_can_be_tried_again_by_hand_as_often_as_one_likes() -> No
         assert started.attempt == attempt
         ledger.apply(Reported(0, attempt, 1, 0.5, 1.0))
         ledger.apply(scheduler.end(0, attempt, "failed", 2.0, error="raised"))  # type: ignore[arg-type]
-        for event in wishes.retry(ledger, 0, 3.0):
+        for event in commands.retry(ledger, 0, 3.0):
             assert ledger.apply(event)
         assert ledger.curve(0) is None
     assert ledger.counts["waiting"] == 1

@@ -12,12 +12,10 @@ from hypothesis import strategies as some
 
 from nbdist.errors import InvalidArgumentError, OutOfRangeError
 from nbdist.sweep.edits import edits
-from nbdist.sweep.grid import Grid
-from nbdist.sweep.numeric import Integer, Real
-from nbdist.sweep.parameters import Choice, Fixed, Parameter
-from nbdist.sweep.ranges import choice, fixed, integer, log, uniform, when
-from nbdist.sweep.space import Space
-from nbdist.sweep.spacetext import read_space, words
+from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real
+from nbdist.sweep.parse import read_space, words
+from nbdist.sweep.samplers import Grid
+from nbdist.sweep.space import Space, choice, fixed, integer, log, uniform, when
 
 plain_values = (
     some.booleans()

@@ -282,7 +282,7 @@ accuracy = width
 
 
 def test_parameters_of_all_kinds(begin: Begin, cluster: Cluster) -> None:
-    from nbdist.sweep.ranges import when
+    from nbdist.sweep.space import when
 
     body = """
 accuracy = 1.0

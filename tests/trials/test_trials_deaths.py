@@ -16,8 +16,8 @@ from nbdist.errors import FailedPreconditionError, UnavailableError
 from nbdist.metrics.log import write_whole
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
-from nbdist.sweep import eventlog
-from nbdist.trials import engines as engine_files
+from nbdist.sweep import log
+from nbdist.trials import workers as engine_files
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -126,7 +126,7 @@ def test_a_full_disk_stops_nothing_for_ever(
 
     sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(8))}, cluster=cluster)
     until(lambda: len(began(marks)) == 3)
-    monkeypatch.setattr(eventlog, "write_whole", full)
+    monkeypatch.setattr(log, "write_whole", full)
     (marks / "open").touch()
     assert "No space left on device" in until(lambda: sweep.trouble)
     assert len(began(marks)) == 3  # what is not written down is not begun
@@ -140,7 +140,7 @@ def test_a_driver_that_is_silent_loses_its_engines_and_wins_them_again(
     start: Start, begin: Begin, marks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = start(workers=2)
-    cluster.run("import nbdist.trials.desk as d\nd.SILENT_SECONDS = 0.2\nd.LOOK_SECONDS = 0.05")
+    cluster.run("import nbdist.trials.trial_worker as d\nd.SILENT_SECONDS = 0.2\nd.LOOK_SECONDS = 0.05")
     monkeypatch.setattr(engine_files, "ENLIST_SECONDS", 1e9)
     sweep = begin(GATED.format(folder=str(marks)), "number=int(0, 99)", trials=1, cluster=cluster)
     until(lambda: len(began(marks)) == 1)

@@ -18,11 +18,10 @@ from trials_tools import GATED, began, finished, states, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NotFoundError
-from nbdist.sweep.eventlog import EventLog
-from nbdist.sweep.eventreader import read_events
-from nbdist.sweep.ledger import Ledger
-from nbdist.trials.attach import attach_sweep
-from nbdist.trials.folder import LOG, sweeps
+from nbdist.sweep.log import EventLog, read_events
+from nbdist.sweep.state import Ledger
+from nbdist.trials.start import attach_sweep
+from nbdist.trials.store import LOG, sweeps
 
 if TYPE_CHECKING:
     from nbdist.trials.sweep import Sweep

@@ -10,7 +10,7 @@ import pytest
 from trials_tools import GATED, began, finished, kill, states, until
 
 from nbdist.errors import FailedPreconditionError
-from nbdist.trials.attach import attach_sweep
+from nbdist.trials.start import attach_sweep
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

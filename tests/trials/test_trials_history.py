@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.sweep.eventlog import EventLog
 from nbdist.sweep.events import Asked, Closed, Created, Ended, Event, Started
+from nbdist.sweep.log import EventLog
 from nbdist.sweep.space import Space
-from nbdist.trials.folder import LOG, sweeps_folder, write_about
 from nbdist.trials.history import sweeps
+from nbdist.trials.store import LOG, sweeps_folder, write_about
 
 
 @pytest.fixture(autouse=True)

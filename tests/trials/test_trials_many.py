@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from nbdist.sweep.eventlog import EventLog
 from nbdist.sweep.events import Asked, Ended, Event, Reported, Started
-from nbdist.sweep.opening import open_sweep
-from nbdist.sweep.seeds import trial_seed
+from nbdist.sweep.log import EventLog
+from nbdist.sweep.parse import read_space
+from nbdist.sweep.samplers import trial_seed
 from nbdist.sweep.space import Parameters, Space
-from nbdist.sweep.spacetext import read_space
-from nbdist.trials.attach import attach_sweep
-from nbdist.trials.folder import LOG, new_sweep_folder, write_about
+from nbdist.sweep.start import open_sweep
+from nbdist.trials.start import attach_sweep
+from nbdist.trials.store import LOG, new_sweep_folder, write_about
 
 TRIALS, REPORTS = 10_000, 10
 

@@ -10,9 +10,9 @@ import pytest
 from trials_tools import finished, until
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.trials.attach import attach_sweep
-from nbdist.trials.live import KEPT, Reports
+from nbdist.trials.start import attach_sweep
 from nbdist.trials.sweep import Sweep
+from nbdist.trials.trial_worker import MOST_STEPS, Reports
 
 COUNTING = """
 import os
@@ -29,14 +29,14 @@ wait_for("last")
 def test_many_reports_are_thinned_and_the_last_one_stays() -> None:
     reports = Reports()
     assert reports.frame({}) is None
-    for start in range(0, 5 * KEPT, 100):
+    for start in range(0, 5 * MOST_STEPS, 100):
         steps = np.arange(start, start + 100)
         reports.add(steps, steps / 2)
     frame = reports.frame({"number": 3})
     assert frame is not None
     assert frame.meta == {"number": 3, "again": True}
     steps, values = frame.arrays
-    assert len(steps) <= KEPT
+    assert len(steps) <= MOST_STEPS
     assert steps[-1] == start + 99
     assert (np.diff(steps) > 0).all()
     np.testing.assert_array_equal(values, steps / 2)

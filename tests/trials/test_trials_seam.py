@@ -15,21 +15,20 @@ from hypothesis import strategies as st
 from trials_simulated import Clock, Simulated
 
 from nbdist.errors import NbdistError
-from nbdist.sweep import wishes
-from nbdist.sweep.eventlog import EventLog
-from nbdist.sweep.eventreader import read_events
+from nbdist.sweep import commands
 from nbdist.sweep.events import Event
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.opening import open_sweep
+from nbdist.sweep.log import EventLog, read_events
 from nbdist.sweep.space import Space
-from nbdist.trials import desk as desk_file
+from nbdist.sweep.start import open_sweep
+from nbdist.sweep.state import Ledger
 from nbdist.trials import driver as driver_file
-from nbdist.trials import engines as engine_file
-from nbdist.trials import pressing as pressing_file
+from nbdist.trials import driver as pressing_file
+from nbdist.trials import trial_worker as desk_file
+from nbdist.trials import workers as engine_file
 from nbdist.trials.driver import Driver
-from nbdist.trials.engines import Engines
-from nbdist.trials.order import SweepOrder
-from nbdist.trials.record import Record
+from nbdist.trials.protocol import SweepOrder
+from nbdist.trials.store import Record
+from nbdist.trials.workers import Engines
 
 
 class Play:
@@ -97,10 +96,10 @@ class Play:
         number = dice.randrange(8)
         wish: Callable[[], list[Event]] = dice.choice(
             [
-                lambda: wishes.stop(ledger, number, 2.0),
-                lambda: wishes.retry(ledger, number, 2.0),
-                lambda: wishes.clone(ledger, number, {}, 2.0) if len(ledger.trials) < 9 else [],
-                lambda: wishes.promote(ledger, number, 2.0, per_trial=dice.choice([1, 2])),
+                lambda: commands.stop(ledger, number, 2.0),
+                lambda: commands.retry(ledger, number, 2.0),
+                lambda: commands.clone(ledger, number, {}, 2.0) if len(ledger.trials) < 9 else [],
+                lambda: commands.promote(ledger, number, 2.0, per_trial=dice.choice([1, 2])),
             ]
         )
         try:

@@ -13,8 +13,8 @@ from trials_tools import COUNTED, GATED, TRAIN, began, finished, losses, states,
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
-from nbdist.trials import pressing
-from nbdist.trials.engines import Engines
+from nbdist.trials import driver
+from nbdist.trials.workers import Engines
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -40,7 +40,7 @@ def test_a_trial_is_stopped_and_the_next_one_runs(
     begin: Begin, cluster: Cluster, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind in ("fit", "log"):  # the word is enough for them, however late it is read
-        monkeypatch.setattr(pressing, "SIGNAL_AFTER", float("inf"))
+        monkeypatch.setattr(driver, "SIGNAL_AFTER", float("inf"))
     endless = ENDLESS[kind].strip().replace("\n", "\n    ")
     body = f"if lr < 1:\n    lr, val_loss = lr, 0.5\nelse:\n    {endless}"
     options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
@@ -63,7 +63,7 @@ def test_a_signal_that_comes_before_the_word_stops_it_too(
     begin: Begin, cluster: Cluster, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Server of an engine that is very busy hears late that a trial is to stop."""
-    monkeypatch.setattr(pressing, "SIGNAL_AFTER", 0.0)
+    monkeypatch.setattr(driver, "SIGNAL_AFTER", 0.0)
     monkeypatch.setattr(Engines, "stop", lambda *given: None)
     options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster}
     sweep = begin(ENDLESS[kind], {"lr": [2.0]}, on="worker:0", **options)
@@ -94,8 +94,8 @@ accuracy = width
 def test_an_engine_that_does_not_stop_is_replaced(
     start: Callable[..., Cluster], begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pressing, "SIGNAL_AFTER", 0.2)
-    monkeypatch.setattr(pressing, "REPLACE_AFTER", 0.6)
+    monkeypatch.setattr(driver, "SIGNAL_AFTER", 0.2)
+    monkeypatch.setattr(driver, "REPLACE_AFTER", 0.6)
     cluster = start(workers=1)
     body = """
 nb.log(accuracy=1.0, step=1)

@@ -15,8 +15,8 @@ import pytest
 from trials_tools import GATED, began, finished, until
 
 from nbdist.errors import FailedPreconditionError, UnavailableError
+from nbdist.trials.requests import ANSWER, WISH, Listening, read_small, wish_of
 from nbdist.trials.sweep import Sweep
-from nbdist.trials.wishfile import ANSWER, WISH, Listening, read_small, wish_of
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

@@ -14,8 +14,8 @@ import numpy as np
 from nbdist.errors import TaskDiedError, UnavailableError
 from nbdist.runs.agent import Agent
 from nbdist.runtime.task import TaskInfo
-from nbdist.trials.desk import Desk
-from nbdist.trials.order import SweepOrder, TrialOrder
+from nbdist.trials.protocol import SweepOrder, TrialOrder
+from nbdist.trials.trial_worker import Desk
 from nbdist.wire.frames import Frame, decode, encode
 
 

@@ -25,9 +25,8 @@ from nbdist.sweep.events import (
     Started,
     Stopped,
 )
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.ranges import integer, log, when
-from nbdist.sweep.space import Space
+from nbdist.sweep.space import Space, integer, log, when
+from nbdist.sweep.state import Ledger
 from nbdist.ui.sweepview import SweepView
 
 BEGAN = 1_800_000_000.0

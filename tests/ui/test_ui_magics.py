@@ -25,7 +25,7 @@ from nbdist.errors import (
     WorkerError,
 )
 from nbdist.metrics.run_folder import RunFile
-from nbdist.trials.folder import LOG, new_sweep_folder
+from nbdist.trials.store import LOG, new_sweep_folder
 from nbdist.ui.attach import attach
 from nbdist.ui.launch import launch
 from nbdist.ui.magics import awaited

@@ -11,7 +11,7 @@ import pytest
 from nbdist import sweep
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.sweep import Space
-from nbdist.sweep.spacetext import read_space
+from nbdist.sweep.parse import read_space
 from nbdist.ui import spaceeditor, sweeplaunch
 from nbdist.ui.spaceeditor import SpaceEditor
 

@@ -10,9 +10,8 @@ from sweep_shown import BEGAN, SPACE, WIDER, GridModel, ShownSweep, random_event
 
 from nbdist.errors import FailedPreconditionError
 from nbdist.sweep.events import Added, Asked, Cloned, Closed, Ended, Reported, Retried, SpaceEdited, Started
-from nbdist.sweep.ranges import integer, log
-from nbdist.sweep.space import Space
-from nbdist.sweep.trial import cause
+from nbdist.sweep.space import Space, integer, log
+from nbdist.sweep.state import cause
 from nbdist.ui.sweepdata import MANY, SweepFeed
 from nbdist.ui.sweepfrozen import SWEEP, frozen_sweep
 from nbdist.ui.sweephead import parameters, status

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.sweep.spacetext import read_space
+from nbdist.sweep.parse import read_space
 from nbdist.ui.magics import awaited
 from nbdist.ui.sweepflags import read_line
 

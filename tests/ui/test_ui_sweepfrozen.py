@@ -16,8 +16,7 @@ from sweep_shown import BEGAN, SPACE, GridModel, ShownSweep, random_event
 
 from nbdist.errors import DataLossError
 from nbdist.sweep.events import Asked, Cloned, SpaceEdited
-from nbdist.sweep.ranges import choice, integer, log, uniform, when
-from nbdist.sweep.space import Space
+from nbdist.sweep.space import Space, choice, integer, log, uniform, when
 from nbdist.ui.sweepaxes import axis_of
 from nbdist.ui.sweepfrozen import SWEEP, frozen_sweep
 from nbdist.ui.sweepfrozendata import size, trial_data, with_curves

@@ -213,8 +213,8 @@ def await_effect(run: Run, condition: Callable[[], bool], effect: str) -> None:
 
 def wish(say: Say, *, id: str, wish: str) -> None:
     """Have a sweep paused, resumed or stopped by the process that drives it."""
-    from nbdist.trials.folder import sweep_folder
-    from nbdist.trials.wishfile import wish_of
+    from nbdist.trials.requests import wish_of
+    from nbdist.trials.store import sweep_folder
 
     wish_of(sweep_folder(id), wish)
 

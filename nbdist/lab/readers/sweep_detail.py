@@ -12,9 +12,9 @@ from nbdist.errors import NbdistError
 from nbdist.lab.readers.files import is_id, look_home, mark_of
 from nbdist.lab.readers.run_detail import Bundles
 from nbdist.lab.readers.sweeps import OVER, Item, Sweeps
-from nbdist.sweep.eventlog import holder_of
-from nbdist.sweep.ledger import Ledger
-from nbdist.trials.folder import LOG
+from nbdist.sweep.log import holder_of
+from nbdist.sweep.state import Ledger
+from nbdist.trials.store import LOG
 from nbdist.ui.jsonable import jsonable
 from nbdist.ui.shorten import shorten
 from nbdist.ui.sweepfrozendata import sweep_data

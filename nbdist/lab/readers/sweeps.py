@@ -36,13 +36,11 @@ from nbdist.lab.readers.run_record import (
     shortened,
     text,
 )
-from nbdist.sweep.eventlog import holder_of
-from nbdist.sweep.eventreader import FORMAT, LogPart, parse
 from nbdist.sweep.events import Closed, Created
-from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.log import FORMAT, LogPart, holder_of, parse
 from nbdist.sweep.scheduler import state_of
-from nbdist.sweep.trial import STATES
-from nbdist.trials.folder import ABOUT, LOG, MOST_ABOUT
+from nbdist.sweep.state import STATES, Ledger
+from nbdist.trials.store import ABOUT, LOG, MOST_ABOUT
 from nbdist.ui.jsonable import jsonable
 from nbdist.ui.sweephead import ended_at
 

@@ -1,6 +1,6 @@
 """What somebody may wish of a sweep while it runs: each wish as the events to be written for it. Pure.
 
->>> from nbdist.sweep.opening import open_sweep
+>>> from nbdist.sweep.start import open_sweep
 >>> from nbdist.sweep.space import Space
 >>> ledger = Ledger(open_sweep(Space({"width": [32, 64]}), metric="accuracy", sampler="grid", now=0.0))
 >>> add(ledger, 8, now=1.0)
@@ -29,13 +29,11 @@ from nbdist.sweep.events import (
     SpaceEdited,
     Stopped,
 )
-from nbdist.sweep.ledger import Ledger
-from nbdist.sweep.opening import MOST_TRIALS, check_per_trial
-from nbdist.sweep.samplers import Sampler, make_sampler
-from nbdist.sweep.seeds import trial_seed
+from nbdist.sweep.parameters import plain, whole
+from nbdist.sweep.samplers import Sampler, make_sampler, trial_seed
 from nbdist.sweep.space import Parameters, Space
-from nbdist.sweep.trial import Trial
-from nbdist.sweep.values import plain, whole
+from nbdist.sweep.start import MOST_TRIALS, check_per_trial
+from nbdist.sweep.state import Ledger, Trial
 
 
 def stop(ledger: Ledger, number: int, now: float) -> list[Event]:
@@ -173,7 +171,7 @@ def close(ledger: Ledger, now: float, reason: str = "stopped") -> list[Event]:
 def cloned_parameters(space: Space, parameters: Parameters, changes: Mapping[str, object]) -> Parameters:
     """Return the parameters with changes; raises `InvalidArgumentError` for unknown or missing names.
 
-    >>> from nbdist.sweep.ranges import when
+    >>> from nbdist.sweep.space import when
     >>> space = Space({"opt": ["sgd", "adam"], "momentum": when([0.0, 0.9], opt="sgd")})
     >>> cloned_parameters(space, {"opt": "sgd", "momentum": 0.9}, {"opt": "adam"})
     {'opt': 'adam'}

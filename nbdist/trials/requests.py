@@ -19,11 +19,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.metrics.run_folder import write_whole_file
-from nbdist.trials.wishing import Wishing
 
 WISH, ANSWER = "wish.json", "wished.json"
 MOST_BYTES = 4096
@@ -31,7 +30,21 @@ LOOK_SECONDS = 0.25
 ANSWER_SECONDS = 10.0  # that the driving process has to take a wish and to answer
 STALE_SECONDS = 60.0  # after which nobody waits for the answer any more
 
-KNOWN: Mapping[str, Callable[[Wishing], None]] = {
+
+class Commanded(Protocol):
+    """The sweep that commands act on: `nbdist.trials.sweep.Sweep`, and fakes in tests."""
+
+    def pause(self) -> object:
+        """Start no further trials."""
+
+    def resume(self) -> object:
+        """Start trials again."""
+
+    def close(self) -> object:
+        """End the sweep."""
+
+
+KNOWN: Mapping[str, Callable[[Commanded], object]] = {
     "pause": lambda sweep: sweep.pause(),
     "resume": lambda sweep: sweep.resume(),
     "stop": lambda sweep: sweep.close(),
@@ -74,7 +87,7 @@ def wish_of(folder: Path, wish: str, seconds: float = ANSWER_SECONDS) -> None:
 class Listening:
     """A thread that does what others wish of a sweep, for as long as somebody here holds the sweep."""
 
-    def __init__(self, sweep: Wishing, folder: Path) -> None:
+    def __init__(self, sweep: Commanded, folder: Path) -> None:
         self._sweep, self._folder = weakref.ref(sweep), folder
         self._ended = threading.Event()
         weakref.finalize(sweep, self._ended.set)
@@ -105,7 +118,7 @@ class Listening:
             write_whole_file(self._folder / ANSWER, answer, wait=False)
 
 
-def done(sweep: Wishing, wish: object) -> str:
+def done(sweep: Commanded, wish: object) -> str:
     """Do what was wished; return why it could not be done, "" if it was."""
     do = KNOWN.get(wish) if isinstance(wish, str) else None
     if do is None:

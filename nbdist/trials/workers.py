@@ -22,9 +22,8 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, TaskDiedError, UnavailableError
 from nbdist.runs.delivery import Delivery
 from nbdist.runtime.task import TaskInfo
-from nbdist.trials.desk import open_desk
-from nbdist.trials.order import SweepOrder, TrialOrder, run_name
-from nbdist.trials.serving import serve
+from nbdist.trials.protocol import SweepOrder, TrialOrder, run_name
+from nbdist.trials.trial_worker import open_desk, serve
 from nbdist.wire.frames import Frame
 from nbdist.wire.peers import Peer
 
@@ -33,9 +32,9 @@ RESEND_SECONDS = 2.0  # after which a trial that an engine knows nothing of has 
 JOIN_SECONDS = 1.0  # between two attempts to win an engine that another run has, or to reach a lost one
 LOST_SECONDS = 10.0  # of silence after its connection broke; then an engine is frozen or cut off, and gone
 MOST_FAILURES = 3  # attempts to have an engine serve
-
 Attempt = tuple[int, int]
 """A trial's number, and which attempt at it."""
+
 
 _with_desk: set[int] = set()
 """Incarnations of the engines that have their desk."""

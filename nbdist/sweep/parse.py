@@ -21,21 +21,22 @@ from collections.abc import Callable
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.sweep import ranges
+from nbdist.sweep import space
 from nbdist.sweep.parameters import Parameter
 from nbdist.sweep.space import Space
 
 WORDS: dict[str, Callable[..., Parameter]] = {
-    "uniform": ranges.uniform,
-    "loguniform": ranges.loguniform,
-    "log": ranges.log,
-    "int": ranges.integer,
-    "integer": ranges.integer,
-    "choice": ranges.choice,
-    "fixed": ranges.fixed,
-    "when": ranges.when,
+    "uniform": space.uniform,
+    "loguniform": space.loguniform,
+    "log": space.log,
+    "int": space.integer,
+    "integer": space.integer,
+    "choice": space.choice,
+    "fixed": space.fixed,
+    "when": space.when,
 }
 """What a magic's text may call."""
+
 
 EXAMPLE = "lr=log(1e-4, 1e-1) hidden=[32, 64, 128] batch=int(16, 128) opt=choice('sgd', 'adam')"
 MOST_TEXT = 20_000
@@ -55,7 +56,7 @@ def read_space(text: str) -> Space:
         if not equals or not name or not value:
             raise InvalidArgumentError(f"{word!r:.80} is no parameter: write name=value, such as {EXAMPLE}")
         try:
-            pairs.append((name, ranges.as_parameter(_value(_parsed(value)))))
+            pairs.append((name, space.as_parameter(_value(_parsed(value)))))
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{name}={value}: {error}") from None
     return Space(pairs)

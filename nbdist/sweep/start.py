@@ -14,10 +14,10 @@ from typing import Any, get_args
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.sweep.events import Created, Direction
+from nbdist.sweep.parameters import whole
 from nbdist.sweep.pruners import make_pruner
 from nbdist.sweep.samplers import make_sampler
 from nbdist.sweep.space import Space
-from nbdist.sweep.values import whole
 
 MOST_TRIALS = 1_000_000
 LONGEST_BODY = 1 << 20

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.sweep.ledger import Ledger
+from nbdist.sweep.state import Ledger
 
 
 def columns(ledger: Ledger) -> dict[str, NDArray[Any]]:

@@ -1,0 +1,459 @@
+"""Where an engine takes trials in: on its Server's thread, while the main thread runs the one before.
+
+driver                                  engine
+trial.enlist  sweep, token ────────►    the driver is there: what is free is kept for it, and it hears of all
+trial.start   sweep, a TrialOrder ──►   waits for the main thread
+trial.leave   sweep, token ────────►    nothing follows: the main thread is free for others
+              ◄── trial.standing        whether it serves, what it is at, how the last trial ended, who has it
+              ◄── trial.over            a trial's end; kept until the next one ends, for a driver that is late
+
+A driver that says nothing for half a minute has died: then an engine with nothing to do leaves as well. Only
+the driver that enlisted last is listened to, and what it says twice is done once.
+"""
+
+from __future__ import annotations
+
+import linecache
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nbdist.cluster.folder import busy_with, clusters_folder
+from nbdist.errors import NbdistError
+from nbdist.metrics.log import Batch
+from nbdist.metrics.recorder import Recorder
+from nbdist.runs.agent import Agent, agent
+from nbdist.runs.body import around, live_of, perform
+from nbdist.runs.bodycode import filename
+from nbdist.runs.live import NEWS_SECONDS, Live
+from nbdist.runs.output import Output
+from nbdist.runs.signals import bodies_only, forget
+from nbdist.runtime.task import Task, current
+from nbdist.train.callbacks import History
+from nbdist.train.context import Context
+from nbdist.train.resume import TrainingStates
+from nbdist.trials.protocol import STATE, SweepOrder, TrialOrder, order_of, run_name
+from nbdist.wire.frames import Frame, encode
+from nbdist.wire.peers import Sender
+
+SILENT_SECONDS = 30.0  # of a driver, after which it counts as gone
+LOOK_SECONDS = 2.0
+KEPT_SWEEPS = 8  # sweeps whose last end here is kept
+
+
+class Desk:
+    """The trials that one engine has: the present one, and how the last one ended."""
+
+    def __init__(self, here: Agent) -> None:
+        self.agent = here
+        self.sweep = ""
+        self._serving = self._leaving = False
+        self._left = ""  # the token of the driver that has left last
+        self._lock = threading.Lock()
+        self._present: TrialOrder | None = None
+        self._over: dict[str, dict[str, Any]] = {}  # the last end, by sweep
+        self._begun: dict[str, dict[int, int]] = {}  # the last attempt at each trial, by sweep
+        self._reported: dict[tuple[str, int, int], Reports] = {}  # of the present trial, and of those ends
+        self._line: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
+        self._driver: Sender | None = None
+        self._enlisted = ("", "")  # the driver's sweep and token
+        self._heard = 0.0
+        server = here.task.server
+        server.on("trial.enlist", self._enlist)
+        server.on("trial.start", self._start)
+        server.on("trial.leave", self._leave)
+
+    # The engine's main thread.
+
+    def open(self, order: SweepOrder, token: str) -> None:
+        """Begin to serve a sweep for the driver of a token, which is told that trials can come."""
+        with self._lock:
+            self.sweep, self._serving, self._heard = order.sweep, True, time.monotonic()
+            self._line = queue.SimpleQueue()
+            self._present, self._leaving = None, token == self._left
+            if self._leaving:  # before the main thread was free
+                self._line.put(None)
+        self.agent.hold(order.sweep)
+        self._tell(lambda: self._standing(order.sweep))
+
+    def next(self) -> TrialOrder | None:
+        """Wait for a trial; None if none follows."""
+        while True:
+            try:
+                return self._line.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                if time.monotonic() - self._heard > SILENT_SECONDS:
+                    return None
+
+    def begin(self, trial: TrialOrder) -> Reports:
+        """Return where the reports of a trial are kept, for a driver that comes late."""
+        with self._lock:
+            ends = {(sweep, one["number"], one["attempt"]) for sweep, one in self._over.items()}
+            self._reported = {key: one for key, one in self._reported.items() if key in ends}
+            return self._reported.setdefault((self.sweep, trial.number, trial.attempt), Reports())
+
+    def end(self, trial: TrialOrder, over: dict[str, Any]) -> None:
+        """Take note of how a trial has ended, and tell the driver."""
+        sweep, run = self.sweep, run_name(self.sweep, trial.number, trial.attempt)
+        told = {**trial.to_meta(), **over, "sweep": sweep, "rank": self.agent.task.rank}
+        try:
+            encode(Frame("trial.over", told))
+        except NbdistError as error:  # names of metrics that are no text, or very long
+            told |= {"state": "failed", "values": {}, "error": f"what the trial ended with is lost: {error}"}
+        with self._lock:
+            self._present = None
+            self._over.pop(sweep, None)
+            self._over[sweep] = told
+            while len(self._over) > KEPT_SWEEPS:
+                oldest = next(iter(self._over))
+                del self._over[oldest]
+                self._begun.pop(oldest, None)
+
+        def frame() -> Frame:
+            self.agent.unwatch(run)
+            return Frame("trial.over", told)
+
+        self._tell(frame)
+
+    def close(self) -> None:
+        """Serve no more; how the last trial ended is kept."""
+        sweep = self.sweep
+        with self._lock:
+            self._serving, self._present = False, None
+        self.agent.let_go(sweep)
+        self._tell(lambda: self._standing(sweep))
+
+    # The Server's thread.
+
+    def _enlist(self, frame: Frame, sender: Sender) -> None:
+        sweep, token = frame.meta["sweep"], frame.meta["token"]
+        heard = time.monotonic() - self._heard < SILENT_SECONDS
+        if heard and self._enlisted[0] == sweep and token < self._enlisted[1]:
+            return  # of a driver that has died since
+        with self._lock:
+            present = self._present if self.sweep == sweep else None
+            over = self._over.get(sweep)
+        held = self.agent.claim(sweep)
+        if sender != self._driver:  # it may have missed some
+            self._tell_reports(sweep, over, sender)
+            self._tell_reports(sweep, None if present is None else present.to_meta(), sender)
+        if not held:
+            self._driver, self._heard = sender, time.monotonic()
+            self._enlisted = sweep, token
+        if present is not None:
+            self.agent.watch(run_name(sweep, present.number, present.attempt), sender)
+        sender.push(self._standing(sweep, held))
+
+    def _tell_reports(self, sweep: str, trial: Mapping[str, Any] | None, sender: Sender) -> None:
+        """Push what a trial has reported so far."""
+        if trial is None:
+            return
+        meta = {"sweep": sweep, "rank": self.agent.task.rank}
+        meta |= {name: trial[name] for name in ("number", "attempt")}
+        reported = self._reported.get((sweep, trial["number"], trial["attempt"]))
+        frame = None if reported is None else reported.frame(meta)
+        if frame is not None:
+            sender.push(frame)
+
+    def _start(self, frame: Frame, sender: Sender) -> None:
+        if sender != self._driver:
+            return  # of a driver that has died since
+        self._heard = time.monotonic()
+        sweep, trial = frame.meta["sweep"], TrialOrder.from_meta(frame.meta)
+        with self._lock:
+            mine = self._serving and not self._leaving and self.sweep == sweep
+            over = self._over.get(sweep, {"number": -1, "attempt": -1})
+            begun = self._begun.setdefault(sweep, {})
+            again = trial.attempt <= begun.get(trial.number, 0) and trial != self._present
+            if (trial.number, trial.attempt) == (over["number"], over["attempt"]):
+                mine = again = False
+            elif mine and self._present is None and not again:
+                run = run_name(sweep, trial.number, trial.attempt)
+                self._present, begun[trial.number] = trial, trial.attempt
+                self.agent.control(run)  # a word may come before the body
+                self.agent.watch(run, sender)
+                self._line.put(trial)
+            mine = mine and trial == self._present
+        if again:  # the log has lost that it was begun; an attempt of no ranks is one that cannot be made
+            refused = {**trial.to_meta(), "ranks": [], "sweep": sweep, "rank": self.agent.task.rank}
+            sender.push(Frame("trial.over", {**refused, "state": "failed", "values": {}, "error": ""}))
+        elif not mine:
+            sender.push(self._standing(sweep))
+
+    def _leave(self, frame: Frame, sender: Sender) -> Frame:
+        left = Frame("trial.left")
+        if sender != self._driver:
+            return left
+        with self._lock:
+            self._left = frame.meta["token"]
+            if self._serving and self.sweep == frame.meta["sweep"]:
+                self._leaving = True
+                self._line.put(None)
+                return left
+        self.agent.let_go(frame.meta["sweep"])
+        return left
+
+    def _standing(self, sweep: str, held: str = "") -> Frame:
+        with self._lock:
+            mine = self.sweep == sweep and self._serving
+            present = self._present.to_meta() if mine and self._present is not None else None
+            meta = {
+                "sweep": sweep,
+                "rank": self.agent.task.rank,
+                "serving": mine and not self._leaving,
+                "present": present,
+                "over": self._over.get(sweep),
+                "held": held,
+            }
+        return Frame("trial.standing", meta)
+
+    def _tell(self, frame: Callable[[], Frame]) -> None:
+        """Push a frame to the driver, from any thread."""
+
+        def push() -> None:
+            told = frame()
+            if self._driver is not None:
+                with suppress(ConnectionError):  # it went away; another will ask
+                    self._driver.push(told)
+
+        self.agent.task.server.post(push)
+
+
+_desk: Desk | None = None
+
+
+def desk() -> Desk:
+    """Return this engine's desk, made at the first use."""
+    global _desk
+    here = agent()
+    if _desk is None or _desk.agent is not here:
+        _desk = Desk(here)
+    return _desk
+
+
+def open_desk() -> None:
+    """Give this engine its desk; submitted before its first sweep. Runs on the main thread."""
+    desk()
+
+
+# An engine's side of a sweep: its main thread runs one trial after the other, until there are no more.
+
+Body = str | Callable[..., Any]
+
+
+def serve(order: SweepOrder, body: Body, token: str) -> None:
+    """Run the trials of a sweep that come to this engine; submitted once, on the main thread."""
+    task, here = current(), desk()
+    with busy_with(clusters_folder() / task.cluster_id, order.sweep), bodies_only():
+        order.pushed.hold(task.info.host)  # before the first trial: the client may end first
+        here.open(order, token)
+        try:
+            while (trial := here.next()) is not None:
+                forget()  # a signal for the trial before
+                serve_one(order, trial, body, task, here)
+        finally:
+            here.close()
+
+
+def serve_one(order: SweepOrder, trial: TrialOrder, body: Body, task: Task, here: Desk) -> None:
+    """Run one trial and tell the driver; however it ends, that is told."""
+    here.end(trial, run_trial(order, trial, body, task, here.agent, here.begin(trial)))
+
+
+def run_trial(
+    sweep: SweepOrder, trial: TrialOrder, body: Body, task: Task, here: Agent, reported: Reports
+) -> dict[str, Any]:
+    """Run one trial and return how it ended: state, values, error."""
+    order = order_of(sweep, trial)
+    try:
+        live = live_of(order, task, here, partial(TrialLive, sweep=sweep, trial=trial, reported=reported))
+        live.context.states = TrainingStates(
+            write=Path(order.folder) / STATE, read=Path(trial.resume) if trial.resume else None
+        )
+        live.context.ends_in_log = True
+        seed_generators(trial.seed)
+        brought = lambda order, found: {"metrics": metrics_of(found, sweep.metric)}
+        outcome = perform(order, body, task, here, live, around(live), brought)
+    except Exception as error:  # a full disk, say: this trial cannot be run here
+        return {"state": "failed", "values": {}, "error": plain(f"{type(error).__name__}: {error}")}
+    finally:
+        linecache.cache.pop(filename(order.run), None)  # there may be thousands
+        if len(trial.ranks) > 1:
+            task.server.post(lambda: here.groups.drop_run(order.run))
+    return ending(outcome)
+
+
+def ending(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Return how a trial ended, from the outcome of its body.
+
+    >>> ending({"metrics": {"accuracy": 0.9}, "stopped": False})
+    {'state': 'finished', 'values': {'accuracy': 0.9}, 'error': ''}
+    """
+    wrong, values = outcome.get("error"), outcome.get("metrics", {})
+    stopped = bool(outcome["stopped"])
+    if wrong and not (stopped and (wrong["aborted"] or wrong["interrupted"])):
+        told = {"state": "failed", "values": values, "error": plain(str(wrong["traceback"])).rstrip()}
+        told["undefined"] = plain(str(wrong.get("undefined", "")))
+        return told | {how: True for how in ("aborted", "interrupted") if wrong[how]}
+    return {"state": "stopped" if stopped else "finished", "values": values, "error": ""}
+
+
+def plain(text: str) -> str:
+    r"""Return a text that can travel, without halves of characters.
+
+    >>> plain("no file \udcff")
+    'no file ?'
+    """
+    return text.encode("utf-8", "replace").decode()
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators that a body may use without asking: NumPy's global one, and Python's."""
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+# One trial on one engine while its body runs: what it reports of the sweep's metric goes to the driver.
+
+FIRST_SECONDS = 0.004  # until the first poll of a trial's reports
+MOST_STEPS = 1024  # reports of a trial
+MOST = 32  # reports at once; of a series with a point for every step so many are enough
+
+
+class Reports:
+    """What a trial has reported so far, for a driver that comes late; of very many reports some."""
+
+    def __init__(self) -> None:
+        self._steps: list[int] = []
+        self._values: list[float] = []
+
+    def add(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Take in reports, both (n,)."""
+        self._steps += steps.tolist()
+        self._values += values.tolist()
+        while len(self._steps) > MOST_STEPS:  # every second one, and the last
+            self._steps = self._steps[-1::-2][::-1]
+            self._values = self._values[-1::-2][::-1]
+
+    def frame(self, meta: Mapping[str, Any]) -> Frame | None:
+        """Return them as news that may be known in part, None if there are none."""
+        if not self._steps:
+            return None
+        arrays = np.array(self._steps, np.int64), np.array(self._values, np.float64)
+        return Frame("trial.news", {**meta, "again": True}, arrays)
+
+
+class TrialLive(Live):
+    """A trial, as its engine knows it. Points of all series stay in its own log."""
+
+    def __init__(
+        self,
+        run: str,
+        context: Context,
+        recorder: Recorder,
+        output: Output,
+        *,
+        sweep: SweepOrder,
+        trial: TrialOrder,
+        reported: Reports,
+    ) -> None:
+        super().__init__(run, context, recorder, output)
+        self._reported = reported
+        self._metric = sweep.metric
+        self._meta = {"sweep": sweep.sweep, "number": trial.number, "attempt": trial.attempt}
+
+    def intervals(self) -> Iterator[float]:
+        """Yield short intervals at first: a trial that takes less than `NEWS_SECONDS` can be pruned, too."""
+        return growing(FIRST_SECONDS, NEWS_SECONDS)
+
+    def told(self, rank: int, ended: bool) -> Iterator[Frame]:
+        """Yield what was reported since the last time, if anything was."""
+        for shown in self.output.take_displays():  # a trial has no cell: its file has the texts
+            self.output.write(f"{shown.data['text/plain']}\n")
+        self.output.take()  # into its file
+        batch = self.recorder.flush()
+        if batch is None or not self.context.is_chief:
+            return
+        steps, values = reports(batch, self._metric)
+        if len(steps):
+            self._reported.add(steps, values)
+            yield Frame("trial.news", {**self._meta, "rank": rank}, (steps, values))
+
+
+def growing(first: float, last: float) -> Iterator[float]:
+    """Yield intervals from ``first`` to ``last``, each longer by a fifth than the one before; without end.
+
+    >>> from itertools import islice
+    >>> [round(one, 3) for one in islice(growing(0.05, 0.1), 5)]
+    [0.05, 0.06, 0.072, 0.086, 0.1]
+    """
+    while True:
+        yield first
+        first = min(1.2 * first, last)
+
+
+def reports(batch: Batch, metric: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the steps and values of a metric in a batch, both (n,); of very many some, and the last."""
+    if metric not in batch.names:
+        return np.empty(0, np.int64), np.empty(0, np.float64)
+    points = batch.points[batch.points["series"] == batch.names.index(metric)]
+    if len(points) > MOST:
+        points = points[np.linspace(0, len(points) - 1, MOST).astype(np.intp)]
+    return points["step"].astype(np.int64), points["value"].astype(np.float64)
+
+
+# The metrics that a trial's body leaves: what it returned, or the names that it has bound. Pure.
+
+MOST_METRICS = 50
+
+
+def metrics_of(found: Mapping[str, Any], metric: str) -> dict[str, float]:
+    """Return a trial's final metrics by name, from what its body has defined, or returned as "result".
+
+    A single number that a function returned is the sweep's ``metric``. Of a history the last epoch counts,
+    below what the body says itself.
+
+    >>> metrics_of({"result": 0.9}, "accuracy")
+    {'accuracy': 0.9}
+    >>> metrics_of({"result": {"accuracy": 0.9, "loss": 0.3, "model": None}}, "accuracy")
+    {'accuracy': 0.9, 'loss': 0.3}
+    >>> metrics_of({"accuracy": 0.8, "width": 32}, "accuracy")
+    {'accuracy': 0.8}
+    """
+    history = next((one for one in found.values() if isinstance(one, History)), None)
+    values: dict[str, Any] = {}
+    if history is not None:
+        values.update({name: row[-1] for name, row in history.history.items() if row})
+    result = found.get("result")
+    if isinstance(result, Mapping):
+        values.update({str(name): one for name, one in result.items() if is_metric(one)})
+    elif result is not None and is_metric(result):
+        values[metric] = result
+    if is_metric(found.get(metric)):
+        values[metric] = found[metric]
+    kept = {name: float(one) for name, one in list(values.items())[:MOST_METRICS]}
+    return {**kept, metric: float(values[metric])} if metric in values else kept
+
+
+def is_metric(value: Any) -> bool:
+    """Return whether a value is one number, Python's or an array's.
+
+    >>> import numpy as np
+    >>> [is_metric(one) for one in (1, 0.5, np.float32(2), np.zeros(1), True, "high", np.zeros(2), None)]
+    [True, True, True, True, False, False, False, False]
+    """
+    if isinstance(value, (bool, str, bytes)) or value is None:
+        return False
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    if kind not in "fiu" or getattr(value, "size", 1) != 1:
+        return False
+    return hasattr(value, "__float__") or hasattr(value, "__index__")
