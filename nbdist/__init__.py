@@ -52,7 +52,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "gradients": ("nbdist.graph.gradients", "gradients"),
     "IndexedSlices": ("nbdist.graph.sparse", "IndexedSlices"),
     "PartitionedVariable": ("nbdist.graph.partitioned", "PartitionedVariable"),
-    "Session": ("nbdist.runtime.session", "Session"),
+    "Session": ("nbdist.runtime.session.session", "Session"),
     "ClusterKeys": ("nbdist.wire.keys", "ClusterKeys"),
     "ClusterSpec": ("nbdist.runtime.spec", "ClusterSpec"),
     "Server": ("nbdist.runtime.server", "Server"),

@@ -37,7 +37,7 @@ from nbdist.nn import Dense, Sequential, compute_average_loss
 from nbdist.nn.functional import embedding_lookup, sparse_softmax_cross_entropy
 from nbdist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from nbdist.optim.training import MOST_SLOTS, op_name
-from nbdist.runtime.session import Session
+from nbdist.runtime.session.session import Session
 
 Array = np.ndarray[Any, Any]
 

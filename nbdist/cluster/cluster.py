@@ -39,7 +39,7 @@ from nbdist.errors import (
     TaskDiedError,
     UnavailableError,
 )
-from nbdist.runtime.clusterengine import forget, know
+from nbdist.runtime.session.cluster import forget, know
 from nbdist.runtime.task import Roster, TaskInfo, chief_of_roster, find_rank, roster_spec
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.peers import Peer

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from nbdist.cluster.resources import MEMORY_VARIABLE
-from nbdist.runtime.clusterengine import know
 from nbdist.runtime.server import Server
+from nbdist.runtime.session.cluster import know
 from nbdist.runtime.task import Task, TaskInfo, current, host_identity, segment_prefix, set_current
 from nbdist.wire.frames import Frame
 from nbdist.wire.keys import ClusterKeys

@@ -17,10 +17,9 @@ from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.sharing import one_order
 from nbdist.errors import DataLossError, TaskDiedError, UnavailableError
 from nbdist.optim import Optimizer
-from nbdist.runtime.accumulator import Rows
 from nbdist.runtime.groups import World, called
 from nbdist.runtime.layout import ALIGNMENT
-from nbdist.runtime.tables import Tables, no_rows
+from nbdist.runtime.tables import RowGradient, Tables, no_rows
 from nbdist.train.context import current
 from nbdist.train.strategy import Again, Replica, Strategy, apart, by_variable, interleaved
 from nbdist.train.trainable import Trainable
@@ -94,7 +93,7 @@ class AllReduceReplica(Replica):
         if not strategy.keeps_values:  # another replica of this process trains the model's own
             own = [array.copy() for array in own]
         self.tables, self._tables = tuple(tables), Tables(own, optimizer)
-        self._taken: Sequence[Rows] = ()
+        self._taken: Sequence[RowGradient] = ()
         self._names = [str(number) for number in range(len(variables)) if number not in self.tables]
         self._plan = _plan(list(zip(self._names, (value for _, value in rest), strict=True)))
         self._flats = [_aligned(bucket.count, bucket.dtype) for bucket in self._plan]
@@ -149,7 +148,7 @@ class AllReduceReplica(Replica):
         """Return the places of the gradients in their buckets."""
         return self._gradients
 
-    def take(self, gradient: Sequence[Rows]) -> None:
+    def take(self, gradient: Sequence[RowGradient]) -> None:
         """Take the gradients of the tables' rows, for the next push."""
         self._taken = gradient
 
@@ -178,7 +177,7 @@ class AllReduceReplica(Replica):
             self._optimizer.apply(flat, row, slots, self.global_step)
         self._tables.apply(rows, self.global_step)
 
-    def _all_rows(self) -> list[Rows]:
+    def _all_rows(self) -> list[RowGradient]:
         """Return the rows of all replicas, in the order of ranks, so that all add up alike.
 
         Replicas have different numbers of rows: the numbers are gathered first, and the rows are padded.
@@ -190,7 +189,7 @@ class AllReduceReplica(Replica):
         found = []
         for rows, count in zip(mine, counts.T, strict=True):
             parts = [self._gathered(part, count) for part in (rows.indices, rows.values)]
-            found.append(Rows(*parts))
+            found.append(RowGradient(*parts))
         return found
 
     def _gathered(self, own: Array, counts: Array) -> Array:

@@ -13,7 +13,7 @@ from nbdist.distribute.reading import Reading
 from nbdist.distribute.towers import Master, Step
 from nbdist.graph.tensor import Variable
 from nbdist.optim import Optimizer
-from nbdist.runtime.session import Session
+from nbdist.runtime.session.session import Session
 from nbdist.train.micro import bubble_fraction
 from nbdist.train.trainable import Parts
 

@@ -19,9 +19,8 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.placement import round_robin
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.linkopening import ShardRequest, open_link
-from nbdist.runtime.links import Link
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.client import Link, ShardRequest, open_link
+from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.train.context import current
 from nbdist.train.strategy import Replica, Strategy

@@ -11,13 +11,12 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from nbdist.optim import Optimizer
-from nbdist.runtime.accumulator import Rows
-from nbdist.runtime.answers import APPLIED, DROPPED
-from nbdist.runtime.applied import gradient_of, parameters_for
-from nbdist.runtime.links import Link, Stopped
-from nbdist.runtime.mailbox import SLOTS
-from nbdist.runtime.rules import Rules
-from nbdist.runtime.tally import Tally
+from nbdist.runtime.ps.client import Link, Stopped
+from nbdist.runtime.ps.mailbox import SLOTS
+from nbdist.runtime.ps.shard import Tally
+from nbdist.runtime.ps.sync import APPLIED, DROPPED, Rules
+from nbdist.runtime.ps.trace import gradient_of, parameters_for
+from nbdist.runtime.tables import RowGradient
 from nbdist.train.strategy import Replica, interleaved
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -73,7 +72,7 @@ class ServedReplica(Replica):
             for number, one in enumerate(numbered):
                 link.want(number, one)
 
-    def take(self, gradient: Sequence[Rows]) -> None:
+    def take(self, gradient: Sequence[RowGradient]) -> None:
         """Take the gradients of the tables' rows, for the next push."""
         for link, rows in self._by_link(gradient):
             link.take(rows)

@@ -31,8 +31,8 @@ from nbdist.runs.live import Live
 from nbdist.runs.recorded import Recorded
 from nbdist.runs.watchers import Watchers
 from nbdist.runtime import task as tasks
-from nbdist.runtime.gathering import Gathering
-from nbdist.runtime.parameters import ParameterService
+from nbdist.runtime.groups import Gathering
+from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.server import Handler
 from nbdist.train.context import Control
 from nbdist.train.steplog import StepLog

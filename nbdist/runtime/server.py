@@ -24,10 +24,10 @@ from functools import cache
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from nbdist.runtime.clusterengine import forget, know, live_here
-from nbdist.runtime.host import SessionHost
+from nbdist.runtime.session.cluster import forget, know, live_here
+from nbdist.runtime.session.executor import Place
+from nbdist.runtime.session.host import SessionHost
 from nbdist.runtime.spec import ClusterSpec, chief_of
-from nbdist.runtime.station import Place
 from nbdist.wire.frames import Frame
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
@@ -35,7 +35,6 @@ from nbdist.wire.listener import Listener, Sender
 from nbdist.wire.shm import own_prefix, remove_abandoned
 
 Handler = Callable[[Frame, Sender], Frame | None]
-
 log = logging.getLogger(__name__)
 
 

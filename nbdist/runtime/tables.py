@@ -1,7 +1,7 @@
 """Tables with row lookups: a step trains only the rows that it looks up, and sends only their gradients.
 
     tables = Tables([array], optimizer)
-    tables.apply([Rows(indices, values)], step=1)
+    tables.apply([RowGradient(indices, values)], step=1)
 
 A replica holds them, or a parameter server's shard. An optimizer changes only these rows and their slots
 (like the op of a graph, optim/ops.py).
@@ -10,6 +10,7 @@ A replica holds them, or a parameter server's shard. An optimizer changes only t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,12 +18,25 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.ops.rows import check_rows, summed_rows
 from nbdist.optim import Optimizer
-from nbdist.runtime.accumulator import Rows
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Table: TypeAlias = tuple[str, tuple[int, ...], str]
 """A table's name, shape and dtype."""
 CHUNK = 1 << 24  # bytes of a table in one message, so that neither side holds a second copy of the table
+
+
+@dataclass(frozen=True)
+class RowGradient:
+    """The gradient of a table that is zero outside some rows: ``values[i]`` adds to row ``indices[i]``."""
+
+    indices: Array
+    values: Array
+
+    @classmethod
+    def joined(cls, parts: Sequence[RowGradient]) -> RowGradient:
+        """Return the sum of gradients of one table; a row may occur several times."""
+        indices = np.concatenate([part.indices for part in parts])
+        return cls(indices, np.concatenate([part.values for part in parts]))
 
 
 class Tables:
@@ -35,12 +49,12 @@ class Tables:
             for array in self.arrays
         ]
 
-    def apply(self, gradient: Sequence[Rows], step: int) -> None:
+    def apply(self, gradient: Sequence[RowGradient], step: int) -> None:
         """Make update ``step`` of each table; ``gradient`` has one entry per table, or is empty."""
         for array, slots, rows in zip(self.arrays, self.slots, gradient, strict=True):
             self.optimizer.apply_rows(array, rows.values, rows.indices, slots, step)
 
-    def checked(self, gradient: Sequence[Rows]) -> list[Rows]:
+    def checked(self, gradient: Sequence[RowGradient]) -> list[RowGradient]:
         """Return a gradient from another process, or raise InvalidArgumentError if it does not fit."""
         if len(gradient) != len(self.arrays):
             raise InvalidArgumentError(f"rows of {len(gradient)} tables for {len(self.arrays)}")
@@ -57,20 +71,20 @@ class Tables:
         return list(gradient)
 
 
-def gradient_of(values: Array, indices: Array) -> Rows:
+def gradient_of(values: Array, indices: Array) -> RowGradient:
     """Return a gradient with each row once, in arrays of its own.
 
     >>> gradient_of(np.ones((3, 1)), np.array([4, 0, 4]))
-    Rows(indices=array([0, 4]), values=array([[1.],
+    RowGradient(indices=array([0, 4]), values=array([[1.],
            [2.]]))
     """
     at, total = summed_rows(np, values, indices)
-    return Rows(at.astype(np.int64), total.copy() if total is values else total)
+    return RowGradient(at.astype(np.int64), total.copy() if total is values else total)
 
 
-def no_rows(array: Array) -> Rows:
+def no_rows(array: Array) -> RowGradient:
     """Return a gradient of a table that is zero everywhere."""
-    return Rows(np.zeros(0, np.int64), np.zeros((0, *array.shape[1:]), array.dtype))
+    return RowGradient(np.zeros(0, np.int64), np.zeros((0, *array.shape[1:]), array.dtype))
 
 
 def chunks(shape: Sequence[int], itemsize: int) -> list[tuple[int, int]]:

@@ -46,7 +46,6 @@ class TaskInfo:
 
 
 __all__ = ["Roster", "Task", "TaskInfo", "acting_as", "current", "host_identity", "set_current"]
-
 Roster = tuple[TaskInfo, ...]  # ordered by rank, the same on every task
 
 

@@ -22,7 +22,7 @@ from nbdist.graph.program import compile_program
 from nbdist.graph.scopes import Graph
 from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.runtime.links import Stopped
+from nbdist.runtime.ps.client import Stopped
 from nbdist.train import synchronization
 from nbdist.train.boundary import Boundary
 from nbdist.train.context import current

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbdist.runtime.session import Session
+    from nbdist.runtime.session.session import Session
 
 
 class SessionRunHook:

@@ -18,7 +18,7 @@ from nbdist.data import Dataset
 from nbdist.errors import InvalidArgumentError, NanLossError
 from nbdist.graph.backend import backend_of, to_device, to_host
 from nbdist.optim import Optimizer
-from nbdist.runtime.links import Stopped
+from nbdist.runtime.ps.client import Stopped
 from nbdist.runtime.tables import gradient_of
 from nbdist.train.boundary import Boundary
 from nbdist.train.callbacks import Callback, History

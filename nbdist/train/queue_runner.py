@@ -10,7 +10,7 @@ from nbdist.errors import NbdistError, OutOfRangeError
 from nbdist.graph.tensor import Tensor
 
 if TYPE_CHECKING:
-    from nbdist.runtime.session import Session
+    from nbdist.runtime.session.session import Session
 
 
 JOIN_SECONDS = 10.0

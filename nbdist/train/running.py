@@ -18,7 +18,7 @@ import numpy as np
 from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import to_device, to_host
 from nbdist.graph.op import Shape
-from nbdist.runtime.links import Stopped
+from nbdist.runtime.ps.client import Stopped
 from nbdist.runtime.tables import gradient_of
 from nbdist.train.compiling import Call, lookups_of, program_of
 from nbdist.train.context import use_here

@@ -25,9 +25,8 @@ from nbdist.data.shares import share_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import backend
 from nbdist.optim import Optimizer
-from nbdist.runtime.accumulator import Rows
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.tables import Tables
+from nbdist.runtime.tables import RowGradient, Tables
 from nbdist.train.trainable import Trainable
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Replica(ABC):
         """Request the rows of each table that the next step reads; call it before ``pull``."""
         return
 
-    def take(self, gradient: Sequence[Rows]) -> None:
+    def take(self, gradient: Sequence[RowGradient]) -> None:
         """Store the gradients of the tables' rows for the next ``push``."""
         raise FailedPreconditionError(f"{type(self).__name__} has no tables")
 
@@ -342,7 +341,7 @@ class OneDevice(Replica):
         optimizer.to_config()  # raises for a learning rate that only a graph computes
         own, rest = apart(variables, tables)
         self.tables, self._tables = tuple(tables), Tables(own, optimizer)
-        self._taken: Sequence[Rows] = ()
+        self._taken: Sequence[RowGradient] = ()
         self._layout = layout = layout_of(rest)
         gradient = layout.buffer()
         parameters = layout.buffer() if parameters is None else parameters
@@ -384,7 +383,7 @@ class OneDevice(Replica):
         """Return the gradient buffers, one per variable that is not a table."""
         return self._gradients
 
-    def take(self, gradient: Sequence[Rows]) -> None:
+    def take(self, gradient: Sequence[RowGradient]) -> None:
         """Take the gradients of the tables' rows."""
         self._taken = gradient
 

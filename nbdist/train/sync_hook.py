@@ -12,7 +12,7 @@ from nbdist.train.hooks import SessionRunHook
 from nbdist.train.queue_runner import QueueRunner
 
 if TYPE_CHECKING:
-    from nbdist.runtime.session import Session
+    from nbdist.runtime.session.session import Session
     from nbdist.train.sync_replicas import SyncReplicasOptimizer
 
 

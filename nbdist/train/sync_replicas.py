@@ -37,7 +37,7 @@ class SyncReplicasOptimizer:
     >>> from nbdist.graph.scopes import Graph
     >>> from nbdist.graph.variables import get_or_create_global_step, global_variables_initializer
     >>> from nbdist.optim import SGD
-    >>> from nbdist.runtime.session import Session
+    >>> from nbdist.runtime.session.session import Session
     >>> with Graph().as_default():
     ...     w = Variable(np.zeros(2), name="w")
     ...     optimizer = SyncReplicasOptimizer(SGD(0.5), replicas_to_aggregate=1)

@@ -30,7 +30,7 @@ from nbdist.errors import (
 )
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
-from nbdist.runtime.session import Session
+from nbdist.runtime.session.session import Session
 
 pytestmark = pytest.mark.engines
 Start = Callable[..., Cluster]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbdist.distribute import ParameterServerStrategy
-from nbdist.runtime.parameters import ParameterService
+from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo
 from nbdist.train.context import Context, Control, use_here

@@ -17,12 +17,11 @@ import numpy as np
 
 from nbdist.distribute.served import ServedReplica
 from nbdist.optim import SGD
-from nbdist.runtime.answers import STOPPED, Answer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.links import Link, Stopped
-from nbdist.runtime.mailbox import COUNTERS, SLOTS
-from nbdist.runtime.rules import Rules
-from nbdist.runtime.shard import ParameterShard
+from nbdist.runtime.ps.client import Link, Stopped
+from nbdist.runtime.ps.mailbox import COUNTERS, SLOTS
+from nbdist.runtime.ps.shard import ParameterShard
+from nbdist.runtime.ps.sync import STOPPED, Answer, Rules
 from nbdist.wire.peers import Peer
 
 Array = np.ndarray[Any, Any]

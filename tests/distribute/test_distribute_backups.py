@@ -16,7 +16,7 @@ from nbdist.distribute.served import ServedReplica
 from nbdist.errors import InvalidArgumentError
 from nbdist.nn import Dense, Sequential
 from nbdist.optim import SGD, Adam, Optimizer
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.sync import Rules
 from nbdist.train import Callback
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context, use_here

@@ -17,8 +17,8 @@ from nbdist.distribute.joint import cut_up
 from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, ResourceExhaustedError
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, load
 from nbdist.optim import SGD, Adam
-from nbdist.runtime import session
 from nbdist.runtime.server import Server
+from nbdist.runtime.session import session
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.checkpoints import Checkpoints
 from nbdist.train.context import Context, current, use

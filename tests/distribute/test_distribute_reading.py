@@ -17,7 +17,7 @@ from nbdist.graph.ops.sources import READS
 from nbdist.nn import BatchNorm, Conv2D, Dense, Dropout, Flatten, Sequential
 from nbdist.optim import SGD, Adam
 from nbdist.runtime.server import Server
-from nbdist.runtime.station import RUN
+from nbdist.runtime.session.executor import RUN
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, use
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
@@ -197,7 +197,7 @@ def test_asynchronous_towers_each_read_all_the_data_in_an_order_of_their_own(
     strategies: Callable[..., InGraphStrategy], monkeypatch: pytest.MonkeyPatch, seed: int | None
 ) -> None:
     orders: dict[str, list[list[int]]] = {}
-    from nbdist.runtime.sources import Reader
+    from nbdist.runtime.session.datasets import Reader
 
     own = Reader.part
 

@@ -27,10 +27,10 @@ from nbdist.nn import (
     losses,
 )
 from nbdist.optim import SGD, Adam, Optimizer
-from nbdist.runtime.accumulator import Accumulator, Rows
 from nbdist.runtime.groups import World
-from nbdist.runtime.links import Link
-from nbdist.runtime.tables import Tables, chunks
+from nbdist.runtime.ps.client import Link
+from nbdist.runtime.ps.shard import Accumulator
+from nbdist.runtime.tables import RowGradient, Tables, chunks
 from nbdist.runtime.task import Task
 from nbdist.train.checkpoints import Checkpoints
 from nbdist.train.context import Context, get_strategy, use, use_here
@@ -249,10 +249,10 @@ def test_a_step_that_is_not_a_number_leaves_rows_as_they_are() -> None:
 def test_rows_of_several_replicas_are_added_up() -> None:
     accumulator = Accumulator()
     for replica, (index, value) in enumerate([(3, 1.0), (0, 2.0), (3, 4.0)]):
-        rows = Rows(np.array([index]), np.full((1, 2), value))
+        rows = RowGradient(np.array([index]), np.full((1, 2), value))
         assert accumulator.offer(replica, [np.array([value]), rows], 0)
     dense, rows = accumulator.take(3, scale=0.5)
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowGradient)
     np.testing.assert_array_equal(dense, [3.5])
     tables = Tables([np.zeros((4, 2))], SGD(1.0))
     tables.apply([rows], 1)
@@ -262,7 +262,7 @@ def test_rows_of_several_replicas_are_added_up() -> None:
 def test_rows_that_do_not_fit_are_refused() -> None:
     tables = Tables([np.zeros((4, 2), np.float32)], SGD(1.0))
     good = np.array([3]), np.zeros((1, 2), np.float32)
-    tables.checked([Rows(*good)])
+    tables.checked([RowGradient(*good)])
     for indices, values in (
         (np.array([4]), good[1]),
         (np.array([-1]), good[1]),
@@ -272,7 +272,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         (good[0], np.zeros((1, 2))),
     ):
         with pytest.raises(InvalidArgumentError):
-            tables.checked([Rows(indices, values)])
+            tables.checked([RowGradient(indices, values)])
     with pytest.raises(InvalidArgumentError, match="rows of 0 tables for 1"):
         tables.checked([])
 

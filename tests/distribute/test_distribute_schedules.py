@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import LAYOUT, Town, trained
 
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.sync import Rules
 
 seeds = st.integers(0, 2**32 - 1)
 batch_counts = st.lists(st.integers(0, 6), min_size=1, max_size=4)

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from nbdist.distribute.served import ServedReplica
-from nbdist.runtime.answers import APPLIED, DROPPED, KEPT, STEPPED, STOPPED, TAKEN
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.links import Link, Stopped
-from nbdist.runtime.mailbox import SLOTS
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.client import Link, Stopped
+from nbdist.runtime.ps.mailbox import SLOTS
+from nbdist.runtime.ps.sync import APPLIED, DROPPED, KEPT, STEPPED, STOPPED, TAKEN, Rules
 from nbdist.wire.peers import Peer
 
 Array = np.ndarray[Any, Any]

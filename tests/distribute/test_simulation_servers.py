@@ -14,7 +14,7 @@ from nbdist.distribute.simulation.replicas import SimulatedReplica
 from nbdist.distribute.simulation.report import Traffic, spread_over
 from nbdist.distribute.simulation.servers import Machines, Serving
 from nbdist.distribute.simulation.simulator import equal_parts, shard_bytes
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.sync import Rules
 
 MB = 1 << 20
 

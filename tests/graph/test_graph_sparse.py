@@ -21,7 +21,7 @@ from nbdist.graph.sparse import IndexedSlices
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder
 from nbdist.graph.variables import get_variable, global_variables_initializer
 from nbdist.nn.functional import embedding_lookup
-from nbdist.runtime.session import Session
+from nbdist.runtime.session.session import Session
 
 Array = np.ndarray[Any, Any]
 ROWS, WIDTH = 7, 3

@@ -28,7 +28,7 @@ from nbdist.graph.variables import (
     set_random_seed,
     trainable_variables,
 )
-from nbdist.runtime.session import Session
+from nbdist.runtime.session.session import Session
 
 Array = np.ndarray[Any, Any]
 

@@ -24,7 +24,7 @@ from nbdist.graph.variables import global_variables_initializer
 from nbdist.runs.agent import agent
 from nbdist.runtime import task as tasks
 from nbdist.runtime.groups import World
-from nbdist.runtime.session import Session
+from nbdist.runtime.session.session import Session
 from nbdist.train import Callback
 from nbdist.train.context import Context, use
 from nbdist.train.strategy import Replica

@@ -9,7 +9,7 @@ from hosts_cluster import BUSY_SECONDS, CUT_OFF_SECONDS, NOTICED_SECONDS, HostsC
 from hosts_model import assert_alike, fit_alone
 from two_hosts import TwoHosts
 
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.sync import Rules
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 

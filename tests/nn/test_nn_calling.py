@@ -30,7 +30,7 @@ from nbdist.nn import (
     losses,
 )
 from nbdist.optim import SGD, Adam
-from nbdist.runtime.session import Session
+from nbdist.runtime.session.session import Session
 from nbdist.train.context import Context, use
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
 

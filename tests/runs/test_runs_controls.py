@@ -25,7 +25,7 @@ from nbdist.runs.options import Options
 from nbdist.runs.progress import LOST
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
-from nbdist.runtime.links import Stopped
+from nbdist.runtime.ps.client import Stopped
 from nbdist.train import context as contexts
 from nbdist.train.context import Context
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy
@@ -333,9 +333,9 @@ finally:
 
 def look_every(seconds: float) -> float:
     """Let a parameter server look so often for replicas that are gone; returns how often it did before."""
-    from nbdist.runtime import parameters
+    from nbdist.runtime.ps import service
 
-    before, parameters.LOOK_SECONDS = parameters.LOOK_SECONDS, seconds
+    before, service.LOOK_SECONDS = service.LOOK_SECONDS, seconds
     return before
 
 

@@ -68,7 +68,7 @@ def hasty(own_home: Any) -> Iterator[Cluster]:
 
     cluster = start_cluster(workers=4, ps=1, report=None)
     rank = next(info.rank for info in cluster.tasks if info.job == "ps")
-    hurry = "import nbdist.runtime.parameters as p; p.FROZEN_SECONDS, p.LOOK_SECONDS = 0.5, 0.1"
+    hurry = "import nbdist.runtime.ps.service as p; p.FROZEN_SECONDS, p.LOOK_SECONDS = 0.5, 0.1"
     cluster.run(hurry, on=rank)
     yield cluster
     cluster.stop()

@@ -16,9 +16,9 @@ from busy import BUSY_SECONDS
 from nbdist.graph.op import OPS, Op
 from nbdist.graph.tensor import Graph, Tensor, record
 from nbdist.graph.variables import global_variables_initializer
-from nbdist.runtime import clusterengine
 from nbdist.runtime.server import Server
-from nbdist.runtime.session import Session
+from nbdist.runtime.session import cluster
+from nbdist.runtime.session.session import Session
 from nbdist.runtime.spec import ClusterSpec
 from nbdist.wire.keys import ClusterKeys
 
@@ -68,7 +68,7 @@ def open_tasks(workers: int = 2, ps: int = 1, transport: str = "auto", outside: 
     for server in servers.values():
         server.cluster = ClusterSpec(jobs)
         if outside:
-            clusterengine._here.pop(server.target)
+            cluster._here.pop(server.target)
     return Tasks(servers, keys, transport)
 
 

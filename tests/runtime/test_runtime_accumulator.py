@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.runtime.accumulator import Accumulator
+from nbdist.runtime.ps.shard import Accumulator
 
 Array = np.ndarray[Any, Any]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbdist.runtime.applied import KEPT_RUNS, ServiceLog, ServiceLogs, gradient_of, parameters_for
+from nbdist.runtime.ps.trace import KEPT_RUNS, ServiceLog, ServiceLogs, gradient_of, parameters_for
 
 PS = "/job:ps/task:0"
 

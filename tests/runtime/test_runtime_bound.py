@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from nbdist.runtime.answers import Answer
-from nbdist.runtime.bound import Bound
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.sync import Answer, Bound, Rules
 
 
 def applied(bound: Bound, replica: int) -> list[int]:

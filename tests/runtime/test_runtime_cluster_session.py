@@ -16,7 +16,7 @@ from nbdist.graph.placement import replica_device_setter
 from nbdist.graph.scopes import colocate_with, container, control_dependencies, device
 from nbdist.graph.tensor import Graph, Variable, placeholder, record
 from nbdist.graph.variables import get_or_create_global_step
-from nbdist.runtime.session import MOST_SHAPES, Session
+from nbdist.runtime.session.session import MOST_SHAPES, Session
 
 
 @all_ways

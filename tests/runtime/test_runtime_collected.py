@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import AbortedError, InvalidArgumentError, OutOfRangeError
-from nbdist.runtime.collected import Collected, CollectedRows
-from nbdist.runtime.tokens import Tokens
+from nbdist.runtime.session.resources import Collected, CollectedRows, Tokens
 
 A, B = "/job:worker/task:0", "/job:worker/task:1"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.runtime.gathering import Gathering
+from nbdist.runtime.groups import Gathering
 from nbdist.wire.frames import Frame
 
 

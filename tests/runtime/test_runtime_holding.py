@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from nbdist.runtime.applied import ServiceLog
-from nbdist.runtime.holding import Holding
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.service import Holding
+from nbdist.runtime.ps.sync import Rules
+from nbdist.runtime.ps.trace import ServiceLog
 from nbdist.wire.collective.watch import Watch
 from nbdist.wire.frames import Frame
 from nbdist.wire.peers import Sender

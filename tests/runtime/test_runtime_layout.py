@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.placement import round_robin
 from nbdist.runtime.layout import ALIGNMENT, Layout
-from nbdist.runtime.mailbox import HEADER, SLOTS, Mailbox
+from nbdist.runtime.ps.mailbox import HEADER, SLOTS, Mailbox
 from nbdist.wire.shm import Segment
 
 variables = st.lists(

@@ -19,17 +19,14 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.optim import SGD, Optimizer
-from nbdist.runtime import holding as holding_module
-from nbdist.runtime.answers import APPLIED, KEPT
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.linkopening import ShardRequest, open_link
-from nbdist.runtime.links import Link, Stopped
-from nbdist.runtime.mailbox import SLOTS
-from nbdist.runtime.parameters import ParameterService
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps import service as holding_module
+from nbdist.runtime.ps.client import Link, ShardRequest, Stopped, open_link
+from nbdist.runtime.ps.mailbox import SLOTS
+from nbdist.runtime.ps.service import ParameterService
+from nbdist.runtime.ps.shard import ParameterShard, Tally
+from nbdist.runtime.ps.sync import APPLIED, KEPT, Rules
 from nbdist.runtime.server import Server
-from nbdist.runtime.shard import ParameterShard
-from nbdist.runtime.tally import Tally
 from nbdist.wire.frames import Frame
 from nbdist.wire.peers import Peer
 from nbdist.wire.shm import Doorbell, Segment, remove_all, shared_folder
@@ -162,7 +159,7 @@ class LinkContract:
 
     @pytest.fixture
     def farm(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Farm]:
-        monkeypatch.setattr("nbdist.runtime.parameters.LOOK_SECONDS", 0.05)
+        monkeypatch.setattr("nbdist.runtime.ps.service.LOOK_SECONDS", 0.05)
         farm = Farm(self.shared)
         yield farm
         farm.close()
@@ -831,7 +828,7 @@ class TestSharedMemory(LinkContract):
     ) -> None:
         """Another container of the same host: its doorbell is not where the server looks."""
         chief = farm.open(0, 2)
-        monkeypatch.setattr("nbdist.runtime.holding.Ringer", _nobody)
+        monkeypatch.setattr("nbdist.runtime.ps.service.Ringer", _nobody)
         other = farm.open(1, 2)
         assert [chief.kind, other.kind] == ["shared memory", "socket"]
         assert "parameters travel over sockets" in other.note

@@ -18,12 +18,11 @@ from freezing import freeze
 
 from nbdist.errors import UnavailableError
 from nbdist.optim import SGD
-from nbdist.runtime import parameters
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.linkopening import ShardRequest, open_link
-from nbdist.runtime.links import Link
-from nbdist.runtime.parameters import ParameterService
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps import service
+from nbdist.runtime.ps.client import Link, ShardRequest, open_link
+from nbdist.runtime.ps.service import ParameterService
+from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.server import Server
 from nbdist.wire.peers import Peer
 from nbdist.wire.shm import remove_all
@@ -36,7 +35,7 @@ VICTIM = """
 import json, sys
 from test_runtime_links_killed import opened
 from nbdist.wire.keys import ClusterKeys
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.sync import Rules
 
 order = json.loads(sys.stdin.readline())
 link = opened(order["address"], ClusterKeys(**order["keys"]), 1, Rules(**order["rules"]), order["prefix"])
@@ -174,8 +173,8 @@ def test_a_step_of_all_ends_with_an_error(server: Server, shared: bool) -> None:
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a process that is stopped for a tenth of a second for frozen."""
-    monkeypatch.setattr(parameters, "FROZEN_SECONDS", 0.1)
-    monkeypatch.setattr(parameters, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(service, "FROZEN_SECONDS", 0.1)
+    monkeypatch.setattr(service, "LOOK_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("quickly")

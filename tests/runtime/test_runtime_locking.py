@@ -19,8 +19,8 @@ from nbdist.graph.tensor import Graph, Tensor, Variable, constant, record
 from nbdist.graph.variables import get_or_create_global_step, get_variable
 from nbdist.nn.functional import embedding_lookup
 from nbdist.optim import SGD, Adam, from_config
-from nbdist.runtime.pieceprogram import PieceProgram
-from nbdist.runtime.session import Session
+from nbdist.runtime.session.program import PieceProgram
+from nbdist.runtime.session.session import Session
 
 
 class Halves:

@@ -11,9 +11,9 @@ import pytest
 
 from nbdist.optim import SGD
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.mailbox import CHANGES, Mailbox
-from nbdist.runtime.rules import Rules
-from nbdist.runtime.shard import ParameterShard
+from nbdist.runtime.ps.mailbox import CHANGES, Mailbox
+from nbdist.runtime.ps.shard import ParameterShard
+from nbdist.runtime.ps.sync import Rules
 from nbdist.wire.shm import Segment, remove_all
 
 Array = np.ndarray[Any, Any]

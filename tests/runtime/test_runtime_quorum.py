@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from nbdist.runtime.answers import APPLIED, DROPPED, KEPT, STEPPED, STOPPED, TAKEN, Answer
-from nbdist.runtime.quorum import Quorum
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.sync import APPLIED, DROPPED, KEPT, STEPPED, STOPPED, TAKEN, Answer, Quorum, Rules
 
 
 def quorum(replicas: int, needed: int | None = None, *, servers: int = 1, first: bool = True) -> Quorum:

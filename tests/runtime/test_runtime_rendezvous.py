@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nbdist.graph.op import Spec
 from nbdist.graph.partition import Edge
-from nbdist.runtime.rendezvous import Rendezvous, RendezvousKey
+from nbdist.runtime.session.program import Rendezvous, RendezvousKey
 
 ONE, TWO = (np.zeros(1),), (np.ones(2),)
 

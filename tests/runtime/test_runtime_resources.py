@@ -27,9 +27,9 @@ from nbdist.graph.placement import replica_device_setter
 from nbdist.graph.scopes import container, device
 from nbdist.graph.sparse import IndexedSlices
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder
-from nbdist.runtime import waiting
-from nbdist.runtime.session import Session
-from nbdist.runtime.waiting import Waiting
+from nbdist.runtime.session import store
+from nbdist.runtime.session.session import Session
+from nbdist.runtime.session.store import Waiting
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def test_who_waits_is_woken(
     graph: Graph, tasks: Tasks, waits: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, not when it looks the next time."""
-    monkeypatch.setattr(waiting, "LOOK_EVERY", 10 * BUSY_SECONDS)
+    monkeypatch.setattr(store, "LOOK_EVERY", 10 * BUSY_SECONDS)
     with device(PS):
         queue = TokenQueue()
         accumulator = ConditionalAccumulator(np.float64)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.runtime.mailbox import SLOTS
-from nbdist.runtime.rules import Rules
-from nbdist.runtime.tally import Tally
+from nbdist.runtime.ps.mailbox import SLOTS
+from nbdist.runtime.ps.shard import Tally
+from nbdist.runtime.ps.sync import Rules
 
 
 @pytest.mark.parametrize(

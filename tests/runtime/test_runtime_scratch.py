@@ -7,9 +7,9 @@ import pytest
 
 from nbdist.errors import ResourceExhaustedError
 from nbdist.graph.tensor import Graph, placeholder
-from nbdist.runtime.scratch import Scratch
-from nbdist.runtime.session import Session
-from nbdist.runtime.store import Store
+from nbdist.runtime.session.program import Scratch
+from nbdist.runtime.session.session import Session
+from nbdist.runtime.session.store import Store
 
 
 def test_a_slab_serves_all_that_fit_into_it() -> None:

@@ -18,10 +18,9 @@ from nbdist.graph.scopes import container, control_dependencies, device, session
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder, record
 from nbdist.graph.variables import global_variables_initializer
 from nbdist.nn import functional
-from nbdist.runtime.pieceprogram import Containers, PieceProgram
-from nbdist.runtime.scratch import Scratch
-from nbdist.runtime.session import HERE, MOST_SHAPES, Session
-from nbdist.runtime.store import Store
+from nbdist.runtime.session.program import Containers, PieceProgram, Scratch
+from nbdist.runtime.session.session import HERE, MOST_SHAPES, Session
+from nbdist.runtime.session.store import Store
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from nbdist.errors import (
 )
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable
-from nbdist.runtime import clusterengine, line
 from nbdist.runtime.server import Server
-from nbdist.runtime.session import Session
+from nbdist.runtime.session import cluster, dispatch
+from nbdist.runtime.session.session import Session
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.peers import Peer
 
@@ -33,7 +33,7 @@ from nbdist.wire.peers import Peer
 def test_a_task_that_is_not_there_is_waited_for_and_named(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusterengine, "TELL_EVERY", 0.3)
+    monkeypatch.setattr(cluster, "TELL_EVERY", 0.3)
     tasks = open_tasks(workers=2, ps=1)
     gone = tasks["worker1"]
     gone.close()
@@ -102,7 +102,7 @@ def test_a_piece_that_is_none_raises_at_its_sender_only(
     with tasks.session(target=tasks["worker1"].target) as hostile, tasks.session() as other:
         begin(other)
         with monkeypatch.context() as patch:
-            patch.setattr(line, "pack_piece", lambda piece, stations: (garbage, [np.zeros(3)]))
+            patch.setattr(dispatch, "pack_piece", lambda piece, stations: (garbage, [np.zeros(3)]))
             with pytest.raises((DataLossError, FailedPreconditionError)):
                 hostile.run(w)
         assert other.run(w) == 1
@@ -141,7 +141,7 @@ def test_who_asks_for_a_station_asks_properly(tasks: Tasks) -> None:
 def test_waiting_for_a_task_can_be_interrupted(
     graph: Graph, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusterengine, "TELL_EVERY", 0.1)
+    monkeypatch.setattr(cluster, "TELL_EVERY", 0.1)
     tasks["worker1"].close()
     with device(PS):
         w = Variable(1.0, name="w")

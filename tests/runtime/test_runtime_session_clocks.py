@@ -16,9 +16,9 @@ from trace_rules import problems
 
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, placeholder
-from nbdist.runtime import clusterengine
 from nbdist.runtime.server import Server
-from nbdist.runtime.session import Session
+from nbdist.runtime.session import cluster
+from nbdist.runtime.session.session import Session
 from nbdist.runtime.spec import ClusterSpec
 from nbdist.wire.keys import ClusterKeys
 
@@ -36,7 +36,7 @@ def worker(request: pytest.FixtureRequest) -> Iterator[Server]:
         server = Server({"worker": {0: "127.0.0.1:0"}}, "worker", 0, keys=keys)
         server.cluster = ClusterSpec({"worker": {0: server.address}, "ps": {0: address}})
         if request.param == "outside":
-            clusterengine._here.pop(server.target)
+            cluster._here.pop(server.target)
         yield server
         server.close()
 

@@ -19,7 +19,7 @@ from runtime_tasks import ONE, PS, TWO, Gate, Put, Tasks, all_ways, begin, stati
 from nbdist.graph.op import OPS, Op
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, constant, placeholder, record
-from nbdist.runtime import lane
+from nbdist.runtime.session import session as lane
 from nbdist.wire.post import Outbox
 from nbdist.wire.shm import remove_all
 

@@ -21,8 +21,8 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.errors import AbortedError, FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.graph.scopes import container, device
 from nbdist.graph.tensor import Graph, Tensor, Variable, placeholder
-from nbdist.runtime.exchange import Exchange
-from nbdist.runtime.session import Session
+from nbdist.runtime.session.dispatch import Exchange
+from nbdist.runtime.session.session import Session
 
 pytestmark = pytest.mark.engines
 Start = Callable[..., Cluster]

@@ -21,8 +21,8 @@ from nbdist.errors import (
 from nbdist.graph.ops.tokens import TokenQueue
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder
-from nbdist.runtime import line, station
 from nbdist.runtime.server import Server
+from nbdist.runtime.session import dispatch, executor
 
 PLACES = (PS, ONE, TWO)
 
@@ -85,7 +85,7 @@ def test_whoever_waits_for_the_one_that_failed_is_told(graph: Graph, tasks: Task
 def test_who_waits_for_room_in_a_pipe_ends_with_the_step(
     graph: Graph, tasks: Tasks, gate: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "ABORT_SECONDS", 0.5)
+    monkeypatch.setattr(dispatch, "ABORT_SECONDS", 0.5)
     busy, failing = Gate(), Gate()
     with device(PS):
         values = [Variable(np.full(480, float(n)), name=f"v{n}") for n in range(60)]  # more than a pipe holds
@@ -232,10 +232,10 @@ def test_a_late_part_of_a_step_that_was_given_up_changes_nothing(
     graph: Graph, tasks: Tasks, gate: Put, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     if by == "letters":
-        monkeypatch.setattr(line, "ABORT_SECONDS", 2 * station.LOOK_AFTER)
+        monkeypatch.setattr(dispatch, "ABORT_SECONDS", 2 * executor.LOOK_AFTER)
     else:
-        monkeypatch.setattr(line, "ABORT_SECONDS", 0.0)
-        monkeypatch.setattr(station, "LOOK_AFTER", float("inf"))
+        monkeypatch.setattr(dispatch, "ABORT_SECONDS", 0.0)
+        monkeypatch.setattr(executor, "LOOK_AFTER", float("inf"))
     slow, failing = Gate(), Gate()
     with device(TWO):
         v, chained = Variable(np.zeros(3), name="v"), Variable(np.zeros(3), name="chained")

@@ -17,7 +17,7 @@ from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, placeholder, record
 from nbdist.nn import functional
 from nbdist.optim import SGD, Adam
-from nbdist.runtime.session import MOST_SHAPES, Session
+from nbdist.runtime.session.session import MOST_SHAPES, Session
 
 Layer = Callable[[Any], Any]
 ENDS: dict[str, Layer] = {
@@ -95,7 +95,7 @@ def test_more_shapes_than_plans(layers: list[str], end: str, sizes: list[int]) -
         variables = [t for t in graph.tensors if isinstance(t, Variable)]
         wanted = [loss, *gradients(loss, variables)]
     with pytest.MonkeyPatch.context() as patched, Session(graph=graph) as session:
-        patched.setattr("nbdist.runtime.session.MOST_SHAPES", 2)
+        patched.setattr("nbdist.runtime.session.session.MOST_SHAPES", 2)
         begin(session)
         for n in sizes:
             found = session.run(wanted, {x: rows_of(n)})

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbdist.graph.op import OPS
-from nbdist.runtime import clusterengine
 from nbdist.runtime.server import Server
-from nbdist.runtime.session import Session
+from nbdist.runtime.session import cluster
+from nbdist.runtime.session.session import Session
 from nbdist.runtime.spec import ClusterSpec
 from nbdist.wire.keys import ClusterKeys
 
@@ -25,7 +25,7 @@ def targets() -> Iterator[list[str]]:
     servers = [Server({job: ["127.0.0.1:0"]}, job, 0, keys=keys) for job in "abc"]
     for server in servers:
         server.cluster = ClusterSpec({one.job: [one.address] for one in servers})
-    clusterengine._here.pop(servers[1].target)
+    cluster._here.pop(servers[1].target)
     OPS["exchange"] = EXCHANGE  # to travel
     yield [servers[1].target, servers[0].target]
     del OPS["exchange"]

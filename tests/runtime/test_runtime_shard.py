@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from nbdist.optim import SGD, Adam, Optimizer
-from nbdist.runtime.answers import DROPPED, KEPT, STOPPED, Answer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.mailbox import CHANGES, COUNTERS
-from nbdist.runtime.rules import Rules
-from nbdist.runtime.shard import Offered, ParameterShard
+from nbdist.runtime.ps.mailbox import CHANGES, COUNTERS
+from nbdist.runtime.ps.shard import Offered, ParameterShard
+from nbdist.runtime.ps.sync import DROPPED, KEPT, STOPPED, Answer, Rules
 
 Array = np.ndarray[Any, Any]
 

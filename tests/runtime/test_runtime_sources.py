@@ -26,7 +26,7 @@ from nbdist.graph.program import compile_program
 from nbdist.graph.scopes import Graph, control_dependencies, device
 from nbdist.graph.tensor import Tensor, Variable, placeholder, record
 from nbdist.runtime.server import Server
-from nbdist.runtime.session import Session
+from nbdist.runtime.session.session import Session
 from nbdist.train.reading import next_batch
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.post import Outbox

@@ -10,7 +10,7 @@ import pytest
 
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.graph.op import Spec
-from nbdist.runtime.store import Cell, Store
+from nbdist.runtime.session.store import Cell, Store
 
 FOUR = Spec((2, 2), np.dtype(np.float32))
 

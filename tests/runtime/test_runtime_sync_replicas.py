@@ -36,7 +36,7 @@ from nbdist.graph.variables import (
 )
 from nbdist.nn.functional import embedding_lookup
 from nbdist.optim import SGD, Adam
-from nbdist.runtime.session import Session
+from nbdist.runtime.session.session import Session
 from nbdist.train import SyncReplicasOptimizer
 
 Build = Callable[["Worker"], list[tuple[Any, Variable]]]

@@ -17,7 +17,7 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
 from nbdist.nn import Dense, Sequential
 from nbdist.optim import SGD
-from nbdist.runtime.links import Stopped
+from nbdist.runtime.ps.client import Stopped
 from nbdist.train import Callback, EarlyStopping
 from nbdist.train import context as contexts
 from nbdist.train.callbacks import History

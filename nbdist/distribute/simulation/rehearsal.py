@@ -16,10 +16,9 @@ from nbdist.distribute.served import ServedReplica
 from nbdist.distribute.simulation.cost import Array, Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.distribute.simulation.servers import Machines, Serving
-from nbdist.runtime.answers import COUNTED, Answer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.links import Link, Stopped
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.client import Link, Stopped
+from nbdist.runtime.ps.sync import COUNTED, Answer, Rules
 from nbdist.wire.peers import Peer
 
 PATIENCE_SECONDS = 60.0  # of real time

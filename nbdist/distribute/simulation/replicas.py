@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from nbdist.distribute.simulation.servers import Serving
-from nbdist.runtime.answers import DROPPED, STEPPED, STOPPED, TAKEN, Answer
-from nbdist.runtime.mailbox import SLOTS
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.mailbox import SLOTS
+from nbdist.runtime.ps.sync import DROPPED, STEPPED, STOPPED, TAKEN, Answer, Rules
 
 
 class SimulatedReplica:

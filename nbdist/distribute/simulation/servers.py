@@ -22,11 +22,10 @@ from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.events import Events, Hosts
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.optim import SGD
-from nbdist.runtime.answers import Answer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.mailbox import COUNTERS
-from nbdist.runtime.rules import Rules
-from nbdist.runtime.shard import ParameterShard
+from nbdist.runtime.ps.mailbox import COUNTERS
+from nbdist.runtime.ps.shard import ParameterShard
+from nbdist.runtime.ps.sync import Answer, Rules
 
 Then = Callable[[], object]
 

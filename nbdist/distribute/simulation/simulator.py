@@ -26,7 +26,7 @@ from nbdist.distribute.simulation.servers import Machines, Serving
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.placement import round_robin
 from nbdist.runtime.layout import ALIGNMENT, Layout
-from nbdist.runtime.rules import Rules
+from nbdist.runtime.ps.sync import Rules
 from nbdist.wire.collective.buckets import BUCKET_BYTES, plan_buckets
 from nbdist.wire.collective.calls import Call
 

@@ -6,8 +6,11 @@ results = program.run(feeds)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,14 +22,16 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.graph.backend import Array, backend, to_device, to_host
+from nbdist.graph.buffers import slab
+from nbdist.graph.device import DeviceSpec
 from nbdist.graph.locking import Lock
 from nbdist.graph.op import fits, show
-from nbdist.graph.partition import Piece, describe
+from nbdist.graph.ops.sources import READS
+from nbdist.graph.partition import Edge, Piece, describe
 from nbdist.graph.program import Kernels, Program, compile_program
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.runtime.scratch import Scratch
-from nbdist.runtime.store import Cell, Store
-from nbdist.runtime.tracing import Mark
+from nbdist.metrics.timeline import Span
+from nbdist.runtime.session.store import Cell, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +192,127 @@ def located(error: Exception, node: Tensor, device: str) -> Exception:
     if isinstance(error, MemoryError):
         return ResourceExhaustedError(f"out of memory at {where}: {error}")
     return InvalidArgumentError(f"{type(error).__name__} at {where}: {error}")
+
+
+# Memory for intermediate values that the programs of one thread share: they run one at a time.
+
+
+class Scratch:
+    """Slabs of a thread's programs, counted against the task's limit before they are taken.
+
+    What a program has left there is overwritten by the next that runs. A program that needs more than all
+    before it gets a larger slab; theirs stays, for they point into it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._slab: Array | None = None
+
+    def take(self, xp: ModuleType, nbytes: int) -> Array:
+        """Return so many bytes, aligned; ResourceExhaustedError if they are over the limit."""
+        if self._slab is None or nbytes > self._slab.size:
+            self._store.take(self, nbytes, "the buffers of a program")
+            self._slab = slab(xp, nbytes)
+        return self._slab[:nbytes]
+
+    def close(self) -> None:
+        """Give all of it back; no program may run any more."""
+        self._store.give_back(self)
+        self._slab = None
+
+
+#     Where the two ends of an edge meet: values by (plan, step, edge), each taken once.
+#
+# A plan's number is drawn at random when its pieces are registered on tasks of certain incarnations. A task
+# that was started again knows no such plan, so that nothing stale can match.
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousKey:
+    """The full name of what crosses an edge in a step, for people; on the wire it is three numbers."""
+
+    source: str
+    incarnation: int
+    target: str
+    name: str
+    step: int
+
+    @classmethod
+    def of(cls, edge: Edge, incarnation: int, step: int) -> RendezvousKey:
+        """Return the key of an edge in a step; ``incarnation`` is that of the source's task."""
+        return cls(edge.source, incarnation, edge.target, edge.name, step)
+
+    def __str__(self) -> str:
+        return f"{self.source};{self.incarnation:016x};{self.target};{self.name};{self.step}"
+
+
+class Rendezvous:
+    """Values that have arrived and were not taken yet, of one plan.
+
+    >>> meeting = Rendezvous()
+    >>> meeting.begin(5)
+    >>> meeting.put(4, 0, ()), meeting.put(5, 0, ("late is dropped, this is kept",))
+    (False, True)
+    >>> meeting.take(0)
+    ('late is dropped, this is kept',)
+    """
+
+    __slots__ = ("_values", "arrived", "step")
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.arrived: dict[int, float] = {}
+        """When the value of an edge was filed, in seconds of time.perf_counter; of the newest steps."""
+        self._values: dict[tuple[int, int], tuple[Array, ...]] = {}
+
+    def begin(self, step: int) -> None:
+        """Look at this step now; what belongs to earlier ones is forgotten."""
+        self.step = step
+        if self._values:
+            self._values = {key: value for key, value in self._values.items() if key[0] >= step}
+
+    def put(self, step: int, edge: int, value: tuple[Array, ...]) -> bool:
+        """Keep what has arrived; False if its step is over."""
+        if step < self.step:
+            return False
+        self._values[step, edge] = value
+        self.arrived[edge] = time.perf_counter()
+        return True
+
+    def take(self, edge: int) -> tuple[Array, ...] | None:
+        """Return what has arrived on an edge in this step, once, or None."""
+        return self._values.pop((self.step, edge), None)
+
+
+# What a traced step did when, as spans of a timeline.
+
+Mark: TypeAlias = tuple[Tensor, float, float]
+"""A call of a program: what it computes, and when it began and ended, in seconds of time.perf_counter."""
+
+
+EFFECTS = ("assign", "apply")  # what such an op's name begins with
+
+
+def spans_of(device: str, step: int, marks: Iterable[Mark], arrived: Mapping[int, float]) -> list[Span]:
+    """Return the spans of one device in a step; ``arrived`` says when the value of an edge was there."""
+    spec = DeviceSpec.from_string(device)
+    task, lane = f"/job:{spec.job}/task:{spec.task}", f"{spec.device_type}:{spec.device_index}"
+    found = []
+    for t, begun, ended in marks:
+        if t.type in ("receive", "await"):
+            there = min(max(arrived.get(t.attrs["edge"], ended), begun), ended)
+            found.append(Span(task, lane, "wait", f"for {edge_name(t)}", begun, there - begun, step))
+            found.append(Span(task, lane, "receive", edge_name(t), there, ended - there, step))
+        elif t.type in ("send", "signal"):
+            found.append(Span(task, lane, "send", edge_name(t), begun, ended - begun, step))
+        else:
+            kind = "data" if t.type in READS else "apply" if t.type.startswith(EFFECTS) else "compute"
+            if t.op is not None and t.op.waits:
+                kind = "wait"
+            found.append(Span(task, lane, kind, t.name, begun, ended - begun, step))
+    return found
+
+
+def edge_name(t: Tensor) -> str:
+    """Return what both ends of an edge call it: the value's name and the edge's number."""
+    return f"{t.name.partition('^')[0]} #{t.attrs['edge']}"

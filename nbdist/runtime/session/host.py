@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING
 
 from nbdist.errors import AbortedError, InvalidArgumentError, NbdistError, UnavailableError
 from nbdist.metrics.timeline import Span, Timeline
-from nbdist.runtime.letters import Wanted, unpack_piece
-from nbdist.runtime.pieceprogram import Containers
-from nbdist.runtime.sources import Sources
-from nbdist.runtime.station import (
+from nbdist.runtime.session.datasets import Sources
+from nbdist.runtime.session.executor import (
     CLOSE,
     DONE,
     FAILED,
@@ -33,8 +31,9 @@ from nbdist.runtime.station import (
     Station,
     lost,
 )
-from nbdist.runtime.store import Store
-from nbdist.runtime.waiting import LOOK_EVERY
+from nbdist.runtime.session.program import Containers
+from nbdist.runtime.session.protocol import Wanted, unpack_piece
+from nbdist.runtime.session.store import LOOK_EVERY, Store
 from nbdist.wire.frames import Frame
 from nbdist.wire.listener import Sender
 from nbdist.wire.messages import error_frame

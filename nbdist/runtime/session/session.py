@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
@@ -27,16 +28,17 @@ from nbdist.graph.scopes import Scope, sessions
 from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import Graph, Placeholder, Tensor, Variable, default_graph
 from nbdist.metrics.timeline import Span, Timeline
-from nbdist.runtime.clusterengine import ClusterEngine
-from nbdist.runtime.fetches import arrange, flatten
-from nbdist.runtime.lane import Lane
-from nbdist.runtime.once import Once
-from nbdist.runtime.sources import Sources
-from nbdist.runtime.store import Store
+from nbdist.runtime.session.cluster import ClusterEngine
+from nbdist.runtime.session.datasets import Sources
+from nbdist.runtime.session.dispatch import Line, Registered
+from nbdist.runtime.session.program import Containers, Mark, PieceProgram, Scratch, spans_of
+from nbdist.runtime.session.resources import Resources
+from nbdist.runtime.session.store import Bell, Store, Waiting
 from nbdist.wire.keys import ClusterKeys
 
 Array: TypeAlias = np.ndarray[Any, Any]
 assert _ops
+
 
 HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
 TIMEOUT = 30.0  # seconds that a session waits for a task that does not answer
@@ -310,3 +312,190 @@ def _converted(tensor: Tensor, value: Any) -> Array:
             f"{tensor!r} takes no {array.dtype} values; convert them with .astype({tensor.dtype.name!r})"
         )
     return array.astype(tensor.dtype, copy=False)
+
+
+# What is asked of a session, flattened; and its results in the form of the question. Pure.
+
+
+def flatten(fetches: Any, graph: Graph) -> list[Tensor]:
+    """Return the tensors in a fetch: itself, or those in lists, tuples and dicts, in order."""
+    if isinstance(fetches, (list, tuple)):
+        return [t for one in fetches for t in flatten(one, graph)]
+    if isinstance(fetches, dict):
+        return [t for one in fetches.values() for t in flatten(one, graph)]
+    if isinstance(fetches, str):
+        return [graph.tensor(fetches)]
+    parts = getattr(fetches, "fetched", None)
+    if parts is not None and not isinstance(fetches, Tensor):
+        return flatten(list(parts), graph)
+    if not isinstance(fetches, Tensor):
+        raise InvalidArgumentError(
+            f"cannot fetch {fetches!r}: it is no tensor; fetch tensors, their names, lists and dicts of them"
+        )
+    if fetches.graph is not graph:
+        raise InvalidArgumentError(f"cannot fetch {fetches!r}: it is no tensor of this session's graph")
+    return [fetches]
+
+
+def arrange(fetches: Any, values: Iterator[Any]) -> Any:
+    """Return the values in the form of ``fetches``; a tuple of tensors gives a tuple.
+
+    >>> arrange({"a": 0, "b": [0, 0]}, iter([1, 2, 3]))
+    {'a': 1, 'b': [2, 3]}
+    """
+    if isinstance(fetches, list):
+        return [arrange(one, values) for one in fetches]
+    if isinstance(fetches, tuple):
+        items = [arrange(one, values) for one in fetches]
+        return type(fetches)(*items) if hasattr(fetches, "_fields") else tuple(items)
+    if isinstance(fetches, dict):
+        return {name: arrange(one, values) for name, one in fetches.items()}
+    parts = getattr(fetches, "fetched", None)
+    if parts is not None and not isinstance(fetches, Tensor):
+        return fetches.with_values([arrange(one, values) for one in parts])
+    return next(values)
+
+
+# What a session runs once, before the first run that needs it: loading data, say.
+
+
+class Once:
+    """Keeps account of what a graph's ``once_before`` asks for. May be used from several threads."""
+
+    def __init__(self) -> None:
+        self._done: set[Tensor] = set()
+        self._seen: set[Any] = set()  # fetches and feeds before which nothing is to be done any more
+        self._lock = threading.Lock()
+
+    @property
+    def any(self) -> bool:
+        """Whether something was run."""
+        return bool(self._done)
+
+    def before(
+        self,
+        graph: Graph,
+        wanted: Sequence[Tensor],
+        feeds: Sequence[Tensor],
+        run: Callable[[list[Tensor]], object],
+    ) -> None:
+        """Have ``run`` run the ops that come before ``wanted``, given ``feeds``, and did not yet."""
+        if not graph.once_before:
+            return
+        key = (tuple(wanted), tuple(feeds))
+        if key in self._seen:
+            return
+        with self._lock:
+            needed = value_order(wanted, given=frozenset(feeds))
+            firsts = [graph.once_before[t] for t in needed if t in graph.once_before]
+            new = [t for t in dict.fromkeys(firsts) if t not in self._done]
+            if new:
+                run(new)
+                self._done.update(new)
+            self._seen.add(key)
+
+
+# One thread's way through a session: what it has planned, ready to run again.
+
+MOST_PLANS = 128  # that stay ready
+
+
+class Lane:
+    """Runs plans over a line to a cluster, or in this process where there is none.
+
+    ``patience`` is how many seconds an op of this process may wait for other threads.
+    """
+
+    def __init__(
+        self, line: Line | None, store: Store, sources: Sources, patience: float | None = None
+    ) -> None:
+        self._line, self._store, self._sources = line, store, sources
+        self._bell = Bell()
+        self._waiting = self._bell.waiting(patience)
+        self._scratch = Scratch(store)
+        self._ready: OrderedDict[Hashable, Registered | _Here] = OrderedDict()
+
+    @property
+    def broken(self) -> bool:
+        """Whether a task did not end a step: this lane is of no use any more."""
+        return self._line is not None and self._line.broken
+
+    def run(
+        self,
+        key: Hashable,
+        cut: Callable[[], Plan],
+        feeds: Sequence[Array],
+        spans: list[Span] | None,
+    ) -> list[Any]:
+        """Run what ``key`` stands for, with ``cut`` to plan it at the first time; results are copies."""
+        ready = self._ready.get(key)
+        if ready is None:
+            plan = cut()
+            if self._line is not None:
+                ready = self._line.register(plan)
+            else:
+                ready = _Here(plan, self._store, self._sources, self._scratch, self._waiting)
+            self._ready[key] = ready
+            if len(self._ready) > MOST_PLANS:
+                self._release(self._ready.popitem(last=False)[1])
+        else:
+            self._ready.move_to_end(key)
+        if isinstance(ready, Registered):
+            assert self._line is not None
+            results = self._line.run(ready, feeds, spans)
+        else:
+            results = ready.run(feeds, spans)
+        return [None if value is None else value[()] for value in results]
+
+    def cancel(self) -> None:
+        """Cut off the step that waits for others, if one does; from any thread."""
+        self._bell.cancel()
+        if self._line is not None:
+            self._line.cancel()
+
+    def close(self) -> None:
+        """Let go of all plans."""
+        self._ready.clear()
+        self._scratch.close()
+        if self._line is not None:
+            self._line.close()
+
+    def _release(self, ready: Registered | _Here) -> None:
+        if isinstance(ready, Registered) and self._line is not None:
+            self._line.release(ready)
+
+
+class _Here:
+    """A plan that runs in this process: one piece at most."""
+
+    def __init__(
+        self, plan: Plan, store: Store, sources: Sources, scratch: Scratch, waiting: Waiting
+    ) -> None:
+        self._plan, self._steps, self._waiting = plan, 0, waiting
+        containers = Containers("localhost")
+        resources = Resources(store, containers, "CPU:0", waiting)
+
+        def kernels(node: Tensor) -> Callable[..., Any]:
+            kernel = sources.kernel(node, np) or resources.kernel(node, np)
+            if kernel is None:
+                raise NotImplementedError(f"{node!r} crosses no device here")
+            return kernel
+
+        self._programs = [PieceProgram(piece, store, containers, kernels, scratch) for piece in plan.pieces]
+
+    def run(self, feeds: Sequence[Array], spans: list[Span] | None) -> list[Array | None]:
+        results: list[Array | None] = [None] * self._plan.fetches
+        self._steps += 1
+        self._waiting.begin()
+        for piece, program in zip(self._plan.pieces, self._programs, strict=True):
+            marks: list[Mark] | None = None if spans is None else []
+            try:
+                values = program.run([feeds[i] for i, _ in piece.feeds], marks)
+            except BaseException as error:
+                self._waiting.cut_off(error)
+                raise
+            if spans is not None and marks is not None:
+                spans += spans_of(piece.device, self._steps, marks, {})
+            for (i, _), value in zip(piece.fetches, values, strict=True):
+                results[i] = value.copy()
+        return results

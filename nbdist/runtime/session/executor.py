@@ -39,14 +39,10 @@ from nbdist.graph.partition import Piece
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Tensor
 from nbdist.metrics.timeline import Span
-from nbdist.runtime.pieceprogram import Containers, PieceProgram
-from nbdist.runtime.rendezvous import Rendezvous
-from nbdist.runtime.resources import Resources
-from nbdist.runtime.scratch import Scratch
-from nbdist.runtime.sources import Sources
-from nbdist.runtime.store import Store
-from nbdist.runtime.tracing import Mark, spans_of
-from nbdist.runtime.waiting import LOOK_EVERY, Waiting
+from nbdist.runtime.session.datasets import Sources
+from nbdist.runtime.session.program import Containers, Mark, PieceProgram, Rendezvous, Scratch, spans_of
+from nbdist.runtime.session.resources import Resources
+from nbdist.runtime.session.store import LOOK_EVERY, Store, Waiting
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.post import Address, Inbox, Letter, Outbox
 
@@ -57,8 +53,6 @@ NEXT = (
 )
 IDLE = (-1, -1)  # in the place of the plan and the step that run
 ROOM_SECONDS = 3600.0  # for one who computes and reads nothing meanwhile; that one is gone is told at once
-
-
 LOOK_AFTER = 0.25  # seconds without reading messages, after which a change reads them first
 
 

@@ -20,7 +20,6 @@ from nbdist.runtime.layout import ALIGNMENT, Layout
 from nbdist.wire.shm import Segment
 
 Array = np.ndarray[Any, Any]
-
 COUNTERS = 8  # int64, of which these are used
 GLOBAL_STEP, VERSION, CHANGES = 0, 1, 2
 SLOTS = 2  # gradients of one replica that may be on their way at once

@@ -22,7 +22,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRa
 from nbdist.graph.backend import Array, to_device, to_host
 from nbdist.graph.op import Shape, show
 from nbdist.graph.tensor import Tensor
-from nbdist.runtime.store import Store
+from nbdist.runtime.session.store import Store
 
 Kernel = Callable[..., Any]
 

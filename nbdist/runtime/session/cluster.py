@@ -12,13 +12,13 @@ from typing import Any, Literal
 from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NotAllowedError, UnavailableError
 from nbdist.graph.device import DeviceSpec
 from nbdist.metrics.timeline_parts import shift_by_asking
-from nbdist.runtime.host import SessionHost
-from nbdist.runtime.letters import Wanted
-from nbdist.runtime.line import Line
-from nbdist.runtime.pieceprogram import Containers
-from nbdist.runtime.sources import Sources
-from nbdist.runtime.station import Place, Station, lost
-from nbdist.runtime.store import Store
+from nbdist.runtime.session.datasets import Sources
+from nbdist.runtime.session.dispatch import Line
+from nbdist.runtime.session.executor import Place, Station, lost
+from nbdist.runtime.session.host import SessionHost
+from nbdist.runtime.session.program import Containers
+from nbdist.runtime.session.protocol import Wanted
+from nbdist.runtime.session.store import Store
 from nbdist.wire.frames import Frame
 from nbdist.wire.hosts import address_towards, host_identity
 from nbdist.wire.keys import ClusterKeys
@@ -26,7 +26,6 @@ from nbdist.wire.peers import Peer
 from nbdist.wire.post import Address
 
 TELL_EVERY = 5.0
-
 _keys: dict[str, ClusterKeys] = {}
 _here: dict[str, SessionHost] = {}
 

@@ -1,0 +1,527 @@
+"""What a replica's connection to one parameter shard promises, over whichever way it goes.
+
+    link = open_link(peer, ShardRequest(shard="run/0", replica=0, ...), ...)
+    link.pull()                        # newest parameters into link.parameters
+    ... write a gradient into link.gradient(slot) ...
+    link.push(slot)                    # on its way; up to SLOTS at once
+    staleness = link.wait(slot)        # applied; None if it was dropped
+
+linkkinds.py has the two ways, shared memory and a socket; linkopening.py makes one or the other. Both keep
+one contract (tests/runtime/test_runtime_links.py) and meet the same shard.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbdist.errors import AbortedError, NotFoundError, UnavailableError
+from nbdist.optim import Optimizer
+from nbdist.runtime.layout import Layout
+from nbdist.runtime.ps.mailbox import ANSWER, COUNT, GLOBAL_STEP, RING, SLOTS, VERSION, Mailbox
+from nbdist.runtime.ps.sync import COUNTED, DROPPED, REFUSED, STEPPED, STOPPED, TAKEN, Rules
+from nbdist.runtime.tables import RowGradient, chunks, no_rows
+from nbdist.wire.frames import Frame
+from nbdist.wire.messages import error_from
+from nbdist.wire.peers import Peer
+from nbdist.wire.shm import Doorbell, Ringer, Segment
+
+NO_IDS = np.zeros(0, np.int64)
+Array = np.ndarray[Any, Any]
+LOOK_SECONDS = 0.2  # how often a waiting replica looks whether its run was aborted
+
+
+class Stopped(Exception):
+    """So many replicas have left a synchronous step that it cannot complete."""
+
+
+class Link(ABC):
+    """One replica, one shard."""
+
+    def __init__(self, layout: Layout, check: Callable[[], None]) -> None:
+        self.layout = layout
+        self.parameters = layout.buffer()
+        """The replica's own copy of the shard, in bytes laid out as the shard is."""
+        self.version = 0
+        """How many updates the copy has seen."""
+        self.global_step = 0
+        self.note = ""
+        self.lost: Callable[[list[int]], object] = lambda replicas: None
+        """Called with the replicas that the server has found frozen; the others continue without them."""
+        self.tables: list[Array] = []
+        """The replica's own copies of the shard's tables; ``pull`` updates the wanted rows."""
+        self._wanted: dict[int, Array] = {}
+        self._rows: Sequence[RowGradient] = ()
+        self._check = check
+        self._settled: dict[int, tuple[int, int]] = {}
+        self._taken: set[int] = set()
+        self._counts = 0
+        self._said_farewell = False
+
+    kind: str
+
+    @abstractmethod
+    def pull(self) -> None:
+        """Read the newest parameters, their version and the global step."""
+
+    @abstractmethod
+    def gradient(self, slot: int) -> Array:
+        """Return the bytes that the next gradient is to be written to."""
+
+    @abstractmethod
+    def push(self, slot: int) -> None:
+        """Send the gradient in a slot, as made from the parameters last pulled."""
+
+    @abstractmethod
+    def count(self) -> None:
+        """Count one update of all shards in the global step."""
+
+    @abstractmethod
+    def _receive(self) -> None:
+        """Wait a moment for answers and note them."""
+
+    @abstractmethod
+    def _newest(self) -> int:
+        """Return the newest version of the shard that is known here, without asking."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of sockets and shared files; safe in any state."""
+
+    @property
+    @abstractmethod
+    def _peer_of_shard(self) -> tuple[Peer, str, int]:
+        """The connection, the shard's name and the replica's number."""
+
+    def want(self, table: int, ids: Array) -> None:
+        """Request the rows of a table that the next pull returns."""
+        self._wanted[table] = np.unique(ids).astype(np.int64, copy=False)
+
+    def take(self, rows: Sequence[RowGradient]) -> None:
+        """Take the gradients of all tables, for the next push."""
+        self._rows = rows
+
+    def fetch(self) -> None:
+        """Request the parameters as they are between two updates, their version, and the step.
+
+        Tables are sent completely, part by part: some parts include updates by others during the transfer.
+        """
+        self._ask([])
+        self.fetch_tables()
+
+    def _ask(self, wanted: Sequence[Array]) -> None:
+        """Request the parameters, and the wanted rows of the tables."""
+        peer, shard, replica = self._peer_of_shard
+        reply = peer.call("ps.pull", {"shard": shard, "replica": replica}, tuple(wanted))
+        np.copyto(self.parameters, reply.arrays[0])
+        for table, ids, rows in zip(self.tables, wanted, reply.arrays[1:]):
+            table[ids] = rows
+        self.version, self.global_step = reply.meta["version"], reply.meta["global_step"]
+
+    def fetch_tables(self) -> None:
+        """Pull the complete tables."""
+        peer, shard, _ = self._peer_of_shard
+        for number, table in enumerate(self.tables):
+            for first, stop in chunks(table.shape, table.itemsize):
+                meta = {"shard": shard, "table": number, "first": first, "stop": stop}
+                table[first:stop] = peer.call("ps.table", meta).arrays[0]
+                self._check()
+
+    def set_rate(self, rate: float) -> None:
+        """Have the shard learn at another rate from its next update on; returns when it does."""
+        peer, shard, replica = self._peer_of_shard
+        peer.call("ps.rate", {"shard": shard, "replica": replica, "learning_rate": rate})
+
+    def wait(self, slot: int) -> int | None:
+        """Wait until the gradient in a slot is applied; return its staleness in updates, None if dropped.
+
+        Raises Stopped when a synchronous step is broken up, AbortedError when the run is aborted.
+        """
+        what, staleness = self.outcome(slot)
+        return None if what == DROPPED else staleness
+
+    def outcome(self, slot: int) -> tuple[int, int]:
+        """Wait like :meth:`wait`; return what the shard answered, and the staleness."""
+        while slot not in self._settled:
+            self._receive()
+        self._taken.discard(slot)
+        what, staleness = self._settled.pop(slot)
+        if what == STOPPED:
+            raise Stopped
+        return what, staleness
+
+    def taken(self, slot: int) -> bool:
+        """Wait only until the shard has said whether it takes a gradient or drops it.
+
+        It says so where servers judge apart; :meth:`wait` may then be called in any case.
+        """
+        while slot not in self._settled and slot not in self._taken:
+            self._receive()
+        return slot not in self._settled or self._settled[slot][0] != DROPPED
+
+    def reach(self, version: int) -> None:
+        """Wait until the shard has had as many updates."""
+        while self._newest() < version:
+            self._receive()
+
+    def wait_counted(self) -> None:
+        """Wait until every ``count`` has arrived."""
+        while self._counts:
+            self._receive()
+
+    def say_farewell(self) -> None:
+        """Say that this replica is done, so that nobody waits for it; :meth:`leave` waits for the others."""
+        if not self._said_farewell:
+            self._said_farewell = True
+            peer, shard, replica = self._peer_of_shard
+            peer.send("ps.leave", {"shard": shard, "replica": replica})
+
+    def leave(self) -> dict[str, Any]:
+        """Say that this replica is done, and wait until all are; then the parameters here are the final ones.
+
+        Returns the shard's counts: updates, global_step, dropped, and the tally of all replicas.
+        """
+        self.say_farewell()
+        peer, shard, replica = self._peer_of_shard
+        while True:
+            frame = peer.receive(LOOK_SECONDS)
+            if frame is None or frame.kind == "ps.there":
+                self._check()
+            elif frame.kind == "ps.left":
+                if frame.arrays:
+                    np.copyto(self.parameters, frame.arrays[0])
+                else:
+                    self.pull()
+                if self.tables:
+                    self.fetch_tables()
+                    peer.call("ps.done", {"shard": shard, "replica": replica})
+                self.global_step = frame.meta["global_step"]
+                return dict(frame.meta)
+            else:
+                self._heed(frame)
+
+    def _heed(self, frame: Frame) -> None:
+        """Handle the server's messages beside its answers to gradients; raise the error that it sends."""
+        if frame.kind == "error":
+            raise error_from(frame)
+        if frame.kind == "ps.lost":
+            self.lost([int(replica) for replica in frame.meta["replicas"]])
+
+    def _note(self, what: int, slot: int, staleness: int) -> None:
+        if what == REFUSED:
+            peer, _, replica = self._peer_of_shard
+            raise refused(replica, peer.name)
+        if what == COUNTED:
+            self._counts -= 1
+        elif what == TAKEN:
+            self._taken.add(slot)
+        elif what != STEPPED:
+            self._settled[slot] = what, staleness
+
+
+def refused(replica: int, server: str) -> UnavailableError:
+    """Return the error of a replica that is back after it was frozen or cut off."""
+    return UnavailableError(
+        f"replica {replica} was frozen or cut off, and the others have continued without it: {server} "
+        "refuses its gradients. Its task takes part again in the next run"
+    )
+
+
+TRIES = 16  # to read between two updates, before the server is asked to wait with the next
+
+
+class SharedLink(Link):
+    """Through shared memory: a pull is one copy, a push is eight bytes through a pipe."""
+
+    kind = "shared memory"
+
+    def __init__(
+        self,
+        layout: Layout,
+        check: Callable[[], None],
+        *,
+        control: Peer,
+        shard: str,
+        opened: dict[str, Any],
+        bell: Doorbell,
+        replica: int,
+        rules: Rules,
+    ) -> None:
+        super().__init__(layout, check)
+        self._mailbox = Mailbox(Segment.open(opened["segment"]), layout, rules.replicas)
+        self._locking = rules.locking
+        self._ringer, self._bell = Ringer(opened["bell"]), bell
+        self._control, self._shard, self._replica = control, shard, replica
+        number = opened["number"]
+        self._push_rings = [RING.pack(number, replica, slot) for slot in range(SLOTS)]
+        self._count_ring = RING.pack(number, replica, COUNT)
+        self._headers = self._mailbox.headers[replica]
+        self._looked = time.monotonic()
+
+    def pull(self) -> None:
+        """Read the newest parameters, their version and the global step; with locking, of one moment."""
+        if self._locking:
+            found = self._mailbox.read_whole(self.parameters, TRIES)
+            if found is not None:
+                self.version, self.global_step = found
+                return
+            self._check()  # a reader that comes out of step with a busy server is not left to starve
+            self.fetch()
+            return
+        counters = self._mailbox.counters
+        self.version = int(counters[VERSION])  # before the copy: what comes in between counts as missed
+        self.global_step = int(counters[GLOBAL_STEP])
+        np.copyto(self.parameters, self._mailbox.parameters)
+
+    def gradient(self, slot: int) -> Array:
+        """Return the slot's bytes in the shared segment."""
+        return self._mailbox.gradients[self._replica][slot]
+
+    def push(self, slot: int) -> None:
+        """Ring for the slot."""
+        self._headers[slot][0] = self.version
+        self._ring(self._push_rings[slot])
+
+    def count(self) -> None:
+        """Count one update of all shards in the global step."""
+        self._counts += 1
+        self._ring(self._count_ring)
+
+    def _ring(self, message: bytes) -> None:
+        try:
+            self._ringer.ring(message)
+        except UnavailableError:
+            raise UnavailableError(
+                f"{self._control.name} at {self._control.address} takes no more gradients: its process is "
+                "dead or frozen"
+            ) from None
+
+    def _receive(self) -> None:
+        message = self._bell.wait(LOOK_SECONDS)
+        now = time.monotonic()
+        if not message or now - self._looked > LOOK_SECONDS:
+            self._looked = now
+            self._check()
+            while (frame := self._control.receive(0)) is not None:  # raises if the server has ended
+                self._heed(frame)
+        for what, slot in ANSWER.iter_unpack(message):
+            self._note(what, slot, int(self._headers[slot][1]))
+
+    def _newest(self) -> int:
+        return int(self._mailbox.counters[VERSION])
+
+    @property
+    def _peer_of_shard(self) -> tuple[Peer, str, int]:
+        return self._control, self._shard, self._replica
+
+    def close(self) -> None:
+        """Let go of the shared files and the connection."""
+        self._ringer.close()
+        self._bell.close()
+        self._control.close()
+
+
+class SocketLink(Link):
+    """Through an authenticated socket, for replicas on other hosts."""
+
+    kind = "socket"
+
+    def __init__(
+        self,
+        layout: Layout,
+        check: Callable[[], None],
+        *,
+        peer: Peer,
+        shard: str,
+        replica: int,
+        tables: Sequence[Array] = (),
+    ) -> None:
+        super().__init__(layout, check)
+        self._peer, self._shard, self._replica = peer, shard, replica
+        self._slots = [layout.buffer() for _ in range(SLOTS)]
+        self._seen = 0
+        self.tables = list(tables)
+
+    def pull(self) -> None:
+        """Ask for the newest parameters and the wanted rows, their version and the global step."""
+        self._ask([self._wanted.pop(number, NO_IDS) for number in range(len(self.tables))])
+
+    def gradient(self, slot: int) -> Array:
+        """Return the slot's bytes, in this process."""
+        return self._slots[slot]
+
+    def push(self, slot: int) -> None:
+        """Send the gradient, and the gradient of the tables' rows if :meth:`take` received one."""
+        meta = {"shard": self._shard, "replica": self._replica, "token": slot, "version": self.version}
+        rows, self._rows = self._rows or [no_rows(table) for table in self.tables], ()
+        parts = [part for one in rows for part in (one.indices, one.values)]
+        self._peer.send("ps.push", meta, (self._slots[slot], *parts))
+
+    def count(self) -> None:
+        """Count one update of all shards in the global step."""
+        self._peer.call("ps.count", {"shard": self._shard})
+
+    def _receive(self) -> None:
+        frame = self._peer.receive(LOOK_SECONDS)
+        if frame is None or frame.kind == "ps.there":
+            self._check()
+        elif frame.kind == "ps.applied":
+            self._seen = max(self._seen, frame.meta["version"])
+            self._note(frame.meta["what"], frame.meta["token"], frame.meta["staleness"])
+        else:
+            self._heed(frame)
+
+    def _newest(self) -> int:
+        return max(self._seen, self.version)
+
+    @property
+    def _peer_of_shard(self) -> tuple[Peer, str, int]:
+        return self._peer, self._shard, self._replica
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._peer.close()
+
+
+@dataclass(frozen=True)
+class ShardRequest:
+    """What a replica asks a parameter server for."""
+
+    shard: str
+    replica: int
+    rules: Rules
+    layout: Layout
+    optimizer: Optimizer
+    counts: bool
+    """Whether each update of this shard counts in the global step."""
+    initial: tuple[Array, ...] | None
+    """The initial values, from the chief only."""
+    first: bool = True
+    """Whether this is the first of the training's shards."""
+    tables: tuple[tuple[str, Array], ...] = ()
+    """Tables by name; pulled rows are written into them, and the chief's values are the initial ones."""
+    called: str = ""
+    """Where the replica is, for the errors of others."""
+    pids: tuple[int, ...] = ()
+    """The process id of each replica, which the server polls; 0 for those on other hosts."""
+
+
+def open_link(
+    peer: Peer,
+    request: ShardRequest,
+    *,
+    prefix: str | None,
+    check: Callable[[], None],
+    timeout: float = 600.0,
+    lost: Callable[[list[int]], object] = lambda replicas: None,
+) -> Link:
+    """Connect a replica to a shard; waits until the chief has given the initial values.
+
+    ``peer`` is a connection of this link's own, which closes it, also when this fails. ``prefix`` names
+    shared files if both tasks are on one host; None asks for the socket. ``check`` raises AbortedError when
+    the run has ended. ``lost`` is called with the numbers of all replicas that the server has found frozen;
+    the others continue without them.
+    """
+    bell, note = _own_bell(None if request.tables else prefix)  # requests for rows need a socket
+    try:
+        link = _opened_link(peer, request, bell, check, timeout)
+        link.note, link.lost = link.note or note, lost
+        return link
+    except BaseException:
+        peer.close()
+        if bell is not None:
+            bell.close()
+        raise
+
+
+def _opened_link(
+    peer: Peer, request: ShardRequest, bell: Doorbell | None, check: Callable[[], None], timeout: float
+) -> Link:
+    meta = {
+        "shard": request.shard,
+        "replica": request.replica,
+        "called": request.called,
+        "pids": list(request.pids),
+        "rules": request.rules.to_wire(),
+        "layout": request.layout.to_wire(),
+        "tables": [[name, list(array.shape), array.dtype.str] for name, array in request.tables],
+        "optimizer": request.optimizer.to_config(),
+        "counts": request.counts,
+        "first": request.first,
+        "chief": request.initial is not None,
+        "shared": bell is not None,
+        "bell": bell.name if bell else None,
+    }
+    opened = _patiently(peer, meta, request, check, timeout)
+    link: Link
+    if bell is not None and opened["segment"]:
+        try:
+            link = SharedLink(
+                request.layout, check, control=peer, shard=request.shard, opened=opened, bell=bell,
+                replica=request.replica, rules=request.rules,
+            )  # fmt: skip
+            return link
+        except NotFoundError:
+            opened["note"] = "parameters travel over sockets: the shared memory is not visible here"
+    if bell is not None:
+        bell.close()
+    link = SocketLink(
+        request.layout, check, peer=peer, shard=request.shard, replica=request.replica,
+        tables=[array for _, array in request.tables],
+    )  # fmt: skip
+    link.note = str(opened["note"])
+    return link
+
+
+def _own_bell(prefix: str | None) -> tuple[Doorbell | None, str]:
+    """Return a doorbell if shared memory is wanted and there is room; else None, and what to say of it."""
+    try:
+        return (Doorbell.create(prefix), "") if prefix is not None else (None, "")
+    except OSError as error:
+        return None, f"parameters travel over sockets: no doorbell can be made in shared memory: {error}"
+
+
+def _patiently(
+    peer: Peer,
+    meta: dict[str, Any],
+    request: ShardRequest,
+    check: Callable[[], None],
+    timeout: float,
+) -> dict[str, Any]:
+    """Ask for a shard; the answer comes once the chief is there. Aborts are noticed while waiting."""
+    peer.send("ps.open", meta, request.initial or ())
+    if request.initial is not None:
+        _fill(peer, request, check)
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        frame = peer.receive(LOOK_SECONDS)
+        if frame is None:
+            check()
+        elif frame.kind == "ps.opened":
+            return dict(frame.meta)
+        elif frame.kind == "error":
+            raise error_from(frame)
+    raise AbortedError(
+        f"no initial values for {meta['shard']!r} within {timeout:.0f} s: the chief (worker 0) has not "
+        "reached the same fit(); every worker has to call fit the same number of times"
+    )
+
+
+def _fill(peer: Peer, request: ShardRequest, check: Callable[[], None]) -> None:
+    """Send the chief's initial values of the tables, part by part."""
+    for number, (_, table) in enumerate(request.tables):
+        for first, stop in chunks(table.shape, table.itemsize):
+            check()
+            meta = {"shard": request.shard, "table": number, "first": first}
+            try:
+                peer.call("ps.fill", meta, (table[first:stop],))
+            except AbortedError:  # there is no shard: the error of the request is more precise
+                frame = peer.receive(0)
+                if frame is not None and frame.kind == "error":
+                    raise error_from(frame) from None
+                raise

@@ -1,0 +1,347 @@
+"""One parameter server's part of the parameters, and how gradients change it. No sockets, no clock.
+
+Asynchronous: each gradient is applied as it comes; a bound on staleness holds back the answer, not the
+gradient. Synchronous: the gradients of a step are added and applied once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.optim import Optimizer
+from nbdist.runtime.layout import Layout
+from nbdist.runtime.ps.mailbox import CHANGES, COUNTERS, VERSION, fence
+from nbdist.runtime.ps.sync import KEPT, REFUSED, Answer, Bound, Quorum, Rules
+from nbdist.runtime.tables import RowGradient, Tables
+
+Array = np.ndarray[Any, Any]
+
+
+class Offered(NamedTuple):
+    """What a gradient did: it was applied (with those collected before), is collected, or is dropped."""
+
+    became: Literal["applied", "collected", "dropped"]
+    answers: list[Answer]
+
+
+class ParameterShard:
+    """Parameters in ``memory`` (bytes laid out by ``layout``), changed in place by gradients.
+
+    ``counters`` are int64 in the same memory as the parameters: the global step, the version (how many
+    updates the shard has had), and with locking how often a change has begun or ended, which is odd in the
+    middle of one. Updates are made one at a time in any case; locking is what keeps reads apart from them.
+
+    With ``counts`` the global step goes up with each update of this shard; otherwise ``count`` is called once
+    all shards are updated. Of several shards the ``first`` one hands out tokens. ``tables`` are outside the
+    shared memory, and are changed by rows. Every method may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        memory: Array,
+        counters: Array,
+        optimizer: Optimizer,
+        rules: Rules,
+        *,
+        counts: bool,
+        first: bool = True,
+        tables: Sequence[Array] = (),
+    ) -> None:
+        assert len(counters) >= COUNTERS
+        self.tables = Tables(tables, optimizer)
+        self.layout, self.memory, self.counters = layout, memory, counters
+        self.optimizer, self.rules, self.counts = optimizer, rules, counts
+        self.updates = 0
+        self.flats = layout.flats(memory)
+        self.slots = [optimizer.new_slots(flat) for flat in self.flats]
+        self.accumulator = Accumulator()
+        self.tally = Tally.of(rules.replicas)
+        self.quorum = Quorum(rules, first=first) if rules.synchronous else None
+        self.bound = Bound(rules) if rules.staleness is not None else None
+        self.evicted: set[int] = set()
+        """Replicas that are dead or frozen: the others continue, and their gradients are refused."""
+        self.lock = threading.Lock()
+
+    @property
+    def version(self) -> int:
+        """How many updates this shard has had."""
+        return self.updates
+
+    def offer(self, replica: int, token: int, gradient: Gradient, version: int) -> Offered:
+        """Take one replica's gradient, made from parameters of ``version``; return what came of it.
+
+        ``token`` comes back with the answer. ``gradient`` may be written over until then.
+        """
+        with self.lock:
+            if replica in self.evicted:
+                self.tally.drop(replica)
+                return Offered("dropped", [Answer(replica, token, 0, REFUSED)])
+            if self.quorum is not None:
+                return self._collect(self.quorum, replica, token, gradient, version)
+            staleness = self.updates - version
+            self._apply(gradient)
+            self.tally.applied(replica, staleness)
+            mine = Answer(replica, token, staleness)
+            return Offered("applied", [mine] if self.bound is None else self.bound.applied(mine))
+
+    def leave(self, replica: int, *, died: bool = False) -> list[Answer]:
+        """Release a replica; return the answers that this completes for others.
+
+        A replica that ``died``, or is frozen, is evicted: its later messages are refused.
+        """
+        with self.lock:
+            if died:
+                self.evicted.add(replica)
+            rule = self.quorum or self.bound
+            if rule is None:
+                return []
+            return self._heeded(rule.lose(replica) if died else rule.leave(replica))
+
+    @property
+    def broken_up(self) -> bool:
+        """Whether a synchronous step cannot complete any more because too many replicas have left."""
+        return self.quorum is not None and self.quorum.stopped
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether a replica waits for what others do."""
+        return any(rule is not None and rule.waits for rule in (self.quorum, self.bound))
+
+    def count(self) -> None:
+        """Count one update of all shards together."""
+        with self.lock:
+            self.counters[0] += 1
+
+    def set_rate(self, rate: float) -> None:
+        """Make updates at another learning rate from the next one on."""
+        with self.lock:
+            self.optimizer.learning_rate = rate
+
+    def _collect(self, quorum: Quorum, replica: int, token: int, gradient: Gradient, version: int) -> Offered:
+        steps, fresh = quorum.steps, False
+        if not quorum.stopped:  # read under the lock: a replica that has left will never complete this step
+            fresh = self.accumulator.offer(replica, gradient, version)
+        answers = quorum.offer(replica, token, fresh)
+        if not fresh:
+            self.tally.drop(replica)
+            return Offered("dropped", answers)
+        if quorum.steps == steps:
+            return Offered("collected", self._heeded(answers))
+        for one in self.accumulator.replicas:
+            self.tally.applied(one, 0)
+        self._apply(self.accumulator.take(self.rules.needed, scale=self.rules.scale))
+        return Offered("applied", answers)
+
+    def _heeded(self, answers: list[Answer]) -> list[Answer]:
+        """Do to the collected gradients what their replicas are about to be told."""
+        for answer in answers:
+            if answer.what == KEPT:
+                self.accumulator.keep(answer.replica)
+        if self.broken_up:
+            for replica in self.accumulator.replicas:
+                self.tally.drop(replica)
+            self.accumulator.forget()
+        return answers
+
+    def _apply(self, gradient: Gradient) -> None:
+        self.updates += 1
+        if self.rules.locking:
+            self.counters[CHANGES] += 1  # odd: a replica that reads now reads again
+            fence()
+        for flat, change, slots in zip(self.flats, gradient, self.slots, strict=False):
+            assert not isinstance(change, RowGradient)
+            self.optimizer.apply(flat, change, slots, self.updates)
+        if self.tables.arrays:
+            rows = [part for part in gradient if isinstance(part, RowGradient)]
+            self.tables.apply(rows, self.updates)
+        self.counters[VERSION] = self.updates  # under the lock: two threads must not write it out of order
+        if self.counts:
+            self.counters[0] += 1
+        if self.rules.locking:
+            fence()
+            self.counters[CHANGES] += 1
+
+
+Gradient: TypeAlias = list[Array | RowGradient]
+"""One array for each dtype of the parameters, then the rows of each table; rows are never overwritten."""
+
+
+@dataclass
+class Collected:
+    """A gradient that waits for its step; ``lent`` says that its arrays belong to whoever offered it."""
+
+    replica: int
+    gradient: Gradient
+    lent: bool = True
+
+
+class Accumulator:
+    """Gradients of one set of parameters, from several replicas, for one step.
+
+    >>> accumulator = Accumulator()
+    >>> accumulator.offer(0, [np.array([10.0])], local_step=0)
+    True
+    >>> accumulator.offer(1, [np.array([20.0])], local_step=0)
+    True
+    >>> accumulator.take(1, mean=True)
+    [array([15.])]
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.dropped = 0
+        self._collected: list[Collected] = []
+        self._spare: list[Gradient] = []
+
+    @property
+    def count(self) -> int:
+        """How many gradients are collected."""
+        return len(self._collected)
+
+    @property
+    def replicas(self) -> list[int]:
+        """Whose gradients are collected, one entry for each."""
+        return [one.replica for one in self._collected]
+
+    def offer(self, replica: int, gradient: Gradient, local_step: int) -> bool:
+        """Collect a gradient, unless it is older than the step; return whether it was accepted.
+
+        The arrays are kept, not copied, and the first replica's are written over by ``take``.
+        """
+        if local_step < self.step:
+            self.dropped += 1
+            return False
+        self._collected.append(Collected(replica, gradient))
+        return True
+
+    def keep(self, replica: int) -> None:
+        """Copy what a replica has lent, so that it may write its next gradient."""
+        for one in self._collected:
+            if one.replica == replica and one.lent:
+                own = self._spare.pop() if self._spare else [_like(part) for part in one.gradient]
+                one.gradient = [_kept(target, part) for target, part in zip(own, one.gradient, strict=True)]
+                one.lent = False
+
+    def take(self, needed: int, mean: bool = False, scale: float = 1.0) -> Gradient:
+        """Return the sum (or mean) of all collected gradients, times ``scale``; go on to the next step.
+
+        They are added in the order of the replicas, so that a result does not depend on who came first. The
+        arrays are good until the next gradient is offered.
+        """
+        collected = self.close(needed)
+        total: Gradient = []
+        for parts in zip(*collected, strict=True):
+            if isinstance(parts[0], RowGradient):
+                sum_of = RowGradient.joined(parts)
+                numbers = sum_of.values  # an array of its own
+            else:
+                sum_of = numbers = parts[0]
+                for part in parts[1:]:
+                    np.add(numbers, part, out=numbers)
+            if mean:
+                np.divide(numbers, len(collected), out=numbers)
+            if scale != 1.0:
+                np.multiply(numbers, scale, out=numbers, casting="unsafe")
+            total.append(sum_of)
+        return total
+
+    def close(self, needed: int) -> list[Gradient]:
+        """Return all collected gradients, in the order of the replicas, and go on to the next step."""
+        if needed < 1:
+            raise InvalidArgumentError(f"take at least 1 gradient, got {needed}")
+        if self.count < needed:
+            raise FailedPreconditionError(f"{self.count} of {needed} gradients have arrived")
+        self._collected.sort(key=lambda one: one.replica)
+        collected = [one.gradient for one in self._collected]
+        self._end()
+        self.step += 1
+        return collected
+
+    def forget(self) -> int:
+        """Drop what is collected, counted as dropped; return how many that were."""
+        count = self.count
+        self.dropped += count
+        self._end()
+        return count
+
+    def _end(self) -> None:
+        self._spare += [one.gradient for one in self._collected if not one.lent]
+        self._collected.clear()
+
+
+def _like(part: Array | RowGradient) -> Array | RowGradient:
+    return part if isinstance(part, RowGradient) else np.empty_like(part)
+
+
+def _kept(target: Array | RowGradient, part: Array | RowGradient) -> Array | RowGradient:
+    """Return a copy, in ``target``, of the arrays that are reused; rows are not copied."""
+    if isinstance(part, RowGradient) or isinstance(target, RowGradient):
+        return part
+    np.copyto(target, part)
+    return target
+
+
+# What became of the gradients of each replica: counts for people. Pure.
+
+
+@dataclass
+class Tally:
+    """Counts by replica: gradients applied and dropped, and the sum and the most of their staleness.
+
+    >>> tally = Tally.of(2)
+    >>> tally.applied(0, staleness=3); tally.applied(1, staleness=0); tally.drop(1)
+    >>> print(tally)
+    2 gradients applied, staleness 1.5 on average and 3 at most; 1 dropped (replica 1: 1)
+    """
+
+    made: list[int]
+    dropped: list[int]
+    late: list[int]
+    latest: list[int]
+
+    @classmethod
+    def of(cls, replicas: int) -> Tally:
+        """Return the counts of a training that begins."""
+        return cls(*([0] * replicas for _ in range(4)))
+
+    def applied(self, replica: int, staleness: int) -> None:
+        """Count a gradient that changed the parameters."""
+        self.made[replica] += 1
+        self.late[replica] += staleness
+        if staleness > self.latest[replica]:
+            self.latest[replica] = staleness
+
+    def drop(self, replica: int) -> None:
+        """Count a gradient that did not."""
+        self.dropped[replica] += 1
+
+    @property
+    def staleness(self) -> tuple[float, int]:
+        """The mean and the most of all applied gradients' staleness, in updates."""
+        return sum(self.late) / max(1, sum(self.made)), max(self.latest, default=0)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return plain values, for :meth:`from_wire`."""
+        return {"made": self.made, "dropped": self.dropped, "late": self.late, "latest": self.latest}
+
+    @classmethod
+    def from_wire(cls, values: dict[str, Sequence[int]]) -> Tally:
+        """Return what ``to_wire`` described."""
+        return cls(**{name: [int(count) for count in counts] for name, counts in values.items()})
+
+    def __str__(self) -> str:
+        mean, most = self.staleness
+        text = f"{sum(self.made):,} gradients applied"
+        if most:
+            text += f", staleness {mean:.1f} on average and {most} at most"
+        if any(self.dropped):
+            who = ", ".join(f"replica {i}: {n:,}" for i, n in enumerate(self.dropped) if n)
+            text += f"; {sum(self.dropped):,} dropped ({who})"
+        return text

@@ -1,0 +1,365 @@
+"""How gradients of several replicas become updates: what a training asks of its parameter servers. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.runtime.ps.mailbox import SLOTS
+
+MOST = 0xFFFF  # replicas and servers have numbers of two bytes on the wire
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of one training, checked; raises InvalidArgumentError for what cannot be meant.
+
+    ``synchronous`` adds the gradients of ``aggregate`` batches to one update: of all replicas unless told
+    otherwise. With fewer than there are replicas, the others are backups and the fastest make the step; with
+    more, replicas contribute several batches. Asynchronous replicas may be ``staleness`` steps ahead of the
+    slowest, or as far as they like if it is None. ``locking`` keeps reads apart from updates. ``servers`` is
+    how many parameter servers there are.
+
+    >>> Rules(replicas=3, synchronous=True, aggregate=2).backups
+    1
+    """
+
+    replicas: int
+    synchronous: bool = False
+    aggregate: int | None = None
+    staleness: int | None = None
+    locking: bool = False
+    servers: int = 1
+
+    def __post_init__(self) -> None:
+        for name, number in (("replicas", self.replicas), ("servers", self.servers)):
+            if not _whole(number) or not 1 <= number <= MOST:
+                raise InvalidArgumentError(f"{name}={number!r}: a training has 1 to {MOST:,} {name}")
+        if self.aggregate is not None:
+            if not self.synchronous:
+                raise InvalidArgumentError(
+                    f"aggregate={self.aggregate!r} says how many gradients make a synchronous step, and "
+                    "asynchronous ones are applied one by one: add synchronous=True, or drop it"
+                )
+            if not _whole(self.aggregate) or self.aggregate < 1:
+                raise InvalidArgumentError(
+                    f"aggregate={self.aggregate!r}: a synchronous step is made of 1 or more gradients; with "
+                    f"{self.replicas} replicas, {self.replicas} is one of each, fewer make the others "
+                    "backups, and more let replicas contribute several batches"
+                )
+        if self.staleness is not None:
+            if self.synchronous:
+                raise InvalidArgumentError(
+                    f"staleness={self.staleness!r} bounds how far asynchronous replicas get apart, and "
+                    "synchronous=True keeps them together anyway: drop one of the two"
+                )
+            if not _whole(self.staleness) or self.staleness < 0:
+                raise InvalidArgumentError(
+                    f"staleness={self.staleness!r}: how many steps a replica may be ahead of the slowest is "
+                    "a whole number of 0 or more; None sets no bound"
+                )
+
+    @property
+    def needed(self) -> int:
+        """How many gradients make a synchronous step."""
+        return self.replicas if self.aggregate is None else self.aggregate
+
+    @property
+    def backups(self) -> int:
+        """How many replicas' gradients a synchronous step can do without."""
+        return max(0, self.replicas - self.needed)
+
+    @property
+    def several(self) -> bool:
+        """Whether replicas contribute several batches to one synchronous step."""
+        return self.needed > self.replicas
+
+    @property
+    def judged_apart(self) -> bool:
+        """Whether one server may drop a gradient that another takes."""
+        return self.synchronous and self.backups > 0 and self.servers > 1
+
+    @property
+    def scale(self) -> float:
+        """What the sum of a step's gradients is multiplied with, to be that of a global batch.
+
+        A gradient is the sum over its replica's share of a batch of B examples, divided by B, so that those
+        of all N replicas add up to the mean over the batch. R of them are of B * R / N examples, and their
+        sum is N/R times too small to be the mean over these. That is so with backups and with R > N alike:
+        the global batch of a step is R shares. With R = N nothing is multiplied.
+        """
+        return self.replicas / self.needed if self.synchronous else 1.0
+
+    @property
+    def depth(self) -> int:
+        """How many gradients of one replica may be under way while it computes another.
+
+        One travels while the next is made, unless all have to be together at each step.
+        """
+        return 1 if self.synchronous or self.staleness == 0 else SLOTS
+
+    def fails_without(self, dead: int) -> bool:
+        """Whether so many deaths leave a synchronous training without enough replicas for a step.
+
+        With several batches a step and several servers one is too many: only some may have its gradient.
+        """
+        if not self.synchronous or not dead:
+            return False
+        return self.servers > 1 if self.several else self.replicas - dead < self.needed
+
+    def most_stale(self) -> int | None:
+        """Return the bound that follows for the measured staleness of a gradient, in updates; None for none.
+
+        When a replica reads for its step n, the others have had at least n - S steps applied; when its
+        gradient is applied, at most n + S + 1. Its own gradients under way come on top.
+
+        >>> Rules(replicas=3, staleness=2).most_stale(), Rules(replicas=3, staleness=0).most_stale()
+        (11, 2)
+        """
+        if self.synchronous:
+            return 0
+        if self.staleness is None:
+            return None
+        return (self.replicas - 1) * (2 * self.staleness + 1) + self.depth - 1
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return plain values, from which ``Rules(**values)`` is the same."""
+        return asdict(self)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+#     Whose gradients make a synchronous step: the first R that come. A state machine, without arrays or
+# clocks.
+#
+# R gradients of N replicas make a step. With R < N there are N - R backups: whoever comes after the R fastest
+# is dropped, told so at once, and goes on with the newest parameters. With R > N a step has R tokens: a
+# replica
+# whose gradient is in takes another and goes on, until they are spent. These are the rules of TensorFlow's
+# SyncReplicasOptimizer (Chen et al., 2016, arXiv:1604.00981); each server takes its own first R there, too.
+
+
+class Quorum:
+    """Who has given a gradient to the step that is being collected, who waits, and who has left.
+
+    With several servers and R > N only the ``first`` deals out tokens, for two that did would keep replicas
+    waiting for each other. The others keep what comes, and tell when they have R.
+
+    >>> quorum = Quorum(Rules(replicas=3, synchronous=True, aggregate=2))
+    >>> quorum.offer(0, token=0, fresh=True)
+    []
+    >>> [answer.replica for answer in quorum.offer(2, token=0, fresh=True)]
+    [0, 2]
+    """
+
+    def __init__(self, rules: Rules, *, first: bool = True) -> None:
+        self.rules = rules
+        self.steps = 0
+        """How many steps are complete."""
+        self.collected = 0
+        """How many gradients the next one has."""
+        self.stopped = False
+        """Whether no step can complete any more."""
+        self._deals = rules.several and (first or rules.servers == 1)
+        self._here = set(range(rules.replicas))
+        self._left: set[int] = set()
+        self._gave: set[int] = set()
+        self._waiting: list[Answer] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether a replica waits for the step to complete."""
+        return bool(self._waiting)
+
+    def offer(self, replica: int, token: int, fresh: bool) -> list[Answer]:
+        """Take note of a gradient, which is ``fresh`` unless its step is over; return who is to be told what.
+
+        ``steps`` goes up if that was the last one of its step.
+        """
+        if replica not in self._left:
+            self._here.add(replica)  # also one that was taken for dead
+        if self.stopped or not fresh:
+            return [Answer(replica, token, 0, STOPPED if self.stopped else DROPPED)]
+        self.collected += 1
+        self._gave.add(replica)
+        mine = Answer(replica, token, 0, APPLIED)
+        if self.collected == self.rules.needed:
+            return self._complete(mine)
+        if self.rules.several and not (self._deals and self._tokens(besides=replica) <= 0):
+            return [mine._replace(what=KEPT)]
+        self._waiting.append(mine)
+        if self._short():
+            return self._stop()
+        return [mine._replace(what=TAKEN)] if self.rules.judged_apart else []
+
+    def leave(self, replica: int) -> list[Answer]:
+        """Let a replica go, with what it has given; return who is to be told what.
+
+        Those who wait are stopped only if their step cannot complete. A token that the replica has not spent
+        is another's.
+        """
+        self._left.add(replica)
+        return self._go_on_without(replica)
+
+    def lose(self, replica: int) -> list[Answer]:
+        """Let go of a replica that has died; return who is to be told what.
+
+        If it may have sent a gradient to one server and not to another, the steps of the two come apart.
+        """
+        answers = self._go_on_without(replica)
+        if self.rules.several and self.rules.servers > 1 and not self.stopped:
+            return answers + self._stop()
+        return answers
+
+    def _go_on_without(self, replica: int) -> list[Answer]:
+        self._here.discard(replica)
+        if self.stopped:
+            return []
+        if not self._here or self._short():
+            return self._stop()
+        freed = []
+        while self._deals and self._tokens() > 0:
+            mine = next((answer for answer in self._waiting if answer.replica in self._here), None)
+            if mine is None:
+                break
+            self._waiting.remove(mine)
+            freed.append(mine._replace(what=KEPT))
+        return freed
+
+    def _tokens(self, besides: int | None = None) -> int:
+        """Return how many tokens of the step nobody has; all who compute have one."""
+        waiting = {answer.replica for answer in self._waiting}
+        return self.rules.needed - self.collected - len(self._here - waiting - {besides})
+
+    def _short(self) -> bool:
+        """Whether those who are still here and have given nothing are too few to complete the step."""
+        if self.rules.several:
+            return not self._here
+        return self.collected + len(self._here - self._gave) < self.rules.needed
+
+    def _complete(self, mine: Answer) -> list[Answer]:
+        told = [*self._waiting, mine]
+        if self.rules.several and not self._deals:
+            told = [mine._replace(what=KEPT), *(Answer(who, 0, 0, STEPPED) for who in sorted(self._gave))]
+        self.steps += 1
+        self._begin()
+        return told
+
+    def _stop(self) -> list[Answer]:
+        self.stopped = True
+        told = [answer._replace(what=STOPPED) for answer in self._waiting]
+        self._begin()
+        return told
+
+    def _begin(self) -> None:
+        self.collected = 0
+        self._waiting = []
+        self._gave.clear()
+
+
+#     How far asynchronous replicas may get apart: stale synchronous parallel. A state machine without clocks.
+#
+# A replica may be at most S steps ahead of the slowest one that still trains: the answer to a gradient is
+# held back until its replica may go on. With S = 0 nobody begins a step before all have done the one before.
+# Replicas that have left or died hold nobody back. (Ho et al., NIPS 2013: More effective distributed ML via a
+# stale synchronous parallel parameter server.)
+
+
+class Bound:
+    """How many steps each replica has done, and which answers are held back.
+
+    >>> bound = Bound(Rules(replicas=2, staleness=0))
+    >>> bound.applied(Answer(0, token=0))
+    []
+    >>> [answer.replica for answer in bound.applied(Answer(1, token=0))]
+    [0, 1]
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        assert rules.staleness is not None
+        # Who has the answer to its n-th gradient computes with depth - 1 more of its own under way.
+        self._slack = rules.staleness - (rules.depth - 1)
+        self.steps = [0] * rules.replicas
+        self._here = set(range(rules.replicas))
+        self._left: set[int] = set()
+        self._held: list[tuple[int, Answer]] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether an answer is held back."""
+        return bool(self._held)
+
+    def applied(self, answer: Answer) -> list[Answer]:
+        """Take note of an applied gradient; return the answers that may go out now."""
+        if answer.replica not in self._left:
+            self._here.add(answer.replica)  # also one that was taken for dead
+        self.steps[answer.replica] += 1
+        self._held.append((self.steps[answer.replica], answer))
+        return self._released()
+
+    def leave(self, replica: int) -> list[Answer]:
+        """Let a replica go; return the answers that it held back."""
+        self._left.add(replica)
+        return self.lose(replica)
+
+    def lose(self, replica: int) -> list[Answer]:
+        """Let go of a replica that has died, or is taken for dead until it is heard of again."""
+        self._here.discard(replica)
+        return self._released()
+
+    def _released(self) -> list[Answer]:
+        slowest = min((self.steps[replica] for replica in self._here), default=None)
+        if slowest is None:
+            free, self._held = self._held, []
+        else:
+            most = slowest + self._slack
+            free = [entry for entry in self._held if entry[0] <= most]
+            if free:
+                self._held = [entry for entry in self._held if entry[0] > most]
+        return [answer for _, answer in free]
+
+
+# What a parameter server tells replicas of their gradients; each is a byte on its way.
+
+APPLIED = 1
+"""The update that the gradient is part of has been made."""
+
+
+COUNTED = 2
+"""A step of all servers together was counted."""
+
+
+STOPPED = 3
+"""The synchronous step cannot complete any more, for too many replicas have left; the gradient is dropped."""
+
+
+DROPPED = 4
+"""The gradient is older than the step that is being collected, and is dropped."""
+
+
+KEPT = 5
+"""The gradient is collected, and its replica goes on: the step has room for another of its batches."""
+
+
+TAKEN = 6
+"""The gradient is collected; another answer follows when its step is complete."""
+
+
+STEPPED = 7
+"""A step is complete, for those whose gradients were kept."""
+
+
+REFUSED = 8
+"""The replica was frozen or cut off, and the others have continued: its gradients are refused."""
+
+
+class Answer(NamedTuple):
+    """What became of one gradient: who sent it, and how many updates its parameters were behind."""
+
+    replica: int
+    token: int
+    staleness: int = 0
+    what: int = APPLIED

@@ -1,0 +1,438 @@
+"""What runs the ops on accumulators and queues of tokens, which live in a task's containers.
+
+resources = Resources(store, containers, "CPU:0", waiting)
+kernel = resources.kernel(node, np)     # the function for such an op, None for others
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from nbdist.errors import AbortedError, FailedPreconditionError, NbdistError, OutOfRangeError
+from nbdist.graph.backend import Array, to_device, to_host
+from nbdist.graph.device import DeviceSpec
+from nbdist.graph.op import Shape, show
+from nbdist.graph.ops.rows import check_rows, summed_rows
+from nbdist.graph.tensor import Tensor
+from nbdist.runtime.ps.shard import Accumulator
+from nbdist.runtime.session.program import Containers
+from nbdist.runtime.session.store import Shared, Store, Waiting
+from nbdist.runtime.tables import RowGradient
+
+Kernel = Callable[..., Any]
+DONE = np.array(True)
+
+
+class Resources:
+    """The kernels of one thread, on one device."""
+
+    def __init__(self, store: Store, containers: Containers, device: str, waiting: Waiting) -> None:
+        self._store, self._containers, self._device, self._waiting = store, containers, device, waiting
+
+    def kernel(self, node: Tensor, xp: ModuleType) -> Kernel | None:
+        """Return what computes ``node`` if it is an op on what sessions share."""
+        if node.type in ("Accumulator", "TokenQueue"):
+            self._shared(node)
+            return lambda: DONE
+        kind = node.type.partition("_")[0]
+        if kind not in ("accumulator", "token"):
+            return None
+        shared = self._shared(node.inputs[0])
+        ops: Any = (
+            _OnTokens(shared, self._waiting, node)
+            if kind == "token"
+            else _OnGradients(shared, self._waiting, node, self._store, xp)
+        )
+        kernel: Kernel = getattr(ops, node.type.removeprefix(f"{kind}_"))
+        return lambda handle, *inputs: kernel(*inputs)
+
+    def _shared(self, handle: Tensor) -> Shared[Any]:
+        container = self._containers.of(handle)
+        if handle.type == "TokenQueue":
+            return self._store.shared(container, handle.name, "a queue of tokens", Tokens, self._device)
+        shape, dtype = handle.attrs["shape"], handle.attrs["dtype"]
+        reduction, sparse = handle.attrs["reduction"], handle.attrs["sparse"]
+        kind = f"{'a sparse' if sparse else 'an'} accumulator ({reduction}) of {show(tuple(shape))} {dtype}"
+        make = CollectedRows if sparse else Collected
+        return self._store.shared(
+            container,
+            handle.attrs["key"] or handle.name,
+            kind,
+            lambda: make(tuple(shape), reduction == "MEAN"),
+            self._device,
+        )
+
+
+@dataclass
+class _OnGradients:
+    """The ops on one accumulator, by the rest of their names."""
+
+    shared: Shared[Collected]
+    waiting: Waiting
+    node: Tensor
+    store: Store
+    xp: ModuleType
+
+    def apply(self, *inputs: Array) -> Array:
+        *gradient, step = inputs
+        arrays = [np.array(to_host(part)) for part in gradient]  # what came is overwritten by the next step
+        replica = origin(self.node.inputs[-1])
+        room = sum(array.nbytes for array in arrays)
+        self.store.take(self.shared, room, f"a gradient in {self.node.inputs[0].name!r}")
+        with self.shared.changing() as collected:
+            accepted = collected.offer(replica, arrays, int(step))
+            self._count(collected)
+        return np.array(accepted)
+
+    apply_rows = apply
+
+    def take(self, needed: Array) -> Array:
+        return to_device(self._take(int(needed))[0], self.xp)
+
+    def take_rows(self, needed: Array) -> Array:
+        rows, at = self._take(int(needed))
+        _taken.__dict__[self.node.name] = rows
+        return to_device(at, self.xp)
+
+    def rows(self, at: Array) -> Array:
+        rows = _taken.__dict__.pop(self.node.inputs[1].name, None)
+        if rows is None:
+            raise FailedPreconditionError("the rows of a sparse gradient are taken with their positions")
+        return to_device(rows, self.xp)
+
+    def count(self) -> Array:
+        return np.array(self.shared.look(lambda collected: collected.count), np.int64)
+
+    def dropped(self) -> Array:
+        return np.array(self.shared.look(lambda collected: collected.dropped), np.int64)
+
+    def set_step(self, step: Array) -> None:
+        with self.shared.changing() as collected:
+            collected.step = int(step)
+
+    def begin(self, step: Array) -> None:
+        with self.shared.changing() as collected:
+            collected.begin(int(step))
+            self._count(collected)
+
+    def close(self) -> None:
+        with self.shared.changing() as collected:
+            collected.closed = True
+
+    def _take(self, needed: int) -> list[Array]:
+        taken = self.waiting.until(
+            self.shared,
+            lambda collected: collected.take(needed),
+            lambda collected: collected.missing(needed),
+            patient=self.node.attrs["patient"],
+        )
+        self.shared.look(self._count)
+        return taken
+
+    def _count(self, collected: Collected) -> None:
+        """Count what is collected against the task's limit of memory."""
+        self.store.holds(self.shared, collected.bytes)
+
+
+_taken = threading.local()  # the rows of a step, by the op that took their positions
+
+
+@dataclass
+class _OnTokens:
+    """The ops on one queue of tokens, by the rest of their names."""
+
+    shared: Shared[Tokens]
+    waiting: Waiting
+    node: Tensor
+
+    def enqueue_many(self, tokens: Array) -> None:
+        with self.shared.changing() as queue:
+            queue.put(to_host(tokens).tolist(), self.node.attrs["first"])
+
+    def dequeue(self, local_step: Array) -> Array:
+        replica, step = origin(self.node.inputs[-1]), int(local_step)
+        self.shared.look(lambda tokens: tokens.waiting.update([replica]))
+        try:
+            token = self.waiting.until(
+                self.shared,
+                lambda tokens: tokens.take(replica, step, time.monotonic()),
+                lambda tokens: f"{replica} waits for a token; {tokens.missing(time.monotonic())}",
+            )
+        finally:
+            self.shared.look(lambda tokens: tokens.waiting.subtract([replica]))
+        return np.array(token, np.int64)
+
+    def count(self) -> Array:
+        return np.array(self.shared.look(len), np.int64)
+
+    def is_open(self) -> Array:
+        return np.array(self.shared.look(lambda tokens: tokens.open))
+
+    def begin(self) -> None:
+        with self.shared.changing() as tokens:
+            tokens.begin(self.node.attrs["replicas"], self.node.attrs["one_each"])
+
+    def join(self) -> None:
+        replica = task_of(self.node.attrs["replica"])
+        self.waiting.until(
+            self.shared,
+            lambda tokens: tokens.join(replica, time.monotonic()) or None,
+            lambda tokens: "the chief has not begun the training; see whether it runs",
+        )
+
+    def serve(self) -> None:
+        turn = self.shared.look(lambda tokens: tokens.serve())
+        name = self.node.inputs[0].name
+
+        def cut_off(error: BaseException) -> None:
+            text = f"the chief, which serves {name!r}, was cut off: {str(error) or type(error).__name__}. "
+            again = "When it is there again, make a new session"
+            with self.shared.changing() as tokens:
+                tokens.cut_off(turn, AbortedError(text + again))
+
+        self.waiting.tell_if_cut_off(cut_off)
+
+    def close(self) -> None:
+        with self.shared.changing() as tokens:
+            tokens.close(
+                AbortedError("the chief cannot go on: the error that it has raised says why")
+                if self.node.attrs["failed"]
+                else None
+            )
+
+
+def origin(value: Tensor) -> str:
+    """Return the task that a value comes from: another one if it was received, this one if not."""
+    return task_of(str(value.attrs["device"] if value.type == "receive" else value.device))
+
+
+def task_of(device: str) -> str:
+    """Return the task of a device as text; the device itself if it names none.
+
+    >>> task_of("/job:worker/replica:0/task:1/device:CPU:0")
+    '/job:worker/task:1'
+    """
+    spec = DeviceSpec.from_string(device)
+    return device if spec.job is None or spec.task is None else f"/job:{spec.job}/task:{spec.task}"
+
+
+#     What the ops of an accumulator do: whole gradients or rows, their mean or their sum. Without clocks.
+#
+# Which gradients count for a step is the rule of :mod:`nbdist.runtime.ps.shard`; how they are added is
+# here.
+
+
+class Collected:
+    """Gradients of one variable, offered by replicas that are known by name.
+
+    >>> collected = Collected((), mean=True)
+    >>> collected.offer("/job:worker/task:0", [np.array(10.0)], 0)
+    True
+    >>> collected.offer("/job:worker/task:1", [np.array(20.0)], 0)
+    True
+    >>> collected.take(1), collected.take(1), collected.step
+    ([array(15.)], None, 1)
+    """
+
+    def __init__(self, shape: Shape, mean: bool) -> None:
+        self.shape, self.mean = shape, mean
+        self.closed = False
+        self.givers: dict[str, int] = {}
+        """Who has given gradients, and the local step of the last one."""
+        self.bytes = 0
+        """What is collected takes."""
+        self._rule = Accumulator()
+
+    @property
+    def step(self) -> int:
+        """Gradients of earlier steps are dropped."""
+        return self._rule.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._rule.step = step
+
+    @property
+    def count(self) -> int:
+        """How many gradients are collected."""
+        return self._rule.count
+
+    @property
+    def dropped(self) -> int:
+        """How many gradients came too late."""
+        return self._rule.dropped
+
+    def offer(self, replica: str, gradient: list[Array], local_step: int) -> bool:
+        """Keep a gradient, unless it is too old; its arrays are written over."""
+        self.givers[replica] = local_step
+        order = int.from_bytes(replica.encode())  # numbers that sort as the names do
+        accepted = self._rule.offer(order, [*gradient], local_step)
+        if accepted:
+            self.bytes += sum(array.nbytes for array in gradient)
+        return accepted
+
+    def take(self, needed: int) -> list[Array] | None:
+        """Return the mean or sum of all gradients, or None if fewer than ``needed`` are there."""
+        if self.closed:
+            raise OutOfRangeError("the accumulator was closed: the training that it belongs to has ended")
+        if self.count < max(needed, 1):
+            return None if needed > 0 else self.total(needed)
+        self.bytes = 0
+        return self.total(needed)
+
+    def total(self, needed: int) -> list[Array]:
+        """Return what is collected as one gradient; it is not there any more."""
+        return [part for part in self._rule.take(needed, mean=self.mean) if not isinstance(part, RowGradient)]
+
+    def begin(self, step: int) -> None:
+        """Forget what is collected and counted, and wait for gradients of a step."""
+        self._rule, self.bytes, self.closed = Accumulator(), 0, False
+        self.givers.clear()
+        self.step = step
+
+    def missing(self, needed: int) -> str:
+        """Return, for people, whose gradients are there and whose are not."""
+        there = [name for name, step in self.givers.items() if step >= self.step]
+        others = [f"{name} (last: step {s})" for name, s in self.givers.items() if s < self.step]
+        text = f"{self.count} of {needed} gradients of step {self.step} are there"
+        text += f", from {', '.join(there)}" if there and self.count else ""
+        return text + (f"; none from {', '.join(others)}" if others else "")
+
+
+class CollectedRows(Collected):
+    """The same for gradients that hold rows: values, and their positions.
+
+    A row is divided by the number of gradients that hold it.
+    """
+
+    def offer(self, replica: str, gradient: list[Array], local_step: int) -> bool:
+        """Keep the rows of a gradient, each once."""
+        values, positions = gradient
+        check_rows(positions, self.shape[0] or 0)
+        at, rows = summed_rows(np, values, positions)
+        return super().offer(replica, [rows, at], local_step)
+
+    def total(self, needed: int) -> list[Array]:
+        """Return rows and their positions."""
+        collected = self._rule.close(needed)
+        values, positions = (np.concatenate(parts) for parts in zip(*collected, strict=True))
+        at, rows = summed_rows(np, values, positions)
+        if self.mean and len(at):
+            counts = np.unique(positions, return_counts=True)[1]
+            rows = rows / counts.reshape(-1, *[1] * (rows.ndim - 1)).astype(rows.dtype)
+        return [rows, at]
+
+
+#     Tokens that replicas wait for, and who has taken which. A state machine without sockets or clocks.
+#
+# A token holds the step that its taker goes on with. Where a step puts one for each replica, nobody takes two
+# of them: one that is fast would have its next gradient counted in the place of another's. Tokens of the
+# beginning are anybody's.
+
+
+class Tokens:
+    """Whole numbers; ``now`` is in seconds of any clock.
+
+    >>> tokens = Tokens()
+    >>> tokens.begin(replicas=2, one_each=True)
+    >>> tokens.put([7, 7])
+    >>> [tokens.take("/job:worker/task:0", local_step, 0.0) for local_step in (6, 7)], len(tokens)
+    ([7, None], 1)
+    """
+
+    def __init__(self) -> None:
+        self.waiting: Counter[str] = Counter()
+        """Which replicas wait for a token now."""
+        self._first: deque[int] = deque()
+        self._tokens: deque[int] = deque()
+        self._one_each = False
+        self._ended: NbdistError | None = None
+        self._begun = self._turn = 0
+        self._replicas = 0
+        self._seen: dict[str, tuple[int | None, float]] = {}  # the last token of each replica, and when
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._tokens)
+
+    @property
+    def open(self) -> bool:
+        """Whether tokens are to be had: it was begun, and not closed since."""
+        return self._begun > 0 and self._ended is None
+
+    def begin(self, replicas: int, one_each: bool = False) -> None:
+        """Empty and open it for so many replicas."""
+        self._first.clear()
+        self._tokens.clear()
+        self._seen.clear()
+        self._ended, self._replicas, self._one_each = None, replicas, one_each
+        self._begun += 1
+        self._turn += 1
+
+    def serve(self) -> int:
+        """Note that somebody is about to put tokens here; return a number for ``cut_off``."""
+        self._turn += 1
+        return self._turn
+
+    def join(self, replica: str, now: float) -> bool:
+        """Note that a replica is there, once tokens are to be had; return whether they are."""
+        if self.open and replica:
+            self._seen.setdefault(replica, (None, now))
+        return self.open
+
+    def put(self, tokens: Iterable[int], first: bool = False) -> None:
+        """Add tokens, those of a step or the ``first`` ones; raises what it was closed with."""
+        if self._ended is not None:
+            raise self._ended
+        if self._one_each and not first:
+            self._tokens.clear()  # who has not taken one of the last step takes one of this
+        (self._first if first else self._tokens).extend(tokens)
+
+    def take(self, replica: str, local_step: int, now: float) -> int | None:
+        """Return a token for a replica that is at ``local_step``, None if there is none for it yet.
+
+        Raises what it was closed with instead of None.
+        """
+        if self._first:
+            token = self._first.popleft()
+        elif self._tokens and (not self._one_each or self._tokens[0] > local_step):
+            token = self._tokens.popleft()
+        elif self._ended is not None:
+            raise self._ended
+        else:
+            return None
+        if replica:
+            self._seen[replica] = (token, now)
+        return token
+
+    def close(self, error: NbdistError | None = None) -> None:
+        """End it: whoever finds it empty gets ``error``."""
+        if self._ended is None:
+            self._ended = error or OutOfRangeError(
+                "the training has ended: its chief has closed the queue of tokens"
+            )
+
+    def cut_off(self, turn: int, error: NbdistError) -> None:
+        """End it if nobody has begun or served it since that ``serve``."""
+        if turn == self._turn:
+            self.close(error)
+
+    def missing(self, now: float) -> str:
+        """Return, for people, which replicas have not come back for a token, and since when."""
+        away = [
+            f"{name} (" + ("joined" if token is None else f"took token {token}") + f" {now - at:.1f} s ago)"
+            for name, (token, at) in self._seen.items()
+            if not self.waiting[name]
+        ]
+        known = set(self._seen) | {name for name, count in self.waiting.items() if count}
+        unknown = self._replicas - len(known)
+        if self._begun and unknown > 0:
+            away.append(f"{unknown} of {self._replicas} replicas that never came")
+        return f"not waiting for one: {', '.join(away)}" if away else "every replica that is known waits"
