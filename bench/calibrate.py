@@ -75,7 +75,7 @@ def rank(
     number: int, kind: str, incarnation: int, prefix: str, keys: dict[str, str], pipe: Connection
 ) -> None:
     from nbdist.wire.collective.base import Member
-    from nbdist.wire.collective.choice import form
+    from nbdist.wire.collective.registry import form
     from nbdist.wire.keys import ClusterKeys
 
     def exchange(card: dict[str, Any]) -> list[dict[str, Any]]:

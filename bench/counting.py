@@ -15,8 +15,8 @@ def install() -> None:
     """Count from now on, in this process."""
     from jupyter_client.session import Session
 
-    from nbdist.wire.listener import Listener
-    from nbdist.wire.peers import Peer
+    from nbdist.wire.rpc.client import Peer
+    from nbdist.wire.rpc.server import Listener
     from nbdist.wire.shm import Ringer
 
     count(Ringer, "ring", lambda message: "bells")

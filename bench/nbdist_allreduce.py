@@ -38,7 +38,7 @@ def work(rank: int, given: argparse.Namespace, incarnation: int, prefix: str, pi
     import numpy as np
 
     from nbdist.wire.collective.base import Member
-    from nbdist.wire.collective.choice import form
+    from nbdist.wire.collective.registry import form
 
     def exchange(card: dict[str, Any]) -> list[dict[str, Any]]:
         pipe.send(card)

@@ -28,7 +28,7 @@ def work(nbytes: int) -> None:
     from mpi4py import MPI
 
     from nbdist.wire.collective.base import Member
-    from nbdist.wire.collective.choice import form
+    from nbdist.wire.collective.registry import form
 
     world = MPI.COMM_WORLD
     names = tuple(f"rank {rank}" for rank in range(world.size))

@@ -42,7 +42,7 @@ from nbdist.errors import (
 from nbdist.runtime.session.cluster import forget, know
 from nbdist.runtime.task import Roster, TaskInfo, chief_of_roster, find_rank, roster_spec
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 STOP_SECONDS = 5.0
 HUB_SECONDS = 1.0  # for the hub's word on its engines

@@ -26,7 +26,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 
 from nbdist.errors import FailedPreconditionError, MissingExtra
-from nbdist.wire.collective.mpiworld import World, enter_world
+from nbdist.wire.collective.mpi.world import World, enter_world
 
 MOST_BYTES = 1 << 20  # of one request, and of all that the ranks publish
 # MPICH without libfabric uses UCX. These settings leave only its abstract sockets, which are refused.

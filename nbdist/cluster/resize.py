@@ -41,7 +41,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.runtime.task import Roster, TaskInfo
-from nbdist.wire.frames import Frame
+from nbdist.wire.rpc.frame import Frame
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

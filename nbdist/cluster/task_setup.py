@@ -10,9 +10,9 @@ from nbdist.cluster.resources import MEMORY_VARIABLE
 from nbdist.runtime.server import Server
 from nbdist.runtime.session.cluster import know
 from nbdist.runtime.task import Task, TaskInfo, current, host_identity, segment_prefix, set_current
-from nbdist.wire.frames import Frame
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.listener import Sender
+from nbdist.wire.rpc.frame import Frame
+from nbdist.wire.rpc.server import Sender
 
 _opened: dict[str, Any] = {}
 

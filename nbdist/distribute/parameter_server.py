@@ -24,7 +24,7 @@ from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.train.context import current
 from nbdist.train.strategy import Replica, Strategy
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

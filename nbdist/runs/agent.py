@@ -36,8 +36,8 @@ from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.server import Handler
 from nbdist.train.context import Control
 from nbdist.train.steplog import StepLog
-from nbdist.wire.frames import Frame
-from nbdist.wire.peers import Sender
+from nbdist.wire.rpc.client import Sender
+from nbdist.wire.rpc.frame import Frame
 
 RESERVED_SECONDS = 30.0  # a reservation that no body follows is void after this
 

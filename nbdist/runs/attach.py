@@ -35,7 +35,7 @@ from nbdist.runs.reach import Tasks
 from nbdist.runs.run import Run
 from nbdist.runs.sofar import fill, last_words, printed
 from nbdist.runtime.task import TaskInfo
-from nbdist.wire.frames import Frame
+from nbdist.wire.rpc.frame import Frame
 
 OVER_SECONDS = 30.0  # that the results of a run which is over may take to come home at once
 MOST_NAMED = 5

@@ -19,7 +19,7 @@ from nbdist.runs.agent import Agent
 from nbdist.runs.reach import Replacement
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo, host_identity, segment_prefix
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 DEVICE = "CPU:0"
 

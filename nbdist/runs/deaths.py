@@ -10,7 +10,7 @@ from nbdist.cluster.resize import short_name
 from nbdist.runs.reach import Tasks
 from nbdist.runs.replacing import gone_among
 from nbdist.runtime.task import TaskInfo
-from nbdist.wire.collective.watch import FreezeDetector
+from nbdist.wire.collective.shm.sync import FreezeDetector
 from nbdist.wire.hosts import host_identity
 
 LOOK_SECONDS = 0.5  # between two checks for stopped task processes

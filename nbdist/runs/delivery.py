@@ -26,9 +26,9 @@ from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError
 from nbdist.runs.push import Packed, build, pack
 from nbdist.runtime.server import Handler
 from nbdist.runtime.task import TaskInfo
-from nbdist.wire.frames import Frame
 from nbdist.wire.hosts import host_identity
-from nbdist.wire.peers import Peer, Sender
+from nbdist.wire.rpc.client import Peer, Sender
+from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.shm import Segment, SharedFile
 
 PART_BYTES = 16 << 20

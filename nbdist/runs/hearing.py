@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nbdist.metrics.store import RunStore
 from nbdist.runs.sofar import add_since
-from nbdist.wire.frames import Frame
+from nbdist.wire.rpc.frame import Frame
 
 SILENT_SECONDS = 2.0  # a task that has a body says something ten times a second
 

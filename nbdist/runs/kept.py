@@ -20,7 +20,7 @@ from nbdist.errors import NbdistError
 from nbdist.home import private_folder
 from nbdist.runs.outcome import Buffer, encode, page
 from nbdist.runs.outcomefile import write_outcome
-from nbdist.wire.frames import Frame
+from nbdist.wire.rpc.frame import Frame
 
 PAGE_BYTES = 4 << 20
 TAKEN_SECONDS = 10.0  # within which a client that was there at the end has the outcome

@@ -14,8 +14,8 @@ from nbdist.runs.outcome import MOST_BYTES, decode
 from nbdist.runs.outcomefile import read_outcome
 from nbdist.runs.reach import Replacement, Tasks
 from nbdist.runtime.task import TaskInfo
-from nbdist.wire.frames import Frame
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import Frame
 
 ASK_SECONDS = 1.0  # between two questions to a task that has not said that its body is over
 COMING_SECONDS = 0.02  # and to one that has, and packs the results

@@ -14,7 +14,7 @@ from nbdist.runs.controlling import said
 from nbdist.runs.output import Output
 from nbdist.runs.progressfile import ProgressFile, progress_path
 from nbdist.train.context import Context
-from nbdist.wire.frames import Frame
+from nbdist.wire.rpc.frame import Frame
 
 NEWS_SECONDS = 0.1
 

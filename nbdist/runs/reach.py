@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from nbdist.runtime.task import TaskInfo
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 
 class Tasks(Protocol):

@@ -36,7 +36,7 @@ from nbdist.runs.totals import Totals
 from nbdist.runs.watch import Watch
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
-from nbdist.wire.frames import Frame
+from nbdist.wire.rpc.frame import Frame
 
 FOLLOWED_SECONDS = 0.05  # between two checks for the end of the thread that follows a run
 LEAVE_SECONDS = 2.0  # limit for that thread to end at the end of this process

@@ -16,7 +16,7 @@ from nbdist.metrics.framing import DOUBT
 from nbdist.metrics.log import FORMAT, LARGEST, damage, logs_in, parse, replica_of
 from nbdist.metrics.store import RunStore
 from nbdist.runs.output import TAIL_LIMIT, tail_of
-from nbdist.wire.frames import Frame
+from nbdist.wire.rpc.frame import Frame
 
 PIECE = 8 << 20
 MOST_TORN = LARGEST + PIECE  # what is longer, and no whole frame, is damaged

@@ -24,7 +24,7 @@ from nbdist.metrics.timeline_parts import (
 )
 from nbdist.runs.history import runs
 from nbdist.runtime.task import TaskInfo, host_identity
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 ANSWER_SECONDS = 2.0
 T = TypeVar("T", bound=Timeline)

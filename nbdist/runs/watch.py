@@ -22,7 +22,7 @@ from nbdist.runs.progress import Tally
 from nbdist.runs.reach import Calls, Tasks
 from nbdist.runs.replacing import Replacing
 from nbdist.runtime.task import TaskInfo
-from nbdist.wire.frames import Frame
+from nbdist.wire.rpc.frame import Frame
 
 LAST_NEWS_SECONDS = 5.0  # how long the last points of a task, sent before its outcome, may come after it
 HOLD_SECONDS = 10.0  # between two words that towers are still needed: without one they are free again

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbdist.wire.frames import Frame
-from nbdist.wire.peers import Sender
+from nbdist.wire.rpc.client import Sender
+from nbdist.wire.rpc.frame import Frame
 
 
 class Watchers:

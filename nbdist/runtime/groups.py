@@ -33,12 +33,12 @@ from nbdist.errors import (
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.wire.collective.base import Collective, Member
-from nbdist.wire.collective.choice import Exchange, form
 from nbdist.wire.collective.local import thread_group
-from nbdist.wire.collective.watch import Watch
-from nbdist.wire.frames import Frame
-from nbdist.wire.messages import error_frame, error_from
-from nbdist.wire.peers import Peer, Sender
+from nbdist.wire.collective.registry import Exchange, form
+from nbdist.wire.collective.shm.sync import Watch
+from nbdist.wire.rpc.client import Peer, Sender
+from nbdist.wire.rpc.envelope import error_frame, error_from
+from nbdist.wire.rpc.frame import Frame
 
 LOOK_SECONDS = 0.2  # how often a waiting rank looks whether its run was aborted
 PATIENCE_SECONDS = 600.0  # for ranks that are still busy with what comes before the group

@@ -28,10 +28,10 @@ from nbdist.runtime.session.cluster import forget, know, live_here
 from nbdist.runtime.session.executor import Place
 from nbdist.runtime.session.host import SessionHost
 from nbdist.runtime.spec import ClusterSpec, chief_of
-from nbdist.wire.frames import Frame
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.listener import Listener, Sender
+from nbdist.wire.rpc.frame import Frame
+from nbdist.wire.rpc.server import Listener, Sender
 from nbdist.wire.shm import own_prefix, remove_abandoned
 
 Handler = Callable[[Frame, Sender], Frame | None]

@@ -14,7 +14,7 @@ from nbdist.runtime.server import Server
 from nbdist.runtime.spec import ClusterSpec
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from nbdist.sweep.events import EndState, Reported, Started
 from nbdist.sweep.state import Ledger, Trial
 from nbdist.trials.protocol import TrialOrder
 from nbdist.trials.workers import Attempt, Engines
-from nbdist.wire.frames import Frame
+from nbdist.wire.rpc.frame import Frame
 
 if TYPE_CHECKING:
     from nbdist.trials.store import Record

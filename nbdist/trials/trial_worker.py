@@ -42,8 +42,8 @@ from nbdist.train.callbacks import History
 from nbdist.train.context import Context
 from nbdist.train.resume import TrainingStates
 from nbdist.trials.protocol import STATE, SweepOrder, TrialOrder, order_of, run_name
-from nbdist.wire.frames import Frame, encode
-from nbdist.wire.peers import Sender
+from nbdist.wire.rpc.client import Sender
+from nbdist.wire.rpc.frame import Frame, encode
 
 SILENT_SECONDS = 30.0  # of a driver, after which it counts as gone
 LOOK_SECONDS = 2.0

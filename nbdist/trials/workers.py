@@ -24,8 +24,8 @@ from nbdist.runs.delivery import Delivery
 from nbdist.runtime.task import TaskInfo
 from nbdist.trials.protocol import SweepOrder, TrialOrder, run_name
 from nbdist.trials.trial_worker import open_desk, serve
-from nbdist.wire.frames import Frame
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import Frame
 
 ENLIST_SECONDS = 5.0  # between two words that the driver is there; what was lost meanwhile comes up then
 RESEND_SECONDS = 2.0  # after which a trial that an engine knows nothing of has gone lost

@@ -24,8 +24,8 @@ from nbdist.cluster.launch import start_cluster
 from nbdist.errors import FailedPreconditionError, MissingExtra, TaskDiedError, UnavailableError, WorkerError
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
-from nbdist.wire.collective import mpiworld
-from nbdist.wire.collective.mpiworld import World
+from nbdist.wire.collective.mpi import world as mpi_world
+from nbdist.wire.collective.mpi.world import World
 
 pytestmark = pytest.mark.engines
 
@@ -59,7 +59,7 @@ def in_group(ranks: tuple[int, ...], run: str, here: str, work: str) -> Any:
 
     from nbdist.runtime.task import current
     from nbdist.wire.collective.base import Member
-    from nbdist.wire.collective.choice import form
+    from nbdist.wire.collective.registry import form
 
     task = current()
     rank = ranks.index(task.rank)
@@ -139,7 +139,7 @@ def test_engines_are_ranks_of_a_world_and_stop_without_a_trace(own_home: Path, t
 def mapped_names(pid: int) -> list[str]:
     """MPI's shared memory that has a name still, and would stay if all processes were killed."""
     names = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
-    return [name for name in names if mpiworld.is_segment(name, pid) and Path(name).exists()]
+    return [name for name in names if mpi_world.is_segment(name, pid) and Path(name).exists()]
 
 
 def test_a_killed_engine_is_missed_and_the_others_go_on(world: Cluster, tmp_path: Path) -> None:

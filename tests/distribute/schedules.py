@@ -22,7 +22,7 @@ from nbdist.runtime.ps.client import Link, Stopped
 from nbdist.runtime.ps.mailbox import COUNTERS, SLOTS
 from nbdist.runtime.ps.shard import ParameterShard
 from nbdist.runtime.ps.sync import STOPPED, Answer, Rules
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 Array = np.ndarray[Any, Any]
 LAYOUT = Layout.of([("v", (1,), "<f8")])

@@ -21,7 +21,7 @@ from nbdist.runtime.session.executor import RUN
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, use
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
-from nbdist.wire.post import Outbox
+from nbdist.wire.channel.sender import Outbox
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

@@ -37,7 +37,7 @@ from nbdist.train.context import Context, get_strategy, use, use_here
 from nbdist.train.resume import TrainingStates
 from nbdist.train.scope import local_results
 from nbdist.train.strategy import OneDeviceStrategy
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 Array = np.ndarray[Any, Any]
 ROWS, USED = 60, 20

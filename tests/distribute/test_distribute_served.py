@@ -14,7 +14,7 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import Link, Stopped
 from nbdist.runtime.ps.mailbox import SLOTS
 from nbdist.runtime.ps.sync import APPLIED, DROPPED, KEPT, STEPPED, STOPPED, TAKEN, Rules
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 Array = np.ndarray[Any, Any]
 LAYOUT = Layout.of([("v", (1,), "<f4")])

@@ -17,7 +17,7 @@ from nbdist.graph.op import OPS
 from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import container, control_dependencies, device, name_scope
 from nbdist.graph.tensor import Constant, Graph, Tensor, Variable, constant, placeholder
-from nbdist.wire import frames
+from nbdist.wire.rpc import frame as frames
 
 Array = np.ndarray[Any, Any]
 

@@ -12,7 +12,7 @@ import numpy as np
 from actor import hear, say, serve
 
 from nbdist.wire.collective.base import Collective, Member
-from nbdist.wire.collective.choice import form
+from nbdist.wire.collective.registry import form
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
 

@@ -29,7 +29,7 @@ from nbdist.train import Callback
 from nbdist.train.context import Context, use
 from nbdist.train.strategy import Replica
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 from nbdist.wire.shm import remove_all
 
 OF_WORLD: dict[str, Callable[..., Strategy]] = {

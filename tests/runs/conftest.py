@@ -10,7 +10,7 @@ from nbdist.runs.agent import Agent
 from nbdist.runtime import task as tasks
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from nbdist.runs.live import Live
 from nbdist.runs.output import Output
 from nbdist.runtime.task import Task
 from nbdist.train.context import Context
-from nbdist.wire.frames import Frame
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import Frame
 
 
 def live(agent: Agent, folder: Path, run: str = "r1") -> Live:

@@ -322,7 +322,7 @@ def test_a_checkpoint_while_it_trains_is_of_its_step(
 
 
 IN_NO_TIME = """
-from nbdist.wire.collective.watch import Watch
+from nbdist.wire.collective.shm.sync import Watch
 kept, Watch.frozen.__defaults__ = Watch.frozen.__defaults__, (0.0,)  # seconds in which one counts as frozen
 try:
 {body}

@@ -27,8 +27,8 @@ from nbdist.runs.outcomefile import outcome_path, read_outcome
 from nbdist.runs.output import TAIL_LIMIT, Output, tail_of
 from nbdist.runs.sofar import fill, last_words, printed
 from nbdist.train.context import Context
-from nbdist.wire.frames import Frame
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import Frame
 
 RUN = "r1"
 

@@ -23,8 +23,8 @@ from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.runs.delivery import Delivery, Given, Receiver
 from nbdist.runs.push import Packed, build, pack
 from nbdist.runtime.task import TaskInfo
-from nbdist.wire.frames import Frame
 from nbdist.wire.hosts import host_identity
+from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.shm import Segment, SharedFile, shared_folder
 
 PREFIX = "nbdist-pushtest"

@@ -23,7 +23,7 @@ from nbdist.runs.interrupt import Ladder
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

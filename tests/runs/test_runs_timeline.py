@@ -24,7 +24,7 @@ from nbdist.runs.timeline import collect, steps_of
 from nbdist.runtime.task import TaskInfo, host_identity
 from nbdist.ui.launch import launch
 from nbdist.ui.timelineview import TimelineView
-from nbdist.wire.frames import Frame
+from nbdist.wire.rpc.frame import Frame
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

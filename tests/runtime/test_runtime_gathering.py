@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.runtime.groups import Gathering
-from nbdist.wire.frames import Frame
+from nbdist.wire.rpc.frame import Frame
 
 
 class Desk:

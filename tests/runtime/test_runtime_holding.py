@@ -13,9 +13,9 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.service import Holding
 from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.ps.trace import ServiceLog
-from nbdist.wire.collective.watch import Watch
-from nbdist.wire.frames import Frame
-from nbdist.wire.peers import Sender
+from nbdist.wire.collective.shm.sync import Watch
+from nbdist.wire.rpc.client import Sender
+from nbdist.wire.rpc.frame import Frame
 
 LAYOUT = Layout.of([("v", (3,), "<f4")])
 

@@ -27,8 +27,8 @@ from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.ps.shard import ParameterShard, Tally
 from nbdist.runtime.ps.sync import APPLIED, KEPT, Rules
 from nbdist.runtime.server import Server
-from nbdist.wire.frames import Frame
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.shm import Doorbell, Segment, remove_all, shared_folder
 
 Array = np.ndarray[Any, Any]

@@ -24,7 +24,7 @@ from nbdist.runtime.ps.client import Link, ShardRequest, open_link
 from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.server import Server
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 from nbdist.wire.shm import remove_all
 
 LAYOUT = Layout.of([("v", (3,), "<f4")])

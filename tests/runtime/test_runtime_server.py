@@ -13,9 +13,9 @@ import pytest
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, NotFoundError
 from nbdist.runtime.server import Server, choose_task
 from nbdist.runtime.spec import ClusterSpec
-from nbdist.wire.frames import Frame
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.peers import Peer, Sender
+from nbdist.wire.rpc.client import Peer, Sender
+from nbdist.wire.rpc.frame import Frame
 
 
 @pytest.fixture

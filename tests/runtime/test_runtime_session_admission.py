@@ -27,7 +27,7 @@ from nbdist.runtime.server import Server
 from nbdist.runtime.session import cluster, dispatch
 from nbdist.runtime.session.session import Session
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 
 def test_a_task_that_is_not_there_is_waited_for_and_named(

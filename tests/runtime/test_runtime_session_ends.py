@@ -20,7 +20,7 @@ from nbdist.graph.op import OPS, Op
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, constant, placeholder, record
 from nbdist.runtime.session import session as lane
-from nbdist.wire.post import Outbox
+from nbdist.wire.channel.sender import Outbox
 from nbdist.wire.shm import remove_all
 
 

@@ -28,8 +28,8 @@ from nbdist.graph.tensor import Tensor, Variable, placeholder, record
 from nbdist.runtime.server import Server
 from nbdist.runtime.session.session import Session
 from nbdist.train.reading import next_batch
+from nbdist.wire.channel.sender import Outbox
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.post import Outbox
 
 X, Y = np.arange(20.0).reshape(10, 2), np.arange(10)
 

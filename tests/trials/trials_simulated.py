@@ -16,7 +16,7 @@ from nbdist.runs.agent import Agent
 from nbdist.runtime.task import TaskInfo
 from nbdist.trials.protocol import SweepOrder, TrialOrder
 from nbdist.trials.trial_worker import Desk
-from nbdist.wire.frames import Frame, decode, encode
+from nbdist.wire.rpc.frame import Frame, decode, encode
 
 
 class Clock:

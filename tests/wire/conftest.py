@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from wire_post import HOST, KEYS, Open, files
 
+from nbdist.wire.channel.sender import Address, Inbox, Outbox
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.post import Address, Inbox, Outbox
 from nbdist.wire.shm import shared_folder
 
 

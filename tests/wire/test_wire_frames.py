@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nbdist.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError
-from nbdist.wire.frames import DTYPES, MAX_META, Frame, decode, encode
+from nbdist.wire.rpc.frame import DTYPES, MAX_META, Frame, decode, encode
 
 plain = st.recursive(
     st.one_of(
@@ -134,7 +134,7 @@ def test_the_limit_is_checked_before_anything_is_read() -> None:
 def test_pickles_and_extension_types_are_refused() -> None:
     import msgpack
 
-    from nbdist.wire.frames import MAGIC, PRELUDE
+    from nbdist.wire.rpc.frame import MAGIC, PRELUDE
 
     for meta in (msgpack.packb({"a": msgpack.ExtType(5, b"x")}), b"\x80\x04K\x01.", msgpack.packb([1])):
         with pytest.raises(DataLossError):

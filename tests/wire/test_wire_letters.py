@@ -13,10 +13,7 @@ import pytest
 from hypothesis import given
 
 from nbdist.errors import DataLossError, InvalidArgumentError
-from nbdist.wire.frames import DTYPES, unpack_meta
-from nbdist.wire.frames import decode as decode_frame
-from nbdist.wire.frames import encode as encode_frame
-from nbdist.wire.letters import (
+from nbdist.wire.channel.message import (
     CALL_TO_WAKE,
     END,
     ENTRIES,
@@ -25,6 +22,7 @@ from nbdist.wire.letters import (
     ROOM,
     Letter,
     Pointer,
+    Unread,
     decode,
     encode,
     encode_pointer,
@@ -32,7 +30,9 @@ from nbdist.wire.letters import (
     pack_values,
     to_frame,
 )
-from nbdist.wire.unread import Unread
+from nbdist.wire.rpc.frame import DTYPES, unpack_meta
+from nbdist.wire.rpc.frame import decode as decode_frame
+from nbdist.wire.rpc.frame import encode as encode_frame
 
 Array = np.ndarray[Any, Any]
 

@@ -13,9 +13,9 @@ import pytest
 from wire_post import Open, arrived, expect_gone, process
 
 from nbdist.errors import InvalidArgumentError, UnavailableError
-from nbdist.wire.frames import DTYPES
-from nbdist.wire.letters import Letter
-from nbdist.wire.post import Address, Inbox, Outbox
+from nbdist.wire.channel.message import Letter
+from nbdist.wire.channel.sender import Address, Inbox, Outbox
+from nbdist.wire.rpc.frame import DTYPES
 
 
 class PostContract:

@@ -10,7 +10,7 @@ import pytest
 from wire_post import HOST, KEYS, Open, arrived, ring
 
 from nbdist.errors import AbortedError, UnavailableError
-from nbdist.wire.post import Address, Inbox, Outbox
+from nbdist.wire.channel.sender import Address, Inbox, Outbox
 from nbdist.wire.shm import shared_folder
 
 

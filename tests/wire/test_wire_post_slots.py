@@ -15,12 +15,12 @@ from hypothesis import given
 from wire_post import Open, arrived, files, ring
 
 from nbdist.errors import ResourceExhaustedError
-from nbdist.wire import slots
-from nbdist.wire.frames import DTYPES
-from nbdist.wire.letters import SLOT, Pointer, decode, encode_pointer
-from nbdist.wire.post import Inbox
+from nbdist.wire.channel import slots
+from nbdist.wire.channel.message import SLOT, Pointer, decode, encode_pointer
+from nbdist.wire.channel.sender import Inbox
+from nbdist.wire.channel.slots import LINE
+from nbdist.wire.rpc.frame import DTYPES
 from nbdist.wire.shm import Segment, shared_folder
-from nbdist.wire.slots import LINE
 
 
 def resident(inbox: Inbox) -> int:

@@ -9,10 +9,10 @@ import pytest
 from wire_post import HOST, KEYS, Open, arrived
 
 from nbdist.errors import NbdistError, ResourceExhaustedError, UnavailableError
-from nbdist.wire import post
+from nbdist.wire.channel import sender
+from nbdist.wire.channel.sender import Address, Inbox
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.peers import Peer
-from nbdist.wire.post import Address, Inbox
+from nbdist.wire.rpc.client import Peer
 
 
 def test_another_host_is_reached_by_socket(inbox: Inbox, opened: Open) -> None:
@@ -79,7 +79,7 @@ def test_who_was_never_reached_is_gone_in_the_end(prefix: str) -> None:
 def test_a_letter_too_large_for_a_socket_is_refused_here(
     inbox: Inbox, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(post, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(sender, "MAX_BYTES", 10_000)
     outbox = opened(transport="socket")
     with pytest.raises(ResourceExhaustedError, match="over a socket's limit of 5,000"):
         outbox.send(1, 7, 1, 0, [np.zeros(1000)])

@@ -14,9 +14,9 @@ import pytest
 
 from nbdist.errors import UnavailableError
 from nbdist.wire import shm
+from nbdist.wire.channel.message import Letter
+from nbdist.wire.channel.sender import Address, Inbox, Outbox
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.letters import Letter
-from nbdist.wire.post import Address, Inbox, Outbox
 from nbdist.wire.shm import shared_folder
 
 HOST = "this host"
@@ -68,7 +68,7 @@ PROCESS = """
 import json, sys
 import numpy as np
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.post import Address, Inbox, Outbox
+from nbdist.wire.channel.sender import Address, Inbox, Outbox
 
 given = json.loads(sys.stdin.readline())
 keys, there = ClusterKeys.from_dict(given["keys"]), Address.from_dict(given["address"])

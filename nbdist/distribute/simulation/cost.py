@@ -77,7 +77,7 @@ class Cost:
     def shared_memory_s(self, what: str, nbytes: int, ranks: int) -> float:
         """Return how long a collective call takes in the memory of one host; `nbytes` is what a rank gives.
 
-        The bytes read and written are those of the collectives in `nbdist.wire.collective.shm`.
+        The bytes read and written are those of the collectives in `nbdist.wire.collective.shm.collective`.
         """
         if ranks == 1:
             return 0.0

@@ -19,7 +19,7 @@ from nbdist.distribute.simulation.servers import Machines, Serving
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import Link, Stopped
 from nbdist.runtime.ps.sync import COUNTED, Answer, Rules
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
 
 PATIENCE_SECONDS = 60.0  # of real time
 NOTHING = Layout.of(())

@@ -16,7 +16,7 @@ import numpy as np
 from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.errors import InvalidArgumentError
-from nbdist.wire.collective.calls import Call, describe
+from nbdist.wire.collective.call import Call, describe
 from nbdist.wire.collective.schedule import AGREEMENT, BEGIN, Phase, RingSchedule, layout, phases
 
 Array: TypeAlias = np.ndarray[Any, Any]

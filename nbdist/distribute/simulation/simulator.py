@@ -28,7 +28,7 @@ from nbdist.graph.placement import round_robin
 from nbdist.runtime.layout import ALIGNMENT, Layout
 from nbdist.runtime.ps.sync import Rules
 from nbdist.wire.collective.buckets import BUCKET_BYTES, plan_buckets
-from nbdist.wire.collective.calls import Call
+from nbdist.wire.collective.call import Call
 
 FLOAT = np.dtype(np.float32)
 VARIABLES = 64

@@ -19,11 +19,10 @@ from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.distribute.simulation.rings import edges
 from nbdist.errors import InvalidArgumentError
-from nbdist.wire.collective.base import Broken, Collective, Member, Trouble, call_ranks
-from nbdist.wire.collective.calls import Call
+from nbdist.wire.collective.base import Broken, Collective, Lookout, Member, Trouble, call_ranks
+from nbdist.wire.collective.call import Call
 from nbdist.wire.collective.hierarchical import HierarchicalCollective
 from nbdist.wire.collective.local import LocalCollective, Table
-from nbdist.wire.collective.lookout import Lookout
 from nbdist.wire.collective.ring import RingCollective
 from nbdist.wire.collective.schedule import layout
 

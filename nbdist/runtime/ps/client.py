@@ -26,9 +26,9 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.mailbox import ANSWER, COUNT, GLOBAL_STEP, RING, SLOTS, VERSION, Mailbox
 from nbdist.runtime.ps.sync import COUNTED, DROPPED, REFUSED, STEPPED, STOPPED, TAKEN, Rules
 from nbdist.runtime.tables import RowGradient, chunks, no_rows
-from nbdist.wire.frames import Frame
-from nbdist.wire.messages import error_from
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.envelope import error_from
+from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.shm import Doorbell, Ringer, Segment
 
 NO_IDS = np.zeros(0, np.int64)

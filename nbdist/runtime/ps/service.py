@@ -53,10 +53,10 @@ from nbdist.runtime.ps.sync import COUNTED, REFUSED, STEPPED, STOPPED, Answer, R
 from nbdist.runtime.ps.trace import ServiceLog, ServiceLogs
 from nbdist.runtime.server import Server
 from nbdist.runtime.tables import RowGradient, Table
-from nbdist.wire.collective.watch import FROZEN_SECONDS, Watch
-from nbdist.wire.frames import Frame
-from nbdist.wire.messages import error_frame
-from nbdist.wire.peers import Sender
+from nbdist.wire.collective.shm.sync import FROZEN_SECONDS, Watch
+from nbdist.wire.rpc.client import Sender
+from nbdist.wire.rpc.envelope import error_frame
+from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.shm import Doorbell, Ringer, Segment, require_plain
 
 Array = np.ndarray[Any, Any]

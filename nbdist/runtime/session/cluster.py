@@ -19,11 +19,11 @@ from nbdist.runtime.session.host import SessionHost
 from nbdist.runtime.session.program import Containers
 from nbdist.runtime.session.protocol import Wanted
 from nbdist.runtime.session.store import Store
-from nbdist.wire.frames import Frame
+from nbdist.wire.channel.sender import Address
 from nbdist.wire.hosts import address_towards, host_identity
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.peers import Peer
-from nbdist.wire.post import Address
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import Frame
 
 TELL_EVERY = 5.0
 _keys: dict[str, ClusterKeys] = {}

@@ -20,9 +20,9 @@ from nbdist.runtime.session.executor import ABORT, CLOSE, FAILED, REGISTER, RELE
 from nbdist.runtime.session.program import Containers
 from nbdist.runtime.session.protocol import Stations, pack_piece
 from nbdist.runtime.session.store import LOOK_EVERY
-from nbdist.wire.frames import Frame
-from nbdist.wire.messages import error_from
-from nbdist.wire.post import Address, Letter, Outbox
+from nbdist.wire.channel.sender import Address, Letter, Outbox
+from nbdist.wire.rpc.envelope import error_from
+from nbdist.wire.rpc.frame import Frame
 
 REGISTER_SECONDS = 120.0
 ABORT_SECONDS = 5.0  # for others to end their part of a step that has failed

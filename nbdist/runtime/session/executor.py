@@ -43,8 +43,8 @@ from nbdist.runtime.session.datasets import Sources
 from nbdist.runtime.session.program import Containers, Mark, PieceProgram, Rendezvous, Scratch, spans_of
 from nbdist.runtime.session.resources import Resources
 from nbdist.runtime.session.store import LOOK_EVERY, Store, Waiting
+from nbdist.wire.channel.sender import Address, Inbox, Letter, Outbox
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.post import Address, Inbox, Letter, Outbox
 
 REGISTER, REGISTERED, RUN, DONE, FAILED, VALUE, ABORT, RELEASE, CLOSE = range(1, 10)
 NEXT = (

@@ -34,10 +34,10 @@ from nbdist.runtime.session.executor import (
 from nbdist.runtime.session.program import Containers
 from nbdist.runtime.session.protocol import Wanted, unpack_piece
 from nbdist.runtime.session.store import LOOK_EVERY, Store
-from nbdist.wire.frames import Frame
-from nbdist.wire.listener import Sender
-from nbdist.wire.messages import error_frame
-from nbdist.wire.post import Address, Letter
+from nbdist.wire.channel.sender import Address, Letter
+from nbdist.wire.rpc.envelope import error_frame
+from nbdist.wire.rpc.frame import Frame
+from nbdist.wire.rpc.server import Sender
 
 if TYPE_CHECKING:
     from nbdist.runtime.server import Server

@@ -9,7 +9,7 @@ from nbdist.errors import DataLossError
 from nbdist.graph.backend import Array
 from nbdist.graph.encoding import decode, encode
 from nbdist.graph.partition import Piece
-from nbdist.wire.post import Address
+from nbdist.wire.channel.sender import Address
 
 Stations = dict[str, tuple[Address, str]]
 """By device: where its station is, and its task's name."""

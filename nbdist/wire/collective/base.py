@@ -10,24 +10,28 @@ on every rank and with one reason. A group that is broken stays so: form another
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
 
-from nbdist.errors import FailedPreconditionError, NbdistError
-from nbdist.wire.collective.calls import Call, describe
-from nbdist.wire.collective.device import check_out, is_on_device, like, to_host
-from nbdist.wire.collective.lookout import Lookout
-from nbdist.wire.collective.member import Member, call_ranks, same_group
-from nbdist.wire.collective.seat import Seat
-from nbdist.wire.collective.trouble import Broken, Trouble
-from nbdist.wire.frames import Array
+from nbdist import errors
+from nbdist.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    UnavailableError,
+)
+from nbdist.wire.collective.call import Call, check_out, describe, is_on_device, like, to_host
+from nbdist.wire.keys import ClusterKeys
+from nbdist.wire.rpc.frame import Array
 
 __all__ = ["Broken", "Collective", "Member", "Seat", "Trouble", "call_ranks", "same_group"]
-
 KNOWN_CALLS = 256
 
 
@@ -242,3 +246,170 @@ class Collective(ABC):
 
 
 _NOTHING = np.empty(0, np.uint8)
+
+# What a rank holds before its group is formed; each kind of collective has one.
+
+
+class Seat(ABC):
+    """What one rank brings to a group before it knows the others."""
+
+    @property
+    @abstractmethod
+    def card(self) -> dict[str, Any]:
+        """Plain values for the others, which the caller hands to every rank."""
+
+    @abstractmethod
+    def join(self, cards: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
+        """Meet the others, whose cards are given in the order of ranks; return the group once all are there.
+
+        Raises UnavailableError when one does not come within `timeout` seconds.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up what was brought, if `join` was not called."""
+
+
+# Why a group is broken: what all of its ranks raise.
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a group is broken: the name of the error that everyone raises, and its text."""
+
+    kind: str
+    text: str
+
+    def error(self, before: str = "") -> NbdistError:
+        """Return the error to raise."""
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, NbdistError)) or kind is errors.MissingExtra:
+            kind = AbortedError
+        return kind(before + self.text)
+
+    def pack(self, room: int) -> bytes:
+        """Return it as at most `room` bytes."""
+        return f"{self.kind}\n{self.text}".encode()[:room]
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> Trouble:
+        """Return what `pack` packed."""
+        kind, _, text = raw.decode(errors="ignore").partition("\n")
+        return cls(kind, text)
+
+
+class Broken(Exception):
+    """A group broke while this rank waited; becomes the error that the trouble names."""
+
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__(trouble.text)
+        self.trouble = trouble
+
+
+#     What a rank looks at beside its group while it waits: a run's abort flag, for example.
+#
+# lookout = Lookout.of(member.check)
+# lookout()               # often; it calls the check every 0.1 s at most
+# lookout.raised          # what the check raised, to be raised where the call was made
+
+LOOK_EVERY = 0.1  # seconds; whoever sleeps wakes as often, so that no look is more than 0.2 s late
+
+
+class Lookout:
+    """Calls a check from time to time; without one it does nothing."""
+
+    def __init__(self, check: Callable[[], None] | None = None) -> None:
+        self._check = check
+        self.watches = check is not None
+        """Whether there is anything to look at."""
+        self._next = 0.0
+        self.raised: BaseException | None = None
+        """What the check has raised."""
+
+    @classmethod
+    def of(cls, check: Callable[[], None] | None) -> Lookout:
+        """Return a check's lookout; a lookout is its own, so that the parts of a group can share one."""
+        return check if isinstance(check, cls) else cls(check)
+
+    @property
+    def nap(self) -> float | None:
+        """For how many seconds at most a rank may sleep; None for as long as it likes."""
+        return None if self._check is None else LOOK_EVERY
+
+    def __call__(self) -> None:
+        """Look, if it is time to; raise what the check raises."""
+        if self._check is None:
+            return
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + LOOK_EVERY
+        try:
+            self._check()
+        except BaseException as error:
+            self.raised = error
+            raise
+
+
+# Who takes part in a group: what a rank knows of itself and of the others before they meet.
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank of a group to be: who it is, and what it needs to meet the others.
+
+    `hosts` and `names` are all ranks', in their order; ranks of equal host can share memory. `incarnation`
+    is the same for all ranks of this group and for no other group. Where there are several hosts, `keys` are
+    the cluster's and `bind` is the address of this host that the others reach. `timeout` is how many seconds
+    a call may take, None for as long as all ranks live. `numbers` are what people call the ranks, where the
+    group is part of another. `check` is called from time to time while this rank waits in a call, every
+    0.2 s at least; what it raises breaks the group, on all ranks, and is raised here.
+    """
+
+    rank: int
+    hosts: tuple[str, ...]
+    names: tuple[str, ...]
+    incarnation: int
+    prefix: str
+    keys: ClusterKeys | None = None
+    bind: str = "127.0.0.1"
+    timeout: float | None = None
+    numbers: tuple[int, ...] = ()
+    check: Callable[[], None] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.hosts) != len(self.names) or not 0 <= self.rank < len(self.hosts):
+            raise InvalidArgumentError(
+                f"rank {self.rank} of {len(self.hosts)} hosts and {len(self.names)} names; give one of each"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.hosts)
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """How errors call the ranks, such as `rank 1 (/job:worker/task:1)`."""
+        return call_ranks(self.names, self.numbers)
+
+
+def call_ranks(names: Sequence[str], numbers: Sequence[int] = ()) -> tuple[str, ...]:
+    """Return how errors call ranks of these names.
+
+    >>> call_ranks(["ps", "worker"])
+    ('rank 0 (ps)', 'rank 1 (worker)')
+    """
+    return tuple(f"rank {number} ({name})" for number, name in zip(numbers or range(len(names)), names))
+
+
+def same_group(member: Member, cards: Sequence[dict[str, Any]]) -> None:
+    """Refuse cards that are not those of this very group."""
+    if len(cards) != member.size:
+        raise UnavailableError(f"{len(cards)} cards for {member.size} ranks")
+    for rank, card in enumerate(cards):
+        if card.get("incarnation") != member.incarnation:
+            raise UnavailableError(
+                f"{member.called[rank]} is of incarnation {card.get('incarnation')!r} of the "
+                f"group, this is {member.incarnation}"
+            )

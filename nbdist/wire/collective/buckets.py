@@ -24,7 +24,7 @@ import numpy as np
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.wire.collective.base import Collective
-from nbdist.wire.frames import Array
+from nbdist.wire.rpc.frame import Array
 
 BUCKET_BYTES = 1 << 22
 FIRST_BYTES = 1 << 20  # the first one is small, so that something travels early

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import NbdistError
-from nbdist.wire.collective.base import Broken, Collective, Member, Seat, Trouble, same_group
-from nbdist.wire.collective.calls import Call, compare, flat
+from nbdist.wire.collective.base import Broken, Collective, Lookout, Member, Seat, Trouble, same_group
+from nbdist.wire.collective.call import Call, compare, flat
 from nbdist.wire.collective.local import LocalSeat
-from nbdist.wire.collective.lookout import Lookout
 from nbdist.wire.collective.ring import RingCollective, RingSeat
 from nbdist.wire.collective.schedule import AGREEMENT, TEXT_BYTES, Phase, layout, phases
-from nbdist.wire.collective.shm import ShmCollective, ShmSeat
-from nbdist.wire.frames import Array
+from nbdist.wire.collective.shm.collective import ShmCollective, ShmSeat
+from nbdist.wire.rpc.frame import Array
 
 
 class HierarchicalCollective(Collective):

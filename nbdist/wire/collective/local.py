@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.wire.collective.base import Broken, Collective, Member, Seat, Trouble, call_ranks
-from nbdist.wire.collective.calls import REDUCING, Call, combine, compare
-from nbdist.wire.collective.lookout import Lookout
-from nbdist.wire.frames import Array
+from nbdist.wire.collective.base import Broken, Collective, Lookout, Member, Seat, Trouble, call_ranks
+from nbdist.wire.collective.call import REDUCING, Call, combine, compare
+from nbdist.wire.rpc.frame import Array
 
 
 class LocalCollective(Collective):

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,14 +31,9 @@ from nbdist.errors import (
     NbdistError,
     UnavailableError,
 )
-from nbdist.wire.collective.agreement import History, to_record, verdict
-from nbdist.wire.collective.base import Broken, Collective, Member, Seat, Trouble
-from nbdist.wire.collective.calls import Call
-from nbdist.wire.collective.device import check_out, is_on_device
-from nbdist.wire.collective.gpus import Gpu, not_one_each
-from nbdist.wire.collective.launch import Launch, travels
-from nbdist.wire.collective.lookout import Lookout
-from nbdist.wire.frames import Array
+from nbdist.wire.collective.base import Broken, Collective, Lookout, Member, Seat, Trouble
+from nbdist.wire.collective.call import REDUCING, Call, check_out, compare, is_on_device
+from nbdist.wire.rpc.frame import Array
 
 SPINS = 2000  # looks at an event before it is left to the scheduler
 NAP_SECONDS = 50e-6
@@ -44,7 +42,6 @@ GRACE_SECONDS = 1.0  # for a call to be done after a rank was seen to have left
 UNIQUE_ID_BYTES = 128
 INTERFACE = "NCCL_SOCKET_IFNAME"
 LOOPBACK = "=lo"
-
 _chosen: list[str] = []  # the interface that this process has set, if any
 
 
@@ -294,3 +291,228 @@ def _cupy() -> Any:
     except ImportError as error:
         raise MissingExtra("gpu", "NCCL") from error
     return cupy
+
+
+#     One collective call on a GPU's stream: what of it NCCL does, and how.
+#
+#     launch = Launch(gpu, communicator, rank)
+#     done, in_use = launch(call, x, out)         # keep what is in use until done() is true
+#
+# A value that NCCL has no type for travels as one that it has: a boolean as a byte (or is a maximum, and is a
+# minimum), a complex number as two real ones, where parts may be added up apart, and what is only copied as
+# bytes.
+
+TYPES = {
+    "i1": "NCCL_INT8",
+    "u1": "NCCL_UINT8",
+    "i4": "NCCL_INT32",
+    "u4": "NCCL_UINT32",
+    "i8": "NCCL_INT64",
+    "u8": "NCCL_UINT64",
+    "f2": "NCCL_FLOAT16",
+    "f4": "NCCL_FLOAT32",
+    "f8": "NCCL_FLOAT64",
+}
+OPS = {
+    "sum": "NCCL_SUM",
+    "mean": "NCCL_SUM",
+    "min": "NCCL_MIN",
+    "max": "NCCL_MAX",
+    "product": "NCCL_PROD",
+}
+BOOLEAN_OPS = {"sum": "NCCL_MAX", "max": "NCCL_MAX", "product": "NCCL_MIN", "min": "NCCL_MIN"}
+
+
+@dataclass(frozen=True)
+class Travel:
+    """How items go through NCCL: as `each` of its `type` for one of ours, combined by `op`."""
+
+    type: str
+    each: int
+    op: str = ""
+
+
+def travels(call: Call) -> Travel | None:
+    """Return how a call's items go through NCCL, None if they cannot."""
+    work = call.work
+    if call.what not in REDUCING:
+        return Travel("NCCL_UINT8", work.itemsize)
+    if work.kind == "b":
+        return Travel("NCCL_UINT8", 1, BOOLEAN_OPS[call.op])
+    if work.kind == "c" and call.op in ("sum", "mean"):
+        part = TYPES.get(f"f{work.itemsize // 2}")
+        return Travel(part, 2, "NCCL_SUM") if part else None
+    kind = TYPES.get(work.str[1:])
+    return Travel(kind, 1, OPS[call.op]) if kind else None
+
+
+class Launch:
+    """Puts calls on the current stream of a GPU."""
+
+    def __init__(self, gpu: Gpu, communicator: Any, rank: int) -> None:
+        self._cupy, self._nccl, self._number = gpu.cupy, gpu.nccl, gpu.number
+        self._communicator, self._rank = communicator, rank
+
+    def __call__(self, call: Call, x: Any, out: Any) -> tuple[Callable[[], bool], Any]:
+        """Begin a call; return whether it is done, as a function, and what must stay until then."""
+        cupy = self._cupy
+        with cupy.cuda.Device(self._number):  # of this thread, which may have another
+            stream = cupy.cuda.get_current_stream()
+            given = cupy.ascontiguousarray(x, call.work)
+            taken = out if _fits(call, given, out) else cupy.empty(out.shape, call.work)
+            if call.count:
+                self._send(call, given, taken, stream.ptr)
+            if call.op == "mean":
+                cupy.true_divide(taken, call.size, out=taken)
+            if taken is not out:
+                out[...] = taken
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(stream)
+        return lambda: bool(event.done), (given, taken)
+
+    def _send(self, call: Call, given: Any, taken: Any, stream: int) -> None:
+        travel = travels(call)
+        assert travel is not None
+        there, comm = taken.data.ptr, self._communicator
+        kind = getattr(self._nccl, travel.type)
+        op = getattr(self._nccl, travel.op) if travel.op else 0
+        count = call.count * travel.each
+        if call.what == "all_reduce":
+            comm.allReduce(given.data.ptr, there, count, kind, op, stream)
+        elif call.what == "all_gather":
+            comm.allGather(given.data.ptr, there, count, kind, stream)
+        elif call.what == "broadcast":
+            comm.broadcast(given.data.ptr, there, count, kind, call.root, stream)
+        elif call.shape[0] % call.size == 0:
+            comm.reduceScatter(given.data.ptr, there, count // call.size, kind, op, stream)
+        else:
+            self._reduce_to_each(call, given, there, travel.each, kind, op, stream)
+
+    def _reduce_to_each(
+        self, call: Call, given: Any, there: int, each: int, kind: int, op: int, stream: int
+    ) -> None:
+        """Reduce every rank's rows to it, at once; NCCL's own reduce-scatter gives all the same number."""
+        self._nccl.groupStart()
+        try:
+            for root, (low, high) in enumerate(call.shares(1)):
+                if low < high:
+                    own = there if root == self._rank else 0
+                    self._communicator.reduce(
+                        given.data.ptr + low * call.work.itemsize,
+                        own,
+                        (high - low) * each,
+                        kind,
+                        op,
+                        root,
+                        stream,
+                    )
+        finally:
+            self._nccl.groupEnd()
+
+
+def _fits(call: Call, given: Any, out: Any) -> bool:
+    """Whether NCCL may write straight to `out`: it is a row of the right items, and not partly the input."""
+    if not out.flags.c_contiguous or out.dtype != call.work:
+        return False
+    begin, there = given.data.ptr, out.data.ptr
+    if call.what == "all_reduce" and begin == there:
+        return True
+    apart: bool = begin + given.nbytes <= there or there + out.nbytes <= begin
+    return apart
+
+
+#     Which calls ranks have agreed on, and which they need not ask each other about any more. Pure.
+#
+#     history = History()
+#     if not history.expects(call):       # the same answer on every rank, as all have made the same calls
+#         ...compare the calls of all ranks, once all are there...
+#     history.note(call)
+#
+# A rank that makes the call that is expected goes ahead. One that makes another asks the others first and
+# moves
+# nothing; those that went ahead cannot finish without it, find it asking, and answer. So no value moves on
+# which not all agree, and a training step that makes the calls of the step before asks nobody.
+
+REMEMBERED = 16  # calls before one, by which it is expected: more than a step has alike in a row
+KNOWN = 4096
+RECORD_BYTES = 512
+NUMBER_BYTES = 8
+
+
+class History:
+    """The calls of a group so far."""
+
+    def __init__(self) -> None:
+        self._before: deque[int] = deque(maxlen=REMEMBERED)
+        self._after: dict[tuple[int, ...], int] = {}
+
+    def expects(self, digest: int) -> bool:
+        """Return whether a call of this digest came last time after the same calls."""
+        return self._after.get(tuple(self._before)) == digest
+
+    def note(self, digest: int) -> None:
+        """Remember that all ranks make this call."""
+        if len(self._after) >= KNOWN:
+            self._after.clear()
+        self._after[tuple(self._before)] = digest
+        self._before.append(digest)
+
+
+def to_record(sequence: int, text: str) -> Array:
+    """Return what a rank says of the call that it is in, as bytes of one length."""
+    raw = sequence.to_bytes(NUMBER_BYTES, "little") + text.encode()
+    return np.frombuffer(raw[:RECORD_BYTES].ljust(RECORD_BYTES, b"\0"), np.uint8)
+
+
+def verdict(records: Array, called: Sequence[str]) -> tuple[bool, str]:
+    """Return whether all ranks are in one call, and what to tell everyone if it is not the same for all.
+
+    A rank that is not there yet has still to find that the call before is done, in which all agreed.
+
+    >>> ask = lambda *said: verdict(np.stack([to_record(*one) for one in said]), ["a", "b"])
+    >>> ask((3, "barrier()"), (3, "barrier()")), ask((3, "barrier()"), (4, "all_gather(...)"))
+    ((True, ''), (False, ''))
+    """
+    said = [record.tobytes() for record in records]
+    sequences = [int.from_bytes(raw[:NUMBER_BYTES], "little") for raw in said]
+    if len(set(sequences)) > 1:
+        return False, ""
+    texts = {rank: raw[NUMBER_BYTES:].rstrip(b"\0").decode(errors="ignore") for rank, raw in enumerate(said)}
+    return True, compare(texts, sequences[0], called)
+
+
+# Which GPU a rank has, and whether every rank has one of its own.
+
+DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that this process can use: CuPy and its NCCL, CuPy's number of it, and its place on the host."""
+
+    cupy: Any
+    nccl: Any
+    number: int
+    place: str
+
+
+def is_likely() -> bool:
+    """Return whether it is worth while to load CuPy and ask it for a GPU."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    return "cupy" in sys.modules or any(Path(one).exists() for one in DEVICES)
+
+
+def not_one_each(member: Member, cards: Sequence[dict[str, Any]]) -> str:
+    """Return why ranks with these cards have not one GPU each; empty if they have."""
+    found: dict[tuple[str, Any], int] = {}
+    for rank, card in enumerate(cards):
+        if not card.get("gpu"):
+            return f"{member.called[rank]} has no GPU that CuPy and NCCL can use"
+        first = found.setdefault((member.hosts[rank], card["gpu"]), rank)
+        if first != rank:
+            return (
+                f"{member.called[first]} and {member.called[rank]} share GPU {card['gpu']}; give each one of "
+                "its own, as with CUDA_VISIBLE_DEVICES"
+            )
+    return ""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from nbdist.wire.collective.calls import REDUCING, Call
+from nbdist.wire.collective.call import REDUCING, Call
 
 PIECE_BYTES = 1 << 18
 UNDER_WAY = 4  # rounds
@@ -74,7 +74,7 @@ class RingSchedule:
         was the last one, sends the next. Letters come in the order in which the rank before sends them, and
         that is the order in which this one does.
 
-        >>> from nbdist.wire.collective.calls import describe
+        >>> from nbdist.wire.collective.call import describe
         >>> import numpy as np
         >>> list(RingSchedule.of(describe("all_reduce", (4,), np.dtype("f4"), size=2, op="sum")).moves())
         [(0, -1), (0, 0), (0, 1)]
@@ -159,7 +159,7 @@ def phases(call: Call, hosts: Sequence[Sequence[int]], host: int) -> tuple[Phase
 
     A value crosses the network once per host, not once per rank.
 
-    >>> from nbdist.wire.collective.calls import describe
+    >>> from nbdist.wire.collective.call import describe
     >>> import numpy as np
     >>> call = describe("all_reduce", (9,), np.dtype("f4"), size=3, op="sum")
     >>> [f"{phase.what} among {phase.among}" for phase in phases(call, [[0, 1], [2]], 0)]

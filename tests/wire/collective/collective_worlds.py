@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from nbdist.wire.collective.base import Collective, Member
-from nbdist.wire.collective.choice import COLLECTIVES
+from nbdist.wire.collective.registry import COLLECTIVES
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.shm import shared_folder
 
@@ -98,9 +98,9 @@ PROCESS = """
 import json, os, signal, sys, threading, time
 import numpy as np
 from nbdist.errors import NbdistError
-from nbdist.wire.collective import mpiworld
+from nbdist.wire.collective.mpi import world
 from nbdist.wire.collective.base import Member
-from nbdist.wire.collective.choice import COLLECTIVES
+from nbdist.wire.collective.registry import COLLECTIVES
 from nbdist.wire.keys import ClusterKeys
 
 def say(value):
@@ -155,8 +155,8 @@ def obey_and_survive(order):
     except KeyboardInterrupt as error:  # another, while the first was looked at
         return [type(error).__name__, str(error)]
 
-if mpiworld.is_started(os.environ):  # as engines do
-    mpiworld.enter_world(finalize=False)
+if mpi_world.is_started(os.environ):  # as engines do
+    mpi_world.enter_world(finalize=False)
 while line := sys.stdin.readline():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     value = obey_and_survive(json.loads(line))

@@ -26,7 +26,7 @@ from collective_worlds import members
 from fake_cupy import DeviceArray, FakeCupy
 
 from nbdist.cluster.mpi import ProcessManager
-from nbdist.wire.collective.device import is_on_device
+from nbdist.wire.collective.call import is_on_device
 
 SECONDS = 30.0
 Array = np.ndarray[Any, Any]
@@ -296,7 +296,7 @@ class Server:
             raise error
 
     def sit(self, member: Any, checks: bool) -> tuple[int, Any]:
-        from nbdist.wire.collective.mpi import MpiSeat
+        from nbdist.wire.collective.mpi.collective import MpiSeat
 
         seat = MpiSeat(replace(member, check=self._check if checks else None))
         number = len(self._groups)
@@ -314,10 +314,10 @@ class Server:
         return list(self._groups[number].notes)
 
     def known(self) -> int:
-        from nbdist.wire.collective import lanes
+        from nbdist.wire.collective.mpi import transport
 
-        lanes.sweep()
-        return lanes.known()
+        transport.sweep()
+        return transport.known()
 
     def open_stray_receive(self) -> None:
         from mpi4py import MPI
@@ -345,7 +345,7 @@ class Server:
 
 
 if __name__ == "__main__":
-    from nbdist.wire.collective.mpiworld import enter_world
+    from nbdist.wire.collective.mpi.world import enter_world
 
     enter_world(finalize=False)  # all ranks do, as engines; it waits for them
     Server(Connection(int(sys.argv[1]))).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nbdist.wire.collective.calls import combine, describe
+from nbdist.wire.collective.call import combine, describe
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "g", "c8", "c16"])

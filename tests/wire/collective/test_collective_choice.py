@@ -12,10 +12,10 @@ import pytest
 from collective_worlds import members
 
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
-from nbdist.wire.collective import desk
 from nbdist.wire.collective.base import Collective, Member
-from nbdist.wire.collective.choice import choose, form
-from nbdist.wire.collective.shm import ShmSeat
+from nbdist.wire.collective.registry import choose, form
+from nbdist.wire.collective.shm import segment
+from nbdist.wire.collective.shm.collective import ShmSeat
 from nbdist.wire.shm import Segment, shared_folder
 
 Cards = list[dict[str, Any]]
@@ -85,7 +85,7 @@ def test_without_room_for_shared_memory_all_take_sockets_and_say_so(monkeypatch:
             raise ResourceExhaustedError("no room for 2 MB")
         return create(prefix, size)
 
-    monkeypatch.setattr(desk.Segment, "create", full)
+    monkeypatch.setattr(segment.Segment, "create", full)
     everyone = members(["a"] * 3)
     groups = formed_by_all(everyone)
     assert [group.kind for group in groups] == ["ring"] * 3
@@ -110,7 +110,7 @@ def test_a_card_of_another_incarnation_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["shm", "ring"])
 def test_a_rank_that_does_not_come_is_named(kind: str) -> None:
-    from nbdist.wire.collective.choice import COLLECTIVES
+    from nbdist.wire.collective.registry import COLLECTIVES
 
     everyone = members(["a", "a"])
     seats = [COLLECTIVES[kind](member) for member in everyone]

@@ -14,7 +14,7 @@ from busy import BUSY_SECONDS
 from collective_worlds import Processes
 from mpi_worlds import MpiWorld
 
-from nbdist.wire.collective import watch
+from nbdist.wire.collective.shm import sync
 
 NOTICED_SECONDS = 2.0  # that a process is gone, or that the group was aborted
 GROUPS = {
@@ -120,8 +120,8 @@ def test_who_is_stopped_is_frozen_and_who_computes_is_not(monkeypatch: pytest.Mo
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as busy:
         assert busy.stdout
         busy.stdout.readline()
-        one = watch.Watch({3: busy.pid, 4: os.getpid()})
-        monkeypatch.setattr(watch, "FROZEN_SECONDS", 0.0)
+        one = sync.Watch({3: busy.pid, 4: os.getpid()})
+        monkeypatch.setattr(sync, "FROZEN_SECONDS", 0.0)
         assert one.frozen() == []
         busy.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + 10

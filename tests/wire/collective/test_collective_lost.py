@@ -11,10 +11,9 @@ import pytest
 from collective_worlds import formed
 
 from nbdist.errors import DataLossError, NbdistError
+from nbdist.wire.channel.sender import Outbox
 from nbdist.wire.collective.base import Collective
-from nbdist.wire.collective.neighbours import DATA, Neighbours
-from nbdist.wire.collective.ring import RingCollective
-from nbdist.wire.post import Outbox
+from nbdist.wire.collective.ring import DATA, Neighbours, RingCollective
 
 Calls = Callable[[Collective], object]
 CALLS: dict[str, Calls] = {

@@ -14,9 +14,9 @@ from collective_worlds import members
 from mpi_worlds import MpiWorld, RemoteGroup, RemoteRank, remote_groups
 
 from nbdist.errors import AbortedError, DeadlineExceededError, FailedPreconditionError, MissingExtra
-from nbdist.wire.collective import mpiworld
-from nbdist.wire.collective.choice import choose
-from nbdist.wire.collective.mpi import MpiSeat
+from nbdist.wire.collective.mpi import world as mpi_world
+from nbdist.wire.collective.mpi.collective import MpiSeat
+from nbdist.wire.collective.registry import choose
 
 _ranks: list[RemoteRank] = []
 
@@ -103,8 +103,8 @@ def test_ranks_of_several_hosts_and_what_is_not_noticed_there() -> None:
 
 
 def test_a_process_that_no_mpiexec_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpiworld, "_entered", [])
-    for name in mpiworld.STARTED:
+    monkeypatch.setattr(mpi_world, "_entered", [])
+    for name in mpi_world.STARTED:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(FailedPreconditionError, match=r"%cluster start --launcher mpi, or mpiexec -n 4"):
         MpiSeat(members(["here"] * 2)[0])
@@ -119,11 +119,11 @@ def test_a_process_that_no_mpiexec_started_is_refused(monkeypatch: pytest.Monkey
 def test_ranks_of_two_worlds_are_refused() -> None:
     everyone = members(["here"] * 2)
     cards = [{"world": "one", "place": rank} for rank in range(2)]
-    assert mpiworld.world_ranks(everyone[0], cards) == [0, 1]
+    assert mpi_world.world_ranks(everyone[0], cards) == [0, 1]
     with pytest.raises(FailedPreconditionError, match=r"rank 1 \(.*\) is in another one than rank 0"):
-        mpiworld.world_ranks(everyone[0], [cards[0], {**cards[1], "world": "two"}])
+        mpi_world.world_ranks(everyone[0], [cards[0], {**cards[1], "world": "two"}])
     with pytest.raises(FailedPreconditionError, match=r"one rank of each process.*\[0, 0\]"):
-        mpiworld.world_ranks(everyone[0], [cards[0], cards[0]])
+        mpi_world.world_ranks(everyone[0], [cards[0], cards[0]])
 
 
 def test_who_does_not_come_into_the_world_is_named() -> None:

@@ -36,11 +36,10 @@ from nbdist.errors import (
     NbdistError,
     UnavailableError,
 )
-from nbdist.wire.collective import choice, nccl
-from nbdist.wire.collective.agreement import History
+from nbdist.wire.collective import nccl, registry
 from nbdist.wire.collective.base import Collective
-from nbdist.wire.collective.calls import describe
-from nbdist.wire.collective.launch import Travel, travels
+from nbdist.wire.collective.call import describe
+from nbdist.wire.collective.nccl import History, Travel, travels
 
 
 @pytest.fixture(scope="class", autouse=True)
@@ -409,7 +408,7 @@ class TestChoosing:
 
         def try_one(member: Any) -> NbdistError:
             with pytest.raises(NbdistError, match=r'pip install "nbdist\[gpu\]"') as raised:
-                choice.form(member, table.exchange(member.rank), "nccl")
+                registry.form(member, table.exchange(member.rank), "nccl")
             return raised.value
 
         with ThreadPoolExecutor(2) as pool:

@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from nbdist.wire.collective import parting
-from nbdist.wire.collective.desk import THREAD
-from nbdist.wire.collective.parting import Parting, core_of
+from nbdist.wire.collective.shm import sync
+from nbdist.wire.collective.shm.segment import THREAD
+from nbdist.wire.collective.shm.sync import Parting, core_of
 
 CORES = sorted(os.sched_getaffinity(0))
 NOBODY = 2**22 + 1  # above the largest id of a thread
@@ -51,7 +51,7 @@ def test_who_shares_a_core_moves_to_one_that_no_rank_has(
     moves: list[set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = threading.get_native_id()
-    monkeypatch.setattr(parting, "core_of", {own: 0, 7: 0, 8: 2}.__getitem__)
+    monkeypatch.setattr(sync, "core_of", {own: 0, 7: 0, 8: 2}.__getitem__)
     rows = words([7, 8, 0])
     one = Parting(2, rows)
     one.look(1.0)
@@ -69,12 +69,12 @@ def test_who_has_a_core_or_finds_none_free_stays(
 ) -> None:
     own = threading.get_native_id()
     cores = {own: 0, **dict(enumerate(others, 1))}
-    monkeypatch.setattr(parting, "core_of", cores.__getitem__)
+    monkeypatch.setattr(sync, "core_of", cores.__getitem__)
     Parting(0, words([0, *range(1, len(others) + 1)])).look(1.0)
     assert moves == []
 
 
 def test_where_nobody_is_known_nobody_moves(moves: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parting, "core_of", lambda thread: -1)
+    monkeypatch.setattr(sync, "core_of", lambda thread: -1)
     Parting(0, words([0, 0])).look(1.0)
     assert moves == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.wire.collective.calls import describe
+from nbdist.wire.collective.call import describe
 from nbdist.wire.collective.schedule import (
     AGREEMENT,
     BEGIN,

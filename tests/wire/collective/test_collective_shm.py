@@ -12,8 +12,8 @@ from collective_contract import ControlContract, World
 from collective_worlds import formed
 
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
-from nbdist.wire.collective import lent
 from nbdist.wire.collective.base import Collective
+from nbdist.wire.collective.shm import collective
 from nbdist.wire.shm import Segment
 
 
@@ -34,8 +34,8 @@ def test_a_lent_array_on_one_rank_only_is_named() -> None:
     world = World(formed(["here"] * 2, "shm"))
 
     def half(group: Collective) -> Any:
-        lent = group.lend((70_000,), "f4")
-        x = lent if group.rank else np.zeros_like(lent)
+        collective = group.lend((70_000,), "f4")
+        x = collective if group.rank else np.zeros_like(collective)
         return group.all_reduce(x, "sum", x)
 
     for one in world.all(half):
@@ -54,7 +54,7 @@ def test_without_room_lent_arrays_are_ordinary_ones(monkeypatch: pytest.MonkeyPa
         return create(prefix, size)
 
     unlucky = [0]
-    monkeypatch.setattr(lent.Segment, "create", full)
+    monkeypatch.setattr(collective.Segment, "create", full)
 
     def lend(group: Collective) -> Any:
         if group.rank:

@@ -14,7 +14,7 @@ from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.distribute.simulation.rings import all_reduce
 from nbdist.distribute.simulation.simulator import REDUCERS
-from nbdist.wire.collective.neighbours import Neighbours
+from nbdist.wire.collective.ring import Neighbours
 
 
 @pytest.mark.parametrize("nbytes", [400, 300_004, 3_000_000])

@@ -20,14 +20,13 @@ import numpy as np
 
 from nbdist.errors import UnavailableError
 from nbdist.wire.collective.base import Trouble
-from nbdist.wire.frames import Array
+from nbdist.wire.rpc.frame import Array
 from nbdist.wire.shm import Segment, shared_folder
 
 CHUNK = 1 << 20  # bytes of all pieces of one round: in cache, and large enough for few rounds
 SMALLEST_PIECE = 1 << 14
 EAGER = 1 << 16  # of a value; up to here every rank combines everything: one meeting instead of two
 MOST_EAGER = 1 << 20  # of all other ranks' values, with which it is so however many there are
-
 WORD = np.dtype(np.int64).itemsize
 LINE = 64
 # In words. A call's digest stands beside SENT, so that who waits reads one line.
@@ -35,7 +34,6 @@ SENT, DIGEST, REDUCED, ASLEEP, BROKEN, LEFT, THREAD = 0, 1, 8, 16, 24, 25, 26
 TEXT_AT, TEXT_ROOM = 512, 512  # of a call, two of them
 TROUBLE_AT, TROUBLE_ROOM = 2048, 2048
 DATA_AT = 4096
-
 IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686", "i386")
 
 

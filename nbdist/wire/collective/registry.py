@@ -22,16 +22,14 @@ from nbdist.errors import (
     choices,
 )
 from nbdist.wire.collective.base import Collective, Member, Seat
-from nbdist.wire.collective.gpus import is_likely
 from nbdist.wire.collective.hierarchical import HierarchicalSeat
 from nbdist.wire.collective.local import LocalSeat
-from nbdist.wire.collective.mpi import MpiSeat
-from nbdist.wire.collective.nccl import NcclSeat
+from nbdist.wire.collective.mpi.collective import MpiSeat
+from nbdist.wire.collective.nccl import NcclSeat, is_likely
 from nbdist.wire.collective.ring import RingSeat
-from nbdist.wire.collective.shm import ShmSeat
+from nbdist.wire.collective.shm.collective import ShmSeat
 
 Exchange = Callable[[dict[str, Any]], Sequence[dict[str, Any]]]
-
 COLLECTIVES: dict[str, Callable[[Member], Seat]] = {
     "local": LocalSeat,
     "shm": ShmSeat,

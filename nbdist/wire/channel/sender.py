@@ -21,16 +21,15 @@ from typing import Any, Literal
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, UnavailableError
-from nbdist.wire.frames import MAX_ARRAYS, MAX_BYTES, Array
-from nbdist.wire.inbox import Address, Inbox
+from nbdist.wire.channel.message import Letter, encode, pack_values, to_frame
+from nbdist.wire.channel.receiver import Address, Inbox
+from nbdist.wire.channel.slots import Slots
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.letters import Letter, encode, pack_values, to_frame
-from nbdist.wire.peers import Peer
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import MAX_ARRAYS, MAX_BYTES, Array
 from nbdist.wire.shm import open_bell
-from nbdist.wire.slots import Slots
 
 __all__ = ["Address", "Inbox", "Letter", "Outbox"]
-
 NUMPY = (np.ndarray, np.generic)
 LOOK_EVERY = 0.5  # seconds
 

@@ -9,11 +9,10 @@ import zmq
 
 from nbdist import errors
 from nbdist.errors import DataLossError, NbdistError, ResourceExhaustedError
-from nbdist.wire.frames import MAX_ARRAYS, Buffer, Frame, decode
+from nbdist.wire.rpc.frame import MAX_ARRAYS, Buffer, Frame, decode
 
 ENVELOPE = struct.Struct("<BQ")  # role, sequence number
 CALL, SEND, REPLY, FAILURE, PUSH = range(1, 6)
-
 HEARTBEAT_MS = 1_000
 SILENCE_MS = 5_000  # after which a far end counts as frozen or cut off
 CONNECT_MS = 3_000  # else the kernel tries ever more rarely, and misses a host that is back

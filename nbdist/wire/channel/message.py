@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import DataLossError, InvalidArgumentError
-from nbdist.wire.frames import (
+from nbdist.wire.rpc.frame import (
     CODES,
     DTYPES,
     MAX_ARRAYS,
@@ -43,11 +43,12 @@ ENTRIES = [struct.Struct(f"<BB6xQ{ndim}Q") for ndim in range(MAX_NDIM + 1)]  # c
 ENTRY = ENTRIES[0]
 ROOM = select.PIPE_BUF
 """The longest letter: what a pipe takes whole, never mixed with another writer's."""
+
+
 ALIGNMENT = 8  # of every letter and of the arrays in it
 END = b"/letter."  # that it stands where the head says tells a letter from one that was cut off
 PADDING = [bytes(-size % ALIGNMENT) for size in range(ALIGNMENT)]
 CALL_TO_WAKE = HEAD.pack(MAGIC, HEAD.size + len(END), WAKE, 0, 0, 0, 0, 0, 0) + END
-
 Layout = list[tuple[np.dtype[Any], tuple[int, ...], int]]  # dtype, shape, start
 
 
@@ -223,3 +224,55 @@ def _head(length: int, form: int, kind: int, count: int, tail: int, edge: int, p
         raise InvalidArgumentError(
             f"a letter of kind {kind}, plan {plan}, step {step}, edge {edge}, {count} arrays: {error}"
         ) from None
+
+
+# What was read from a pipe, cut into letters. Pure.
+
+
+class Unread:
+    """What was read from a pipe and not yet taken: letters of several writers, one after the other.
+
+    What is no letter is skipped up to the next one, and counted in `damaged`; `trouble` says what it was.
+    """
+
+    def __init__(self) -> None:
+        self.damaged = 0
+        self.trouble = ""
+        self._bytes = b""
+        self._at = 0
+        self._whole = True
+        self._skipping = False
+
+    def add(self, chunk: bytes, whole: bool) -> None:
+        """Take what was read; `whole` says that the pipe held no more: then it ends where a letter ends."""
+        self._bytes = self._bytes[self._at :] + chunk if self._at < len(self._bytes) else chunk
+        self._at, self._whole = 0, whole
+
+    def take(self) -> Letter | Pointer | None:
+        """Return the next letter, or None if no whole one is left."""
+        while self._at < len(self._bytes):
+            at, left = self._at, len(self._bytes) - self._at
+            length = HEAD.unpack_from(self._bytes, at)[1] if left >= HEAD.size else left + 1
+            if length <= left and length >= HEAD.size and not length % ALIGNMENT:
+                try:
+                    letter = decode(
+                        self._bytes if length == len(self._bytes) else self._bytes[at : at + length]
+                    )
+                except DataLossError as error:
+                    self._skip(str(error))
+                    continue
+                self._at, self._skipping = at + length, False
+                if letter is not None:
+                    return letter
+            elif not self._whole and left < ROOM:
+                return None
+            else:
+                self._skip(f"{left} bytes that begin no letter")
+        return None
+
+    def _skip(self, trouble: str) -> None:
+        if not self._skipping:
+            self.damaged, self.trouble, self._skipping = self.damaged + 1, trouble, True
+        found = self._bytes.find(MAGIC, self._at + 1)
+        end = len(self._bytes) if self._whole else len(self._bytes) - len(MAGIC) + 1
+        self._at = found if found >= 0 else max(end, self._at + 1)

@@ -12,16 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nbdist.errors import DataLossError, InvalidArgumentError
-from nbdist.wire.frames import unpack_meta
+from nbdist.wire.channel.message import CALL_TO_WAKE, Letter, Pointer, Unread, from_frame
+from nbdist.wire.channel.slots import Mappings
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.letters import CALL_TO_WAKE, Letter, Pointer, from_frame
-from nbdist.wire.listener import Listener
+from nbdist.wire.rpc.frame import unpack_meta
+from nbdist.wire.rpc.server import Listener
 from nbdist.wire.shm import Doorbell
-from nbdist.wire.slots import Mappings
-from nbdist.wire.unread import Unread
 
 log = logging.getLogger(__name__)
-
 READ_BYTES = 1 << 16  # a pipe's usual capacity, so that one read takes all that is there
 
 

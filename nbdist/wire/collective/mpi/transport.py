@@ -15,16 +15,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from nbdist.wire.collective.base import Broken, Member, Trouble
-from nbdist.wire.collective.far import Far
-from nbdist.wire.collective.lookout import Lookout
-from nbdist.wire.collective.notices import ROOM, Notices
-from nbdist.wire.collective.watch import Watch
-from nbdist.wire.frames import Array
+from nbdist.errors import UnavailableError
+from nbdist.wire.collective.base import Broken, Lookout, Member, Trouble
+from nbdist.wire.collective.shm.sync import Watch
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import Array, Frame
+from nbdist.wire.rpc.server import Listener
 
 SPINS = 200  # tests, of a microsecond or less
 LOOKS = 4  # for notices, at the beginning of a call, for each rank: MPI takes in few messages at a time
@@ -37,7 +38,6 @@ FROZEN_EVERY = 10  # of those looks
 DATA, BACK, NOTICE = 0, 1, 2  # kinds of messages; each has a tag
 TAGS = 3
 LEAST_TAGS = 32768  # that every MPI has
-
 # All that MPI, or another rank, is not through with; it may write there, so that nothing of it may be freed.
 _known: list[Lanes] = []
 _sweeping = threading.Lock()
@@ -263,3 +263,170 @@ def let_go() -> None:
     sweep()
     for lanes in _known:
         lanes.notices.close()
+
+
+#     What a rank of an MPI group tells all others beside its calls: that the group is broken, that it leaves.
+#
+#     notices.tell(Trouble("AbortedError", "rank 1 aborted: ..."))
+#     notices.take(); notices.trouble; notices.left
+#
+# Any thread may use them, while another one is in a call. One receive is always open for the next notice,
+# from
+# whichever rank.
+
+ROOM = 2048  # bytes of the longest
+HEAD = 24  # three words: incarnation, kind, number
+TROUBLE, LEFT = 1, 2  # kinds
+TRIES = 32  # tests whether a notice is on its way before nobody waits for that
+
+
+class Notices:
+    """One rank's notices to all others of a communicator, and theirs.
+
+    `places` are the ranks there; `row` has ROOM bytes, and is kept as long as this is open.
+    """
+
+    def __init__(
+        self, mpi: Any, comm: Any, member: Member, places: Sequence[int], tag: int, row: Array
+    ) -> None:
+        self._mpi, self._comm, self._tag = mpi, comm, tag
+        self._places, self._incarnation = list(places), member.incarnation
+        self._others = [place for rank, place in enumerate(places) if rank != member.rank]
+        self.trouble: Trouble | None = None
+        """Why the group is broken, as far as this rank has heard."""
+        self.left: dict[int, int] = {}
+        """By rank that has left: how many calls it has finished."""
+        self._told_trouble = self._told_left = False
+        self._sent: list[tuple[list[Any], Array]] = []
+        self._taking = threading.Lock()
+        self._status = mpi.Status()
+        self._row = row
+        self._next = self._receive()
+
+    def take(self) -> None:
+        """Take in what has come; never waits, and leaves it to another thread that does so already."""
+        if self._taking.acquire(blocking=False):
+            try:
+                while self._next.Test(self._status):
+                    self._note(self._places.index(self._status.Get_source()))
+                    self._next = self._receive()
+            finally:
+                self._taking.release()
+
+    def tell(self, trouble: Trouble) -> None:
+        """Tell all ranks that the group is broken, if they do not know."""
+        self.trouble = self.trouble or trouble
+        if not self._told_trouble:
+            self._send(TROUBLE, 0, self.trouble.pack(ROOM - HEAD))
+            self._told_trouble = True  # now, for an interrupt may have cut off an earlier attempt
+
+    def leave(self, finished: int) -> None:
+        """Tell all ranks that this one makes no more calls; `finished` are those that it has made."""
+        if not self._told_left:
+            self._send(LEFT, finished, b"")
+            self._told_left = True
+
+    def are_sent(self) -> bool:
+        """Return whether MPI is through with all that this rank has told."""
+        return all(not request or request.Test() for requests, _ in self._sent for request in requests)
+
+    def close(self) -> None:
+        """Receive no more."""
+        self._next.Cancel()
+        self._next.Wait()
+
+    def _receive(self) -> Any:
+        return self._comm.Irecv([self._row, self._mpi.BYTE], self._mpi.ANY_SOURCE, self._tag)
+
+    def _note(self, rank: int) -> None:
+        incarnation, kind, number = (int(word) for word in self._row[:HEAD].view(np.int64))
+        if incarnation != self._incarnation:
+            return  # of another group
+        if kind == LEFT:
+            self.left[rank] = number
+        elif self.trouble is None:
+            length = self._status.Get_count(self._mpi.BYTE)
+            self.trouble = Trouble.unpack(self._row[HEAD:length].tobytes())
+            self._told_trouble = True  # by the rank that told this one
+
+    def _send(self, kind: int, number: int, text: bytes) -> None:
+        words = np.array([self._incarnation, kind, number], np.int64)
+        row = np.frombuffer(words.tobytes() + text, np.uint8)
+        requests: list[Any] = []
+        self._sent.append((requests, row))  # first, so that the row stays, whatever comes between
+        for place in self._others:
+            with suppress(self._mpi.Exception):  # it is gone
+                requests.append(self._comm.Isend([row, self._mpi.BYTE], place, self._tag))
+        for _ in range(TRIES):
+            if self._mpi.Request.Testall(requests):
+                break
+            os.sched_yield()
+
+
+#     Whether ranks of an MPI group on other hosts are there: each rank keeps a connection to the next one.
+#
+#     far = Far(member)                       # far.address goes to the others
+#     far.meet(addresses, check)
+#     far.gone()                              # the next rank's number, once it is not reached any more
+#
+# MPI itself says nothing of a rank that has died. The ranks of its host see that its process is gone; where
+# the
+# rank before it is on another host, that one loses this connection. Either tells all.
+
+HERE = "mpi.here"
+GRACE_SECONDS = 0.5  # in which a rank whose connection ended can still be heard to have left in peace
+WAIT_SECONDS = 0.05
+
+
+class Far:
+    """One rank's connection to the next, and from the one before, where those are on other hosts."""
+
+    def __init__(self, member: Member) -> None:
+        hosts, rank = member.hosts, member.rank
+        self._member, self._next = member, (rank + 1) % member.size
+        self._peer: Peer | None = None
+        self._lost_at: float | None = None
+        self._listener: Listener | None = None
+        if member.keys is not None and hosts[rank - 1] != hosts[rank]:
+            self._listener = Listener(member.keys, member.bind)
+
+    @property
+    def address(self) -> str:
+        """Where the rank before reaches this one; "" if it does not have to."""
+        return self._listener.address if self._listener is not None else ""
+
+    def meet(self, addresses: Sequence[str], check: Callable[[], None]) -> None:
+        """Connect to the next rank and be reached by the one before; `check` may raise to end that."""
+        member, address = self._member, addresses[self._next]
+        if member.keys is not None and address and member.size > 1:
+            self._peer = Peer(address, member.keys, name=member.called[self._next])
+            self._peer.send(HERE, {"incarnation": member.incarnation})
+        while self._listener is not None:
+            check()
+            if self._listener.poll(WAIT_SECONDS):
+                received = self._listener.receive()
+                if received is not None and self._is_greeting(received[1]):
+                    break
+
+    def gone(self) -> int | None:
+        """Return the next rank if it has not been reached for a while, else None; never waits."""
+        if self._peer is None:
+            return None
+        try:
+            self._peer.check()
+        except UnavailableError:
+            now = time.monotonic()
+            self._lost_at = self._lost_at or now
+            return self._next if now - self._lost_at >= GRACE_SECONDS else None
+        self._lost_at = None
+        return None
+
+    def close(self) -> None:
+        """Close both connections; safe to repeat."""
+        if self._peer is not None:
+            self._peer.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _is_greeting(self, frame: Frame) -> bool:
+        return frame.kind == HERE and frame.meta.get("incarnation") == self._member.incarnation

@@ -11,18 +11,20 @@ to the last bit wherever it is computed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, choices
-from nbdist.wire.frames import Array
+from nbdist.wire.rpc.frame import Array
 
 OPS: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -205,3 +207,80 @@ def compare(calls: dict[int, str], sequence: int, called: Sequence[str]) -> str:
 
 def _mean_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.mean(np.zeros(1, dtype)).dtype)
+
+
+# Where a result is written item by item, in whatever order its pieces come.
+
+
+class Row:
+    """The items of `out` as one row: `out` itself, or a row beside it where that would not do."""
+
+    def __init__(self, call: Call, out: Array, x: Array) -> None:
+        self._out = out
+        # An input that overlaps the output, but is not it, would be overwritten before it is read.
+        self._direct = out.flags.c_contiguous and (
+            (call.what == "all_reduce" and (out is x or _same_place(out, x)))
+            or not np.may_share_memory(out, x)
+        )
+        self.items = out.reshape(-1) if self._direct else np.empty(out.size, out.dtype)
+
+    def finish(self) -> None:
+        """Put the result where it belongs."""
+        if not self._direct:
+            np.copyto(self._out, self.items.reshape(self._out.shape))
+
+
+def _same_place(one: Array, other: Array) -> bool:
+    place, there = one.__array_interface__, other.__array_interface__
+    same: bool = place["data"] == there["data"] and place["strides"] == there["strides"]
+    return same and one.dtype == other.dtype
+
+
+#     Arrays on a GPU, told apart without importing what made them: a CuPy array comes with CuPy loaded.
+#
+# if is_on_device(x):
+#     x = to_host(x)              # waits for the current stream
+#     ...
+#     return like(given, result)  # on the device again
+
+CUPY = "cupy"
+
+
+def is_on_device(x: Any) -> bool:
+    """Return whether x is a CuPy array."""
+    return any(base.__module__.partition(".")[0] == CUPY for base in type(x).__mro__)
+
+
+def cupy_of(x: Any) -> ModuleType:
+    """Return the CuPy that made x."""
+    assert is_on_device(x)
+    return sys.modules[CUPY]
+
+
+def to_host(x: Any) -> Array:
+    """Return the values of a CuPy array, once all that its stream was given before is done."""
+    values: Array = x.get()
+    return values
+
+
+def like(x: Any, values: Array, out: Any = None) -> Array:
+    """Return values of the host as a CuPy array beside x: `out`, or a new one."""
+    there: Array = cupy_of(x).asarray(values)
+    if out is None:
+        return there
+    taken: Array = out
+    taken[...] = there
+    return taken
+
+
+def check_out(call: Call, out: Any, rank: int) -> None:
+    """Refuse what cannot take the result of a call whose input is on a device."""
+    if out is None:
+        return
+    shape = call.out_shape(rank)
+    if not is_on_device(out) or out.shape != shape or out.dtype != call.result:
+        where = "" if is_on_device(out) else f", a {type(out).__module__}.{type(out).__name__}"
+        found = f"{getattr(out, 'dtype', '')} {getattr(out, 'shape', '')}{where}".strip(" ,")
+        raise InvalidArgumentError(
+            f"out of {call.text} is {found}; it has to be {call.result} {shape} on the device that x is on"
+        )

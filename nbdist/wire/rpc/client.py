@@ -22,10 +22,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from nbdist.errors import NotAllowedError, UnavailableError
-from nbdist.wire.frames import MAX_BYTES, Array, Frame, encode
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.listener import Listener, Sender
-from nbdist.wire.messages import (
+from nbdist.wire.rpc.envelope import (
     CALL,
     ENVELOPE,
     FAILURE,
@@ -38,24 +36,21 @@ from nbdist.wire.messages import (
     send_parts,
     set_limits,
 )
+from nbdist.wire.rpc.frame import MAX_BYTES, Array, Frame, encode
+from nbdist.wire.rpc.server import Listener, Sender
 
 __all__ = ["Listener", "Peer", "Sender"]
-
 RECONNECT_SECONDS = 2.0
 REACH_SECONDS = 3.0  # for a first connection, which the far side's kernel accepts
 PATIENCE_SECONDS = 30.0  # for the handshake on it, which a far side that is busy answers late
-
 LOST = zmq.EVENT_DISCONNECTED
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 CUT_SHORT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 REACHED = zmq.EVENT_CONNECTED
 WATCHED = LOST | REFUSED | CUT_SHORT | REACHED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-
 HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
 MOST_HUNG_UP = 3  # handshakes; a task that ends, or begins, may cut one short
-
 Asked = tuple[int, str]  # number and kind of a call that is under way
-
 _context: zmq.Context[zmq.Socket[bytes]] | None = None
 _context_lock = threading.Lock()
 

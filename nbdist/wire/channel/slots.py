@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import DataLossError, NbdistError
-from nbdist.wire.frames import CODES, MAX_ARRAYS, Array, wire_dtype
-from nbdist.wire.letters import ENTRIES, SLOT, Layout, Pointer, encode_pointer, read_table, views
+from nbdist.wire.channel.message import ENTRIES, SLOT, Layout, Pointer, encode_pointer, read_table, views
+from nbdist.wire.rpc.frame import CODES, MAX_ARRAYS, Array, wire_dtype
 from nbdist.wire.shm import Segment, shared_folder
 
 Key = tuple[int, int, int]  # kind, plan, edge

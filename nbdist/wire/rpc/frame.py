@@ -21,7 +21,6 @@ from nbdist.errors import DataLossError, InvalidArgumentError, ResourceExhausted
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | bytearray | memoryview
-
 MAGIC = b"NBD1"
 PRELUDE = struct.Struct("<4sHHI")  # magic, length of kind, number of arrays, length of meta
 ARRAY = struct.Struct("<BB")  # dtype code, ndim; then ndim dimensions
@@ -31,7 +30,6 @@ MAX_KIND = 128
 MAX_ARRAYS = 4096
 MAX_META = 1 << 20
 MAX_BYTES = 1 << 30
-
 # The order is the wire format: append, never reorder.
 DTYPES = tuple(
     np.dtype(name)

@@ -22,13 +22,12 @@ from typing import Any
 
 from nbdist.errors import FailedPreconditionError, MissingExtra
 from nbdist.wire.collective.base import Member
-from nbdist.wire.collective.lanes import let_go
+from nbdist.wire.collective.mpi.transport import let_go
 from nbdist.wire.shm import shared_folder
 
 STARTED = ("PMI_RANK", "PMIX_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK")
 SEGMENT = "mpich_shm_"
 HOW = "start the ranks together: %cluster start --launcher mpi, or mpiexec -n 4 python script.py"
-
 _entered: list[World] = []
 _entering = threading.Lock()
 

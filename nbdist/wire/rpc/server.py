@@ -17,9 +17,8 @@ from nbdist.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from nbdist.wire.frames import MAX_BYTES, Buffer, Frame, encode
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.messages import (
+from nbdist.wire.rpc.envelope import (
     CALL,
     ENVELOPE,
     FAILURE,
@@ -33,6 +32,7 @@ from nbdist.wire.messages import (
     send_parts,
     set_limits,
 )
+from nbdist.wire.rpc.frame import MAX_BYTES, Buffer, Frame, encode
 
 DOMAIN = b"nbdist"
 WILDCARDS = ("0.0.0.0", "::", "*", "")

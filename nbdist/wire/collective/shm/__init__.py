@@ -1,0 +1,1 @@
+"""Collectives in the memory that the tasks of one host share."""

@@ -1,0 +1,1 @@
+"""Calls from task to task: frames, envelopes, the calling and the called side."""
