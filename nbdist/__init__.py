@@ -31,7 +31,7 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "VariableSynchronization": ("nbdist.graph.replicated", "VariableSynchronization"),
     "get_strategy": ("nbdist.train.context", "get_strategy"),
     "log": ("nbdist.train.logging", "log"),
-    "get_replica_context": ("nbdist.train.replica_context", "get_replica_context"),
+    "get_replica_context": ("nbdist.train.custom.reduce", "get_replica_context"),
     "constant": ("nbdist.graph.tensor", "constant"),
     "placeholder": ("nbdist.graph.tensor", "placeholder"),
     "name_scope": ("nbdist.graph.scopes", "name_scope"),

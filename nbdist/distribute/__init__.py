@@ -6,10 +6,9 @@ from nbdist.distribute.mirrored import MirroredStrategy
 from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
 from nbdist.distribute.parameter_server import ParameterServerStrategy
 from nbdist.train.context import get_strategy
-from nbdist.train.distributed import InputContext
-from nbdist.train.reduction import PerReplica, ReduceOp
-from nbdist.train.replica_context import ReplicaContext, get_replica_context
-from nbdist.train.scope import local_results
+from nbdist.train.custom.api import local_results
+from nbdist.train.custom.dataset import InputContext
+from nbdist.train.custom.reduce import PerReplica, ReduceOp, ReplicaContext, get_replica_context
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
 
 __all__ = [

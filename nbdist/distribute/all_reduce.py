@@ -21,8 +21,7 @@ from nbdist.runtime.groups import World, called
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.runtime.tables import RowGradient, Tables, no_rows
 from nbdist.train.context import current
-from nbdist.train.strategy import Again, Replica, Strategy, apart, by_variable, interleaved
-from nbdist.train.trainable import Trainable
+from nbdist.train.strategy import Again, Replica, Strategy, Trainable, apart, by_variable, interleaved
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 

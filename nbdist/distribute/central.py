@@ -20,8 +20,7 @@ from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import find_rank
 from nbdist.train.context import Context, current
-from nbdist.train.strategy import OneDevice, OneDeviceStrategy, Replica, Strategy, layout_of
-from nbdist.train.trainable import Trainable
+from nbdist.train.strategy import OneDevice, OneDeviceStrategy, Replica, Strategy, Trainable, layout_of
 from nbdist.wire.collective.base import Collective
 
 Array: TypeAlias = np.ndarray[Any, Any]

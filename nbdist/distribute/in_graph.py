@@ -21,9 +21,8 @@ from nbdist.errors import InvalidArgumentError, choices
 from nbdist.metrics.timeline import Span
 from nbdist.optim import Optimizer
 from nbdist.train.context import Context
-from nbdist.train.reading import described
-from nbdist.train.strategy import Replica, Strategy
-from nbdist.train.trainable import Trainable
+from nbdist.train.graph_dataset import described
+from nbdist.train.strategy import Replica, Strategy, Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -12,8 +12,7 @@ import numpy as np
 from nbdist.distribute.joint import Joint, cut_up
 from nbdist.errors import NanLossError
 from nbdist.graph.tensor import Tensor
-from nbdist.train.strategy import Replica
-from nbdist.train.trainable import Trainable
+from nbdist.train.strategy import Replica, Trainable
 
 if TYPE_CHECKING:
     from nbdist.distribute.in_graph import InGraphStrategy

@@ -14,8 +14,8 @@ from nbdist.distribute.towers import Master, Step
 from nbdist.graph.tensor import Variable
 from nbdist.optim import Optimizer
 from nbdist.runtime.session.session import Session
-from nbdist.train.micro import bubble_fraction
-from nbdist.train.trainable import Parts
+from nbdist.train.pipeline import bubble_fraction
+from nbdist.train.strategy import Parts
 
 if TYPE_CHECKING:
     from nbdist.distribute.in_graph import InGraphStrategy

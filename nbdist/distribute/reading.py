@@ -23,8 +23,8 @@ from nbdist.graph.ops.sources import Source
 from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import control_dependencies, device
 from nbdist.graph.tensor import Placeholder, Tensor, placeholder, record
-from nbdist.train.reading import described
-from nbdist.train.trainable import Parts
+from nbdist.train.graph_dataset import described
+from nbdist.train.strategy import Parts
 
 
 class Reading:

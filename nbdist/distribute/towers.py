@@ -28,8 +28,8 @@ from nbdist.graph.scopes import Graph, control_dependencies, device, name_scope
 from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import Placeholder, Tensor, Variable, constant, record
 from nbdist.optim import Optimizer, from_config
-from nbdist.train.micro import pipeline
-from nbdist.train.trainable import Parts
+from nbdist.train.pipeline import pipeline
+from nbdist.train.strategy import Parts
 
 
 @dataclass

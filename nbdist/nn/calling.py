@@ -22,7 +22,7 @@ from nbdist.graph.sparse import dense
 from nbdist.graph.tensor import Tensor, Variable, placeholder
 from nbdist.nn.layers import Training
 from nbdist.train.context import current
-from nbdist.train.traced import Draw, tracing
+from nbdist.train.custom.trace import Draw, tracing
 
 if TYPE_CHECKING:
     from nbdist.nn.model import Model

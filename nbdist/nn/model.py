@@ -42,10 +42,9 @@ from nbdist.nn.metrics import label as metric_label
 from nbdist.nn.network import Network, Objective
 from nbdist.nn.stages import Pipeline
 from nbdist.train.callbacks import Callback, History
-from nbdist.train.checkpoints import MODEL
-from nbdist.train.context import current, use_here
+from nbdist.train.context import MODEL, current, use_here
+from nbdist.train.custom.api import scoped
 from nbdist.train.loop import train
-from nbdist.train.scope import scoped
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

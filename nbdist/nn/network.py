@@ -23,7 +23,7 @@ from nbdist.nn import losses
 from nbdist.nn.layers import Layer, Training
 from nbdist.nn.measures import Measure, one_per_example
 from nbdist.nn.stages import Pipeline
-from nbdist.train.trainable import Parts, Trainable
+from nbdist.train.strategy import Parts, Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
 FLOAT = np.dtype(np.float32)

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, choices
-from nbdist.train.micro import SCHEDULES
+from nbdist.train.pipeline import SCHEDULES
 
 
 @dataclass(frozen=True)

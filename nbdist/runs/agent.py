@@ -35,7 +35,7 @@ from nbdist.runtime.groups import Gathering
 from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.server import Handler
 from nbdist.train.context import Control
-from nbdist.train.steplog import StepLog
+from nbdist.train.step_timing import StepLog
 from nbdist.wire.rpc.client import Sender
 from nbdist.wire.rpc.frame import Frame
 

@@ -41,9 +41,9 @@ from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, current
 from nbdist.train import context as contexts
 from nbdist.train.callbacks import History
-from nbdist.train.checkpoints import Checkpoints
-from nbdist.train.scope import end_loops
-from nbdist.train.steplog import StepLog
+from nbdist.train.context import Checkpoints
+from nbdist.train.custom.api import end_loops
+from nbdist.train.step_timing import StepLog
 
 OWN_FILES = (__file__, bodycode.__file__)  # which no traceback has to show
 CUT_OFF = (AbortedError, UnavailableError)  # what a replica is told by another that has stopped

@@ -27,8 +27,7 @@ from nbdist.errors import (
     choices,
 )
 from nbdist.optim.base import number
-from nbdist.train.context import Context
-from nbdist.train.control import Control
+from nbdist.train.context import Context, Control
 
 if TYPE_CHECKING:
     from nbdist.runs.progress import Tally

@@ -31,9 +31,8 @@ from nbdist.runs.threadoutput import printing_here
 from nbdist.runs.towers import Towers
 from nbdist.runtime.task import TaskInfo, acting_as
 from nbdist.train import context as contexts
-from nbdist.train.checkpoints import Checkpoints
-from nbdist.train.context import Context
-from nbdist.train.steplog import StepLog
+from nbdist.train.context import Checkpoints, Context
+from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import Strategy
 
 

@@ -22,7 +22,7 @@ from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.timeline import Span, covered
 from nbdist.train.context import Context, Progress
-from nbdist.train.steplog import StepLog
+from nbdist.train.step_timing import StepLog
 
 JUDGED = 3  # traces that a tower's share of a step is judged by, so that one hiccup is none
 MOST_TRACES = 4  # the newest; each is some hundred spans

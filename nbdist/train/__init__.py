@@ -14,10 +14,9 @@ from nbdist.graph.placement import (
 from nbdist.graph.variables import get_or_create_global_step
 from nbdist.train.callbacks import Callback, EarlyStopping, History
 from nbdist.train.context import get_strategy
-from nbdist.train.hooks import SessionRunHook
-from nbdist.train.queue_runner import QueueRunner
-from nbdist.train.reading import next_batch
-from nbdist.train.sync_replicas import SyncReplicasOptimizer
+from nbdist.train.graph_dataset import next_batch
+from nbdist.train.graph_sync.queue_runner import QueueRunner, SessionRunHook
+from nbdist.train.graph_sync.sync_replicas import SyncReplicasOptimizer
 
 __all__ = [
     "Callback",

@@ -7,19 +7,26 @@ one that the run made for its task.
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
+import shutil
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
+from nbdist.errors import AbortedError
+from nbdist.graph.backend import Array
+from nbdist.home import private_folder
 from nbdist.metrics.recorder import Recorder
 from nbdist.runtime.groups import World
-from nbdist.train.checkpoints import Checkpoints
-from nbdist.train.control import Control as Control
 from nbdist.train.resume import TrainingStates
-from nbdist.train.steplog import StepLog
+from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
+from nbdist.train.tensorfile import write_tensors
 
 SPENT = ("data", "compute", "exchange", "wait")
 
@@ -58,6 +65,120 @@ class Progress:
     """The rate of the next update; None where this replica knows of none, or of several."""
     checkpoint: dict[str, Any] | None = None
     """The last checkpoint that was asked for: its number, step, path (None if it failed) and error."""
+
+
+_lock = threading.Lock()
+
+#     What others ask of a training: to stop, to pause, another learning rate, a checkpoint.
+#
+#     control.pause()                     # on the server's thread
+#     if control.words != heard:          # in the training's thread, once a step: nothing else costs it time
+#         control.rest()
+#         control.wait(heard)             # until it goes on, is stopped, or is asked for more
+#
+# A word is for all replicas of a process; each takes it in at its own next step (see boundary.py). A pause
+# has
+# a number: replicas of other processes hear of it from the client, and from the first replica that it rests.
+
+
+@dataclass
+class Control:
+    """What others ask of a training. Set on the server's thread, looked at once a step."""
+
+    stop_requested: bool = False
+    aborted: str | None = None
+    ended_training: int = 0
+    """The number of the last training that the chief's callbacks have ended for all replicas."""
+    words: int = 0
+    """How often something was asked for that is heeded between steps; it changes last."""
+    paused: bool = False
+    """Whether a pause is asked for."""
+    resting: bool = False
+    """Whether a replica that others wait for rests: nobody may be far behind."""
+    pause_number: int = 0
+    rate: float = 0.0
+    """The learning rate that was asked for last, if ``rates`` is above 0."""
+    rates: int = 0
+    """How often a learning rate was asked for."""
+    checkpoint: int = 0
+    """The number of the checkpoint that was asked for last."""
+    waits: bool = False
+    """Whether a replica is seen to wait for others while these rest: so it makes no step either."""
+    _changed: threading.Condition = field(default_factory=threading.Condition, repr=False, compare=False)
+    _over: int = 0
+    _rested: float = 0.0
+    _since: float = 0.0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field; who waits is woken by a stop and by an abort, whoever says so."""
+        super().__setattr__(name, value)
+        if name in ("stop_requested", "aborted") and hasattr(self, "_changed"):
+            with self._changed:
+                self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise AbortedError if the run was aborted; called once in a while by who waits for others."""
+        if self.aborted is not None:
+            raise AbortedError(self.aborted)
+        if self.resting:
+            self.waits = True
+
+    def pause(self, number: int | None = None) -> None:
+        """Have replicas rest at their next steps."""
+        with self._changed:
+            number = self._over + 1 if number is None else number
+            if not self.paused and number > self._over:
+                self.paused, self.pause_number = True, number
+                self._say()
+
+    def rest(self, number: int | None = None) -> None:
+        """Note that a replica rests, here or elsewhere, in the pause of a number, unless that is over."""
+        with self._changed:
+            self.pause(number)
+            if self.paused and not self.resting:
+                self._since, self.resting, self.waits = time.perf_counter(), True, False
+                self._say()
+
+    def resume(self) -> None:
+        """Have replicas go on."""
+        with self._changed:
+            if self.resting:
+                self._rested += time.perf_counter() - self._since
+            if self.paused:
+                self.paused = self.resting = self.waits = False
+                self._over = self.pause_number
+                self._say()
+
+    def set_rate(self, rate: float) -> None:
+        """Ask for another learning rate."""
+        with self._changed:
+            self.rate, self.rates = rate, self.rates + 1
+            self._say()
+
+    def ask_checkpoint(self, number: int) -> None:
+        """Ask for a checkpoint; the answer bears the number."""
+        with self._changed:
+            self.checkpoint = number
+            self._say()
+
+    @property
+    def rests(self) -> bool:
+        """Whether a replica is to make no step now: it is paused, and nothing ends the pause."""
+        return self.paused and not self.stop_requested and self.aborted is None
+
+    def wait(self, heard: int) -> None:
+        """Wait while paused, until something is asked for that is not among the ``heard`` words."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.words != heard or not self.rests)
+
+    def rested(self) -> float:
+        """Return for how many seconds replicas have rested in all pauses so far."""
+        with self._changed:
+            return self._rested + (time.perf_counter() - self._since if self.resting else 0.0)
+
+    def _say(self) -> None:
+        self.words += 1
+        self._changed.notify_all()
 
 
 @dataclass
@@ -108,7 +229,6 @@ class Context:
 
 _current: Context | None = None
 _here: ContextVar[Context | None] = ContextVar("nbdist's context of this thread", default=None)
-_lock = threading.Lock()
 
 
 def current() -> Context:
@@ -149,3 +269,69 @@ def get_strategy() -> Strategy:
     'one_device'
     """
     return current().strategy
+
+
+#     Checkpoints of a run, written while it trains: each is a folder that is there whole or not at all.
+#
+#     checkpoints = Checkpoints(run_folder / "checkpoints")
+#     path = checkpoints.write(training=1, step=120, save=lambda folder: model.save(folder / MODEL))
+#
+# A draft is written, brought to the disk and renamed. What fails leaves nothing behind.
+
+MODEL, VARIABLES = "model.safetensors", "variables.safetensors"
+Save: TypeAlias = Callable[[Path], Path]
+"""Writes files into a folder that is there, and returns the one that counts."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a folder of mode 0700; one writer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._written: dict[tuple[int, int], Path] = {}
+
+    def write(self, training: int, step: int, save: Save) -> Path:
+        """Write the checkpoint of a step, unless it is there; return the path of what ``save`` has written.
+
+        Raises what ``save`` raises, and OSError.
+        """
+        found = self._written.get((training, step))
+        if found is None:
+            found = self._written[training, step] = self._write(training, step, save)
+        return found
+
+    def _write(self, training: int, step: int, save: Save) -> Path:
+        private_folder(self.folder)
+        final = self.folder / f"step-{step}"
+        if final.exists():  # an earlier training of the run has ended with this step
+            final = self.folder / f"step-{step}-training-{training}"
+        draft = self.folder / f".{final.name}.{secrets.token_hex(4)}.draft"
+        draft.mkdir(mode=0o700)
+        try:
+            name = save(draft).name
+            for path in draft.iterdir():
+                path.chmod(0o600)
+                _to_disk(path)
+            _to_disk(draft)
+            draft.rename(final)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        _to_disk(self.folder)
+        return final / name
+
+
+def save_variables(named: Iterable[tuple[str, Array]], folder: Path) -> Path:
+    """Write arrays by name into one safetensors file, with a checksum of each; returns its path."""
+    path = folder / VARIABLES
+    write_tensors(path, dict(named), {})
+    return path
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, would survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -6,8 +6,11 @@ A step is: pull, run the program, push. What the strategy is, the loop does not 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,26 +18,20 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nbdist.data import Dataset
-from nbdist.errors import InvalidArgumentError, NanLossError
+from nbdist.errors import AbortedError, InvalidArgumentError, NanLossError
 from nbdist.graph.backend import backend_of, to_device, to_host
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import Stopped
 from nbdist.runtime.tables import gradient_of
-from nbdist.train.boundary import Boundary
+from nbdist.train.boundary import Boundary, check_policy, say_skipped, what_is_wrong
 from nbdist.train.callbacks import Callback, History
-from nbdist.train.checkpoints import save_variables
-from nbdist.train.context import Context, current
+from nbdist.train.context import Context, Control, current, save_variables
 from nbdist.train.device import on_device
-from nbdist.train.finite import check_policy, say_skipped, what_is_wrong
-from nbdist.train.keeping import Config, Keeping
-from nbdist.train.passes import Passes
-from nbdist.train.strategy import Again, Replica, tables_of
-from nbdist.train.together import together
-from nbdist.train.trainable import Trainable
+from nbdist.train.resume import Passes
+from nbdist.train.resume_loop import Config, Keeping
+from nbdist.train.strategy import Again, Replica, Trainable, tables_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
-
-
 NO_IDS = np.zeros(0, np.int64)
 Validate = Callable[[Sequence[Array]], dict[str, float]]
 Save = Callable[[Sequence[Array], Path], Path]
@@ -383,3 +380,48 @@ class _Loop:
             xp = backend_of(self.replica.values[0])
             self._scales[size] = xp.asarray(1 / size, np.float32)
         return self._scales[size]
+
+
+# Several replicas of one process, each on a thread: the first error of any ends all.
+
+
+@contextmanager
+def together(others: Sequence[Callable[[], object]], control: Control) -> Iterator[None]:
+    """Run ``others`` on threads while the block runs; leave when all have ended, raising the first error."""
+    errors: list[BaseException] = []
+
+    def guarded(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as error:
+            _fail(errors, control, error)
+
+    threads = [
+        # In a copy of the caller's context: what they print goes where the caller's output goes.
+        threading.Thread(
+            target=copy_context().run, args=(guarded, one), name=f"nbdist replica {i + 1}", daemon=True
+        )
+        for i, one in enumerate(others)
+    ]
+    aborted = control.aborted
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    except BaseException as error:
+        _fail(errors, control, error)
+    for thread in threads:
+        thread.join()
+    if errors:
+        if control.aborted is not None and aborted is None:
+            control.aborted = aborted  # it was for these threads only
+        raise errors[0]
+
+
+def _fail(errors: list[BaseException], control: Control, error: BaseException) -> None:
+    """Keep an error, and cut the others off; what that raises in them comes second."""
+    errors.append(error)
+    if isinstance(error, AbortedError) and len(errors) > 1:
+        return
+    if control.aborted is None:
+        control.aborted = f"another replica failed: {type(error).__name__}: {error}"

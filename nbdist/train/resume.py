@@ -9,20 +9,23 @@ the header all that is no array. It is a draft first, and renamed; nothing waits
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbdist.errors import DataLossError, NotFoundError
+from nbdist.data import Dataset
+from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.graph.backend import Array, to_host
-from nbdist.train.state import State
+from nbdist.optim import Optimizer
+from nbdist.train.strategy import Strategy
 from nbdist.train.tensorfile import TensorFile, write_tensors
 
 MODEL, STATE, CHECK = "nbdist", "nbdist.training", "nbdist.check"
@@ -162,3 +165,175 @@ def _read(path: Path, with_arrays: bool) -> tuple[State, dict[str, str], dict[st
         raise DataLossError(
             f"{str(path)!r} is not a state of a training, or is damaged: {error}; train anew, without it"
         ) from None
+
+
+# The state in which a training ended, but for its arrays; and whether another one can go on from it.
+
+FORMAT = 1
+LOOKED_THROUGH = ("prefetch",)  # what changes nothing about the batches
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a training was, and what it was made with; plain values."""
+
+    training: int
+    """Which training of its run it is, counted from 1."""
+    place: Place
+    seed: int | None
+    """What the orders of its data follow from."""
+    origin: list[int]
+    """What its random numbers follow from."""
+    began: int
+    """The step of the run at which it began."""
+    step: int
+    updates_before: int
+    """Updates of earlier trainings of the run."""
+    updates: int
+    """Its own: the optimizer's count of steps."""
+    examples: int
+    skipped: int
+    given_rate: float
+    """The learning rate that it was begun with."""
+    rate: float
+    """The one of its next update."""
+    history: dict[str, Any]
+    made_with: dict[str, Any]
+    """What has to be the same for a training that goes on from here."""
+
+    def to_config(self) -> dict[str, Any]:
+        """Return plain values, for :meth:`from_config`."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> State:
+        """Return the state that :meth:`to_config` described; raises TypeError, LookupError or ValueError."""
+        fields = dict(config)
+        if fields.pop("format") != FORMAT:
+            raise ValueError(f"its format is {config['format']!r}, and this version reads {FORMAT}")
+        place = fields.pop("place")
+        return cls(place=Place(place["epoch"], place["batches"], tuple(place["opened"])), **fields)
+
+
+def made_of(dataset: Dataset) -> dict[str, Any]:
+    """Return what is known of how a dataset came about, without what is drawn anew each time.
+
+    >>> made_of(Dataset.range(10).shuffle(4).batch(5))["steps"]
+    [['from_arrays'], ['shuffle', 4, None, True], ['batch', 5, False]]
+    """
+    steps = [
+        list(step[:-1] if step[0] == "shuffle" else step)
+        for step in dataset.steps
+        if step[0] not in ("with_seed", *LOOKED_THROUGH)
+    ]
+    rows = None if dataset.source is None else dataset.source.count
+    return {"rows": rows, "batches": dataset.cardinality(), "steps": steps}
+
+
+def settings_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Return name and settings of an optimizer, without its learning rate."""
+    return {name: value for name, value in optimizer.to_config().items() if name != "learning_rate"}
+
+
+def require_same(where: str, then: Any, now: Any) -> None:
+    """Raise InvalidArgumentError, with the first difference, unless two trainings are made with the same."""
+    found = difference("", then, now)
+    if found is not None:
+        raise InvalidArgumentError(
+            f"{where} is the state of another training: {found}. Continue it with what it was made with, or "
+            "train anew, without it"
+        )
+
+
+def difference(name: str, then: Any, now: Any) -> str | None:
+    """Return the first difference of two plain values in words; None if there is none.
+
+    >>> difference("", {"layers": [{"units": 8}]}, {"layers": [{"units": 9}]})
+    'layers[0].units was 8 and is 9 now'
+    """
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in [*then, *(key for key in now if key not in then)]:
+            called = f"{name}.{key}" if name else str(key)
+            if found := difference(called, then.get(key), now.get(key)):
+                return found
+        return None
+    if isinstance(then, (list, tuple)) and isinstance(now, (list, tuple)):
+        for i, (a, b) in enumerate(zip(then, now)):
+            if found := difference(f"{name}[{i}]", a, b):
+                return found
+        return None if len(then) == len(now) else f"{name} had {len(then)} parts and has {len(now)} now"
+    return None if then == now else f"{name} was {then!r:.80} and is {now!r:.80} now"
+
+
+#     A dataset, gone through epoch after epoch: from the beginning, or from a place where a training ended.
+#
+# passes = Passes(strategy, dataset, steps_per_epoch, place, control.check)
+# for epoch in range(place.epoch, epochs):
+#     for arrays, size in passes.following():
+#         ...
+#     passes.made(steps, whole=True)
+
+Batch: TypeAlias = tuple[tuple[Array, ...], int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a training is in its data: between two batches of an epoch."""
+
+    epoch: int = 0
+    """How many epochs are over."""
+    batches: int = 0
+    """How many batches of the next one are."""
+    opened: tuple[int, ...] | None = None
+    """How often each shuffle had been opened when the pass began that the next batch is of."""
+
+
+class Passes:
+    """One pass over ``dataset`` for each epoch, or one for all if it is endless."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        dataset: Dataset,
+        steps: int | None,
+        place: Place,
+        check: Callable[[], object],
+    ) -> None:
+        self._strategy, self._dataset, self._steps, self._check = strategy, dataset, steps, check
+        if place.opened is not None:
+            dataset.reopen(place.opened)
+        self._opened, self._epoch, self._batches = dataset.opened, place.epoch, place.batches
+        self._within = False
+        self._endless = strategy.batches(dataset) if dataset.endless else None
+        self._over = place.batches
+        if self._endless is not None:
+            self._over += place.epoch * (steps or 0)
+
+    @property
+    def place(self) -> Place:
+        """Where the training is."""
+        begun = self._within or self._endless is not None
+        return Place(self._epoch, self._batches, self._opened if begun else self._dataset.opened)
+
+    def following(self) -> Iterator[Batch]:
+        """Return the batches of the next epoch that are still to come."""
+        batches = self._endless
+        if batches is None:
+            self._opened, batches = self._dataset.opened, self._strategy.batches(self._dataset)
+        for number in range(self._over):  # made again and put aside: what follows is then what followed
+            self._check()
+            if next(batches, None) is None:
+                raise InvalidArgumentError(
+                    f"the dataset has ended after {number} batches, and the training that is continued had "
+                    f"had {self._over}: continue it on the same data"
+                )
+        self._over = 0
+        return itertools.islice(batches, None if self._steps is None else self._steps - self._batches)
+
+    def made(self, steps: int, whole: bool) -> None:
+        """Note that an epoch has ended, after so many steps."""
+        self._within = not whole
+        if whole:
+            self._epoch, self._batches = self._epoch + 1, 0
+        else:
+            self._batches += steps

@@ -27,12 +27,10 @@ from nbdist.graph.tensor import Variable
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, load, losses
 from nbdist.optim import SGD, Adam, Optimizer
 from nbdist.train.callbacks import Callback
-from nbdist.train.checkpoints import Checkpoints
-from nbdist.train.context import Context, Control, use_here
-from nbdist.train.distributed import InputContext
-from nbdist.train.reduction import PerReplica
-from nbdist.train.replica_context import get_replica_context
-from nbdist.train.scope import local_results
+from nbdist.train.context import Checkpoints, Context, Control, use_here
+from nbdist.train.custom.api import local_results
+from nbdist.train.custom.dataset import InputContext
+from nbdist.train.custom.reduce import PerReplica, get_replica_context
 
 Array: TypeAlias = np.ndarray[Any, Any]
 World: TypeAlias = Sequence[tuple[Context, Strategy]]

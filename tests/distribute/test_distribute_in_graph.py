@@ -20,11 +20,9 @@ from nbdist.optim import SGD, Adam
 from nbdist.runtime.server import Server
 from nbdist.runtime.session import session
 from nbdist.train.callbacks import Callback, History
-from nbdist.train.checkpoints import Checkpoints
-from nbdist.train.context import Context, current, use
+from nbdist.train.context import Checkpoints, Context, current, use
 from nbdist.train.loop import train
-from nbdist.train.strategy import OneDeviceStrategy, Strategy
-from nbdist.train.trainable import Trainable
+from nbdist.train.strategy import OneDeviceStrategy, Strategy, Trainable
 
 Array = np.ndarray[Any, Any]
 Town = Callable[..., InGraphStrategy]

@@ -21,7 +21,7 @@ from nbdist.errors import FailedPreconditionError
 from nbdist.nn import load
 from nbdist.optim import SGD
 from nbdist.train.callbacks import Callback
-from nbdist.train.checkpoints import Checkpoints
+from nbdist.train.context import Checkpoints
 from nbdist.train.strategy import Again, OneDevice, Replica
 
 Array = np.ndarray[Any, Any]

@@ -18,8 +18,7 @@ from nbdist.nn import BatchNorm, Dropout, Sequential
 from nbdist.optim import SGD, Adagrad, Adam, Optimizer
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context
-from nbdist.train.passes import Place
-from nbdist.train.resume import TrainingStates, read_state
+from nbdist.train.resume import Place, TrainingStates, read_state
 
 SIZES = [2, 3]
 

@@ -32,10 +32,9 @@ from nbdist.runtime.ps.client import Link
 from nbdist.runtime.ps.shard import Accumulator
 from nbdist.runtime.tables import RowGradient, Tables, chunks
 from nbdist.runtime.task import Task
-from nbdist.train.checkpoints import Checkpoints
-from nbdist.train.context import Context, get_strategy, use, use_here
+from nbdist.train.context import Checkpoints, Context, get_strategy, use, use_here
+from nbdist.train.custom.api import local_results
 from nbdist.train.resume import TrainingStates
-from nbdist.train.scope import local_results
 from nbdist.train.strategy import OneDeviceStrategy
 from nbdist.wire.rpc.client import Peer
 

@@ -15,7 +15,7 @@ from nbdist.distribute.mirrored import MirroredStrategy
 from nbdist.distribute.multi_worker import MultiWorkerMirroredStrategy
 from nbdist.runtime import groups
 from nbdist.train.context import Context
-from nbdist.train.scope import end_loops
+from nbdist.train.custom.api import end_loops
 from nbdist.train.strategy import OneDeviceStrategy
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.local import thread_group

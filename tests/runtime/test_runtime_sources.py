@@ -27,7 +27,7 @@ from nbdist.graph.scopes import Graph, control_dependencies, device
 from nbdist.graph.tensor import Tensor, Variable, placeholder, record
 from nbdist.runtime.server import Server
 from nbdist.runtime.session.session import Session
-from nbdist.train.reading import next_batch
+from nbdist.train.graph_dataset import next_batch
 from nbdist.wire.channel.sender import Outbox
 from nbdist.wire.keys import ClusterKeys
 

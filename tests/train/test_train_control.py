@@ -23,8 +23,7 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
 from nbdist.optim import SGD, Adam
 from nbdist.train import context as contexts
-from nbdist.train.checkpoints import Checkpoints
-from nbdist.train.context import Context, Control
+from nbdist.train.context import Checkpoints, Context, Control
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy
 
 Array = np.ndarray[Any, Any]

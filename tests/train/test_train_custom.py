@@ -29,7 +29,7 @@ from nbdist.graph.variables import get_or_create_global_step, get_variable
 from nbdist.nn import compute_average_loss, functional
 from nbdist.optim import SGD, Adam
 from nbdist.train.context import Context, use, use_here
-from nbdist.train.signatures import MOST_FORMS, MOST_FUNCTIONS, MOST_SIZES
+from nbdist.train.custom.trace import MOST_FORMS, MOST_FUNCTIONS, MOST_SIZES
 from nbdist.train.strategy import Again, OneDevice, OneDeviceStrategy, Strategy
 
 Array = np.ndarray[Any, Any]

@@ -27,7 +27,7 @@ from nbdist.nn import (
 from nbdist.optim import SGD, Adam
 from nbdist.train import Callback
 from nbdist.train import context as contexts
-from nbdist.train.checkpoints import Checkpoints
+from nbdist.train.context import Checkpoints
 
 
 @pytest.fixture

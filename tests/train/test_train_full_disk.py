@@ -18,7 +18,7 @@ from nbdist import nn
 from nbdist.data import Dataset
 from nbdist.train import Callback
 from nbdist.train import context as contexts
-from nbdist.train.checkpoints import Checkpoints
+from nbdist.train.context import Checkpoints
 
 folder = Path(sys.argv[1])
 folder.chmod(0o700)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.train.micro import SCHEDULES, Work, bubble_fraction, pipeline
+from nbdist.train.pipeline import SCHEDULES, Work, bubble_fraction, pipeline
 
 SIZES = (st.integers(1, 6), st.integers(1, 9), st.sampled_from(SCHEDULES))
 

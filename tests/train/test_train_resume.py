@@ -30,9 +30,7 @@ from nbdist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from nbdist.train import Callback, EarlyStopping
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.logging import log
-from nbdist.train.passes import Place
-from nbdist.train.resume import TrainingStates, read_state
-from nbdist.train.state import difference
+from nbdist.train.resume import Place, TrainingStates, difference, read_state
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy
 
 ROWS = 20

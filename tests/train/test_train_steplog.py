@@ -14,7 +14,7 @@ from nbdist.nn import Dense, Sequential
 from nbdist.optim import SGD
 from nbdist.train.context import Context, use
 from nbdist.train.device import DeviceReplica
-from nbdist.train.steplog import SHORTEST, StepLog, step_spans
+from nbdist.train.step_timing import SHORTEST, StepLog, step_spans
 from nbdist.train.strategy import OneDevice
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)

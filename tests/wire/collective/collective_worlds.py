@@ -98,7 +98,7 @@ PROCESS = """
 import json, os, signal, sys, threading, time
 import numpy as np
 from nbdist.errors import NbdistError
-from nbdist.wire.collective.mpi import world
+from nbdist.wire.collective.mpi import world as mpi_world
 from nbdist.wire.collective.base import Member
 from nbdist.wire.collective.registry import COLLECTIVES
 from nbdist.wire.keys import ClusterKeys

@@ -23,15 +23,12 @@ from nbdist.graph.scopes import Graph
 from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.runtime.ps.client import Stopped
-from nbdist.train import synchronization
 from nbdist.train.boundary import Boundary
-from nbdist.train.context import current
-from nbdist.train.loopsaving import save_loop
-from nbdist.train.noting import Notes
-from nbdist.train.places import Place, Places
+from nbdist.train.context import MODEL, current, save_variables
+from nbdist.train.custom import sync_rules
+from nbdist.train.custom.replicas import Group, Notes, Place, Places
+from nbdist.train.custom.trace import Applied, Trace, tracing
 from nbdist.train.strategy import Again, Replica
-from nbdist.train.traced import Applied, Trace, tracing
-from nbdist.train.updates import Group
 
 if TYPE_CHECKING:
     from nbdist.train.strategy import Strategy
@@ -151,7 +148,7 @@ class Held:
                 continue
             self._settled.add(v)
             own = [to_host(self._own(place, v)) for place in self.places.all]
-            if self.strategy.num_replicas_in_sync > 1 and not synchronization.apart(v):
+            if self.strategy.num_replicas_in_sync > 1 and not sync_rules.apart(v):
                 self._spread(v, self.places.all_reduce(own, "first"))
 
     def remember(self, variables: Sequence[Variable], at: Place | None = None) -> Callable[[], None]:
@@ -186,7 +183,7 @@ class Held:
             return self.evaluate(variable, None)  # type: ignore[no-any-return]  # what a tensor is
         if variable.graph is not self.graph:
             raise InvalidArgumentError(f"{variable!r} is no variable of this strategy; {MOVE_IN}")
-        how = synchronization.read(variable, self.strategy.num_replicas_in_sync)
+        how = sync_rules.read(variable, self.strategy.num_replicas_in_sync)
         if how != "own":
             own = [to_host(self._own(place, variable)) for place in self.places.all]
             return self.places.all_reduce(own, how)
@@ -297,7 +294,7 @@ class Held:
 
     def _spread(self, variable: Variable, value: Array) -> None:
         """Give all replicas of this process a value that was assigned outside of steps."""
-        summed = synchronization.apart(variable) and variable.aggregation == "sum"
+        summed = sync_rules.apart(variable) and variable.aggregation == "sum"
         for place in self.places.all:
             first = place.context.strategy.replica_index == 0 or self.strategy.num_replicas_in_sync == 1
             # Of a sum the first replica has all, so that it is what was assigned.
@@ -313,3 +310,26 @@ class Held:
             if index < len(group.replicas):
                 group.replicas[index].abort(error)
         self.places.part(index, error)
+
+
+# A checkpoint of a loop of one's own: the models that its steps call, and variables that are no model's.
+
+
+def save_loop(held: Held, folder: Path) -> Path:
+    """Write what a strategy's loops hold, as its replicas have it now; return the first file's path.
+
+    Each model that was called in a step is a file of its own, model.safetensors, model-2.safetensors and so
+    on. Variables that belong to none are in variables.safetensors, by name.
+    """
+    held.bring()
+    paths: list[Path] = []
+    written: set[Variable] = set()
+    for variables, save in held.savers:
+        path = folder / MODEL if not paths else folder / f"model-{len(paths) + 1}.safetensors"
+        if save([held.at_home(v) for v in variables], path):
+            paths.append(path)
+            written.update(variables)
+    others = [(v.name, array) for v, array in held.home.items() if v not in written]
+    if others:
+        paths.append(save_variables(others, folder))
+    return paths[0]

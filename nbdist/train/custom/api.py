@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.train.boundary import check_policy
 from nbdist.train.context import Context, use_here
-from nbdist.train.distributed import DistributedDataset, InputContext, ReplicaBatches
-from nbdist.train.finite import check_policy
-from nbdist.train.held import Held
-from nbdist.train.reduction import PerReplica, of_replica, reduce_op, reduced
-from nbdist.train.running import Runner
-from nbdist.train.trees import leaves, mapped
+from nbdist.train.custom.dataset import DistributedDataset, InputContext, ReplicaBatches
+from nbdist.train.custom.reduce import PerReplica, of_replica, reduce_op, reduced
+from nbdist.train.custom.runner import Runner
+from nbdist.train.custom.trace import leaves, mapped
+from nbdist.train.custom.variables import Held
 
 if TYPE_CHECKING:
     from nbdist.train.strategy import Strategy

@@ -20,11 +20,8 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context
-from nbdist.train.passes import Place
-from nbdist.train.resume import Found, write_state
-from nbdist.train.state import State, made_of, require_same, settings_of
-from nbdist.train.strategy import Replica
-from nbdist.train.trainable import Trainable
+from nbdist.train.resume import Found, Place, State, made_of, require_same, settings_of, write_state
+from nbdist.train.strategy import Replica, Trainable
 
 Config = Callable[[], dict[str, Any]]
 

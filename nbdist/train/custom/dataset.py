@@ -15,8 +15,8 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
-from nbdist.train.reduction import joined
-from nbdist.train.running import Runner
+from nbdist.train.custom.reduce import joined
+from nbdist.train.custom.runner import Runner
 
 
 class DistributedDataset:

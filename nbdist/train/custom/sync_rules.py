@@ -15,6 +15,7 @@ from nbdist.graph.tensor import Variable
 How: TypeAlias = Literal["own", "sum", "mean", "first"]
 """What becomes of the replicas' values: each keeps its own; or all get the sum, the mean or the first's."""
 
+
 OF = {
     VariableAggregation.SUM: "sum",
     VariableAggregation.MEAN: "mean",

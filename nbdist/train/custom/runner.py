@@ -20,18 +20,14 @@ from nbdist.graph.backend import to_device, to_host
 from nbdist.graph.op import Shape
 from nbdist.runtime.ps.client import Stopped
 from nbdist.runtime.tables import gradient_of
-from nbdist.train.compiling import Call, lookups_of, program_of
+from nbdist.train.boundary import say_skipped, what_is_wrong
 from nbdist.train.context import use_here
-from nbdist.train.finite import say_skipped, what_is_wrong
-from nbdist.train.held import Held
-from nbdist.train.noting import Marks
-from nbdist.train.places import Place
-from nbdist.train.reduction import joined, of_replica
-from nbdist.train.signatures import MOST_FUNCTIONS, Traces, arrays_in
+from nbdist.train.custom.compile import Call, lookups_of, program_of
+from nbdist.train.custom.reduce import joined, of_replica
+from nbdist.train.custom.replicas import Group, Marks, Place, Program, Shapes
+from nbdist.train.custom.trace import MOST_FUNCTIONS, Trace, Traces, arrays_in, leaves, mapped, trace
+from nbdist.train.custom.variables import Held
 from nbdist.train.strategy import Again
-from nbdist.train.traced import Trace, trace
-from nbdist.train.trees import leaves, mapped
-from nbdist.train.updates import Group, Program, Shapes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MOST_PROGRAMS = 64  # of one replica

@@ -14,10 +14,9 @@ from nbdist.graph.op import Shape
 from nbdist.graph.program import compile_program
 from nbdist.graph.specs import Specs, value_order
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.train.held import Held
-from nbdist.train.places import Place
-from nbdist.train.traced import Gradient, Trace
-from nbdist.train.updates import Group, Program, Ready, Stepping
+from nbdist.train.custom.replicas import Group, Place, Program, Ready, Stepping
+from nbdist.train.custom.trace import Gradient, Trace
+from nbdist.train.custom.variables import Held
 
 Trained: TypeAlias = Sequence[tuple[Group, tuple[Gradient, ...]]]
 """What a step trains, with gradients in the order of the group's variables."""

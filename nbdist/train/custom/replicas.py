@@ -1,0 +1,414 @@
+"""The replicas of one process, each with its surroundings, its thread and what it has for itself."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from nbdist.errors import AbortedError, FailedPreconditionError, UnavailableError
+from nbdist.graph.backend import Array, backend
+from nbdist.graph.tensor import Variable
+from nbdist.optim import SGD, Optimizer
+from nbdist.train.context import Context, current
+from nbdist.train.device import on_device
+from nbdist.train.strategy import Replica, Trainable
+from nbdist.wire.collective.base import Collective
+
+if TYPE_CHECKING:
+    from nbdist.train.strategy import Strategy
+
+Result = TypeVar("Result")
+CutOff: TypeAlias = Callable[[int, BaseException], None]
+
+
+class Place:
+    """One of this process's replicas: its surroundings, and what it has for itself."""
+
+    def __init__(self, context: Context, index: int) -> None:
+        self.context, self.index = context, index
+        self.xp = backend(context.device)
+        self.arrays: dict[Variable, Array] = {}
+        self.programs: dict[Any, Any] = {}
+
+    def all_reduce(self, array: Array, how: str) -> Array:
+        """Return the sum or mean of all replicas' arrays, or that of the first one."""
+        strategy = self.context.strategy
+        if how == "first":
+            own = array if strategy.replica_index == 0 else np.zeros_like(array)
+            return strategy.all_reduce(own, "sum")
+        return strategy.all_reduce(array, how)
+
+
+class Places:
+    """This process's replicas of a strategy, made at the first use; they can meet from then on."""
+
+    def __init__(self, strategy: Strategy, context: Context, cut_off: CutOff) -> None:
+        self._strategy, self._context, self._cut_off = strategy, context, cut_off
+        self._made: list[Place] = []
+        self._met = False
+        self._crew: Crew | None = None
+
+    @property
+    def all(self) -> list[Place]:
+        """The replicas, in order."""
+        if not self._met:
+            self._met = True
+            # As many as begin a training together; which one it is makes no difference.
+            others = self._strategy.companions(self._context, Nothing(), SGD())
+            self._made = self._made or [Place(c, i) for i, c in enumerate([self._context, *others])]
+            if others:  # now, while nobody else meets in the group that the companions have in common
+                for place in self._made:
+                    meet(place.context.strategy)
+        return self._made
+
+    @property
+    def made(self) -> list[Place]:
+        """The replicas, if there are any yet."""
+        return self._made
+
+    @property
+    def meet(self) -> bool:
+        """Whether replicas of several processes have brought values together."""
+        strategy = self._strategy
+        return strategy.num_replicas_in_sync > max(len(self._made), 1) and "_meeting" in strategy.__dict__
+
+    def each(self, work: Callable[[int], Result]) -> list[Result]:
+        """Let every replica work on its own thread, given its number; return what each returned."""
+        if self._crew is None:
+            self._crew = Crew(len(self.all), self._cut_off)
+        return self._crew.each(work)
+
+    def all_reduce(self, arrays: Sequence[Any], how: str) -> Array:
+        """Return the sum or mean over all replicas, or the first one's, given those of this process."""
+        return self.each(lambda i: self._made[i].all_reduce(np.asarray(arrays[i]), how))[0]
+
+    def part(self, index: int, error: BaseException) -> None:
+        """Break the group in which a replica meets others."""
+        if index < len(self._made):
+            part(self._made[index].context.strategy, error)
+
+    def leave(self) -> None:
+        """Let go of the group in which replicas meet; they form another one when they need it."""
+        for place in self._made:
+            part(place.context.strategy)
+        self._met = False
+
+    def rest(self) -> None:
+        """Let go of threads and programs; replicas keep what they have for themselves."""
+        for place in self._made:
+            place.programs.clear()
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+
+
+class Crew:
+    """``size`` replicas: the caller's thread is the first's, each of the others has one of its own.
+
+    What a replica holds is touched by its own thread only. Where one fails, ``cut_off`` is called with its
+    number and error, so that it can let go of those that wait for it.
+    """
+
+    def __init__(self, size: int, cut_off: Callable[[int, BaseException], None]) -> None:
+        self.size, self._cut_off = size, cut_off
+        self._orders: list[queue.SimpleQueue[Callable[[], None] | None]] = []
+        for number in range(1, size):
+            orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+            name = f"nbdist device {number}"
+            threading.Thread(target=_work, args=(orders,), name=name, daemon=True).start()
+            self._orders.append(orders)
+        self._end = weakref.finalize(self, _dismiss, self._orders)
+
+    def each(self, work: Callable[[int], Result]) -> list[Result]:
+        """Let every replica work, given its number; return what each returned, or raise the first cause."""
+        if self.size == 1:
+            return [self._alone(work)]
+        results: list[Any] = [None] * self.size
+        errors: list[BaseException] = []
+        done = threading.Semaphore(0)
+
+        def one(number: int) -> None:
+            try:
+                results[number] = work(number)
+            except BaseException as error:
+                errors.append(error)
+                self._cut_off(number, error)
+            finally:
+                done.release()
+
+        for number, orders in enumerate(self._orders, 1):
+            # In a copy of the caller's context: what is current for the caller is for them.
+            orders.put(partial(copy_context().run, one, number))
+        one(0)
+        for _ in range(self.size):
+            _wait(done, lambda error: self._cut_off(0, error))
+        if errors:
+            # Others are cut off by the first that failed, and say so; the cause is what they were cut off by.
+            causes = [e for e in errors if not isinstance(e, (AbortedError, UnavailableError))]
+            raise (causes or errors)[0]
+        return results
+
+    def _alone(self, work: Callable[[int], Result]) -> Result:
+        try:
+            return work(0)
+        except BaseException as error:
+            self._cut_off(0, error)
+            raise
+
+    def close(self) -> None:
+        """Let the threads end; they do as well when nobody has the crew any more."""
+        self._end()
+
+
+def _dismiss(threads: list[queue.SimpleQueue[Callable[[], None] | None]]) -> None:
+    for orders in threads:
+        orders.put(None)
+
+
+def _wait(done: threading.Semaphore, cut_off: Callable[[BaseException], None]) -> None:
+    try:
+        done.acquire()
+    except BaseException as error:  # an interrupt: the others are not left behind
+        cut_off(error)
+        done.acquire()
+        raise
+
+
+def _work(orders: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (order := orders.get()) is not None:
+        order()
+
+
+# Where the replicas of a strategy bring values together that are no gradients: sums, means, the first's.
+
+
+def all_reduce(strategy: Strategy, array: Any, op: str) -> Array:
+    """Return the sum or the mean of what all replicas in sync have, on every one."""
+    array = np.asarray(array)
+    if strategy.num_replicas_in_sync == 1:
+        return np.asarray(array, np.float64 if op == "mean" and array.dtype.kind in "biu" else None)
+    return meet(strategy).all_reduce(array, op)
+
+
+def meet(strategy: Strategy) -> Collective:
+    """Return this replica's end of the group of all replicas in sync."""
+    found: Collective | None = strategy.__dict__.get("_meeting")
+    if found is None:
+        found = strategy.__dict__["_meeting"] = strategy.meeting()
+    return found
+
+
+def part(strategy: Strategy, error: BaseException | None = None) -> None:
+    """Let go of the group; an error breaks it: the others must not wait for this replica."""
+    found: Collective | None = strategy.__dict__.pop("_meeting", None)
+    if found is not None and error is not None:
+        found.abort(f"{type(error).__name__}: {error}")
+
+
+def common_group(strategy: Strategy) -> Collective:
+    """Return the group of the run's plain collective calls, if all of the run are in sync."""
+    world = getattr(strategy, "world", None) or current().world
+    if world.size != strategy.num_replicas_in_sync:
+        raise FailedPreconditionError(
+            f"strategy {strategy.name} has {strategy.num_replicas_in_sync} replicas in sync, and this run "
+            f"has {world.size}: there is no group in which they bring values together"
+        )
+    common: Collective = world.common
+    return common
+
+
+# Variables that one optimizer trains in a custom loop, and the strategy's replicas that do it.
+
+Program = Callable[..., tuple[Array, ...]]
+Ready = Callable[[int], object]
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class Nothing(Trainable):
+    """No variables: for asking a strategy what it needs none for."""
+
+    def __init__(self) -> None:
+        self.variables: list[tuple[str, Array]] = []
+        self.metric_names: list[str] = []
+
+    def training_program(
+        self,
+        shapes: Shapes,
+        values: Sequence[Array],
+        ready: Ready | None = None,
+        tables: Sequence[int] = (),
+    ) -> Program:
+        """Refuse: there is nothing to train."""
+        raise FailedPreconditionError("there are no variables to train")
+
+    def prepare(self, batch: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Return the batch."""
+        return batch
+
+
+class Group(Nothing):
+    """Variables of one optimizer; ``replicas`` are this process's, while they are trained."""
+
+    def __init__(
+        self, optimizer: Optimizer, trained: Sequence[Variable], counter: Variable | None = None
+    ) -> None:
+        super().__init__()
+        self.optimizer, self.trained, self.counter = optimizer, tuple(trained), counter
+        self.replicas: list[Replica] = []
+        self._tables: tuple[int, ...] = ()
+        self.agreed = False
+        """Whether it was asked, since the last step, if there will be another one."""
+        self.stepped = False
+        """Whether it has made a step since the last pass through data ended."""
+
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """Numbers of the variables that their first training step uses only through row lookups."""
+        return self._tables
+
+    def begin(self, variables: Sequence[tuple[str, Array]], tables: Sequence[int]) -> None:
+        """Store the initial values of a training, and the numbers of its tables."""
+        self.variables, self._tables = list(variables), tuple(tables)
+
+    def replica(self, context: Context) -> Replica:
+        """Return a replica that begins to train these variables."""
+        return on_device(context.strategy.begin(self, self.optimizer), context.device)
+
+    @property
+    def joint(self) -> bool:
+        """Whether the replicas tell each other of a stop."""
+        return self.replicas[0].joint
+
+    def steps(self, index: int) -> int:
+        """Return the updates so far, by all replicas, as one of this process's knows."""
+        return self.replicas[index].global_step if self.replicas else 0
+
+    def reads(self, variables: Sequence[Variable]) -> bool:
+        """Whether any of these variables is trained here."""
+        return not set(self.trained).isdisjoint(variables)
+
+    def finish(self, index: int) -> None:
+        """Wait for the others' updates, on a replica's thread."""
+        if self.stepped:
+            self.replicas[index].end_epoch(False)
+        self.replicas[index].finish()
+
+    def close(self) -> None:
+        """Let go of the replicas; the next step begins to train anew."""
+        replicas, self.replicas, self.agreed, self.stepped = self.replicas, [], False, False
+        for replica in replicas:
+            replica.close()
+
+
+class Stepping(Nothing):
+    """A step as what a replica asks for its program: ``compiled`` makes it, given the replica's values."""
+
+    def __init__(self, compiled: Callable[[Sequence[Array], Ready | None], Program]) -> None:
+        super().__init__()
+        self._compiled = compiled
+
+    def training_program(
+        self,
+        shapes: Shapes,
+        values: Sequence[Array],
+        ready: Ready | None = None,
+        tables: Sequence[int] = (),
+    ) -> Program:
+        """Return the program, whose last arguments are the arrays for this replica's gradients."""
+        return self._compiled(values, ready)
+
+
+# What a step of a custom loop leaves behind: its loss and its times, for the run's curves and timeline.
+
+
+@dataclass
+class Marks:
+    """When a replica's step began, had parameters, had gradients and had handed them over."""
+
+    begun: float
+    waited: float = 0.0
+    pulled: float = 0.0
+    computed: float = 0.0
+    late: float = 0.0
+    ended: float = 0.0
+
+    def pull(self, replicas: Sequence[Replica]) -> None:
+        """Pull the newest parameters."""
+        waited = _waited(replicas)
+        for replica in replicas:
+            replica.pull()
+        self.pulled, self.waited = time.perf_counter(), _waited(replicas) - waited
+
+    def push(self, replicas: Sequence[Replica], skip: bool = False) -> None:
+        """Push the gradients; with ``skip``, take no part in the update."""
+        self.computed, waited = time.perf_counter(), _waited(replicas)
+        for replica in replicas:
+            if skip:
+                replica.skip()
+            else:
+                replica.push()
+        self.ended, self.late = time.perf_counter(), _waited(replicas) - waited
+
+
+class Notes:
+    """Writes down the steps of this process's first replica."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._before: float | None = None
+
+    def rest(self, seconds: float) -> None:
+        """Leave out a time between two steps that belongs to none."""
+        if self._before is not None:
+            self._before += seconds
+
+    def add(
+        self,
+        step: int,
+        marks: Marks,
+        losses: Sequence[Array],
+        scale: float,
+        replica: Replica,
+        paused: float = 0.0,
+    ) -> None:
+        """Note a step that made an update.
+
+        ``scale`` makes a replica's part of the global batch's loss the mean over its own examples, as in fit.
+        ``paused`` are seconds for which the run was paused meanwhile.
+        """
+        spent, data = self._context.progress.spent, 0.0
+        if self._before is not None:
+            data = max(0.0, marks.begun - self._before)
+        self._before = marks.ended
+        late = min(marks.late, marks.ended - marks.computed)
+        rest = min(paused, marks.waited + late)
+        spent["data"] += data
+        spent["compute"] += marks.computed - marks.pulled
+        spent["exchange"] += marks.pulled - marks.begun - marks.waited + marks.ended - marks.computed - late
+        spent["wait"] += marks.waited + late - rest
+        if self._context.step_log is not None:
+            self._context.step_log.add(
+                (step, data, marks.begun, marks.waited, marks.pulled, marks.computed, late, marks.ended)
+            )
+        recorder = self._context.recorder
+        if recorder is None:
+            return
+        recorder.add(recorder.series("step_ms"), step, (marks.ended - marks.begun - rest) * 1e3)
+        if replica.staleness is not None:
+            recorder.add(recorder.series("staleness"), step, replica.staleness)
+        for number, loss in enumerate(losses, 1):
+            name = "loss" if number == 1 else f"loss_{number}"
+            recorder.add(recorder.series(name), step, float(loss.sum()) * scale)
+
+
+def _waited(replicas: Sequence[Replica]) -> float:
+    return sum(replica.waited for replica in replicas)
