@@ -130,7 +130,7 @@ def test_what_an_engine_uses_imports_no_front_end(module: str) -> None:
 
 def test_what_runs_on_an_engine_imports_no_front_end() -> None:
     code = (
-        "import sys, nbdist.runs.body, nbdist.cluster.task_setup; "
+        "import sys, nbdist.runs.task.body, nbdist.cluster.task_setup; "
         "print([n for n in sys.modules if n in ('matplotlib', 'ipywidgets', 'anywidget', 'sklearn') "
         "or n.startswith('nbdist.ui')])"
     )

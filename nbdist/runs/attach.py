@@ -9,10 +9,12 @@ each task      ──► run.outcome, when its body is over; from the run's fold
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.cluster import Cluster
@@ -26,15 +28,16 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder
-from nbdist.runs.ending import ENDED
-from nbdist.runs.following import View
+from nbdist.runs.backfill import fill, last_words, printed
+from nbdist.runs.finish import ENDED
+from nbdist.runs.follow import View
 from nbdist.runs.history import runs
-from nbdist.runs.late import Gone, Joined, Outcomes
 from nbdist.runs.options import Options, select
-from nbdist.runs.reach import Tasks
+from nbdist.runs.outcome import MOST_BYTES, decode, read_outcome
+from nbdist.runs.protocols import Replacement, Tasks
 from nbdist.runs.run import Run
-from nbdist.runs.sofar import fill, last_words, printed
 from nbdist.runtime.task import TaskInfo
+from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
 
 OVER_SECONDS = 30.0  # that the results of a run which is over may take to come home at once
@@ -281,3 +284,189 @@ def _selected(members: list[TaskInfo], options: Options) -> list[TaskInfo]:
 def _named(name: str, rank: int) -> TaskInfo:
     _, job, task = name.split("/")
     return TaskInfo(job.partition(":")[2], int(task.partition(":")[2]), rank, "", 0, "", "", 0)
+
+
+# A run's tasks as a client meets them that comes late, and what their bodies have come to.
+
+ASK_SECONDS = 1.0  # between two questions to a task that has not said that its body is over
+COMING_SECONDS = 0.02  # and to one that has, and packs the results
+ASK_TIMEOUT = 2.0
+LAST_WORDS_SECONDS = 1.0
+
+
+class Joined:
+    """A cluster's tasks over connections of its own: who shares one would take another's news."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._making = threading.Lock()
+        self._peers: dict[int, Peer] = {}
+        self._closed = False
+
+    @property
+    def tasks(self) -> list[TaskInfo]:
+        """The tasks of the cluster."""
+        return self.cluster.tasks
+
+    def peer(self, rank: int) -> Peer:
+        """Return the connection to a task, made at the first use; all threads share it."""
+        info = next(info for info in self.tasks if info.rank == rank)
+        with self._making:
+            if self._closed:
+                raise UnavailableError(f"the connection to {info.name} is closed: the run is over")
+            found = self._peers.get(rank)
+            if found is None or found.address != info.address:
+                found = self._peers[rank] = Peer(info.address, self.cluster.keys, name=info.name)
+            return found
+
+    def signal(self, rank: int, signum: int) -> bool:
+        """Interrupt a task."""
+        return self.cluster.signal(rank, signum)
+
+    def replace(self, tasks: list[TaskInfo]) -> Replacement:
+        """Begin to replace tasks that did not stop."""
+        return self.cluster.replace(tasks)
+
+    def dead(self) -> list[TaskInfo]:
+        """Return the tasks that are gone."""
+        return self.cluster.dead()
+
+    def controller_died(self) -> str | None:
+        """Return how the controller ended, if it has."""
+        return self.cluster.controller_died()
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return a row per task, with how it ended."""
+        return self.cluster.status()
+
+    def close(self) -> None:
+        """Close the connections; the last words still go out."""
+        with self._making:
+            self._closed = True
+            for peer in self._peers.values():
+                peer.close(LAST_WORDS_SECONDS)
+
+
+class Gone:
+    """Stands for the tasks of a cluster that is gone, or that a run needs no more."""
+
+    def __init__(self, tasks: Sequence[TaskInfo]) -> None:
+        self.tasks = list(tasks)
+
+    def peer(self, rank: int) -> Peer:
+        """Raise UnavailableError: nobody is there."""
+        raise UnavailableError("the tasks of this run have ended")
+
+    def signal(self, rank: int, signum: int) -> bool:
+        """Return False: there is no process."""
+        return False
+
+    def replace(self, tasks: list[TaskInfo]) -> Replacement:
+        """Raise UnavailableError: there is nothing to be replaced."""
+        raise UnavailableError("the tasks of this run have ended")
+
+    def dead(self) -> list[TaskInfo]:
+        """Return nothing: why there is no outcome is said once, for all."""
+        return []
+
+    def controller_died(self) -> str | None:
+        """Return None, likewise."""
+        return None
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return no rows."""
+        return []
+
+
+class Outcomes:
+    """What bodies that others have started came to, with the face of calls: from the tasks, else the folder.
+
+    ``over`` are the ranks that have said that their bodies are over. ``lacking(rank)`` says what an outcome
+    is that nobody has: an error, or {} where that is no harm; it is asked when all others are known.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        tasks: Tasks | None,
+        workers: Sequence[TaskInfo],
+        lacking: Callable[[int, Mapping[int, Any]], Any],
+    ) -> None:
+        self.over: Collection[int] = ()
+        self._run, self._folder, self._tasks, self._lacking = run, folder, tasks, lacking
+        self._found: dict[int, Any] = {}
+        self._missing: set[int] = set()
+        self._pages: dict[int, bytearray] = {}
+        self._asked: dict[int, float] = {}
+        self._waiting = [info.rank for info in workers]
+
+    def ready_ranks(self) -> list[int]:
+        """Return the ranks whose outcome is known; asks for those of the others, a page at a time."""
+        for rank in list(self._waiting):
+            if self._due(rank):
+                self._look(rank)
+        if self._missing and not self._waiting:
+            known = dict(self._found)
+            self._found.update({rank: self._lacking(rank, known) for rank in sorted(self._missing)})
+            self._missing.clear()
+        return list(self._found)
+
+    def outcome(self, rank: int) -> Any:
+        """Return what a rank's body came to, or an exception."""
+        if rank not in self._found:
+            raise FailedPreconditionError(f"there is no outcome of rank {rank} yet")
+        return self._found[rank]
+
+    def _due(self, rank: int) -> bool:
+        wait = COMING_SECONDS if rank in self.over else ASK_SECONDS
+        return rank in self._pages or time.monotonic() - self._asked.get(rank, 0.0) >= wait
+
+    def _look(self, rank: int) -> None:
+        self._asked[rank] = time.monotonic()
+        answer = self._ask(rank)
+        if answer is None:
+            self._settle(rank, self._written(rank))
+        elif answer.meta["state"] == "here":
+            self._take(rank, answer)
+
+    def _ask(self, rank: int) -> Frame | None:
+        """Return what a task says, None if it will never know."""
+        if self._tasks is None or rank in {info.rank for info in self._tasks.dead()}:
+            return None
+        at = len(self._pages.get(rank, b""))
+        try:
+            answer = self._tasks.peer(rank).call(
+                "run.outcome", {"run": self._run, "at": at}, timeout=ASK_TIMEOUT
+            )
+        except UnavailableError:  # a death is noticed soon; what is cut off for a moment is asked again
+            return Frame("run.outcome", {"state": "coming"})
+        except NbdistError:  # a task that has never had a run answers no such call
+            return None
+        return None if answer.meta["state"] == "unknown" else answer
+
+    def _take(self, rank: int, answer: Frame) -> None:
+        size = int(answer.meta["size"])
+        pages = self._pages.setdefault(rank, bytearray())
+        pages += answer.arrays[0].tobytes()
+        if size > MOST_BYTES or len(pages) > size or not answer.arrays[0].size:
+            self._settle(rank, DataLossError(f"the outcome of rank {rank} does not have the size it claims"))
+        elif len(pages) == size:
+            try:
+                self._settle(rank, decode(memoryview(pages)))
+            except DataLossError as error:
+                self._settle(rank, error)
+
+    def _written(self, rank: int) -> Any:
+        try:
+            return read_outcome(self._folder, rank)
+        except DataLossError as error:
+            return error
+
+    def _settle(self, rank: int, found: Any) -> None:
+        self._waiting.remove(rank)
+        self._pages.pop(rank, None)
+        if found is None:
+            self._missing.add(rank)
+        else:
+            self._found[rank] = found

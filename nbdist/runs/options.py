@@ -13,12 +13,18 @@ from nbdist.runtime.task import Roster, TaskInfo
 STRATEGIES = ("ps", "mirrored", "multi_worker", "central", "elastic", "one_device")
 TOGETHER = ("mirrored", "multi_worker", "central")
 """Strategies whose replicas make every step together."""
+
+
 SURVIVING = ("mirrored", "multi_worker", "ps")
 """Strategies whose replicas go on after a death of one; synchronous servers only with backups."""
+
+
 REPLICATIONS = ("between-graph", "in-graph")
 DATA = ("client", "workers")
 IN_GRAPH = (None, "ps", "central")
 """Strategies that in-graph replication has a meaning for."""
+
+
 COLLECTIVE_KINDS = ("auto", "local", "shm", "ring", "hierarchical", "nccl", "mpi")
 BELONGS: dict[str, tuple[tuple[str, ...], bool | None]] = {
     "backups": (("ps",), True),

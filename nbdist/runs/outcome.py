@@ -10,18 +10,21 @@ before memory is taken for it.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 
-from nbdist.errors import DataLossError, InvalidArgumentError
-from nbdist.runs import parcel
+from nbdist.errors import DataLossError, InvalidArgumentError, ResourceExhaustedError
+from nbdist.metrics.run_folder import write_whole_file
+from nbdist.nn import Model, Sequential
 from nbdist.train.callbacks import History
 
 MAGIC = b"nbdist outcome 1\n"
@@ -31,7 +34,6 @@ MOST_HEAD = 256 << 20
 MOST_BYTES = 16 << 30
 ARRAY, TUPLE, WHOLE, COMPLEX = 1, 2, 3, 4
 KINDS = "biufcmMSU"  # of dtypes that are no objects and have no fields
-
 Buffer = bytes | memoryview
 
 
@@ -102,7 +104,7 @@ def light(outcome: dict[str, Any]) -> dict[str, Any]:
     }
     for name, value in outcome.get("values", {}).items():  # of a body in the notebook's own process
         if isinstance(value, History):
-            results[name] = parcel.pack(value)
+            results[name] = pack(value)
     rest = {key: value for key, value in outcome.items() if key not in ("values", "left")}
     return {**rest, "results": results}
 
@@ -204,3 +206,126 @@ def _array_in(room: memoryview, place: Any) -> np.ndarray[Any, Any]:
     if not size:
         return np.empty(shape, dtype)
     return np.frombuffer(room, dtype, count, at).reshape(shape).copy()
+
+
+# Outcomes in a run's folder, one file per task: for who comes when the tasks are gone.
+
+
+def write_outcome(
+    folder: Path, rank: int, outcome: dict[str, Any] | Sequence[Buffer], wait: bool = True
+) -> Path:
+    """Write a task's outcome (0600), or the pieces of one, whole or not at all; raises `OSError`.
+
+    Without ``wait`` the disk may take its time.
+    """
+    path = outcome_path(folder, rank)
+    pieces = encode(outcome) if isinstance(outcome, dict) else outcome
+    write_whole_file(path, b"".join(pieces), wait)
+    return path
+
+
+def keep_light(folder: Path, outcomes: Mapping[int, dict[str, Any]]) -> None:
+    """Write what is worth keeping of outcomes that have come home: histories, and how far replicas came."""
+    for rank, outcome in outcomes.items():
+        if outcome and not outcome_path(folder, rank).exists():  # else a task wrote all of it
+            write_outcome(folder, rank, light(outcome), wait=False)
+
+
+def read_outcome(folder: Path, rank: int) -> dict[str, Any] | None:
+    """Return a task's outcome, None if it has none there; raises `DataLossError` if it is damaged."""
+    path = outcome_path(folder, rank)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataLossError(f"{path} cannot be read: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            start = file.read(LEAST)
+            if whole_size(start) != os.fstat(file.fileno()).st_size:  # before memory is taken for it
+                raise DataLossError("it was cut")
+            return decode(start + file.read())
+        except DataLossError as error:
+            raise DataLossError(f"{path} is damaged: {error}") from None
+
+
+def outcome_path(folder: Path, rank: int) -> Path:
+    """Return where a task's outcome stands in a run's folder."""
+    return folder / f"outcome-{rank:04d}.bin"
+
+
+#     Values on their way home: models, histories, arrays and plain values, as plain data.
+#
+# Nothing is pickled here: a parcel holds only None, bool, int, float, str, lists, dicts and arrays.
+
+LIMIT_BYTES = 256 << 20
+MAX_DEPTH = 8
+MAX_ITEMS = 100_000
+
+
+def pack(value: Any) -> dict[str, Any]:
+    """Return ``value`` as plain data; InvalidArgumentError says why it cannot come home."""
+    if isinstance(value, Model):
+        if not value.weights:
+            raise InvalidArgumentError("a model without weights stays where it is")
+        packed = {"kind": "model", "config": value.to_config(), "weights": value.get_weights()}
+    elif isinstance(value, History):
+        packed = {"kind": "history", "config": value.to_config()}
+    else:
+        packed = {"kind": "plain", "value": _plain(value, 0)}
+    size = _size(packed)
+    if size > LIMIT_BYTES:
+        raise ResourceExhaustedError(f"{size:,} bytes are more than the {LIMIT_BYTES:,} that may come home")
+    return packed
+
+
+def unpack(packed: dict[str, Any]) -> Any:
+    """Return the value that :func:`pack` took."""
+    if packed["kind"] == "model":
+        model = Sequential.from_config(packed["config"])
+        model.set_weights(packed["weights"])
+        return model
+    if packed["kind"] == "history":
+        return History.from_config(packed["config"])
+    return _real(packed["value"])
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise InvalidArgumentError("it is nested too deeply")
+    if isinstance(value, np.generic):  # before the next: a float64 is a float too
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise InvalidArgumentError("an array of objects stays where it is")
+        return value.copy()  # the task keeps it until the next run, and the name's own may change meanwhile
+    if isinstance(value, (list, tuple)) and len(value) <= MAX_ITEMS:
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {"kind": kind, "items": [_plain(v, depth + 1) for v in value]}
+    if isinstance(value, dict) and len(value) <= MAX_ITEMS and all(isinstance(k, (str, int)) for k in value):
+        return {"kind": "dict", "items": {k: _plain(v, depth + 1) for k, v in value.items()}}
+    raise InvalidArgumentError(
+        f"a {type(value).__name__} cannot come home; return numbers, arrays or a model"
+    )
+
+
+def _real(plain: Any) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    if plain["kind"] == "dict":
+        return {k: _real(v) for k, v in plain["items"].items()}
+    items = [_real(v) for v in plain["items"]]
+    return tuple(items) if plain["kind"] == "tuple" else items
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, dict):
+        return sum(_size(v) for v in value.values())
+    if isinstance(value, list):
+        return sum(_size(v) for v in value)
+    return len(value) if isinstance(value, str) else 8

@@ -42,7 +42,7 @@ from nbdist.data.dataset import Dataset
 from nbdist.data.recipe import describe, rebuild
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.nn import Model
-from nbdist.runs import parcel
+from nbdist.runs import outcome
 
 Node: TypeAlias = tuple[Any, ...]
 
@@ -578,7 +578,7 @@ class _Builder:
         return rebuild(steps, list(self._all(arrays)))
 
     def _model(self, config: Any, weights: list[Node]) -> Any:
-        return parcel.unpack({"kind": "model", "config": config, "weights": list(self._all(weights))})
+        return outcome.unpack({"kind": "model", "config": config, "weights": list(self._all(weights))})
 
     def _partial(self, function: Node, args: Node, named: Node) -> Any:
         return functools.partial(self.value(function), *self.value(args), **self.value(named))

@@ -7,6 +7,7 @@ import atexit
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,24 +23,100 @@ from nbdist.metrics.run_folder import RunFile
 from nbdist.metrics.store import RunStore
 from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
-from nbdist.runs import ending
-from nbdist.runs.controlling import KEPT_SECONDS, Controls
-from nbdist.runs.failures import Hint
-from nbdist.runs.following import Following, View
+from nbdist.runs import finish
+from nbdist.runs.backfill import collect, steps_of
+from nbdist.runs.control import KEPT_SECONDS, Controls
+from nbdist.runs.follow import Following, Leaving, View
 from nbdist.runs.history import Labelled
-from nbdist.runs.leaving import Leaving
+from nbdist.runs.monitor import Hint, Watch
 from nbdist.runs.options import Options
 from nbdist.runs.progress import Standing, Tally
-from nbdist.runs.reach import Calls, Tasks
-from nbdist.runs.timeline import collect, steps_of
-from nbdist.runs.totals import Totals
-from nbdist.runs.watch import Watch
+from nbdist.runs.protocols import Calls, Tasks
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.wire.rpc.frame import Frame
 
 FOLLOWED_SECONDS = 0.05  # between two checks for the end of the thread that follows a run
 LEAVE_SECONDS = 2.0  # limit for that thread to end at the end of this process
+
+# What a run came to, in numbers: from what its bodies returned, and the points that they logged.
+
+
+class Totals(ABC):
+    """What all replicas came to together. ``outcomes`` are what bodies returned, by rank; it grows.
+
+    ``tally`` has the progress of the replicas.
+    """
+
+    def __init__(self, outcomes: dict[int, dict[str, Any]], store: RunStore, tally: Tally) -> None:
+        self.outcomes, self.store, self.tally = outcomes, store, tally
+
+    @property
+    def global_step(self) -> int:
+        """Updates of the parameters by all replicas together."""
+        return max((outcome.get("global_step", 0) for outcome in self.outcomes.values()), default=0)
+
+    @property
+    def dropped(self) -> int:
+        """Gradients of all replicas that came too late for their synchronous step and were not applied."""
+        return sum(outcome.get("dropped", 0) for outcome in self.outcomes.values())
+
+    @property
+    def skipped(self) -> int:
+        """Gradients of all replicas that were no numbers, and left out as ``fit(nan="skip")`` asks."""
+        return sum(outcome.get("skipped", 0) for outcome in self.outcomes.values())
+
+    def last_epoch(self, replica: int) -> dict[str, float]:
+        """Return a replica's mean loss and metrics over its last epoch."""
+        for outcome in self.outcomes.values():
+            if replica in outcome.get("last_epochs", ()):
+                return dict(outcome["last_epochs"][replica])
+        return {}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, from the first point of a loss to the last, without pauses."""
+        return training_seconds(self.store, self.tally)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Updates of the parameters per second of wall time, without pauses; 0.0 if nothing was trained.
+
+        Synchronous replicas make one update together, others one each. The live view shows the same figure:
+        the rate over the last seconds while the run is under way, over the whole run afterwards.
+        """
+        if not self.over:
+            return self.standing().steps_per_second
+        return self._updates / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples that all replicas together train on per second, without pauses; see `steps_per_second`."""
+        if not self.over:
+            return self.standing().examples_per_second
+        return self.tally.examples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def _updates(self) -> int:
+        last = [self.store.last(i, "loss") for i in self.store.replicas if "loss" in self.store.series]
+        steps = [int(one.step) for one in last if one is not None]
+        return (max(steps) if self.tally.synchronous else sum(steps)) if steps else 0
+
+    @property
+    @abstractmethod
+    def over(self) -> bool:
+        """Whether the run has ended."""
+
+    @abstractmethod
+    def standing(self) -> Standing:
+        """Return the progress of the run now."""
+
+
+def training_seconds(store: RunStore, tally: Tally) -> float:
+    """Return the seconds of training between the first and the last point of a loss, without pauses."""
+    spans = [store.points(i, "loss")[2] for i in store.replicas if "loss" in store.series]
+    longest = max((float(times[-1] - times[0]) for times in spans if len(times) > 1), default=0.0)
+    return max(0.0, longest - tally.rested)
 
 
 class Run(Labelled, Totals):
@@ -306,7 +383,7 @@ class Run(Labelled, Totals):
         return self._is_to_train or self._watch.has_trained
 
     def send(self, word: dict[str, Any]) -> None:
-        """Have a word for all replicas sent at the next look; see :mod:`nbdist.runs.controlling`."""
+        """Have a word for all replicas sent at the next look; see :mod:`nbdist.runs.control`."""
         self._watch.asked.append(word)
 
     @property
@@ -365,22 +442,22 @@ class Run(Labelled, Totals):
         if self.over:
             return
         chief = self._workers[0]
-        found, left = ending.brought_home(self.outcomes.get(chief.rank) or {}, chief.name)
+        found, left = finish.brought_home(self.outcomes.get(chief.rank) or {}, chief.name)
         self.results.update(found)
         self.notes.extend(left)
         self.history, self.model = self.results.get("history"), self.results.get("model")
         self.deliver(self)  # before `over` is true: a cell that waits for `over` then finds the results
-        self._watch.error, self.status = ending.verdict(
+        self._watch.error, self.status = finish.verdict(
             self._record, self.outcomes, self.error, self._watch.interrupted, self._is_to_train
         )
         self._last = self._standing_at_end()
-        ending.release(self._watch, self._cluster.tasks)
+        finish.release(self._watch, self._cluster.tasks)
         self._at_end()
         if self._watch.stuck and str(self.error) != self._watch.stuck:
             self.notes.append(self._watch.stuck)
-        if self._record.status not in ending.ENDED:
+        if self._record.status not in finish.ENDED:
             try:
-                ending.write(self._record, self.status, self.error, self._watch)
+                finish.write(self._record, self.status, self.error, self._watch)
             except OSError as error:
                 self.notes.append(f"run.json could not be written: {error}")
         self._following.show(lambda view: view.progress(self.standing()))
@@ -407,7 +484,7 @@ class Run(Labelled, Totals):
     def _standing_at_end(self) -> Standing:
         """Return the final progress: its state is the run's, and its clock has stopped."""
         found = self._following.standing()
-        ended = ending.ended_at(self._record, self.outcomes)
+        ended = finish.ended_at(self._record, self.outcomes)
         paused = self.tally.paused(time.monotonic())
         elapsed = max(0.0, min(found.elapsed, ended - self._record.created - paused))
         return replace(found, state=self.status, seconds_left=None, elapsed=elapsed)

@@ -23,16 +23,15 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions, write_run
-from nbdist.runs.agent import install
-from nbdist.runs.body import Order, run_body
-from nbdist.runs.bodycode import check_source
-from nbdist.runs.deaths import what_next
 from nbdist.runs.delivery import Delivery, Given, missing_name, without_closure
-from nbdist.runs.following import View
-from nbdist.runs.ingraph import InGraph
+from nbdist.runs.follow import View
+from nbdist.runs.in_graph.start import InGraph
+from nbdist.runs.monitor import what_next
 from nbdist.runs.options import BELONGS, TOGETHER, Options, check_numbers, select
 from nbdist.runs.push import Packed
 from nbdist.runs.run import Run
+from nbdist.runs.task.agent import install
+from nbdist.runs.task.body import Order, check_source, run_body
 from nbdist.runtime.task import TaskInfo, segment_prefix
 
 _prepared: set[int] = set()

@@ -19,9 +19,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import FailedPreconditionError, NbdistError, ResourceExhaustedError, WorkerError
-from nbdist.runs.failures import Hint, with_hint
-from nbdist.runs.interrupt import REPLACE_AFTER, SIGNAL_AFTER
-from nbdist.runs.replacing import Replacing
+from nbdist.runs.monitor import Hint, with_hint
+from nbdist.runs.shutdown import REPLACE_AFTER, SIGNAL_AFTER, Replacing
 from nbdist.sweep import commands
 from nbdist.sweep.events import EndState, Reported, Started
 from nbdist.sweep.state import Ledger, Trial

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbdist.runs.body import Order
 from nbdist.runs.delivery import Given, Pushed
+from nbdist.runs.task.body import Order
 
 STATE = "state.safetensors"
 """The file in a trial's folder from which its training can be continued."""

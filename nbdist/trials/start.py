@@ -23,10 +23,10 @@ from nbdist.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from nbdist.runs.bodycode import check_source
 from nbdist.runs.delivery import Given
 from nbdist.runs.options import COLLECTIVE_KINDS, choose, select
 from nbdist.runs.start import any_cluster, check_given, prepare
+from nbdist.runs.task.body import check_source
 from nbdist.sweep.events import Direction
 from nbdist.sweep.log import EventLog
 from nbdist.sweep.space import Space

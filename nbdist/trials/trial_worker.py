@@ -31,12 +31,10 @@ from nbdist.cluster.folder import busy_with, clusters_folder
 from nbdist.errors import NbdistError
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
-from nbdist.runs.agent import Agent, agent
-from nbdist.runs.body import around, live_of, perform
-from nbdist.runs.bodycode import filename
-from nbdist.runs.live import NEWS_SECONDS, Live
-from nbdist.runs.output import Output
-from nbdist.runs.signals import bodies_only, forget
+from nbdist.runs.task.agent import Agent, agent
+from nbdist.runs.task.body import around, filename, live_of, perform
+from nbdist.runs.task.reporting import NEWS_SECONDS, Live, Output
+from nbdist.runs.task.signals import bodies_only, forget
 from nbdist.runtime.task import Task, current
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context

@@ -12,7 +12,7 @@ from psutil import pid_exists
 from nbdist.cluster.folder import FOLDER, clusters_folder, living, runs_on
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.runs.attach import attach_run
-from nbdist.runs.following import View
+from nbdist.runs.follow import View
 from nbdist.runs.history import is_under_way, runs
 from nbdist.runs.run import Run
 from nbdist.trials.store import driven_by_another, is_sweep, sweeps

@@ -10,7 +10,7 @@ from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, cell_magic, magics_class
 
 from nbdist.errors import InvalidArgumentError, NbdistError
-from nbdist.runs.leaving import Leaving
+from nbdist.runs.follow import Leaving
 from nbdist.trials.sweep import Sweep
 from nbdist.ui.brief import brief, shown_briefly
 from nbdist.ui.flags import pushed_names, usage

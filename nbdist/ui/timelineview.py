@@ -13,7 +13,7 @@ from typing import Any
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.timeline import Timeline
-from nbdist.runs.timeline import stored
+from nbdist.runs.backfill import stored
 from nbdist.ui import gantt
 from nbdist.ui.timelinetext import html, text
 

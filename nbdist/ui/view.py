@@ -15,10 +15,9 @@ from IPython.display import publish_display_data
 
 from nbdist.errors import NbdistError, WorkerError
 from nbdist.metrics.run_folder import duration
-from nbdist.runs.output import Displayed
 from nbdist.runs.progress import LOST, PAUSED, SILENT, ReplicaStanding, Standing
-from nbdist.runs.run import Run
-from nbdist.runs.totals import training_seconds
+from nbdist.runs.run import Run, training_seconds
+from nbdist.runs.task.reporting import Displayed
 from nbdist.ui.display import LiveDisplay
 from nbdist.ui.shorten import clip
 from nbdist.ui.summary import Mark, MarkKind, Summary, of_last_epoch, short_task

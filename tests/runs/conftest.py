@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbdist.runs.agent import Agent
+from nbdist.runs.task.agent import Agent
 from nbdist.runtime import task as tasks
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo

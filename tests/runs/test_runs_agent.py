@@ -11,10 +11,9 @@ import pytest
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
-from nbdist.runs import agent as agents
-from nbdist.runs.agent import Agent
-from nbdist.runs.live import Live
-from nbdist.runs.output import Output
+from nbdist.runs.task import agent as agents
+from nbdist.runs.task.agent import Agent
+from nbdist.runs.task.reporting import Live, Output
 from nbdist.runtime.task import Task
 from nbdist.train.context import Context
 from nbdist.wire.rpc.client import Peer

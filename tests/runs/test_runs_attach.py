@@ -23,7 +23,7 @@ from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.metrics.table import parts_from_logs
 from nbdist.runs.attach import attach_run
 from nbdist.runs.options import Options
-from nbdist.runs.outcomefile import outcome_path
+from nbdist.runs.outcome import outcome_path
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
 from nbdist.runtime.task import TaskInfo
@@ -42,7 +42,7 @@ print(f"hello from {{nb.task.rank}}")
 class Gate(nb.train.Callback):
     def on_epoch_end(self, epoch, logs):
         if epoch == 1 and {deaf}:
-            from nbdist.runs.agent import agent
+            from nbdist.runs.task.agent import agent
             agent()._watchers.clear()
             print("unheard")
         if epoch == 3:

@@ -11,11 +11,11 @@ import pytest
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, WorkerError
-from nbdist.runs.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
-from nbdist.runs.failures import body_error, error_again
+from nbdist.runs.monitor import body_error, error_again
 from nbdist.runs.options import Options
-from nbdist.runs.output import SCREEN, Output, printing_to
 from nbdist.runs.start import start_run
+from nbdist.runs.task.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
+from nbdist.runs.task.reporting import SCREEN, Output, printing_to
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import Control
 

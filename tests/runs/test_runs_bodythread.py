@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nbdist.errors import FailedPreconditionError
-from nbdist.runs.bodythread import BodyThread, Gate
+from nbdist.runs.in_graph.thread import BodyThread, Gate
 
 PATIENCE = 10.0
 

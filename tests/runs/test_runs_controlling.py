@@ -15,7 +15,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.metrics.store import RunStore
-from nbdist.runs.controlling import Controls, heed, said
+from nbdist.runs.control import Controls, heed, said
 from nbdist.runs.progress import Tally
 from nbdist.train.context import Context, Control, Progress
 

@@ -20,7 +20,7 @@ from nbdist import nn
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, WorkerError
 from nbdist.optim import SGD
-from nbdist.runs import interrupt
+from nbdist.runs import shutdown
 from nbdist.runs.options import Options
 from nbdist.runs.progress import LOST
 from nbdist.runs.run import Run
@@ -208,8 +208,8 @@ def test_paused_nothing_moves_and_resumed_it_goes_on(
 def test_what_is_paused_can_be_stopped(
     begin: Callable[..., Run], options: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 5 * PATIENCE)  # nobody has to be signalled
-    monkeypatch.setattr(interrupt, "GIVE_UP_AFTER", 5 * PATIENCE)
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 5 * PATIENCE)  # nobody has to be signalled
+    monkeypatch.setattr(shutdown, "GIVE_UP_AFTER", 5 * PATIENCE)
     run = begin(TRAIN.format(epochs=ENDLESS), **options)
     paused(run)
     run.stop() if how == "stop" else run.interrupt()

@@ -10,8 +10,8 @@ import pytest
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.runs.options import Options
-from nbdist.runs.output import DISPLAY_LIMIT, MOST_DISPLAYS, Displayed, Output
 from nbdist.runs.start import start_run
+from nbdist.runs.task.reporting import DISPLAY_LIMIT, MOST_DISPLAYS, Displayed, Output
 from nbdist.ui import view as views
 
 BODY = """

@@ -26,7 +26,7 @@ from nbdist.errors import (
 )
 from nbdist.metrics.run_folder import read_run
 from nbdist.metrics.store import columns_from_logs
-from nbdist.runs import interrupt, replacing
+from nbdist.runs import shutdown
 from nbdist.runs.history import runs
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
@@ -323,8 +323,8 @@ class Fail(nb.train.Callback):
 def test_the_others_are_aborted_also_while_they_wait_in_a_step(
     begin: Callable[..., Run], synchronous: bool, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 60.0)  # nobody has to be signalled: all hear the word
-    monkeypatch.setattr(interrupt, "FAILED_AFTER", 60.0)
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # nobody has to be signalled: all hear the word
+    monkeypatch.setattr(shutdown, "FAILED_AFTER", 60.0)
     body = FAILS + TRAIN.format(epochs="1_000_000, callbacks=[Fail()]")
     run = begin(body, strategy="ps", synchronous=synchronous, transport=transport)
     with pytest.raises(WorkerError, match="ValueError: mine") as caught:
@@ -385,7 +385,7 @@ def test_different_models_are_named(begin: Callable[..., Run]) -> None:
 def test_stopping_keeps_what_was_trained(
     begin: Callable[..., Run], synchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 60.0)  # a busy machine may need longer for a step
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # a busy machine may need longer for a step
     run = begin(TRAIN.format(epochs=1_000_000), strategy="ps", synchronous=synchronous)
     until(run, training(run, steps=5))
     run.stop()
@@ -419,7 +419,7 @@ def test_a_body_that_does_not_listen_is_interrupted(begin: Callable[..., Run], h
 def test_a_second_interrupt_does_not_wait(
     begin: Callable[..., Run], heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 60.0)  # what the first one alone would wait
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # what the first one alone would wait
     run = begin("print('looping')\nwhile True:\n    pass")
     until(run, lambda: len(heard.text) == 3)
     run.interrupt()
@@ -563,9 +563,9 @@ while nb.task.rank == 1:
 def test_a_task_that_cannot_be_stopped_nor_replaced_is_named(
     start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, heard: Heard
 ) -> None:
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 0.1)
-    monkeypatch.setattr(interrupt, "REPLACE_AFTER", 0.6)
-    monkeypatch.setattr(replacing, "TRY_SECONDS", 0.2)
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.1)
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 0.6)
+    monkeypatch.setattr(shutdown, "TRY_SECONDS", 0.2)
     cluster = start(workers=3)
     run = start_run(DEAF, Options(on="worker:0-1"), cluster=cluster, make_view=lambda run: heard)
     until(run, lambda: len(heard.text) == 2 and 0 in run.outcomes)  # rank 0 is not what cannot be stopped

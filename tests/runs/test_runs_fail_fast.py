@@ -11,7 +11,7 @@ import pytest
 from busy import BUSY_SECONDS
 
 from nbdist.errors import WorkerError
-from nbdist.runs import interrupt
+from nbdist.runs import shutdown
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
 
@@ -72,7 +72,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_an_error_on_one_rank_ends_the_cell(
     cluster: Cluster, mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(interrupt, "REPLACE_AFTER", 60.0)  # a signal is enough, however long it takes here
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 60.0)  # a signal is enough, however long it takes here
     body, options = MODES[mode]
     body = BEGUN.format(folder=str(tmp_path)) + body
     pids = [info.pid for info in cluster.tasks]
@@ -100,8 +100,8 @@ def test_a_body_that_could_not_begin_before_does_not_begin_any_more(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its task was at another call when it was told, and no signal would come once it had begun."""
-    monkeypatch.setattr(interrupt, "FAILED_AFTER", 60.0)
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 60.0)
+    monkeypatch.setattr(shutdown, "FAILED_AFTER", 60.0)
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)
     start_run("1", Options(), cluster=cluster).wait()
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     code = f"import os, threading\nwhile not os.path.exists({str(gate)!r}): threading.Event().wait(0.01)"

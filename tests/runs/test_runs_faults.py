@@ -22,7 +22,7 @@ from nbdist.errors import (
     TaskDiedError,
     WorkerError,
 )
-from nbdist.runs import interrupt
+from nbdist.runs import shutdown
 from nbdist.runs.options import Options
 from nbdist.runs.progress import Standing
 from nbdist.runs.run import Run
@@ -208,8 +208,8 @@ def test_an_outcome_that_comes_after_the_look_at_them_is_not_lost(cluster: Clust
 def test_who_only_waits_for_a_large_model_to_come_home_is_not_hurried(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 0.0)
-    monkeypatch.setattr(interrupt, "REPLACE_AFTER", 0.0)
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.0)
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 0.0)
     signalled: list[int] = []
     monkeypatch.setattr(cluster, "signal", lambda rank, number: signalled.append(rank))
     run = start_run("n = 6", Options(on="worker:0"), cluster=cluster)

@@ -16,7 +16,7 @@ from runs_heard import Heard
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError
-from nbdist.runs import deaths
+from nbdist.runs import monitor
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
@@ -162,7 +162,7 @@ def test_one_frozen_and_one_killed_are_noticed_in_ten_seconds(
 def test_a_run_whose_only_worker_is_frozen_ends(
     start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deaths, "FROZEN_SECONDS", 0.5)
+    monkeypatch.setattr(monitor, "FROZEN_SECONDS", 0.5)
     cluster = start(workers=1, ps=1)
     run = start_run(ENDLESS, Options(strategy="ps"), cluster=cluster)
     until(run, trains(run))
@@ -178,7 +178,7 @@ def test_a_run_whose_only_worker_is_frozen_ends(
 def test_a_worker_that_holds_the_interpreter_is_not_frozen(
     hasty: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deaths, "FROZEN_SECONDS", 0.5)
+    monkeypatch.setattr(monitor, "FROZEN_SECONDS", 0.5)
     hold = """
 import ctypes
 def hold(x, y):  # a native call that keeps the GIL, for far longer than a frozen process is waited for

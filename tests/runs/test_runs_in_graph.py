@@ -30,7 +30,7 @@ from nbdist.errors import (
 from nbdist.graph.tensor import Graph
 from nbdist.metrics.run_folder import read_run
 from nbdist.metrics.store import columns_from_logs
-from nbdist.runs import interrupt, watch
+from nbdist.runs import monitor, shutdown
 from nbdist.runs.history import runs
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
@@ -349,7 +349,7 @@ def test_a_strategy_that_cannot_be_made_leaves_nothing(
 
     before = {run.id for run in runs()}
     with monkeypatch.context() as patch:
-        patch.setattr("nbdist.runs.ingraph.in_graph_strategy", broken)
+        patch.setattr("nbdist.runs.in_graph.start.in_graph_strategy", broken)
         with pytest.raises(ResourceExhaustedError, match="no room"):
             begin("1")
     assert {run.id for run in runs()} == before
@@ -362,8 +362,8 @@ def test_a_strategy_that_cannot_be_made_leaves_nothing(
 def test_towers_are_reserved(
     begin: Callable[..., Run], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = "import nbdist.runs.agent as agents\nagents.RESERVED_SECONDS = {seconds}"
-    monkeypatch.setattr(watch, "HOLD_SECONDS", 0.05)
+    short = "import nbdist.runs.task.agent as agents\nagents.RESERVED_SECONDS = {seconds}"
+    monkeypatch.setattr(monitor, "HOLD_SECONDS", 0.05)
     first = begin(ENDLESS, on="worker:0-1", synchronous=True)
     try:
         cluster.run(short.format(seconds=2.0), on=[0, 1])
@@ -389,7 +389,7 @@ def test_towers_are_reserved(
 def test_stopping_keeps_what_was_trained(
     begin: Callable[..., Run], synchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 60.0)  # a busy machine may need longer for a step
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # a busy machine may need longer for a step
     run = begin(ENDLESS, synchronous=synchronous)
     until(run, training(run, steps=5))
     run.interrupt()
@@ -421,7 +421,7 @@ def test_a_body_that_does_not_listen_is_interrupted(begin: Callable[..., Run], h
 def test_a_second_interrupt_does_not_wait(
     begin: Callable[..., Run], heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 60.0)
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)
     run = begin("print('looping')\nwhile True:\n    pass")
     until(run, lambda: heard.text)
     run.interrupt()
@@ -433,8 +433,8 @@ def test_a_second_interrupt_does_not_wait(
 def test_a_body_that_cannot_be_stopped_is_said_so_and_ends_later(
     begin: Callable[..., Run], heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 0.6)
-    monkeypatch.setattr(interrupt, "GIVE_UP_AFTER", 1.0)
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.6)
+    monkeypatch.setattr(shutdown, "GIVE_UP_AFTER", 1.0)
     go, ended = threading.Event(), threading.Event()
 
     def body() -> None:

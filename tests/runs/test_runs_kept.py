@@ -17,15 +17,12 @@ from nbdist.metrics import log
 from nbdist.metrics.log import MAGIC, Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import RunStore, columns_from_logs
-from nbdist.runs import kept as keeping
-from nbdist.runs import sofar
-from nbdist.runs.agent import Agent
-from nbdist.runs.kept import Kept
-from nbdist.runs.live import Live
-from nbdist.runs.outcome import decode
-from nbdist.runs.outcomefile import outcome_path, read_outcome
-from nbdist.runs.output import TAIL_LIMIT, Output, tail_of
-from nbdist.runs.sofar import fill, last_words, printed
+from nbdist.runs import backfill
+from nbdist.runs.backfill import fill, last_words, printed
+from nbdist.runs.outcome import decode, outcome_path, read_outcome
+from nbdist.runs.task import agent as keeping
+from nbdist.runs.task.agent import Agent, Kept
+from nbdist.runs.task.reporting import TAIL_LIMIT, Live, Output, tail_of
 from nbdist.train.context import Context
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
@@ -251,7 +248,7 @@ def test_a_log_is_read_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch, 
         if step % 9 == 0:
             recorder.flush()
     recorder.close()
-    monkeypatch.setattr(sofar, "PIECE", piece)
+    monkeypatch.setattr(backfill, "PIECE", piece)
     store = RunStore()
     fill(store, folder, {})
     assert store.replicas == [4]
@@ -262,7 +259,7 @@ def test_a_log_is_read_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_a_gap_is_filled_from_where_it_begins(
     agent: Agent, client: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr(sofar, "PIECE", piece)
+    monkeypatch.setattr(backfill, "PIECE", piece)
     one = live(agent, folder)
     ends = [one.recorder.end]
     for step in range(9):
@@ -274,7 +271,7 @@ def test_a_gap_is_filled_from_where_it_begins(
     assert answer.meta["at"] == ends[-1]
     for known, end in enumerate(ends):
         store = RunStore()
-        sofar.add_since(store, folder, answer, end)
+        backfill.add_since(store, folder, answer, end)
         assert sorted(store.columns()["value"].tolist()) == [float(step) for step in range(known, 9)]
         assert set(store.series) <= {"name 0", "name 1", "name 2"}
     finish(agent, one)
@@ -316,7 +313,7 @@ def test_what_is_damaged_in_a_log_is_stepped_over(folder: Path, monkeypatch: pyt
     data = bytearray(recorder.path.read_bytes())
     data[len(data) // 2] ^= 0xFF
     recorder.path.write_bytes(data)
-    monkeypatch.setattr(sofar, "PIECE", 100)
+    monkeypatch.setattr(backfill, "PIECE", 100)
     store = RunStore()
     (note,) = fill(store, folder, {})
     assert len(store.columns()["value"]) == 39
@@ -337,7 +334,7 @@ def test_a_damaged_first_line_is_said_and_loses_no_point(
         recorder.flush()
     recorder.close()
     whole = recorder.path.read_bytes()
-    monkeypatch.setattr(sofar, "PIECE", piece)
+    monkeypatch.setattr(backfill, "PIECE", piece)
     for place in (3, len(MAGIC) + 20):  # in the first line, and in the header
         data = bytearray(whole)
         data[place] ^= 0x10

@@ -12,9 +12,9 @@ import pytest
 from busy import BUSY_SECONDS
 
 from nbdist.metrics.run_folder import RunFile, run_folder
-from nbdist.runs import leaving
-from nbdist.runs.late import Gone
-from nbdist.runs.leaving import RESTART_SECONDS
+from nbdist.runs import follow
+from nbdist.runs.attach import Gone
+from nbdist.runs.follow import RESTART_SECONDS
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runtime.task import TaskInfo
@@ -85,7 +85,7 @@ def test_where_no_kernel_ends_an_interrupt_stops_at_once(run: Run, body: Body) -
 
 
 def test_a_second_interrupt_does_not_wait(run: Run, body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving, "RESTART_SECONDS", 10 * BUSY_SECONDS)
+    monkeypatch.setattr(follow, "RESTART_SECONDS", 10 * BUSY_SECONDS)
     run.leaving = lambda: False
     body.then = [body.interrupt, body.interrupt, body.end]
     began = time.monotonic()

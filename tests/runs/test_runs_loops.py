@@ -12,7 +12,7 @@ import pytest
 from runs_heard import Heard
 
 from nbdist.errors import WorkerError
-from nbdist.runs import interrupt
+from nbdist.runs import shutdown
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
@@ -69,8 +69,8 @@ replicas = strategy.num_replicas_in_sync
 @pytest.fixture
 def unsignalled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to be signalled: a step that takes long on a busy machine is finished all the same."""
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 60.0)
-    monkeypatch.setattr(interrupt, "REPLACE_AFTER", 120.0)
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 120.0)
 
 
 @pytest.fixture

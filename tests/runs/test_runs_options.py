@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.runs.interrupt import ABORT_SECONDS, GIVE_UP_AFTER, REPLACE_AFTER, SIGNAL_AFTER, Ladder
 from nbdist.runs.options import Options, check_numbers, parse_on, select
+from nbdist.runs.shutdown import ABORT_SECONDS, GIVE_UP_AFTER, REPLACE_AFTER, SIGNAL_AFTER, Ladder
 from nbdist.runtime.task import TaskInfo
 
 

@@ -14,10 +14,21 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nbdist.errors import DataLossError, InvalidArgumentError
+from nbdist.runs import outcome
 from nbdist.runs import outcome as outcomes
-from nbdist.runs import parcel
-from nbdist.runs.outcome import LEAST, MAGIC, SIZES, decode, encode, light, page, whole_size
-from nbdist.runs.outcomefile import outcome_path, read_outcome, write_outcome
+from nbdist.runs.outcome import (
+    LEAST,
+    MAGIC,
+    SIZES,
+    decode,
+    encode,
+    light,
+    outcome_path,
+    page,
+    read_outcome,
+    whole_size,
+    write_outcome,
+)
 from nbdist.train.callbacks import History
 
 TEXT = st.text(st.characters(codec=None), max_size=20)  # surrogates too
@@ -137,8 +148,8 @@ def test_subclasses_arrive_as_what_they_stand_for() -> None:
 
 
 def test_what_is_kept_of_one_that_came_home_is_its_history() -> None:
-    history = parcel.pack(History())
-    outcome = {"rank": 0, "results": {"history": history, "w": parcel.pack(3)}, "left": ["x"], "step": 4}
+    history = outcome.pack(History())
+    outcome = {"rank": 0, "results": {"history": history, "w": outcome.pack(3)}, "left": ["x"], "step": 4}
     assert light(outcome) == {"rank": 0, "results": {"history": history}, "step": 4}
     own = light({"rank": 3, "values": {"h": History(), "n": 3}})
     assert list(own["results"]) == ["h"]

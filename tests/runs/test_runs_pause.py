@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 
-from nbdist.runs.pause import Pause
+from nbdist.runs.follow import Pause
 
 LONG = 60.0
 

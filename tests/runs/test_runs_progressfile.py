@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from nbdist.metrics.recorder import Recorder
-from nbdist.runs import progressfile
-from nbdist.runs.ingraph import TowersLive
-from nbdist.runs.live import Live
-from nbdist.runs.output import Output
-from nbdist.runs.progressfile import ProgressFile, progress_path
-from nbdist.runs.towers import Towers
+from nbdist.runs import progress_file
+from nbdist.runs.in_graph.start import TowersLive
+from nbdist.runs.in_graph.towers import Towers
+from nbdist.runs.progress_file import ProgressFile, progress_path
+from nbdist.runs.task.reporting import Live, Output
 from nbdist.train.context import Context, Progress
 
 
@@ -86,7 +85,7 @@ def test_the_time_between_two_words_is_a_clock_s_that_never_jumps(
 ) -> None:
     file.see(progress(1))
     first = read(file.path)["time"]
-    monkeypatch.setattr(progressfile.time, "time", lambda: 0.0)
+    monkeypatch.setattr(progress_file.time, "time", lambda: 0.0)
     clock.now += 2
     file.see(progress(2))
     assert read(file.path)["time"] - first == pytest.approx(2)
@@ -99,7 +98,7 @@ def test_a_disk_that_is_full_is_said_once_and_stops_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(progressfile, "write_whole_file", full)
+        patch.setattr(progress_file, "write_whole_file", full)
         for step in range(3):
             file.see(progress(step))
             clock.now += 1

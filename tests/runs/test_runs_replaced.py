@@ -17,11 +17,11 @@ from freezing import freeze
 from runs_heard import Heard
 
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError, WorkerError
-from nbdist.runs import interrupt
+from nbdist.runs import shutdown
 from nbdist.runs.attach import attach_run
-from nbdist.runs.interrupt import Ladder
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
+from nbdist.runs.shutdown import Ladder
 from nbdist.runs.start import start_run
 from nbdist.wire.rpc.client import Peer
 
@@ -70,16 +70,16 @@ def heard() -> Heard:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 0.3)
-    monkeypatch.setattr(interrupt, "REPLACE_AFTER", 1.0)
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.3)
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 1.0)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever heeds the signal has the time for it, on a busy machine too; see `last_rung`."""
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 0.3)
-    monkeypatch.setattr(interrupt, "FAILED_AFTER", 0.3)
-    monkeypatch.setattr(interrupt, "REPLACE_AFTER", 600.0)
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.3)
+    monkeypatch.setattr(shutdown, "FAILED_AFTER", 0.3)
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 600.0)
 
 
 def last_rung(run: Run, *stuck: int) -> None:

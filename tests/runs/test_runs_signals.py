@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from nbdist.runs.signals import bodies_only, forget, interruptible
+from nbdist.runs.task.signals import bodies_only, forget, interruptible
 
 
 def interrupt() -> None:

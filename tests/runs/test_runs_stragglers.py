@@ -19,10 +19,9 @@ from runs_heard import Heard
 
 from nbdist.metrics.store import RunStore
 from nbdist.runs.options import Options
-from nbdist.runs.progress import Standing, Tally
+from nbdist.runs.progress import Standing, Stragglers, Tally
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
-from nbdist.runs.stragglers import Stragglers
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

@@ -17,7 +17,7 @@ from runs_heard import Heard
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, TaskDiedError, WorkerError
-from nbdist.runs import interrupt
+from nbdist.runs import shutdown
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
@@ -118,7 +118,7 @@ def test_elastic_replicas_may_have_data_of_different_lengths(begin: Callable[...
 def test_a_stop_ends_all_replicas_together(
     begin: Callable[..., Run], strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupt, "SIGNAL_AFTER", 60.0)  # a busy machine may need longer for a step
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # a busy machine may need longer for a step
     run = begin(ENDLESS, strategy=strategy)
     until(run, trains(run))
     run.stop()

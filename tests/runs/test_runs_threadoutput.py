@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.runs.output import Output
-from nbdist.runs.threadoutput import printing_here
+from nbdist.runs.in_graph.thread import printing_here
+from nbdist.runs.task.reporting import Output
 
 
 @contextmanager

@@ -17,10 +17,10 @@ import nbdist as nb
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.metrics.timeline_parts import Part, part_path, write_part
+from nbdist.runs.backfill import collect, steps_of
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
-from nbdist.runs.timeline import collect, steps_of
 from nbdist.runtime.task import TaskInfo, host_identity
 from nbdist.ui.launch import launch
 from nbdist.ui.timelineview import TimelineView

@@ -9,7 +9,7 @@ import pytest
 
 from nbdist.metrics.log import read_log
 from nbdist.metrics.timeline import Span
-from nbdist.runs.towers import Towers
+from nbdist.runs.in_graph.towers import Towers
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.runs.body import describe_error
-from nbdist.runs.tracebacks import OWN
+from nbdist.runs.task.body import OWN, describe_error
 from nbdist.train.context import Control
 from nbdist.wire.collective.local import thread_group
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from nbdist.metrics.recorder import Recorder
-from nbdist.runs.ingraph import TowersLive
-from nbdist.runs.live import Live
-from nbdist.runs.output import Output
-from nbdist.runs.towers import Towers
+from nbdist.runs.in_graph.start import TowersLive
+from nbdist.runs.in_graph.towers import Towers
+from nbdist.runs.task.reporting import Live, Output
 from nbdist.train.context import Context, Progress
 
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from nbdist.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
 from nbdist.metrics.store import RunStore
 from nbdist.nn import Dense, Sequential
-from nbdist.runs import output, parcel
-from nbdist.runs.body import describe_error
-from nbdist.runs.bodycode import assigned_names, certain_names
-from nbdist.runs.controlling import said
-from nbdist.runs.output import Output
-from nbdist.runs.parcel import pack, unpack
+from nbdist.runs import outcome
+from nbdist.runs.control import said
+from nbdist.runs.outcome import pack, unpack
 from nbdist.runs.progress import WINDOW, Standing, Tally
-from nbdist.runs.totals import Totals
+from nbdist.runs.run import Totals
+from nbdist.runs.task import reporting
+from nbdist.runs.task.body import assigned_names, certain_names, describe_error
+from nbdist.runs.task.reporting import Output
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context, Control, Progress
 
@@ -106,7 +106,7 @@ def test_a_list_that_holds_itself_is_no_hang() -> None:
 
 
 def test_what_is_too_large_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcel, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(outcome, "LIMIT_BYTES", 1000)
     with pytest.raises(
         ResourceExhaustedError, match=r"8,0\d\d bytes are more than the 1,000 that may come home"
     ):
@@ -191,7 +191,7 @@ def test_text_is_taken_once_and_kept_in_a_private_file(out: Output, tmp_path: Pa
 
 
 def test_too_much_at_once_is_cut_and_counted(out: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "WAITING_LIMIT", 10)
+    monkeypatch.setattr(reporting, "WAITING_LIMIT", 10)
     assert out.write("12345678") == 8
     assert out.write("abcdefgh") == 8
     out.write("more")
@@ -206,7 +206,7 @@ def test_too_much_at_once_is_cut_and_counted(out: Output, monkeypatch: pytest.Mo
 def test_a_file_has_an_end_and_a_full_disk_is_no_error(
     out: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "FILE_LIMIT", 4)
+    monkeypatch.setattr(reporting, "FILE_LIMIT", 4)
     for text in ("123456", "78"):
         out.write(text)
         assert out.take() == text
@@ -215,7 +215,7 @@ def test_a_file_has_an_end_and_a_full_disk_is_no_error(
     def full(data: bytes) -> int:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(output, "FILE_LIMIT", 1 << 20)
+    monkeypatch.setattr(reporting, "FILE_LIMIT", 1 << 20)
     monkeypatch.setattr(
         out, "_file", type("Full", (), {"write": staticmethod(full), "close": lambda self: None})()
     )

@@ -77,7 +77,7 @@ def test_a_signal_that_comes_before_the_word_stops_it_too(
 def test_a_signal_that_comes_after_the_last_line_changes_nothing(begin: Begin, cluster: Cluster) -> None:
     body = """
 import os, signal
-from nbdist.runs.agent import Agent
+from nbdist.runs.task.agent import Agent
 end = Agent.end
 def interrupted(agent, live):
     Agent.end = end

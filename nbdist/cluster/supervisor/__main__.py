@@ -34,7 +34,7 @@ PRELOADED = (
     "nbdist.optim",
     "nbdist.train",
     "nbdist.distribute",
-    "nbdist.runs.agent",
+    "nbdist.runs.task.agent",
 )
 MOST_DESCRIPTORS = 1 << 16
 

@@ -146,7 +146,7 @@ def restart(say: Say, *, id: str, task: str | None) -> None:
 def stop_run(say: Say, *, id: str) -> None:
     """Stop a run; it still belongs to the notebook that started it."""
     from nbdist.metrics.run_folder import read_run
-    from nbdist.runs.ending import ENDED
+    from nbdist.runs.finish import ENDED
 
     with attached(id) as run:
         run.stop()

@@ -19,8 +19,7 @@ from nbdist.metrics import run_folder
 from nbdist.metrics.run_folder import STATUSES
 from nbdist.metrics.store import RunStore
 from nbdist.runs.history import Labels, error_line
-from nbdist.runs.progress import PAUSED, Standing, Tally
-from nbdist.runs.stragglers import BUSY
+from nbdist.runs.progress import BUSY, PAUSED, Standing, Tally
 
 LONGEST = run_folder.LONGEST
 GOING = ("preparing", "running", "paused")

@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbdist.errors import NbdistError, TaskDiedError, UnavailableError, WorkerError
+from nbdist.cluster.resize import short_name
+from nbdist.errors import FailedPreconditionError, NbdistError, TaskDiedError, UnavailableError, WorkerError
 from nbdist.metrics.log import Batch
 from nbdist.metrics.store import RunStore
-from nbdist.runs.deaths import Deaths
-from nbdist.runs.failures import Doubts, Hint, body_error
-from nbdist.runs.fits import left_waiting
-from nbdist.runs.hearing import Hearing
-from nbdist.runs.interrupt import REPLACE_AFTER, Ladder, given_up
-from nbdist.runs.output import Displayed
+from nbdist.runs.backfill import add_since
 from nbdist.runs.progress import Tally
-from nbdist.runs.reach import Calls, Tasks
-from nbdist.runs.replacing import Replacing
+from nbdist.runs.protocols import Calls, Tasks
+from nbdist.runs.shutdown import REPLACE_AFTER, Ladder, Replacing, given_up, gone_among
+from nbdist.runs.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
+from nbdist.wire.collective.shm.sync import FreezeDetector
+from nbdist.wire.hosts import host_identity
 from nbdist.wire.rpc.frame import Frame
 
 LAST_NEWS_SECONDS = 5.0  # how long the last points of a task, sent before its outcome, may come after it
@@ -325,3 +325,247 @@ class Watch:
                     peer.send(kind, meta)
             except NbdistError:
                 self._ended.add(info.rank)
+
+
+# Tasks of a run that die: which, how, and whether the others go on without them.
+
+LOOK_SECONDS = 0.5  # between two checks for stopped task processes
+FROZEN_SECONDS = 9.0  # after which a task counts as lost; strategies that continue without it decide at 8 s
+NEWS_SECONDS = 0.5  # how long the first word of a training may come after the death of a task that was in it
+
+
+@dataclass(frozen=True)
+class Death:
+    """A task that has died, in words, and whether the others go on without it."""
+
+    task: TaskInfo
+    how: str
+    next: str
+    """What to do about it."""
+    goes_on: bool
+
+
+class Deaths:
+    """Looks for dead tasks among those that a run needs: its ``workers``, and ``others`` beside them.
+
+    With ``least``, workers other than the first may die, as long as so many are left and the run ``trains``.
+    ``lost`` are the ranks without which the others go on; who acts on a death notes them there.
+    """
+
+    def __init__(
+        self,
+        cluster: Tasks,
+        workers: Sequence[TaskInfo],
+        others: Sequence[TaskInfo],
+        least: int | None,
+        trains: bool,
+    ) -> None:
+        self.lost: set[int] = set()
+        self.undecided: dict[int, float] = {}
+        """Ranks that are dead since then, and perhaps the others go on."""
+        self._cluster, self._workers, self._least, self._trains = cluster, workers, least, trains
+        self._needed = [*workers, *others]
+        self._ranks = {info.rank for info in self._needed}
+        here = host_identity()
+        self._detector = FreezeDetector({info.rank: info.pid for info in self._needed if info.host == here})
+        self._looked = 0.0
+        self._frozen: dict[int, str] = {}
+
+    def report_frozen(self, ranks: Iterable[int]) -> None:
+        """Record ranks that other tasks found frozen or cut off; those tasks continue without them."""
+        for rank in self._ranks.intersection(ranks):
+            self._frozen.setdefault(rank, "is frozen or cut off: it does not answer the other tasks")
+
+    def new(self, trained: bool, ended: Collection[TaskInfo]) -> Iterator[Death]:
+        """Yield the deaths that are to be acted on, again at each look until that is done.
+
+        ``trained`` is whether a body has begun to train; tasks that were ``ended`` on purpose do not count.
+        A task counts as dead if its process is stopped for long.
+        """
+        self._look_for_frozen()
+        dead = gone_among(self._cluster, self._needed)
+        gone = {info.rank for info in dead}
+        dead += [info for info in self._needed if info.rank in self._frozen and info.rank not in gone]
+        gone.update(self._frozen)
+        for info in dead:
+            if info.rank not in self._ranks or info.rank in self.lost or info in ended:
+                continue
+            goes_on = self._goes_on(info, gone, trained)
+            if goes_on or info.rank not in self.undecided:
+                yield Death(info, self._how(info), what_next(info, dead), goes_on)
+
+    def _look_for_frozen(self) -> None:
+        now = time.monotonic()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            for rank in self._detector.frozen(FROZEN_SECONDS):
+                stopped = f"is frozen: its process has been stopped for {FROZEN_SECONDS:.0f} s, as by SIGSTOP"
+                self._frozen.setdefault(rank, stopped)
+
+    def _goes_on(self, info: TaskInfo, dead: set[int], trained: bool) -> bool:
+        """Whether the others can train on."""
+        first, left = self._workers[0], [one for one in self._workers if one.rank not in dead]
+        few = self._least is None or len(left) < self._least
+        if few or info not in self._workers or info is first:
+            return False
+        if not self._trains and not trained:  # a plain cell, unless others say more
+            now = time.monotonic()
+            if now - self.undecided.setdefault(info.rank, now) >= NEWS_SECONDS:
+                del self.undecided[info.rank]
+            return False
+        self.undecided.pop(info.rank, None)
+        return True
+
+    def _how(self, info: TaskInfo) -> str:
+        now = next(row for row in self._cluster.status() if row["rank"] == info.rank)
+        if now["pid"] != info.pid:
+            return f"{info.name} (pid {info.pid}) was replaced by pid {now['pid']}"
+        if not now["ended"] and info.rank in self._frozen:
+            return f"{info.name} (pid {info.pid}) {self._frozen[info.rank]}"
+        return f"{info.name} (pid {info.pid}) died: {now['ended']}"
+
+
+def what_next(lost: TaskInfo, dead: list[TaskInfo]) -> str:
+    """Return what to do about a task that is dead or frozen; ``dead`` are all that are."""
+    if lost.job == "ps":
+        return f"The parameters are lost: start it again with %cluster restart {short_name(lost)}"
+    if any(info.job == "ps" for info in dead):
+        return "Start all lost tasks again with %cluster restart"
+    return f"Run without it with --on, or start it again with %cluster restart {short_name(lost)}"
+
+
+# What a body has raised: a failure of its own, or perhaps only what came of another task's.
+
+DEATH_SECONDS = 1.0  # how long what cut a task off may come after the word that it was cut off
+CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
+Hint = Callable[[str], str]
+"""The remedy for a name that a body lacks; empty if there is none."""
+
+
+def body_error(info: TaskInfo, wrong: Mapping[str, Any], hint: Hint | None = None) -> WorkerError:
+    """Return the error of a body with its traceback on the task, and the remedy for a name that it lacks."""
+    traceback = with_hint(whole_letters(wrong["traceback"]).rstrip(), wrong, hint)
+    error = WorkerError(f"{traceback}\n\nraised on {info.name} (pid {info.pid})")
+    error.task, error.ename, error.evalue = info.name, wrong["type"], whole_letters(wrong["message"])
+    return error
+
+
+def with_hint(text: str, wrong: Mapping[str, Any], hint: Hint | None) -> str:
+    """Return the text of an error, and below it the remedy for a name that is not defined."""
+    more = hint(str(wrong["undefined"])) if hint is not None and wrong.get("undefined") else ""
+    return f"{text}\n{more}" if more else text
+
+
+def error_again(told: str) -> NbdistError:
+    """Return the error of a run that failed, from what its run.json says of it.
+
+    >>> told = "Traceback (most recent call last):\\n  File ...\\nValueError: late\\n\\n"
+    >>> error = error_again(told + "raised on /job:worker/task:0 (pid 7)")
+    >>> error.task, error.ename, error.evalue
+    ('/job:worker/task:0', 'ValueError', 'late')
+    """
+    traceback, raised, where = told.rpartition("\n\nraised on ")
+    if not raised:
+        return NbdistError(told)
+    lines = traceback.splitlines()
+    # What was raised follows the last line of the code, which is set in; its message may have more lines.
+    first = 1 + max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    name, _, message = "\n".join(lines[first:]).partition(": ")
+    error = WorkerError(told)
+    error.task, error.ename, error.evalue = where.partition(" (pid ")[0], name.rpartition(".")[2], message
+    return error
+
+
+def whole_letters(text: str) -> str:
+    r"""Return a text in which halves of a letter are spelled out: a kernel cannot send them, and hangs.
+
+    Python has them in the names of files that are no UTF-8, and so in errors.
+
+    >>> whole_letters("no file 'caf\udce9'")
+    "no file 'caf\\udce9'"
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Doubts:
+    """Failures that may be consequences: for a while there may be news that say more."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+
+    def about(self, wrong: Mapping[str, Any], rank: int) -> bool:
+        """Whether to wait for news: a task is gone, or has raised what cut this one off."""
+        if wrong["type"] not in CONSEQUENCES:
+            return False
+        now = time.monotonic()
+        return now - self._since.setdefault(rank, now) < DEATH_SECONDS
+
+
+# Replicas that share parameters train together: each body calls fit as often as all others.
+
+
+def left_waiting(
+    workers: Sequence[TaskInfo],
+    lost: Collection[int],
+    begun: Mapping[int, int],
+    outcomes: Mapping[int, Mapping[str, Any]],
+) -> FailedPreconditionError | None:
+    """Return what is wrong if a replica waits in a fit that another one's body has ended without.
+
+    ``begun`` are the trainings that each rank has begun, as far as it is known; ``outcomes`` are of the
+    bodies that are over. Workers that are ``lost`` are not waited for.
+    """
+    ended = {rank: outcome.get("trainings", 0) for rank, outcome in outcomes.items()}
+    most = max(begun.values(), default=0)
+    short = [info.name for info in workers if info.rank not in lost and ended.get(info.rank, most) < most]
+    if not short:
+        return None
+    waits = next(info.name for info in workers if begun.get(info.rank) == most)
+    return FailedPreconditionError(
+        f"{waits} trains, and {', '.join(short)} ended without its part in fit number {most}: "
+        "replicas that share parameters have to call fit the same number of times. Call it on "
+        "every worker, or use --strategy one_device"
+    )
+
+
+#     What has been heard of each worker, so that a gap is noticed and filled.
+#
+# A task leaves out who does not read: a notebook whose cell computes for minutes, or a connection that broke.
+# Who then hears nothing asks to watch again, and takes from the log what has passed meanwhile.
+
+SILENT_SECONDS = 2.0  # a task that has a body says something ten times a second
+
+
+@dataclass
+class Hearing:
+    """How much has come from one worker: bytes of its log, whose points have; characters of its output.
+
+    >>> hearing = Hearing(last=0.0)
+    >>> hearing.asks(1.0), hearing.asks(2.5), hearing.asks(3.0), hearing.asks(5.0)
+    (False, True, False, True)
+    """
+
+    last: float
+    """When anything came, or was asked for."""
+    at: int = 0
+    printed: int = 0
+
+    def take(self, news: Frame, now: float) -> None:
+        """Take note of news."""
+        self.last = now
+        self.at, self.printed = news.meta.get("at", self.at), news.meta.get("printed", self.printed)
+
+    def asks(self, now: float) -> bool:
+        """Return whether to ask again to watch: it has been silent for too long."""
+        if now - self.last < SILENT_SECONDS:
+            return False
+        self.last = now
+        return True
+
+    def catch_up(self, answer: Frame, store: RunStore, folder: Path, say: Callable[[str], object]) -> None:
+        """Fill the gap before what a task says when it is watched again: points, and what was printed."""
+        for note in add_since(store, folder, answer, self.at):
+            say(f"{note}\n")
+        missing = int(answer.meta["printed"]) - self.printed
+        if missing > 0:
+            say(answer.arrays[0].tobytes().decode("utf-8", "replace")[-missing:])

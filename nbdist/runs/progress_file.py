@@ -24,7 +24,6 @@ TOLD = (
     "step", "global_step", "total", "by_updates", "examples", "dropped", "skipped", "rested", "learning_rate",
 )  # fmt: skip
 DIGITS = 6  # of seconds
-
 log = logging.getLogger(__name__)
 
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 SETTINGS = ("learning_rate",)
 LOOK_SECONDS = 0.005  # between two looks at a run that this thread follows, and waits for an answer of
 KEPT_SECONDS = 60.0
-
 DOES: dict[str, Callable[[Control, Mapping[str, Any]], object]] = {
     "pause": lambda control, word: control.pause(_whole(word)),
     "resume": lambda control, word: control.resume(),

@@ -13,14 +13,11 @@ from typing import Any, TypeAlias
 
 from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.metrics.run_folder import RunFile, read_run, write_run
-from nbdist.runs import parcel
-from nbdist.runs.failures import error_again
-from nbdist.runs.outcomefile import keep_light
-from nbdist.runs.watch import Watch
+from nbdist.runs.monitor import Watch, error_again
+from nbdist.runs.outcome import keep_light, unpack
 from nbdist.runtime.task import TaskInfo
 
 Outcomes: TypeAlias = Mapping[int, Mapping[str, Any]]
-
 ENDED = ("finished", "stopped", "failed")
 WRITE_SECONDS = 1.0
 
@@ -58,7 +55,7 @@ def brought_home(outcome: Mapping[str, Any], chief: str) -> tuple[dict[str, Any]
     notes: list[str] = []
     for name, packed in outcome.get("results", {}).items():
         try:
-            found[name] = parcel.unpack(packed)
+            found[name] = unpack(packed)
         except NbdistError as error:  # a layer of a kind that only the tasks know
             notes.append(f"{name} stayed on {chief}: {error}")
     found.update(outcome.get("values", {}))  # of a body in this process

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from nbdist.metrics.run_folder import sync_run
-from nbdist.runs.controlling import Controls
-from nbdist.runs.output import Displayed
-from nbdist.runs.pause import Pause
+from nbdist.runs.control import Controls
+from nbdist.runs.monitor import Watch
 from nbdist.runs.progress import Standing
-from nbdist.runs.watch import Watch
+from nbdist.runs.task.reporting import Displayed
 
 if TYPE_CHECKING:
     from nbdist.runs.run import Run
@@ -104,3 +106,99 @@ class View(Protocol):
 
     def end(self, run: Run) -> None:
         """Show the run's end for good."""
+
+
+# The pause between two looks at a run, which ends early when there is something to see.
+
+
+class Pause:
+    """Who follows a run rests in it, on a thread or on a loop; ``wake`` ends the rest, from any thread.
+
+    >>> pause = Pause()
+    >>> pause.wake()  # while nobody rests: the next rest is none
+    >>> pause.rest(60.0)
+    """
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+        self._tell: Callable[[], object] = lambda: None
+
+    def wake(self) -> None:
+        """End the rest of this moment, or the next one."""
+        self._woken.set()
+        with suppress(RuntimeError):  # the loop has ended, and nobody rests on it
+            self._tell()
+
+    def rest(self, seconds: float) -> None:
+        """Rest on this thread."""
+        self._woken.wait(seconds)
+        self._woken.clear()  # before the next look, which sees whatever it was
+
+    async def rest_on_loop(self, seconds: float) -> None:
+        """Rest while this thread's event loop goes on."""
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+
+        def end() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        timer = loop.call_later(seconds, end)
+        self._tell = lambda: loop.call_soon_threadsafe(end)
+        if self._woken.is_set():
+            end()
+        try:
+            await over
+        finally:
+            timer.cancel()
+            self._tell = lambda: None
+            self._woken.clear()
+
+
+# An interrupt stops a run, unless this process ends: Jupyter says so just after its signal.
+
+RESTART_SECONDS = 0.25  # within which the word follows an interrupt that the kernel is being restarted
+
+
+class Leaving:
+    """Tells an interrupt from the end of this process, after which run ``run`` goes on without it.
+
+    ``asked`` tells whether this process is ending; without it every interrupt is one at once.
+
+    >>> Leaving("20261120-digits").signalled(again=False)
+    True
+    """
+
+    def __init__(self, run: str) -> None:
+        self.asked: Callable[[], bool] | None = None
+        self._run = run
+        self._stop_at: float | None = None
+
+    @property
+    def now(self) -> bool:
+        """Whether this process ends."""
+        return self.asked is not None and self.asked()
+
+    def signalled(self, again: bool) -> bool:
+        """Take note of an interrupt; whether the run is to stop at once, as it does ``again`` and again."""
+        if self.asked is None or self._stop_at is not None or again:
+            self._stop_at = None
+            return True
+        self._stop_at = time.monotonic() + RESTART_SECONDS
+        return False
+
+    def passed(self) -> bool:
+        """Whether the run is to stop now, for no word of an end has followed an interrupt; said once."""
+        if self._stop_at is None or time.monotonic() < self._stop_at or self.now:
+            return False
+        self._stop_at = None
+        return True
+
+    def stay(self) -> None:
+        """Raise KeyboardInterrupt if this process ends."""
+        if self.now:
+            error = KeyboardInterrupt(f"the kernel ends; run {self._run} continues: nb.attach({self._run!r})")
+            # A whole traceback takes IPython a second, and Jupyter waits little longer for the kernel's end.
+            # IPython asks every exception for this method, of which its type knows nothing.
+            error._render_traceback_ = lambda: [f"KeyboardInterrupt: {error}"]  # type: ignore[attr-defined]
+            raise error

@@ -16,24 +16,29 @@ run.release  run ───────────────► parameters of 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from nbdist.errors import FailedPreconditionError, NbdistError
-from nbdist.metrics.timeline import Span
-from nbdist.runs.controlling import heed
+from nbdist.home import private_folder
+from nbdist.metrics.timeline import Span, Timeline
+from nbdist.metrics.timeline_parts import Part, write_part
+from nbdist.runs.control import heed
 from nbdist.runs.delivery import Receiver
-from nbdist.runs.kept import Kept
-from nbdist.runs.live import Live
-from nbdist.runs.recorded import Recorded
-from nbdist.runs.watchers import Watchers
+from nbdist.runs.outcome import Buffer, encode, page, write_outcome
+from nbdist.runs.task.reporting import Live
 from nbdist.runtime import task as tasks
 from nbdist.runtime.groups import Gathering
 from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.server import Handler
+from nbdist.runtime.task import Task
 from nbdist.train.context import Control
 from nbdist.train.step_timing import StepLog
 from nbdist.wire.rpc.client import Sender
@@ -306,3 +311,181 @@ def shared_prefix(task: tasks.Task) -> str:
     if not task.cluster_id:
         raise NbdistError("the task has no cluster id")
     return f"nbdist-{task.cluster_id}"
+
+
+# Who watches the runs on a task: each is pushed the news, until it goes away or does not read.
+
+
+class Watchers:
+    """The connections that are told the news, by run. All on the Server's thread."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[Sender]] = {}
+
+    def add(self, run: str, sender: Sender) -> None:
+        """Have a connection told from now on; once, however often it asks."""
+        if not self.has(run, sender):
+            self._of.setdefault(run, []).append(sender)
+
+    def push(self, run: str, frame: Frame) -> None:
+        """Send a frame to all who watch a run."""
+        for sender in list(self._of.get(run, ())):
+            try:
+                sender.push(frame)
+            except ConnectionError:  # a client that went away, or does not read: the log has it all
+                self._of[run].remove(sender)
+
+    def has(self, run: str, sender: Sender) -> bool:
+        """Whether a connection is told the news of a run."""
+        return sender in self._of.get(run, ())
+
+    def any(self, run: str) -> bool:
+        """Whether anybody is."""
+        return bool(self._of.get(run))
+
+    def drop(self, run: str) -> None:
+        """Tell nobody of a run any more."""
+        self._of.pop(run, None)
+
+    def clear(self) -> None:
+        """Tell nobody of anything any more."""
+        self._of.clear()
+
+
+#     What a task keeps of its last run, until the body of the next begins: for a client that comes late.
+#
+# The news of a run go to whoever watches; a notebook's kernel that was restarted asks for what it has missed,
+# and at the end for the outcome, in pages. An outcome that nobody takes home goes to the run's folder, so
+# that
+# it outlives the cluster.
+
+PAGE_BYTES = 4 << 20
+TAKEN_SECONDS = 10.0  # within which a client that was there at the end has the outcome
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Last:
+    run: str
+    answer: Frame
+    """To who wants to watch: the end of the run, and what it takes to know all of it."""
+    watched: bool
+    folder: str = ""
+    outcome: dict[str, Any] | None = None
+    pieces: Sequence[Buffer] = ()
+    taken: bool = False
+    written: bool = False
+    writing: threading.Lock = field(default_factory=threading.Lock)
+
+    def encoded(self) -> Sequence[Buffer]:
+        if not self.pieces and self.outcome is not None:
+            self.pieces = encode(self.outcome)
+        return self.pieces
+
+
+class Kept:
+    """The end of the last run of task ``rank``. ``later(seconds, function)`` calls a function then."""
+
+    def __init__(self, rank: int, later: Callable[[float, Callable[[], None]], object]) -> None:
+        self._rank, self._later = rank, later
+        self._last: _Last | None = None
+
+    def forget(self) -> None:
+        """Keep nothing any more: the next run begins. What nobody has taken home is written."""
+        last, self._last = self._last, None
+        if last is not None and last.outcome is not None:
+            if not last.taken:
+                self._write(last)
+            last.outcome, last.pieces = None, ()  # it may be large, and a timer may know of it still
+
+    def end(self, run: str, answer: Frame, watched: bool) -> None:
+        """Take note that a body is over, and whether anybody has heard so; its outcome is on its way."""
+        self._last = _Last(run, answer, watched)
+
+    def put(self, run: str, folder: str, outcome: dict[str, Any]) -> None:
+        """Keep an outcome; writes it to the run's folder, now or in a while, if nobody takes it."""
+        last = self._of(run)
+        if last is None:
+            return
+        last.folder, last.outcome = folder, outcome
+        if not last.watched:
+            self._write(last)
+            return
+
+        def unless_taken() -> None:
+            if not last.taken and self._last is last:
+                # Not here: a large one would keep the task's Server from its other callers.
+                threading.Thread(target=self._write, args=(last,), daemon=True).start()
+
+        self._later(TAKEN_SECONDS, unless_taken)
+
+    def drop(self, run: str) -> None:
+        """Do without an outcome that could not be made."""
+        if self._of(run) is not None and self._last is not None and self._last.outcome is None:
+            self._last = None
+
+    def taken(self, run: str) -> None:
+        """Take note that a client has all of a run."""
+        if (last := self._of(run)) is not None:
+            last.taken = True
+
+    def answer(self, run: str) -> Frame | None:
+        """Return what to tell who wants to watch a run that is over; None if it is another one."""
+        last = self._of(run)
+        return None if last is None else last.answer
+
+    def page(self, run: str, start: int) -> Frame | None:
+        """Return a part of a run's outcome; None if that is not kept."""
+        last = self._of(run)
+        if last is None:
+            return None
+        if last.outcome is None:
+            return Frame("run.outcome", {"state": "coming"})
+        pieces = last.encoded()
+        part = np.frombuffer(page(pieces, start, PAGE_BYTES), np.uint8)
+        return Frame("run.outcome", {"state": "here", "size": sum(map(len, pieces))}, (part,))
+
+    def _of(self, run: str) -> _Last | None:
+        last = self._last
+        return last if last is not None and last.run == run else None
+
+    def _write(self, last: _Last) -> None:
+        with last.writing:
+            pieces = last.encoded()
+            if last.written or not pieces:
+                return
+            try:
+                write_outcome(private_folder(Path(last.folder)), self._rank, pieces)
+            except (OSError, NbdistError) as error:  # while the task lives it can be asked
+                log.warning("the outcome of run %s could not be written: %s", last.run, error)
+            last.written = True
+
+
+# What a task recorded of its runs, for their timelines: handed out while it lives, written for later.
+
+Source: TypeAlias = Callable[[str], Iterable[Span]]
+
+
+class Recorded:
+    """Asks its ``sources``, each of which returns the spans that it knows of a run; add to them at will."""
+
+    def __init__(self, task: Task, sources: Iterable[Source]) -> None:
+        self.task = task
+        self.sources = list(sources)
+        self._written = ""
+
+    def part(self, run: str) -> Part:
+        """Return this task's part of a run's timeline; it may be empty. May be called on any thread."""
+        spans = [span for source in self.sources for span in source(run)]
+        return Part.now(self.task.name, self.task.info.host, Timeline(spans, [self.task.name]))
+
+    def write(self, run: str, folder: str) -> None:
+        """Write the part into the run's folder, once, if there is anything in it."""
+        part = self.part(run)
+        if not part.timeline.spans or self._written == run:
+            return
+        try:
+            write_part(private_folder(Path(folder)), self.task.rank, part)
+        except OSError as error:  # a full disk costs no results; while the task lives it can be asked
+            log.warning("the timeline of run %s could not be written to %s: %s", run, folder, error)
+        self._written = run
