@@ -35,7 +35,7 @@ def main() -> None:
     name = chosen()
     from nbdist.cluster.launch import start_cluster
     from nbdist.metrics.run_folder import run_folder
-    from nbdist.ui.launch import launch
+    from nbdist.ui.api import launch
 
     with tempfile.TemporaryDirectory() as home:
         os.environ["NBDIST_HOME"] = os.path.join(home, "nbdist")

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from nbdist.metrics.store import RunStore
-from nbdist.ui.display import LiveDisplay
+from nbdist.ui.display.run import LiveDisplay
 
 SERIES = ("loss", "accuracy")
 EVERY = 0.1  # seconds between news, as they come from tasks

@@ -116,7 +116,7 @@ slow_worker_body.train(**{settings!r})
 
 def trained(pace: str, way: Way, where: str, seed: int, cluster: Any) -> Outcome:
     """Train once, and return what came of it."""
-    from nbdist.ui.launch import launch
+    from nbdist.ui.api import launch
 
     with tempfile.TemporaryDirectory() as folder:
         settings = {

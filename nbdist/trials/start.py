@@ -36,7 +36,7 @@ from nbdist.trials.protocol import SweepOrder
 from nbdist.trials.store import LOG, Record, new_sweep_folder, read_about, sweep_folder, write_about
 from nbdist.trials.sweep import Sweep, as_space
 
-STRATEGIES = ("multi_worker", "mirrored")
+TRIAL_STRATEGIES = ("multi_worker", "mirrored")
 """Under which several engines can train a trial together."""
 
 
@@ -77,7 +77,7 @@ def start_sweep(
     searched = as_space(space)
     check_names(trial, searched)
     if strategy is not None:
-        choose("--strategy", strategy, STRATEGIES)
+        choose("--strategy", strategy, TRIAL_STRATEGIES)
     choose("--collective", collective, COLLECTIVE_KINDS)
     opened = open_sweep(  # before a cluster is brought up for it
         searched,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, nearest
+from nbdist.runs.options import COLLECTIVE_KINDS, DATA, REPLICATIONS, STRATEGIES
+from nbdist.sweep.parse import words
+from nbdist.sweep.pruners import PRUNERS
+from nbdist.sweep.samplers import SAMPLERS
+from nbdist.trials.start import TRIAL_STRATEGIES
 
 WIDEST = 24  # characters of a flag and its value that the explanation stands beside
 
@@ -133,3 +139,159 @@ def pushed_names(push: Iterable[str], namespace: Mapping[str, Any], magic: str) 
             hint = f"; did you mean {near}?" if near else ": define it in a cell first"
             raise InvalidArgumentError(f"{magic}: --push {name}: this notebook has no {name!r}{hint}")
     return {name: namespace[name] for name in push}
+
+
+# The flags of %cluster start, %cluster grow and %%distribute: what each is called, takes and means.
+
+START_FLAGS = {
+    "--workers": Flag("workers", int, "N", "tasks that train (default 2)"),
+    "--ps": Flag("ps", int, "N", "tasks that keep parameters (default 0)"),
+    "--launcher": Flag(
+        "launcher", str, "local|mpi", "how engines start: plainly (default), or in an MPI world"
+    ),
+    "--gpus": Flag(
+        "gpus", lambda v: int(v) if v.isdigit() else v, "auto|none|N", "GPUs to use, one a worker"
+    ),
+    "--gpu-memory": Flag("gpu_memory", float, "0.4", "share of its GPU's memory that a worker may take"),
+    "--memory": Flag("memory", str, "2G", "what graphs' variables and programs may take on each task"),
+    "--threads": Flag("threads", int, "N", "BLAS threads per task (default: cores / tasks)"),
+    "--id": Flag("cluster_id", str, "NAME", "a name for the cluster"),
+    "--timeout": Flag("timeout", float, "S", "seconds that bring-up may take (default 60)"),
+    "--orphan-timeout": Flag(
+        "orphan_timeout", float, "S", "seconds it lives without a client (default 60, and 3600 in a run)"
+    ),
+}
+STOP_FLAGS = {"--force": Flag("force", help="even if another notebook started it and has a run on it")}
+GROW_FLAGS = {"--workers": Flag("workers", int, "N", "how many workers come or leave (default 1)")}
+DISTRIBUTE_FLAGS = grouped({
+    "How replicas work together": {
+        "--strategy": Flag(
+            "strategy", str, "|".join(STRATEGIES),
+            "where parameters are, and how steps are made (default: ps if there is one)",
+        ),
+        "--sync": Flag("synchronous", help="replicas share each batch and step together", value=True),
+        "--async": Flag("synchronous", help="each replica goes at its own pace (default of ps)", value=False),
+        "--replication": Flag(
+            "replication", str, "|".join(REPLICATIONS),
+            "a graph on every worker (default), or one for all, driven from here",
+        ),
+    },
+    "With --strategy ps": {
+        "--backups": Flag("backups", int, "N", "--sync: of the workers N are backups; late gradients go"),
+        "--aggregate": Flag("aggregate", int, "R", "--sync: R gradients make a step (default: one a worker)"),
+        "--staleness": Flag("staleness", int, "S", "--async: steps ahead of the slowest that one may be"),
+        "--locking": Flag("locking", help="nobody reads parameters in the middle of an update"),
+        "--transport": Flag("transport", str, "auto|socket", "how parameters travel"),
+    },
+    "With --strategy mirrored and multi_worker": {
+        "--collective": Flag(
+            "collective", str, "auto|shm|ring|hierarchical|nccl|mpi",
+            "how gradients are summed, and what nb.collective uses (default: the best)",
+        ),
+    },
+    "With --strategy elastic": {
+        "--every": Flag("every", int, "TAU", "steps between two pulls towards the centre (default 10)"),
+        "--alpha": Flag("alpha", float, "A", "how far each pull goes (default 0.9 / workers)"),
+    },
+    "When a worker dies": {
+        "--min-workers": Flag(
+            "min_workers", int, "N", "go on while N workers are left (mirrored, multi_worker, ps; default 1)"
+        ),
+    },
+    "With --replication in-graph": {
+        "--data": Flag("data", str, "|".join(DATA), "who reads the data: this notebook, or each worker"),
+    },
+    "The run": {
+        "--on": Flag("on", str, "worker:0-2", "which tasks run the body (default: all workers)"),
+        "--name": Flag("name", str, "NAME", "a name for the run"),
+        "--seed": Flag("seed", int, "N", "fixes initial weights and shuffles"),
+        "--epochs": Flag("epochs", int, "N", "wins over fit(epochs=...)"),
+        "--background": Flag("background", help="return at once; the run goes on, and is `run`", value=True),
+        "--live": Flag("live", names, "loss,accuracy", "which curves to show"),
+        "--tensorboard": Flag(
+            "tensorboard", help="write events too, into the run's folder: tensorboard --logdir FOLDER",
+            value=True,
+        ),
+        "--no-live": Flag("show", help="show no view; what the tasks print is printed", value=False),
+        "--push": Flag("push", names, "x,make_model", "values and functions of this notebook, for the cell"),
+        "--fetch": Flag("fetch", names, "a,b", "more names to bring home from the chief"),
+    },
+})  # fmt: skip
+
+# The line of %%sweep: parameters as in ``lr=log(1e-4, 1e-1)``, and flags. Pure.
+
+MAGIC = "%%sweep"
+
+
+def with_settings(text: str) -> tuple[str, dict[str, Any]]:
+    """Read a name with settings.
+
+    >>> with_settings("asha(eta=3, first=2)"), with_settings("none")
+    (('asha', {'eta': 3, 'first': 2}), ('none', {}))
+    """
+    try:
+        node = ast.parse(text, mode="eval").body
+        if isinstance(node, ast.Name) or text.replace("-", "_").isidentifier():
+            return text, {}
+        if isinstance(node, ast.Call) and not node.args:
+            settings = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords if one.arg}
+            return ast.unparse(node.func).replace(" - ", "-"), settings
+    except (SyntaxError, ValueError):
+        pass
+    raise InvalidArgumentError("write a name, or a name with settings such as asha(eta=3)")
+
+
+SWEEP_FLAGS = grouped({
+    "What counts": {
+        "--metric": Flag("metric", str, "NAME", "the metric that trials are compared by (needed)"),
+        "--max": Flag("direction", help="more of it is better (default)", value="max"),
+        "--min": Flag("direction", help="less of it is better, as of a loss", value="min"),
+    },
+    "Which trials": {
+        "--trials": Flag("trials", int, "N", "how many (a grid: all its points)"),
+        "--sampler": Flag(
+            "sampler", with_settings, "|".join(SAMPLERS), "chooses the parameters (default random, or grid)"
+        ),
+        "--pruner": Flag("pruner", with_settings, "|".join(PRUNERS), "the early-stopping rule for trials"),
+        "--seed": Flag("seed", int, "N", "fixes what is asked for, and each trial's own seed"),
+        "--space": Flag("space", str, "NAME", "a Space, dict or SpaceEditor of this notebook"),
+    },
+    "Where": {
+        "--per-trial": Flag("per_trial", int, "K", "engines that train a trial together (default 1)"),
+        "--strategy": Flag(
+            "strategy", str, "|".join(TRIAL_STRATEGIES), "how these do (default multi_worker)"
+        ),
+        "--collective": Flag("collective", str, "|".join(COLLECTIVE_KINDS), "how gradients are summed there"),
+        "--on": Flag("on", str, "worker:0-2", "which engines (default: all workers)"),
+    },
+    "The sweep": {
+        "--push": Flag("push", names, "x,make_model", "values and functions of this notebook, for trials"),
+        "--name": Flag("name", str, "NAME", "a name for it"),
+        "--wait": Flag("wait", help="the cell runs until the sweep has ended; an interrupt stops the sweep"),
+        "--no-live": Flag("live", help="show no grid", value=False),
+    },
+})  # fmt: skip
+
+
+def read_line(line: str) -> tuple[str, dict[str, Any]]:
+    """Return the text of the space, and the options, in a magic's line.
+
+    >>> read_line("lr=log(1e-4, 1e-1) --trials 8 --metric loss --min")
+    ('lr=log(1e-4, 1e-1)', {'trials': 8, 'metric': 'loss', 'direction': 'min'})
+    """
+    given = [unquoted(word) for word in words(line)]
+    plain, options = parse_words(given, SWEEP_FLAGS, MAGIC)
+    for name in ("sampler", "pruner"):
+        if name in options:
+            options[name], settings = options[name]
+            options[f"{name}_settings"] = settings
+    return " ".join(plain), options
+
+
+def unquoted(word: str) -> str:
+    """Return a word without the quotes around it.
+
+    >>> unquoted("'my sweep'"), unquoted("loss")
+    ('my sweep', 'loss')
+    """
+    return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word

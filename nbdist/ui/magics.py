@@ -7,7 +7,10 @@ without a loop.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Callable, Mapping
+from functools import wraps
 from inspect import cleandoc
 from typing import Any
 
@@ -16,22 +19,59 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from nbdist.cluster.adopt import announce, start_or_adopt
 from nbdist.cluster.cluster import Cluster
-from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError
+from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
 from nbdist.runs.delivery import Given
+from nbdist.runs.follow import Leaving
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
-from nbdist.ui.answering import answer_meanwhile
-from nbdist.ui.background import follow_in_background
-from nbdist.ui.brief import brief, shown_briefly
-from nbdist.ui.flags import Flag, parse, pushed_names, unknown, usage
-from nbdist.ui.graphmagic import GRAPH_FLAGS, graph
-from nbdist.ui.graphview import GraphView
-from nbdist.ui.launch import run_name, start
-from nbdist.ui.magicflags import DISTRIBUTE_FLAGS, GROW_FLAGS, START_FLAGS, STOP_FLAGS
-from nbdist.ui.sweepmagic import SweepMagics
+from nbdist.trials.sweep import Sweep
+from nbdist.ui.api import LOOK_SECONDS, follow_in_background, run_name, run_sweep, start
+from nbdist.ui.flags import (
+    DISTRIBUTE_FLAGS,
+    GROW_FLAGS,
+    MAGIC,
+    START_FLAGS,
+    STOP_FLAGS,
+    SWEEP_FLAGS,
+    Flag,
+    names,
+    parse,
+    pushed_names,
+    read_line,
+    unknown,
+    usage,
+)
+from nbdist.ui.graph.view import GraphView, show_graph
+from nbdist.ui.kernel import answer_meanwhile, leaving
 
 COMMENT = re.compile(r"(^|\s)#.*")  # IPython hands a line magic its comment, too
 COMMANDS = ("start", "status", "attach", "detach", "grow", "shrink", "restart", "stop")
+
+# How IPython shows nbdist's own errors: their message, and not the way to it.
+
+
+def shown_briefly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have IPython show nbdist's errors as their message alone: the way to it is no concern of the user's."""
+
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except NbdistError as error:
+            raise brief(error) from None
+        except KeyboardInterrupt as error:
+            said = str(error) or f"{function.__name__} was interrupted"
+            error._render_traceback_ = lambda: [f"KeyboardInterrupt: {said}"]  # type: ignore[attr-defined]
+            raise
+
+    return wrapper
+
+
+def brief(error: NbdistError) -> NbdistError:
+    """Return the error, made to show as its message alone in IPython."""
+    if not isinstance(error, WorkerError):
+        error._render_traceback_ = lambda: [f"{type(error).__name__}: {error}"]  # type: ignore[attr-defined]
+    return error
 
 
 @magics_class
@@ -199,8 +239,39 @@ def _with_flags(method: Any, flags: dict[str, Flag]) -> None:
     method.__doc__ = cleandoc(method.__doc__ or "").replace("{flags}", usage(flags))
 
 
+# %graph: the picture of a graph, in a line.
+
+GRAPH_FLAGS = {
+    "--expand": Flag("expand", names, "hidden,output", "name scopes to open, with those around them"),
+    "--depth": Flag("depth", int, "N", "open all scopes of N levels; 0 opens none"),
+    "--save": Flag("save", str, "graph.svg", "write the picture into a file too (.svg or .png)"),
+}
+
+
+def graph(line: str, namespace: Mapping[str, Any]) -> GraphView:
+    """Do what ``%graph`` is asked for, with the names of the notebook."""
+    plain, options = parse(line, GRAPH_FLAGS, "%graph")
+    if len(plain) > 1:
+        raise InvalidArgumentError(
+            f"%graph: what is {plain[1]!r}? It takes one name, and the flags are {', '.join(GRAPH_FLAGS)}"
+        )
+    if plain and plain[0] not in namespace:
+        raise NotFoundError(
+            f"%graph: there is no {plain[0]!r} here; name a graph or a session, or none for the default graph"
+        )
+    path = options.pop("save", None)
+    view = show_graph(namespace[plain[0]] if plain else None, **options)
+    if path is not None:
+        print(f"saved to {view.save(path)}")
+    return view
+
+
 _with_flags(DistributedMagics.cluster, START_FLAGS)
+
+
 _with_flags(DistributedMagics.distribute, DISTRIBUTE_FLAGS)
+
+
 _with_flags(DistributedMagics.graph, GRAPH_FLAGS)
 
 
@@ -268,7 +339,7 @@ async def await_distribute(line: str, cell: str, before: int = 1) -> None:
 
 AWAITED = {
     "%%distribute": ("nbdist.ui.magics", "await_distribute"),
-    "%%sweep": ("nbdist.ui.sweepmagic", "await_sweep"),
+    "%%sweep": ("nbdist.ui.magics", "await_sweep"),
 }
 
 
@@ -298,3 +369,109 @@ def load(shell: Any) -> None:
     transformers = shell.input_transformers_cleanup
     if not any(getattr(t, "__name__", "") == "awaited" for t in transformers):
         transformers.append(awaited)
+
+
+# %%sweep: the cell is one trial, run on every engine with other parameters, and shown as a grid.
+
+EXAMPLE = "%%sweep lr=log(1e-4, 1e-1) hidden=[32, 64] --trials 24 --metric val_accuracy"
+
+
+@magics_class
+class SweepMagics(Magics):  # type: ignore[misc]  # IPython has no types
+    """The magic; nb.run_sweep does the same."""
+
+    @cell_magic  # type: ignore[untyped-decorator]
+    @shown_briefly
+    def sweep(self, line: str, cell: str) -> None:
+        """Train the cell's network on every engine, with other parameters each, and show the grid of them.
+
+        %%sweep lr=log(1e-4, 1e-1) hidden=[32, 64, 128] --trials 24 --metric val_accuracy
+        x, y, x_test, y_test = nb.data.digits()
+        model = nb.nn.Sequential([nb.nn.Dense(hidden, activation="tanh"),
+                                  nb.nn.Dense(10, activation="softmax")])
+        model.compile(nb.optim.SGD(lr), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        history = model.fit(x, y, batch_size=32, epochs=5, validation_data=(x_test, y_test))
+
+        The parameters are there as variables. The metric is one that `fit` or `nb.log` reports, or a variable
+        of its name at the cell's end. The cell is over at once and trials run on, one on each engine;
+        `sweep` is the handle: sweep.best, sweep.table(), sweep.model(), sweep.wait(), sweep.pause(),
+        sweep.stop(7), sweep.clone(7, lr=0.1), sweep.promote(7, epochs=20), sweep.edit(...), sweep.add(8).
+
+        Parameters:
+            lr=log(1e-4, 1e-1)   uniform(0, 0.5)   int(16, 128)   [32, 64]   choice('sgd', 'adam')
+            momentum=when(uniform(0, 0.99), opt='sgd')   only where opt is sgd
+            epochs=5                                     the same for all
+
+        %%sweep lr=[0.01, 0.1] hidden=[32, 64] --metric val_accuracy       a grid: all four
+        %%sweep lr=log(1e-4, 1) --trials 50 --sampler tpe --pruner asha --metric val_loss --min
+        %%sweep lr=[0.01, 0.1] --push x,y --metric accuracy                values of the notebook, for trials
+        %%sweep hidden=[64, 256] --per-trial 2 --metric val_accuracy       two engines train a trial together
+
+        Flags:
+        {flags}
+        """
+        begin_sweep(line, cell, self.shell.user_ns, may_wait=True)
+
+
+SweepMagics.sweep.__doc__ = cleandoc(SweepMagics.sweep.__doc__ or "").replace("{flags}", usage(SWEEP_FLAGS))
+
+
+def begin_sweep(
+    line: str, cell: str, namespace: dict[str, Any], may_wait: bool, before: int = 1
+) -> tuple[Sweep, bool]:
+    """Start the sweep that a cell asks for, as ``sweep`` in the notebook; whether it is to be waited for."""
+    text, options = read_line(line)
+    named = options.pop("space", None)
+    if named is not None and named not in namespace:
+        raise InvalidArgumentError(f"{MAGIC}: --space {named}: this notebook has no {named!r}")
+    if named is not None and text:
+        raise InvalidArgumentError(f"{MAGIC}: give the space on the line or by --space {named}, not both")
+    if named is None and not text:
+        raise InvalidArgumentError(f"{MAGIC}: say what may vary, such as {EXAMPLE}")
+    if "metric" not in options:
+        raise InvalidArgumentError(f"{MAGIC}: say what counts: --metric NAME, such as {EXAMPLE}")
+    wait = options.pop("wait", False)
+    options["push"] = pushed_names(options.get("push", ()), namespace, MAGIC)
+    sweep = run_sweep(
+        cell,
+        text if named is None else namespace[named],
+        **options,
+        wait=wait and may_wait,
+        first_line=before + 1,
+    )
+    namespace["sweep"] = sweep
+    return sweep, wait
+
+
+async def await_sweep(line: str, cell: str, before: int = 1) -> None:
+    """Run a %%sweep cell while the kernel's event loop goes on."""
+    shell = get_ipython()
+    try:
+        sweep, wait = begin_sweep(line, cell, shell.user_ns, False, before)
+        if wait:
+            await _end_of(sweep)
+    except NbdistError as error:
+        raise brief(error) from None
+
+
+async def _end_of(sweep: Sweep) -> None:
+    """Wait for a sweep; an interrupt ends it, but a kernel that is restarted leaves it to go on."""
+    leaving_ = Leaving(sweep.id)
+    leaving_.asked = leaving
+    ended, still_hope = False, sweep.patience()
+    while not sweep.over:
+        leaving_.stay()
+        still_hope()
+        try:
+            await asyncio.sleep(LOOK_SECONDS)
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            ended = leaving_.signalled(again=ended) or ended
+        if (ended or leaving_.passed()) and not sweep.ledger.closed:
+            ended = True
+            sweep.close()
+    sweep.conclude()
+    if ended:
+        stopped = KeyboardInterrupt(f"sweep {sweep.id} was stopped; its trials are in `sweep`")
+        # IPython asks every exception for this method, of which its type knows nothing.
+        stopped._render_traceback_ = lambda: [f"KeyboardInterrupt: {stopped}"]  # type: ignore[attr-defined]
+        raise stopped

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from nbdist.metrics.store import RunStore
-from nbdist.ui.display import LiveDisplay
-from nbdist.ui.live import LiveView
-from nbdist.ui.summary import Summary
+from nbdist.ui.display.run import LiveDisplay
+from nbdist.ui.frozen.summary import Summary
+from nbdist.ui.widgets.run import LiveView
 
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
 

@@ -15,8 +15,8 @@ from runs_to_show import HOSTILE, add_points, summary
 
 from nbdist.metrics.store import RunStore
 from nbdist.sweep.space import Space, log, uniform, when
-from nbdist.ui.frozen import frozen
-from nbdist.ui.sweepfrozen import frozen_sweep
+from nbdist.ui.frozen.run import frozen
+from nbdist.ui.frozen.sweep import frozen_sweep
 
 sys.path.append(str(ROOT / "tests" / "ui"))
 

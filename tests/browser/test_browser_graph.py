@@ -15,8 +15,8 @@ from playwright.sync_api import Locator, Page, expect
 
 from nbdist.graph.picture.collapse import Box
 from nbdist.graph.picture.stretch import spread
-from nbdist.ui.graphsvg import live_svg
-from nbdist.ui.graphview import show_graph
+from nbdist.ui.graph.svg import live_svg
+from nbdist.ui.graph.view import show_graph
 
 pytestmark = pytest.mark.browser
 
@@ -118,7 +118,7 @@ def test_scopes_open_by_mouse_and_keys_and_the_rest_stays_where_python_says(lab:
 
 
 def test_themes_and_widths_of_graphs(lab: Lab) -> None:
-    cells = "from nbdist.ui.graphview import show_graph\nshow_graph(perceptron())", "show_graph(deep())"
+    cells = "from nbdist.ui.graph.view import show_graph\nshow_graph(perceptron())", "show_graph(deep())"
     page = shown(lab, "graphs.ipynb", *cells, width=1500, height=1100)
     expect(page.locator(DRAWN)).to_have_count(2)
     look(lab, "graph-wide", 0)
@@ -173,7 +173,7 @@ def test_a_reopened_notebook_shows_its_graph_without_a_kernel(lab: Lab) -> None:
 
 def test_names_in_graphs_are_text(lab: Lab) -> None:
     source = (
-        "from nbdist.graph.picture.nodes import Node\nfrom nbdist.ui.graphview import GraphView\n"
+        "from nbdist.graph.picture.nodes import Node\nfrom nbdist.ui.graph.view import GraphView\n"
         "bad = '</script><img src=x onerror=alert(1)><b>bold</b>&amp;\\x00'\n"
         "GraphView([Node(bad + '/a', 'exp'), Node(bad + '/b', 'exp'), Node('c', bad, '', (bad + '/a',))])"
     )

@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 pytestmark = pytest.mark.browser
 
 EDITOR = "section.nbdist-space"
-SETUP = """from nbdist.ui.spaceeditor import SpaceEditor
+SETUP = """from nbdist.ui.space_editor.editor import SpaceEditor
 editor = SpaceEditor({space!r}, trials=12)
 started = []
 def start(one):

@@ -34,7 +34,7 @@ from sweep_shown import BEGAN, ShownSweep
 from nbdist.sweep.events import Asked, Ended, Reported, Started
 from nbdist.sweep.space import integer, log, uniform
 from nbdist.sweep.space import Space
-from nbdist.ui.sweepview import SweepView
+from nbdist.ui.widgets.sweep import SweepView
 space = Space({{"x": uniform(0, 1), "y": log(1e-3, 1), "kind": ["a", "b", "c"], "deep": integer(1, 9)}})
 dice, all_of = Random(3), ShownSweep(space, 10_000, metric="m")
 for number in range(10_000):

@@ -20,7 +20,7 @@ from nbdist.graph.picture.sheet import Sheet
 from nbdist.graph.picture.stretch import Shown, Spread, spread
 from nbdist.graph.scopes import Graph, control_dependencies, device, name_scope
 from nbdist.graph.tensor import Variable, placeholder
-from nbdist.ui.graphtext import TextMeasure
+from nbdist.ui.graph.marks import TextMeasure
 
 LINKS = [Link(0, 5), Link(1, 4), Link(2, 3)]
 PS, FIRST, SECOND = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"

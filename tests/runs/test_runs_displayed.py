@@ -12,7 +12,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
 from nbdist.runs.task.reporting import DISPLAY_LIMIT, MOST_DISPLAYS, Displayed, Output
-from nbdist.ui import view as views
+from nbdist.ui.display import run as views
 
 BODY = """
 from IPython.display import HTML, display

@@ -31,7 +31,7 @@ from nbdist.runs.history import runs
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
-from nbdist.ui.launch import launch
+from nbdist.ui.api import launch
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

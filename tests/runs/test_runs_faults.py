@@ -27,7 +27,7 @@ from nbdist.runs.options import Options
 from nbdist.runs.progress import Standing
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
-from nbdist.ui.view import RunView
+from nbdist.ui.display.run import RunView
 
 pytestmark = pytest.mark.engines
 

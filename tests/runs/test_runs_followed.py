@@ -19,8 +19,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, WorkerError
 from nbdist.runs.run import Run
 from nbdist.trials.store import sweeps_folder
-from nbdist.ui.attach import attach, under_way
-from nbdist.ui.launch import launch
+from nbdist.ui.api import attach, launch, under_way
 
 pytestmark = pytest.mark.engines
 

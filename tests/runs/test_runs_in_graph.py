@@ -37,7 +37,7 @@ from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
 from nbdist.runtime import task as tasks
 from nbdist.train import context as contexts
-from nbdist.ui.launch import launch
+from nbdist.ui.api import launch
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

@@ -9,7 +9,7 @@ import pytest
 
 from nbdist.errors import InvalidArgumentError, WorkerError
 from nbdist.metrics.run_folder import read_run
-from nbdist.ui.launch import launch
+from nbdist.ui.api import launch
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

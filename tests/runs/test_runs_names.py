@@ -23,7 +23,5 @@ def test_a_public_name_is_no_module_unless_it_is_meant_to_be(name: str) -> None:
 
 @pytest.mark.parametrize("first", ["pass", "import nbdist.runs.start", "nb.runs(); import nbdist.runs.start"])
 def test_runs_lists_runs_whatever_was_imported_before(first: str) -> None:
-    code = (
-        f"import nbdist as nb; {first}; assert isinstance(nb.runs(), list); from nbdist.runs import outcome"
-    )
+    code = f"import nbdist as nb; {first}; assert isinstance(nb.runs(), list); import nbdist.runs.outcome"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nbdist.errors import DataLossError, InvalidArgumentError
-from nbdist.runs import outcome
 from nbdist.runs import outcome as outcomes
 from nbdist.runs.outcome import (
     LEAST,
@@ -24,6 +23,7 @@ from nbdist.runs.outcome import (
     encode,
     light,
     outcome_path,
+    pack,
     page,
     read_outcome,
     whole_size,
@@ -148,8 +148,8 @@ def test_subclasses_arrive_as_what_they_stand_for() -> None:
 
 
 def test_what_is_kept_of_one_that_came_home_is_its_history() -> None:
-    history = outcome.pack(History())
-    outcome = {"rank": 0, "results": {"history": history, "w": outcome.pack(3)}, "left": ["x"], "step": 4}
+    history = pack(History())
+    outcome = {"rank": 0, "results": {"history": history, "w": pack(3)}, "left": ["x"], "step": 4}
     assert light(outcome) == {"rank": 0, "results": {"history": history}, "step": 4}
     own = light({"rank": 3, "values": {"h": History(), "n": 3}})
     assert list(own["results"]) == ["h"]

@@ -15,8 +15,8 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, WorkerE
 from nbdist.runs.run import Run
 from nbdist.trials.start import attach_sweep, start_sweep
 from nbdist.ui import magics
-from nbdist.ui.launch import launch
-from nbdist.ui.sweepmagic import begin as begin_sweep
+from nbdist.ui.api import launch
+from nbdist.ui.magics import begin_sweep
 
 pytestmark = pytest.mark.engines
 

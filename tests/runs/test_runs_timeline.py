@@ -22,8 +22,8 @@ from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
 from nbdist.runtime.task import TaskInfo, host_identity
-from nbdist.ui.launch import launch
-from nbdist.ui.timelineview import TimelineView
+from nbdist.ui.api import launch
+from nbdist.ui.timeline.view import TimelineView
 from nbdist.wire.rpc.frame import Frame
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from nbdist.sweep.events import (
 )
 from nbdist.sweep.space import Space, integer, log, when
 from nbdist.sweep.state import Ledger
-from nbdist.ui.sweepview import SweepView
+from nbdist.ui.widgets.sweep import SweepView
 
 BEGAN = 1_800_000_000.0
 SPACE = Space({"lr": log(1e-4, 1e-1), "hidden": [32, 64, 128], "opt": ["sgd", "adam"]})

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.ui import frozenhtml, frozentext
 from nbdist.ui.ansi import Style, coloured, ending, plain, spans
-from nbdist.ui.transcript import Transcript
+from nbdist.ui.frozen import render
+from nbdist.ui.widgets.run import Transcript
 
 CASES = json.loads((Path(__file__).parent / "ansi_cases.json").read_text())
 LETTERS = ("bold", "dim", "italic", "underline", "inverse", "strike")
@@ -69,14 +69,14 @@ def test_a_cut_never_splits_a_code(limit: int) -> None:
 
 def test_saved_html_has_colours_in_its_room_and_saved_text_has_none() -> None:
     printed = "".join(f"\x1b[3{at % 8}m<line {at}>\x1b[0m\n" for at in range(2_000))
-    saved = frozenhtml.output("/job:worker/task:0", printed, 4_000)
+    saved = render.output("/job:worker/task:0", printed, 4_000)
     assert len(json.dumps(saved)) <= 4_000
     assert "&lt;line 0&gt;</span>" in saved
     assert "&lt;line 1999&gt;</span>" in saved
     assert "characters cut" in saved
     assert saved.count("<span") == saved.count("</span>") > 10
     assert "\x1b" not in saved
-    text = "".join(frozentext.outputs({"/job:worker/task:0": printed}, 4_000))
+    text = "".join(render.outputs_as_text({"/job:worker/task:0": printed}, 4_000))
     assert "<line 0>" in text
     assert "\x1b" not in text
     assert "[3" not in text

@@ -5,8 +5,8 @@ from ui_runs import SentView, train
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.metrics.store import RunStore
-from nbdist.ui.available import LISTED, Available, chosen
-from nbdist.ui.chartplan import MOST_CHARTS
+from nbdist.ui.widgets.run import LISTED, Available, chosen
+from nbdist.ui.widgets.run_feed import MOST_CHARTS
 
 
 def test_ten_thousand_series_are_a_short_message() -> None:

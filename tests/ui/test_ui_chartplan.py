@@ -1,4 +1,4 @@
-from nbdist.ui.chartplan import MOST_CHARTS, Chart, plan_charts
+from nbdist.ui.widgets.run_feed import MOST_CHARTS, Chart, plan_charts
 
 
 def test_a_series_and_its_validation_share_a_chart() -> None:

@@ -5,9 +5,9 @@ import pytest
 from ui_runs import train
 
 from nbdist.metrics.store import RunStore
-from nbdist.ui.display import LiveDisplay, place
-from nbdist.ui.frozen import RUN
-from nbdist.ui.summary import Summary
+from nbdist.ui.display.run import LiveDisplay, place
+from nbdist.ui.frozen.run import RUN
+from nbdist.ui.frozen.summary import Summary
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 

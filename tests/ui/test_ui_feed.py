@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from ui_runs import train
 
 from nbdist.metrics.store import RunStore
-from nbdist.ui.feed import MOST_POINTS, NEW_POINTS, RENEWED_POINTS, Feed, Sending
-from nbdist.ui.frames import CLOCK, MEAN, TREND
+from nbdist.ui.widgets.base import CLOCK, MEAN, TREND
+from nbdist.ui.widgets.run_feed import MOST_POINTS, NEW_POINTS, RENEWED_POINTS, Feed, Sending
 
 
 class Page:

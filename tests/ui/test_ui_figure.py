@@ -1,11 +1,9 @@
 import numpy as np
 
 from nbdist.metrics.store import RunStore
-from nbdist.ui.chartplan import plan_charts
-from nbdist.ui.figure import draw
-from nbdist.ui.figurelines import EACH
-from nbdist.ui.summary import axis_words
-from nbdist.ui.yrange import y_range
+from nbdist.ui.frozen.run_figure import EACH, draw, y_range
+from nbdist.ui.frozen.summary import axis_words
+from nbdist.ui.widgets.run_feed import plan_charts
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 STEPS = np.arange(20_000)

@@ -10,10 +10,9 @@ from PIL import Image
 from ui_runs import train
 
 from nbdist.metrics.store import RunStore
-from nbdist.ui.chartplan import plan_charts
-from nbdist.ui.frozen import RUN, frozen
-from nbdist.ui.rundata import run_data
-from nbdist.ui.summary import Mark, Summary
+from nbdist.ui.frozen.run import RUN, frozen, run_data
+from nbdist.ui.frozen.summary import Mark, Summary
+from nbdist.ui.widgets.run_feed import plan_charts
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>$\\frac{"
 LIMIT = 150_000

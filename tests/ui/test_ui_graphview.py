@@ -24,10 +24,9 @@ from PIL import Image
 import nbdist as nb
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.graph.picture.nodes import Node
-from nbdist.ui.graphfacts import sends
-from nbdist.ui.graphtext import width
-from nbdist.ui.graphview import PICTURE_LIMIT, GraphView, show_graph
-from nbdist.ui.palette import INK, TRAIN
+from nbdist.ui.frozen.run_figure import INK, TRAIN
+from nbdist.ui.graph.marks import width
+from nbdist.ui.graph.view import PICTURE_LIMIT, GraphView, sends, show_graph
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;\x00\x1b\ud800]]>\"'"

@@ -7,8 +7,8 @@ import pytest
 from ui_runs import SentView, train
 
 from nbdist.metrics.store import RunStore
-from nbdist.ui.control import KINDS
-from nbdist.ui.frames import RECORD
+from nbdist.ui.widgets.base import RECORD
+from nbdist.ui.widgets.run import KINDS
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_a_page_without_another_output_keeps_the_widget(view: SentView, store: R
 
 
 def test_a_page_that_still_loads_the_widget_finds_it(view: SentView, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbdist.ui.paced.LOADED_AFTER", 0.0)
+    monkeypatch.setattr("nbdist.ui.widgets.base.LOADED_AFTER", 0.0)
 
     async def short_cell() -> None:
         view.finish("finished")

@@ -26,8 +26,7 @@ from nbdist.errors import (
 )
 from nbdist.metrics.run_folder import RunFile
 from nbdist.trials.store import LOG, new_sweep_folder
-from nbdist.ui.attach import attach
-from nbdist.ui.launch import launch
+from nbdist.ui.api import attach, launch
 from nbdist.ui.magics import awaited
 
 TRAIN = """

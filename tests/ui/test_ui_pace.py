@@ -1,4 +1,4 @@
-from nbdist.ui.pace import Pace
+from nbdist.ui.widgets.base import Pace
 
 
 def watched() -> Pace:

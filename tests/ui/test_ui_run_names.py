@@ -8,7 +8,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbdist.metrics.run_folder import slug
-from nbdist.ui.launch import name_of, run_name
+from nbdist.ui.api import name_of, run_name
 
 
 def train() -> None:
@@ -44,7 +44,7 @@ def test_the_flags_are_in_the_name() -> None:
 
 def test_the_number_is_that_of_the_cell_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = InteractiveShell()
-    monkeypatch.setattr("nbdist.ui.launch.get_ipython", lambda: shell)
+    monkeypatch.setattr("nbdist.ui.api.get_ipython", lambda: shell)
     monkeypatch.setenv("JPY_SESSION_NAME", "mnist.ipynb")
     shell.user_ns["run_name"] = run_name
     shell.run_cell("1", store_history=True)

@@ -12,8 +12,9 @@ from nbdist import sweep
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.sweep import Space
 from nbdist.sweep.parse import read_space
-from nbdist.ui import spaceeditor, sweeplaunch
-from nbdist.ui.spaceeditor import SpaceEditor
+from nbdist.ui import api
+from nbdist.ui.space_editor import editor as spaceeditor
+from nbdist.ui.space_editor.editor import SpaceEditor
 
 TEXT = (
     "lr=log(0.0001, 0.1) drop=uniform(0.0, 0.5, points=3) batch=int(16, 128, step=16) "
@@ -367,7 +368,7 @@ def test_start_runs_the_trial_and_keeps_the_sweep(monkeypatch: pytest.MonkeyPatc
 
 def test_start_calls_run_sweep_with_what_stands_in_the_editor(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[object] = []
-    monkeypatch.setattr(sweeplaunch, "run_sweep", lambda *given, **named: called.extend([given, named]))
+    monkeypatch.setattr(api, "run_sweep", lambda *given, **named: called.extend([given, named]))
     SpaceEditor("a=[1, 2]", trial=one_trial, sampler="grid", pruner="asha", metric="loss", seed=3).start()
     options = {"trials": None, "sampler": "grid", "pruner": "asha", "metric": "loss", "seed": 3}
     assert called == [(one_trial, read_space("a=[1, 2]")), options]

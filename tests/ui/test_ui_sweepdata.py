@@ -12,9 +12,8 @@ from nbdist.errors import FailedPreconditionError
 from nbdist.sweep.events import Added, Asked, Cloned, Closed, Ended, Reported, Retried, SpaceEdited, Started
 from nbdist.sweep.space import Space, integer, log
 from nbdist.sweep.state import cause
-from nbdist.ui.sweepdata import MANY, SweepFeed
-from nbdist.ui.sweepfrozen import SWEEP, frozen_sweep
-from nbdist.ui.sweephead import parameters, status
+from nbdist.ui.frozen.sweep import SWEEP, frozen_sweep
+from nbdist.ui.widgets.sweep_feed import MANY, SweepFeed, parameters, status
 
 FIRST = {"lr": 0.01, "hidden": 64, "opt": "sgd"}
 

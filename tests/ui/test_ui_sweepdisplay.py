@@ -6,8 +6,8 @@ import pytest
 from sweep_shown import BEGAN, ShownSweep
 
 from nbdist.sweep.events import Asked, Started
-from nbdist.ui.sweepdisplay import SweepDisplay, follow_sweep_in_background
-from nbdist.ui.sweepfrozen import SWEEP
+from nbdist.ui.display.sweep import SweepDisplay, follow_sweep_in_background
+from nbdist.ui.frozen.sweep import SWEEP
 
 FIRST = {"lr": 0.01, "hidden": 64, "opt": "sgd"}
 Said = list[tuple[str, Any, Any]]
@@ -16,7 +16,7 @@ Said = list[tuple[str, Any, Any]]
 @pytest.fixture(autouse=True)
 def bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is the test, so its JavaScript need not have been built."""
-    monkeypatch.setattr("nbdist.ui.paced.bundled", lambda name: f"/* {name} */")
+    monkeypatch.setattr("nbdist.ui.widgets.base.bundled", lambda name: f"/* {name} */")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_sweep_that_is_over_is_shown_again_with_everything(sweep: ShownSweep, 
 def test_what_is_shown_again_waits_for_a_slow_page(
     sweep: ShownSweep, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbdist.ui.paced.LOADED_AFTER", 0.0)
+    monkeypatch.setattr("nbdist.ui.widgets.base.LOADED_AFTER", 0.0)
     sweep.end()
 
     async def cell() -> None:
@@ -148,7 +148,7 @@ def test_it_is_followed_in_the_background_until_it_is_over(sweep: ShownSweep, sa
 def test_it_gets_a_display_if_it_has_none(
     sweep: ShownSweep, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbdist.ui.sweepdisplay.place", lambda: "page")
+    monkeypatch.setattr("nbdist.ui.display.sweep.place", lambda: "page")
 
     async def notebook() -> None:
         sweep.end()

@@ -8,8 +8,8 @@ import pytest
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.sweep.parse import read_space
+from nbdist.ui.flags import read_line
 from nbdist.ui.magics import awaited
-from nbdist.ui.sweepflags import read_line
 
 DOCUMENTED = "lr=log(1e-4,1e-1) hidden=[32,64,128] --trials 24 --metric val_accuracy --max"
 

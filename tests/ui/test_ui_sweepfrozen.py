@@ -17,11 +17,8 @@ from sweep_shown import BEGAN, SPACE, GridModel, ShownSweep, random_event
 from nbdist.errors import DataLossError
 from nbdist.sweep.events import Asked, Cloned, SpaceEdited
 from nbdist.sweep.space import Space, choice, integer, log, uniform, when
-from nbdist.ui.sweepaxes import axis_of
-from nbdist.ui.sweepfrozen import SWEEP, frozen_sweep
-from nbdist.ui.sweepfrozendata import size, trial_data, with_curves
-from nbdist.ui.sweepmatter import all_ranked, by_weight, groups, ranked, widest
-from nbdist.ui.sweepramp import Scale
+from nbdist.ui.frozen.sweep import SWEEP, frozen_sweep, size, trial_data, with_curves
+from nbdist.ui.frozen.sweep_axes import Scale, all_ranked, axis_of, by_weight, groups, ranked, widest
 
 LIMIT = 150_000
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>$\\frac{"

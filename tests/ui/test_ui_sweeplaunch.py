@@ -9,7 +9,7 @@ import pytest
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import NbdistError
-from nbdist.ui.sweeplaunch import run_sweep
+from nbdist.ui.api import run_sweep
 
 pytestmark = pytest.mark.engines
 

@@ -10,8 +10,8 @@ from sweep_shown import BEGAN, GridModel, GridPage, SentGrid, ShownSweep, random
 
 from nbdist.errors import FailedPreconditionError
 from nbdist.sweep.events import Asked
-from nbdist.ui.sweepdata import SweepFeed
-from nbdist.ui.sweepwishes import LONGEST_OUTPUT
+from nbdist.ui.widgets.sweep import LONGEST_OUTPUT
+from nbdist.ui.widgets.sweep_feed import SweepFeed
 
 FIRST = {"lr": 0.01, "hidden": 64, "opt": "sgd"}
 
@@ -20,7 +20,7 @@ FIRST = {"lr": 0.01, "hidden": 64, "opt": "sgd"}
 def bundle() -> Any:
     """The page is the test, so its JavaScript need not have been built."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nbdist.ui.paced.bundled", lambda name: f"/* {name} */")
+        patch.setattr("nbdist.ui.widgets.base.bundled", lambda name: f"/* {name} */")
         yield
 
 

@@ -17,10 +17,9 @@ from PIL import Image
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.timeline import KINDS, Span, Timeline
-from nbdist.ui import gantt
-from nbdist.ui.timelinestyle import HATCHES, THEMES
-from nbdist.ui.timelinetext import headline, letters, milliseconds, share, table, text
-from nbdist.ui.timelineview import PICTURE_LIMIT, TimelineView
+from nbdist.ui.timeline import gantt
+from nbdist.ui.timeline.gantt import HATCHES, THEMES, headline, letters, milliseconds, share, table, text
+from nbdist.ui.timeline.view import PICTURE_LIMIT, TimelineView
 
 PARTS = {"data": 1, "wait": 2, "receive": 1, "compute": 5, "send": 1}  # tenths of a millisecond
 

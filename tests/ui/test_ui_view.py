@@ -14,9 +14,9 @@ from nbdist.runs.options import Options
 from nbdist.runs.progress import ReplicaStanding, Standing, Tally
 from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
-from nbdist.ui import view
-from nbdist.ui.control import KINDS, Controls
-from nbdist.ui.view import Marks, RunView, in_a_line, lost_among, note_on, summary_of, unit_of
+from nbdist.ui.display import run as view
+from nbdist.ui.display.run import Marks, RunView, in_a_line, lost_among, note_on, summary_of, unit_of
+from nbdist.ui.widgets.run import KINDS, Controls
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 

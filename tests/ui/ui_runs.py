@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.metrics.store import RunStore
-from nbdist.ui.live import LiveView
+from nbdist.ui.widgets.run import LiveView
 
 
 def train(store: RunStore, replica: int, start: int, count: int, series: str = "loss") -> None:

@@ -1,4 +1,4 @@
-/** Reads `application/vnd.nbdist.run+json` (nbdist/ui/rundata.py says what it is) for the live view's drawing code. */
+/** Reads `application/vnd.nbdist.run+json` (nbdist/ui/frozen/run.py says what it is) for the live view's drawing code. */
 
 import { MEAN, type Run, TREND } from '@widget/comm/frames.js';
 import type { Mark } from '@widget/chart/annotations.js';

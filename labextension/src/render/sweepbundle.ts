@@ -1,4 +1,4 @@
-/** Reads `application/vnd.nbdist.sweep+json` (nbdist/ui/sweepfrozendata.py says what it is) for the grid's drawing code. */
+/** Reads `application/vnd.nbdist.sweep+json` (nbdist/ui/frozen/sweep.py says what it is) for the grid's drawing code. */
 
 import { finite, isRecord, type Json, list, record, text, whole } from './json';
 import { parametersOf } from './sweepparameters';

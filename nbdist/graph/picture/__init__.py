@@ -1,4 +1,4 @@
-"""The picture of a placed graph: what it shows, and where. Pure; ``nbdist.ui.graphview`` draws it."""
+"""The picture of a placed graph: what it shows, and where. Pure; ``nbdist.ui.graph.view`` draws it."""
 
 from nbdist.graph.picture.nodes import Node, describe
 

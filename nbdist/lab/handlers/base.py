@@ -31,7 +31,7 @@ from nbdist.errors import (
 )
 from nbdist.lab.service import SERVICE, Service
 from nbdist.lab.state import Views
-from nbdist.ui.jsonable import jsonable
+from nbdist.ui.formatting import jsonable
 
 RESOURCE = "nbdist"
 """What an authoriser knows all this by; reading is "read", all else "write"."""

@@ -20,7 +20,7 @@ from nbdist.lab.readers.run_record import rounded
 from nbdist.metrics.log import FORMAT, MAGIC, LogPart, by_series, damage, parse
 from nbdist.metrics.series import Trend, mean_by_step
 from nbdist.metrics.store import RunStore
-from nbdist.ui.chartplan import NOT_CURVES
+from nbdist.ui.widgets.run_feed import NOT_CURVES
 
 METRIC = "loss"
 MOST = 60  # points of a curve

@@ -21,13 +21,12 @@ from nbdist.lab.readers.run_record import GOING, LONGEST, Record, listed, record
 from nbdist.lab.readers.runs import Item, Runs
 from nbdist.metrics.store import RunStore
 from nbdist.runs.options import Options
-from nbdist.ui.chartplan import Chart, plan_charts
-from nbdist.ui.jsonable import jsonable
-from nbdist.ui.magicflags import DISTRIBUTE_FLAGS
-from nbdist.ui.rundata import run_data
-from nbdist.ui.shorten import shorten
-from nbdist.ui.summary import Summary
-from nbdist.ui.transcript import Transcript
+from nbdist.ui.flags import DISTRIBUTE_FLAGS
+from nbdist.ui.formatting import jsonable, shorten
+from nbdist.ui.frozen.run import run_data
+from nbdist.ui.frozen.summary import Summary
+from nbdist.ui.widgets.run import Transcript
+from nbdist.ui.widgets.run_feed import Chart, plan_charts
 
 LIMIT = 200_000  # bytes of a bundle: it is stored in no notebook
 LONGEST_CODE = 200_000
@@ -105,7 +104,7 @@ def outputs(folder: Path, record: Record) -> list[dict[str, str]]:
 def run_bundle(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
     """Return a run's curves and summary: the content of ``application/vnd.nbdist.run+json``.
 
-    As in a frozen output (see :mod:`nbdist.ui.rundata`), with more points. It may be some seconds old where
+    As in a frozen output (`nbdist.ui.frozen.run`), with more points. It may be some seconds old where
     the logs are long.
     """
     item = (runs or Runs()).item(run_id)

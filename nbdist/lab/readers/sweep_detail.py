@@ -15,11 +15,9 @@ from nbdist.lab.readers.sweeps import OVER, Item, Sweeps
 from nbdist.sweep.log import holder_of
 from nbdist.sweep.state import Ledger
 from nbdist.trials.store import LOG
-from nbdist.ui.jsonable import jsonable
-from nbdist.ui.shorten import shorten
-from nbdist.ui.sweepfrozendata import sweep_data
-from nbdist.ui.sweephead import EngineSeen
-from nbdist.ui.sweepsummary import rows_of
+from nbdist.ui.formatting import jsonable, shorten
+from nbdist.ui.frozen.sweep import rows_of, sweep_data
+from nbdist.ui.widgets.sweep_feed import EngineSeen
 
 LIMIT = 200_000  # bytes of a bundle: it is stored in no notebook
 LONGEST_CODE = 200_000
@@ -54,7 +52,7 @@ def details_of(sweep_id: str, sweeps: Sweeps | None) -> dict[str, Any]:
 def sweep_bundle(sweep_id: str, sweeps: Sweeps | None = None) -> dict[str, Any]:
     """Return a sweep's grid: the content of ``application/vnd.nbdist.sweep+json``.
 
-    As in a frozen output (see :mod:`nbdist.ui.sweepfrozendata`), with more room. It may be some seconds old
+    As in a frozen output (see :mod:`nbdist.ui.frozen.sweep`), with more room. It may be some seconds old
     where the log is long.
     """
     return _bundles.get(
@@ -84,7 +82,7 @@ def seen(sweep_id: str, sweeps: Sweeps | None) -> tuple[object, object]:
 
 @dataclass(frozen=True)
 class FoundSweep:
-    """A sweep as its log tells of it, for those who show one: see `nbdist.ui.sweephead.SweepSeen`."""
+    """A sweep as its log describes it, for views: see `nbdist.ui.widgets.sweep_feed.SweepSeen`."""
 
     item: Item
     ledger: Ledger

@@ -41,8 +41,8 @@ from nbdist.sweep.log import FORMAT, LogPart, holder_of, parse
 from nbdist.sweep.scheduler import state_of
 from nbdist.sweep.state import STATES, Ledger
 from nbdist.trials.store import ABOUT, LOG, MOST_ABOUT
-from nbdist.ui.jsonable import jsonable
-from nbdist.ui.sweephead import ended_at
+from nbdist.ui.formatting import jsonable
+from nbdist.ui.widgets.sweep_feed import ended_at
 
 MOST = 100  # sweeps that are looked at: the newest
 BYTES = 2 << 20  # of logs that one look reads

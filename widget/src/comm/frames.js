@@ -1,4 +1,4 @@
-// Reads the binary frames that nbdist/ui/frames.py writes.
+// Reads the binary frames that nbdist/ui/widgets/base.py writes.
 
 /**
  * Consecutive points of one curve.

@@ -1,4 +1,4 @@
-// What the kernel says that the editor shows (nbdist/ui/spacestate.py).
+// What the kernel says that the editor shows (nbdist/ui/space_editor/editor.py).
 
 /**
  * @typedef {{ on: number | string, name: string, values: string, read: string[] }} Condition

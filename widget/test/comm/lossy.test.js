@@ -16,7 +16,7 @@ function random(seed) {
 /** @typedef {{ replica: number, series: number, step: number, value: number }} Point */
 /** @typedef {{ sequence: number, snapshot: boolean, replaced: [number, number][] }} Message */
 
-/** What the kernel's end does (nbdist/ui/live.py and pace.py), as far as the page can tell. */
+/** What the kernel's end does (nbdist/ui/widgets/run.py and pace.py), as far as the page can tell. */
 class Kernel {
   constructor() {
     this.points = /** @type {Point[]} */ ([]);

@@ -1,0 +1,551 @@
+"""nb.launch and nb.start_cluster: what the magics do, as plain calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+from psutil import pid_exists
+
+from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.folder import FOLDER, clusters_folder, living, runs_on
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from nbdist.runs.attach import attach_run
+from nbdist.runs.delivery import Given
+from nbdist.runs.follow import View
+from nbdist.runs.history import is_under_way, runs
+from nbdist.runs.options import Options
+from nbdist.runs.run import Run
+from nbdist.runs.start import start_run
+from nbdist.sweep.events import Direction
+from nbdist.sweep.space import Space
+from nbdist.sweep.state import Trial
+from nbdist.trials.start import attach_sweep, start_sweep
+from nbdist.trials.store import driven_by_another, is_sweep, sweeps
+from nbdist.trials.sweep import Sweep
+from nbdist.ui.display.run import PrintedView, RunView, show
+from nbdist.ui.display.sweep import SweepDisplay, follow_sweep_in_background
+from nbdist.ui.kernel import leaving
+from nbdist.ui.timeline.view import TimelineView
+
+
+def launch(
+    body: str | Callable[..., Any],
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    push: Mapping[str, Any] | None = None,
+    strategy: str | None = None,
+    sync: bool | None = None,
+    replication: str = "between-graph",
+    data: str = "client",
+    on: str | None = None,
+    name: str | None = None,
+    seed: int | None = None,
+    live: tuple[str, ...] | bool = True,
+    background: bool = False,
+    epochs: int | None = None,
+    fetch: tuple[str, ...] = (),
+    cluster: Cluster | None = None,
+    transport: str = "auto",
+    backups: int | None = None,
+    aggregate: int | None = None,
+    staleness: int | None = None,
+    locking: bool = False,
+    collective: str = "auto",
+    min_workers: int | None = None,
+    every: int | None = None,
+    alpha: float | None = None,
+    tensorboard: bool = False,
+) -> Run:
+    """Run a body on the cluster's workers, show it live, and return the finished run. Same as %%distribute.
+
+    ``body`` is source text, or a function, which is called with ``args`` and ``kwargs``; its return value on
+    the chief is ``run.results["result"]``. ``push`` has values of this process by name, which the body can
+    use. Arguments, pushed values and variables of the function's closure may be arrays, frames, text,
+    numbers, lists, dicts, datasets, functions, classes and modules; arrays are read-only on the workers (see
+    docs/workers.md).
+
+    Raises WorkerError with the task's own traceback if the body fails anywhere, InvalidArgumentError for a
+    value that cannot be pushed, ResourceExhaustedError where shared memory has no room for the arrays. Runs
+    in the client; the body runs in the tasks, or with replication "in-graph" right
+    here, where its ``fit`` drives a tower on every worker.
+
+    The arguments are the flags of the magic (``%%distribute?`` explains each):
+
+    - ``strategy``: "ps", "mirrored", "multi_worker", "central", "elastic" or "one_device"; ``sync`` True or
+      False stands for --sync and --async
+    - for "ps": ``backups``, ``aggregate`` (with sync), ``staleness`` (without), ``locking``, ``transport``
+    - for "mirrored" and "multi_worker": ``collective``; for these and "ps": ``min_workers``
+    - for "elastic": ``every``, ``alpha``
+    - ``name``: its name in lists and views; None makes one of the notebook, the cell and the strategy
+    - ``live``: False shows no view, names such as ("loss",) choose its curves
+    - ``background``: return at once and follow the run in the background, also in a plain script, so that
+      ``run.over`` and ``run.standing()`` advance; ``run.wait()`` and ``run.wait_until(step=...)`` wait for it
+    - ``tensorboard``: True writes event files too: ``tensorboard --logdir {run.folder}/tensorboard``
+    - ``cluster``: the one to run on; None is the one that was started last
+
+    Examples::
+
+        run = nb.launch("print(nb.task.rank)", live=False)
+        run = nb.launch(train, args=(x, y), kwargs={"epochs": 5}, push={"augment": augment})
+        run = nb.launch(body, strategy="multi_worker", min_workers=2)
+        run = nb.launch(body, strategy="ps", sync=True, backups=1, seed=7)
+        run.model, run.history, run.dropped
+    """
+    options = Options(
+        strategy=strategy,
+        synchronous=sync,
+        replication=replication,
+        data=data,
+        on=on,
+        name=name or run_name(body, strategy, sync, replication),
+        seed=seed,
+        live=live if isinstance(live, tuple) else None,
+        show=live is not False,
+        background=background,
+        epochs=epochs,
+        fetch=tuple(fetch),
+        transport=transport,
+        backups=backups,
+        aggregate=aggregate,
+        staleness=staleness,
+        locking=locking,
+        collective=collective,
+        min_workers=min_workers,
+        every=every,
+        alpha=alpha,
+        tensorboard=tensorboard,
+        push=tuple(push or ()),
+    )
+    run = start(body, options, cluster, given=Given(dict(push or {}), tuple(args), dict(kwargs or {})))
+    if not background:
+        return run.wait()
+    follow_in_background(run)
+    return run
+
+
+LONGEST_COMMENT = 60  # characters of a comment that names a run
+
+
+def run_name(
+    body: str | Callable[..., Any],
+    strategy: str | None = None,
+    synchronous: bool | None = None,
+    replication: str = "between-graph",
+) -> str:
+    """Return a name for a run of this cell or script, such as "mnist [12] ps async"; see `name_of`."""
+    kinds = {True: "sync", False: "async", None: ""}
+    words = (strategy or "", kinds[synchronous], "in-graph" if replication == "in-graph" else "")
+    shell = get_ipython()
+    source = getattr(sys.modules.get("__main__"), "__file__", None)
+    session = os.environ.get("JPY_SESSION_NAME", "") if shell is not None else source or ""
+    # IPython 9 counts a cell before it runs it: execution_count is then the number of the next one.
+    cell = None if shell is None else shell.displayhook.prompt_count
+    return name_of(body, session, cell, " ".join(filter(None, words)))
+
+
+def name_of(body: str | Callable[..., Any], session: str, cell: int | None, strategy: str) -> str:
+    """Return a name made of the body's first comment (else a function's name, the notebook, the script), the
+    number of the cell and the strategy. Decides only.
+
+    ``session`` is the path of the notebook or script, "" for none; ``cell`` is the number of the cell.
+
+    >>> name_of("model = 1", "work/mnist.ipynb", 12, "ps async")
+    'mnist [12] ps async'
+    >>> name_of("# Digits, two layers\\nmodel = 1", "work/mnist.ipynb", 3, "")
+    'Digits, two layers [3]'
+    >>> name_of("model = 1", "/usr/lib/pytest/__main__.py", None, "")
+    'run'
+    """
+    told = ""
+    if isinstance(body, str):
+        first = next((line.strip() for line in body.splitlines() if line.strip()), "")
+        told = first.lstrip("#").strip() if first.startswith("#") and not first.startswith("#!") else ""
+    else:
+        told = getattr(body, "__name__", "").partition("<")[0]
+    stem = Path(session).stem.strip("_")
+    label = (
+        told if 0 < len(told) <= LONGEST_COMMENT and told.isprintable() else stem if stem != "main" else ""
+    )
+    words = (label or ("cell" if cell is not None else ""), "" if cell is None else f"[{cell}]", strategy)
+    return " ".join(filter(None, words)) or "run"
+
+
+def start(
+    body: str | Callable[..., Any],
+    options: Options,
+    cluster: Cluster | None = None,
+    *,
+    given: Given | None = None,
+    first_line: int = 1,
+) -> Run:
+    """Start a body with its view; the caller follows the run."""
+    view = partial(RunView, raises=not options.background) if options.show else PrintedView
+    run = start_run(
+        body, options, cluster=cluster, make_view=view,
+        given=given, first_line=first_line,
+    )  # fmt: skip
+    run.timeline_type, run.shown_by, run.leaving = TimelineView, show, leaving
+    return run
+
+
+# nb.attach: opens a run or a sweep of another kernel in this one.
+
+
+def attach(
+    run_id: str | None = None,
+    *,
+    trial: Callable[..., Any] | None = None,
+    push: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return a run, or a sweep, by its id, with every point, its output so far, its controls and its result.
+
+    Without an id it returns the newest run or sweep that is under way, and prints the ids of the others; if
+    none is under way, it returns the latest run. It skips a sweep that another living process drives, and
+    prints its id.
+
+    A run that is under way is shown live and followed in the background;
+    ``run.wait()`` waits for its end, ``run.stop()`` stops it, and at its end ``run.model``, ``run.history``
+    and ``run.results`` are available, and `model`, `history` and the rest in the notebook, as after a cell.
+    A run that has ended is available at once. If another notebook has fetched its results, only the history
+    is available, and the model until the cluster begins another run.
+
+    A sweep is restored from its log with all its trials, and continues if it has work left: trials that
+    engines still run are adopted, others are retried. ``trial`` is its function, if the trial was one;
+    ``push`` has its pushed values by name, if it was started with --push or push=.
+
+    Raises NotFoundError for an unknown id, FailedPreconditionError where the run's cluster has another
+    version of nbdist, or where the run is ``--replication in-graph`` and another living process drives it::
+
+        run = nb.attach("261120-091512-mnist")
+        run.wait().model
+    """
+    if run_id is not None and not isinstance(run_id, str):
+        raise InvalidArgumentError(
+            f"nb.attach takes the id of a run or a sweep as text, got {run_id!r:.80}: for one of nb.runs() "
+            "write nb.attach(one.id)"
+        )
+    if run_id is None and (found := _free(under_way())):
+        run_id, *others = found
+        if others:
+            print(
+                f"attached to {run_id}; also under way: {', '.join(others)} (nb.attach(id) attaches to one)"
+            )
+    if run_id is not None and is_sweep(run_id):
+        return attach_to_sweep(run_id, trial, push)
+    if trial is not None or push is not None:
+        raise InvalidArgumentError(f"trial= and push= are for a sweep, and no sweep has the id {run_id!r}")
+    try:
+        run = attach_run(run_id, make_view=_view)
+    except NotFoundError as error:
+        if run_id is None or not sweeps():
+            raise
+        raise NotFoundError(f"{error}; it is no sweep either: nb.sweeps() lists those") from None
+    run.timeline_type, run.shown_by, run.leaving = TimelineView, show, leaving
+    if run.over:
+        _into_notebook(run)
+        for note in run.untold():
+            print(note)
+    else:
+        run.deliver = _into_notebook
+        follow_in_background(run)
+    return run
+
+
+def under_way() -> list[str]:
+    """Return the ids of the runs and sweeps that are under way on living clusters, the newest first."""
+    going = {
+        run.id
+        for run in runs()
+        if run.kind == "run" and run.options.get("replication") != "in-graph" and is_under_way(run)
+    }
+    for name in living():
+        folder = clusters_folder() / name
+        with suppress(OSError):
+            pids = [int(path.name) for path in (folder / FOLDER).iterdir() if path.name.isdigit()]
+            going.update(one for one in runs_on(folder, list(filter(pid_exists, pids))) if is_sweep(one))
+    return sorted(going, reverse=True)  # ids begin with their time
+
+
+def _free(found: list[str]) -> list[str]:
+    """Return the ids without sweeps that another process drives; print the ids of these."""
+    free = []
+    for one in found:
+        driver = driven_by_another(one) if is_sweep(one) else None
+        if driver is None:
+            free.append(one)
+        else:
+            print(f"sweep {one} is under way in {driver}, which drives it: follow it there")
+    return free
+
+
+def _into_notebook(run: Run) -> None:
+    """Put the results of a run into the notebook, as its own cell would; not in a script."""
+    shell = get_ipython()
+    if shell is not None:
+        shell.user_ns.update(run.results)
+
+
+def _view(run: Run) -> View:
+    return RunView(run) if run.options.show else PrintedView(run)
+
+
+# nb.run_sweep: what %%sweep does, as a plain call.
+
+LOOK_SECONDS = 0.1
+
+
+def run_sweep(
+    trial: str | Callable[..., Any],
+    space: Space | Mapping[str, object] | str,
+    *,
+    metric: str,
+    direction: Direction = "max",
+    trials: int | None = None,
+    sampler: str | None = None,
+    pruner: str = "none",
+    per_trial: int = 1,
+    strategy: str | None = None,
+    collective: str = "auto",
+    on: str | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    live: bool = True,
+    wait: bool = False,
+    cluster: Cluster | None = None,
+    sampler_settings: Mapping[str, Any] | None = None,
+    pruner_settings: Mapping[str, Any] | None = None,
+    push: Mapping[str, Any] | None = None,
+    first_line: int = 1,
+) -> Sweep:
+    """Train one network per engine, with other parameters each, and show the grid of them. Same as %%sweep.
+
+    ``trial`` is source text, which finds the parameters as variables, or a function that takes them by name
+    (it must be able to travel). Its metrics are those that ``fit`` or ``nb.log`` report, what the function
+    returns (a number, or a dict of them), or the variable of the metric's name. Returns at once: trials run
+    while the notebook goes on, and ``sweep.wait()`` waits for the end; with ``wait`` that is done here.
+
+    - ``space``: text as %%sweep takes it, a dict (a list of values, or nbdist.sweep's log, uniform, integer,
+      choice, fixed, when), a Space, or a SpaceEditor
+    - ``metric`` counts, "max" or "min" by ``direction``; ``trials`` None: all points of a grid
+    - ``sampler``: "random", "grid", or of Optuna "tpe", "tpe-univariate" (`pip install nbdist[sweep]`)
+    - ``pruner``: "none", "median" or "asha", asked whenever a trial reports the metric
+    - ``per_trial`` engines train a trial together, under ``strategy`` "multi_worker" or "mirrored"
+    - ``seed`` fixes what is asked for, and each trial's own seed
+    - ``live``: False shows no grid
+    - ``push``: values of this process by name, which trials can use (see docs/workers.md); they and the
+      variables of a function's closure are sent once to each engine
+    - ``first_line``: the number of a text's first line in its cell, for errors
+
+    Raises InvalidArgumentError for a space that is empty or contradicts itself, and the like. Runs in the
+    client::
+
+        def trial(lr, hidden):
+            model = ...
+            return model.fit(train, epochs=5, validation_data=held_out)
+
+        sweep = nb.run_sweep(trial, "lr=log(1e-4, 1e-1) hidden=[32, 64]", metric="val_accuracy", trials=24)
+        sweep.wait().best
+    """
+    sweep = start_sweep(
+        trial,
+        space,
+        metric=metric,
+        direction=direction,
+        trials=trials,
+        sampler=sampler or ("grid" if trials is None else "random"),
+        pruner=pruner,
+        per_trial=per_trial,
+        strategy=strategy,
+        collective=collective,
+        on=on,
+        seed=seed,
+        name=name or run_name(trial, sampler),
+        sampler_settings=sampler_settings,
+        pruner_settings=pruner_settings,
+        cluster=cluster,
+        push=push,
+        first_line=first_line,
+    )
+    dress(sweep, live)
+    return wait_for(sweep) if wait else sweep
+
+
+def attach_to_sweep(
+    sweep: str, trial: Callable[..., Any] | None = None, push: Mapping[str, Any] | None = None
+) -> Sweep:
+    """Return a sweep of another kernel, and show its grid; it goes on if it has work left."""
+    found = attach_sweep(sweep, trial=trial, push=push)
+    dress(found, live=True)
+    return found
+
+
+def dress(sweep: Sweep, live: bool) -> None:
+    """Give a sweep what shows it, and show it."""
+    sweep.shown_by, sweep.rerun_by = show_sweep, rerun
+    if live:
+        show_sweep(sweep)
+
+
+def show_sweep(sweep: Sweep) -> SweepDisplay:
+    """Show the grid of a sweep in this cell."""
+    display = SweepDisplay(sweep)
+    sweep.looking = partial(look, sweep, display)
+    show_again_when_it_goes_on(sweep, display)
+    if sweep.over:
+        display.show_again()
+        return display
+    display.show()
+    follow_sweep_in_background(sweep, display)
+    return display
+
+
+def show_again_when_it_goes_on(sweep: Sweep, display: SweepDisplay) -> None:
+    """Have a sweep that was over followed again once something is wished of it, where there is a loop."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+
+    def again() -> None:
+        with suppress(RuntimeError):  # the loop has ended, and nobody looks
+            loop.call_soon_threadsafe(follow_sweep_in_background, sweep, display)
+
+    sweep.goes_on = again
+
+
+def look(sweep: Sweep, display: SweepDisplay) -> None:
+    """Show what is new of a sweep that somebody waits for, so that nobody else has the thread."""
+    if threading.current_thread() is threading.main_thread():
+        if sweep.over:
+            display.finish()
+        else:
+            display.tick()
+
+
+def wait_for(sweep: Sweep) -> Sweep:
+    """Wait for a sweep's end where there is no loop; an interrupt ends it."""
+    try:
+        return sweep.wait()
+    except KeyboardInterrupt:
+        sweep.close()
+        raise
+
+
+def rerun(sweep: Sweep, trial: Trial) -> Run:
+    """Run a trial once more, as a run of its own, on as many engines as it had: sums are rounded alike."""
+    together, order = sweep.ledger.created.per_trial, sweep.order
+    trained = sweep.has_trained(trial.number)
+    options = Options(
+        seed=trial.seed,
+        on=f"worker:{','.join(map(str, _workers(sweep, together)))}",
+        strategy=order.strategy if trained else None,
+        name=f"{sweep.name}-{trial.number}",
+        collective=str(order.settings.get("collective", "auto")) if trained else "auto",
+    )
+    run = start_run(
+        sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=dict(trial.parameters),
+        given=sweep.given, first_line=order.first_line,
+    )  # fmt: skip
+    return run.wait()
+
+
+def _workers(sweep: Sweep, count: int) -> list[int]:
+    """Return the indices of the first so many living workers."""
+    dead = {info.rank for info in sweep.cluster.dead()}
+    living = [info.index for info in sweep.cluster.tasks if info.job == "worker" and info.rank not in dead]
+    if len(living) < count:
+        raise FailedPreconditionError(
+            f"a trial of sweep {sweep.id} takes {count} workers, and {len(living)} are alive; "
+            "%cluster restart brings back the others"
+        )
+    return living[:count]
+
+
+# Follows a run in the background: for ``%%distribute --background`` and ``nb.attach``.
+
+SHOW_EVERY = 0.1  # seconds
+_following: dict[int, asyncio.Task[None]] = {}  # by the identity of their runs: one may be attached to twice
+
+
+def follow_in_background(run: Run) -> None:
+    """Begin to follow a run in the background: in a notebook, in a script and in IPython.
+
+    A separate thread follows a run with a live view on a page: the view updates ten times a second while the
+    event loop is free, and once a second while a cell computes. Its controls work while no other cell runs. A
+    thread also follows a run without a view (``live=False``), and any run if no loop runs. Where a notebook
+    is executed without a page (nbconvert, papermill), the event loop follows its runs: `over` and `standing`
+    advance between cells, and in ``wait``. Errors are shown at the run's view; ``run.wait()`` raises them.
+    """
+    if id(run) in _following:
+        return
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        run.follow_on_thread()
+        return
+    view = run.view
+    # The body of an in-graph run is in this process, and the thread that started it follows it.
+    if run.options.replication == "in-graph":
+        work = _follow(run)
+    elif not isinstance(view, RunView):
+        run.follow_on_thread()
+        work = _tell_at_end(run)
+    elif view.on_page:
+        view.shown_by_this_thread()
+        run.follow_on_thread()
+        work = _show(run, view)
+    else:  # the picture belongs to the cell that waits
+        work = _follow(run)
+    # Kept here: a loop has only a weak reference to its tasks.
+    task = _following[id(run)] = loop.create_task(work, name=f"nbdist follows run {run.id}")
+    task.add_done_callback(lambda _: _following.pop(id(run), None))
+
+
+async def _show(run: Run, view: RunView) -> None:
+    """Show on this loop a run that a thread follows."""
+    while True:
+        try:
+            while not run.settled:
+                view.tick()
+                await asyncio.sleep(SHOW_EVERY)
+            view.freeze(run)
+            break
+        except KeyboardInterrupt:  # meant for the cell that runs now
+            continue
+        except Exception as error:  # an error of the view must not end the run
+            run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
+            break
+    _tell(run)
+
+
+async def _tell_at_end(run: Run) -> None:
+    """Print the notes of a run that a thread follows."""
+    while not run.settled:
+        with suppress(KeyboardInterrupt):  # meant for the cell that runs now
+            await asyncio.sleep(SHOW_EVERY)
+    _tell(run)
+
+
+async def _follow(run: Run) -> None:
+    while True:
+        try:
+            await run.followed()
+            break
+        except KeyboardInterrupt:  # meant for the cell that runs now
+            continue
+    _tell(run)
+
+
+def _tell(run: Run) -> None:
+    for note in run.untold():
+        print(note)

@@ -1,0 +1,1 @@
+"""One object a run and a sweep that owns what is shown of it."""

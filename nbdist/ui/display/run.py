@@ -1,0 +1,651 @@
+"""Shows a run wherever it was started: a live widget that freezes at its end, or lines in a terminal.
+
+shown = LiveDisplay(store, tasks, "mnist", total_steps=500)
+shown.show()
+...                              # shown.tick(now), shown.progress(...), shown.output(...) while it runs
+shown.finish(summary)            # the notebook keeps a picture, a table and the data, and no widget
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal
+
+from IPython.core.getipython import get_ipython
+from IPython.display import publish_display_data
+
+from nbdist.errors import NbdistError, WorkerError
+from nbdist.metrics.run_folder import duration
+from nbdist.runs.progress import LOST, PAUSED, SILENT, ReplicaStanding, Standing
+from nbdist.runs.run import Run, training_seconds
+from nbdist.runs.task.reporting import Displayed
+from nbdist.ui.ansi import plain
+from nbdist.ui.formatting import clip
+from nbdist.ui.frozen.render import text
+from nbdist.ui.frozen.run import ALONE, frozen
+from nbdist.ui.frozen.summary import Mark, MarkKind, Summary, number, of_last_epoch, rate, short_task
+from nbdist.ui.widgets.run import KINDS, Callback, Controls, Transcript
+from nbdist.ui.widgets.run_feed import plan_charts
+
+if TYPE_CHECKING:
+    from nbdist.metrics.store import RunStore
+    from nbdist.ui.widgets.run import LiveView
+
+Place = Literal["page", "batch", "terminal"]
+LATE = 0.5  # seconds without a tick, after which a cell is taken to occupy the main thread
+LINE_EVERY = 2.0  # seconds between progress lines in a terminal
+
+
+def place() -> Place:
+    """Return the kind of output: a notebook's page, a batch (`nbconvert --execute`), or a terminal."""
+    from IPython.core.getipython import get_ipython
+
+    kernel = getattr(get_ipython(), "kernel", None)
+    if kernel is None:
+        return "terminal"
+    # A front end that allows no input is a batch. nbclient and papermill would keep the state of the live
+    # widget in the notebook, because they never drop a closed widget.
+    request = kernel.get_parent("shell")
+    return "page" if request.get("content", {}).get("allow_stdin", True) else "batch"
+
+
+class LiveDisplay:
+    """One run's output. `progress`, `mark`, `output` and `tick_meanwhile` may come from any thread, all else
+    belongs to the kernel's main thread.
+
+    ``report`` takes the lines where there is no page (default: print); ``again`` says how to follow the run
+    when the kernel is gone.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        tasks: Sequence[str],
+        title: str = "run",
+        total_steps: int | None = None,
+        *,
+        run_id: str = "",
+        charts: Iterable[str] | None = None,
+        again: str = "",
+        report: Callable[[str], None] = print,
+        where: Place | None = None,
+    ) -> None:
+        self.store, self.tasks, self.title, self.run_id = store, list(tasks), title, run_id
+        self.total_steps = total_steps
+        self.charts, self.again = None if charts is None else list(charts), again
+        self.report = report
+        self.where: Place = where or place()
+        self.display_id = uuid.uuid4().hex
+        self.view: LiveView | None = None
+        self.lock = threading.RLock()
+        self.ticked = float("-inf")
+        self.transcripts = {task: Transcript() for task in tasks}
+        self.status: Mapping[str, Any] = {}
+        self.marks: Sequence[Mark] = ()
+        self.controls = Controls()
+        self.line_due = float("-inf")
+        self.show_due: float | None = None
+
+    def show(self, after: float = 0.0) -> None:
+        """Put the run on the page; nothing graphical happens elsewhere.
+
+        With ``after``, a run that is over within so many seconds is shown once, at its end.
+        """
+        if self.where == "terminal":
+            return
+        self.show_due = time.monotonic() + after if after else None
+        if after:
+            return
+        from IPython.display import display
+
+        if self.where == "batch":
+            display({"text/plain": f"{self.title}: running"}, raw=True, display_id=self.display_id)
+            return
+        self.view = self._make_view()
+        self.view.progress(self.status)
+        self.view.mark(self.marks)
+        display(self.view, display_id=self.display_id)
+
+    def _make_view(self) -> LiveView:
+        from nbdist.ui.widgets.run import LiveView
+
+        return LiveView(
+            self.store, self.tasks, self.title, self.total_steps, self.charts, self.transcripts, self.run_id,
+            self.controls, self.again, self.lock,
+        )  # fmt: skip
+
+    def show_again(self, summary: Summary | None) -> None:
+        """Put the run on the page once more; with a summary it is over, and the view has all of it."""
+        if self.where != "page":
+            if summary is not None and self.where == "terminal":
+                self.report(text(replace_outputs(summary, {}), ALONE))
+            return
+        from IPython.display import display
+
+        if self.view is not None:
+            display(self.view, display_id=self.display_id)  # both give way to the picture at the end
+        elif self.show_due is not None:
+            self.show()
+        elif summary is not None:
+            view = self._make_view()
+            display(view)
+            view.progress(self.status)
+            view.mark(summary.marks)
+            view.finish(summary.state)
+            view.close_when_left()  # it is the output itself: a slow page has nothing else to load
+
+    def tick(self, now: float | None = None) -> None:
+        """Send what is new, about ten times a second; ``now`` in seconds on a steady clock."""
+        with self.lock:
+            self._tick(time.monotonic() if now is None else now)
+
+    def _tick(self, now: float) -> None:
+        self.ticked = time.monotonic()
+        if self.show_due is not None and now >= self.show_due:
+            self.show()
+        if self.view is not None:
+            self.view.tick(now)
+        elif self.where == "terminal" and self.status and now >= self.line_due:
+            self.line_due = now + LINE_EVERY
+            self.report(progress_line(self.title, self.status, latest_values(self.store, self.charts)))
+
+    def tick_meanwhile(self) -> None:
+        """Update the view while the main thread is busy."""
+        now = time.monotonic()
+        with self.lock:
+            if self.view is not None and now - self.ticked > LATE:
+                self.view.tick_unheard(now)
+
+    def progress(self, status: Mapping[str, Any]) -> None:
+        """Take note of the run's progress (see `LiveView.progress`)."""
+        with self.lock:
+            self.status = {**self.status, **status}
+            if self.view is not None:
+                self.view.progress(status)
+
+    def mark(self, marks: Sequence[Mark]) -> None:
+        """Set the marks on the curves."""
+        with self.lock:
+            self.marks = marks
+            if self.view is not None:
+                self.view.mark(marks)
+
+    def output(self, task: str, printed: str) -> None:
+        """Append what a task printed."""
+        with self.lock:
+            self._output(task, printed)
+
+    def _output(self, task: str, printed: str) -> None:
+        transcript = self.transcripts.setdefault(task, Transcript())
+        before = transcript.written
+        transcript.append(printed)
+        if self.where == "terminal":
+            _, lines, _ = transcript.since(before)
+            for line in plain(lines).splitlines():
+                self.report(f"[{short_task(task)}] {line}")
+
+    def on_control(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
+        """Call back with what the page wants of the run (see `LiveView.on_control`); before it is shown."""
+        self.controls.on(callback, kinds)
+
+    def finish(self, summary: Summary) -> None:
+        """Freeze: the widget gives way to a picture and a table, and is closed."""
+        with self.lock:
+            self._finish(summary)
+
+    def _finish(self, summary: Summary) -> None:
+        if not summary.outputs:
+            summary = replace_outputs(summary, {t: log.text() for t, log in self.transcripts.items()})
+        if self.where == "terminal":
+            for task in self.transcripts:
+                self._report_open_line(task)
+            self.report(text(replace_outputs(summary, {}), ALONE))
+            return
+        from IPython.display import display, update_display
+
+        if self.view is not None:
+            self.view.finish(summary.state)  # first, since drawing the picture takes a moment
+        put = update_display if self.show_due is None else display
+        self.show_due = None
+        wanted = self.charts if self.view is None else self.view.feed.wanted  # what was looked at last
+        put(frozen(self.store, summary, wanted), raw=True, display_id=self.display_id)
+        if self.view is not None:
+            self.view.close_unseen()
+            self.view = None
+
+    def _report_open_line(self, task: str) -> None:
+        if self.transcripts[task].open:
+            self.output(task, "\n")
+
+
+def replace_outputs(summary: Summary, outputs: Mapping[str, str]) -> Summary:
+    """Return the summary with other output."""
+    from dataclasses import replace
+
+    return replace(summary, outputs=outputs)
+
+
+# Between a run and what shows it: the live display, fed with the run's standing and its end.
+
+SHORT = 0.1  # seconds; what is over by then needs no live view, which costs more than the cell itself
+MOST_MARKS = 100  # of a run
+MOST_RATES = 12  # changes of the learning rate that are drawn; more are a schedule's
+MOST_NAMED = 4  # replicas that are lost; more are counted
+
+
+class RunView:
+    """Shows one run: live while it goes on, frozen at its end."""
+
+    def __init__(self, run: Run, *, display: bool = True, raises: bool = False) -> None:
+        self._run, self._raises = run, raises  # whether the cell raises the run's error below the view
+        self._tasks = run.tasks
+        self._unit = unit_of(run)
+        self._marks = Marks()
+        self._thread: int | None = None  # the thread that shows the run, if another one follows it
+        self._display = LiveDisplay(
+            run.store, run.tasks, run.options.name, run_id=run.id, charts=run.options.live, again=again(run)
+        )
+        self._display.on_control(partial(act, run))
+        if display:
+            # In the background the cell is over at once, and what it shows should be there by then.
+            self._display.show(after=0.0 if run.options.background else SHORT)
+
+    def tick(self) -> None:
+        """Send what is new."""
+        if self._thread in (None, threading.get_ident()):
+            self._display.tick(time.monotonic())
+        else:
+            self._display.tick_meanwhile()
+
+    @property
+    def on_page(self) -> bool:
+        """Whether it is shown on a page."""
+        return self._display.where == "page"
+
+    def shown_by_this_thread(self) -> None:
+        """Show the run on this thread, by `tick` and `freeze`, while another thread follows it."""
+        self._thread = threading.get_ident()
+
+    def progress(self, standing: Standing) -> None:
+        """Take note of how far the run is."""
+        if self._marks.see(standing, self._tasks, time.monotonic()):
+            self._display.mark(self._marks.all())
+        self._display.progress(
+            {
+                "state": standing.state,
+                "step": standing.step if self._run.trains else None,  # a plain cell has none
+                "total": standing.total,
+                "unit": self._unit,
+                "epoch": standing.epoch,
+                "epochs": standing.epochs,
+                "steps_per_second": standing.steps_per_second or None,  # none is known at first
+                "examples_per_second": standing.examples_per_second or None,
+                "seconds_left": standing.seconds_left,
+                "elapsed": standing.elapsed,
+                "learning_rate": standing.learning_rate,
+                "checkpoint": standing.checkpoint,
+                "per_replica": {
+                    i: {
+                        "state": replica.state,
+                        "step": replica.step,
+                        "steps_per_second": replica.steps_per_second or None,
+                        "staleness": replica.staleness,
+                        "spent": replica.spent,
+                        "dropped": replica.dropped or None,
+                        "skipped": replica.skipped or None,
+                    }
+                    for i, replica in enumerate(standing.replicas)
+                },
+                "note": note_on(standing.replicas, self._tasks),
+            }
+        )
+
+    def output(self, task: str, text: str) -> None:
+        """Append what a task printed."""
+        self._display.output(task, text)
+
+    def display(self, task: str, shown: Displayed) -> None:
+        """Show an object that a task displayed, below the view."""
+        show_displayed(task, shown)
+
+    def end(self, run: Run) -> None:
+        """Freeze the view, unless another thread shows the run: then that thread does it."""
+        if self._thread in (None, threading.get_ident()):
+            self.freeze(run)
+
+    def freeze(self, run: Run) -> None:
+        """Put the picture and the tables into the view's place."""
+        summary = self._summary_of(run)
+        self._display.finish(replace(summary, error=None) if self._raises else summary)
+
+    def show_again(self, run: Run) -> None:
+        """Show the run in this cell as well; when it is over, its curves to be looked at closely."""
+        self.progress(run.standing())
+        self._display.show_again(self._summary_of(run) if run.over else None)
+
+    def _summary_of(self, run: Run) -> Summary:
+        return replace(summary_of(run), marks=self._marks.all())
+
+
+def again(run: Run) -> str:
+    """Return how to follow a run from a new kernel; "" if the run ends with its kernel."""
+    in_graph = run.options.replication == "in-graph"
+    return "" if in_graph else f"to reconnect, run nb.attach({run.id!r})"
+
+
+def act(run: Run, kind: str, rate: float | None) -> None:
+    """Do what the page wants of a run."""
+    if kind == "stop":
+        run.interrupt()
+    else:
+        run.controls.act(kind, rate)
+
+
+class PrintedView:
+    """Shows nothing of a run but what its tasks print, line by line: for ``--no-live``."""
+
+    def __init__(self, run: Run) -> None:
+        self._open: dict[str, str] = {}
+
+    def tick(self) -> None:
+        """Do nothing."""
+
+    def progress(self, standing: Standing) -> None:
+        """Do nothing."""
+
+    def output(self, task: str, text: str) -> None:
+        """Print the whole lines of what a task has printed."""
+        *lines, self._open[task] = (self._open.get(task, "") + text).split("\n")
+        for line in lines:
+            print(f"[{short_task(task)}] {line}")
+
+    def display(self, task: str, shown: Displayed) -> None:
+        """Show an object that a task displayed."""
+        show_displayed(task, shown)
+
+    def end(self, run: Run) -> None:
+        """Print the lines that were not ended."""
+        for task, line in self._open.items():
+            if line:
+                print(f"[{short_task(task)}] {line}")
+
+
+def show_displayed(task: str, shown: Displayed) -> None:
+    """Show an object of a task in this cell, under the task's name; the front end's rules for HTML apply.
+
+    Outside of a notebook its text is printed.
+    """
+    label = short_task(task)
+    if getattr(get_ipython(), "kernel", None) is None:
+        print(f"[{label}] {shown.data.get('text/plain', '')}")
+        return
+    transient = {"display_id": shown.name} if shown.name else {}
+    if not shown.update:
+        publish_display_data({"text/plain": f"{label}:", "text/html": f"<small>{escape(label)}</small>"})
+    publish_display_data(shown.data, transient=transient, update=shown.update)
+
+
+def summary_of(run: Run) -> Summary:
+    """Return what a run came to."""
+    trained = {i: run.store.last(i, "loss") for i in range(len(run.tasks)) if "loss" in run.store.series}
+    whole = run.tally.standing(time.monotonic(), run.store)
+    standing = whole.replicas
+    lost = {i for i, replica in enumerate(standing) if replica.state == LOST}
+    rows: list[dict[str, Any]] = []
+    steps: list[int] = []
+    for i, task in enumerate(run.tasks):
+        last = trained.get(i)
+        if last is None and not (i in lost and any(trained.values())):
+            continue
+        # With backups the points of a late replica stand at the steps of all, and its own batches are fewer.
+        own = standing[i].step if has_quorum(run) else 0
+        step = own or (int(last.step) if last is not None else 0)
+        row: dict[str, Any] = {"task": short_task(task)}
+        if lost:
+            row["state"] = LOST if i in lost else run.status
+        row["batches" if has_quorum(run) else "steps"] = (
+            f"≥ {step:,}" if i in lost else step
+        )  # its last words were up to 0.1 s old
+        for name in ("dropped", "skipped"):  # where they are not zero, and early: a table has few columns
+            if any(getattr(replica, name) for replica in standing):
+                row[name] = getattr(standing[i], name)
+        row |= {of_last_epoch(name): round(value, 4) for name, value in run.last_epoch(i).items()}
+        if "staleness" in run.store.series and run.store.last(i, "staleness") is not None:
+            row["mean staleness"] = round(float(run.store.trend(i, "staleness")[1].mean()), 2)
+        rows.append(row)
+        steps.append(step)
+    seconds = training_seconds(run.store, run.tally)
+    metrics = {name: values[-1] for name, values in run.history.history.items()} if run.history else {}
+    # Synchronous replicas make each step together; all others make their own.
+    total = 0 if not steps else max(steps) if run.options.synchronous else sum(steps)
+    return Summary(
+        run_id=run.id,
+        title=run.options.name,
+        state=run.status,
+        tasks=run.tasks,
+        step=total if rows else None,
+        seconds=seconds if rows else None,
+        steps_per_second=total / seconds if seconds and rows else None,
+        unit=unit_of(run),
+        total=whole.total if rows else None,
+        checkpoint=(run.tally.checkpoint or {}).get("path"),
+        metrics=metrics,
+        error=in_a_line(run.error) if run.error else None,
+        rows=rows,
+        remarks=remarks_on(run, standing),
+    )
+
+
+def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
+    """Return remarks on lost replicas and on gradients that were dropped or left out."""
+    lost = lost_among(replicas, run.tasks)
+    remarks = [lost] if lost else []
+    if has_quorum(run) and run.global_step:
+        remarks.append(f"{run.global_step:,} updates")
+    dropped = sum(replica.dropped for replica in replicas)
+    skipped = sum(replica.skipped for replica in replicas)
+    if dropped:
+        remarks.append(f"{dropped:,} {'gradient' if dropped == 1 else 'gradients'} dropped")
+    if skipped:
+        remarks.append(f"{skipped:,} {'gradient' if skipped == 1 else 'gradients'} left out")
+    return remarks
+
+
+def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
+    """Return a message that names the lost, the silent and the slow replicas."""
+    slow = sorted(
+        ((replica.slowness, i) for i, replica in enumerate(replicas) if replica.slowness), reverse=True
+    )
+    said = [
+        f"{short_task(tasks[i])} is slow: {times:.1f}x the others' step" for times, i in slow[:MOST_NAMED]
+    ]
+    more = [f"{len(slow) - MOST_NAMED} more are slow"] if len(slow) > MOST_NAMED else []
+    lost = lost_among(replicas, tasks)
+    left = sum(replica.state != LOST for replica in replicas)
+    if lost and left:
+        lost += f"; training continues on {left} {'replica' if left == 1 else 'replicas'}"
+    return "; ".join(filter(None, [lost, those("is", SILENT, replicas, tasks), *said, *more]))
+
+
+def lost_among(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
+    """Return a message that names the lost replicas; empty if there are none."""
+    return those("was", LOST, replicas, tasks)
+
+
+def those(verb: str, state: str, replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
+    """Return a message that names the replicas in a state, with "is" or "was"; empty if there are none."""
+    found = [i for i, replica in enumerate(replicas) if replica.state == state]
+    named = ", ".join(short_task(tasks[i]) for i in found[:MOST_NAMED])
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return (
+        f"{named}{more} {verb if len(found) == 1 else {'is': 'are', 'was': 'were'}[verb]} {state}"
+        if found
+        else ""
+    )
+
+
+def unit_of(run: Run) -> str:
+    """Return what the run counts: updates, where several replicas each make their own, else steps.
+
+    Where a step is not made of one gradient of each replica it is the batches of the one that is furthest.
+    """
+    if has_quorum(run):
+        return "batches"
+    return "updates" if len(run.tasks) > 1 and not run.options.synchronous else "steps"
+
+
+def has_quorum(run: Run) -> bool:
+    """Whether steps are made of some gradients, whoever gave them: then a replica's batches are no steps."""
+    return run.options.backups is not None or run.options.aggregate is not None
+
+
+def in_a_line(error: NbdistError) -> str:
+    """Return what went wrong and where, in a line; the cell shows the whole traceback.
+
+    >>> error = WorkerError("Traceback (most recent call last): ...")
+    >>> error.task, error.ename, error.evalue = "/job:worker/task:1", "ZeroDivisionError", "division by zero"
+    >>> in_a_line(error)
+    'ZeroDivisionError on /job:worker/task:1: division by zero'
+    """
+    where = type(error).__name__
+    what = str(error)
+    if isinstance(error, WorkerError) and error.ename:
+        where, what = f"{error.ename} on {error.task}", error.evalue
+    first = next((line.strip() for line in what.splitlines() if line.strip()), "")
+    return clip(f"{where}: {first}" if first else where, 300)
+
+
+class Marks:
+    """Finds the marks of steering and faults on a run, by comparing each standing with the one before.
+
+    It is pure: the clock is an argument.
+
+    >>> marks, tasks = Marks(), ["/job:worker/task:0"]
+    >>> def standing(step, rate, state="running"):
+    ...     return Standing(state, step, None, 0.0, 0.0, None, 0.0, [], learning_rate=rate)
+    >>> for now, one in enumerate([standing(1, 0.1), standing(8, 0.01), standing(9, 0.01, "paused")]):
+    ...     _ = marks.see(one, tasks, float(now))
+    >>> [(mark.step, mark.text) for mark in marks.all()]
+    [(8, 'learning rate 0.1 → 0.01'), (9, 'paused')]
+    """
+
+    def __init__(self) -> None:
+        self._found: list[Mark] = []
+        self._rate: float | None = None
+        self._checkpoint: int | None = None
+        self._lost: set[int] = set()
+        self._paused: tuple[int, float] | None = None  # the mark of the pause under way, and since when
+
+    def see(self, standing: Standing, tasks: Sequence[str], now: float) -> bool:
+        """Compare the progress with the last call; return whether the marks changed. ``now`` in seconds."""
+        before = list(self._found)
+        step = max((replica.step for replica in standing.replicas), default=standing.step)
+        rate = standing.learning_rate
+        if rate is not None:
+            if self._rate is not None and rate != self._rate:
+                self._add(step, "rate", f"learning rate {self._rate:.4g} → {rate:.4g}")
+            self._rate = rate
+        if standing.state == PAUSED and self._paused is None:
+            self._paused = len(self._found), now
+            self._add(step, "pause", "paused")
+        elif standing.state != PAUSED and self._paused is not None:
+            place, since = self._paused
+            self._paused = None
+            if place < len(self._found):
+                self._found[place] = replace(self._found[place], text=f"paused for {duration(now - since)}")
+        saved = standing.checkpoint
+        if saved is not None and saved["number"] != self._checkpoint:
+            self._checkpoint = saved["number"]
+            if not saved.get("error"):
+                self._add(step, "checkpoint", f"checkpoint at step {saved['step']:,}")
+        for i, replica in enumerate(standing.replicas):
+            if replica.state == LOST and i not in self._lost:
+                self._lost.add(i)
+                self._add(step, "lost", f"{short_task(tasks[i])} lost")
+        return before != self._found
+
+    def all(self) -> list[Mark]:
+        """Return the marks in the order of their steps; a schedule's many rates are left out."""
+        rates = sum(mark.kind == "rate" for mark in self._found)
+        return [mark for mark in self._found if mark.kind != "rate" or rates <= MOST_RATES]
+
+    def _add(self, step: int, kind: MarkKind, text: str) -> None:
+        if len(self._found) < MOST_MARKS:
+            self._found.append(Mark(step, kind, text))
+
+
+# What ``run.show()`` does: the live view once more, where it is called.
+
+
+def show(run: Run) -> None:
+    """Show a run in this cell: the same view while it goes on, afterwards one of its own.
+
+    The view of a run that is over has all its curves, to zoom in, smooth and compare; it lives as long as
+    the page does, and is not saved with the notebook: the frozen picture below the run's own cell is.
+    """
+    view = run.view
+    if isinstance(view, RunView):
+        view.show_again(run)
+        return
+    view = RunView(run, display=not run.over)  # there was none, as with --no-live
+    if run.over:
+        view.show_again(run)
+    else:
+        run.show_in(view)
+
+
+# A run's progress as a line of text, where there is no page to draw on.
+
+MOST_METRICS = 3  # in a line of progress
+
+
+def progress_line(title: str, status: Mapping[str, Any], latest: Mapping[str, float] | None = None) -> str:
+    """Return one line about a running run; ``latest`` are the newest values of its metrics.
+
+    >>> status = {"state": "running", "epoch": 3, "epochs": 8, "step": 120, "total": 320}
+    >>> progress_line("mnist", status, {"loss": 0.25, "accuracy": 0.9375})
+    'mnist: running · epoch 3 / 8 · 120 / 320 steps · loss 0.25 · accuracy 0.9375'
+    """
+    parts = [str(status.get("state") or "running")]
+    if (epoch := status.get("epoch")) is not None:
+        parts.append(
+            f"epoch {epoch:,} / {status['epochs']:,}" if status.get("epochs") else f"epoch {epoch:,}"
+        )
+    step, total, unit = status.get("step"), status.get("total"), status.get("unit") or "steps"
+    if step is not None:
+        parts.append(f"{step:,} / {total:,} {unit}" if total else f"{step:,} {unit}")
+    parts += [f"{clip(name, 40)} {number(value)}" for name, value in (latest or {}).items()]
+    if (speed := status.get("steps_per_second")) is not None:
+        parts.append(f"{rate(speed)} {unit}/s")
+    if (examples := status.get("examples_per_second")) is not None:
+        parts.append(f"{rate(examples)} examples/s")
+    if (left := status.get("seconds_left")) is not None:
+        parts.append(f"{duration(left)} left")
+    if note := status.get("note"):
+        parts.append(clip(note, 120))
+    return f"{clip(title)}: {' · '.join(parts)}"
+
+
+def latest_values(store: RunStore, wanted: Sequence[str] | None = None) -> dict[str, float]:
+    """Return the newest values of the first charts' series, each a mean over the replicas' last points.
+
+    >>> from nbdist.metrics.store import RunStore
+    >>> store = RunStore()
+    >>> store.extend(0, "loss", [1], [0.5], [1e9]); store.extend(1, "loss", [1], [0.25], [1e9])
+    >>> latest_values(store)
+    {'loss': 0.375}
+    """
+    found = {}
+    for chart in plan_charts(store.series, wanted)[:MOST_METRICS]:
+        name = chart.train or chart.names[0]
+        lasts = [store.last(replica, name) for replica in store.replicas]
+        values = [last.value for last in lasts if last is not None]
+        if values:
+            found[name] = sum(values) / len(values)
+    return found

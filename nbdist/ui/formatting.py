@@ -1,0 +1,135 @@
+"""Cuts that say what they cut."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes of a notebook file that the parts of a frozen output may take, in each of its two forms."""
+
+    error: int
+    metrics: int
+    rows: int
+    outputs: int
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+MOST_NAME = 80  # characters of a name that is shown
+
+
+def clip(name: object, limit: int = MOST_NAME) -> str:
+    """Return a name on one line, of at most ``limit`` characters.
+
+    >>> clip("a b" + chr(10) + "c", 4), clip("abcdefgh", 4)
+    ('a b…', 'abc…')
+    """
+    line = "".join(letter if letter.isprintable() else " " for letter in str(name)[: limit + 1])
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def well_formed(value: Any) -> Any:
+    """Return plain values with lone surrogates in texts replaced, which cannot be written as UTF-8.
+
+    >>> well_formed({"said": ["caf\\udce9", 3]})
+    {'said': ['caf?', 3]}
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {well_formed(key): well_formed(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [well_formed(one) for one in value]
+    return value
+
+
+def first_of(mapping: Mapping[K, V], count: int) -> list[tuple[K, V]]:
+    """Return the first items of a mapping."""
+    return list(islice(mapping.items(), count))
+
+
+def fitting(pieces: Iterable[str], room: int) -> list[str]:
+    """Return the first pieces that together take at most ``room`` bytes of a file.
+
+    >>> fitting(["a", "bb", "cc"], 8)
+    ['a', 'bb']
+    """
+    taken = []
+    for piece in pieces:
+        room -= len(json.dumps(piece))
+        if room < 0:
+            break
+        taken.append(piece)
+    return taken
+
+
+def shorten(text: str, limit: int, written: Callable[[str], str] = str) -> str:
+    """Return ``text`` with its middle left out, so that ``written(...)`` takes ``limit`` bytes of a file.
+
+    >>> print(shorten("first." + "x" * 500 + ".last", 60))
+    first.xxxxxxxx
+    ... 483 characters cut ...
+    xxxxxxxxx.last
+    """
+
+    def cut(keep: int) -> str:
+        head, tail = text[: keep // 2], text[len(text) - (keep - keep // 2) :]
+        missing = len(text) - keep
+        return text if missing <= 0 else f"{head}{cut_words(missing)}{tail}"
+
+    return longest(cut, len(text), limit, written)
+
+
+def cut_words(missing: int) -> str:
+    """Return the line that replaces ``missing`` characters."""
+    return f"\n... {missing:,} characters cut ...\n"
+
+
+def longest(cut: Callable[[int], str], length: int, limit: int, written: Callable[[str], str] = str) -> str:
+    """Return ``cut(keep)`` with most of ``length`` characters, ``limit`` bytes of a file when ``written``."""
+    # Cut a far too long text first, so that its cost does not depend on its length.
+    keep = min(length, limit)
+    while True:
+        short = cut(keep)
+        size = len(json.dumps(written(short)))
+        if keep <= 0 or size <= limit:
+            return short
+        keep = min(keep - 1, keep * limit // max(1, size))
+
+
+# Values as JSON allows them: a number that is not finite becomes None, a NumPy scalar a number.
+
+PLAIN = (str, int, bool, type(None))
+
+
+def jsonable(value: Any) -> Any:
+    """Return ``value`` with only dicts, lists, text, finite numbers, booleans and None in it.
+
+    >>> jsonable({1: float("nan"), "n": np.int64(3), "odd": (object, "x")})
+    {'1': None, 'n': 3, 'odd': ["<class 'object'>", 'x']}
+    """
+    kind = type(value)
+    if kind in PLAIN:  # most of what there is, ten times a second
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset, np.ndarray)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value)

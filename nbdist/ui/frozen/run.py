@@ -1,0 +1,161 @@
+"""A run's last output, which stays in the notebook: picture, table, text and data, with no kernel behind.
+
+`frozen(store, summary)` returns a MIME bundle of less than 150 kB, whatever the run was:
+
+- ``image/png``: the curves, where there are any
+- ``text/html``: the same picture, small tables, and what each task printed; all of it escaped
+- ``text/plain``: the tables and the output as text
+- ``application/vnd.nbdist.run+json``: the summary and the curves, thinned (see rundata.py); a cell that
+  trained nothing has none, and shows its output
+
+A note marks each place where content was cut.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from nbdist.ui.formatting import Room, clip, first_of, jsonable, well_formed
+from nbdist.ui.frozen.render import html, text
+from nbdist.ui.frozen.run_figure import columns_of, picture
+from nbdist.ui.frozen.summary import Summary, axis_words, is_plain
+from nbdist.ui.widgets.run_feed import Chart, course, plan_charts
+
+if TYPE_CHECKING:
+    from nbdist.metrics.store import RunStore
+
+RUN = "application/vnd.nbdist.run+json"
+# Bytes in a notebook file. The picture is stored twice, and base64 makes it a third larger; so do the limits
+# of the other parts. The curves have the rest.
+LARGEST = 148_000
+PICTURE_LIMIT = 32_000
+BESIDE_A_PICTURE = Room(error=4_000, metrics=2_500, rows=3_000, outputs=7_000)
+ALONE = Room(error=15_000, metrics=3_000, rows=6_000, outputs=32_000)
+
+
+def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the MIME bundle of a run that is over; ``wanted`` names its charts, as ``--live`` does."""
+    charts = plan_charts(store.series, wanted) or plan_charts(store.series)
+    axis = axis_words(summary.unit, len(summary.tasks))
+    png = None
+    if charts:
+        png = picture(
+            store, charts, summary.tasks, limit=PICTURE_LIMIT, axis=axis, marks=summary.marks[:MOST_MARKS]
+        )
+    room = BESIDE_A_PICTURE if png else ALONE
+    encoded = None if png is None else base64.b64encode(png).decode("ascii")
+    bundle: dict[str, Any] = {} if encoded is None else {"image/png": encoded}
+    bundle["text/html"] = well_formed(html(summary, encoded, room, columns_of(len(charts))))
+    bundle["text/plain"] = well_formed(text(summary, room))
+    if charts or not is_plain(summary):
+        data = run_data(store, charts, summary, limit=LARGEST - size(bundle))
+        bundle[RUN] = well_formed(data)
+    return bundle
+
+
+#     The data in a frozen output, for those who draw it again: `application/vnd.nbdist.run+json`.
+#
+#     {"version": 1, "run": "...", "title": "...", "state": "finished", "tasks": [...], "step": 500,
+#      "unit": "steps", "seconds": 3.2, "steps_per_second": 156.0, "total": 500, "checkpoint": null,
+#      "marks": [{"step": 120, "kind": "rate", "text": "learning rate 0.1 → 0.01"}],
+#      "remarks": ["worker 1 was lost"], "metrics": {"loss": 0.12},
+#      "charts": [{"title": "loss", "train": "loss", "validation": "val_loss"}],
+#      "series": [{"name": "loss", "replica": "mean", "kind": "trend", "steps": "0 10", "values": "2.3 nan"},
+#                 {"name": "loss", "replica": 0, "kind": "points", "steps": "0 1", "values": "2.31 2.4"}],
+#      "left_out": 0}
+#
+# A trend consists of means of neighbouring points, and of single points at its start; ``points`` are the
+# first,
+# the last and the extreme measured values.
+#
+# Steps and values are text because a notebook file puts each item of a list on a line of its own, and because
+# JSON has no NaN and no infinity (``nan``, ``inf`` and ``-inf`` here).
+
+# Numbers of points for trends and for points: those of the picture first, then fewer.
+LIMITS = (
+    (512, 600), (512, 300), (360, 150), (250, 80), (180, 50), (120, 40), (80, 30), (50, 30), (30, 20),
+)  # fmt: skip
+MOST_METRICS = 40
+MOST_TASKS = 64
+MOST_REPLICAS = 16
+MOST_MARKS = 100
+
+
+def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: int) -> dict[str, Any]:
+    """Return the data in at most ``limit`` bytes of JSON: fewer points first, then fewer curves."""
+    data: dict[str, Any] = {
+        "version": 1,
+        "run": clip(summary.run_id),
+        "title": clip(summary.title),
+        "state": clip(summary.state),
+        "tasks": [clip(task) for task in summary.tasks[:MOST_TASKS]],
+        "step": jsonable(summary.step),
+        "unit": clip(summary.unit),
+        "seconds": jsonable(summary.seconds),
+        "steps_per_second": jsonable(summary.steps_per_second),
+        "total": jsonable(summary.total),
+        "checkpoint": summary.checkpoint and clip(summary.checkpoint, 1000),
+        "marks": [{**asdict(mark), "text": clip(mark.text)} for mark in summary.marks[:MOST_MARKS]],
+        "remarks": [clip(remark) for remark in summary.remarks],
+        "metrics": {clip(name): jsonable(value) for name, value in first_of(summary.metrics, MOST_METRICS)},
+        "charts": [
+            {
+                "title": clip(chart.title),
+                "train": chart.train and clip(chart.train),
+                "validation": chart.validation and clip(chart.validation),
+            }
+            for chart in charts
+        ],
+        "series": [],
+        "left_out": 0,
+    }
+    room = limit - size(data)
+    for trend, points in LIMITS:
+        series = list(curves(store, charts, trend, points))
+        if size(series) <= room:
+            break
+    whole = len(series)
+    while series and size(series) > room:
+        series.pop()  # the means come first, so what is lost is a single replica's points
+    return {**data, "series": series, "left_out": whole - len(series)}
+
+
+def curves(store: RunStore, charts: Sequence[Chart], trend: int, points: int) -> Iterator[dict[str, Any]]:
+    """Yield the curves in the order of their use: means, each replica's trends, its points."""
+    trained = [chart.train for chart in charts if chart.train is not None]
+    replicas = sorted(store.replicas)
+    for name in [name for chart in charts for name in chart.names]:
+        yield curve(name, "mean", "trend", *course(*store.aggregate(name), most=trend))
+    if len(replicas) > 1:  # of one replica the mean is the trend
+        for replica in replicas[:MOST_REPLICAS]:
+            for name in trained:
+                yield from some(name, replica, "trend", *course(*store.trend(replica, name), most=trend))
+    for replica in replicas[:MOST_REPLICAS]:
+        for name in trained:
+            yield from some(name, replica, "points", *store.points(replica, name, limit=points)[:2])
+
+
+def some(name: str, replica: int, kind: str, steps: Any, values: Any) -> Iterator[dict[str, Any]]:
+    """Yield the curve, if it has a point."""
+    if len(steps):
+        yield curve(name, replica, kind, steps, values)
+
+
+def curve(name: str, replica: int | str, kind: str, steps: Any, values: Any) -> dict[str, Any]:
+    """Return one curve with its points as text."""
+    return {
+        "name": clip(name),
+        "replica": replica,
+        "kind": kind,
+        "steps": " ".join(str(int(step)) for step in steps),
+        "values": " ".join(f"{value:.4g}" for value in values),
+    }
+
+
+def size(value: Any) -> int:
+    """Return the bytes of a value in a notebook file."""
+    return len(json.dumps(value, indent=1))

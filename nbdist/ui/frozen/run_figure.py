@@ -1,0 +1,301 @@
+"""The picture of a run's curves: a PNG by Matplotlib, drawn without pyplot's global state."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nbdist.ui.formatting import clip
+from nbdist.ui.frozen.summary import Mark, short_task
+from nbdist.ui.widgets.run_feed import Chart, course
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    from nbdist.metrics.store import RunStore
+
+SHARPEST, COARSEST = 200, 40  # dots per inch
+COLUMN_WIDTH, ROW_HEIGHT = 4.6, 2.9  # inches
+MARKERS = {"rate": "D", "pause": "s", "checkpoint": "v", "lost": "x"}
+LARGEST = 1e100  # beyond it Matplotlib's axes fail; drawn as a gap, like what is not finite
+
+
+def picture(
+    store: RunStore,
+    charts: Sequence[Chart],
+    tasks: Sequence[str],
+    limit: int,
+    axis: str = "steps",
+    marks: Sequence[Mark] = (),
+) -> bytes:
+    """Return a PNG of at most ``limit`` bytes, as sharp as that allows; ``axis`` says what x counts.
+
+    Its background is opaque, so that it reads on a dark page as well.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()  # a notebook's own style may be made for other figures
+        warnings.simplefilter("ignore")  # of letters that the font lacks
+        figure = draw(store, charts, tasks, axis, marks)
+        dots = SHARPEST
+        while len(png := encode(figure, dots)) > limit and dots > COARSEST:
+            # The size grows about as the length of the edges does, and what is drawn takes time.
+            dots = max(COARSEST, min(dots - 5, int(dots * (limit / len(png)) ** 0.85)))
+    return png
+
+
+def draw(
+    store: RunStore,
+    charts: Sequence[Chart],
+    tasks: Sequence[str],
+    axis: str = "steps",
+    marks: Sequence[Mark] = (),
+) -> Figure:
+    """Return the figure: a pair of axes for each chart with the ``marks`` on it, and one legend."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = columns_of(len(charts))
+    rows = -(-len(charts) // columns)
+    size = (COLUMN_WIDTH * columns, ROW_HEIGHT * rows)
+    figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.04)  # type: ignore[union-attr, call-arg]
+    FigureCanvasAgg(figure)
+    keys: dict[str, Any] = {}
+    for index, chart in enumerate(charts):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        axes.set_xlabel(axis, fontsize=8, color=MUTED)
+        fill(axes, chart.title, point_lines(store, chart), course_lines(store, chart, tasks))
+        draw_marks(axes, marks)
+        keys |= {str(line.get_label()): line for line in axes.get_lines() if is_key(line)}
+    if keys:
+        add_legend(figure, keys, 3 * columns)
+    return figure
+
+
+def columns_of(charts: int) -> int:
+    """Return how many charts stand side by side."""
+    return min(charts, 3) if charts != 4 else 2
+
+
+def fill(axes: Axes, title: str, points: Sequence[Line], course: Sequence[Line]) -> None:
+    """Draw one chart: the pale points, and the lines to read on top of them."""
+    axes.set_title(clip(title, 40), loc="left", fontsize=10, fontweight="bold", color=INK, parse_math=False)
+    axes.set_facecolor(PAPER)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, labelsize=8, labelcolor=MUTED)
+    axes.xaxis.set_major_formatter(lambda step, _: short_count(step))
+    for steps, values, style in [*points, *course]:
+        axes.plot(steps, drawable(values), **style)
+    within = y_range(*([drawable(values) for _, values, _ in lines] for lines in (course, points)))
+    if within is not None:
+        axes.set_ylim(*within)
+        return
+    axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center", color=MUTED, fontsize=9)
+
+
+def draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
+    """Draw an upright line for each mark, with a sign at its top that the words below the picture repeat."""
+    for mark in marks:
+        axes.axvline(mark.step, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), label="_mark", zorder=1)
+        axes.plot(
+            [mark.step], [0.98], marker=MARKERS[mark.kind], markersize=4.5, color=MUTED, linestyle="none",
+            transform=axes.get_xaxis_transform(), label="_mark", clip_on=False,
+        )  # fmt: skip
+
+
+def drawable(values: Any) -> Any:
+    """Make a gap of what is not finite, and of what is too large for Matplotlib's axes."""
+    usable = np.abs(np.where(np.isfinite(values), values, np.inf)) < LARGEST
+    return np.where(usable, values, np.nan)
+
+
+def is_key(line: Line2D) -> bool:
+    """Whether a line has a place in the legend: it has a name, and is seen."""
+    return not str(line.get_label()).startswith("_") and bool(
+        np.isfinite(np.asarray(line.get_ydata(), float)).any()
+    )
+
+
+def add_legend(figure: Figure, keys: Mapping[str, Any], columns: int) -> None:
+    """Put one legend under all charts, where it hides nothing."""
+    legend = figure.legend(
+        list(keys.values()), list(keys), loc="outside lower left", ncols=min(len(keys), columns),
+        fontsize=8, frameon=False, labelcolor=MUTED, columnspacing=1.6, handlelength=1.8, borderaxespad=0.2,
+    )  # fmt: skip
+    for entry in legend.get_texts():
+        entry.set_parse_math(False)
+    for name, handle in zip(keys, legend.get_lines(), strict=True):
+        handle.set(**({"alpha": 0.35, "linewidth": 5} if name == EACH else {"alpha": 1}))
+
+
+def encode(figure: Figure, dots: int, colours: Sequence[int] | None = None) -> bytes:
+    """Return the figure as a PNG of few colours: thin curves lose nothing by it, a notebook file gains.
+
+    ``colours`` are red, green, blue, red, ... of at most 256 (default: those of a run's curves).
+    """
+    from PIL import Image
+
+    figure.set_dpi(dots)
+    canvas: Any = figure.canvas
+    canvas.draw()
+    pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    table = Image.new("P", (1, 1))
+    table.putpalette(shades() if colours is None else list(colours))
+    file = io.BytesIO()
+    pixels.quantize(palette=table, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def short_count(count: float) -> str:
+    """Return a count on an axis.
+
+    >>> short_count(500), short_count(20_000), short_count(2_500_000)
+    ('500', '20k', '2.5M')
+    """
+    if abs(count) >= 1e6:
+        return f"{count / 1e6:.4g}M"
+    return f"{count / 1e3:.4g}k" if abs(count) >= 1e4 else f"{count:.5g}"
+
+
+# The lines of one chart of a frozen picture, and how each is drawn.
+
+Line = tuple[Any, Any, dict[str, Any]]  # steps, values, style
+MOST_POINTS = 600
+MOST_REPLICAS = 64
+REPLICAS = ("#3a8a5f", "#8a5cc4", "#c04f86", "#8f7d1e", "#1f8f9c", "#b8473f", "#6b7a8f", "#7d6250")
+COLOURED = len(REPLICAS)  # replicas with a colour of their own, and a place in the legend
+FEW = 40  # points, up to which each gets a marker
+EACH = "each step"
+
+
+def point_lines(store: RunStore, chart: Chart) -> list[Line]:
+    """Return each replica's points: pale, since they only tell how noisy it is."""
+    if chart.train is None:
+        return []
+    replicas = sorted(store.replicas)[:MOST_REPLICAS]
+    several = len(replicas) > 1
+    style = {
+        "color": FAN if several else TRAIN,
+        "alpha": max(0.02, 0.36 / len(replicas)) if several else 0.17,
+        "linewidth": 1.0,
+        "label": EACH,
+    }
+    return [(*store.points(replica, chart.train, limit=MOST_POINTS)[:2], style) for replica in replicas]
+
+
+def course_lines(store: RunStore, chart: Chart, tasks: Sequence[str]) -> list[Line]:
+    """Return the lines to read, in drawing order: replicas' trends, their mean, validation dashed."""
+    lines: list[Line] = []
+    replicas = sorted(store.replicas)
+    if chart.train is not None and len(replicas) > 1:
+        lines += replica_lines(store, chart.train, replicas, tasks)
+    if chart.train is not None and replicas:
+        name = "mean over replicas" if len(replicas) > 1 else "training"
+        style: dict[str, Any] = {"color": TRAIN, "linewidth": 2.0, "label": name}
+        lines.append((*course(*store.aggregate(chart.train)), style))
+    if chart.validation is not None:
+        steps, values = course(*store.aggregate(chart.validation))
+        style = {"color": VALIDATION, "linewidth": 1.6, "linestyle": (0, (4, 2)), "label": "validation"}
+        if len(steps) <= FEW:
+            style |= {"marker": "o", "markersize": 4, "markerfacecolor": PAPER}
+        lines.append((steps, values, style))
+    return lines
+
+
+def replica_lines(store: RunStore, name: str, replicas: Sequence[int], tasks: Sequence[str]) -> list[Line]:
+    """Return each replica's trend; a colour and a name for few, a grey fan for many."""
+    few = len(replicas) <= COLOURED
+    fan = {"color": FAN, "alpha": max(0.15, 6 / len(replicas)), "linewidth": 0.8, "label": "_"}
+    return [
+        (
+            *course(*store.trend(replica, name)),
+            {"color": REPLICAS[index], "alpha": 0.85, "linewidth": 1.0, "label": label(tasks, replica)}
+            if few
+            else fan,
+        )
+        for index, replica in enumerate(replicas[:MOST_REPLICAS])
+    ]
+
+
+def label(tasks: Sequence[str], replica: int) -> str:
+    """Return what a replica is called; a leading underscore would hide it from the legend."""
+    name = short_task(tasks[replica]) if replica < len(tasks) else f"replica {replica}"
+    return clip(name, 24).lstrip("_") or f"replica {replica}"
+
+
+# How far a chart's y axis reaches. Pure; the live view does the same (smooth.js).
+
+Floats = NDArray[np.float64]
+MOST_OF_POINTS = (0.03, 0.97)  # quantiles of the points that are covered
+FEWEST = 5  # values among which a spike can be told from a steep curve
+FAR = 2.0  # times the range of the others, beyond which a spike leaves the plot
+
+
+def y_range(lines: Sequence[Floats], points: Sequence[Floats]) -> tuple[float, float] | None:
+    """Return the range that shows the lines, but for single spikes, and most of the points; None for nothing.
+
+    Points are the extremes of their neighbours already, so 94% of them cover more of what was measured.
+
+    >>> y_range([np.array([1.0, 2.0])], [np.array([1.0, 1e6] + 98 * [1.5])])
+    (0.94, 2.06)
+    """
+    noise = finite(np.concatenate([np.empty(0), *points]))
+    covered = [without_spikes(finite(line)) for line in lines]
+    if len(noise):
+        covered.append(np.quantile(noise, MOST_OF_POINTS))
+    values = np.concatenate([np.empty(0), *covered])
+    if not len(values):
+        return None
+    low, high = float(values.min()), float(values.max())
+    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    return low - room, high + room
+
+
+def finite(values: Floats) -> Floats:
+    """Return the finite values."""
+    return np.asarray(values[np.isfinite(values)])
+
+
+def without_spikes(values: Floats) -> Floats:
+    """Return the values but for single spikes: far off medians with both neighbours, which they do not move.
+
+    >>> without_spikes(np.array([5.0, 3.0, 2.0, 900.0, 1.0, 1.0])).tolist()
+    [5.0, 3.0, 2.0, 1.0, 1.0]
+    """
+    if len(values) < FEWEST:
+        return values
+    middle = np.median([values[:-2], values[1:-1], values[2:]], axis=0)
+    low, high = middle.min(), middle.max()
+    far = FAR * (high - low)
+    return np.asarray(values[(values >= low - far) & (values <= high + far)])
+
+
+# The colours of a frozen picture: those of the live view on a light page.
+
+INK, MUTED, GRID, PAPER, FAN = "#1c1c1e", "#6b6b70", "#e8e8ec", "#ffffff", "#9aa1ab"
+TRAIN, VALIDATION = "#1a66b8", "#b35605"
+STEPS = (1.0, 0.75, 0.5, 0.3, 0.15)
+
+
+def shades() -> list[int]:
+    """Return each colour in some shades towards the paper, as red, green, blue, red, green, blue, ...
+
+    A palette made for one picture would give its few thin lines the grey of its many pale points.
+
+    >>> shades()[-3:], len(shades()) // 3 <= 256
+    ([255, 255, 255], True)
+    """
+    colours = [bytes.fromhex(colour[1:]) for colour in (INK, MUTED, FAN, TRAIN, VALIDATION, *REPLICAS)]
+    mixed = [round(255 - share * (255 - part)) for colour in colours for share in STEPS for part in colour]
+    return [*mixed, *bytes.fromhex(GRID[1:]), *bytes.fromhex(PAPER[1:])]

@@ -1,0 +1,435 @@
+"""A sweep's last output, which stays in the notebook: picture, table, text and data, with no kernel behind.
+
+`frozen_sweep(sweep)` returns a MIME bundle of less than 150 kB, whatever the sweep was:
+
+- ``image/png``: its charts, if a trial has a value
+- ``text/html``: the same picture, the best trials, what failed first; all of it escaped
+- ``text/plain``: the same as text
+- ``application/vnd.nbdist.sweep+json``: a snapshot as the grid takes it, thinned (see sweepfrozendata.py)
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from nbdist.errors import NbdistError
+from nbdist.metrics.run_folder import duration
+from nbdist.metrics.series import shape_weights
+from nbdist.sweep.parameters import Value, literal
+from nbdist.sweep.reports import Curve
+from nbdist.sweep.state import Ledger, State, Trial
+from nbdist.ui.formatting import clip, shorten, well_formed
+from nbdist.ui.frozen.render import PICTURE_WIDTH, line, rows_table, rows_text
+from nbdist.ui.frozen.sweep_axes import by_weight, ranked
+from nbdist.ui.frozen.sweep_figure import picture
+from nbdist.ui.widgets.sweep_feed import (
+    LONGEST_REASON,
+    SweepSeen,
+    ended_at,
+    head,
+    names_of,
+    pairs,
+    plain,
+    rows,
+    since,
+    span_row,
+    status,
+)
+
+SWEEP = "application/vnd.nbdist.sweep+json"
+LIMIT = 147_000  # bytes in a notebook file, with some left for what is around them
+DATA_LIMIT = 30_000  # without the curves, which have the room that is left at the end
+PICTURE_LIMIT = 34_000  # counts twice, and grows by a third as base64
+ERROR_LIMIT, FAILURE_LIMIT, ROWS_LIMIT = 1_500, 1_500, 3_500
+LEAST_WIDTH = 560  # CSS pixels: less cannot be read, a page can be scrolled
+
+
+def frozen_sweep(sweep: SweepSeen) -> dict[str, Any]:
+    """Return the MIME bundle of a sweep; called with its lock held."""
+    summary = summary_of(sweep)
+    png = picture(sweep.ledger, PICTURE_LIMIT)
+    encoded = None if png is None else base64.b64encode(png).decode("ascii")
+    bundle: dict[str, Any] = {} if encoded is None else {"image/png": encoded}
+    bundle["text/html"] = well_formed(sweep_html(summary, encoded))
+    bundle["text/plain"] = well_formed(sweep_text(summary))
+    data = bundle[SWEEP] = well_formed(trial_data(sweep, DATA_LIMIT))
+    bundle[SWEEP] = well_formed(with_curves(data, sweep.ledger, LIMIT - size(bundle)))
+    return bundle
+
+
+def sweep_html(summary: SweepSummary, picture: str | None) -> str:
+    """Return the HTML: plain elements and few styles, since untrusted notebooks keep no others."""
+    named = f" &nbsp; <small>{line(summary.id)}</small>" if summary.id not in ("", summary.name) else ""
+    parts = [f"<p><strong>{line(summary.name)}</strong> &nbsp; {line(summary.headline, 400)}{named}</p>"]
+    if summary.error:
+        parts.append(f"<pre>{escape(shorten(summary.error, ERROR_LIMIT, escape))}</pre>")
+    if picture is not None:
+        parts.append(
+            f'<p><img alt="Charts of {line(summary.name)}: {line(summary.headline, 200)}" '
+            f'src="data:image/png;base64,{picture}" '
+            f'style="width:100%; min-width:{LEAST_WIDTH}px; max-width:{PICTURE_WIDTH}px; height:auto"></p>'
+        )
+    parts.append(f"<p>{line(standing(summary), 200)}</p>")
+    parts.append(rows_table(summary.rows, ROWS_LIMIT))
+    if summary.failed is not None:
+        error = escape(shorten(summary.failed.error, FAILURE_LIMIT, escape))
+        parts.append(f"<p>{line(first_failure(summary), 200)}</p><pre>{error}</pre>")
+    return "\n".join(part for part in parts if part)
+
+
+def sweep_text(summary: SweepSummary) -> str:
+    """Return the plain text: what a terminal, a diff or a search sees."""
+    named = f"  ({clip(summary.id)})" if summary.id not in ("", summary.name) else ""
+    parts = [f"{clip(summary.name)}  {clip(summary.headline, 400)}{named}"]
+    if summary.error:
+        parts.append(shorten(summary.error, ERROR_LIMIT))
+    parts.append(standing(summary))
+    parts.append(rows_text(summary.rows, ROWS_LIMIT))
+    if summary.failed is not None:
+        parts.append(f"{first_failure(summary)}\n{shorten(summary.failed.error, FAILURE_LIMIT)}".rstrip())
+    return "\n\n".join(part for part in parts if part)
+
+
+def standing(summary: SweepSummary) -> str:
+    """Return how many trials ended how, and what the table shows."""
+    if not summary.counts:
+        return "no trial was asked for"
+    what = "the best trials:" if summary.finished else "no trial finished; those with a value:"
+    return f"{summary.counts}; {what}" if summary.rows else f"{summary.counts}; none has a value"
+
+
+def first_failure(summary: SweepSummary) -> str:
+    """Return what failed first, and how many did."""
+    number = summary.failed.number if summary.failed else -1
+    return f"trial {number} failed first, of {summary.failures:,}:" if summary.failures > 1 else (
+        f"trial {number} failed:"
+    )  # fmt: skip
+
+
+#     The data in a sweep's last output, for those who draw it again: `application/vnd.nbdist.sweep+json`.
+#
+# A snapshot as the grid takes it (see sweepdata.py), thinned to fit: ``curves`` instead of points, by number,
+# each as base64 of float32 pairs (step, value; little-endian); ``left_out`` are those that had no room, if
+# any;
+# ``shown`` of ``of`` trials, the best and some of all others; empty columns are left out, and long texts are
+# cut. (Notebooks saved before 2026-11-22 have ``{number: [[steps], [values]]}``.)
+
+BEST = 24  # trials that are shown before all others
+POINTS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12)  # of each curve, as many as there is room for
+MOST_TRIALS = 200
+MOST_PARAMETERS, MOST_METRICS, MOST_ENGINES, MOST_IMPROVEMENTS = 12, 6, 32, 24
+MOST_VALUES = (24, 8, 3)
+KEPT = ("number", "state")  # columns that are there even if there is no trial
+LONGEST_TEXT, LONGEST_SPACE, LONGEST_ERROR = 60, 1_000, 100
+
+
+def sweep_data(sweep: SweepSeen, limit: int) -> dict[str, Any]:
+    """Return the data in at most ``limit`` bytes of a notebook file; called with the sweep's lock held."""
+    data = trial_data(sweep, limit // 2)
+    return with_curves(data, sweep.ledger, limit - size(data))
+
+
+def trial_data(sweep: SweepSeen, limit: int) -> dict[str, Any]:
+    """Return the data without curves in at most ``limit`` bytes of a notebook file.
+
+    Called with the sweep's lock held, as is `with_curves`, which adds the curves.
+    """
+    ledger = sweep.ledger
+    best = ranked(ledger)
+    shown = {one.number for one in best[:BEST]}
+    rest = [ledger.trials[number] for number in sorted(ledger.trials.keys() - shown)]
+    data: dict[str, Any] = {}
+    for values in MOST_VALUES:
+        data = whole(sweep, values)
+        if size(data) < limit / 2:
+            break
+
+    def made(count: int) -> dict[str, Any]:
+        return with_trials(data, ledger, chosen(best, rest, count))
+
+    most = min(len(ledger.trials), MOST_TRIALS)
+    return made(most_that_fit(most, lambda count: size(made(count)) <= limit))
+
+
+def with_curves(data: dict[str, Any], ledger: Ledger, room: int) -> dict[str, Any]:
+    """Return the data with the curves of its trials, in ``room`` bytes of a notebook file.
+
+    All curves are thinned alike, by their shape. Only if a dozen points of each are too many there are fewer
+    curves: those of the best trials.
+    """
+    numbers = data["trials"]["number"]
+    curves = {number: one for number in numbers if (one := ledger.curve(number)) is not None and one.steps}
+
+    def cost(points: int) -> int:
+        return sum(curve_bytes(min(points, len(one.steps))) for one in curves.values())
+
+    points = next((points for points in POINTS if cost(points) <= room), POINTS[-1])
+    told: dict[str, str] = {}
+    for number, one in curves.items():  # the best first
+        room -= curve_bytes(min(points, len(one.steps)))
+        if room < 0:
+            break
+        told[str(number)] = packed(one, points)
+    left_out = len(curves) - len(told)
+    return {**data, "curves": told, **({"left_out": left_out} if left_out else {})}
+
+
+def whole(sweep: SweepSeen, most_values: int) -> dict[str, Any]:
+    """Return what is said of the sweep as a whole, with so many values of a choice."""
+    ledger = sweep.ledger
+    about = head(sweep, names_of(sweep, ledger.spans, {}))
+    weighty = set([*by_weight(ledger), *ledger.space][:MOST_PARAMETERS])
+    parameters = [one for one in about["parameters"] if one["name"] in weighty]
+    for one in parameters:
+        if "values" in one:
+            one["values"] = one["values"][:most_values]
+    about |= {
+        "parameters": cut(parameters),
+        "space": clip(about["space"], LONGEST_SPACE),
+        "engines": cut(about["engines"][:MOST_ENGINES]),
+        **{key: cut(about[key]) for key in ("name", "metric", "sampler", "pruner")},
+    }
+    stands = status(sweep, time.time())
+    improvements = ledger.improvements[-MOST_IMPROVEMENTS:]
+    return {
+        "version": 1,
+        "kind": "sweep",
+        "snapshot": True,
+        "head": about,
+        "status": {
+            **stands,
+            "engines": stands["engines"][:MOST_ENGINES],
+            "trouble": stands["trouble"] and clip(stands["trouble"], LONGEST_REASON),
+        },
+        "best": [[since(ledger, at), number, digits(value)] for at, number, value in improvements],
+        "of": len(ledger.trials),
+    }
+
+
+def with_trials(data: dict[str, Any], ledger: Ledger, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return the data with these trials."""
+    numbers = {one.number for one in trials}
+    metrics = dict.fromkeys(name for one in trials for name in one.values if name != ledger.created.metric)
+    columns = rows(ledger, trials, list(metrics)[:MOST_METRICS], LONGEST_ERROR)
+    columns["value"] = [digits(one.value) for one in trials]
+    names = {one["name"] for one in data["head"]["parameters"]}
+    columns["parameters"] = {
+        clip(name, LONGEST_TEXT): [cut(value) for value in column]
+        for name, column in columns["parameters"].items()
+        if clip(name, LONGEST_TEXT) in names
+    }
+    columns["metrics"] = {
+        clip(name, LONGEST_TEXT): [digits(one.values.get(name)) for one in trials]
+        for name in columns["metrics"]
+    }
+    return {
+        **data,
+        "shown": len(trials),
+        "trials": {name: column for name, column in columns.items() if not empty(name, column)},
+        "spans": [span_row(ledger, span) for span in ledger.spans if span.number in numbers],
+        "curves": {},
+    }
+
+
+def chosen(best: Sequence[Trial], rest: Sequence[Trial], count: int) -> list[Trial]:
+    """Return so many trials: the best, and of all others each so many-th."""
+    first = list(best[: min(BEST, count)])
+    room = count - len(first)
+    return [*first, *(rest[index * len(rest) // room] for index in range(room))]
+
+
+def most_that_fit(most: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to ``most`` that fits, 0 if none does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def packed(curve: Curve, points: int) -> str:
+    """Return the points of a curve that make its shape, at most so many, as base64."""
+    kept = np.argsort(-shape_weights(curve.steps, curve.values), kind="stable")[:points]
+    kept.sort()
+    some = kept.tolist()
+    bytes_ = pairs([curve.steps[index] for index in some], [curve.values[index] for index in some])
+    return base64.b64encode(bytes_).decode("ascii")
+
+
+def curve_bytes(points: int) -> int:
+    """Return the bytes that a curve of so many points takes in a notebook file, at most."""
+    return 4 * -(-8 * points // 3) + 40
+
+
+def empty(name: str, column: Any) -> bool:
+    """Whether nothing stands in a column."""
+    nothing = (lambda one: one == -1) if name == "parent" else (lambda one: one in (None, "") or one is False)
+    return name not in KEPT and isinstance(column, list) and all(map(nothing, column))
+
+
+def digits(value: float | None) -> float | str | None:
+    """Return a number with six significant digits, or what JSON has for it."""
+    told = plain(value)
+    return float(f"{told:.6g}") if isinstance(told, float) else told
+
+
+def cut(value: Any) -> Any:
+    """Return plain JSON data with its texts cut."""
+    if isinstance(value, str):
+        return clip(value, LONGEST_TEXT)
+    if isinstance(value, list):
+        return [cut(one) for one in value]
+    if isinstance(value, dict):
+        return {key: cut(one) for key, one in value.items()}
+    return value
+
+
+def size(value: Any) -> int:
+    """Return the bytes of a value in a notebook file, where each item has a line, far to the right."""
+    return len(json.dumps([[[[[[value]]]]]], indent=1))
+
+
+#     What a sweep came to, as its last output tells it, and a line of how far it is. Pure.
+#
+# mnist  ✓ finished · 24 of 24 trials · 4 min 12 s · best val_accuracy 0.953 (trial 7: lr=0.01 hidden=64)
+
+GLYPHS = {"running": "▶", "paused": "⏸", "finished": "✓", "stopped": "■", "failed": "✕"}
+MOST_ROWS = 10
+MOST_NAMED = 6  # parameters in the table; those that matter most
+OVER: tuple[State, ...] = ("finished", "pruned", "stopped", "failed")
+SAID: tuple[State, ...] = ("running", "failed")
+
+
+@dataclass(frozen=True)
+class SweepSummary:
+    """A sweep's end; ``rows`` is the table of its best trials, ``failed`` the first that failed."""
+
+    id: str
+    name: str
+    headline: str
+    counts: str
+    rows: Sequence[Mapping[str, object]]
+    finished: bool
+    error: str | None
+    failed: Trial | None
+    failures: int
+
+
+def summary_of(sweep: SweepSeen) -> SweepSummary:
+    """Return what a sweep came to; called with its lock held."""
+    ledger = sweep.ledger
+    failed = sorted(
+        (one for one in ledger.trials.values() if one.state == "failed"),
+        key=lambda one: (one.ended_at or 0.0, one.number),
+    )
+    took = ended_at(ledger) - ledger.created.time
+    parts = [f"{GLYPHS.get(sweep.state, '')} {sweep.state}".strip(), progress(ledger)]
+    parts += [duration(took)] if took > 0 else []
+    parts += [f"the space was edited {times(len(ledger.spaces) - 1)}"] if len(ledger.spaces) > 1 else []
+    best = best_words(ledger)
+    return SweepSummary(
+        id=sweep.id,
+        name=sweep.name,
+        headline=" · ".join([*parts, *([best] if best else [])]),
+        counts=" · ".join(f"{count:,} {state}" for state, count in ledger.counts.items() if count),
+        rows=rows_of(ledger),
+        finished=bool(ledger.counts["finished"]),
+        error=None if sweep.error is None else words(sweep.error),
+        failed=failed[0] if failed else None,
+        failures=len(failed),
+    )
+
+
+def sweep_line(sweep: SweepSeen) -> str:
+    """Return a line about a sweep that goes on; called with its lock held.
+
+    ``12 of 24 trials, 3 running, best val_accuracy 0.953 (trial 7: lr=0.01 hidden=64)``
+    """
+    ledger = sweep.ledger
+    parts = [progress(ledger)]
+    parts += [f"{count:,} {state}" for state in SAID if (count := ledger.counts[state])]
+    parts += [sweep.state] if sweep.state != "running" else []
+    best = best_words(ledger)
+    return ", ".join(
+        [*parts, *([best] if best else []), *([clip(sweep.trouble, 200)] if sweep.trouble else [])]
+    )
+
+
+def progress(ledger: Ledger) -> str:
+    """Return how many trials are over, of how many."""
+    over = sum(ledger.counts[state] for state in OVER)
+    wanted = ledger.wanted + len(ledger.trials) - ledger.sampled
+    return f"{over:,} of {wanted:,} {'trial' if wanted == 1 else 'trials'}"
+
+
+def best_words(ledger: Ledger) -> str:
+    """Return the best trial in words; nothing while there is none."""
+    best = ledger.best
+    if best is None or best.value is None:
+        return ""
+    given = " ".join(f"{clip(name, 24)}={short(value)}" for name, value in best.parameters.items())
+    return (
+        f"best {clip(ledger.created.metric, 40)} {best.value:.4g} (trial {best.number}: {clip(given, 120)})"
+    )
+
+
+def rows_of(ledger: Ledger) -> list[dict[str, object]]:
+    """Return the best trials as rows: number, value, and the parameters that matter most."""
+    trials = ranked(ledger)
+    finished = ledger.counts["finished"] > 0
+    weighty = by_weight(ledger)
+    some = {*weighty[:MOST_NAMED]} if weighty else {*list(ledger.space)[:MOST_NAMED]}
+    names = [name for name in dict.fromkeys([*ledger.space, *weighty]) if name in some]
+    metric = ledger.created.metric
+    rows: list[dict[str, object]] = []
+    for one in trials[:MOST_ROWS]:
+        row: dict[str, object] = {"trial": str(one.number), other(metric, ("trial",), "metric"): one.value}
+        if not finished:
+            row[other("state", (metric,), "its")] = one.state
+        taken = tuple(row)
+        for name in names:
+            value = one.parameters.get(name)
+            row[other(name, taken, "parameter")] = short(value) if name in one.parameters else ""
+        rows.append(row)
+    return rows
+
+
+def other(name: str, taken: Sequence[str], kind: str) -> str:
+    """Return a name for a column, with its kind before it if another has it.
+
+    >>> other("trial", ("trial",), "parameter"), other("lr", ("trial",), "parameter")
+    ('parameter trial', 'lr')
+    """
+    return f"{kind} {name}" if name in taken else name
+
+
+def short(value: Value) -> str:
+    """Return a parameter's value in few letters.
+
+    >>> short(0.0123456), short("adam"), short((1, 2)), short(None)
+    ('0.01235', 'adam', '[1, 2]', 'None')
+    """
+    text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else literal(value)
+    return clip(text, 40)
+
+
+def times(count: int) -> str:
+    """Return how often.
+
+    >>> times(1), times(3)
+    ('once', '3 times')
+    """
+    return "once" if count == 1 else f"{count} times"
+
+
+def words(error: NbdistError) -> str:
+    """Return what ended a sweep."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,1 @@
+"""The drawing of a placed graph as SVG and PNG."""

@@ -1,0 +1,200 @@
+"""A graph's picture as PNG, by Matplotlib's Figure: for pages that show no SVG."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.graph.picture.stretch import Spread
+from nbdist.ui.graph.marks import (
+    Command,
+    Mark,
+    Rect,
+    Shape,
+    Words,
+    box_marks,
+    frame_marks,
+    head_path,
+    label_marks,
+    line_path,
+    line_role,
+    open_marks,
+)  # fmt: skip
+from nbdist.ui.graph.style import DEVICES, LOOKS, WORDS, colour, tint
+from nbdist.ui.graph.svg import BELOW, MARGIN, page_size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Placed = tuple[Mark, float, float]
+"""A mark, and where its origin is."""
+
+
+STEPS = (1.0, 0.75, 0.5, 0.25)
+ON_GROUND = {
+    "paper": ("frame",),
+    "ground": ("ink", "muted", "thread", "accent", "variable", "placeholder", "gradient", "frame", *DEVICES),
+    "inside": ("ink", "muted", "thread", "accent"),
+    "raised": ("ink", "muted", "thread", "accent"),
+    "~variable": ("ink", "muted", "variable"),
+    "~placeholder": ("ink", "muted", "placeholder"),
+    "~gradient": ("ink", "muted", "gradient"),
+}
+ALIGNED = {"start": "left", "middle": "center"}
+MOST_PIXELS, USUAL_PIXELS = 12_000_000, 2_000_000  # of any picture; of one in a notebook
+SHARPEST, COARSEST = 2.0, 0.15  # dots per pixel
+
+
+def png(shown: Spread, scale: float) -> bytes:
+    """Return the picture with ``scale`` dots per pixel of the SVG (fewer if it would be enormous)."""
+    wide, high, keys = page_size(shown)
+    wide, high = wide + 2 * MARGIN, high + 2 * MARGIN
+    scale = min(scale, (MOST_PIXELS / (wide * high)) ** 0.5)
+    marks = [*placed(shown, MARGIN, MARGIN), *((key, MARGIN, MARGIN + shown.height + BELOW) for key in keys)]
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()  # a notebook's own style may be made for other figures
+        warnings.simplefilter("ignore")  # of letters that the font lacks
+        return _encoded(_figure(marks, wide, high, scale))
+
+
+def png_within(shown: Spread, limit: int) -> bytes:
+    """Return the picture in at most ``limit`` bytes, as sharp as that allows."""
+    wide, high, _ = page_size(shown)
+    scale = min(SHARPEST, (USUAL_PIXELS / (wide * high)) ** 0.5)
+    while len(data := png(shown, scale)) > limit and scale > COARSEST:
+        # The size grows a little less than the area does; what is drawn takes time, so do not try often.
+        scale = max(COARSEST, scale * min(0.95, (limit / len(data)) ** 0.65))
+    return data
+
+
+def placed(shown: Spread, x: float, y: float) -> Iterator[Placed]:
+    """Yield all marks of a sheet with their origins, those behind others first."""
+    for number, frame in enumerate(shown.frames):
+        for mark in frame_marks(frame.device, number, frame.right - frame.left, shown.height):
+            yield mark, x + frame.left, y
+    for way in shown.ways:
+        role = line_role(way.line.edges)
+        yield Shape(role, line_path(way)), x, y
+        if way.line.target >= 0 and shown.shown[way.line.target].inside is None:
+            yield Shape(f"{role}-head", head_path(way)), x, y
+    for way in shown.ways:
+        if way.line.label:
+            yield from (
+                (mark, x + way.label_at[0], y + way.label_at[1])
+                for mark in label_marks(way, not shown.frames)
+            )
+    for box in shown.shown:
+        at = x + box.x, y + box.y
+        if box.inside is None:
+            yield from ((mark, *at) for mark in box_marks(box.box, box.width, box.height))
+        else:
+            yield from ((mark, *at) for mark in open_marks(box.box, box.width, box.height))
+            yield from placed(box.inside, *at)
+
+
+def _figure(marks: Iterable[Placed], wide: float, high: float, scale: float) -> Figure:
+    """Return a figure in which a unit of the axes, a point and a pixel of the picture are the same."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(wide / 72, high / 72), dpi=72 * scale, facecolor=colour("paper"))
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, wide), ylim=(high, 0))
+    axes.set_axis_off()
+    for order, (mark, x, y) in enumerate(marks):
+        axes.add_artist(_artist(mark, x, y, order))
+    return figure
+
+
+def _artist(mark: Mark, x: float, y: float, order: int) -> Any:
+    from matplotlib.patches import PathPatch
+    from matplotlib.text import Text
+
+    if isinstance(mark, Words):
+        letters = WORDS[mark.role]
+        return Text(
+            x + mark.x, y + mark.y + letters.size * 0.36, mark.text, parse_math=False, zorder=order,
+            fontsize=letters.size, color=colour(letters.colour), ha=ALIGNED[mark.anchor],
+            va="baseline", weight="bold" if letters.bold else "normal", clip_on=False,
+        )  # fmt: skip
+    look = LOOKS.get(mark.role)
+    fill = mark.fill if isinstance(mark, Shape) and mark.fill else colour(look.fill if look else "")
+    path = mark.path if isinstance(mark, Shape) else round_corners(mark)
+    return PathPatch(
+        _path(path, x, y), facecolor=fill, edgecolor=colour(look.line if look else ""), zorder=order,
+        linewidth=look.width if look else 0, linestyle=(0, look.dash) if look and look.dash else "-",
+        capstyle="butt", joinstyle="round",
+    )  # fmt: skip
+
+
+def _path(path: Iterable[Command], x: float, y: float) -> Any:
+    from matplotlib.path import Path
+
+    codes = {"M": Path.MOVETO, "L": Path.LINETO, "Q": Path.CURVE3, "C": Path.CURVE4, "Z": Path.CLOSEPOLY}
+    points, kinds = [], []
+    for letter, ends in path:
+        points += [(x + a, y + b) for a, b in ends] or [(0.0, 0.0)]
+        kinds += [codes[letter]] * max(1, len(ends))
+    return Path(points, kinds)
+
+
+def round_corners(rect: Rect) -> tuple[Command, ...]:
+    """Return a rectangle as a path."""
+    left, top, right, low = rect.x, rect.y, rect.x + rect.width, rect.y + rect.height
+    r = min(rect.radius, rect.width / 2, rect.height / 2)
+    return (
+        ("M", ((left + r, top),)),
+        ("L", ((right - r, top),)),
+        ("Q", ((right, top), (right, top + r))),
+        ("L", ((right, low - r),)),
+        ("Q", ((right, low), (right - r, low))),
+        ("L", ((left + r, low),)),
+        ("Q", ((left, low), (left, low - r))),
+        ("L", ((left, top + r),)),
+        ("Q", ((left, top), (left + r, top))),
+        ("Z", ()),
+    )
+
+
+def _encoded(figure: Figure) -> bytes:
+    """Return the figure as a PNG of few colours, as a drawing has; a notebook file gains by it."""
+    from PIL import Image
+
+    canvas: Any = figure.canvas
+    canvas.draw()
+    parts = np.asarray(canvas.buffer_rgba()).astype(np.uint32)
+    colours = parts[..., 0] << 16 | parts[..., 1] << 8 | parts[..., 2]
+    present = np.zeros(1 << 24, bool)
+    present[colours] = True
+    used = np.flatnonzero(present)
+    palette = np.array([list(bytes.fromhex(shade[1:])) for shade in shades()], np.int32)
+    each = np.stack([used >> 16, used >> 8 & 255, used & 255], axis=1).astype(np.int32)
+    nearest = np.zeros(1 << 24, np.uint8)
+    for start in range(0, len(used), 1024):
+        apart = np.square(each[start : start + 1024, None] - palette).sum(axis=2)
+        nearest[used[start : start + 1024]] = apart.argmin(axis=1)
+    image = Image.fromarray(nearest[colours], "P")
+    image.putpalette(palette.astype(np.uint8).tobytes())
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def shades() -> list[str]:
+    """Return the colours of a picture: each ground, and on it what may be drawn there, in some shades.
+
+    >>> len(shades()) <= 256
+    True
+    """
+    found: dict[str, None] = {}
+    for ground, names in ON_GROUND.items():
+        for name in names:
+            found |= {tint(colour(name), colour(ground), share): None for share in STEPS}
+        found[colour(ground)] = None
+    return list(found)

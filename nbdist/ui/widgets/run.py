@@ -1,0 +1,409 @@
+"""The live view of a run: a widget that is told what happens and sends it to the page, calmly.
+
+    view = LiveView(store, tasks=["/job:worker/task:0"], title="mnist", total_steps=500)
+    view.on_control(lambda kind, rate: run.stop(), ["stop"])
+    display(view)
+    ...                       # ten times a second, on the kernel's main thread:
+    view.tick(time.monotonic())
+
+What travels: from the page ``ready``, ``ack``, ``snapshot``, ``visible``, ``gone``, and what is wanted of the
+run (see control.py); to the page ``frame`` only, one message with everything that is new, its points as one
+binary buffer (see frames.py).
+Nothing of it is widget state, so nothing of it is saved with a notebook.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError
+from nbdist.ui.ansi import SGR, Style, coloured, ending, plain
+from nbdist.ui.formatting import clip, jsonable
+from nbdist.ui.frozen.summary import Mark
+from nbdist.ui.widgets.base import PacedView, frame
+from nbdist.ui.widgets.run_feed import MOST_CHARTS, VALIDATION, Feed, Sending, chart_titles
+
+if TYPE_CHECKING:
+    from nbdist.metrics.store import RunStore
+
+
+# What people want of a run, as the page asks for it.
+
+KINDS = ("pause", "resume", "stop", "checkpoint", "set")
+
+
+class LiveView(PacedView):
+    """Curves, progress, replicas and output of one run. Other threads than the main one need the ``lock``.
+
+    ``tasks`` are task names in replica order; parameter servers may follow, and have output only.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        tasks: Sequence[str],
+        title: str = "run",
+        total_steps: int | None = None,
+        charts: Iterable[str] | None = None,
+        transcripts: dict[str, Transcript] | None = None,
+        run_id: str = "",
+        controls: Controls | None = None,
+        again: str = "",
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.lock = lock or threading.RLock()
+        """Held for each send or change, because another thread may follow the run."""
+        self.planned = None if charts is None else list(charts)  # what is drawn unless the page chooses
+        self.feed = Feed(store, self.planned)
+        self.available = Available()
+        self.head: dict[str, Any] = {"title": title, "run": run_id, "tasks": list(tasks)}
+        self.head |= {"total": total_steps, "again": again}
+        self.controls = controls or Controls()
+        self.status: dict[str, Any] = {"state": "starting"}
+        self.status_is_new = True
+        self.marks: list[dict[str, Any]] = []
+        self.marks_are_new = False
+        self.transcripts = {task: Transcript() for task in tasks} if transcripts is None else transcripts
+        self.shown: dict[str, tuple[int, str]] = {}  # task -> what the page has of its transcript
+        super().__init__("live")
+
+    def _in_words(self) -> str:
+        title, run_id, again = (clip(self.head[key]) for key in ("title", "run", "again"))
+        named = f"{title} ({run_id})" if run_id not in ("", title) else title
+        return f"Live view of {named}; {again}" if again else f"Live view of {named}"
+
+    def progress(self, status: Mapping[str, Any]) -> None:
+        """Take note of the run's progress; what is not known may be left out or None.
+
+        Keys: state, step, total, epoch and epochs (None in loops without fit), unit ("steps" or "updates"),
+        steps_per_second, examples_per_second,
+        seconds_left, elapsed (seconds), note, learning_rate (in force; None where there is none to set),
+        checkpoint (the latest: number, step, path, error), and per_replica, a mapping of replica to its
+        state, step, steps_per_second, staleness and ``spent`` (seconds of a step by part: data, compute,
+        exchange, wait).
+        """
+        self.status = {**self.status, **jsonable(status)}
+        self.status_is_new = True
+        if (replicas := status.get("per_replica")) is not None:
+            self.feed.lost = frozenset(i for i, one in replicas.items() if one.get("state") == "lost")
+
+    def mark(self, marks: Iterable[Mark]) -> None:
+        """Set the marks on the curves: events at their steps."""
+        self.marks, self.marks_are_new = [asdict(mark) for mark in marks], True
+
+    def output(self, task: str, text: str) -> None:
+        """Append what a task printed."""
+        self.transcripts.setdefault(task, Transcript()).append(text)
+
+    def tick_unheard(self, now: float) -> None:
+        """Send a frame at intervals although messages of the page do not arrive."""
+        known = bool(self.views) and self.placed
+        if self.pace.may_send_unheard(now, known):
+            self.now = now
+            self.snapshot_wanted = self.snapshot_wanted or not known  # the page may lack the last frame
+            self._send_frame(now)
+
+    def _on_page_message(self, widget: object, message: Mapping[str, Any], buffers: object) -> None:
+        with self.lock:
+            super()._on_page_message(widget, message, buffers)
+
+    def finish(self, state: str) -> None:
+        """The run is over (``finished``, ``stopped`` or ``failed``); no further tick is needed."""
+        self.progress({"state": state, "seconds_left": None})
+        self.send_the_end()
+
+    def on_control(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
+        """Call back with what is wanted of the run, of these kinds, and with "set" the learning rate.
+
+        The page has the controls for which somebody is called. What a callback raises is shown there.
+        """
+        self.controls.on(callback, kinds)
+        self.snapshot_wanted = True
+
+    def _said(self, kind: str, message: Mapping[str, Any]) -> None:
+        if kind in KINDS:
+            self.progress({"problem": self.controls.act(kind, message.get("learning_rate"))})
+        elif kind == "charts":
+            choose = partial(self._choose_charts, message.get("titles"))
+            self.progress({"problem": self.controls.trying(kind, choose)})
+
+    def _choose_charts(self, titles: object) -> None:
+        self.feed.choose(chosen(titles, self.feed.store.series) or self.planned)
+        self.snapshot_wanted = self.snapshot_wanted or self.finished  # nobody ticks any more
+
+    def _send_frame(self, now: float) -> None:
+        snapshot = self.snapshot_wanted
+        planned = self.feed.plan()
+        sending = self.feed.everything(now) if snapshot or planned else self.feed.news(now)
+        content: dict[str, Any] = {"kind": "frame", "snapshot": snapshot}
+        if snapshot or planned:
+            content["head"] = {
+                **self.head,
+                "controls": self.controls.kinds,
+                "charts": self._charts(),
+                "series": self.feed.names,
+            }
+        if snapshot or self.status_is_new:
+            content["progress"] = self.status
+        if self.marks_are_new or (snapshot and self.marks):
+            content["marks"] = self.marks
+        if available := self.available.news(self.feed.store.series, now, anew=snapshot):
+            content["available"] = available
+        if printed := self._new_output(snapshot):
+            content["output"] = printed
+        if not (len(content) > 2 or sending.parts):
+            return
+        content["replaced"] = sending.replaced
+        self.snapshot_wanted = self.status_is_new = self.marks_are_new = False
+        self._send_numbered(content, sending, now)
+
+    def _send_numbered(self, content: dict[str, Any], sending: Sending, now: float) -> None:
+        sequence = self.pace.sent(now)
+        self.send(content, [frame(sequence, sending.parts)])
+
+    def _charts(self) -> list[dict[str, Any]]:
+        index = {name: number for number, name in enumerate(self.feed.names)}
+        return [
+            {"title": c.title, "train": index.get(c.train or ""), "validation": index.get(c.validation or "")}
+            for c in self.feed.charts
+        ]
+
+    def _new_output(self, snapshot: bool) -> list[dict[str, Any]]:
+        """Return what was printed since the last frame: finished text, and the line being written."""
+        if snapshot:
+            self.shown.clear()
+        news = []
+        for task, transcript in self.transcripts.items():
+            position, open_line = self.shown.get(task, (0, ""))
+            if (position, open_line) == (transcript.written, transcript.open):
+                continue
+            written, text, line = transcript.since(position)
+            self.shown[task] = (written, transcript.open)
+            news.append({"task": task, "text": text, "open": line, "cut": transcript.cut})
+        return news
+
+
+Callback = Callable[[str, float | None], object]
+
+
+class Controls:
+    """Who acts on what is wanted, and what did not work.
+
+    >>> controls = Controls()
+    >>> controls.on(lambda kind, rate: print(kind, rate), ["stop", "set"])
+    >>> controls.act("set", 0.1)
+    set 0.1
+    >>> controls.act("set", -1)["text"]
+    'set: a learning rate is a number of at least 0, not -1'
+    """
+
+    def __init__(self) -> None:
+        self.callbacks: list[tuple[Callback, Sequence[str]]] = []
+        self.problems = 0
+
+    def on(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
+        """Call back with what is wanted, if it is of these kinds: ``callback(kind, learning_rate)``."""
+        self.callbacks.append((callback, kinds))
+
+    @property
+    def kinds(self) -> list[str]:
+        """What somebody acts on."""
+        return [kind for kind in KINDS if any(kind in kinds for _, kinds in self.callbacks)]
+
+    def act(self, kind: str, value: object = None) -> dict[str, Any] | None:
+        """Have it done; returns what went wrong, for the page to show."""
+        return self.trying(kind, lambda: self._act(kind, rate_of(value) if kind == "set" else None))
+
+    def _act(self, kind: str, rate: float | None) -> None:
+        for callback, kinds in self.callbacks:
+            if kind in kinds:
+                callback(kind, rate)
+
+    def trying(self, kind: str, do: Callable[[], object]) -> dict[str, Any] | None:
+        """Do what the page asked for; returns what went wrong: nobody else would see it."""
+        try:
+            do()
+        except Exception as error:
+            self.problems += 1
+            what = str(error) if isinstance(error, NbdistError) else f"{type(error).__name__}: {error}"
+            return {"kind": kind, "number": self.problems, "text": clip(f"{kind}: {what}", 300)}
+        return None
+
+
+def rate_of(value: object) -> float:
+    """Return what the page wants as the learning rate; InvalidArgumentError if it is none.
+
+    >>> rate_of(1)
+    1.0
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise InvalidArgumentError(f"a learning rate is a number of at least 0, not {value!r}")
+    return float(value)
+
+
+# The charts that a page can choose from, where a run has more series than are drawn.
+
+LISTED = 200  # titles that the page is told; it can ask for any other by its name
+EVERY = 1.0  # seconds between two lists, for series may appear by the thousand
+
+
+class Available:
+    """What the page was told.
+
+    >>> Available().news(["loss", "val_loss", "mae"], now=0.0)
+    {'count': 2, 'most': 6, 'titles': ['loss', 'mae']}
+    """
+
+    def __init__(self) -> None:
+        self.series = 0
+        self.titles: list[str] = []
+        self.due = float("-inf")
+
+    def news(self, series: Sequence[str], now: float, *, anew: bool = False) -> dict[str, Any] | None:
+        """Return what has changed, or all of it ``anew``; None if nothing has, or it was told just now."""
+        if not anew and (len(series) == self.series or now < self.due):
+            return None
+        self.series, self.due = len(series), now + EVERY
+        titles = chart_titles(series)
+        news: dict[str, Any] = {"count": len(titles), "most": MOST_CHARTS}
+        if anew or titles[:LISTED] != self.titles:
+            self.titles = news["titles"] = titles[:LISTED]
+        return news
+
+
+def chosen(titles: object, series: Sequence[str]) -> list[str]:
+    """Return the titles that a page wants drawn; InvalidArgumentError or NotFoundError if they cannot be."""
+    if not isinstance(titles, list) or not all(isinstance(title, str) for title in titles):
+        raise InvalidArgumentError(f"charts are chosen by a list of titles, not {clip(titles)}")
+    if len(titles) > MOST_CHARTS:
+        raise InvalidArgumentError(f"at most {MOST_CHARTS} charts are drawn at a time, not {len(titles)}")
+    known = set(series)
+    for title in titles:
+        if not {title, VALIDATION + title} & known:
+            raise NotFoundError(f"no series is called {clip(title)!r}")
+    return titles
+
+
+#     The output of one rank: appended text with carriage returns applied, bounded, at linear cost.
+#
+# It keeps the terminal codes of colours (see :mod:`nbdist.ui.ansi`) and drops others. Every finished line
+# sets
+# and resets its own colours, so that it can be shown without the lines before it, which may have been cut.
+
+RESET = "\x1b[0m"
+DEFAULT = Style()
+LIMIT = 200_000  # characters kept per rank
+OPEN_LIMIT = 4_000  # a line longer than this is not rewritten by a carriage return any more
+
+
+@dataclass
+class Transcript:
+    r"""The last 200,000 characters a rank printed.
+
+    >>> log = Transcript()
+    >>> log.append("step 1\rstep 2\rstep 3\ndone")
+    >>> log.text()
+    'step 3\ndone'
+    """
+
+    limit: int = LIMIT
+    cut: int = 0  # characters dropped from the start
+    written: int = 0  # characters of finished lines so far, those that were cut included
+    lines: deque[str] = field(default_factory=deque)  # finished pieces, each ending where it may be cut
+    open: str = ""  # the line that is still being written
+    style: Style = DEFAULT  # at the start of that line
+
+    def append(self, text: str) -> None:
+        r"""Add printed text; ``\r`` starts the current line over."""
+        finished, newline, rest = text.replace("\r\n", "\n").rpartition("\n")
+        if newline:
+            self.finish("\n".join(map(self.shown, (self.open + finished).split("\n"))) + "\n")
+            self.open = ""
+        # Only the open line is ever rewritten, so what a call costs does not grow with the transcript.
+        overwritten, self.open = latest_return(self.open + rest)
+        self.style = ending(overwritten, self.style)
+        if len(self.open) > OPEN_LIMIT:
+            self.finish(self.shown(self.open))
+            self.open = ""
+
+    def shown(self, line: str) -> str:
+        """Return a line as a terminal shows it, and keep its last style for the next line."""
+        start = self.style
+        self.style = ending(line, start)
+        return self_contained(line, start)
+
+    def finish(self, piece: str) -> None:
+        """Keep a finished piece, dropping the oldest ones beyond the limit."""
+        self.written += len(piece)
+        self.lines.append(piece)
+        kept = self.written - self.cut
+        while kept > self.limit:
+            oldest = self.lines.popleft()
+            over = kept - self.limit
+            if over < len(oldest):
+                start = oldest.find("\n", over - 1) + 1 or after_code(oldest, over)
+                self.lines.appendleft(oldest[start:])
+                dropped = start
+            else:
+                dropped = len(oldest)
+            self.cut += dropped
+            kept -= dropped
+
+    def since(self, position: int) -> tuple[int, str, str]:
+        """Return (new position, finished text after ``position``, the open line).
+
+        A position is a count of finished characters; what was cut meanwhile is left out.
+        """
+        wanted = self.written - max(position, self.cut)
+        pieces: list[str] = []
+        for piece in reversed(self.lines):
+            if wanted <= 0:
+                break
+            pieces.append(piece[-wanted:] if wanted < len(piece) else piece)
+            wanted -= len(piece)
+        return self.written, "".join(reversed(pieces)), self_contained(self.open, self.style)
+
+    def text(self) -> str:
+        """Return the kept text with its colours; its first line gives the amount of text that was cut."""
+        note = f"... {self.cut:,} characters cut ...\n" if self.cut else ""
+        return note + "".join(self.lines) + self_contained(self.open, self.style)
+
+
+def self_contained(line: str, style: Style) -> str:
+    r"""Return a line that begins in ``style`` as a terminal shows it, with the codes of its colours.
+
+    >>> self_contained("10%\r\x1b[32m20%", Style())
+    '\x1b[32m20%\x1b[0m'
+    """
+    if "\x1b" not in line and style == DEFAULT:
+        return plain(after_returns(line))
+    overwritten, rest = latest_return(line.rstrip("\r"))
+    style = ending(overwritten, style)
+    shown = coloured(rest)
+    reset = RESET if ending(rest, style) != DEFAULT else ""
+    return style.code() + shown + reset if plain(shown) else ""
+
+
+def after_code(text: str, position: int) -> int:
+    """Return the first position from this one on that does not split the code of a colour."""
+    code = SGR.match(text, max(0, text.rfind("\x1b", 0, position)))
+    return max(position, code.end()) if code else position
+
+
+def after_returns(line: str) -> str:
+    """Return what a terminal shows of a line: the text after its last carriage return."""
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
+def latest_return(line: str) -> tuple[str, str]:
+    """Split off what a carriage return has already overwritten, but keep one that waits for its text."""
+    shown = after_returns(line)
+    kept = shown + "\r" if line.endswith("\r") else shown
+    return line[: len(line) - len(kept)], kept
