@@ -7,7 +7,7 @@ import json
 
 import nbdist as nb
 from bench import overhead_work as work
-from nbdist.graph.program import compile_program
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.tensor import symbolic
 
 

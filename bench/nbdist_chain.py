@@ -9,8 +9,8 @@ import time
 import numpy as np
 
 import nbdist as nb
-from nbdist.graph.blocks import BlockSizes
-from nbdist.graph.program import Program, compile_program
+from nbdist.graph.compile.elementwise import BlockSizes
+from nbdist.graph.compile.program import Program, compile_program
 
 ROUNDS = 12
 

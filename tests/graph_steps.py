@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from nbdist.graph.compile.partition import Plan, partition
+from nbdist.graph.compile.program import Program, compile_program
 from nbdist.graph.op import Op
 from nbdist.graph.ops.state import group
-from nbdist.graph.partition import Plan, partition
-from nbdist.graph.program import Program, compile_program
 from nbdist.graph.scopes import Graph, control_dependencies, device
 from nbdist.graph.tensor import Constant, Tensor, Variable, constant, placeholder
 

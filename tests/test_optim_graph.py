@@ -17,9 +17,9 @@ from hypothesis.extra.numpy import arrays
 from nbdist import optim
 from nbdist.data import Dataset
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.partition import partition
 from nbdist.graph.gradients import gradients
 from nbdist.graph.op import OPS
-from nbdist.graph.partition import partition
 from nbdist.graph.partitioned import PartitionedVariable
 from nbdist.graph.partitioners import fixed_size_partitioner
 from nbdist.graph.placement import replica_device_setter

@@ -6,24 +6,30 @@ as they come. Synchronous: replicas share each batch, their gradients are summed
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from nbdist.data import Dataset
-from nbdist.distribute.served import ServedReplica
 from nbdist.distribute.sharing import one_order
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.placement import round_robin
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.client import Link, ShardRequest, open_link
-from nbdist.runtime.ps.sync import Rules
+from nbdist.runtime.ps.client import Link, ShardRequest, Stopped, open_link
+from nbdist.runtime.ps.mailbox import SLOTS
+from nbdist.runtime.ps.shard import Tally
+from nbdist.runtime.ps.sync import APPLIED, DROPPED, Rules
+from nbdist.runtime.ps.trace import gradient_of, parameters_for
+from nbdist.runtime.tables import RowGradient
 from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.train.context import current
-from nbdist.train.strategy import Replica, Strategy
+from nbdist.train.strategy import Replica, Strategy, interleaved
 from nbdist.wire.rpc.client import Peer
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -159,3 +165,209 @@ class ParameterServerStrategy(Strategy):
                 f"{self.replicas} replicas with {steps} batches each never make so many; give a smaller one, "
                 "or more epochs"
             )
+
+
+T = TypeVar("T")
+
+
+class ServedReplica(Replica):
+    """One replica of parameters that are kept by several links' shards; the first counts the global step."""
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        places: Sequence[int],
+        rules: Rules,
+        *,
+        replica: int,
+        optimizer: Optimizer | None = None,
+        tables: Sequence[int] = (),
+    ) -> None:
+        self.tables, self._table_links = tuple(tables), [links[places[i]] for i in tables]
+        self._links, self._rules, self._number, self._optimizer = links, rules, replica, optimizer
+        self.pull_is, self.push_is = ("receive", parameters_for(replica)), ("send", gradient_of(replica))
+        self._counts_apart = len(links) > 1 and not rules.synchronous
+        self._under_way: deque[int] = deque()
+        self._slot = 0
+        self._slots = SLOTS if rules.judged_apart else rules.depth
+        self._pending: dict[int, list[Link]] = {}
+        self.dropped = 0
+        """How many of this replica's gradients were dropped so far, by one server at least."""
+        self.tallies: list[Tally] = []
+        """What each server did with the gradients of all replicas; there when all are through."""
+        for link in links:  # what fails before the first step must not leave zeros in the model
+            link.pull()
+        self.by_updates = rules.synchronous and rules.backups > 0
+        self.notes = [link.note for link in links if link.note]
+        of_rest = [place for i, place in enumerate(places) if i not in self.tables]
+        rest = self._in_order([link.layout.views(link.parameters) for link in links], of_rest)
+        own = self._in_order([link.tables for link in links], [places[i] for i in self.tables])
+        self.values = interleaved(own, rest, self.tables)
+        self._gradients = [
+            self._in_order([link.layout.views(link.gradient(slot)) for link in links], of_rest)
+            for slot in range(SLOTS)
+        ]
+
+    @property
+    def transports(self) -> list[str]:
+        """How each shard is reached, for people."""
+        return [link.kind for link in self._links]
+
+    def want(self, ids: Sequence[Array]) -> None:
+        """Request the rows of each table that the next pull returns."""
+        for link, numbered in self._by_link(ids):
+            for number, one in enumerate(numbered):
+                link.want(number, one)
+
+    def take(self, gradient: Sequence[RowGradient]) -> None:
+        """Take the gradients of the tables' rows, for the next push."""
+        for link, rows in self._by_link(gradient):
+            link.take(rows)
+
+    def _by_link(self, ones: Sequence[T]) -> list[tuple[Link, list[T]]]:
+        """Return the items of each link's tables, in the link's order."""
+        found: dict[int, tuple[Link, list[T]]] = {}
+        for link, one in zip(self._table_links, ones, strict=True):
+            found.setdefault(id(link), (link, []))[1].append(one)
+        return list(found.values())
+
+    def pull(self) -> None:
+        """Bring the newest parameters, once there is room for another gradient under way."""
+        while len(self._under_way) >= self._rules.depth:
+            self._retire()
+        if self._slot in self._pending:
+            begun = time.perf_counter()
+            for link in self._pending.pop(self._slot):
+                link.wait(self._slot)
+            self.waited += time.perf_counter() - begun
+        for link in self._links:
+            link.pull()
+        self.global_step = self._links[0].global_step
+
+    def fetch(self) -> None:
+        """Pull the newest parameters and the complete tables."""
+        self.pull()
+        for link in self._links:
+            link.fetch_tables()
+
+    def newest(self) -> None:
+        """Bring the parameters as each server has them between two updates.
+
+        Those of one synchronous step are brought together, unless there are backups: then, and of replicas
+        that go their own ways, what one server has may be a step newer than what another has.
+        """
+        for link in self._links:
+            link.fetch()
+        if self._rules.synchronous and not self._rules.judged_apart:
+            newest = max(link.version for link in self._links)
+            for link in self._links:  # all gradients of that step are on their way to each of them
+                while link.version < newest:
+                    link.reach(newest)
+                    link.fetch()
+        self.global_step = self._links[0].global_step
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate of the next update, on the first replica."""
+        return None if self._number or self._optimizer is None else self._optimizer.learning_rate
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Have all servers change between two updates; the first replica tells them.
+
+        Synchronous replicas' servers change between the same two: none of them can complete a step without
+        the first replica's next gradient, unless there are backups.
+        """
+        if self._number:
+            return
+        while self._rules.synchronous and self._under_way:
+            self._retire()
+        for link in self._links:
+            link.set_rate(rate)
+        if self._optimizer is not None:
+            self._optimizer.learning_rate = rate
+
+    def gradients(self) -> Sequence[Array]:
+        """Return the arrays of the next free slot: in the server's own memory where it is shared."""
+        return self._gradients[self._slot]
+
+    def push(self) -> None:
+        """Send this step's gradients."""
+        for link in self._links:
+            link.push(self._slot)
+        self._under_way.append(self._slot)
+        self._slot = (self._slot + 1) % self._slots
+
+    def skip(self) -> None:
+        """Have no part in this step's update; others that count this replica's steps get one of zeros."""
+        if self._rules.synchronous or self._rules.staleness is not None:
+            super().skip()
+
+    def finish(self) -> None:
+        """Wait for all gradients of all replicas, and bring the final parameters."""
+        while self._under_way:
+            with contextlib.suppress(Stopped):  # that step cannot complete any more; its gradient is dropped
+                self._retire()
+        for link in self._links:
+            link.wait_counted()
+        for link in self._links:  # all of them first: at each one somebody may wait for this replica
+            link.say_farewell()
+        self.tallies = [Tally.from_wire(link.leave()["tally"]) for link in self._links]
+        # What was collected for a step that never came about is known to be dropped only now.
+        self.dropped = max(self.dropped, *(tally.dropped[self._number] for tally in self.tallies))
+        self.global_step = self._links[0].global_step
+
+    @property
+    def outcome(self) -> str:
+        """What became of all replicas' gradients, for people; empty until all are through."""
+        if len(self.tallies) == 1:
+            return str(self.tallies[0])
+        return "; ".join(f"on server {i}: {tally}" for i, tally in enumerate(self.tallies))
+
+    def close(self) -> None:
+        """Let go of the links."""
+        for link in self._links:
+            link.close()
+
+    def _retire(self) -> None:
+        """Wait until it is settled what becomes of the oldest gradient under way."""
+        slot = self._under_way.popleft()
+        begun = time.perf_counter()
+        try:
+            self._settle(slot)
+        except Stopped:
+            self.dropped += 1
+            raise
+        finally:
+            self.waited += time.perf_counter() - begun
+        if self._counts_apart:  # all its shards together are one update
+            self._links[0].count()
+
+    def _settle(self, slot: int) -> None:
+        if self._rules.judged_apart and not all(link.taken(slot) for link in self._links):
+            # One of the servers has dropped it. The next gradient is not kept from that one until the others'
+            # steps are complete: they may wait for somebody who waits for this replica there.
+            self.dropped += 1
+            self._pending[slot] = [link for link in self._links if self._still_taken(link, slot)]
+            return
+        first, *others = [link.outcome(slot) for link in self._links]
+        if first[0] == DROPPED:
+            self.dropped += 1
+            return
+        self.staleness = first[1]
+        if others and self._rules.several and first[0] == APPLIED:
+            for link in self._links[1:]:  # which keep every gradient; the first one has ended the step
+                link.reach(link.version + 1)
+
+    @staticmethod
+    def _still_taken(link: Link, slot: int) -> bool:
+        """Whether a gradient waits in a slot for its step; one that was dropped does not."""
+        if link.taken(slot):
+            return True
+        link.wait(slot)
+        return False
+
+    @staticmethod
+    def _in_order(by_link: Sequence[Sequence[Array]], places: Sequence[int]) -> list[Array]:
+        """Return what each link has, in the order of the variables."""
+        following = [iter(arrays) for arrays in by_link]
+        return [next(following[place]) for place in places]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from nbdist.graph.methods import ArrayMethods
+from nbdist.graph.array_methods import ArrayMethods
 
 if TYPE_CHECKING:
     from nbdist.graph.op import Shape

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.specs import value_order
 from nbdist.graph.scopes import Graph
-from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import Placeholder, Tensor, Variable
 
 

@@ -3,7 +3,7 @@
     KINDS["he_normal"]((784, 100), np.random.default_rng(0))      # an array, drawn here
     get_variable("w", (784, 100), initializer="he_normal")        # drawn where the variable lives
 
-Both come from one table; the second is ``graph.ops.initial``, for variables too large to travel.
+Both come from one table; the second is ``graph.ops.random``, for variables too large to travel.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.graph.array_methods import ArrayMethods, symbolic
 from nbdist.graph.backend import Array
 from nbdist.graph.composite import Composite
-from nbdist.graph.methods import ArrayMethods, symbolic
 from nbdist.graph.op import OPS, Op, Shape, Spec, number_array, number_dtype, shape_of, show
 from nbdist.graph.replicated import VariableAggregation, VariableSynchronization, checked
 from nbdist.graph.scopes import Graph, Line, Scope, default_graph, name_scope, sessions, users_line

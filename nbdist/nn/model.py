@@ -19,9 +19,9 @@ from nbdist import optim
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import backend_of, to_device
+from nbdist.graph.compile.program import Program
 from nbdist.graph.composite import Composite
 from nbdist.graph.op import show
-from nbdist.graph.program import Program
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.nn import calling, losses

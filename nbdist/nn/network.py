@@ -14,9 +14,9 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import backend_of, to_device, to_host
+from nbdist.graph.compile.program import Program, compile_program, value_order
 from nbdist.graph.gradients import Gradient, gradients
 from nbdist.graph.op import Shape
-from nbdist.graph.program import Program, compile_program, value_order
 from nbdist.graph.sparse import IndexedSlices, dense
 from nbdist.graph.tensor import Graph, Placeholder, Tensor, Variable, name_scope, placeholder
 from nbdist.nn import losses

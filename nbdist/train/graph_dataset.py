@@ -10,7 +10,7 @@ from nbdist.data.structure import leaves_of
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import Shape
-from nbdist.graph.ops.sources import Source
+from nbdist.graph.ops.datasets import Source
 from nbdist.graph.tensor import Tensor
 
 

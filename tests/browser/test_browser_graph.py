@@ -13,8 +13,8 @@ import pytest
 from browser_lab import Lab
 from playwright.sync_api import Locator, Page, expect
 
-from nbdist.graph.picture.collapse import Box
-from nbdist.graph.picture.stretch import spread
+from nbdist.graph.layout.collapse import Box
+from nbdist.graph.layout.stretch import spread
 from nbdist.ui.graph.svg import live_svg
 from nbdist.ui.graph.view import show_graph
 
@@ -173,7 +173,7 @@ def test_a_reopened_notebook_shows_its_graph_without_a_kernel(lab: Lab) -> None:
 
 def test_names_in_graphs_are_text(lab: Lab) -> None:
     source = (
-        "from nbdist.graph.picture.nodes import Node\nfrom nbdist.ui.graph.view import GraphView\n"
+        "from nbdist.graph.layout.nodes import Node\nfrom nbdist.ui.graph.view import GraphView\n"
         "bad = '</script><img src=x onerror=alert(1)><b>bold</b>&amp;\\x00'\n"
         "GraphView([Node(bad + '/a', 'exp'), Node(bad + '/b', 'exp'), Node('c', bad, '', (bad + '/a',))])"
     )

@@ -16,7 +16,7 @@ from nbdist.data.recipe import describe, rebuild, without_data
 from nbdist.data.shares import share_of
 from nbdist.data.structure import leaves_of
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.attributes import Beside, from_plain, to_plain
+from nbdist.graph.serialize.attributes import Beside, from_plain, to_plain
 
 COUNTS = st.integers(1, 30)
 TRANSFORMS = st.lists(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbdist.distribute.in_graph import InGraphStrategy
+from nbdist.distribute.in_graph.strategy import InGraphStrategy
 from nbdist.runtime.server import Server
 from nbdist.wire.keys import ClusterKeys
 

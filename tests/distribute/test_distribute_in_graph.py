@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from nbdist.data import Dataset
-from nbdist.distribute.in_graph import InGraphStrategy
-from nbdist.distribute.joint import cut_up
+from nbdist.distribute.in_graph.graph import cut_up
+from nbdist.distribute.in_graph.strategy import InGraphStrategy
 from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, ResourceExhaustedError
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, load
 from nbdist.optim import SGD, Adam

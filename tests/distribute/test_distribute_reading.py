@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from nbdist.data import Dataset, digits
-from nbdist.distribute.in_graph import InGraphStrategy
+from nbdist.distribute.in_graph.strategy import InGraphStrategy
 from nbdist.errors import InvalidArgumentError, NanLossError
-from nbdist.graph.ops.sources import READS
+from nbdist.graph.ops.datasets import READS
 from nbdist.nn import BatchNorm, Conv2D, Dense, Dropout, Flatten, Sequential
 from nbdist.optim import SGD, Adam
 from nbdist.runtime.server import Server

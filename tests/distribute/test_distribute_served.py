@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist.distribute.served import ServedReplica
+from nbdist.distribute.parameter_server import ServedReplica
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import Link, Stopped
 from nbdist.runtime.ps.mailbox import SLOTS

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from nbdist.graph.attributes import DTYPES, pack, to_plain
-from nbdist.graph.decoding import COLUMNS
-from nbdist.graph.encoding import Encoded, decode, encode, fingerprint
 from nbdist.graph.gradients import gradients
 from nbdist.graph.op import OPS
 from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import container, control_dependencies, device, name_scope
+from nbdist.graph.serialize.attributes import DTYPES, pack, to_plain
+from nbdist.graph.serialize.decode import COLUMNS
+from nbdist.graph.serialize.encode import Encoded, decode, encode, fingerprint
 from nbdist.graph.tensor import Constant, Graph, Tensor, Variable, constant, placeholder
 from nbdist.wire.rpc import frame as frames
 

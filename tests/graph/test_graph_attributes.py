@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nbdist.errors import DataLossError, InvalidArgumentError, NbdistError
-from nbdist.graph.attributes import DTYPES, MAX_DEPTH, MAX_TEXT, Beside, from_plain, pack, to_plain
-from nbdist.graph.encoding import encode
+from nbdist.graph.serialize.attributes import DTYPES, MAX_DEPTH, MAX_TEXT, Beside, from_plain, pack, to_plain
+from nbdist.graph.serialize.encode import encode
 from nbdist.graph.tensor import Graph, constant, record
 
 PLAIN = (

@@ -11,14 +11,14 @@ from graph_expressions import Expression, expressions, leaves_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdist.graph.buffers import ALIGNMENT, Slot, peak, place
+from nbdist.graph.compile.buffers import ALIGNMENT, Slot, peak, place
+from nbdist.graph.compile.memory_order import may_be_reordered, thrifty_order
+from nbdist.graph.compile.program import Program, compile_program
+from nbdist.graph.compile.specs import Specs, value_order
+from nbdist.graph.compile.values import Values
 from nbdist.graph.gradients import gradients
-from nbdist.graph.program import Program, compile_program
 from nbdist.graph.scopes import control_dependencies
-from nbdist.graph.specs import Specs, value_order
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder
-from nbdist.graph.thrift import may_be_reordered, thrifty_order
-from nbdist.graph.values import Values
 from nbdist.nn.functional import conv2d, max_pool2d, relu, sigmoid, sparse_softmax_cross_entropy
 
 Array = np.ndarray[Any, Any]

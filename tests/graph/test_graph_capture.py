@@ -10,8 +10,8 @@ import pytest
 from fake_cupy import DeviceArray, FakeCupy, Stream
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.program import Program, compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.program import Program, compile_program
 from nbdist.graph.tensor import Graph, Tensor, Variable, placeholder, record
 from nbdist.nn.functional import dropout, sigmoid, sparse_softmax_cross_entropy
 

@@ -11,10 +11,10 @@ from graph_expressions import Expression, expressions, leaves_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdist.graph.blocks import BlockSizes
+from nbdist.graph.compile.elementwise import BlockSizes
+from nbdist.graph.compile.program import Program, compile_program
+from nbdist.graph.compile.specs import value_order
 from nbdist.graph.gradients import gradients
-from nbdist.graph.program import Program, compile_program
-from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import Graph, Tensor, Variable, placeholder, record
 
 Array = np.ndarray[Any, Any]

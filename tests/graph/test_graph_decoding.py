@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, NotFoundError
-from nbdist.graph.attributes import MAX_TEXT, pack
-from nbdist.graph.decoding import MAX_NODES, decode
-from nbdist.graph.encoding import encode
 from nbdist.graph.op import OPS, Example, Op, Spec
 from nbdist.graph.ops.state import group
+from nbdist.graph.serialize.attributes import MAX_TEXT, pack
+from nbdist.graph.serialize.decode import MAX_NODES, decode
+from nbdist.graph.serialize.encode import encode
 from nbdist.graph.tensor import Graph, Placeholder, Tensor, constant, placeholder, record
 
 
@@ -31,7 +31,7 @@ def test_another_format_says_what_to_do() -> None:
 
 def test_an_op_that_is_not_here_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     meta, arrays = encode(small().tensors)
-    monkeypatch.setattr("nbdist.graph.decoding.own_version", lambda: "0.1.7")
+    monkeypatch.setattr("nbdist.graph.serialize.decode.own_version", lambda: "0.1.7")
     monkeypatch.delitem(OPS, "tanh")
     with pytest.raises(NotFoundError, match=r"no op 'tanh'.* nbdist 9\.9, here is nbdist 0\.1\.7"):
         decode({**meta, "nbdist": "9.9"}, arrays)

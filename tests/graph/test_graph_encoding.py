@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import DataLossError, InvalidArgumentError
-from nbdist.graph.attributes import pack
-from nbdist.graph.encoding import Encoded, decode, difference, encode, fingerprint
+from nbdist.graph.compile.partition import partition
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
 from nbdist.graph.op import OPS, Example, Op
-from nbdist.graph.partition import partition
-from nbdist.graph.program import compile_program
 from nbdist.graph.scopes import container, control_dependencies, device, name_scope
+from nbdist.graph.serialize.attributes import pack
+from nbdist.graph.serialize.encode import Encoded, decode, difference, encode, fingerprint
 from nbdist.graph.tensor import Constant, Graph, Variable, constant, placeholder, record
 
 
@@ -184,7 +184,7 @@ def test_what_encode_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     x.dtype = np.dtype(np.longdouble)
     with pytest.raises(InvalidArgumentError, match="cannot travel"):
         encode(graph.tensors)
-    monkeypatch.setattr("nbdist.graph.encoding.MAX_NODES", 1)
+    monkeypatch.setattr("nbdist.graph.serialize.encode.MAX_NODES", 1)
     with pytest.raises(InvalidArgumentError, match="2 tensors"):
         encode(graph.tensors)
 
@@ -257,7 +257,7 @@ def test_a_fingerprint_sees_large_constants_and_not_initial_values() -> None:
 def test_fingerprints_are_the_same_in_every_process() -> None:
     code = (
         "import numpy as np\n"
-        "from nbdist.graph.encoding import fingerprint\n"
+        "from nbdist.graph.serialize.encode import fingerprint\n"
         "from nbdist.graph.tensor import *\n"
         "graph = Graph()\n"
         "with graph.as_default():\n"

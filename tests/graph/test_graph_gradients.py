@@ -11,8 +11,8 @@ from graph_expressions import Expression, expressions, leaves_of
 from hypothesis import assume, given, settings
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.program import compile_program
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder
 from nbdist.nn import functional
 

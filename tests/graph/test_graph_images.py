@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
 from nbdist.graph.ops.windows import Axis
-from nbdist.graph.program import compile_program
 from nbdist.graph.tensor import Graph, Variable, placeholder, record
 
 POOL = {"size": (2, 2), "strides": (2, 2), "padding": "valid"}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph import initial as initial_values
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.initial import KINDS
-from nbdist.graph.ops import initial
-from nbdist.graph.program import compile_program
+from nbdist.graph.ops import random
 from nbdist.graph.tensor import Graph, record
 
 Array = np.ndarray[Any, Any]
@@ -56,7 +56,7 @@ def test_a_part_holds_what_the_whole_holds_there(
     shape = (*whole[:axis], size, *whole[axis + 1 :])
     start = (0,) * axis + (first,) + (0,) * (len(whole) - axis - 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(initial, "BLOCK", 8)  # so that parts begin and end inside of blocks
+        patch.setattr(random, "BLOCK", 8)  # so that parts begin and end inside of blocks
         expected = drawn(whole, draw=draw, dtype=dtype).copy()
         part = drawn(whole, shape, start, draw=draw, dtype=dtype)
     np.testing.assert_array_equal(part, expected[(slice(None),) * axis + (slice(first, first + size),)])
@@ -71,7 +71,7 @@ def test_values_have_the_distribution() -> None:
     assert abs(normal.mean()) < 0.004
     assert normal.std() == pytest.approx(0.5, rel=0.005)
     flat = uniform.reshape(-1)
-    assert len(np.unique(flat[: 4 * initial.BLOCK : initial.BLOCK])) == 4  # blocks differ
+    assert len(np.unique(flat[: 4 * random.BLOCK : random.BLOCK])) == 4  # blocks differ
     assert not drawn((), draw="constant", scale=0.0).any()
     assert drawn((3,), draw="constant", dtype=np.int64, scale=3.0).tolist() == [3, 3, 3]
 
@@ -122,7 +122,7 @@ def test_values_are_known_for_good() -> None:
 def test_nothing_but_a_block_is_made_beside_the_values() -> None:
     with Graph().as_default():
         how = {"draw": "uniform", "scale": 1.0, "dtype": np.dtype(np.float32), "seed": 0, "start": (0, 0)}
-        value = record("initial_value", shape=(4 * initial.BLOCK, 1), whole=(4 * initial.BLOCK, 1), **how)
+        value = record("initial_value", shape=(4 * random.BLOCK, 1), whole=(4 * random.BLOCK, 1), **how)
     out = np.empty(value.shape, np.float32)
     program = compile_program([], into=[value])
     assert program.buffer_bytes == 0

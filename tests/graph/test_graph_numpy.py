@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.program import compile_program
 from nbdist.graph.tensor import FUNCTIONS, Graph, Tensor, Variable, placeholder
 
 # As docs list them; a name that is not tried below fails the test.

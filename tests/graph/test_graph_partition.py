@@ -11,10 +11,10 @@ from graph_steps import DEVICES, EXCHANGE, Pieces, Step, cut, steps
 from hypothesis import given, settings
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.encoding import decode, encode
+from nbdist.graph.compile.partition import Piece, Plan, partition
 from nbdist.graph.ops.state import group
-from nbdist.graph.partition import Piece, Plan, partition
 from nbdist.graph.scopes import Graph, control_dependencies, device
+from nbdist.graph.serialize.encode import decode, encode
 from nbdist.graph.tensor import Tensor, Variable, constant, placeholder, record
 
 A, B, C = DEVICES

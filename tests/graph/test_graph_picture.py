@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nbdist.graph.layout.collapse import OUTSIDE, Box, Edge, Plane, collapse, fold, scopes, walk
+from nbdist.graph.layout.layered import Link, crossings, flow_order, ordered, ranks
+from nbdist.graph.layout.layout import lay_out
+from nbdist.graph.layout.nodes import Node, describe
+from nbdist.graph.layout.sheet import Sheet
+from nbdist.graph.layout.stretch import Shown, Spread, spread
 from nbdist.graph.ops.state import group
-from nbdist.graph.picture.collapse import OUTSIDE, Box, Edge, Plane, collapse, scopes, walk
-from nbdist.graph.picture.fold import fold
-from nbdist.graph.picture.layered import Link, crossings, flow_order, ordered, ranks
-from nbdist.graph.picture.layout import lay_out
-from nbdist.graph.picture.nodes import Node, describe
-from nbdist.graph.picture.sheet import Sheet
-from nbdist.graph.picture.stretch import Shown, Spread, spread
 from nbdist.graph.scopes import Graph, control_dependencies, device, name_scope
 from nbdist.graph.tensor import Variable, placeholder
 from nbdist.ui.graph.marks import TextMeasure

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.graph.buffers import ALIGNMENT
+from nbdist.graph.compile.buffers import ALIGNMENT
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.program import compile_program
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, placeholder
 from nbdist.nn.functional import relu, sigmoid, softmax, sparse_softmax_cross_entropy
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.program import compile_program
 from nbdist.graph.tensor import Graph, Tensor, Variable, placeholder
 
 Array = np.ndarray[Any, Any]

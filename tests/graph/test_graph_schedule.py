@@ -10,8 +10,8 @@ from graph_steps import DEVICES, WIDTH, Meaning, Pieces, Step, cut, steps
 from hypothesis import given, settings
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.schedule import Item, schedule
 from nbdist.graph.ops.state import group
-from nbdist.graph.schedule import Item, schedule
 from nbdist.graph.scopes import Graph, control_dependencies
 from nbdist.graph.tensor import Tensor, Variable, constant
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.partition import Edge, partition
 from nbdist.graph.gradients import dense_gradients, gradients
 from nbdist.graph.ops.rows import summed_rows
-from nbdist.graph.partition import Edge, partition
 from nbdist.graph.partitioners import fixed_size_partitioner
 from nbdist.graph.placement import replica_device_setter
 from nbdist.graph.scopes import control_dependencies, device

@@ -11,9 +11,9 @@ import pytest
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph import ops as _ops  # fills the op table
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
 from nbdist.graph.op import OPS, Op, register
-from nbdist.graph.program import compile_program
 from nbdist.graph.scopes import colocate_with
 from nbdist.graph.tensor import (
     Graph,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.decoding import ATTRIBUTES, check_attributes
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
 from nbdist.graph.op import Example
 from nbdist.graph.ops import OPS
-from nbdist.graph.program import compile_program
+from nbdist.graph.serialize.decode import ATTRIBUTES, check_attributes
 from nbdist.graph.sparse import dense
 from nbdist.graph.tensor import Graph, Variable, placeholder, record
 from nbdist.optim.training import MOST_SLOTS, op_name

@@ -9,7 +9,7 @@ import pytest
 
 from nbdist.data import Dataset, digits
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.program import compile_program
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.tensor import Graph, placeholder
 from nbdist.nn import AveragePool2D, Conv2D, Dense, Flatten, Layer, MaxPool2D, Reshape, Sequential, functional
 from nbdist.nn.network import Network

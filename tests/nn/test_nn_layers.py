@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.program import compile_program
 from nbdist.graph.tensor import Graph, placeholder
 from nbdist.nn import (
     Activation,

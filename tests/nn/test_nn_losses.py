@@ -11,8 +11,8 @@ import pytest
 
 from nbdist.data import Dataset
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.program import compile_program
 from nbdist.graph.tensor import Graph, constant, placeholder
 from nbdist.nn import Dense, Sequential, losses, metrics
 from nbdist.nn.functional import softmax_cross_entropy

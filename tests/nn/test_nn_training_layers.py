@@ -12,7 +12,7 @@ import pytest
 from nbdist import nn
 from nbdist.data import Dataset
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.program import compile_program
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.tensor import Graph, placeholder
 from nbdist.nn import BatchNorm, Conv2D, Dense, Dropout, Embedding, Flatten, LayerNorm, Sequential, functional
 from nbdist.nn.losses import SparseCategoricalCrossentropy

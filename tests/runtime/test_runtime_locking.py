@@ -12,8 +12,8 @@ from graph_steps import Meaning, Pieces, Step, cut, steps
 from hypothesis import given, settings
 from runtime_tasks import PS, TWO, Tasks, all_ways, begin
 
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.op import OPS
-from nbdist.graph.program import compile_program
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Tensor, Variable, constant, record
 from nbdist.graph.variables import get_or_create_global_step, get_variable

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbdist.graph.compile.partition import Edge
 from nbdist.graph.op import Spec
-from nbdist.graph.partition import Edge
 from nbdist.runtime.session.program import Rendezvous, RendezvousKey
 
 ONE, TWO = (np.zeros(1),), (np.ones(2),)

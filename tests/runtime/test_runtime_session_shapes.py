@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_tasks import ONE, PS, Tasks, begin
 
+from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.program import compile_program
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, placeholder, record
 from nbdist.nn import functional

@@ -19,11 +19,11 @@ from nbdist.errors import (
     OutOfRangeError,
     ResourceExhaustedError,
 )
-from nbdist.graph.decoding import decode
-from nbdist.graph.encoding import encode
-from nbdist.graph.ops.sources import Source
-from nbdist.graph.program import compile_program
+from nbdist.graph.compile.program import compile_program
+from nbdist.graph.ops.datasets import Source
 from nbdist.graph.scopes import Graph, control_dependencies, device
+from nbdist.graph.serialize.decode import decode
+from nbdist.graph.serialize.encode import encode
 from nbdist.graph.tensor import Tensor, Variable, placeholder, record
 from nbdist.runtime.server import Server
 from nbdist.runtime.session.session import Session

@@ -19,7 +19,7 @@ from nbdist.distribute import (
     get_replica_context,
     local_results,
 )
-from nbdist.distribute.in_graph import InGraphStrategy
+from nbdist.distribute.in_graph.strategy import InGraphStrategy
 from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, NanLossError
 from nbdist.graph.gradients import gradients
 from nbdist.graph.replicated import VariableAggregation, VariableSynchronization

@@ -23,7 +23,7 @@ from PIL import Image
 
 import nbdist as nb
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from nbdist.graph.picture.nodes import Node
+from nbdist.graph.layout.nodes import Node
 from nbdist.ui.frozen.run_figure import INK, TRAIN
 from nbdist.ui.graph.marks import width
 from nbdist.ui.graph.view import PICTURE_LIMIT, GraphView, sends, show_graph

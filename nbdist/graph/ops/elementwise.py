@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -25,9 +27,6 @@ def _ufunc_spec(ufunc: np.ufunc) -> Callable[..., Spec]:
         return Spec(broadcast(ufunc.__name__, *(s.shape for s in specs)), dtypes[-1])
 
     return spec
-
-
-Examples = Callable[[np.random.Generator], list[Example]]
 
 
 def _draw(rng: np.random.Generator, low: float, high: float, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -92,11 +91,66 @@ def _in_dtype(x: Tensor, dtype: np.dtype[Any]) -> Tensor:
     return constant(x.value, dtype) if isinstance(x, Constant) else record("cast", x, dtype=dtype)
 
 
+# Special functions that NumPy lacks: erf.
+
+LARGEST = 6.0  # erf is 1 there, to double precision
+BLOCK = 1 << 13
+TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
+
+
+@cache
+def _coefficients(degree: int) -> tuple[float, ...]:
+    """Return Chebyshev coefficients of log(erfc(x) / t) + x**2 in t = 2 / (2 + x), which is smooth."""
+
+    def smooth(t: float) -> float:
+        x = 2 / t - 2
+        return math.log(math.erfc(x) / t) + x * x
+
+    low = 2 / (2 + LARGEST)
+    nodes = np.polynomial.chebyshev.chebpts1(degree + 1)
+    values = [smooth(low + (1 - low) * (node + 1) / 2) for node in nodes]
+    return tuple(float(c) for c in np.polynomial.chebyshev.chebfit(nodes, values, degree))
+
+
+def _erf(xp: Any, x: Array) -> Array:
+    x = x if x.dtype.kind == "f" else x.astype(np.float64)
+    size = xp.minimum(xp.abs(x), LARGEST)
+    t = 2 / (2 + size)
+    low = 2 / (2 + LARGEST)
+    place = (t - low) * (2 / (1 - low)) - 1
+    twice, b1, b2 = 2 * place, xp.zeros_like(place), xp.zeros_like(place)
+    first, *rest = _coefficients(22 if x.dtype.itemsize > 4 else 10)
+    for c in reversed(rest):  # Clenshaw 1955
+        b1, b2 = twice * b1 - b2 + c, b1
+    tail = t * xp.exp(place * b1 - b2 + first - size * size)
+    return xp.copysign(1 - tail, x)  # type: ignore[no-any-return]
+
+
+def _kernel(xp: Any) -> Callable[[Array, Array], None]:
+    """Work block by block: the passes of a polynomial run in the nearest cache."""
+
+    def kernel(x: Array, out: Array) -> None:
+        if xp is not np or not x.flags.c_contiguous:
+            out[...] = _erf(xp, x)
+            return
+        source, target = x.reshape(-1), out.reshape(-1)
+        for start in range(0, source.size, BLOCK):
+            target[start : start + BLOCK] = _erf(np, source[start : start + BLOCK])
+
+    return kernel
+
+
 LOG_2, LOG_10 = float(np.log(2)), float(np.log(10))
 # np below is the namespace in which a gradient is written; on tensors it records.
 _define("add", lambda np, g, y, a, b: (g, g))
+
+
 _define("subtract", lambda np, g, y, a, b: (g, -g))
+
+
 _define("multiply", lambda np, g, y, a, b: (g * b, g * a))
+
+
 _define("divide", lambda np, g, y, a, b: (g / b, -g * y / b), 0.5, 2)
 
 
@@ -107,54 +161,94 @@ def _power_vjp(xp: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Any
 
 
 _define("power", _power_vjp, 0.5, 2)
+
+
 _define("negative", lambda np, g, y, x: (-g,))
+
+
 _define("reciprocal", lambda np, g, y, x: (-g * y * y,), 0.5, 2)
+
+
 _define("exp", lambda np, g, y, x: (g * y,))
+
+
 _define("expm1", lambda np, g, y, x: (g * (y + 1),))
+
+
 _define("log", lambda np, g, y, x: (g / x,), 0.5, 2)
+
+
 _define("log1p", lambda np, g, y, x: (g / (x + 1),), -0.5, 2)
+
+
 _define("sqrt", lambda np, g, y, x: (g / (2 * y),), 0.5, 2)
+
+
 _define("square", lambda np, g, y, x: (g * 2 * x,))
+
+
 _define("absolute", lambda np, g, y, x: (g * np.sign(x),), 0.5, 2)
+
+
 _define("sign", lambda np, g, y, x: (g * 0,), 0.5, 2)
+
+
 _define("sin", lambda np, g, y, x: (g * np.cos(x),))
+
+
 _define("cos", lambda np, g, y, x: (-g * np.sin(x),))
+
+
 _define("tan", lambda np, g, y, x: (g * (1 + y * y),), -1, 1)
+
+
 _define("arctan", lambda np, g, y, x: (g / (1 + x * x),))
+
+
 _define("arcsin", lambda np, g, y, x: (g / np.sqrt(1 - x * x),), -0.9, 0.9)
+
+
 _define("arccos", lambda np, g, y, x: (-g / np.sqrt(1 - x * x),), -0.9, 0.9)
+
+
 _define("arcsinh", lambda np, g, y, x: (g / np.sqrt(x * x + 1),))
+
+
 _define("arccosh", lambda np, g, y, x: (g / np.sqrt(x * x - 1),), 1.5, 3)
+
+
 _define("arctanh", lambda np, g, y, x: (g / (1 - x * x),), -0.9, 0.9)
+
+
 _define("arctan2", lambda np, g, y, a, b: (g * b / (a * a + b * b), -g * a / (a * a + b * b)), 0.5, 2)
+
+
 _define("log2", lambda np, g, y, x: (g / (x * LOG_2),), 0.5, 2)
+
+
 _define("log10", lambda np, g, y, x: (g / (x * LOG_10),), 0.5, 2)
+
+
 _define("exp2", lambda np, g, y, x: (g * y * LOG_2,))
+
+
 _define("logaddexp", lambda np, g, y, a, b: (g * np.exp(a - y), g * np.exp(b - y)))
+
+
 for _name in ("floor", "ceil", "rint", "trunc"):  # flat, but for where they jump
     _define(_name, lambda np, g, y, x: (g * 0,), 0.1, 0.4)
+
+
 _define("floor_divide", lambda np, g, y, a, b: (g * 0, g * 0), 0.7, 0.9)
+
+
 _define("remainder", lambda np, g, y, a, b: (g, -g * np.floor_divide(a, b)), 0.7, 0.9)
+
+
 _define("sinh", lambda np, g, y, x: (g * np.cosh(x),))
+
+
 _define("cosh", lambda np, g, y, x: (g * np.sinh(x),))
-_define("tanh", lambda np, g, y, x: (g * (1 - y * y),))
-
-
-def _shared(np: Any, g: Tensor, won: Tensor, lost: Tensor) -> tuple[Tensor, Tensor]:
-    """Give a gradient to the input that won; a tie is shared equally."""
-    tie = (1 - won.astype(g.dtype) - lost.astype(g.dtype)) * 0.5
-    return g * (won.astype(g.dtype) + tie), g * (lost.astype(g.dtype) + tie)
-
-
-_define("maximum", lambda np, g, y, a, b: _shared(np, g, a > b, b > a))
-_define("minimum", lambda np, g, y, a, b: _shared(np, g, a < b, b < a))
-for _name in (
-    "greater", "greater_equal", "less", "less_equal", "equal", "not_equal",
-    "logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isfinite", "isinf", "signbit",
-):  # fmt: skip
-    _define(_name, None)
-for _name in ("bitwise_and", "bitwise_or", "bitwise_xor", "invert"):
-    _define(_name, None, -9, 9, np.int64)
 
 
 def _where_spec(condition: Spec, a: Spec, b: Spec) -> Spec:
@@ -190,6 +284,32 @@ def _where_kernel(xp: Any) -> Callable[..., None]:
     return kernel
 
 
+_define("tanh", lambda np, g, y, x: (g * (1 - y * y),))
+
+
+def _shared(np: Any, g: Tensor, won: Tensor, lost: Tensor) -> tuple[Tensor, Tensor]:
+    """Give a gradient to the input that won; a tie is shared equally."""
+    tie = (1 - won.astype(g.dtype) - lost.astype(g.dtype)) * 0.5
+    return g * (won.astype(g.dtype) + tie), g * (lost.astype(g.dtype) + tie)
+
+
+_define("maximum", lambda np, g, y, a, b: _shared(np, g, a > b, b > a))
+
+
+_define("minimum", lambda np, g, y, a, b: _shared(np, g, a < b, b < a))
+
+
+for _name in (
+    "greater", "greater_equal", "less", "less_equal", "equal", "not_equal",
+    "logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isfinite", "isinf", "signbit",
+):  # fmt: skip
+    _define(_name, None)
+
+
+for _name in ("bitwise_and", "bitwise_or", "bitwise_xor", "invert"):
+    _define(_name, None, -9, 9, np.int64)
+
+
 register(
     Op(
         "where",
@@ -212,6 +332,10 @@ register(
 )
 
 
+def _copy(xp: Any) -> Callable[[Array, Array], None]:
+    return lambda x, out: xp.copyto(out, x, casting="unsafe")
+
+
 def _where(condition: Any, x: Any, y: Any) -> Tensor:
     pair = [v if isinstance(v, Tensor | bool | int | float | complex) else np.asarray(v) for v in (x, y)]
     dtype = np.result_type(*(getattr(v, "dtype", v) for v in pair))
@@ -221,12 +345,6 @@ def _where(condition: Any, x: Any, y: Any) -> Tensor:
 
 
 FUNCTIONS[np.where] = _where
-
-
-def _copy(xp: Any) -> Callable[[Array, Array], None]:
-    return lambda x, out: xp.copyto(out, x, casting="unsafe")
-
-
 register(
     Op(
         "cast",
@@ -240,6 +358,17 @@ register(
         examples=lambda rng: [Example((rng.normal(size=(2, 3)),), {"dtype": np.dtype(np.float64)})],
     )
 )
+
+
+def _sigmoid_grad_kernel(xp: Any) -> Callable[..., None]:
+    """g * (y - y * y); the output may be g, so that y - y * y needs memory of its own."""
+
+    def kernel(g: Array, y: Array, work: Array, out: Array) -> None:
+        xp.multiply(y, y, work)
+        xp.subtract(y, work, work)
+        xp.multiply(g, work, out)
+
+    return kernel
 
 
 def _full_like(value: float) -> Callable[..., Tensor]:
@@ -310,17 +439,6 @@ register(
 )
 
 
-def _sigmoid_grad_kernel(xp: Any) -> Callable[..., None]:
-    """g * (y - y * y); the output may be g, so that y - y * y needs memory of its own."""
-
-    def kernel(g: Array, y: Array, work: Array, out: Array) -> None:
-        xp.multiply(y, y, work)
-        xp.subtract(y, work, work)
-        xp.multiply(g, work, out)
-
-    return kernel
-
-
 register(
     Op(
         "sigmoid_grad",
@@ -333,6 +451,8 @@ register(
         examples=lambda rng: [Example((rng.normal(size=(2, 3)), rng.uniform(size=(2, 3))), {})],
     )
 )
+
+
 register(
     Op(
         "relu",
@@ -366,3 +486,19 @@ register(
         examples=lambda rng: [Example((rng.normal(size=(2, 3)), rng.normal(size=(2, 3))), {})],
     )
 )
+
+
+register(
+    Op(
+        "erf",
+        forward=_erf,
+        into=_kernel,
+        spec=lambda x: Spec(x.shape, x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)),
+        vjp=lambda np, g, y, x: (g * TWO_OVER_ROOT_PI * np.exp(-x * x),),
+        elementwise=True,
+        examples=lambda rng: [Example((rng.uniform(-3, 3, s),), {}) for s in ((), (5,), (2, 3))],
+    )
+)
+
+
+Examples = Callable[[np.random.Generator], list[Example]]

@@ -67,19 +67,93 @@ def _per_matrix(g: Tensor) -> Tensor:
     return record("expand_dims", g, axis=(-2, -1))
 
 
-_define("inv", lambda xp, x: xp.linalg.inv(x), lambda np, g, y, x: (-_t(y) @ g @ _t(y),))
+# Matrix products.
+
+
+def _matmul_spec(a: Spec, b: Spec) -> Spec:
+    if not a.shape or not b.shape:
+        raise InvalidArgumentError(
+            f"matmul: shapes {show(a.shape)} and {show(b.shape)}: a scalar has no product"
+        )
+    inner_a, inner_b = a.shape[-1], b.shape[-2] if len(b.shape) > 1 else b.shape[0]
+    if inner_a != inner_b and None not in (inner_a, inner_b):
+        raise InvalidArgumentError(
+            f"matmul: shapes {show(a.shape)} and {show(b.shape)} do not fit: "
+            f"{inner_a} columns meet {inner_b} rows"
+        )
+    batch = broadcast("matmul", a.shape[:-2], b.shape[:-2])
+    rows = a.shape[-2:-1]
+    columns = b.shape[-1:] if len(b.shape) > 1 else ()
+    return Spec((*batch, *rows, *columns), np.result_type(a.dtype, b.dtype))
+
+
+def _matmul_vjp(np: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    if a.ndim == 1 and b.ndim == 1:
+        return g * b, g * a
+    # A vector is a matrix of one row (left) or one column (right).
+    left = np.expand_dims(a, 0) if a.ndim == 1 else a
+    right = np.expand_dims(b, 1) if b.ndim == 1 else b
+    if a.ndim == 1:
+        g = np.expand_dims(g, -2)
+    if b.ndim == 1:
+        g = np.expand_dims(g, -1)
+    to_left = fit_to(np.matmul(g, np.swapaxes(right, -1, -2)), left)
+    to_right = fit_to(np.matmul(np.swapaxes(left, -1, -2), g), right)
+    return (
+        np.squeeze(to_left, 0) if a.ndim == 1 else to_left,
+        np.squeeze(to_right, 1) if b.ndim == 1 else to_right,
+    )
+
+
+def _examples(rng: np.random.Generator) -> list[Example]:
+    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+        ((2, 3), (3, 4)), ((3,), (3, 4)), ((2, 3), (3,)), ((3,), (3,)), ((5, 2, 3), (3, 4)),
+        ((5, 2, 3), (5, 3, 2)),
+    ]  # fmt: skip
+    return [Example((rng.normal(size=a), rng.normal(size=b)), {}) for a, b in shapes]
+
+
+def _solve_spec(a: Spec, b: Spec) -> Spec:
+    _square("solve", a)
+    if not b.shape:
+        raise InvalidArgumentError("solve: the right side is a vector or a matrix, got a single number")
+    rows = b.shape[0] if len(b.shape) == 1 else b.shape[-2]
+    if rows != a.shape[-1] and None not in (rows, a.shape[-1]):
+        raise InvalidArgumentError(
+            f"solve: a matrix of shape {show(a.shape)} and a right side {show(b.shape)} do not fit"
+        )
+    dtype = np.linalg.solve(np.eye(1, dtype=a.dtype), np.eye(1, dtype=b.dtype)).dtype
+    if len(b.shape) == 1:
+        return Spec((*a.shape[:-2], a.shape[-1]), dtype)
+    batch = broadcast("solve", a.shape[:-2], b.shape[:-2])
+    return Spec((*batch, *b.shape[-2:]), dtype)
+
+
+def _solve_vjp(np: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    if b.ndim > 1:
+        to_b = record("solve", _t(a), g)
+        return fit_to(-to_b @ _t(y), a), fit_to(to_b, b)
+    g, y = np.expand_dims(g, -1), np.expand_dims(y, -1)
+    to_b = record("solve", _t(a), g)
+    return -to_b @ _t(y), fit_to(np.squeeze(to_b, -1), b)
+
+
 _define(
     "det",
     lambda xp, x: xp.linalg.det(x),
     lambda np, g, y, x: (_per_matrix(g * y) * _t(record("inv", x)),),
     lambda s: s[:-2],
 )
+
+
 _define(
     "log_abs_det",
     lambda xp, x: xp.linalg.slogdet(x)[1],
     lambda np, g, y, x: (_per_matrix(g) * _t(record("inv", x)),),
     lambda s: s[:-2],
 )
+
+
 _define(
     "det_sign",
     lambda xp, x: xp.linalg.slogdet(x)[0],
@@ -111,31 +185,6 @@ def _positive(rng: np.random.Generator) -> list[Example]:
 _define("cholesky", lambda xp, x: xp.linalg.cholesky(x), _cholesky_vjp, examples=_positive)
 
 
-def _solve_spec(a: Spec, b: Spec) -> Spec:
-    _square("solve", a)
-    if not b.shape:
-        raise InvalidArgumentError("solve: the right side is a vector or a matrix, got a single number")
-    rows = b.shape[0] if len(b.shape) == 1 else b.shape[-2]
-    if rows != a.shape[-1] and None not in (rows, a.shape[-1]):
-        raise InvalidArgumentError(
-            f"solve: a matrix of shape {show(a.shape)} and a right side {show(b.shape)} do not fit"
-        )
-    dtype = np.linalg.solve(np.eye(1, dtype=a.dtype), np.eye(1, dtype=b.dtype)).dtype
-    if len(b.shape) == 1:
-        return Spec((*a.shape[:-2], a.shape[-1]), dtype)
-    batch = broadcast("solve", a.shape[:-2], b.shape[:-2])
-    return Spec((*batch, *b.shape[-2:]), dtype)
-
-
-def _solve_vjp(np: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    if b.ndim > 1:
-        to_b = record("solve", _t(a), g)
-        return fit_to(-to_b @ _t(y), a), fit_to(to_b, b)
-    g, y = np.expand_dims(g, -1), np.expand_dims(y, -1)
-    to_b = record("solve", _t(a), g)
-    return -to_b @ _t(y), fit_to(np.squeeze(to_b, -1), b)
-
-
 register(
     Op(
         "solve",
@@ -153,6 +202,19 @@ register(
 )  # fmt: skip
 
 
+def _singular_spec(x: Spec) -> Spec:
+    if len(x.shape) < 2:
+        raise InvalidArgumentError(f"singular_values takes matrices, got shape {show(x.shape)}")
+    sides = x.shape[-2:]
+    least = None if None in sides else min(n for n in sides if n is not None)
+    return Spec((*x.shape[:-2], least), _float(x.dtype))
+
+
+def _singular_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+    """x = u diag(s) v, so that ds = diag(u^T dx v^T); for equal singular values the basis is not unique."""
+    return (record("from_singular", g, x),)
+
+
 class SlogdetResult(NamedTuple):
     """Sign of a determinant and logarithm of its absolute value."""
 
@@ -167,19 +229,6 @@ FUNCTIONS[np.linalg.slogdet] = lambda a: SlogdetResult(record("det_sign", a), re
 FUNCTIONS[np.linalg.cholesky] = lambda a, upper=False: (
     _t(record("cholesky", _t(a))) if upper else record("cholesky", a)
 )
-
-
-def _singular_spec(x: Spec) -> Spec:
-    if len(x.shape) < 2:
-        raise InvalidArgumentError(f"singular_values takes matrices, got shape {show(x.shape)}")
-    sides = x.shape[-2:]
-    least = None if None in sides else min(n for n in sides if n is not None)
-    return Spec((*x.shape[:-2], least), _float(x.dtype))
-
-
-def _singular_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """x = u diag(s) v, so that ds = diag(u^T dx v^T); for equal singular values the basis is not unique."""
-    return (record("from_singular", g, x),)
 
 
 def _from_singular(xp: Any, g: Array, x: Array) -> Array:
@@ -203,7 +252,6 @@ register(
         examples=lambda rng: [Example((rng.normal(size=s),), {}) for s in ((3, 3), (2, 4), (2, 3, 2))],
     )
 )
-register(Op("from_singular", forward=_from_singular, spec=_from_singular_spec))
 
 
 def _length_spec(x: Spec, axis: tuple[int, ...], keepdims: bool) -> Spec:
@@ -227,6 +275,9 @@ def _length_vjp(
     return (g * x / np.where(y == 0, np.ones_like(y), y),)  # at 0 a length has no slope; 0 is one of many
 
 
+register(Op("from_singular", forward=_from_singular, spec=_from_singular_spec))
+
+
 register(
     Op(
         "length",
@@ -239,6 +290,21 @@ register(
         ],
     )
 )
+
+
+register(
+    Op(
+        "matmul",
+        forward=lambda xp, a, b: xp.matmul(a, b),
+        into=lambda xp: xp.matmul,
+        spec=_matmul_spec,
+        vjp=_matmul_vjp,
+        examples=_examples,
+    )
+)
+
+
+_define("inv", lambda xp, x: xp.linalg.inv(x), lambda np, g, y, x: (-_t(y) @ g @ _t(y),))
 
 
 def _norm(x: Tensor, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array, to_host
+from nbdist.graph.initial import fill
 from nbdist.graph.op import Op, Spec, register, show
 
 LEVELS = 1 << 16
@@ -70,3 +71,100 @@ register(
         shape_only=frozenset({0}),
     )
 )
+
+
+#     Initial values, computed where a variable lives: from a seed, in blocks, straight into its memory.
+#
+# A block of the whole variable is drawn from (seed, number of the block). So a shard holds what the whole
+# variable would hold there, whoever draws it, and nothing but one block is needed beside its memory.
+
+BLOCK = 1 << 16  # elements; changing it changes all drawn values
+DRAWS = ("constant", "uniform", "normal", "truncated_normal")
+
+
+def _spec(
+    draw: str,
+    scale: float,
+    dtype: Any,
+    seed: int,
+    shape: tuple[int, ...],
+    whole: tuple[int, ...],
+    start: tuple[int, ...],
+) -> Spec:
+    dtype = np.dtype(dtype)
+    if draw not in DRAWS or (draw != "constant" and dtype.kind != "f"):
+        raise InvalidArgumentError(
+            f"initial_value: {draw!r} values of {dtype}; choose from {', '.join(DRAWS)}, of floating point "
+            "numbers unless they are constant"
+        )
+    inside = len(shape) == len(whole) == len(start) and all(
+        min(first, n) >= 0 and first + n <= size for first, n, size in zip(start, shape, whole, strict=True)
+    )
+    if not inside:
+        raise InvalidArgumentError(f"initial_value: {shape} from {start} on is no part of {whole}")
+    if sum(n != size for n, size in zip(shape, whole, strict=True)) > 1:
+        raise InvalidArgumentError(f"initial_value: {shape} is cut out of {whole} along more than one axis")
+    return Spec(tuple(shape), dtype)
+
+
+def _values(xp: Any, *, dtype: Any, shape: tuple[int, ...], **how: Any) -> Array:
+    out = xp.empty(shape, dtype)
+    _kernel(xp, dtype=dtype, shape=shape, **how)(out)
+    return out  # type: ignore[no-any-return]
+
+
+def _kernel(
+    xp: Any,
+    draw: str,
+    scale: float,
+    dtype: Any,
+    seed: int,
+    shape: tuple[int, ...],
+    whole: tuple[int, ...],
+    start: tuple[int, ...],
+) -> Callable[[Array], None]:
+    def kernel(out: Array) -> None:
+        if draw == "constant":
+            out.fill(scale)
+            return
+        flat, done = out.reshape(-1), 0
+        # Half the digits of float64 cost half the time; what is kept in float16 is drawn in float32.
+        drawn = np.float64 if out.dtype == np.float64 else np.float32
+        scratch = np.empty(min(BLOCK, prod(whole)), drawn)
+        for number, size, kept in _blocks(whole, shape, start):
+            block = scratch[:size]
+            fill(block, draw, scale, np.random.Generator(np.random.PCG64([seed, number])))
+            part = block[kept]
+            flat[done : done + len(part)] = part if xp is np else xp.asarray(part)
+            done += len(part)
+
+    return kernel
+
+
+def _blocks(
+    whole: tuple[int, ...], shape: tuple[int, ...], start: tuple[int, ...]
+) -> Iterator[tuple[int, int, Any]]:
+    """Yield the blocks that a part of a variable lies in: number, how many to draw, which of them to keep.
+
+    What is kept of all blocks, in order, are the elements of the part in C order.
+    """
+    if 0 in shape:
+        return
+    axis = next((a for a, (n, size) in enumerate(zip(shape, whole, strict=True)) if n != size), 0)
+    inner = prod(whole[axis + 1 :])
+    if axis == 0:  # rows lie together
+        first = start[0] * inner if start else 0
+        end = first + prod(shape)
+        for number in range(first // BLOCK, -(-end // BLOCK)):
+            begin = number * BLOCK
+            size = min(end - begin, BLOCK)
+            yield number, size, slice(max(first - begin, 0), size)
+        return
+    total = prod(whole)
+    for number in range(-(-total // BLOCK)):
+        flat = np.arange(number * BLOCK, min((number + 1) * BLOCK, total))
+        place = flat // inner % whole[axis]
+        yield number, len(flat), (start[axis] <= place) & (place < start[axis] + shape[axis])
+
+
+register(Op("initial_value", forward=_values, into=_kernel, spec=_spec))

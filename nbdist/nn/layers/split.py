@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, choices
-from nbdist.graph.methods import symbolic
+from nbdist.graph.array_methods import symbolic
 from nbdist.graph.partitioners import shard_offsets
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Tensor, Variable

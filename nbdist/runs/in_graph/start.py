@@ -157,7 +157,7 @@ def in_graph_strategy(
     reported: Towers,
 ) -> Strategy:
     """Return the strategy that drives the towers, with variables on the servers if there are any."""
-    from nbdist.distribute.in_graph import InGraphStrategy
+    from nbdist.distribute.in_graph.strategy import InGraphStrategy
 
     return InGraphStrategy(
         cluster.target,

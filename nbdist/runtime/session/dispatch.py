@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from nbdist.errors import AbortedError, DeadlineExceededError, NbdistError, UnavailableError
 from nbdist.graph.backend import Array
-from nbdist.graph.partition import Piece, Plan
+from nbdist.graph.compile.partition import Piece, Plan
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.runtime.session.executor import ABORT, CLOSE, FAILED, REGISTER, RELEASE, RUN, Station, lost
 from nbdist.runtime.session.program import Containers

@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 from nbdist.errors import AbortedError, DataLossError, FailedPreconditionError, UnavailableError
 from nbdist.graph.backend import Array, backend, to_device, to_host
-from nbdist.graph.partition import Piece
+from nbdist.graph.compile.partition import Piece
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Tensor
 from nbdist.metrics.timeline import Span

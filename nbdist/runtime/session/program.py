@@ -22,13 +22,13 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.graph.backend import Array, backend, to_device, to_host
-from nbdist.graph.buffers import slab
+from nbdist.graph.compile.buffers import slab
+from nbdist.graph.compile.locking import Lock
+from nbdist.graph.compile.partition import Edge, Piece, describe
+from nbdist.graph.compile.program import Kernels, Program, compile_program
 from nbdist.graph.device import DeviceSpec
-from nbdist.graph.locking import Lock
 from nbdist.graph.op import fits, show
-from nbdist.graph.ops.sources import READS
-from nbdist.graph.partition import Edge, Piece, describe
-from nbdist.graph.program import Kernels, Program, compile_program
+from nbdist.graph.ops.datasets import READS
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.metrics.timeline import Span
 from nbdist.runtime.session.store import Cell, Store

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from nbdist.errors import DataLossError
 from nbdist.graph.backend import Array
-from nbdist.graph.encoding import decode, encode
-from nbdist.graph.partition import Piece
+from nbdist.graph.compile.partition import Piece
+from nbdist.graph.serialize.encode import decode, encode
 from nbdist.wire.channel.sender import Address
 
 Stations = dict[str, tuple[Address, str]]

@@ -22,10 +22,10 @@ import numpy as np
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph import ops as _ops  # fills the op table
+from nbdist.graph.compile.partition import Plan, partition
+from nbdist.graph.compile.specs import value_order
 from nbdist.graph.op import Shape, require_range
-from nbdist.graph.partition import Plan, partition
 from nbdist.graph.scopes import Scope, sessions
-from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import Graph, Placeholder, Tensor, Variable, default_graph
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.runtime.session.cluster import ClusterEngine

@@ -20,8 +20,8 @@ import numpy as np
 
 from nbdist.errors import AbortedError, DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
 from nbdist.graph.backend import Array, backend
+from nbdist.graph.compile.specs import size_of
 from nbdist.graph.op import Spec, show
-from nbdist.graph.specs import size_of
 
 
 @dataclass(eq=False)

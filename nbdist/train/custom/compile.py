@@ -10,9 +10,9 @@ from typing import TypeAlias
 import numpy as np
 
 from nbdist.graph.backend import Array, to_device, to_host
+from nbdist.graph.compile.program import compile_program
+from nbdist.graph.compile.specs import Specs, value_order
 from nbdist.graph.op import Shape
-from nbdist.graph.program import compile_program
-from nbdist.graph.specs import Specs, value_order
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.train.custom.replicas import Group, Place, Program, Ready, Stepping
 from nbdist.train.custom.trace import Gradient, Trace

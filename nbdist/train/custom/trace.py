@@ -17,12 +17,11 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
+from nbdist.graph.compile.specs import value_order
 from nbdist.graph.composite import Composite
 from nbdist.graph.op import Shape, show
-from nbdist.graph.ops import replicas as replicas  # whose op a step is traced with
 from nbdist.graph.scopes import Graph, Scope
 from nbdist.graph.sparse import IndexedSlices, as_dtype, dense
-from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import NUMBERS, Placeholder, Tensor, Variable, placeholder, record
 from nbdist.optim import Optimizer
 from nbdist.train.custom.sync_rules import assigned

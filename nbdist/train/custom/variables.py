@@ -17,10 +17,10 @@ import numpy as np
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import to_host
+from nbdist.graph.compile.program import compile_program
+from nbdist.graph.compile.specs import value_order
 from nbdist.graph.partitioned import PartitionedVariable
-from nbdist.graph.program import compile_program
 from nbdist.graph.scopes import Graph
-from nbdist.graph.specs import value_order
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.runtime.ps.client import Stopped
 from nbdist.train.boundary import Boundary

@@ -1,5 +1,5 @@
 // Puts the graph's picture into the page in place of its PNG, and opens and closes its scopes: no kernel is asked.
-// The geometry is that of nbdist/graph/picture/stretch.py, the paths are those of nbdist/ui/graph/marks.py.
+// The geometry is that of nbdist/graph/layout/stretch.py, the paths are those of nbdist/ui/graph/marks.py.
 (async (script) => {
   const root = script?.closest(".nbdist-graph") ?? [...document.querySelectorAll(".nbdist-graph:not([data-drawn])")].pop();
   const packed = Uint8Array.from(atob(root.querySelector('script[type="application/gzip"]').textContent.trim()), (c) => c.charCodeAt(0));

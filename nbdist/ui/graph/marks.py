@@ -10,9 +10,9 @@ from itertools import islice
 from typing import Literal
 
 from nbdist.graph.device import DeviceSpec
-from nbdist.graph.picture.collapse import Box, Edge, walk
-from nbdist.graph.picture.nodes import Node
-from nbdist.graph.picture.stretch import Spread, Way
+from nbdist.graph.layout.collapse import Box, Edge, walk
+from nbdist.graph.layout.nodes import Node
+from nbdist.graph.layout.stretch import Spread, Way
 from nbdist.ui.formatting import clip
 from nbdist.ui.graph.style import DEVICES
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nbdist.graph.picture.stretch import Spread
+from nbdist.graph.layout.stretch import Spread
 from nbdist.ui.graph.marks import (
     Command,
     Mark,

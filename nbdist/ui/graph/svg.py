@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from nbdist.graph.picture.collapse import Box
-from nbdist.graph.picture.sheet import Sheet, Spot
-from nbdist.graph.picture.stretch import Shown, Spread, Way, spread
+from nbdist.graph.layout.collapse import Box
+from nbdist.graph.layout.sheet import Sheet, Spot
+from nbdist.graph.layout.stretch import Shown, Spread, Way, spread
 from nbdist.ui.graph.marks import (
     Command,
     Mark,

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, nearest
-from nbdist.graph.picture.collapse import Box, Plane, collapse, scopes
-from nbdist.graph.picture.layout import lay_out
-from nbdist.graph.picture.nodes import Node, describe
-from nbdist.graph.picture.sheet import Line, Sheet
-from nbdist.graph.picture.stretch import Spread, spread
+from nbdist.graph.layout.collapse import Box, Plane, collapse, scopes
+from nbdist.graph.layout.layout import lay_out
+from nbdist.graph.layout.nodes import Node, describe
+from nbdist.graph.layout.sheet import Line, Sheet
+from nbdist.graph.layout.stretch import Spread, spread
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.ui.graph.marks import TextMeasure, byte_text, counts, device_lines, number
 from nbdist.ui.graph.png import png, png_within

@@ -1,0 +1,1 @@
+"""In-graph replication: one client, one graph with all replicas in it."""

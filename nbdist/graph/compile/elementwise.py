@@ -1,0 +1,437 @@
+"""Which elementwise ops run together, block by block: what passes between them stays in the cache. Pure.
+
+    for chain in find_chains(order, values, BlockSizes()):
+        print([t.name for t in chain.members], chain.bounds)
+
+An op by itself reads its inputs from memory and writes its value there. A chain does all its ops on one block
+before it goes on to the next: a value that only the chain uses never takes more than a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from nbdist.graph.backend import Array
+from nbdist.graph.compile.buffers import aligned
+from nbdist.graph.compile.specs import size_of
+from nbdist.graph.compile.values import Kind, Values, may_overwrite, scratch_dtype
+from nbdist.graph.op import Shape
+from nbdist.graph.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Ops that run block by block, in order. ``inner`` are the values that nothing else uses.
+
+    The ``leading`` axes are one axis of rows here; ``bounds`` are the blocks of rows. A block of any value
+    takes at most ``block_bytes``.
+    """
+
+    members: tuple[Tensor, ...]
+    inner: frozenset[Tensor]
+    shape: tuple[int, ...]
+    leading: int
+    bounds: Bounds
+    block_bytes: int
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The shape of one row."""
+        return self.shape[self.leading :]
+
+    def cut(self, layout: Array) -> Cut:
+        """Return how an operand that lies in memory like ``layout`` is cut."""
+        return cut_of(layout, self.shape, self.leading, self.bounds)
+
+
+def find_chains(order: Sequence[Tensor], values: Values, sizes: BlockSizes) -> list[Chain]:
+    """Return the chains in an order. Each can run where its last op is."""
+    finder = _Finder(order, values, sizes)
+    for node in order:
+        finder.look(node)
+    finder.close()
+    return finder.chains
+
+
+class _Finder:
+    """Collects ops that follow each other; a run of them may be several chains side by side."""
+
+    def __init__(self, order: Sequence[Tensor], values: Values, sizes: BlockSizes) -> None:
+        self.values, self.sizes = values, sizes
+        self.kept = {values.roots[t] for t in values.wanted} | values.elsewhere
+        self.users: dict[Tensor, list[Tensor]] = {}
+        for node in order:
+            for i in values.reads(node):
+                self.users.setdefault(values.roots[i], []).append(node)
+        self.chains: list[Chain] = []
+        self.run: dict[Tensor, None] = {}
+        self.splits: frozenset[int] = frozenset()
+
+    def look(self, node: Tensor) -> None:
+        """Take the next op of the order into the run, pass it over, or end the run before it."""
+        if self.values.silent(node):
+            return
+        splits = self._splits(node)
+        if not splits:
+            if self.run and not self._may_stand_between(node):
+                self.close()
+            return
+        if self.run and not (splits & self.splits and self._joins(node)):
+            self.close()
+        self.splits = splits & self.splits if self.run else splits
+        self.run[node] = None
+        if node in self.values.elsewhere:
+            # That memory may be a variable's, which what is passed over would have to read before.
+            self.close()
+
+    def close(self) -> None:
+        """End the run: what hangs together in it is a chain, if that saves anything."""
+        for members in _connected(list(self.run), self.values):
+            own = frozenset(members)
+            inner = frozenset(t for t in members if self._is_inner(t, own))
+            if inner and self._touched(members, inner) > self.sizes.cache_bytes:
+                self.chains.append(self._chain(members, inner))
+        self.run = {}
+
+    def _splits(self, node: Tensor) -> frozenset[int]:
+        """Return how many of the leading axes can be cut to blocks: none if the op is no link of a chain."""
+        values, op = self.values, node.op
+        if values.xp is not np or op is None or not op.elementwise or values.kinds[node] is not Kind.COMPUTED:
+            return frozenset()
+        shape = _exact(values.specs[node].shape)
+        widest = max(values.specs[t].dtype.itemsize for t in (node, *values.reads(node)))
+        if prod(shape) * widest < self.sizes.least_bytes:
+            return frozenset()
+        found = {k for k in range(1, len(shape) + 1) if prod(shape[k:]) * widest <= self.sizes.block_bytes}
+        for i in values.reads(node):
+            found &= splits_of(values.memory(i), shape)
+        return frozenset(found)
+
+    def _joins(self, node: Tensor) -> bool:
+        """Whether an op goes with the run: same shape, and of the run's values it reads no views."""
+        values = self.values
+        if values.specs[node].shape != values.specs[self._first].shape:
+            return False
+        return all(i in self.run or values.roots[i] not in self.run for i in values.reads(node))
+
+    def _may_stand_between(self, node: Tensor) -> bool:
+        """Whether the run may as well come after an op: it is small, and touches nothing of the run's."""
+        values, op = self.values, node.op
+        if op is None or op.writes or op.external or node in values.elsewhere or not values.specs.exact(node):
+            return False
+        if any(values.roots[i] in self.run for i in values.reads(node)):
+            return False
+        own = 0 if values.kinds[node] is Kind.VIEW else size_of(values.specs[node])
+        return 16 * own <= size_of(values.specs[self._first])
+
+    @property
+    def _first(self) -> Tensor:
+        return next(iter(self.run))
+
+    def _is_inner(self, t: Tensor, members: Collection[Tensor]) -> bool:
+        users = self.users.get(t, [])
+        return t not in self.kept and bool(users) and all(u in members for u in users)
+
+    def _touched(self, members: Sequence[Tensor], inner: Collection[Tensor]) -> int:
+        """Return how many bytes the ops would touch by themselves: inputs, and what is alive at once."""
+        values = self.values
+        size = {t: size_of(values.specs[t]) for node in members for t in (node, *values.reads(node))}
+        last = {i: n for n, node in enumerate(members) for i in values.reads(node)}
+        own = frozenset(members)
+        outside = {values.roots[i]: size[i] for i in last if i not in own}
+        alive = most = 0
+        for n, node in enumerate(members):
+            done = [i for i in set(values.reads(node)) if i in inner and last[i] == n]
+            alive += size[node] - sum(size[i] for i in done)
+            most = max(most, alive)
+        return most + sum(min(n, size_of(values.specs[root])) for root, n in outside.items())
+
+    def _chain(self, members: tuple[Tensor, ...], inner: frozenset[Tensor]) -> Chain:
+        specs = self.values.specs
+        shape = _exact(specs[members[0]].shape)
+        leading = max(self.splits)
+        dtypes = [specs[t].dtype for t in members] + [scratch_dtype(t, self.values) for t in members]
+        widest = max(dtype.itemsize for dtype in dtypes if dtype is not None)
+        row_bytes = prod(shape[leading:]) * widest
+        rows = max(self.sizes.block_bytes // row_bytes, 1)
+        if leading == len(shape):
+            rows = max(rows // 64 * 64, min(rows, 64))  # whole registers of the processor
+        blocks = bounds(prod(shape[:leading]), rows)
+        longest = aligned(max(stop - start for start, stop in blocks) * row_bytes)
+        return Chain(members, inner, shape, leading, blocks, longest)
+
+
+def _exact(shape: Shape) -> tuple[int, ...]:
+    return tuple(n or 0 for n in shape)
+
+
+def _connected(run: Sequence[Tensor], values: Values) -> Iterable[tuple[Tensor, ...]]:
+    """Return the parts of a run that read each other's values, each in order."""
+    group: dict[Tensor, list[Tensor]] = {}
+    for node in run:
+        mine = [node]
+        group[node] = mine
+        for i in values.reads(node):
+            if i in group and group[i] is not mine:
+                mine[:0] = group[i]
+                for t in group[i]:
+                    group[t] = mine
+    parts = {id(members): members for members in group.values()}
+    places = {node: n for n, node in enumerate(run)}
+    return [tuple(sorted(members, key=places.__getitem__)) for members in parts.values()]
+
+
+#     Where a chain keeps blocks of what nothing else uses: where a result's block will be, or apart. Pure.
+#
+#     registers = assign(chain, values, free={result: 0})
+#
+# To compute in the result's own memory takes less of the cache than to bring the last value there.
+
+Register = int | Tensor
+"""The number of one that is a block large, or the result whose memory it is."""
+
+
+@dataclass
+class Registers:
+    """The register of each inner value, and of each kernel's scratch memory."""
+
+    values: dict[Tensor, Register] = field(default_factory=dict)
+    scratch: dict[Tensor, Register] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many are apart."""
+        return len({r for r in (*self.values.values(), *self.scratch.values()) if isinstance(r, int)})
+
+
+def assign(chain: Chain, values: Values, free: Mapping[Tensor, int]) -> Registers:
+    """Return registers, as few as will do; ``free`` says from which op on a result's memory is free."""
+    assigner = _Assigner(chain, values, free)
+    for place, node in enumerate(chain.members):
+        assigner.next(place, node)
+    return assigner.found
+
+
+class _Assigner:
+    def __init__(self, chain: Chain, values: Values, free: Mapping[Tensor, int]) -> None:
+        self.chain, self.values, self.free = chain, values, free
+        self.found = Registers()
+        self.places = {node: n for n, node in enumerate(chain.members)}
+        self.last = {i: n for n, node in enumerate(chain.members) for i in values.reads(node)}
+        self.busy: dict[Register, int] = {}
+        """Up to which op a register holds something."""
+        self.made = 0
+
+    def next(self, place: int, node: Tensor) -> None:
+        """Give one op's value a register, and its kernel scratch memory, if they need some."""
+        if node in self.chain.inner:
+            register = self._over(place, node)
+            if register is None:
+                register = self._unused(place, node, self.last[node], self._size(node))
+            self.found.values[node] = register
+            self.busy[register] = self.last[node]
+        dtype = scratch_dtype(node, self.values)
+        if dtype is not None:
+            register = self._unused(place, None, place, dtype.itemsize)
+            self.found.scratch[node] = register
+            self.busy[register] = max(self.busy.get(register, place), place)
+
+    def _over(self, place: int, node: Tensor) -> Register | None:
+        """Return the register of an input that the value may be written over."""
+        specs = self.values.specs
+        for i in self.values.reads(node):
+            register = self.found.values.get(i)
+            dies = register is not None and self.last[i] == place
+            if dies and specs[i].dtype == specs[node].dtype and may_overwrite(node, i):
+                assert register is not None
+                if isinstance(register, int) or self._leaves(node, self.last[node], register):
+                    return register
+        return None
+
+    def _unused(self, place: int, node: Tensor | None, until: int, size: int) -> Register:
+        """Return a register that holds nothing: memory of a result that is not there yet, or one apart."""
+        for result, begin in self.free.items():
+            fits = self._size(result) == size and begin <= place < self.places[result]
+            if fits and self.busy.get(result, -1) < place and self._leaves(node, until, result):
+                return result
+        for register in range(self.made):
+            if self.busy[register] < place:
+                return register
+        self.made += 1
+        return self.made - 1
+
+    def _leaves(self, node: Tensor | None, until: int, result: Tensor) -> bool:
+        """Whether a value is done with when the result comes; at the latest the result is written over it."""
+        end = self.places[result]
+        if until == end and node is not None:
+            return self.values.specs[node].dtype == self.values.specs[result].dtype and may_overwrite(
+                result, node
+            )
+        return until < end
+
+    def _size(self, node: Tensor) -> int:
+        return self.values.specs[node].dtype.itemsize
+
+
+#     How arrays that broadcast to one shape are cut to blocks, each to as many. Pure.
+#
+# splits = splits_of(array, shape)            # how many leading axes may count as one axis of rows
+# cut = cut_of(array, shape, 1, bounds(1000, 64))
+# parts = cut.parts(array, 15)
+
+Bounds = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSizes:
+    """When ops run block by block, and how large a block of one value is; measured in bench/NOTES.md."""
+
+    cache_bytes: int = 1 << 24
+    """What ops may touch, all together, and run whole: it stays in the last cache, where calls cost more."""
+    least_bytes: int = 1 << 20
+    """Of one value: smaller ones are always computed whole."""
+    block_bytes: int = 1 << 18
+    """Of one value: two or three of them fit a usual second-level cache."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How an array is cut: by its rows, or not at all where each block needs all of it."""
+
+    narrow: tuple[slice, ...]
+    """Takes the one element of each axis along which it is repeated."""
+    shape: tuple[int, ...]
+    bounds: Bounds | None
+
+    def parts(self, array: Array, blocks: int) -> Sequence[Array]:
+        """Return the part of an array for each block."""
+        whole = (array[self.narrow] if self.narrow else array).reshape(self.shape)
+        if self.bounds is None:
+            return [whole] * blocks
+        return [whole[start:stop] for start, stop in self.bounds]
+
+
+def cut_of(layout: Array, shape: tuple[int, ...], leading: int, bounds: Bounds) -> Cut:
+    """Return how an array that lies in memory like ``layout`` is cut if ``leading`` axes are one of rows."""
+    narrow, effective = _effective(layout, len(shape))
+    rows, row = effective[:leading], effective[leading:]
+    if rows == shape[:leading]:
+        return Cut(narrow, (prod(rows), *row), bounds)
+    return Cut(narrow, row, None)
+
+
+def splits_of(layout: Array, shape: tuple[int, ...]) -> set[int]:
+    """Return how many leading axes of ``shape`` an array has either all of, in one piece, or none of.
+
+    >>> import numpy as np
+    >>> splits_of(np.zeros((2, 3, 4)), (2, 3, 4)), splits_of(np.zeros(4), (2, 3, 4))
+    ({1, 2, 3}, {1, 2})
+    """
+    narrow, effective = _effective(layout, len(shape))
+    strides = (0,) * (len(shape) - layout.ndim) + (layout[narrow] if narrow else layout).strides
+    return {
+        k
+        for k in range(1, len(shape) + 1)
+        if (effective[:k] == shape[:k] and _one_piece(effective[:k], strides[:k]))
+        or all(n == 1 for n in effective[:k])
+    }
+
+
+def bounds(rows: int, step: int) -> Bounds:
+    """Return blocks of ``step`` rows; the last is up to twice as long, for none is to be very short.
+
+    >>> bounds(10, 4)
+    ((0, 4), (4, 10))
+    """
+    count = max(rows // step, 1)
+    return tuple((n * step, (n + 1) * step if n < count - 1 else rows) for n in range(count))
+
+
+def _effective(layout: Array, ndim: int) -> tuple[tuple[slice, ...], tuple[int, ...]]:
+    """Return what takes an array without its repetitions, and its shape then, filled up to ``ndim`` axes."""
+    repeated = [stride == 0 and n > 1 for n, stride in zip(layout.shape, layout.strides, strict=True)]
+    narrow = tuple(slice(0, 1) if again else slice(None) for again in repeated) if any(repeated) else ()
+    shape = tuple(1 if again else n for n, again in zip(layout.shape, repeated, strict=True))
+    return narrow, (1,) * (ndim - len(shape)) + shape
+
+
+def _one_piece(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether axes can be taken for one without a copy."""
+    long = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n > 1]
+    return all(outer == n * inner for (_, outer), (n, inner) in pairwise(long))
+
+
+#     Runs a chain of elementwise kernels block by block.
+#
+# run = Blockwise(chain, kernels, operands)
+# run(batch, gradient)         # those of its operands whose memory comes with each call
+
+Arguments = list[tuple[Array, ...]]
+"""What a kernel is called with, by block."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An operand that comes with each call: which of the call's arguments, and how it is cut."""
+
+    position: int
+    cut: Cut
+
+
+Operand = Given | Sequence[Array]
+"""Where a kernel's argument is: a part for each block, or an array that comes with the call."""
+
+
+class Blockwise:
+    """The calls of a chain: all kernels on one block, then all on the next."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        kernels: Sequence[Callable[..., Any]],
+        operands: Sequence[Sequence[Operand]],
+        outputs: Sequence[Given] = (),
+    ) -> None:
+        self.members, self.blocks = chain.members, len(chain.bounds)
+        self._kernels, self._operands, self._outputs = kernels, operands, outputs
+        self._given = {o.position: o.cut for arguments in operands for o in arguments if isinstance(o, Given)}
+        self._fixed = [
+            None if any(isinstance(o, Given) for o in arguments) else _by_block(arguments, [])
+            for arguments in operands
+        ]
+        self.failed: Tensor | None = None
+        """What could not be computed, when a call has raised."""
+
+    def __call__(self, *given: Array) -> None:
+        """Compute all values, from and to the arrays that are given here."""
+        parts = [self._given[n].parts(array, self.blocks) for n, array in enumerate(given)]
+        calls = [
+            fixed if fixed is not None else _by_block(operands, parts)
+            for fixed, operands in zip(self._fixed, self._operands, strict=True)
+        ]
+        member = 0
+        try:
+            for block in zip(*calls, strict=True):
+                for member, (kernel, arguments) in enumerate(zip(self._kernels, block)):  # noqa: B007
+                    kernel(*arguments)
+        except Exception:
+            self.failed = self.members[member]
+            raise
+        for output in self._outputs:
+            _bring_home(given[output.position], parts[output.position])
+
+
+def _by_block(operands: Sequence[Operand], given: Sequence[Sequence[Array]]) -> Arguments:
+    return list(zip(*(given[o.position] if isinstance(o, Given) else o for o in operands), strict=True))
+
+
+def _bring_home(array: Array, parts: Sequence[Array]) -> None:
+    """Copy blocks to the array that they were cut from, if they are copies: its rows are no one axis."""
+    if not np.may_share_memory(array, parts[0]):
+        np.copyto(array, np.concatenate(parts).reshape(array.shape))

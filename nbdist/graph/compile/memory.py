@@ -1,0 +1,142 @@
+"""When the values of a program are alive, and which of them share memory. Pure.
+
+    layout = lay_out(steps, values, chains)
+    layout.peak_bytes, layout.slots, layout.homes[hidden]
+
+Steps are what is done one after the other: an op each, or the ops of a chain that run block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nbdist.graph.compile.buffers import Slot, peak
+from nbdist.graph.compile.elementwise import Chain, Registers, assign
+from nbdist.graph.compile.specs import size_of
+from nbdist.graph.compile.values import Kind, Values, may_overwrite, scratch_dtype
+from nbdist.graph.op import Spec
+from nbdist.graph.tensor import Tensor
+
+
+@dataclass
+class Layout:
+    """Which slot of memory each planned value has, and each step's scratch memory."""
+
+    slots: list[Slot] = field(default_factory=list)
+    homes: dict[Tensor, int] = field(default_factory=dict)
+    scratch: dict[Tensor, int] = field(default_factory=dict)
+    registers: dict[Tensor, Registers] = field(default_factory=dict)
+    """Both by the last op of the step."""
+    value_bytes: int = 0
+    """What all values would take, each in memory of its own."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is alive at one step."""
+        return peak(self.slots)
+
+
+def last_uses(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[Tensor, int]:
+    """Return the step at which each root is read or written for the last time.
+
+    What is wanted is read when all is done: fetches are returned then, and targets that no kernel could
+    write (views, leaves) are copied then.
+    """
+    last: dict[Tensor, int] = {}
+    for now, step in enumerate(steps):
+        for node in step:
+            for i in (*values.reads(node), node):
+                last[values.roots[i]] = now
+    for t in values.wanted:
+        last[values.roots[t]] = len(steps)
+    return last
+
+
+def unneeded_after(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[int, list[Tensor]]:
+    """Return the values that nobody reads after a step, by step."""
+    last: dict[Tensor, int] = {}
+    for now, step in enumerate(steps):
+        for node in step:
+            for i in (*values.reads(node), node):
+                last[i] = now
+    found: dict[int, list[Tensor]] = {}
+    for node, now in last.items():
+        if node not in values.wanted:
+            found.setdefault(now, []).append(node)
+    return found
+
+
+def lay_out(steps: Sequence[Sequence[Tensor]], values: Values, chains: Mapping[Tensor, Chain]) -> Layout:
+    """Give each computed value a slot: a dying input's, if it may be written over that.
+
+    ``chains`` holds, by their last op, the steps that run block by block. What only such a step uses has no
+    slot but the step's scratch memory.
+    """
+    layout, last = Layout(), last_uses(steps, values)
+    ending: dict[int, set[Tensor]] = {}
+    for now, step in enumerate(steps):
+        chain = chains.get(step[-1])
+        dying = _Dying(step, values, ending.pop(now, set()))
+        for place, node in enumerate(step):
+            if values.kinds[node] is not Kind.COMPUTED or node in values.elsewhere:
+                continue
+            size = size_of(values.specs[node])
+            layout.value_bytes += size
+            if chain is not None and node in chain.inner:
+                continue
+            ending.setdefault(last[node], set()).add(node)
+            home = dying.take(node, place)
+            if home is None:
+                layout.slots.append(Slot(size, now, last[node]))
+                layout.homes[node] = len(layout.slots) - 1
+            else:
+                layout.homes[node] = layout.homes[home]
+                layout.slots[layout.homes[node]].last = last[node]
+        if chain is not None:
+            registers = layout.registers[step[-1]] = assign(chain, values, dying.free)
+            scratch = registers.count * chain.block_bytes or None
+        else:
+            scratch = _scratch_bytes(step[-1], values)
+        if scratch is not None:  # a kernel takes scratch memory for no elements, too
+            layout.scratch[step[-1]] = len(layout.slots)
+            layout.slots.append(Slot(scratch, now, now))
+    return layout
+
+
+def _scratch_bytes(node: Tensor, values: Values) -> int | None:
+    dtype = scratch_dtype(node, values)
+    return None if dtype is None else size_of(Spec(values.specs[node].shape, dtype))
+
+
+class _Dying:
+    """Values that nobody needs after a step: those of its results that may be written over them are.
+
+    ``free`` says, of each result, from which of the step's ops on its memory is free.
+    """
+
+    def __init__(self, step: Sequence[Tensor], values: Values, dying: set[Tensor]) -> None:
+        self._step, self._values, self._left = step, values, dying
+        self.free: dict[Tensor, int] = {}
+
+    def take(self, node: Tensor, place: int) -> Tensor | None:
+        """Return the value whose memory the step's op at ``place`` may write to, which is taken then."""
+        self.free[node] = 0
+        for other in self._step[: place + 1]:
+            for i in self._values.reads(other):
+                if i in self._left and self._fits(node, place, i):
+                    self._left.discard(i)
+                    reads = [n for n, other in enumerate(self._step) if i in set(self._values.reads(other))]
+                    self.free[node] = 1 + max(reads)
+                    return i
+        return None
+
+    def _fits(self, node: Tensor, place: int, i: Tensor) -> bool:
+        values = self._values
+        if values.specs[i] != values.specs[node]:
+            return False
+        for at, other in enumerate(self._step):
+            aliases = {j for j in values.reads(other) if values.roots[j] is i}
+            if aliases - {i} or (aliases and at > place):
+                return False
+        return may_overwrite(node, i)

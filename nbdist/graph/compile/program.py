@@ -1,0 +1,221 @@
+"""A piece of graph compiled to ordered calls on planned buffers.
+
+    program = compile_program([loss], feeds=[x], shapes=[(100, 64)], values={w: w_array}, into=[grad_w])
+    (loss_value,) = program(batch, grad_buffer)
+    print(program.source)
+
+Compiling fixes every shape that can be known, so that intermediate arrays are allocated once, views are
+taken once, and a step is one straight-line Python function: its cost above NumPy's own calls is the call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import ModuleType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from nbdist.graph.backend import Array
+from nbdist.graph.compile.buffers import slab
+from nbdist.graph.compile.capture import Captured, check_capture
+from nbdist.graph.compile.elementwise import BlockSizes, Blockwise, find_chains
+from nbdist.graph.compile.locking import Lock, Locks
+from nbdist.graph.compile.memory import lay_out, unneeded_after
+from nbdist.graph.compile.memory_order import may_be_reordered, thrifty_order
+from nbdist.graph.compile.source import Kernels, Memory, Source, Written
+from nbdist.graph.compile.specs import Specs, value_order
+from nbdist.graph.compile.values import Values
+from nbdist.graph.op import Shape
+from nbdist.graph.tensor import Tensor, Variable
+
+__all__ = ["BlockSizes", "Kernels", "Program", "compile_program", "value_order"]
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Program:
+    """Compiled calls. ``program(*feeds, *into)`` runs them and returns the fetched arrays.
+
+    The returned arrays are the program's own buffers: the next call overwrites them.
+    """
+
+    source: str
+    function: Callable[..., tuple[Array, ...]]
+    buffer_bytes: int
+    """Memory that is allocated for intermediate values."""
+    value_bytes: int
+    """What they would take without sharing: the sum of all values."""
+    peak_live_bytes: int = 0
+    """The most that is alive at once, in this order: no plan of the buffers could do with less."""
+    nodes: tuple[Tensor, ...] = field(repr=False, default=())
+    """What each line of the source computes; of several, the last."""
+    scope: dict[str, Any] = field(repr=False, default_factory=dict)
+    chains: Mapping[Tensor, Blockwise] = field(repr=False, default_factory=dict)
+    """The lines that compute several values block by block, by the last of them."""
+
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
+        """Run the calls; feeds first, then the arrays to write into."""
+        with np.errstate(all="ignore"):  # inf and nan are values here; the training loop looks at the loss
+            return self.function(*arrays)
+
+    def traced(self, *arrays: Array) -> tuple[tuple[Array, ...], list[tuple[Tensor, float, float]]]:
+        """Run the calls; return the fetched arrays, and (tensor, start, end) in seconds for each call."""
+        marks: list[float] = [time.perf_counter()]
+        with np.errstate(all="ignore"):
+            results = self._marking(lambda: marks.append(time.perf_counter()), *arrays)
+        spans = zip(self.nodes, marks[:-1], marks[1:], strict=True)
+        return results, list(spans)
+
+    def node_at(self, trace: TracebackType | None) -> Tensor | None:
+        """Return the tensor whose call an exception came out of."""
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if code.co_name == "step" and code.co_filename.startswith("<nbdist program"):
+                node = self.nodes[trace.tb_lineno - 2]  # the first line is the function's head
+                return self.chains[node].failed if node in self.chains else node
+            trace = trace.tb_next
+        return None
+
+    @cached_property
+    def _marking(self) -> Callable[..., tuple[Array, ...]]:
+        first, *lines, last = self.source.splitlines()
+        body = "".join(f"{line}; mark()\n" for line in lines)
+        source = f"{first.replace('(', '(mark, ', 1)}\n{body}{last}\n"
+        return _function(source, self.scope)
+
+
+def _function(source: str, scope: dict[str, Any]) -> Callable[..., tuple[Array, ...]]:
+    own = dict(scope)
+    exec(compile(source, f"<nbdist program {next(_numbers)}>", "exec"), own)
+    return own.pop("step")  # type: ignore[no-any-return]  # not in its own globals: a circle
+
+
+def compile_program(
+    fetches: Sequence[Tensor],
+    *,
+    feeds: Sequence[Tensor] = (),
+    shapes: Sequence[Shape] = (),
+    values: Mapping[Variable, Array] | None = None,
+    into: Sequence[Tensor] = (),
+    xp: ModuleType = np,
+    order: Sequence[Tensor] | None = None,
+    kernels: Kernels | None = None,
+    blocks: BlockSizes = BlockSizes(),  # noqa: B008 (frozen)
+    memory: Memory = slab,
+    capture: bool = False,
+    written: Written | None = None,
+    locks: Locks | None = None,
+    fence: Lock | None = None,
+) -> Program:
+    """Compile what ``fetches`` and ``into`` need, for feeds of exactly these shapes.
+
+    ``values`` holds each variable's array, which is read (and assigned) in place. The values of ``into``
+    are written to arrays that each call passes after the feeds (a gradient goes straight to where it is
+    sent from). ``order`` says what is computed and when, inputs before users; ``kernels`` returns the
+    function that is called for an external op, ``memory`` the bytes that intermediate values are kept in.
+    ``written`` holds functions that are called as soon as a value of ``into`` is in its array: gradients of a
+    bucket can travel while others are computed. ``locks`` are taken where their variables are looked at or
+    changed. ``fence`` is entered for each change of a variable: it raises if the step may no longer change
+    variables. ``capture`` makes a CUDA graph of a CuPy program, see :mod:`nbdist.graph.compile.capture`.
+    """
+    wanted = _Wanted(tuple(fetches), tuple(into), tuple(feeds), Specs.fed(feeds, shapes), values or {}, xp)
+    plan = _plan(wanted, order, blocks)
+    if capture:
+        check_capture(plan.steps, plan.values)
+    program = plan.program(kernels, memory, written or {}, locks or {}, fence)
+    if capture:
+        specs = [[wanted.specs[t] for t in tensors] for tensors in (feeds, into)]
+        program = replace(program, function=Captured(program.function, xp, *specs))
+    return program
+
+
+def _plan(wanted: _Wanted, order: Sequence[Tensor] | None, blocks: BlockSizes) -> _Plan:
+    """Return the plan that takes less memory, of two orders, where none is given."""
+    if order is not None:
+        return _Plan(wanted, order, blocks)
+    plain = _Plan(
+        wanted, value_order([*wanted.fetches, *wanted.into], wanted.specs, frozenset(wanted.feeds)), blocks
+    )
+    if not may_be_reordered(plain.values, plain.order):
+        return plain
+    thrifty = _Plan(wanted, thrifty_order(plain.values, plain.order), blocks)
+    return min(plain, thrifty, key=lambda plan: plan.layout.peak_bytes)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a program has to compute, and from what."""
+
+    fetches: tuple[Tensor, ...]
+    into: tuple[Tensor, ...]
+    feeds: tuple[Tensor, ...]
+    specs: Specs
+    held: Mapping[Variable, Array]
+    xp: ModuleType
+
+    def values(self, order: Sequence[Tensor]) -> Values:
+        """Return what each value of an order is."""
+        wanted, targets = frozenset([*self.fetches, *self.into]), frozenset(self.into)
+        return Values(order, self.specs, frozenset(self.feeds), self.held, wanted, targets, self.xp)
+
+
+class _Plan:
+    """A program before it has memory: its steps in an order, and what memory they take."""
+
+    def __init__(self, wanted: _Wanted, order: Sequence[Tensor], blocks: BlockSizes) -> None:
+        self.wanted, self.order, self.values = wanted, order, wanted.values(order)
+        self.chains = {chain.members[-1]: chain for chain in find_chains(order, self.values, blocks)}
+        inside = {t for chain in self.chains.values() for t in chain.members[:-1]}
+        self.steps = [
+            self.chains[node].members if node in self.chains else (node,)
+            for node in order
+            if not self.values.silent(node) and node not in inside
+        ]
+        self.layout = lay_out(self.steps, self.values, self.chains)
+
+    def program(
+        self,
+        kernels: Kernels | None,
+        memory: Memory,
+        written: Written,
+        locks: Locks,
+        fence: Lock | None = None,
+    ) -> Program:
+        """Return the program, with memory."""
+        wanted = self.wanted
+        source = Source(
+            self.order,
+            self.values,
+            self.layout,
+            wanted.feeds,
+            wanted.into,
+            kernels,
+            memory,
+            written,
+            locks,
+            fence,
+        )
+        unneeded = unneeded_after(self.steps, self.values)
+        runs: dict[Tensor, Blockwise] = {}
+        for now, step in enumerate(self.steps):
+            if step[-1] in self.chains:
+                runs[step[-1]] = source.add_chain(self.chains[step[-1]])
+            else:
+                source.add(step[-1])
+            source.forget(unneeded.get(now, []))
+        text = source.finish(wanted.fetches)
+        return Program(
+            source=text,
+            function=_function(text, source.scope),
+            buffer_bytes=source.bytes,
+            value_bytes=self.layout.value_bytes,
+            peak_live_bytes=self.layout.peak_bytes,
+            nodes=tuple(source.nodes),
+            scope=source.scope,
+            chains=runs,
+        )

@@ -1,0 +1,270 @@
+"""Writes the calls of a program as the source of one Python function.
+
+source = Source(order, values, layout, feeds, into, kernels, memory)
+source.add(node)
+text = source.finish([loss])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.backend import Array
+from nbdist.graph.compile.buffers import dummy, place
+from nbdist.graph.compile.elementwise import Blockwise, Chain, Given, Operand, Register
+from nbdist.graph.compile.locking import Lock, Locks, fenced, guarded
+from nbdist.graph.compile.memory import Layout
+from nbdist.graph.compile.values import Kind, Values, scratch_dtype
+from nbdist.graph.op import Op, fits, show
+from nbdist.graph.tensor import Tensor
+
+Kernels: TypeAlias = Callable[[Tensor], Callable[..., Any]]
+Memory: TypeAlias = Callable[[ModuleType, int], Array]
+Written: TypeAlias = Mapping[Tensor, Callable[[], object]]
+"""What is called as soon as a target's value is in its array."""
+
+
+class Source:
+    """Lines of a function ``step(feeds, targets)``, and what their names stand for.
+
+    Memory that is known now is in ``scope``: ``b3`` is an array, ``matmul_4`` a kernel. What comes with a
+    call or is made in it is a local: ``f0`` is fed, ``o0`` a target, ``t4`` what line 4 returned.
+    """
+
+    def __init__(
+        self,
+        order: Sequence[Tensor],
+        values: Values,
+        layout: Layout,
+        feeds: Sequence[Tensor],
+        into: Sequence[Tensor],
+        kernels: Kernels | None,
+        memory: Memory,
+        written: Written,
+        locks: Locks,
+        fence: Lock | None = None,
+    ) -> None:
+        self.values, self.layout, self.into, self.kernels = values, layout, into, kernels
+        self._written, self._locks, self._fence = dict(written), locks, fence
+        self.scope: dict[str, Any] = {"copyto": values.xp.copyto}
+        self.lines: list[str] = []
+        self.nodes: list[Tensor] = []
+        """What each line computes."""
+        self._offsets, self.bytes = place(layout.slots) if layout.slots else ([], 0)
+        self._slab = memory(values.xp, self.bytes)
+        self._names = {f: f"f{i}" for i, f in enumerate(feeds)}
+        targets = {t: f"o{j}" for j, t in reversed(list(enumerate(into)))}
+        self._names |= {t: name for t, name in targets.items() if values.kinds[t] is Kind.COMPUTED}
+        self._arrays: dict[Tensor, Array] = {}
+        for node in layout.homes:
+            self._arrays[node] = self._planned(node)
+        for node in order:
+            if node in values.known and (values.kinds[node] is not Kind.COMPUTED or node in values.direct):
+                self._arrays[node] = self._known(node)
+        self._parameters = [f"f{i}" for i in range(len(feeds))] + [f"o{j}" for j in range(len(into))]
+
+    def add(self, node: Tensor) -> None:
+        """Write the call of one op."""
+        assert node.op is not None
+        values, line = self.values, len(self.lines)
+        arguments = [self._argument(node, i) for i in range(len(node.inputs))]
+        result = ""
+        kind = values.kinds[node]
+        if kind is Kind.COMPUTED:
+            assert node.op.into is not None
+            kernel = node.op.into(values.xp, **node.attrs)
+            arguments += [*self._scratch(node), self._name(node)]
+        elif kind is Kind.VIEW:
+            kernel, arguments = _view_of(node.op, values, node), arguments[:1]
+        elif node.op.external:
+            if self.kernels is None:
+                raise InvalidArgumentError(f"{node.name!r} ({node.type}) runs only in a session")
+            kernel = self.kernels(node)
+            if node.op.has_value:
+                kernel = _checked(kernel, values, node)
+        else:
+            kernel = _bound(node.op, values, node)
+        if kind is not Kind.VIEW:
+            kernel = fenced(kernel, [node], values, self._fence)
+            kernel = guarded(kernel, [node], values, self._locks)
+        if kind in (Kind.VIEW, Kind.MADE) and node.op.has_value:
+            self._names[node] = f"t{line}"
+            result = f"t{line} = "
+        self._write(f"{result}{self._kernel(node.op.name, kernel)}({', '.join(arguments)})", node)
+        self._tell([node])
+
+    def add_chain(self, chain: Chain) -> Blockwise:
+        """Write the call of a chain."""
+        values, given, outputs = self.values, list[str](), list[Given]()
+        registers, apart = self.layout.registers[chain.members[-1]], self._blocks_apart(chain)
+
+        def kept(register: Register, dtype: np.dtype[Any]) -> Operand:
+            if isinstance(register, int):
+                return _blocks_of(apart[register], chain, dtype)
+            cut = chain.cut(values.memory(register))
+            return cut.parts(self._arrays[register].view(dtype), len(chain.bounds))
+
+        def operand(t: Tensor) -> Operand:
+            if t in chain.inner:
+                return kept(registers.values[t], values.specs[t].dtype)
+            cut = chain.cut(values.memory(t))
+            if t in self._arrays:
+                return cut.parts(self._arrays[t], len(chain.bounds))
+            name = self._name(t)
+            if name not in given:
+                given.append(name)
+            return Given(given.index(name), cut)
+
+        kernels, operands = [], []
+        for node in chain.members:
+            assert node.op is not None
+            assert node.op.into is not None
+            kernels.append(node.op.into(values.xp, **node.attrs))
+            arguments = [operand(t) for t in node.inputs]
+            dtype = scratch_dtype(node, values)
+            if dtype is not None:
+                arguments.append(kept(registers.scratch[node], dtype))
+            out = operand(node)
+            if isinstance(out, Given):
+                outputs.append(out)
+            operands.append([*arguments, out])
+        run = Blockwise(chain, kernels, operands, outputs)
+        call = fenced(run, chain.members, values, self._fence)
+        call = guarded(call, chain.members, values, self._locks)
+        self._write(f"{self._kernel('chain', call)}({', '.join(given)})", chain.members[-1])
+        self._tell(chain.members)
+        return run
+
+    def finish(self, fetches: Sequence[Tensor]) -> str:
+        """Write what is done when all is computed; return the function's text."""
+        for j, t in enumerate(self.into):
+            if self._name(t) != f"o{j}":
+                self._write(f"copyto(o{j}, {self._name(t)})", t)
+        self._tell(self.into, last=True)
+        result = "".join(f"{self._name(t)}, " for t in fetches)
+        body = "".join(f"    {line}\n" for line in [*self.lines, f"return ({result})"])
+        return f"def step({', '.join(self._parameters)}):\n{body}"
+
+    def forget(self, nodes: Sequence[Tensor]) -> None:
+        """Let go of what a call returned, in the line that was written last."""
+        names = [self._names[t] for t in nodes if self._names.get(t, "").startswith("t")]
+        if names:
+            self.lines[-1] += f"; del {', '.join(names)}"
+
+    def _write(self, line: str, node: Tensor) -> None:
+        self.lines.append(line)
+        self.nodes.append(node)
+
+    def _tell(self, nodes: Sequence[Tensor], last: bool = False) -> None:
+        """Call what waits for targets, in the line that was written last."""
+        for t in nodes:
+            if t in self._written and (last or self._names.get(t, "").startswith("o")):
+                self.lines[-1] += f"; {self._kernel('written', self._written.pop(t))}()"
+
+    def _kernel(self, name: str, kernel: Any) -> str:
+        full = f"{name if name.isidentifier() else 'call'}_{len(self.lines)}"
+        if full in self.scope:
+            full += f"_{len(self.scope)}"
+        self.scope[full] = kernel
+        return full
+
+    def _name(self, node: Tensor) -> str:
+        if node not in self._names:
+            name = self._names[node] = f"b{len(self.scope)}"
+            self.scope[name] = self._arrays[node]
+        return self._names[node]
+
+    def _argument(self, node: Tensor, i: int) -> str:
+        assert node.op is not None
+        source = node.inputs[i]
+        if i not in node.op.shape_only or not self.values.specs.exact(source):
+            return self._name(source)
+        name = f"s{len(self.lines)}_{i}"
+        self.scope[name] = dummy(self.values.specs[source])
+        return name
+
+    def _planned(self, node: Tensor) -> Array:
+        return self._carved(self.layout.homes[node], node, self.values.specs[node].dtype)
+
+    def _scratch(self, node: Tensor) -> list[str]:
+        dtype = scratch_dtype(node, self.values)
+        if dtype is None:
+            return []
+        name = f"s{len(self.lines)}"
+        self.scope[name] = self._carved(self.layout.scratch[node], node, dtype)
+        return [name]
+
+    def _carved(self, slot: int, node: Tensor, dtype: np.dtype[Any]) -> Array:
+        """Return a slot's memory as an array of a value's shape."""
+        shape = tuple(n or 0 for n in self.values.specs[node].shape)
+        start = self._offsets[slot]
+        raw = self._slab[start : start + prod(shape) * dtype.itemsize]
+        return raw.view(dtype).reshape(shape)
+
+    def _blocks_apart(self, chain: Chain) -> list[Array]:
+        """Return the memory of the chain's registers that are apart, each a block large."""
+        if chain.members[-1] not in self.layout.scratch:
+            return []
+        slot = self.layout.scratch[chain.members[-1]]
+        start, size = self._offsets[slot], chain.block_bytes
+        count = self.layout.slots[slot].size // size
+        return [self._slab[start + n * size : start + (n + 1) * size] for n in range(count)]
+
+    def _known(self, node: Tensor) -> Array:
+        """Return the memory of what is held, of views of what is known, and of variables that are changed."""
+        values = self.values
+        if node in values.arrays:
+            return values.arrays[node]
+        if node in values.direct:
+            return values.arrays[values.direct[node]]
+        source = self._arrays[node.inputs[0]]
+        if values.kinds[node] is Kind.CHANGED:
+            return source
+        assert node.op is not None
+        return node.op.forward(values.xp, source, *values.rest(node), **node.attrs)
+
+
+def _blocks_of(register: Array, chain: Chain, dtype: np.dtype[Any]) -> list[Array]:
+    """Return a register's memory as an array for each block."""
+    found = []
+    for start, stop in chain.bounds:
+        shape = (stop - start, *chain.row)
+        size = prod(shape) * dtype.itemsize
+        found.append(register[:size].view(dtype).reshape(shape))
+    return found
+
+
+def _bound(op: Op, values: Values, node: Tensor) -> Callable[..., Array]:
+    xp, attrs = values.xp, node.attrs
+    call = lambda *arrays: op.forward(xp, *arrays, **attrs)
+    return _checked(call, values, node) if values.kinds[node] is Kind.MADE and op.has_value else call
+
+
+def _checked(call: Callable[..., Array], values: Values, node: Tensor) -> Callable[..., Array]:
+    """Return a call that must return a value of the inferred shape.
+
+    Kernels plan for that shape, and some take views that NumPy does not check against the memory.
+    """
+    shape = values.specs[node].shape
+
+    def checked(*arrays: Array) -> Array:
+        result = call(*arrays)
+        found = np.shape(result)
+        if found != shape and not fits(found, shape):
+            raise InvalidArgumentError(
+                f"{node.name!r} ({node.type}): its spec says {show(shape)}, its value is {show(found)}"
+            )
+        return result
+
+    return checked
+
+
+def _view_of(op: Op, values: Values, node: Tensor) -> Callable[[Array], Array]:
+    xp, attrs, rest = values.xp, node.attrs, values.rest(node)
+    return lambda x: op.forward(xp, x, *rest, **attrs)

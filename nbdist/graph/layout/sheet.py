@@ -1,0 +1,86 @@
+"""What a layout says: where the boxes and lines of a plane are while its scopes are closed. In pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nbdist.graph.layout.collapse import Box, Edge, Plane
+
+UNDER = 11.0  # pixels between a row and the middle of a text on a curve that begins there
+
+
+class Measure(Protocol):
+    """How large things are drawn, in pixels."""
+
+    def box(self, box: Box) -> tuple[float, float]:
+        """Return the width and height of a box, a scope's while it is closed."""
+
+    def title(self, text: str) -> float:
+        """Return the width of a device's or an open scope's title."""
+
+    def labels(self, source: Box, target: Box, edges: Sequence[Edge]) -> list[tuple[str, float]]:
+        """Return the texts that may stand on a line, the best one first, and their widths."""
+
+
+@dataclass(slots=True, eq=False)
+class Spot:
+    """A box's place: its left edge, the room that it has there, its size while it is closed, its row."""
+
+    x: float
+    room: float
+    width: float
+    height: float
+    row: int
+    sheet: Sheet | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """One drawn edge, between two spots or the outside.
+
+    ``leave`` and ``enter`` say where on its ends: a share of a closed box's width, and the number of the
+    port of an open scope's sheet, which is also the port where an end is OUTSIDE. The bends of a curve are
+    the y at which it may turn aside, then x, top and bottom of each passage through a row, then the y at
+    which it is above its target. Those of a track are a y, or y, x and y.
+    """
+
+    source: int
+    target: int
+    edges: tuple[Edge, ...]
+    track: bool
+    leave: tuple[float, int] = (0.5, 0)
+    enter: tuple[float, int] = (0.5, 0)
+    bends: tuple[float, ...] = ()
+    label: str = ""
+    label_width: float = 0.0
+    label_at: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """A device's frame, from left to right."""
+
+    device: str
+    left: float
+    right: float
+
+
+@dataclass(slots=True, eq=False)
+class Sheet:
+    """A plane that is laid out.
+
+    ``bands`` are the top and bottom of each row; ``into`` and ``out`` are the x of its ports, at its upper
+    and lower edge, where lines of the plane around it go on.
+    """
+
+    plane: Plane
+    width: float = 0.0
+    height: float = 0.0
+    bands: list[tuple[float, float]] = field(default_factory=list)
+    spots: list[Spot] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    into: list[float] = field(default_factory=list)
+    out: list[float] = field(default_factory=list)

@@ -1,0 +1,130 @@
+"""A plane while it is being laid out. Its elements are numbers: the boxes, its ports, its title, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from nbdist.graph.layout.collapse import OUTSIDE, Box, Edge, Plane
+from nbdist.graph.layout.layered import Rows
+from nbdist.graph.layout.sheet import Frame, Measure, Sheet
+
+Lane = tuple[str, int]
+"""Where tracks go up and down: left or right of a column's boxes, or in the gutter before a column."""
+
+
+@dataclass(slots=True, eq=False)
+class Wire:
+    """A line in the making, between two elements; it stands for some edges of the plane."""
+
+    source: int
+    target: int
+    edges: list[int]
+    curve: bool = False
+    passes: Sequence[int] = ()  # a curve's threads: elements in the rows that it passes
+    lane: Lane | None = None  # a track's, unless it goes along one gap only
+    labelled_before: frozenset[str] = frozenset()  # tensors that another branch of the same track names
+    leave: tuple[float, int] = (0.5, 0)  # as in a Line
+    enter: tuple[float, int] = (0.5, 0)
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """What is known so far."""
+
+    plane: Plane
+    measure: Measure
+    title: str | None  # a scope's
+    into: int  # number of ports
+    out: int
+    closed: Sequence[tuple[float, float]]  # sizes of boxes
+    sizes: list[tuple[float, float]]  # the same, with those of open scopes where they are known
+    wires: list[Wire]
+    column: list[int]  # of each box and port
+    row: list[int] = field(default_factory=list)
+    rows: int = 0
+    orders: list[Rows] = field(default_factory=list)  # of each column
+    sheets: dict[int, Sheet] = field(default_factory=dict)  # of the boxes that are scopes
+    opened: dict[int, Sheet] = field(default_factory=dict)  # of those that are open
+    x: dict[int, float] = field(default_factory=dict)  # the middle of each element
+    frames: list[Frame] = field(default_factory=list)
+    lane_x: dict[tuple[Lane, int], float] = field(default_factory=dict)  # by lane and the wire's source
+    gap_y: dict[tuple[object, ...], float] = field(default_factory=dict)  # by the keys of wires' ways
+    bands: list[tuple[float, float]] = field(default_factory=list)
+    width: float = 0.0
+    height: float = 0.0
+
+    def box(self, element: int) -> Box | None:
+        """Return the box that an element is; None for a port."""
+        return self.plane.boxes[element] if element < len(self.plane.boxes) else None
+
+    def edges(self, wire: Wire) -> tuple[Edge, ...]:
+        """Return the edges that a wire stands for."""
+        return tuple(self.plane.edges[number] for number in wire.edges)
+
+    def labels(self, wire: Wire) -> list[tuple[str, float]]:
+        """Return the texts that may stand on a wire, and their widths. One from or to a port has none."""
+        source, target = self.box(wire.source), self.box(wire.target)
+        if source is None or target is None:
+            return []
+        edges = self.edges(wire)
+        if wire.labelled_before:
+            edges = tuple(
+                replace(
+                    edge, tensors={n: t for n, t in edge.tensors.items() if n not in wire.labelled_before}
+                )
+                for edge in edges
+            )
+        return self.measure.labels(source, target, edges)
+
+    def leaves(self, wire: Wire) -> float:
+        """Return how far right of its source's middle a wire begins."""
+        inside = self.opened.get(wire.source)
+        return self._beside(wire.source, *wire.leave, inside.out if inside else ())
+
+    def enters(self, wire: Wire) -> float:
+        """Return how far right of its target's middle a wire ends."""
+        inside = self.opened.get(wire.target)
+        return self._beside(wire.target, *wire.enter, inside.into if inside else ())
+
+    def _beside(self, element: int, share: float, port: int, ports: Sequence[float]) -> float:
+        if element >= len(self.sizes):
+            return 0.0
+        width = self.sizes[element][0]
+        return ports[port] - width / 2 if ports else (share - 0.5) * width
+
+    def ends(self, wire: Wire) -> tuple[float, float]:
+        """Return the x of a wire's ends."""
+        return self.x[wire.source] + self.leaves(wire), self.x[wire.target] + self.enters(wire)
+
+    def aim(self, wire: Wire, element: int) -> float:
+        """Return the x that a wire comes from, or goes to, as ``element`` sees it."""
+        if wire.lane is not None:
+            return self.lane_x[wire.lane, wire.source]
+        if wire.curve and wire.passes:
+            return self.x[wire.passes[0] if element == wire.source else wire.passes[-1]]
+        return self.x[wire.target if element == wire.source else wire.source]
+
+    def spot(self, element: int) -> int:
+        """Return the number of the spot that an element will be."""
+        return element if element < len(self.sizes) else OUTSIDE
+
+
+def begin(
+    plane: Plane,
+    measure: Measure,
+    title: str | None,
+    into: Sequence[Sequence[int]],
+    out: Sequence[Sequence[int]],
+) -> Work:
+    """Return a plane's work with a wire for all edges between the same two elements."""
+    count = len(plane.boxes)
+    entry = {edge: count + port for port, edges in enumerate(into) for edge in edges}
+    leave = {edge: count + len(into) + port for port, edges in enumerate(out) for edge in edges}
+    wires: dict[tuple[int, int], Wire] = {}
+    for number, edge in enumerate(plane.edges):
+        source = entry[edge.outer] if edge.source == OUTSIDE else edge.source
+        target = leave[edge.outer] if edge.target == OUTSIDE else edge.target
+        wires.setdefault((source, target), Wire(source, target, [])).edges.append(number)
+    sizes = [measure.box(box) for box in plane.boxes]
+    return Work(plane, measure, title, len(into), len(out), sizes, list(sizes), list(wires.values()), [])

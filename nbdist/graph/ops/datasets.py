@@ -1,0 +1,116 @@
+"""Datasets in a graph: a task keeps the arrays and goes through them, and each step takes the next batch.
+
+    source = Source(steps, arrays)              # what nbdist.data.recipe describes; kept on the device around
+    rows = source.next()                        # a tensor: how many rows the whole batch has
+    x = source.part(rows, 0, shape=(None, 64), dtype=np.float32)
+
+The arrays travel once: a session runs ``source.load`` before the first run that needs the dataset. What does
+all this is what runs the pieces: an iterator is neither a value nor a variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.backend import Array
+from nbdist.graph.op import Op, Shape, Spec, register
+from nbdist.graph.scopes import default_graph
+from nbdist.graph.tensor import Tensor, record
+
+_NOTHING = Spec((), np.dtype(bool))
+READS = ("next_batch", "batch_part")
+
+
+class Source:
+    """A dataset on the device of the scope around, by a name that no other in the graph has.
+
+    The arrays are not copied: they are data, which nobody changes meanwhile.
+    """
+
+    def __init__(self, steps: Sequence[Any], arrays: Sequence[Array], name: str = "dataset") -> None:
+        graph = default_graph()
+        self.name = graph.unique(name)
+        scope = replace(graph.scope, name="", control=())  # it is loaded once, whatever a step waits for
+        with graph.within(scope):
+            # As attributes, not constants: they belong in the host's memory, whatever the device.
+            attrs = {"resource": self.name, "steps": tuple(steps), "arrays": tuple(arrays)}
+            self.load = record("load_dataset", name=f"{self.name}/load", **attrs)
+
+    def begin(self, opened: Any) -> Tensor:
+        """Return the op that begins the pass which follows from ``opened`` (see ``Dataset.opened``)."""
+        return self._record("begin_pass", opened)
+
+    def next(self) -> Tensor:
+        """Return the number of rows of the next batch, int64; running it goes on to that batch.
+
+        Raises OutOfRangeError when a pass has ended; the run after that begins another pass.
+        """
+        return self._record("next_batch")
+
+    def part(
+        self, rows: Tensor, index: int, shape: Shape, dtype: Any, share: tuple[int, int] = (0, 1)
+    ) -> Tensor:
+        """Return array ``index`` of the batch that ``rows`` counts: of n shares the i-th, for (i, n)."""
+        return self._record(
+            "batch_part", rows, index=index, share=share, shape=tuple(shape), dtype=np.dtype(dtype)
+        )
+
+    def _record(self, op_name: str, *inputs: Any, **attrs: Any) -> Tensor:
+        graph = self.load.graph
+        with graph.within(replace(graph.scope, name="", colocated=self.load)):
+            made = record(op_name, *inputs, resource=self.name, name=f"{self.name}/{op_name}", **attrs)
+        graph.once_before[made] = self.load
+        return made
+
+
+def _elsewhere(*inputs: Any, **attrs: Any) -> Any:
+    raise RuntimeError("a dataset is read by what runs the piece")
+
+
+def _part_spec(
+    rows: Spec, resource: str, index: int, share: tuple[int, int], shape: Shape, dtype: Any
+) -> Spec:
+    which, shares = share
+    if not 0 <= which < shares:
+        raise InvalidArgumentError(f"share {which} of {shares}: shares are counted from 0 to {shares - 1}")
+    return Spec(tuple(shape), np.dtype(dtype))
+
+
+register(  # keeps arrays, and what is done with them
+    Op(
+        "load_dataset",
+        forward=_elsewhere,
+        spec=lambda resource, steps, arrays: _NOTHING,
+        external=True,
+        has_value=False,
+    )
+)
+
+
+register(
+    Op(
+        "begin_pass",
+        forward=_elsewhere,
+        spec=lambda opened, resource: _NOTHING,
+        external=True,
+        has_value=False,
+    )
+)
+
+
+register(
+    Op(
+        "next_batch",
+        forward=_elsewhere,
+        spec=lambda resource: Spec((), np.dtype(np.int64)),
+        external=True,
+    )
+)
+
+
+register(Op("batch_part", forward=_elsewhere, spec=_part_spec, external=True))

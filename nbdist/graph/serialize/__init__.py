@@ -1,0 +1,1 @@
+"""Graphs as data and back, without code."""

@@ -1,0 +1,247 @@
+"""Graphs as data: names of ops, never code.
+
+    meta, arrays = encode(graph.tensors)        # plain values for a message, and the larger constants
+    decode(meta, arrays).tensors                # the same tensors, in the same order, in a new graph
+
+A graph is a few tables (types, attributes, shapes with dtypes, devices with containers, lines) and columns
+of positions in them, so that what holds for many ops is said once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.errors import InvalidArgumentError
+from nbdist.graph.backend import Array
+from nbdist.graph.op import OPS, show
+from nbdist.graph.serialize.attributes import MAX_NDIM, checked_text, dtype_text, pack, to_plain
+from nbdist.graph.serialize.decode import (
+    COLUMNS,
+    FORMAT,
+    LEAVES,
+    MAX_ATTRIBUTES,
+    MAX_NODES,
+    decode,
+    own_version,
+)
+from nbdist.graph.tensor import Constant, Tensor, Variable
+
+__all__ = ["Encoded", "decode", "difference", "encode", "fingerprint"]
+Encoded: TypeAlias = tuple[dict[str, Any], list[Array]]
+"""What ``encode`` returns: plain values, and arrays."""
+
+
+PACK_ABOVE = 1 << 19  # bytes; a larger table travels as the last array, for a message's meta is bounded
+
+
+def encode(tensors: Sequence[Tensor]) -> Encoded:
+    """Return tensors as plain values and arrays; ``tensors`` holds inputs before what uses them.
+
+    A variable travels without its initial value: that is the ``assign`` op of its initializer. Raises
+    InvalidArgumentError for what cannot travel: an input that is missing, an op outside the table, an
+    attribute that is no plain data.
+
+    >>> from nbdist.graph.tensor import Graph, placeholder
+    >>> with Graph().as_default() as graph:
+    ...     y = np.tanh(placeholder(np.float32, (None, 3), name="x"))
+    >>> decode(*encode(graph.tensors)).tensors
+    [<Placeholder 'x' (?, 3) float32>, <Tensor 'tanh' (?, 3) float32>]
+    """
+    meta, arrays = _tabled(tensors)
+    packed = _packed(meta)
+    if len(packed) > PACK_ABOVE:
+        meta, arrays = {}, [*arrays, np.frombuffer(packed, np.uint8)]
+    return {"format": FORMAT, "nbdist": own_version(), **meta}, arrays
+
+
+def fingerprint(tensors: Sequence[Tensor]) -> str:
+    """Return 64 hex digits, equal for equal graphs; where in the code they were made does not count.
+
+    Raises what ``encode`` does.
+    """
+    meta, arrays = _tabled(tensors)
+    columns = {name: column for name, column in meta["columns"].items() if name != "line"}
+    tables = {name: table for name, table in meta.items() if name not in ("texts", "lines", "columns")}
+    digest = hashlib.sha256(_packed({**tables, "columns": columns, "format": FORMAT}))
+    for array in arrays:
+        digest.update(pack([dtype_text(array.dtype), *array.shape]))
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def difference(a: Encoded, b: Encoded, names: tuple[str, str] = ("one graph", "the other")) -> str:
+    """Return one line on where two encoded graphs first differ, variables before ops; "" if they do not.
+
+    Raises what ``decode`` does.
+
+    >>> from nbdist.graph.tensor import Graph
+    >>> graphs = [Graph(), Graph()]
+    >>> for graph, size in zip(graphs, (2, 3)):
+    ...     with graph.as_default():
+    ...         x = Variable(np.zeros(size), name="w")
+    >>> print(difference(*(encode(graph.tensors) for graph in graphs)))  # doctest: +ELLIPSIS
+    variable 0 differs in shape: one graph has Variable 'w' (2,) float64 made at ...
+    """
+    graphs = [decode(*encoded).tensors for encoded in (a, b)]
+    for what, is_variable in (("variable", True), ("op", False)):
+        first, second = ([t for t in side if isinstance(t, Variable) is is_variable] for side in graphs)
+        for i, (mine, other) in enumerate(zip(first, second, strict=False)):
+            field = _differing(mine, other)
+            if field:
+                return (
+                    f"{what} {i} differs in {field}: {names[0]} has {_described(mine, field)}, "
+                    f"{names[1]} has {_described(other, field)}"
+                )
+        if len(first) != len(second):
+            longer, name = (first, names[0]) if len(first) > len(second) else (second, names[1])
+            extra = abs(len(first) - len(second))
+            last = longer[len(longer) - extra]
+            return f"{name} has {extra} {what}{'s' * (extra > 1)} more, from {_described(last)} on"
+    return ""
+
+
+class _Table(dict[Any, int]):
+    """The position of each key, in order of first use."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = position = len(self)
+        return position
+
+
+def _tabled(tensors: Sequence[Tensor]) -> Encoded:
+    """Return the tables and columns of a graph, and the arrays beside them."""
+    if len(tensors) > MAX_NODES:
+        raise InvalidArgumentError(f"a graph of {len(tensors)} tensors; at most {MAX_NODES} travel")
+    types, specs, places, texts, lines, packed = (_Table() for _ in range(6))
+    arrays: list[Array] = []
+    attributes: list[dict[str, Any]] = []
+    positions: dict[Tensor, int] = {}
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    adders = [columns[name].append for name in COLUMNS]
+    for i, t in enumerate(tensors):
+        try:
+            attrs = _plain_attributes(t, arrays)
+            row = packed[pack(attrs)]
+        except (InvalidArgumentError, UnicodeEncodeError) as error:
+            raise InvalidArgumentError(f"{t.type} {t.name!r} cannot travel: {error}") from None
+        if row == len(attributes):
+            attributes.append(attrs)
+        if t.line is not None:
+            path, number, function = t.line
+            line = lines[(texts[path], number, texts[function])]
+        else:
+            line = lines[None]
+        values = (
+            checked_text(t.name),
+            types[t.type],
+            row,
+            specs[(t.dtype, t.shape)],
+            places[(t.device, t.container)],
+            line,
+            _positions(t, t.inputs, positions),
+            _positions(t, t.control_inputs, positions),
+        )
+        for add, value in zip(adders, values, strict=True):
+            add(value)
+        if t in positions:
+            raise InvalidArgumentError(f"{t.name!r} is in the list of tensors twice")
+        positions[t] = i
+    meta = {
+        "types": list(types),
+        "attributes": attributes,
+        "specs": [_plain_spec(dtype, shape) for dtype, shape in specs],
+        "places": [list(place) for place in places],
+        "texts": list(texts),
+        "lines": [line and list(line) for line in lines],
+        "columns": columns,
+    }
+    return meta, arrays
+
+
+def _plain_attributes(t: Tensor, arrays: list[Array]) -> dict[str, Any]:
+    """Return what makes a tensor's value, besides its inputs, as plain values; sorted by name."""
+    if t.op is None:
+        if type(t) is not LEAVES.get(t.type):
+            raise InvalidArgumentError("it is made by no op and holds no value")
+        if isinstance(t, Variable):
+            return {"trainable": bool(t.trainable)}
+        return {"value": to_plain(t.value, arrays)} if isinstance(t, Constant) else {}
+    if OPS.get(t.op.name) is not t.op:
+        raise InvalidArgumentError("its op is not in the table; nbdist.graph.op.register it on every task")
+    if len(t.attrs) > MAX_ATTRIBUTES:
+        raise InvalidArgumentError(f"it has {len(t.attrs)} attributes; at most {MAX_ATTRIBUTES} travel")
+    return {name: to_plain(t.attrs[name], arrays) for name in sorted(t.attrs)}
+
+
+def _plain_spec(dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> list[Any]:
+    if len(shape) > MAX_NDIM:
+        raise InvalidArgumentError(f"a shape of {len(shape)} dimensions; at most {MAX_NDIM} travel")
+    return [dtype_text(dtype), *(None if n is None else int(n) for n in shape)]
+
+
+def _positions(t: Tensor, inputs: Iterable[Tensor], positions: dict[Tensor, int]) -> list[int]:
+    try:
+        return [positions[i] for i in inputs]
+    except KeyError as error:
+        raise InvalidArgumentError(
+            f"{t.name!r} needs {error.args[0].name!r}, which does not stand before it in the list; "
+            "list inputs and control inputs before what uses them"
+        ) from None
+
+
+def _packed(meta: dict[str, Any]) -> bytes:
+    try:
+        return pack(meta)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"the graph has a name, device or line that is no plain text: {error}"
+        ) from None
+
+
+def _differing(mine: Tensor, other: Tensor) -> str:
+    """Return the first field in which two tensors differ, or ""."""
+    fields, others = _fields(mine), _fields(other)
+    for field in {**fields, **others}:
+        pair: list[Any] = []
+        for value in (fields.get(field), others.get(field)):
+            arrays: list[Array] = []
+            pair.append((pack(to_plain(value, arrays)), [a.tobytes() for a in arrays]))
+        if pair[0] != pair[1]:
+            return field
+    return ""
+
+
+def _fields(t: Tensor) -> dict[str, Any]:
+    """Return what a tensor is, what is seen first put first."""
+    fields = {
+        "type": t.type,
+        "name": t.name,
+        "dtype": t.dtype,
+        "shape": t.shape,
+        "device": t.device,
+        "container": t.container,
+        "inputs": tuple(i.name for i in t.inputs),
+        "control inputs": tuple(i.name for i in t.control_inputs),
+        **{f"attribute {name!r}": value for name, value in t.attrs.items()},
+    }
+    if isinstance(t, Variable):
+        fields["trainable"] = t.trainable
+    if isinstance(t, Constant):
+        fields["value"] = t.value
+    return fields
+
+
+def _described(t: Tensor, field: str = "") -> str:
+    parts = [f"{t.type} {t.name!r} {show(t.shape)} {t.dtype}"]
+    if t.device:
+        parts.append(f"on {t.device}")
+    if field not in ("", "type", "name", "shape", "dtype", "device"):
+        value = " ".join(repr(_fields(t).get(field)).split())
+        parts.append(f"with {field} {value if len(value) <= 80 else value[:77] + '...'}")
+    if t.line is not None:
+        parts.append(f"made at {t.line[0]}:{t.line[1]}")
+    return " ".join(parts)
