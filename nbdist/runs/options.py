@@ -11,6 +11,7 @@ from nbdist.errors import InvalidArgumentError, choices
 from nbdist.runtime.task import Roster, TaskInfo
 
 STRATEGIES = ("ps", "mirrored", "multi_worker", "central", "elastic", "one_device")
+TRIAL_STRATEGIES = ("multi_worker", "mirrored")  # of the engines that train one trial together
 TOGETHER = ("mirrored", "multi_worker", "central")
 """Strategies whose replicas make every step together."""
 

@@ -24,7 +24,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.runs.delivery import Given
-from nbdist.runs.options import COLLECTIVE_KINDS, choose, select
+from nbdist.runs.options import COLLECTIVE_KINDS, TRIAL_STRATEGIES, choose, select
 from nbdist.runs.start import any_cluster, check_given, prepare
 from nbdist.runs.task.body import check_source
 from nbdist.sweep.events import Direction
@@ -36,7 +36,6 @@ from nbdist.trials.protocol import SweepOrder
 from nbdist.trials.store import LOG, Record, new_sweep_folder, read_about, sweep_folder, write_about
 from nbdist.trials.sweep import Sweep, as_space
 
-TRIAL_STRATEGIES = ("multi_worker", "mirrored")
 """Under which several engines can train a trial together."""
 
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import called
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.home import home, private_folder
@@ -23,6 +22,9 @@ from nbdist.sweep.log import EventLog, holder_of
 from nbdist.sweep.scheduler import Scheduler
 from nbdist.sweep.state import Ledger
 from nbdist.trials.protocol import STATE, TrialOrder, trial_folder
+
+if TYPE_CHECKING:
+    from nbdist.cluster.cluster import Cluster
 
 
 class Record:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, nearest
-from nbdist.runs.options import COLLECTIVE_KINDS, DATA, REPLICATIONS, STRATEGIES
+from nbdist.runs.options import COLLECTIVE_KINDS, DATA, REPLICATIONS, STRATEGIES, TRIAL_STRATEGIES
 from nbdist.sweep.parse import words
 from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS
-from nbdist.trials.start import TRIAL_STRATEGIES
 
 WIDEST = 24  # characters of a flag and its value that the explanation stands beside
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nbdist.ui.ansi import Style, coloured, ending, plain, spans
 from nbdist.ui.frozen import render
-from nbdist.ui.widgets.run import Transcript
+from nbdist.ui.transcript import Transcript
 
 CASES = json.loads((Path(__file__).parent / "ansi_cases.json").read_text())
 LETTERS = ("bold", "dim", "italic", "underline", "inverse", "strike")

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from ui_runs import train
 
 from nbdist.metrics.store import RunStore
-from nbdist.ui.widgets.base import CLOCK, MEAN, TREND
+from nbdist.ui.widgets.frames import CLOCK, MEAN, TREND
 from nbdist.ui.widgets.run_feed import MOST_POINTS, NEW_POINTS, RENEWED_POINTS, Feed, Sending
 
 

@@ -7,8 +7,8 @@ import pytest
 from ui_runs import SentView, train
 
 from nbdist.metrics.store import RunStore
-from nbdist.ui.widgets.base import RECORD
-from nbdist.ui.widgets.run import KINDS
+from nbdist.ui.widgets.controls import KINDS
+from nbdist.ui.widgets.frames import RECORD
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-from nbdist.ui.widgets.base import Pace
+from nbdist.ui.widgets.frames import Pace
 
 
 def watched() -> Pace:

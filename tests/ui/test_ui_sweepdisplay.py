@@ -193,7 +193,7 @@ def test_an_interrupt_of_another_cell_leaves_it_alone(
 def test_the_grid_moves_while_a_cell_has_the_thread(
     sweep: ShownSweep, said: Said, seen: bool | None, begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("pace.UNHEARD", "pace.UNSEEN", "sweepdisplay.LATE"):
+    for name in ("widgets.frames.UNHEARD", "widgets.frames.UNSEEN", "display.sweep.LATE"):
         monkeypatch.setattr(f"nbdist.ui.{name}", 0.05)
 
     async def notebook() -> None:

@@ -3,7 +3,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.ui.widgets.run import Transcript
+from nbdist.ui.transcript import Transcript
 
 
 def test_a_carriage_return_rewrites_the_line() -> None:

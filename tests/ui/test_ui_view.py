@@ -16,7 +16,7 @@ from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui.display import run as view
 from nbdist.ui.display.run import Marks, RunView, in_a_line, lost_among, note_on, summary_of, unit_of
-from nbdist.ui.widgets.run import KINDS, Controls
+from nbdist.ui.widgets.controls import KINDS, Controls
 
 TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 

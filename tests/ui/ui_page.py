@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ui_runs import SentView
 
-from nbdist.ui.widgets.base import RECORD
+from nbdist.ui.widgets.frames import RECORD
 
 Curve = list[tuple[int, bytes]]  # step, and the four bytes of its value
 

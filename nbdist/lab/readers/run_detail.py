@@ -25,7 +25,7 @@ from nbdist.ui.flags import DISTRIBUTE_FLAGS
 from nbdist.ui.formatting import jsonable, shorten
 from nbdist.ui.frozen.run import run_data
 from nbdist.ui.frozen.summary import Summary
-from nbdist.ui.widgets.run import Transcript
+from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.run_feed import Chart, plan_charts
 
 LIMIT = 200_000  # bytes of a bundle: it is stored in no notebook

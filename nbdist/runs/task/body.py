@@ -45,7 +45,7 @@ from nbdist.train.custom.api import end_loops
 from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
 
-OWN_FILES = (__file__, __file__)  # which no traceback has to show
+OWN_FILES = (__file__,)  # which no traceback has to show
 CUT_OFF = (AbortedError, UnavailableError)  # what a replica is told by another that has stopped
 MOST_MESSAGE, MOST_TRACEBACK = 2_000, 20_000  # characters of an error that travel home
 
@@ -457,7 +457,7 @@ def _top_level(node: ast.AST) -> Iterator[ast.AST]:
 # bug of nbdist. Frames of nbdist between two frames of the user, as where a loop calls a step function, are
 # always left out.
 
-OWN = str(Path(__file__).parents[1]) + "/"
+OWN = str(Path(__file__).parents[2]) + "/"
 
 
 def shown(error: BaseException, first: TracebackType | None) -> str:

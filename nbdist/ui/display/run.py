@@ -30,7 +30,8 @@ from nbdist.ui.formatting import clip
 from nbdist.ui.frozen.render import text
 from nbdist.ui.frozen.run import ALONE, frozen
 from nbdist.ui.frozen.summary import Mark, MarkKind, Summary, number, of_last_epoch, rate, short_task
-from nbdist.ui.widgets.run import KINDS, Callback, Controls, Transcript
+from nbdist.ui.transcript import Transcript
+from nbdist.ui.widgets.controls import KINDS, Callback, Controls
 from nbdist.ui.widgets.run_feed import plan_charts
 
 if TYPE_CHECKING:

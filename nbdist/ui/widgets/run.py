@@ -14,29 +14,24 @@ Nothing of it is widget state, so nothing of it is saved with a notebook.
 
 from __future__ import annotations
 
-import math
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError
-from nbdist.ui.ansi import SGR, Style, coloured, ending, plain
+from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.ui.formatting import clip, jsonable
 from nbdist.ui.frozen.summary import Mark
-from nbdist.ui.widgets.base import PacedView, frame
+from nbdist.ui.transcript import Transcript
+from nbdist.ui.widgets.base import PacedView
+from nbdist.ui.widgets.controls import KINDS, Callback, Controls
+from nbdist.ui.widgets.frames import frame
 from nbdist.ui.widgets.run_feed import MOST_CHARTS, VALIDATION, Feed, Sending, chart_titles
 
 if TYPE_CHECKING:
     from nbdist.metrics.store import RunStore
-
-
-# What people want of a run, as the page asks for it.
-
-KINDS = ("pause", "resume", "stop", "checkpoint", "set")
 
 
 class LiveView(PacedView):
@@ -190,64 +185,6 @@ class LiveView(PacedView):
         return news
 
 
-Callback = Callable[[str, float | None], object]
-
-
-class Controls:
-    """Who acts on what is wanted, and what did not work.
-
-    >>> controls = Controls()
-    >>> controls.on(lambda kind, rate: print(kind, rate), ["stop", "set"])
-    >>> controls.act("set", 0.1)
-    set 0.1
-    >>> controls.act("set", -1)["text"]
-    'set: a learning rate is a number of at least 0, not -1'
-    """
-
-    def __init__(self) -> None:
-        self.callbacks: list[tuple[Callback, Sequence[str]]] = []
-        self.problems = 0
-
-    def on(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
-        """Call back with what is wanted, if it is of these kinds: ``callback(kind, learning_rate)``."""
-        self.callbacks.append((callback, kinds))
-
-    @property
-    def kinds(self) -> list[str]:
-        """What somebody acts on."""
-        return [kind for kind in KINDS if any(kind in kinds for _, kinds in self.callbacks)]
-
-    def act(self, kind: str, value: object = None) -> dict[str, Any] | None:
-        """Have it done; returns what went wrong, for the page to show."""
-        return self.trying(kind, lambda: self._act(kind, rate_of(value) if kind == "set" else None))
-
-    def _act(self, kind: str, rate: float | None) -> None:
-        for callback, kinds in self.callbacks:
-            if kind in kinds:
-                callback(kind, rate)
-
-    def trying(self, kind: str, do: Callable[[], object]) -> dict[str, Any] | None:
-        """Do what the page asked for; returns what went wrong: nobody else would see it."""
-        try:
-            do()
-        except Exception as error:
-            self.problems += 1
-            what = str(error) if isinstance(error, NbdistError) else f"{type(error).__name__}: {error}"
-            return {"kind": kind, "number": self.problems, "text": clip(f"{kind}: {what}", 300)}
-        return None
-
-
-def rate_of(value: object) -> float:
-    """Return what the page wants as the learning rate; InvalidArgumentError if it is none.
-
-    >>> rate_of(1)
-    1.0
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InvalidArgumentError(f"a learning rate is a number of at least 0, not {value!r}")
-    return float(value)
-
-
 # The charts that a page can choose from, where a run has more series than are drawn.
 
 LISTED = 200  # titles that the page is told; it can ask for any other by its name
@@ -289,121 +226,3 @@ def chosen(titles: object, series: Sequence[str]) -> list[str]:
         if not {title, VALIDATION + title} & known:
             raise NotFoundError(f"no series is called {clip(title)!r}")
     return titles
-
-
-#     The output of one rank: appended text with carriage returns applied, bounded, at linear cost.
-#
-# It keeps the terminal codes of colours (see :mod:`nbdist.ui.ansi`) and drops others. Every finished line
-# sets
-# and resets its own colours, so that it can be shown without the lines before it, which may have been cut.
-
-RESET = "\x1b[0m"
-DEFAULT = Style()
-LIMIT = 200_000  # characters kept per rank
-OPEN_LIMIT = 4_000  # a line longer than this is not rewritten by a carriage return any more
-
-
-@dataclass
-class Transcript:
-    r"""The last 200,000 characters a rank printed.
-
-    >>> log = Transcript()
-    >>> log.append("step 1\rstep 2\rstep 3\ndone")
-    >>> log.text()
-    'step 3\ndone'
-    """
-
-    limit: int = LIMIT
-    cut: int = 0  # characters dropped from the start
-    written: int = 0  # characters of finished lines so far, those that were cut included
-    lines: deque[str] = field(default_factory=deque)  # finished pieces, each ending where it may be cut
-    open: str = ""  # the line that is still being written
-    style: Style = DEFAULT  # at the start of that line
-
-    def append(self, text: str) -> None:
-        r"""Add printed text; ``\r`` starts the current line over."""
-        finished, newline, rest = text.replace("\r\n", "\n").rpartition("\n")
-        if newline:
-            self.finish("\n".join(map(self.shown, (self.open + finished).split("\n"))) + "\n")
-            self.open = ""
-        # Only the open line is ever rewritten, so what a call costs does not grow with the transcript.
-        overwritten, self.open = latest_return(self.open + rest)
-        self.style = ending(overwritten, self.style)
-        if len(self.open) > OPEN_LIMIT:
-            self.finish(self.shown(self.open))
-            self.open = ""
-
-    def shown(self, line: str) -> str:
-        """Return a line as a terminal shows it, and keep its last style for the next line."""
-        start = self.style
-        self.style = ending(line, start)
-        return self_contained(line, start)
-
-    def finish(self, piece: str) -> None:
-        """Keep a finished piece, dropping the oldest ones beyond the limit."""
-        self.written += len(piece)
-        self.lines.append(piece)
-        kept = self.written - self.cut
-        while kept > self.limit:
-            oldest = self.lines.popleft()
-            over = kept - self.limit
-            if over < len(oldest):
-                start = oldest.find("\n", over - 1) + 1 or after_code(oldest, over)
-                self.lines.appendleft(oldest[start:])
-                dropped = start
-            else:
-                dropped = len(oldest)
-            self.cut += dropped
-            kept -= dropped
-
-    def since(self, position: int) -> tuple[int, str, str]:
-        """Return (new position, finished text after ``position``, the open line).
-
-        A position is a count of finished characters; what was cut meanwhile is left out.
-        """
-        wanted = self.written - max(position, self.cut)
-        pieces: list[str] = []
-        for piece in reversed(self.lines):
-            if wanted <= 0:
-                break
-            pieces.append(piece[-wanted:] if wanted < len(piece) else piece)
-            wanted -= len(piece)
-        return self.written, "".join(reversed(pieces)), self_contained(self.open, self.style)
-
-    def text(self) -> str:
-        """Return the kept text with its colours; its first line gives the amount of text that was cut."""
-        note = f"... {self.cut:,} characters cut ...\n" if self.cut else ""
-        return note + "".join(self.lines) + self_contained(self.open, self.style)
-
-
-def self_contained(line: str, style: Style) -> str:
-    r"""Return a line that begins in ``style`` as a terminal shows it, with the codes of its colours.
-
-    >>> self_contained("10%\r\x1b[32m20%", Style())
-    '\x1b[32m20%\x1b[0m'
-    """
-    if "\x1b" not in line and style == DEFAULT:
-        return plain(after_returns(line))
-    overwritten, rest = latest_return(line.rstrip("\r"))
-    style = ending(overwritten, style)
-    shown = coloured(rest)
-    reset = RESET if ending(rest, style) != DEFAULT else ""
-    return style.code() + shown + reset if plain(shown) else ""
-
-
-def after_code(text: str, position: int) -> int:
-    """Return the first position from this one on that does not split the code of a colour."""
-    code = SGR.match(text, max(0, text.rfind("\x1b", 0, position)))
-    return max(position, code.end()) if code else position
-
-
-def after_returns(line: str) -> str:
-    """Return what a terminal shows of a line: the text after its last carriage return."""
-    return line.rstrip("\r").rpartition("\r")[2]
-
-
-def latest_return(line: str) -> tuple[str, str]:
-    """Split off what a carriage return has already overwritten, but keep one that waits for its text."""
-    shown = after_returns(line)
-    kept = shown + "\r" if line.endswith("\r") else shown
-    return line[: len(line) - len(kept)], kept

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nbdist.metrics.series import decimate
 from nbdist.metrics.store import ENTRY, by_curve
-from nbdist.ui.widgets.base import CLOCK, MEAN, TREND, Records, records
+from nbdist.ui.widgets.frames import CLOCK, MEAN, TREND, Records, records
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
