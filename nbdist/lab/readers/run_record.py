@@ -36,6 +36,8 @@ class Record:
     created: float
     name: str = ""
     ended: float | None = None
+    paused: float = 0.0
+    """Seconds of pauses, written when the run ends."""
     error: str = ""
     code: str = ""
     seed: int | None = None
@@ -102,6 +104,7 @@ def record_of(run_id: str, content: bytes, changed: float) -> Record:
         created=changed if created is None else created,
         name=text(found.get("name")),
         ended=number(found.get("ended")),
+        paused=max(0.0, number(found.get("paused")) or 0.0),
         error=text(found.get("error")),
         code=text(found.get("code")),
         seed=whole(found.get("seed")),
@@ -223,6 +226,7 @@ def item_of(record: Record, pace: Pace, seen: Seen) -> dict[str, Any]:
         "status": status,
         "created": record.created,
         "ended": None if going else record.ended,
+        "paused": round(pace.paused_seconds if record.goes_on else record.paused, 1),
         "cluster": record.cluster,
         "strategy": record.strategy,
         "replicas": seen.replicas,
@@ -364,6 +368,8 @@ class Word:
     global_step: int = 0
     learning_rate: float | None = None
     """The current rate; None if the replicas have several."""
+    rested: float = 0.0
+    """Seconds of the pauses that a step has followed."""
 
     def heard(self, step: int | None = None) -> dict[str, Any]:
         """Return it as replicas send it; with ``step`` 0, as it was when the replica began."""
@@ -374,6 +380,7 @@ class Word:
             "state": self.state,
             "spent": self.spent if step is None else {},
             "trainings": self.training,
+            "rested": self.rested,
             "learning_rate": self.learning_rate,
         }
 
@@ -402,6 +409,7 @@ def word_of(content: bytes) -> Word | None:
         time=time,
         global_step=whole(found.get("global_step")) or 0,
         learning_rate=number(found.get("learning_rate")),
+        rested=max(0.0, number(found.get("rested")) or 0.0),
     )
 
 
@@ -415,6 +423,7 @@ class Pace:
         self._tally = self._new()
         self._heard: dict[int, float] = {}
         self._told: set[int] = set()  # replicas of which two words are known, so that a rate is
+        self._latest = 0.0  # seconds since 1970, on the replicas' clock
 
     def hear(self, replica: int, word: Word, now: float) -> None:
         """Take in a replica's new word; ``now`` is the reader's own clock, in seconds."""
@@ -423,7 +432,7 @@ class Pace:
         before = self.words.get(replica)
         if before is not None and (word.time < before.time or word.step < before.step):
             # Its clock was put right, or another process goes on in its place: what was measured is void.
-            self._tally, self._told = self._new(), set()
+            self._tally, self._told, self._latest = self._new(), set(), 0.0
             words, self.words = {**self.words, replica: word}, {}
             for other, last in words.items():
                 self.hear(other, last, self._heard.get(other, now))
@@ -436,6 +445,7 @@ class Pace:
             self._told.add(replica)
         self._tally.hear(replica, word.heard(), word.time)
         self.words[replica], self._heard[replica] = word, now
+        self._latest = max(self._latest, word.time)
 
     def _new(self) -> Tally:
         return Tally(self._replicas, self._synchronous)
@@ -446,6 +456,7 @@ class Pace:
             silent = now - self._heard[replica]
             if silent > SILENT_SECONDS:
                 self._tally.hear(replica, word.heard(), word.time + silent)
+                self._latest = max(self._latest, word.time + silent)
 
     def standing(self) -> Standing | None:
         """Return how far the run is; None before any replica has said so."""
@@ -461,6 +472,11 @@ class Pace:
         """Whether all that have not ended rest."""
         states = {word.state for word in self.words.values()} - {"finished"}
         return states == {PAUSED}
+
+    @property
+    def paused_seconds(self) -> float:
+        """Seconds of all pauses so far, also of the current one."""
+        return self._tally.paused(self._latest) if self.words else 0.0
 
     @property
     def done(self) -> bool:

@@ -234,7 +234,7 @@ def label(tasks: Sequence[str], replica: int) -> str:
     return clip(name, 24).lstrip("_") or f"replica {replica}"
 
 
-# How far a chart's y axis reaches. Pure; the live view does the same (smooth.js).
+# How far a chart's y axis reaches. Pure; the live view does the same (widget/src/chart/domain.js).
 
 Floats = NDArray[np.float64]
 MOST_OF_POINTS = (0.03, 0.97)  # quantiles of the points that are covered
