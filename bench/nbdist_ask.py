@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from bench import ask_work
+from nbdist.sweep.event_log import EventLog, read_events
 from nbdist.sweep.events import Asked, Created, Event
-from nbdist.sweep.log import EventLog, read_events
 from nbdist.sweep.samplers import make_sampler
 from nbdist.sweep.scheduler import Scheduler
 from nbdist.sweep.start import MOST_TRIALS, open_sweep

@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from nbdist.sweep.event_log import EventLog, read_events
 from nbdist.sweep.events import Created, Event, Reported, Started
-from nbdist.sweep.log import EventLog, read_events
 from nbdist.sweep.parse import read_space
 from nbdist.sweep.samplers import Ask, Tell, make_sampler
 from nbdist.sweep.scheduler import Scheduler

@@ -11,14 +11,14 @@ PACKAGE = Path(__file__).parent.parent / "nbdist"
 
 FLOORS = {
     "errors": 0, "home": 0.5,
-    "graph": 1, "wire": 1, "data": 1, "metrics": 1, "checkpoint": 1,
+    "graph": 1, "wire": 1, "data": 1, "metrics": 1,
     "optim": 1.5,
     "runtime": 2,
     "cluster": 3, "train": 3,
     "nn": 4, "distribute": 4, "collective": 4, "horovod": 4.5,
-    "runs": 5, "frameworks": 5, "sweep": 5,
+    "runs": 5, "sweep": 5,
     "trials": 5.5,
-    "ui": 6, "testing": 6,
+    "ui": 6,
     "lab": 6.5,
 }  # fmt: skip
 
@@ -71,3 +71,82 @@ def test_cupy_is_imported_in_two_places_only() -> None:
         }
         if "cupy" in names:
             assert str(path.relative_to(PACKAGE)) in allowed, f"{path} imports cupy"
+
+
+def module_name(path: Path) -> str:
+    return ".".join(("nbdist", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+NAMES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def at_import(path: Path) -> set[str]:
+    """Modules of nbdist that a module imports while it is itself imported."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in NAMES else node.module for name in names}
+    return found & NAMES.keys()
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Kahn's algorithm: remove modules whose imports are all removed; what stays is part of a circle."""
+    left = {name: at_import(path) - {name} for name, path in NAMES.items()}
+    while ready := {name for name, needs in left.items() if not needs}:
+        left = {name: needs - ready for name, needs in left.items() if name not in ready}
+    assert not left, f"modules import each other in a circle: {', '.join(left)}"
+
+
+def test_every_floor_exists() -> None:
+    parts = {part(path) for path in MODULES}
+    assert parts == set(FLOORS), f"FLOORS and the folders differ: {', '.join(parts ^ set(FLOORS))}"
+
+
+STRING_IMPORTS = {
+    "__init__.py": "the facade loads a part of the package when its name is first used",
+    "train/strategy.py": "a strategy's methods open loops of one's own, which import this module",
+}
+"""Modules that import a part of nbdist by a string, each with its reason."""
+
+
+def test_imports_by_name_go_down_or_are_listed() -> None:
+    """``import_module("nbdist.a.b")`` and ``-m nbdist.a.b`` name modules that exist, on a lower floor."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        named = {
+            call.args[0].value
+            for call in calls
+            if call.args
+            and isinstance(call.args[0], ast.Constant)
+            and isinstance(call.args[0].value, str)
+            and (getattr(call.func, "id", None) or getattr(call.func, "attr", None)) == "import_module"
+        }
+        named = {name for name in named if name.split(".")[0] == "nbdist"}
+        if not named or str(path.relative_to(PACKAGE)) in STRING_IMPORTS:
+            continue
+        for name in named - {"nbdist"}:
+            assert name in NAMES, f"{path} imports {name}, which does not exist"
+            assert FLOORS[name.split(".")[1]] < FLOORS[part(path)], f"{path} imports {name} by its name"
+
+
+def test_no_module_hides_a_public_name_of_its_package() -> None:
+    """``from nbdist.sweep import log`` would give the module, were there one, and not the function."""
+    allowed = {
+        "data.digits",
+        "data.mnist",
+    }  # the functions replace their modules when the package is imported
+    for path in sorted(PACKAGE.rglob("__init__.py")):
+        names: set[str] = set()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.module not in (
+                None,
+                "__future__",
+                module_name(path),
+            ):
+                names |= {alias.asname or alias.name for alias in node.names}
+        own = {child.stem for child in path.parent.iterdir() if child.suffix in ("", ".py")}
+        hidden = {f"{path.parent.name}.{name}" for name in names & own} - allowed
+        assert not hidden, f"modules hide public names: {', '.join(sorted(hidden))}"

@@ -1,15 +1,16 @@
-"""Hyperparameter sweeps: the space, who asks and who prunes, the log that is the truth, what to do next.
+"""Hyperparameter sweeps: the search space, samplers, pruners, the event log and the scheduler.
 
-The pure core; only `eventlog` touches a file, and nothing else looks at a clock. A driver reads the log into
-a ledger, asks the scheduler for the next event, writes it down, and only then acts on it:
+The pure core: only `event_log` touches a file, and nothing reads a clock. A driver (`nbdist.trials`) reads
+the log into a `state.Ledger`, asks the scheduler for the next event, writes the event to the log, and only then
+acts on it. So a sweep whose driver dies continues from its log.
 
-    ranges, parameters, numeric   what one may be         samplers       which parameters next
-    space, spacetext, conditions  all of them together    optuna_sampler Optuna's of these
-    grid, edits                   counted, and changed    pruners        what is not worth going on with
-    events, eventcode             what happened           reports        what pruners look at
-    eventlog, eventreader         written, and read       scheduler      what to do next
-    ledger, trial                 the state of it all     wishes         what somebody may wish meanwhile
-    opening                       its first record        columns, optuna_export   the trials for others
+    parameters  what one parameter may be        events      what can happen in a sweep
+    space       all parameters together          event_log   events on disk, written and read
+    parse       a space from a magic's line      state       the state that follows from the events
+    samplers    which parameters come next       scheduler   the next event
+    pruners     which trials stop early          commands    pause, resume, stop, promote, ...
+    reports     the metrics that pruners see     optuna      samplers, and the export to a study
+    start       a sweep's first record           export      trials as tables
 
 >>> from nbdist import sweep
 >>> print(sweep.Space({"lr": sweep.log(1e-4, 1e-1), "width": [32, 64]}))

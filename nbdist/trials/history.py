@@ -15,8 +15,8 @@ from pathlib import Path
 from nbdist.errors import NbdistError
 from nbdist.metrics.run_folder import duration
 from nbdist.runs.history import MOST_SHOWN, TableList
+from nbdist.sweep.event_log import holder_of, read_events
 from nbdist.sweep.events import Closed
-from nbdist.sweep.log import holder_of, read_events
 from nbdist.sweep.scheduler import state_of
 from nbdist.sweep.state import Ledger
 from nbdist.trials.store import LOG, read_about, sweep_folder

@@ -27,8 +27,8 @@ from nbdist.runs.delivery import Given
 from nbdist.runs.options import COLLECTIVE_KINDS, TRIAL_STRATEGIES, choose, select
 from nbdist.runs.start import any_cluster, check_given, prepare
 from nbdist.runs.task.body import check_source
+from nbdist.sweep.event_log import EventLog
 from nbdist.sweep.events import Direction
-from nbdist.sweep.log import EventLog
 from nbdist.sweep.space import Space
 from nbdist.sweep.start import LONGEST_BODY, open_sweep
 from nbdist.sweep.state import Ledger

@@ -17,8 +17,8 @@ from nbdist.cluster.folder import called
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.home import home, private_folder
 from nbdist.metrics.run_folder import slug, write_whole_file
+from nbdist.sweep.event_log import EventLog, holder_of
 from nbdist.sweep.events import Event, Started
-from nbdist.sweep.log import EventLog, holder_of
 from nbdist.sweep.scheduler import Scheduler
 from nbdist.sweep.state import Ledger
 from nbdist.trials.protocol import STATE, TrialOrder, trial_folder

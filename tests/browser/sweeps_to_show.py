@@ -10,8 +10,8 @@ from browser_lab import Lab
 from browser_server import PATIENCE
 from playwright.sync_api import Locator, Page, expect
 
+from nbdist.sweep.event_log import read_events
 from nbdist.sweep.events import Event
-from nbdist.sweep.log import read_events
 from nbdist.sweep.state import Ledger
 
 GRID = "section.nbdist-sweep"

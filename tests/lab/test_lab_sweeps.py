@@ -22,6 +22,7 @@ from nbdist.lab.readers import sweeps as sweeps_module
 from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details
 from nbdist.lab.readers.sweeps import Sweeps
 from nbdist.sweep import log
+from nbdist.sweep.event_log import FORMAT, MAGIC, EventLog, holder_of
 from nbdist.sweep.events import (
     EVENT,
     Added,
@@ -34,7 +35,6 @@ from nbdist.sweep.events import (
     Resumed,
     Started,
 )
-from nbdist.sweep.log import FORMAT, MAGIC, EventLog, holder_of
 from nbdist.sweep.space import Space
 from nbdist.sweep.start import open_sweep
 from nbdist.trials.store import ABOUT, LOG, new_sweep_folder, write_about

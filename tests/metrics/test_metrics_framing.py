@@ -15,7 +15,7 @@ from nbdist.metrics import framing
 from nbdist.metrics.framing import DOUBT, HEAD, LogFormat
 from nbdist.metrics.log import FORMAT as METRICS
 from nbdist.metrics.log import MAGIC, POINTS, parse, read_log
-from nbdist.sweep import log as event_log
+from nbdist.sweep import event_log
 
 SMALL = LogFormat("example", 2, b"NBX2", 1 << 20)
 payloads = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=60)), max_size=8)

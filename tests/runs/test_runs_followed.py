@@ -160,7 +160,7 @@ def test_a_script_that_ends_leaves_the_run(cluster: Cluster) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from nbdist.sweep.log import take_lock
+from nbdist.sweep.event_log import take_lock
 lock = take_lock(Path({path!r}))
 print("held", flush=True)
 sys.stdin.read()

@@ -11,6 +11,7 @@ from sweep_simulated import state_of
 
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from nbdist.metrics.table import table
+from nbdist.sweep.event_log import EventLog, read_events
 from nbdist.sweep.events import (
     Asked,
     Cloned,
@@ -28,7 +29,6 @@ from nbdist.sweep.events import (
     Stopped,
 )
 from nbdist.sweep.export import columns, write_csv
-from nbdist.sweep.log import EventLog, read_events
 from nbdist.sweep.optuna import export_study
 from nbdist.sweep.scheduler import Scheduler
 from nbdist.sweep.space import Space, integer, log, uniform, when

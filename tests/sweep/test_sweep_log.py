@@ -23,6 +23,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.sweep import log as log_module
+from nbdist.sweep.event_log import FORMAT, EventLog, parse, read_events
 from nbdist.sweep.events import (
     EVENT,
     LARGEST,
@@ -46,7 +47,6 @@ from nbdist.sweep.events import (
     decoded,
     encoded,
 )
-from nbdist.sweep.log import FORMAT, EventLog, parse, read_events
 from nbdist.sweep.space import Space, log, when
 
 SPACE = Space({"lr": log(1e-4, 1e-1), "opt": ["sgd", "adam"], "m": when([0.1], opt="sgd")})
@@ -131,7 +131,7 @@ def test_a_second_writer_is_refused_and_told_who_writes(path: Path) -> None:
     first = EventLog.create(path)
     with pytest.raises(FailedPreconditionError, match=f"written by process {os.getpid()}"):
         EventLog.reopen(path)
-    code = f"from nbdist.sweep.log import *; EventLog.reopen(Path({str(path)!r}))"
+    code = f"from nbdist.sweep.event_log import *; EventLog.reopen(Path({str(path)!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"is being written by process {os.getpid()}" in done.stderr
     first.close()
@@ -284,7 +284,7 @@ def test_a_full_disk_leaves_the_log_whole(path: Path, monkeypatch: pytest.Monkey
 
 def test_a_driver_that_is_killed_loses_nothing_that_it_had_appended(path: Path) -> None:
     code = (
-        "import sys; from nbdist.sweep.log import *; from nbdist.sweep.events import *\n"
+        "import sys; from nbdist.sweep.event_log import *; from nbdist.sweep.events import *\n"
         f"log = EventLog.create(Path({str(path)!r}))\n"
         "for step in range(10**9):\n"
         "    log.append(Reported(0, 1, step, 0.5, 1.0))\n"

@@ -202,7 +202,7 @@ def test_no_two_trials_share_a_seed(seed: int, numbers: set[int]) -> None:
 
 def test_optuna_is_loaded_only_by_those_who_ask_for_it() -> None:
     code = (
-        "import sys; from nbdist.sweep import scheduler, commands, log, export; "
+        "import sys; from nbdist.sweep import scheduler, commands, event_log, export; "
         "sys.exit(bool({'optuna', 'pandas', 'matplotlib', 'IPython'} & sys.modules.keys()))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,7 +18,7 @@ from trials_tools import GATED, began, finished, states, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NotFoundError
-from nbdist.sweep.log import EventLog, read_events
+from nbdist.sweep.event_log import EventLog, read_events
 from nbdist.sweep.state import Ledger
 from nbdist.trials.start import attach_sweep
 from nbdist.trials.store import LOG, sweeps

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from nbdist.sweep.event_log import EventLog
 from nbdist.sweep.events import Asked, Closed, Created, Ended, Event, Started
-from nbdist.sweep.log import EventLog
 from nbdist.sweep.space import Space
 from nbdist.trials.history import sweeps
 from nbdist.trials.store import LOG, sweeps_folder, write_about

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from nbdist.sweep.event_log import EventLog
 from nbdist.sweep.events import Asked, Ended, Event, Reported, Started
-from nbdist.sweep.log import EventLog
 from nbdist.sweep.parse import read_space
 from nbdist.sweep.samplers import trial_seed
 from nbdist.sweep.space import Parameters, Space

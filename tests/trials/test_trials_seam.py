@@ -16,8 +16,8 @@ from trials_simulated import Clock, Simulated
 
 from nbdist.errors import NbdistError
 from nbdist.sweep import commands
+from nbdist.sweep.event_log import EventLog, read_events
 from nbdist.sweep.events import Event
-from nbdist.sweep.log import EventLog, read_events
 from nbdist.sweep.space import Space
 from nbdist.sweep.start import open_sweep
 from nbdist.sweep.state import Ledger

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from ui_kernel import Kernel
 
+from nbdist.sweep.event_log import read_events
 from nbdist.sweep.events import Started
-from nbdist.sweep.log import read_events
 
 pytestmark = pytest.mark.engines
 

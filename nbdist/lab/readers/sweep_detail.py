@@ -12,7 +12,7 @@ from nbdist.errors import NbdistError
 from nbdist.lab.readers.files import is_id, look_home, mark_of
 from nbdist.lab.readers.run_detail import Bundles
 from nbdist.lab.readers.sweeps import OVER, Item, Sweeps
-from nbdist.sweep.log import holder_of
+from nbdist.sweep.event_log import holder_of
 from nbdist.sweep.state import Ledger
 from nbdist.trials.store import LOG
 from nbdist.ui.formatting import jsonable, shorten

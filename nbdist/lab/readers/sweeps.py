@@ -36,8 +36,8 @@ from nbdist.lab.readers.run_record import (
     shortened,
     text,
 )
+from nbdist.sweep.event_log import FORMAT, LogPart, holder_of, parse
 from nbdist.sweep.events import Closed, Created
-from nbdist.sweep.log import FORMAT, LogPart, holder_of, parse
 from nbdist.sweep.scheduler import state_of
 from nbdist.sweep.state import STATES, Ledger
 from nbdist.trials.store import ABOUT, LOG, MOST_ABOUT
