@@ -1,8 +1,8 @@
 """Hyperparameter sweeps: the search space, samplers, pruners, the event log and the scheduler.
 
 The pure core: only `event_log` touches a file, and nothing reads a clock. A driver (`nbdist.trials`) reads
-the log into a `state.Ledger`, asks the scheduler for the next event, writes the event to the log, and only then
-acts on it. So a sweep whose driver dies continues from its log.
+the log into a `state.Ledger`, asks the scheduler for the next event, writes the event to the log, and only
+then acts on it. So a sweep whose driver dies continues from its log.
 
     parameters  what one parameter may be        events      what can happen in a sweep
     space       all parameters together          event_log   events on disk, written and read
