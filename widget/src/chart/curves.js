@@ -1,4 +1,5 @@
 // From the points that the page holds to the lines of one chart. Pure.
+import { bisectRight } from "d3-array";
 import { CLOCK, MEAN, TREND } from "../comm/frames.js";
 
 /** @typedef {{ steps: number[], values: number[] }} Curve */
@@ -55,14 +56,7 @@ export function secondsAt(steps, clock) {
  * @param {number} x
  */
 export function indexAt(xs, x) {
-  let low = 0;
-  let high = xs.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (xs[middle] <= x) low = middle + 1;
-    else high = middle;
-  }
-  return low - 1;
+  return bisectRight(xs, x) - 1;
 }
 
 /**

@@ -1,4 +1,5 @@
 // Domains of a chart's axes: how far they reach, and zoom. Pure; a frozen picture has the same y range (yrange.py).
+import { extent as d3Extent } from "d3-array";
 import { indexAt } from "./curves.js";
 
 /** @typedef {[number, number]} Range */
@@ -84,14 +85,8 @@ export function valuesWithin({ xs, ys }, [from, to]) {
  * @returns {[number, number] | null}
  */
 export function extent(lists) {
-  let [low, high] = [Infinity, -Infinity];
-  for (const values of lists) {
-    for (const value of values) {
-      if (value < low) low = value;
-      if (value > high) high = value;
-    }
-  }
-  return low <= high ? [low, high] : null;
+  const [low, high] = d3Extent(lists.flatMap((values) => d3Extent(values)).filter((end) => end !== undefined));
+  return low === undefined ? null : [low, high];
 }
 
 const FEWEST = 5; // values among which a spike can be told from a steep curve

@@ -1,4 +1,11 @@
-// Where the ticks of a axis stand. Pure.
+// Where the ticks of an axis are. Pure.
+//
+// d3's ticks are not used: d3.ticks and tickStep take the number of ticks as a hint and return up to 1.4 times as many,
+// so labels would overlap; and scaleLog().ticks() has no ticks within a decade but 1 to 9, and none at all in less
+// than a digit, which is what a loss that has converged spans.
+import { range } from "d3-array";
+
+/*! d3-array and d3-scale: Copyright 2010-2023 Mike Bostock, ISC license, https://github.com/d3/d3/blob/main/LICENSE */
 
 const STEPS = [[1], [1, 3], [1, 2, 5], [1, 2, 3, 5, 7], [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9]];
 
@@ -31,6 +38,5 @@ export function logTicks(low, high, most) {
 
 /** Multiples of a step. @param {number} low @param {number} high @param {number} step @returns {number[]} */
 export function linearTicks(low, high, step) {
-  const first = Math.ceil(low / step);
-  return Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, i) => (first + i) * step);
+  return range(Math.ceil(low / step), Math.floor(high / step) + 1).map((i) => i * step);
 }

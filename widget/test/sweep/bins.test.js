@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { binned, binsOf, cellsOf, median, widest } from "../../src/sweep/figures/bins.js";
+import { binned, binsOf, cellsOf, widest } from "../../src/sweep/figures/bins.js";
 import { Brush, maskOf } from "../../src/sweep/figures/brush.js";
 import { bestFew } from "../../src/sweep/figures/curves.js";
 import { easeAt, heightAt, nearestLine, thinned } from "../../src/sweep/figures/parallel.js";
@@ -50,7 +50,8 @@ describe("bins", () => {
     const xs = binned(places.axis("width").at, binsOf(places.axis("width"), [], 4));
     const ys = new Int16Array(12);
     const [even, odd] = cellsOf(model, xs, ys, 2, 1, null);
-    expect([even.rows.length, even.best, even.median]).toEqual([6, 0, median([0, 2, 6, 8].map((i) => i / 12))]);
+    expect([even.rows.length, even.best]).toEqual([6, 0]);
+    expect(even.median).toBeCloseTo(4 / 12);
     expect(odd.counts).toEqual([0, 2, 2, 0, 2, 0]);
     const [brushed] = cellsOf(model, xs, ys, 2, 1, Uint8Array.from({ length: 12 }, (_, i) => Number(i === 6)));
     expect([brushed.rows, brushed.best]).toEqual([[6], 6]);

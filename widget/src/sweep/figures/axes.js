@@ -1,11 +1,13 @@
-// Where values and times lie on a view's page, and the axes that say so. All but the drawing is pure.
+// Where values and times lie on a figure's canvas, and the axes that say so. All but the drawing is pure.
+// Axes are not d3-axis: that makes SVG elements, and the figures are canvases of 10,000 trials and more.
 import { linearTicks, logTicks } from "../../chart/ticks.js";
+import { scaleLinear, scaleLog } from "d3-scale";
 import { formatTick } from "../../text/format.js";
 import { OVER } from "../states.js";
 
 /** @typedef {import("./figure.js").Page} Page */
 /** @typedef {{ left: number, top: number, width: number, height: number }} Area CSS pixels */
-/** @typedef {{ low: number, high: number, log: boolean }} Scale of values: with `log` the ends are logarithms */
+/** @typedef {import("d3-scale").ScaleContinuousNumeric<number, number, number>} Scale linear or logarithmic; NaN for what is not on it */
 
 const DECADES = 2; // from which a logarithmic axis reads better
 const ROOM = 0.06; // of the range, above and below
@@ -20,7 +22,7 @@ const FRACTIONS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
 export function scaleFor(values, must = []) {
   const sorted = Float64Array.from(values).sort();
   const seen = must.filter(Number.isFinite);
-  if (sorted.length === 0 && seen.length === 0) return { low: 0, high: 1, log: false };
+  if (sorted.length === 0 && seen.length === 0) return scaleOn(0, 1, false);
   const least = Math.min(sorted[0] ?? Infinity, ...seen);
   const most = Math.max(sorted[sorted.length - 1] ?? -Infinity, ...seen);
   const log = least > 0 && Math.log10(most / least) > DECADES;
@@ -31,25 +33,44 @@ export function scaleFor(values, must = []) {
   let high = reach > 0 ? Math.min(place(most), third + reach) : place(most);
   for (const value of seen) [low, high] = [Math.min(low, place(value)), Math.max(high, place(value))];
   const room = ROOM * (high - low) || Math.abs(high) * 0.1 || 0.5;
-  return { low: low - room, high: high + room, log };
+  const end = (/** @type {number} */ at) => (log ? Math.min(Number.MAX_VALUE, Math.max(Number.MIN_VALUE, 10 ** at)) : at);
+  return scaleOn(end(low - room), end(high + room), log);
+}
+
+/** A scale from 0 at the lower end to 1 at the upper. @param {number} low @param {number} high @param {boolean} log @returns {Scale} */
+export function scaleOn(low, high, log) {
+  return (log ? scaleLog() : scaleLinear()).domain([low, high]).unknown(NaN);
+}
+
+/** @param {Scale} scale */
+export function isLog(scale) {
+  return "base" in scale;
+}
+
+/** The ends of a scale; of a logarithmic one their logarithms. @param {Scale} scale @returns {number[]} */
+function endsOf(scale) {
+  return isLog(scale) ? scale.domain().map(Math.log10) : scale.domain();
+}
+
+/** @param {Scale} scale @param {number} value */
+export function isOutside(scale, value) {
+  const [low, high] = scale.domain();
+  return value < low || value > high;
 }
 
 /** The scale that was, if one that is now right is hardly another: marks that stay need not be drawn anew. @param {Scale} was @param {Scale} now */
 export function settled(was, now) {
-  const slack = 0.15 * (now.high - now.low);
-  const narrower = now.low >= was.low && now.high <= was.high; // all is still to be seen
-  const near = narrower && now.low - was.low <= slack && was.high - now.high <= slack;
-  return was.log === now.log && near ? was : now;
-}
-
-/** Where a value lies: 0 at the lower end of the scale, 1 at the upper; NaN for what cannot be on it. @param {Scale} scale @param {number} value */
-export function share(scale, value) {
-  return ((scale.log ? Math.log10(value) : value) - scale.low) / (scale.high - scale.low);
+  const [[low, high], [wasLow, wasHigh]] = [endsOf(now), endsOf(was)];
+  const slack = 0.15 * (high - low);
+  const narrower = low >= wasLow && high <= wasHigh; // all is still to be seen
+  const near = narrower && low - wasLow <= slack && wasHigh - high <= slack;
+  return isLog(was) === isLog(now) && near ? was : now;
 }
 
 /** @param {Scale} scale @param {number} most @returns {number[]} values */
-export function valueTicks({ low, high, log }, most) {
-  if (log) return logTicks(low, high, most).map((power) => 10 ** power);
+export function valueTicks(scale, most) {
+  const [low, high] = endsOf(scale);
+  if (isLog(scale)) return logTicks(low, high, most).map((power) => 10 ** power);
   const rough = (high - low) / Math.max(1, most);
   const unit = 10 ** Math.floor(Math.log10(rough));
   return linearTicks(low, high, ([1, 2, 2.5, 5].find((step) => step * unit >= rough) ?? 10) * unit);
@@ -82,8 +103,9 @@ export function drawValueAxis({ canvas, theme, font }, area, scale) {
   canvas.font = font;
   canvas.textAlign = "right";
   canvas.textBaseline = "middle";
+  const across = scale.copy().range([area.top + area.height, area.top]);
   for (const tick of valueTicks(scale, Math.max(2, Math.floor(area.height / 26)))) {
-    const y = Math.round(area.top + (1 - share(scale, tick)) * area.height) + 0.5;
+    const y = Math.round(across(tick)) + 0.5;
     canvas.fillStyle = theme.grid;
     canvas.fillRect(area.left, y - 0.5, area.width, 1);
     canvas.fillStyle = theme.muted;

@@ -1,15 +1,16 @@
 // The best value so far against the time since the sweep began: stairs, with a mark for every trial that has ended,
 // and ticks at the right edge for those that run.
+import { scaleLinear } from "d3-scale";
 import { make, setText, setTexts } from "../../dom/elements.js";
 import { formatCount, formatValue } from "../../text/format.js";
 import { drawGlyphs, FAILED, FINISHED, PRUNED, RUNNING, STATES, STOPPED, WAITING } from "../states.js";
-import { chartArea, chartHeight, drawFootAxis, drawValueAxis, scaleFor, settled, share, timeEnd, timeTicks, timeWords } from "./axes.js";
+import { chartArea, chartHeight, drawFootAxis, drawValueAxis, isOutside, scaleFor, settled, timeEnd, timeTicks, timeWords } from "./axes.js";
 import { Layer } from "./canvas.js";
 import { along, sameBrush, Sheet, timeFacts, writeName } from "./figure.js";
 
 /** @typedef {import("../model.js").Model} Model */
 /** @typedef {import("./figure.js").Page} Page */
-/** @typedef {{ area: import("./axes.js").Area, x: (time: number) => number, y: (value: number) => number }} Place */
+/** @typedef {{ area: import("./axes.js").Area, x: import("d3-scale").ScaleLinear<number, number>, y: import("./axes.js").Scale }} Place */
 
 const NEAR = 12; // CSS pixels from a mark at which it is meant
 const A_FRAME = 2500; // marks
@@ -64,8 +65,8 @@ class BestLine {
     const area = chartArea(page);
     const place = (this.place = {
       area,
-      x: (time) => area.left + (time / this.end) * area.width,
-      y: (value) => area.top + (1 - Math.max(0, Math.min(1, share(this.scale, value)))) * area.height,
+      x: scaleLinear([0, this.end], [area.left, area.left + area.width]),
+      y: this.scale.copy().range([area.top + area.height, area.top]).clamp(true),
     });
     drawValueAxis(page, area, this.scale);
     drawFootAxis(page, area, timeTicks(0, this.end, Math.max(2, area.width / 76)).map((time) => ({ at: place.x(time), text: timeWords(time) })));
@@ -111,7 +112,7 @@ class BestLine {
     const scale = settled(this.scale, scaleFor(values, best));
     if (scale !== this.scale) this.placing++;
     this.scale = scale;
-    this.outside = values.filter((value) => share(this.scale, value) < 0 || share(this.scale, value) > 1).length;
+    this.outside = values.filter((value) => isOutside(this.scale, value)).length;
   }
 
   /** Those that run are at the edge of what has been. @param {Page} page @param {Place} place @param {number} now */

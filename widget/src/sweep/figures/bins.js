@@ -1,4 +1,5 @@
 // A heat map's cells: the bins of two axes, and what the trials in each cell came to. Pure.
+import { bisectRight, median } from "d3-array";
 import { valueWords } from "../format.js";
 import { sameKey } from "../model.js";
 
@@ -57,8 +58,7 @@ export function binned(at, bins) {
   const ends = bins.filter(({ from }) => !Number.isNaN(from)).map(({ to }) => Math.fround(to));
   return Int16Array.from(at, (place) => {
     if (Number.isNaN(place)) return none;
-    const found = ends.findIndex((end) => place < end);
-    return found < 0 ? ends.length - 1 : found;
+    return Math.min(ends.length - 1, bisectRight(ends, place));
   });
 }
 
@@ -79,15 +79,8 @@ export function cellsOf(model, xs, ys, columns, lines, mask) {
     cell.counts[model.state[row]]++;
     if (model.outranks(row, cell.best)) cell.best = row;
   }
-  for (const cell of cells) cell.median = median(cell.rows.map((row) => model.value[row]));
+  for (const cell of cells) cell.median = median(cell.rows, (row) => model.value[row]) ?? NaN;
   return cells;
-}
-
-/** Of the values that are numbers; NaN without any. @param {number[]} values */
-export function median(values) {
-  const sorted = Float64Array.from(values.filter((value) => !Number.isNaN(value))).sort();
-  const half = sorted.length >> 1;
-  return sorted.length === 0 ? NaN : sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
 /** The two parameters that can be the most: many numbers before few choices. @param {import("../model.js").Parameter[]} parameters @returns {[string, string] | null} */

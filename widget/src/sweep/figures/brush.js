@@ -1,4 +1,6 @@
 // Which trials are brushed: those that lie within a part of every axis that has one. All views show the same.
+// Not d3-brush, which makes SVG elements for a pointer only: each axis here is a slider for keys and screen readers, too,
+// a brush on choices covers whole values, and it stays with its values when an axis gets other ends.
 import { make, setText } from "../../dom/elements.js";
 import { isHeld, taken } from "../../dom/keyboard.js";
 import { formatCount } from "../../text/format.js";

@@ -1,5 +1,6 @@
 // A colour for a value: as much lighter or darker as it is better, so that equal steps look equal and the best
-// stands out most from the page. Pure.
+// stands out most from the page. Pure. Not d3-scale-chromatic: its ramps are for one ground each, so that the best value of
+// viridis all but vanishes on a white page, and have no ink that is legible on every shade.
 import { clamp } from "./scales.js";
 
 /** @typedef {{ css: string[], ink: string[] }} Ramp from the worst to the best, and what is legible on each */

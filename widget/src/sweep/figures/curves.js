@@ -1,17 +1,20 @@
 // Learning curves of all trials over one another: the best few and the chosen one stand out, those that are brushed
 // are plain, others faint. The many are drawn once, a part each frame, and only what stands out is drawn anew.
+import { bisectRight } from "d3-array";
+import { scaleLinear } from "d3-scale";
 import { linearTicks } from "../../chart/ticks.js";
 import { make, setText, setTexts } from "../../dom/elements.js";
 import { formatCount, formatTick, formatValue } from "../../text/format.js";
 import { drawGlyphs, FAILED, FINISHED, PRUNED, STATES } from "../states.js";
-import { chartArea, chartHeight, drawFootAxis, drawValueAxis, scaleFor, settled, share, valueTicks } from "./axes.js";
+import { chartArea, chartHeight, drawFootAxis, drawValueAxis, isOutside, scaleFor, scaleOn, settled, valueTicks } from "./axes.js";
 import { Layer } from "./canvas.js";
+import { clamp } from "./scales.js";
 import { along, sameBrush, Sheet, writeName } from "./figure.js";
 
 /** @typedef {import("../model.js").Model} Model */
 /** @typedef {import("../model.js").Curve} Curve */
 /** @typedef {import("./figure.js").Page} Page */
-/** @typedef {{ x: (step: number) => number, y: (value: number) => number, area: import("./axes.js").Area }} Place */
+/** @typedef {{ x: import("d3-scale").ScaleLinear<number, number>, y: import("./axes.js").Scale, area: import("./axes.js").Area }} Place */
 
 const BEST = 5;
 const A_FRAME = 500; // curves
@@ -66,8 +69,8 @@ class SmallCurves {
     const from = Math.min(reach.first, 0);
     const place = (this.place = {
       area,
-      x: (step) => area.left + ((step - from) / (reach.end - from || 1)) * area.width,
-      y: (value) => area.top + (1 - share(reach.scale, value)) * area.height,
+      x: scaleLinear([from, reach.end > from ? reach.end : from + 1], [area.left, area.left + area.width]),
+      y: reach.scale.copy().range([area.top + area.height, area.top]),
     });
     this.drawAxes(page, place, from);
     const done = this.drawMany(page, place, grown);
@@ -88,7 +91,7 @@ class SmallCurves {
   /** @param {Page} page @param {Place} place @param {number} from */
   drawAxes(page, place, from) {
     drawValueAxis(page, place.area, this.reach.scale);
-    const steps = valueTicks({ low: from, high: this.reach.end, log: false }, Math.max(2, place.area.width / 60)).filter(Number.isInteger);
+    const steps = valueTicks(scaleOn(from, this.reach.end, false), Math.max(2, place.area.width / 60)).filter(Number.isInteger);
     const ticks = (steps.length > 0 ? steps : linearTicks(from, this.reach.end, 1)).map((step) => ({ at: place.x(step), text: formatTick(step) }));
     drawFootAxis(page, place.area, ticks, "step");
   }
@@ -174,11 +177,10 @@ class SmallCurves {
 
   /** @param {number} x @param {number} y */
   at(x, y) {
-    const { model, place, reach } = this;
+    const { model, place } = this;
     if (!place || x < place.area.left - NEAR || x > place.area.left + place.area.width + NEAR) return -1;
-    const from = Math.min(reach.first, 0);
-    const perPixel = (reach.end - from || 1) / place.area.width;
-    const step = from + (x - place.area.left) * perPixel;
+    const step = place.x.invert(x);
+    const perPixel = place.x.invert(x + 1) - step;
     const distance = (/** @type {number} */ value) => Math.abs(place.y(value) - y) / NEAR;
     const near = (/** @type {Iterable<number>} */ trials) => nearestCurve(trials, model.curves, step, NEAR * perPixel, distance);
     const first = near([...this.best, model.chosen]); // what stands out is easier to hit
@@ -278,9 +280,8 @@ function strokeCurve(canvas, place, { steps, values }, start, style) {
 function endOf(place, curve) {
   const last = curve?.values.findLastIndex(Number.isFinite) ?? -1;
   if (!curve || last < 0) return null;
-  const y = place.y(curve.values[last]);
-  const { top, height } = place.area;
-  return Number.isNaN(y) ? null : { x: place.x(curve.steps[last]), y: Math.max(top, Math.min(top + height, y)) };
+  const [low, high] = place.y.domain();
+  return { x: place.x(curve.steps[last]), y: place.y(clamp(curve.values[last], low, high)) };
 }
 
 /** The best first; those with no value last. @param {Model} model @param {Iterable<number>} trials */
@@ -362,7 +363,7 @@ export class Reach {
   rescale(curves, best) {
     const must = best.map((number) => curves.get(number)?.values.at(-1) ?? NaN);
     const many = this.points > FEW;
-    const outside = must.some((value) => share(this.scale, value) < 0 || share(this.scale, value) > 1);
+    const outside = must.some((value) => isOutside(this.scale, value));
     if (!many || outside || this.points > this.scaled * AHEAD) {
       const scale = settled(this.scale, scaleFor(sample(curves, this.points), must));
       if (scale !== this.scale) this.version++;
@@ -406,16 +407,12 @@ export function bestFew(model, most) {
 export function valueAt({ steps, values }, step, slack = 0) {
   const last = steps.length - 1;
   if (last < 0 || step < steps[0] - slack || step > steps[last] + slack) return NaN;
-  let [low, high] = [0, last];
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (steps[middle] <= step) low = middle;
-    else high = middle;
-  }
-  if (step <= steps[low] || low === high) return values[low];
-  if (step >= steps[high]) return values[high];
-  const [left, right] = [values[low], values[high]];
-  return left + ((right - left) * (step - steps[low])) / (steps[high] - steps[low]);
+  const after = bisectRight(steps, step);
+  if (after === 0) return values[0];
+  const before = after - 1;
+  if (after > last || step === steps[before]) return values[before];
+  const [left, right] = [values[before], values[after]];
+  return left + ((right - left) * (step - steps[before])) / (steps[after] - steps[before]);
 }
 
 /**

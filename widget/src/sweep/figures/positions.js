@@ -1,5 +1,5 @@
 // Where each trial lies on each axis, and how good it is: worked out once for all views whenever trials change.
-import { scaleFor } from "./axes.js";
+import { isLog, scaleFor } from "./axes.js";
 import { clamp, numberScale, scaleOf } from "./scales.js";
 
 /** @typedef {{ name: string, title: string, scale: import("./scales.js").Scale, at: Float32Array }} Axis `at` by row: 0 to 1, NaN for none */
@@ -54,8 +54,9 @@ export class Places {
   metric() {
     const { value } = this.model;
     const finite = Array.from(value).filter(Number.isFinite);
-    const { low, high, log } = scaleFor(finite, [finite.reduce((a, b) => (this.model.better(a, b) ? a : b), NaN)]);
-    const scale = log ? numberScale(10 ** low, 10 ** high, true) : numberScale(low, high, false);
+    const shown = scaleFor(finite, [finite.reduce((a, b) => (this.model.better(a, b) ? a : b), NaN)]);
+    const [low, high] = shown.domain();
+    const scale = numberScale(low, high, isLog(shown));
     return { name: METRIC, title: this.model.head?.metric ?? "value", scale, at: placed(value, scale.place) };
   }
 

@@ -2,6 +2,7 @@
 import { linearTicks, logTicks } from "../../chart/ticks.js";
 import { numberWords, valueWords } from "../format.js";
 import { sameKey } from "../model.js";
+import { scaleOn } from "./axes.js";
 
 /** @typedef {import("../model.js").Parameter} Parameter */
 /** @typedef {{ place: number, text: string }} Tick */
@@ -51,26 +52,23 @@ function guess(seen) {
  * @returns {Scale}
  */
 export function numberScale(low, high, log, whole = false) {
-  const to = log ? Math.log10 : (/** @type {number} */ value) => value;
-  const from = log ? (/** @type {number} */ value) => 10 ** value : (/** @type {number} */ value) => value;
-  const [start, reach] = [to(low), to(high) - to(low)];
-  const value = (/** @type {number} */ at) => (whole ? Math.round(from(start + at * reach)) : from(start + at * reach));
-  const raw = (/** @type {number} */ one) => (reach > 0 ? (to(one) - start) / reach : 0.5);
-  const place = (/** @type {any} */ one) => (typeof one === "number" && !Number.isNaN(one) ? clamp(raw(one), 0, 1) : NaN);
+  const axis = scaleOn(low, high, log).clamp(true);
+  const value = (/** @type {number} */ at) => (whole ? Math.round(axis.invert(at)) : axis.invert(at));
+  const place = (/** @type {any} */ one) => (typeof one === "number" ? axis(one) : NaN);
   return {
     values: null, place, value,
-    ticks: (most) => numberTicks(start, reach, log, whole, most).map((tick) => ({ place: reach > 0 ? (tick - start) / reach : 0.5, text: numberWords(from(tick)) })),
+    ticks: (most) => numberTicks(low, high, log, whole, most).map((tick) => ({ place: place(tick), text: numberWords(tick) })),
     part: (a, b) => ({ low: a <= 0 ? null : value(a), high: b >= 1 ? null : value(b) }),
     span: (part) => [part.low === null ? 0 : place(part.low), part.high === null ? 1 : place(part.high)],
     words: (a, b) => (a <= 0 && b >= 1 ? "all" : a <= 0 ? `≤ ${round(value(b))}` : b >= 1 ? `≥ ${round(value(a))}` : `${round(value(a))} to ${round(value(b))}`),
   };
 }
 
-/** @param {number} start @param {number} reach @param {boolean} log @param {boolean} whole @param {number} most @returns {number[]} */
-function numberTicks(start, reach, log, whole, most) {
-  const [low, high] = [start, start + reach];
-  if (!(reach > 0)) return [start];
-  if (log) return logTicks(low, high, most).filter((tick) => tick >= low - 1e-9 && tick <= high + 1e-9);
+/** @param {number} low @param {number} high @param {boolean} log @param {boolean} whole @param {number} most @returns {number[]} */
+function numberTicks(low, high, log, whole, most) {
+  const reach = high - low;
+  if (!(reach > 0)) return [low];
+  if (log) return logTicks(Math.log10(low), Math.log10(high), most).map((power) => 10 ** power);
   return linearTicks(low - reach * 1e-9, high + reach * 1e-9, stepFor(reach, most, whole)).slice(0, MOST_TICKS);
 }
 
@@ -81,7 +79,7 @@ export function stepFor(reach, most, whole) {
   return whole ? Math.max(1, Math.round(step)) : step;
 }
 
-/** Values that have no in between, evenly. @param {any[]} listed @param {any[]} seen @returns {Scale} */
+/** Values that have no in between, evenly. Not d3's scaleBand, which has no inverse: a brush needs one. @param {any[]} listed @param {any[]} seen @returns {Scale} */
 export function choiceScale(listed, seen) {
   const places = new Map(listed.map((value, i) => /** @type {[any, number]} */ ([sameKey(value), i])));
   const values = [...listed];

@@ -1,5 +1,6 @@
 // When each engine had which trial: a lane for each engine, a bar for each attempt, its colour and shape saying how
 // it ended, and at the right how much of the time the engine was busy.
+import { scaleLinear } from "d3-scale";
 import { make, setText, setTexts } from "../../dom/elements.js";
 import { formatCount, shortTask } from "../../text/format.js";
 import { drawGlyphs, FAILED, RUNNING, STATES } from "../states.js";
@@ -9,7 +10,7 @@ import { along, sameBrush, Sheet, timeFacts } from "./figure.js";
 
 /** @typedef {import("../model.js").Model} Model */
 /** @typedef {import("./figure.js").Page} Page */
-/** @typedef {{ left: number, top: number, width: number, height: number, lane: number, from: number, to: number }} Place */
+/** @typedef {{ left: number, top: number, width: number, height: number, lane: number, from: number, to: number, x: import("d3-scale").ScaleLinear<number, number> }} Place */
 /** @typedef {{ rank: number, label: string, gone: boolean }} Lane */
 /**
  * @typedef {object} Bar
@@ -87,7 +88,7 @@ class Timeline {
     const page = this.sheet.page(() => 4 + lane * count + 26);
     if (!page) return;
     const place = (this.place = this.placeFor(page, lane));
-    drawFootAxis(page, place, timeTicks(place.from, place.to, Math.max(2, place.width / 76)).map((time) => ({ at: xOf(place, time), text: timeWords(time) })));
+    drawFootAxis(page, place, timeTicks(place.from, place.to, Math.max(2, place.width / 76)).map((time) => ({ at: place.x(time), text: timeWords(time) })));
     this.drawLanes(page, place);
     const done = this.drawEnded(page, place, before);
     this.drawBars(page.canvas, page, place, null, this.running);
@@ -138,7 +139,9 @@ class Timeline {
     const step = this.window / STEPS;
     const to = this.window ? Math.ceil(this.now / step) * step : this.end;
     const from = this.window ? Math.max(0, to - this.window) : 0;
-    return { left, top: 4, width: Math.max(40, page.width - left - 46), height: lane * Math.max(1, this.lanes.length), lane, from, to };
+    const width = Math.max(40, page.width - left - 46);
+    const x = scaleLinear([from, to], [left, left + width]);
+    return { x, left, top: 4, width, height: lane * Math.max(1, this.lanes.length), lane, from, to };
   }
 
   /** Names of engines, and how busy they were. @param {Page} page @param {Place} place */
@@ -254,7 +257,7 @@ class Timeline {
     let least = 4; // CSS pixels beside a bar that may be too narrow to hit
     for (const bar of this.bars) {
       if (!bar.lanes.some(([first, last]) => lane >= first && lane <= last)) continue;
-      const far = Math.max(xOf(place, bar.start) - x, x - xOf(place, bar.end), 0);
+      const far = Math.max(place.x(bar.start) - x, x - place.x(bar.end), 0);
       if (far < least || (far === 0 && least === 0)) [found, least] = [bar, far];
     }
     return found;
@@ -320,11 +323,6 @@ function nameOf({ label, gone }) {
   return gone ? `✕ ${label}` : label;
 }
 
-/** @param {Place} place @param {number} time */
-function xOf(place, time) {
-  return place.left + ((time - place.from) / (place.to - place.from)) * place.width;
-}
-
 /** @param {Bar} bar @param {number} lane */
 function holds(bar, lane) {
   return bar.lanes.some(([first, last]) => lane >= first && lane <= last);
@@ -332,8 +330,8 @@ function holds(bar, lane) {
 
 /** A bar's boxes on the page: one for each run of neighbouring lanes. @param {Place} place @param {Bar} bar */
 function boxes(place, bar) {
-  const left = Math.max(place.left - 4, xOf(place, bar.start));
-  const right = Math.max(left, xOf(place, bar.end));
+  const left = Math.max(place.left - 4, place.x(bar.start));
+  const right = Math.max(left, place.x(bar.end));
   const gap = right - left > 3 ? 1 : 0; // between one bar and the next
   const rim = place.lane >= 10 ? 2 : 1;
   return bar.lanes.map(([first, last]) => ({
