@@ -1,16 +1,18 @@
 /** The nbdist extension: a sidebar, a status, commands, a launcher card, pages and renderers, one plugin each. */
 
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { Notification } from '@jupyterlab/apputils';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { Client } from './api/client';
 import { Feed } from './api/feed';
 import { commands } from './commands/plugin';
 import { launcher } from './launcher/plugin';
 import { notebook } from './notebook/plugin';
-import { sidebar } from './panel/plugin';
-import { pages } from './render/page/plugin';
-import { leftViews, renderers } from './render/plugins';
-import { settings } from './settingsplugin';
+import { pages } from './pages/plugin';
+import { leftViews, renderers } from './render/plugin';
+import { INbdistSettings, PLUGIN, Settings } from './settings';
+import { sidebar } from './sidebar/plugin';
 import { status } from './status/plugin';
 import { INbdist } from './token';
 
@@ -23,6 +25,29 @@ const feed: JupyterFrontEndPlugin<INbdist> = {
   activate: (app: JupyterFrontEnd, translator: ITranslator | null): INbdist => {
     const client = new Client(app.serviceManager.serverSettings);
     return { client, feed: new Feed(client), trans: (translator ?? nullTranslator).load('nbdist') };
+  }
+};
+
+/** Provides the user's settings; with no registry they are the defaults. */
+const settings: JupyterFrontEndPlugin<Settings> = {
+  id: PLUGIN,
+  description: "The user's settings of nbdist.",
+  autoStart: true,
+  provides: INbdistSettings,
+  requires: [INbdist],
+  optional: [ISettingRegistry],
+  activate: (_: JupyterFrontEnd, { trans }: INbdist, registry: ISettingRegistry | null): Settings => {
+    const found = new Settings();
+    found.changed.connect(() => {
+      if (found.problem !== null) {
+        const text = trans.__('The settings of nbdist cannot be used, the defaults are in force: %1', found.problem);
+        Notification.warning(text, { autoClose: false });
+      }
+    });
+    if (registry) {
+      void found.follow(registry);
+    }
+    return found;
   }
 };
 

@@ -71,4 +71,3 @@ function said(error: unknown): string {
     .map(({ instancePath, message }) => [instancePath?.replace('/', ''), message].filter(Boolean).join(' '))
     .join('; ');
 }
-

@@ -1,5 +1,5 @@
-import { Token } from '@lumino/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
+import { Token } from '@lumino/coreutils';
 import type { Client } from './api/client';
 import type { Feed } from './api/feed';
 

@@ -1,11 +1,9 @@
 import { Clipboard, Dialog, showDialog } from '@jupyterlab/apputils';
 import { NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
-import { copyIcon, addIcon } from '@jupyterlab/ui-components';
-import { insertBelow } from '../notebook/insert';
-import { codeCells, openNew } from '../notebook/newnotebook';
-import { described } from './describe';
-import type { Parts } from './parts';
-import { told } from './telling';
+import { addIcon, copyIcon } from '@jupyterlab/ui-components';
+import { codeCells, openNew } from '../notebook/new-notebook';
+import { described, type Parts } from './context';
+import { told } from './notify';
 
 const CODE = described({ code: ['string', 'Python that attaches a notebook to a cluster, run or sweep.'] });
 
@@ -71,5 +69,24 @@ async function openWith(code: string, { app, files, nbdist, settings }: Parts): 
     await opened.sessionContext.ready;
     opened.content.activeCellIndex = 0;
     await NotebookActions.run(opened.content, opened.sessionContext);
+  }
+}
+
+/**
+ * Add a code cell below a notebook's active one and make it the active one; undo takes it away. With `run` it is
+ * run, too.
+ *
+ * The kernel is not needed: it may be busy, dead, or none at all.
+ */
+export async function insertBelow(panel: NotebookPanel, source: string, run: boolean): Promise<void> {
+  const { content, sessionContext } = panel;
+  const at = content.activeCell ? content.activeCellIndex + 1 : 0;
+  content.model?.sharedModel.insertCell(at, { cell_type: 'code', source, metadata: { trusted: true } });
+  content.activeCellIndex = at;
+  content.deselectAll();
+  await content.scrollToItem(at);
+  const cell = content.activeCell;
+  if (run && cell) {
+    await NotebookActions.runCells(content, [cell], sessionContext);
   }
 }

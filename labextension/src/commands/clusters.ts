@@ -1,11 +1,11 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
 import { addIcon, refreshIcon, stopIcon } from '@jupyterlab/ui-components';
-import { removeIcon } from '../panel/icon';
-import type { Cluster, Task } from '../api/items';
-import { choose, confirmed, howMany } from './asking';
-import { described } from './describe';
-import { type Parts, textOf } from './parts';
-import { againstRestarting, againstStopping, shortName } from './reasons';
-import { Refused, told } from './telling';
+import type { Cluster, Sweep, Task } from '../api/items';
+import { removeIcon } from '../icons';
+import { lastPart } from '../sidebar/format';
+import { described, type Parts, textOf } from './context';
+import { choose, confirmed, howMany } from './dialogs';
+import { Refused, told } from './notify';
 
 const MOST = 256; // workers that are added at once
 const ID = ['string', 'The id of a cluster; without one it is asked for.'] as const;
@@ -150,4 +150,44 @@ function chosen(clusters: readonly Cluster[], wish: string, { nbdist: { trans } 
   const why = clusters.find(cluster => cluster.why[wish])?.why[wish];
   const none = why ? trans.__('No cluster can do this now: %1.', why) : trans.__('There is no cluster.');
   return choose(able, nameOf, { title: trans.__('Choose a cluster'), label: trans.__('Cluster'), none }, trans);
+}
+
+/** What is to be said to a user who is about to stop a cluster; nothing if nobody would miss it. */
+export function againstStopping(cluster: Cluster, sweeps: readonly Sweep[], trans: TranslationBundle): string[] {
+  const reasons = cluster.runs.map(run => trans.__('Run %1 is on it, and ends.', run));
+  for (const sweep of sweeps) {
+    if (sweep.cluster === cluster.id && sweep.state === 'running') {
+      reasons.push(trans.__('Sweep %1 uses it.', sweep.name || sweep.id));
+    }
+  }
+  const owner = cluster.owner;
+  if (owner?.alive) {
+    reasons.push(
+      owner.session
+        ? trans.__('%1 is open and uses it.', lastPart(owner.session))
+        : trans.__('What started it is still there: process %1.', owner.pid)
+    );
+  }
+  if (cluster.kind === 'ipyparallel') {
+    reasons.push(trans.__('It was not started by nbdist but by ipyparallel: others may use it.'));
+  }
+  return reasons;
+}
+
+/** What is to be said to a user who is about to give a task another process; nothing if it has died. */
+export function againstRestarting(task: Task, trans: TranslationBundle): string[] {
+  if (task.state === 'dead') {
+    return [];
+  }
+  const reasons = [trans.__('The task is alive: what it has in its memory is lost.')];
+  if (task.run !== null) {
+    reasons.push(trans.__('Run %1 is on it, and loses a task.', task.run));
+  }
+  return reasons;
+}
+
+/** "worker:1", as the magics call the task "/job:worker/task:1". */
+export function shortName(task: string): string {
+  const parts = /^\/job:(\w+)\/task:(\d+)$/.exec(task);
+  return parts ? `${parts[1]}:${parts[2]}` : task;
 }

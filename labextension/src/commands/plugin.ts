@@ -2,15 +2,15 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import { ICommandPalette } from '@jupyterlab/apputils';
 import { IDefaultFileBrowser } from '@jupyterlab/filebrowser';
 import { INotebookTracker } from '@jupyterlab/notebook';
+import { refreshIcon } from '@jupyterlab/ui-components';
 import { INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
 import { addAttachCommands } from './attach';
 import { addClusterCommands } from './clusters';
-import { addRefreshCommand } from './refresh';
-import { addManageCommands } from './manage';
-import { addRunCommands, CONTROLS } from './runs';
-import { WISHES, addSweepCommands } from './sweeps';
-import { addTensorBoardCommands } from './tensorboard';
+import { described, type Parts } from './context';
+import { told } from './notify';
+import { addManageCommands, addRunCommands, addTensorBoardCommands, CONTROLS } from './runs';
+import { addSweepCommands, WISHES } from './sweeps';
 
 /** What can be done about clusters, runs and sweeps, by name: for the palette, the panel and others. */
 export const commands: JupyterFrontEndPlugin<void> = {
@@ -65,3 +65,20 @@ const FOR_PALETTE = [
   'nbdist:compare-runs',
   'nbdist:refresh'
 ];
+
+/** The command that asks the server anew for clusters, runs and sweeps. */
+export function addRefreshCommand({ app, nbdist: { feed, trans } }: Parts): void {
+  app.commands.addCommand('nbdist:refresh', {
+    label: trans.__('Refresh Clusters and Runs'),
+    caption: trans.__('Ask the server again what there is'),
+    icon: refreshIcon,
+    describedBy: described(),
+    execute: args =>
+      told(args, async () => {
+        await feed.refresh();
+        if (feed.trouble !== null) {
+          throw new Error(feed.trouble);
+        }
+      })
+  });
+}

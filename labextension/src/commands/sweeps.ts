@@ -1,8 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { choose, confirmed } from './asking';
-import { described } from './describe';
-import { type Parts, textOf } from './parts';
-import { Refused, told } from './telling';
+import { described, type Parts, textOf } from './context';
+import { choose, confirmed } from './dialogs';
+import { Refused, told } from './notify';
 
 export const WISHES = ['pause', 'resume', 'stop'] as const;
 type Wish = (typeof WISHES)[number];

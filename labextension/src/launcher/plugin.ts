@@ -3,11 +3,10 @@ import { ICommandPalette } from '@jupyterlab/apputils';
 import { IDefaultFileBrowser } from '@jupyterlab/filebrowser';
 import { ILauncher } from '@jupyterlab/launcher';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
-import { described } from '../commands/describe';
-import { textOf } from '../commands/parts';
-import { told } from '../commands/telling';
-import { openNew } from '../notebook/newnotebook';
-import { nbdistIcon } from '../panel/icon';
+import { described, textOf } from '../commands/context';
+import { told } from '../commands/notify';
+import { nbdistIcon } from '../icons';
+import { openNew } from '../notebook/new-notebook';
 import { INbdist } from '../token';
 import ready from './ready.ipynb.json';
 

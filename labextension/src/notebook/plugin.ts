@@ -1,12 +1,12 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, ISessionContextDialogs } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
-import { described } from '../commands/describe';
-import { told } from '../commands/telling';
+import { described } from '../commands/context';
+import { told } from '../commands/notify';
+import { runDistributedIcon } from '../icons';
 import { INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
-import { runDistributedIcon } from './icon';
-import { runDistributed } from './rundistributed';
+import { runDistributed } from './run-distributed';
 
 const RUN = 'nbdist:run-cell-distributed';
 

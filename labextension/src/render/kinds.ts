@@ -2,18 +2,15 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { make } from '@widget/dom/elements.js';
+import { type Drawing, newName } from './drawing';
 import type { Kind } from './renderer';
-import { readRun, type RunBundle } from './runbundle';
-import { readSweep, type SweepBundle } from './sweepbundle';
-
-function curvesLeftOut(count: number, trans: TranslationBundle): string {
-  return trans._n('%1 curve had no room in the notebook.', '%1 curves had no room in the notebook.', count);
-}
+import { readRun, type RunBundle } from './run-bundle';
+import { readSweep, type SweepBundle } from './sweep-bundle';
 
 export const RUN: Kind<RunBundle> = {
   mimeType: 'application/vnd.nbdist.run+json',
   read: readRun,
-  draw: async bundle => (await import('./rundrawing')).drawRun(bundle),
+  draw: drawRun,
   id: bundle => bundle.head.run,
   attaches: trans => trans.__('shows the run in a kernel again.'),
   below: (told, { leftOut }, trans) => {
@@ -25,7 +22,7 @@ export const RUN: Kind<RunBundle> = {
 export const SWEEP: Kind<SweepBundle> = {
   mimeType: 'application/vnd.nbdist.sweep+json',
   read: readSweep,
-  draw: async bundle => (await import('./sweepdrawing')).drawSweep(bundle),
+  draw: drawSweep,
   id: bundle => bundle.snapshot.head.id,
   attaches: trans => trans.__('follows the sweep from a kernel, where trials can be added, stopped and cloned.'),
   below: (told, { snapshot, shown, of, leftOut }, trans) => {
@@ -45,3 +42,27 @@ export const SWEEP: Kind<SweepBundle> = {
     return parts.length ? [make('div', { class: 'nbd-told' }, ...parts)] : [];
   }
 };
+
+/** The charts of a run, by the drawing code of the live view, which sends no commands here. */
+async function drawRun(first: RunBundle): Promise<Drawing<RunBundle>> {
+  const { View } = await import('@widget/run/view.js');
+  const view = new View(newName(), () => undefined);
+  view.controls.time.hidden = true; // the bundle has no times of points
+  const take = ({ head, progress, curves, marks }: RunBundle): void =>
+    view.apply({ kind: 'frame', snapshot: true, head, progress, marks, replaced: [] }, curves);
+  take(first);
+  return { element: view.element, take, redraw: () => view.redraw(), close: () => view.close() };
+}
+
+/** The grid of a sweep, by the drawing code of the live grid, which sends no commands here. */
+async function drawSweep(first: SweepBundle): Promise<Drawing<SweepBundle>> {
+  const { Grid } = await import('@widget/sweep/view.js');
+  const grid = new Grid(newName(), null);
+  const take = ({ snapshot }: SweepBundle): void => grid.model.apply(snapshot);
+  take(first);
+  return { element: grid.element, take, redraw: () => grid.redraw(), close: () => grid.destroy() };
+}
+
+function curvesLeftOut(count: number, trans: TranslationBundle): string {
+  return trans._n('%1 curve had no room in the notebook.', '%1 curves had no room in the notebook.', count);
+}

@@ -4,7 +4,7 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 import type { IDisposable } from '@lumino/disposable';
 import { INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
-import { type Cells, StatusItem } from './item';
+import { type Cells, StatusItem } from './status-item';
 
 /** What goes on, in JupyterLab's status bar; a click shows the panel. */
 export const status: JupyterFrontEndPlugin<void> = {

@@ -1,0 +1,105 @@
+import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { Widget } from '@lumino/widgets';
+import { Refused } from './notify';
+
+/** Have one of several things chosen by name; null if the user leaves it. With none to choose it says `none`. */
+export async function choose<Item>(
+  items: readonly Item[],
+  nameOf: (item: Item) => string,
+  texts: { title: string; label: string; none: string },
+  trans: TranslationBundle
+): Promise<Item | null> {
+  if (items.length === 0) {
+    throw new Refused(texts.none);
+  }
+  const names = apart(items.map(nameOf));
+  const { value } = await InputDialog.getItem({
+    title: texts.title,
+    label: texts.label,
+    items: names,
+    okLabel: trans.__('OK'),
+    cancelLabel: trans.__('Cancel')
+  });
+  return value === null ? null : items[names.indexOf(value)]!;
+}
+
+/** The same names, numbered where two are alike. */
+export function apart(names: readonly string[]): string[] {
+  const seen = new Map<string, number>();
+  return names.map(name => {
+    const count = (seen.get(name) ?? 0) + 1;
+    seen.set(name, count);
+    return count === 1 ? name : `${name} (${count})`;
+  });
+}
+
+/** Ask before something is done that there are reasons against; without any it need not be asked. */
+export async function confirmed(
+  title: string,
+  reasons: readonly string[],
+  yes: string,
+  trans: TranslationBundle
+): Promise<boolean> {
+  if (reasons.length === 0) {
+    return true;
+  }
+  const { button } = await showDialog({
+    title,
+    body: new Paragraphs(reasons),
+    buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.warnButton({ label: yes })]
+  });
+  return button.accept;
+}
+
+/** Ask for a whole number from 1 to `most`; null if the user cancels. */
+export function howMany(title: string, label: string, most: number, trans: TranslationBundle): Promise<number | null> {
+  return askNumber(title, label, { min: '1', max: String(most), step: '1', value: '1' }, trans);
+}
+
+/** Ask for a number within the limits of an input element; null if the user cancels. */
+export async function askNumber(
+  title: string,
+  label: string,
+  limits: { min: string; max?: string; step: string; value: string },
+  trans: TranslationBundle
+): Promise<number | null> {
+  const { button, value } = await showDialog({
+    title,
+    body: new NumberField(label, limits),
+    buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.okButton({ label: trans.__('OK') })],
+    focusNodeSelector: 'input'
+  });
+  return button.accept ? value : null;
+}
+
+class Paragraphs extends Widget {
+  constructor(texts: readonly string[]) {
+    super();
+    this.node.append(
+      ...texts.map(text => {
+        const paragraph = document.createElement('p');
+        paragraph.textContent = text;
+        return paragraph;
+      })
+    );
+  }
+}
+
+/** The dialog cannot be accepted with a number outside the limits. */
+class NumberField extends Widget implements Dialog.IBodyWidget<number> {
+  constructor(label: string, limits: object) {
+    super();
+    const text = document.createElement('label');
+    Object.assign(this.input, { type: 'number', required: true, ...limits });
+    this.input.className = 'jp-mod-styled';
+    text.append(`${label}: `, this.input);
+    this.node.append(text);
+  }
+
+  getValue(): number {
+    return this.input.valueAsNumber;
+  }
+
+  private readonly input = document.createElement('input');
+}

@@ -1,0 +1,292 @@
+/** A page of the main area that follows one run or one sweep, through the Jupyter server and no kernel. */
+
+import type { CommandRegistry } from '@lumino/commands';
+import type { IDisposable } from '@lumino/disposable';
+import type { Message } from '@lumino/messaging';
+import { Widget } from '@lumino/widgets';
+import { make, setText } from '@widget/dom/elements.js';
+import { ApiError } from '../api/client';
+import type { State } from '../api/items';
+import { type Drawing, watchLook } from '../render/drawing';
+import { Unreadable, VERSION } from '../render/json';
+import type { Action } from '../sidebar/actions';
+import type { INbdist } from '../token';
+
+const EVERY = 2000; // milliseconds between two questions at least
+
+/** What the server says of it: how it stands, and the data of its figures. */
+export interface Answer<Details, Bundle> {
+  details: Details;
+  bundle: Bundle;
+}
+
+export abstract class Page<Details, Bundle> extends Widget {
+  constructor(
+    readonly itemId: string,
+    protected readonly nbdist: INbdist,
+    commands: CommandRegistry
+  ) {
+    super();
+    this.addClass('nbd-Page');
+    this.node.tabIndex = -1;
+    this.node.setAttribute('role', 'region');
+    this.buttons = new Buttons(commands, nbdist.trans.__('Actions'));
+    this.trouble.hidden = true;
+    this.node.append(this.trouble, this.buttons.element, this.before, this.place, this.after);
+    nbdist.feed.changed.connect(this.onChange, this);
+    this.title.closable = true;
+    this.place.append(make('p', { class: 'nbd-Page-note' }, nbdist.trans.__('Loading…')));
+    this.pace.want();
+  }
+
+  /** Ask the server; raises `ApiError`, or `Unreadable`. */
+  protected abstract ask(): Promise<Answer<Details, Bundle>>;
+  /** Its item among those that change. */
+  protected abstract itemIn(state: State): object | undefined;
+  protected abstract draw(bundle: Bundle): Promise<Drawing<Bundle>>;
+  /** What stands between the header and the figures, and below them: into `before` and `after`. */
+  protected abstract write(answer: Answer<Details, Bundle>): void;
+  protected abstract actions(details: Details): Action[];
+  /** Its name, for the tab. */
+  protected abstract nameOf(details: Details): string;
+  /** What is said if it is not there, or not any more. */
+  protected abstract vanished(): string;
+
+  override dispose(): void {
+    if (this.isDisposed) {
+      return;
+    }
+    this.pace.dispose();
+    this.nbdist.feed.changed.disconnect(this.onChange, this);
+    this.leave();
+    this.endLook();
+    this.drawing?.close();
+    super.dispose();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this.look();
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    this.look();
+  }
+
+  protected override onBeforeHide(message: Message): void {
+    this.leave();
+    super.onBeforeHide(message);
+  }
+
+  protected override onBeforeDetach(message: Message): void {
+    this.leave();
+    super.onBeforeDetach(message);
+  }
+
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    this.node.focus();
+  }
+
+  private look(): void {
+    if (this.isVisible && !this.shown) {
+      this.shown = this.nbdist.feed.show(this);
+      this.onChange();
+      this.drawing?.redraw();
+    }
+  }
+
+  private leave(): void {
+    this.shown?.dispose();
+    this.shown = null;
+  }
+
+  private onChange(): void {
+    const item = this.itemIn(this.nbdist.feed.state);
+    const again = this.failed && this.nbdist.feed.connection !== 'offline';
+    if (this.isVisible && (item !== this.item || again)) {
+      this.item = item;
+      this.pace.want();
+    }
+  }
+
+  private async refresh(): Promise<void> {
+    if (!this.isVisible && this.drawing) {
+      this.item = undefined; // so that it is asked for when it is seen again
+      return;
+    }
+    try {
+      const answer = await this.ask();
+      if (!this.isDisposed) {
+        this.failed = false;
+        this.say(null);
+        await this.present(answer);
+      }
+    } catch (error) {
+      if (!this.isDisposed) {
+        const gone = error instanceof ApiError && error.status === 404;
+        this.failed = error instanceof ApiError && !gone;
+        this.say(gone ? this.vanished() : this.wordsOf(error));
+        this.buttons.offer([]);
+        if (!this.drawing) {
+          this.place.replaceChildren();
+        }
+      }
+    }
+  }
+
+  private async present(answer: Answer<Details, Bundle>): Promise<void> {
+    this.title.label = this.nameOf(answer.details);
+    this.node.setAttribute('aria-label', this.title.label);
+    this.buttons.offer(this.actions(answer.details));
+    this.write(answer);
+    if (this.drawing) {
+      this.drawing.take(answer.bundle);
+      return;
+    }
+    const drawing = await this.draw(answer.bundle);
+    if (this.isDisposed) {
+      drawing.close();
+      return;
+    }
+    this.drawing = drawing;
+    this.place.replaceChildren(drawing.element);
+    drawing.element.firstElementChild?.after(this.before); // the header comes first
+    this.endLook = watchLook(drawing.element, () => drawing.redraw());
+    drawing.redraw();
+  }
+
+  private wordsOf(error: unknown): string {
+    const { trans } = this.nbdist;
+    if (error instanceof Unreadable) {
+      return error.newer === null
+        ? trans.__('The server sends data that cannot be drawn.')
+        : trans.__('The server sends data of version %1, this page knows %2: reload it.', error.newer, VERSION);
+    }
+    return error instanceof Error ? error.message : String(error);
+  }
+
+  private say(trouble: string | null): void {
+    this.trouble.hidden = trouble === null;
+    setText(this.trouble, trouble ?? '');
+  }
+
+  protected readonly before = make('div', { class: 'nbd-Page-part' });
+  protected readonly after = make('div', { class: 'nbd-Page-part' });
+  private readonly place = make('div', { class: 'nbd-Page-figures' });
+  private readonly trouble = make('p', { class: 'nbd-Bundle-trouble', role: 'status' });
+  private readonly buttons: Buttons;
+  private readonly pace = new Pace(() => this.refresh(), EVERY);
+  private drawing: Drawing<Bundle> | null = null;
+  private endLook: () => void = () => undefined;
+  private shown: IDisposable | null = null;
+  private item: object | undefined;
+  private failed = false;
+}
+
+export class Buttons {
+  readonly element: HTMLElement;
+
+  constructor(
+    private readonly commands: CommandRegistry,
+    label: string
+  ) {
+    this.element = make('div', { class: 'nbd-Page-buttons', role: 'group', 'aria-label': label });
+  }
+
+  /** Offer these, as far as this application has their commands. */
+  offer(actions: Action[]): void {
+    const offered = actions.filter(({ command }) => this.commands.hasCommand(command));
+    const known = new Map(this.made.map(one => [one.id, one]));
+    this.made = offered.map(action => known.get(action.id) ?? this.make(action.id));
+    this.made.forEach((one, i) => one.show(offered[i]!));
+    if (this.made.some((one, i) => this.element.children[i] !== one.button) || this.element.children.length !== this.made.length) {
+      this.element.replaceChildren(...this.made.map(({ button }) => button));
+    }
+    this.element.hidden = offered.length === 0;
+  }
+
+  private make(id: string): Made {
+    const button = make('button', { class: 'nbd-Page-button', type: 'button' });
+    let shown: Action | null = null;
+    let busy = false;
+    const write = (): void => {
+      if (busy || shown?.why) {
+        button.setAttribute('aria-disabled', 'true');
+      } else {
+        button.removeAttribute('aria-disabled');
+      }
+    };
+    button.addEventListener('click', () => {
+      if (busy || !shown || shown.why) {
+        return;
+      }
+      busy = true;
+      write();
+      void Promise.resolve(this.commands.execute(shown.command, shown.args))
+        .catch(() => undefined) // the command has said what went wrong
+        .finally(() => {
+          busy = false;
+          write();
+        });
+    });
+    const show = (action: Action): void => {
+      shown = action;
+      setText(button, action.label);
+      button.title = action.why ?? '';
+      write();
+    };
+    return { id, button, show };
+  }
+
+  private made: Made[] = [];
+}
+
+interface Made {
+  readonly id: string;
+  readonly button: HTMLButtonElement;
+  show(action: Action): void;
+}
+
+/** Does something when it is wanted: never twice at once, and never sooner than `every` milliseconds after the last time. */
+export class Pace {
+  constructor(
+    private readonly act: () => Promise<void>,
+    private readonly every: number
+  ) {}
+
+  /** Have it done now, or as soon as it may be. */
+  want(): void {
+    this.wanted = true;
+    if (!this.busy && !this.timer && !this.over) {
+      this.timer = setTimeout(() => void this.go(), Math.max(0, this.due - Date.now()));
+    }
+  }
+
+  dispose(): void {
+    this.over = true;
+    clearTimeout(this.timer);
+  }
+
+  private async go(): Promise<void> {
+    this.timer = undefined;
+    this.wanted = false;
+    this.busy = true;
+    this.due = Date.now() + this.every;
+    try {
+      await this.act();
+    } finally {
+      this.busy = false;
+      if (this.wanted) {
+        this.want();
+      }
+    }
+  }
+
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private due = 0;
+  private wanted = false;
+  private busy = false;
+  private over = false;
+}

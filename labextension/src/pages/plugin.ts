@@ -1,0 +1,133 @@
+/** Pages of runs and sweeps in the main area: the commands that open them, and their return after a reload. */
+
+import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ICommandPalette, MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
+import { LabIcon } from '@jupyterlab/ui-components';
+import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
+import type { State } from '../api/items';
+import { described } from '../commands/context';
+import { choose } from '../commands/dialogs';
+import { told } from '../commands/notify';
+import { nbdistIcon } from '../icons';
+import { INbdist } from '../token';
+import type { Page } from './page';
+import { RunPage } from './run-page';
+import { SweepPage } from './sweep-page';
+
+const BELOW = 420; // pixels of a page below a notebook
+
+type AnyPage = Page<unknown, unknown>;
+
+interface Kind {
+  name: string;
+  command: string;
+  label: string;
+  caption: string;
+  icon: LabIcon;
+  argument: string;
+  /** What can be chosen, newest first. */
+  choices(state: State): { id: string; state: string }[];
+  /** How one is asked for, and what it is. */
+  question: string;
+  noun: string;
+  /** What is said if there is nothing to choose. */
+  none: string;
+  make(id: string): AnyPage;
+}
+
+export const pages: JupyterFrontEndPlugin<void> = {
+  id: 'nbdist:pages',
+  description: 'Pages of runs and sweeps, which need no kernel.',
+  autoStart: true,
+  requires: [INbdist],
+  optional: [ILayoutRestorer, ICommandPalette],
+  activate: (app: JupyterFrontEnd, nbdist: INbdist, restorer: ILayoutRestorer | null, palette: ICommandPalette | null): void => {
+    const { trans } = nbdist;
+    const kinds: Kind[] = [
+      {
+        name: 'nbdist-run',
+        command: 'nbdist:open-run',
+        label: trans.__('Open Run…'),
+        caption: trans.__('Show the curves of a run, its code and its files'),
+        icon: nbdistIcon,
+        argument: 'The id of the run; one is asked for without it.',
+        choices: ({ runs }) => runs.map(({ id, status }) => ({ id, state: status })),
+        question: trans.__('Choose a run'),
+        noun: trans.__('Run'),
+        none: trans.__('There are no runs yet.'),
+        make: id => new RunPage(id, nbdist, app.commands)
+      },
+      {
+        name: 'nbdist-sweep',
+        command: 'nbdist:open-grid',
+        label: trans.__('Open Grid of a Sweep…'),
+        caption: trans.__('Show the trials of a sweep'),
+        icon: nbdistIcon,
+        argument: 'The id of the sweep; one is asked for without it.',
+        choices: ({ sweeps }) => sweeps,
+        question: trans.__('Choose a sweep'),
+        noun: trans.__('Sweep'),
+        none: trans.__('There are no sweeps yet.'),
+        make: id => new SweepPage(id, nbdist, app.commands)
+      }
+    ];
+    for (const kind of kinds) {
+      add(kind, app, nbdist, restorer);
+      palette?.addItem({ command: kind.command, category: 'nbdist' });
+    }
+  }
+};
+
+function add(kind: Kind, app: JupyterFrontEnd, nbdist: INbdist, restorer: ILayoutRestorer | null): void {
+  const tracker = new WidgetTracker<MainAreaWidget<AnyPage>>({ namespace: kind.name });
+  app.commands.addCommand(kind.command, {
+    label: kind.label,
+    caption: kind.caption,
+    icon: kind.icon,
+    describedBy: described({ id: ['string', kind.argument] }),
+    execute: args =>
+      told(args, async () => {
+        const id = idOf(args) ?? (await chosen(kind, nbdist));
+        if (id !== null) {
+          open(kind, id, app, tracker);
+        }
+      })
+  });
+  void restorer?.restore(tracker, {
+    command: kind.command,
+    args: ({ content }) => ({ id: content.itemId }),
+    name: ({ content }) => content.itemId
+  });
+}
+
+function idOf(args: ReadonlyPartialJSONObject): string | null {
+  return typeof args['id'] === 'string' && args['id'] ? args['id'] : null;
+}
+
+/** The page of it, which may be open already. */
+function open(kind: Kind, id: string, app: JupyterFrontEnd, tracker: WidgetTracker<MainAreaWidget<AnyPage>>): void {
+  let widget = tracker.find(({ content }) => content.itemId === id);
+  if (!widget) {
+    const content = kind.make(id);
+    content.title.label = id;
+    content.title.icon = kind.icon;
+    widget = new MainAreaWidget({ content });
+    widget.id = `${kind.name}-${id}`;
+    widget.toolbar.hide();
+    app.shell.add(widget, 'main');
+    if (!widget.isAttached) {
+      // Jupyter Notebook has room for one document in its main area, and gives what is below it no height.
+      content.node.style.minHeight = `${Math.min(BELOW, window.innerHeight / 2)}px`;
+      app.shell.add(widget, 'down');
+    }
+    void tracker.add(widget);
+  }
+  app.shell.activateById(widget.id);
+}
+
+/** Ask which one; null if none is chosen. */
+async function chosen(kind: Kind, { client, trans }: INbdist): Promise<string | null> {
+  const choices = kind.choices(await client.state(null));
+  const nameOf = ({ id, state }: { id: string; state: string }): string => `${id} (${state})`;
+  return (await choose(choices, nameOf, { title: kind.question, label: kind.noun, none: kind.none }, trans))?.id ?? null;
+}

@@ -1,0 +1,133 @@
+/** The page of a run: its curves as they grow, its options, its output and its files. */
+
+import type { CommandRegistry } from '@lumino/commands';
+import { make } from '@widget/dom/elements.js';
+import { formatValue, shortTask } from '@widget/text/format.js';
+import type { Progress } from '@widget/run/view.js';
+import type { About, Run, RunDetails, RunStatus, State } from '../api/items';
+import type { Drawing } from '../render/drawing';
+import { RUN } from '../render/kinds';
+import { readRun, type RunBundle } from '../render/run-bundle';
+import { type Action, runActions, runControls } from '../sidebar/actions';
+import { formatBytes, formatMoment } from '../sidebar/format';
+import type { INbdist } from '../token';
+import { type Answer, Page } from './page';
+import { pairs, preformatted, Section, table } from './sections';
+
+export class RunPage extends Page<RunDetails, RunBundle> {
+  constructor(id: string, nbdist: INbdist, commands: CommandRegistry) {
+    super(id, nbdist, commands);
+    const { trans } = nbdist;
+    this.parts = {
+      error: new Section(trans.__('Error'), true),
+      metrics: new Section(trans.__('Latest values'), true),
+      output: new Section(trans.__('Output'), true),
+      code: new Section(trans.__('Code of the cell'), true),
+      about: new Section(trans.__('Options')),
+      tasks: new Section(trans.__('Tasks')),
+      versions: new Section(trans.__('Versions')),
+      files: new Section(trans.__('Files'))
+    };
+    const { error, ...rest } = this.parts;
+    this.before.append(error.element);
+    this.after.append(...Object.values(rest).map(({ element }) => element));
+    void nbdist.client.about().then(
+      about => (this.about = about),
+      () => undefined // then nobody knows why TensorBoard could not be opened, and opening it will say
+    );
+  }
+
+  protected override async ask(): Promise<Answer<RunDetails, RunBundle>> {
+    const { client } = this.nbdist;
+    const [details, data] = await Promise.all([client.run(this.itemId), client.runData(this.itemId)]);
+    return { details, bundle: standing(readRun(data), details, Date.now() / 1000) };
+  }
+
+  protected override itemIn(state: State): object | undefined {
+    return state.runs.find(({ id }) => id === this.itemId);
+  }
+
+  protected override draw(bundle: RunBundle): Promise<Drawing<RunBundle>> {
+    return RUN.draw(bundle);
+  }
+
+  protected override actions(details: RunDetails): Action[] {
+    const { trans } = this.nbdist;
+    const actions = [...runControls(details, trans), ...runActions(details, this.about, trans)];
+    return details.browse === null ? actions.filter(({ id }) => id !== 'folder') : actions; // its files are on this page
+  }
+
+  protected override nameOf(details: RunDetails): string {
+    return details.name || details.id;
+  }
+
+  protected override vanished(): string {
+    return this.nbdist.trans.__('The run %1 is not there: its folder was deleted, or never was here.', this.itemId);
+  }
+
+  protected override write({ details, bundle }: Answer<RunDetails, RunBundle>): void {
+    const { trans, client } = this.nbdist;
+    const { error, metrics, output, code, about, tasks, versions, files } = this.parts;
+    error.show(details.error, !details.error, text => [preformatted(text ?? '', trans.__('Error'))]);
+    metrics.show(bundle.metrics, !bundle.metrics.length, all => [
+      table(
+        [trans.__('metric'), trans.__('value')],
+        all.map(([name, value]) => [name, formatValue(value)])
+      )
+    ]);
+    output.show(details.output, !details.output.length, all =>
+      all.flatMap(({ task, text }) => [
+        make('p', { class: 'nbd-Page-note', title: task }, shortTask(task)),
+        preformatted(text, trans.__('Output of %1', shortTask(task)))
+      ])
+    );
+    const code_ = [details.first_line, details.code].filter(Boolean).join('\n');
+    code.show(code_, !details.code, text => [preformatted(text, trans.__('Code of the cell'))]);
+    about.show(started(details, trans.__('seed')), false, all => [pairs(all)]);
+    tasks.show(details.tasks, !details.tasks.length, all => [
+      make('ul', {}, ...all.map(task => make('li', { title: task }, shortTask(task))))
+    ]);
+    versions.show(details.versions, !Object.keys(details.versions).length, all => [pairs(all)]);
+    files.show(details.files, !details.files.length, all => [
+      table(
+        [trans.__('file'), trans.__('size'), trans.__('modified')],
+        all.map(({ path, bytes, modified }) => [
+          make('a', { href: client.fileUrl(details.id, path), download: path.split('/').at(-1) ?? path }, path),
+          formatBytes(bytes),
+          formatMoment(modified)
+        ])
+      )
+    ]);
+  }
+
+  private readonly parts: Record<'error' | 'metrics' | 'output' | 'code' | 'about' | 'tasks' | 'versions' | 'files', Section>;
+  private about: About | null = null;
+}
+
+/** What a run was started with, the ordinary first; what is unknown is left out. */
+function started(details: RunDetails, seed: string): Record<string, unknown> {
+  const { strategy, replicas, cluster, session, folder, options } = details;
+  const all = { strategy, replicas, cluster, [seed]: details.seed, notebook: session || null, folder, ...options };
+  return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== null && value !== undefined));
+}
+
+const STATES: Partial<Record<RunStatus, string>> = { preparing: 'starting' };
+const OVER: RunStatus[] = ['finished', 'failed', 'stopped', 'damaged', 'lost'];
+
+/** The data of a run, with what its item knows better. */
+export function standing(bundle: RunBundle, run: Run, now: number): RunBundle {
+  const over = OVER.includes(run.status);
+  const until = over ? run.ended : now;
+  const elapsed = until === null ? null : Math.max(0, until - run.created - run.paused);
+  const progress: Progress = {
+    ...bundle.progress,
+    state: STATES[run.status] ?? run.status,
+    step: run.step ?? bundle.progress.step,
+    total: run.total,
+    steps_per_second: (over ? bundle.progress.steps_per_second : null) ?? run.steps_per_second,
+    seconds_left: run.seconds_left,
+    elapsed: bundle.progress.elapsed !== null && over ? bundle.progress.elapsed : elapsed,
+    note: [bundle.progress.note, run.note].filter(Boolean).join(' · ')
+  };
+  return { ...bundle, progress, head: { ...bundle.head, title: run.name || bundle.head.title, run: run.id } };
+}

@@ -1,0 +1,127 @@
+/** Reads `application/vnd.nbdist.run+json` (nbdist/ui/frozen/run.py says what it is) for the live view's drawing code. */
+
+import { MEAN, type Run, TREND } from '@widget/comm/frames.js';
+import type { Mark } from '@widget/chart/annotations.js';
+import type { Head, Plan, Progress } from '@widget/run/view.js';
+import { finite, isRecord, type Json, list, record, text, texts, versioned, whole } from './json';
+
+export interface RunBundle {
+  head: Head;
+  progress: Progress;
+  curves: Run[];
+  /** Final values by name. */
+  metrics: [string, number][];
+  marks: Mark[];
+  /** Curves that had no room in the data. */
+  leftOut: number;
+}
+
+const MOST_TASKS = 1024;
+const MOST_CHARTS = 64;
+const MOST_CURVES = 4096;
+const MOST_POINTS = 100_000; // of a curve
+const MOST_METRICS = 256;
+const MOST_MARKS = 256;
+const LAST_REPLICA = MEAN - 1;
+
+/** Raises `Unreadable` if it cannot be drawn; what is damaged in it otherwise is left out. */
+export function readRun(data: unknown): RunBundle {
+  const run = versioned(data);
+  const names = new Map<string, number>();
+  const numberOf = (name: string): number => {
+    const known = names.get(name) ?? names.size;
+    names.set(name, known);
+    return known;
+  };
+  const charts = list(run['charts'], MOST_CHARTS).flatMap(chart => planOf(chart, numberOf));
+  const curves = list(run['series'], MOST_CURVES).flatMap(series => curveOf(series, names));
+  const tasks = texts(run['tasks'], MOST_TASKS);
+  const shown = new Set(curves.filter(({ series }) => series >= TREND).map(({ replica }) => replica));
+  return {
+    head: { title: text(run['title']), run: text(run['run']), tasks, total: whole(run['total']), charts, series: [...names.keys()] },
+    progress: {
+      state: text(run['state']) || 'unknown',
+      step: whole(run['step']),
+      unit: text(run['unit']) || 'steps',
+      elapsed: finite(run['seconds']),
+      steps_per_second: finite(run['steps_per_second']),
+      checkpoint: text(run['checkpoint']) ? { step: null, path: text(run['checkpoint']) } : null,
+      note: texts(run['remarks'], MOST_TASKS).join(' · '),
+      per_replica: Object.fromEntries([...shown].map(replica => [replica, { state: '' }]))
+    },
+    curves: [...curves, ...standIns(curves)],
+    marks: list(run['marks'], MOST_MARKS).flatMap(markOf),
+    metrics: Object.entries(record(run['metrics']))
+      .slice(0, MOST_METRICS)
+      .flatMap(([name, value]) => (typeof value === 'number' || typeof value === 'string' ? [[name, spelled(value)]] : [])),
+    leftOut: whole(run['left_out']) ?? 0
+  };
+}
+
+function planOf(value: unknown, numberOf: (name: string) => number): Plan[] {
+  const chart = record(value);
+  const series = (key: string): number | null => {
+    const name = chart[key];
+    return typeof name === 'string' ? numberOf(name) : null;
+  };
+  const [train, validation] = [series('train'), series('validation')];
+  return train === null && validation === null ? [] : [{ title: text(chart['title']), train, validation }];
+}
+
+function markOf(value: unknown): Mark[] {
+  const mark = record(value);
+  const step = whole(mark['step']);
+  return step === null ? [] : [{ step, kind: text(mark['kind']), text: text(mark['text']) }];
+}
+
+/** A curve of a series that has a chart. */
+function curveOf(value: unknown, names: Map<string, number>): Run[] {
+  if (!isRecord(value)) {
+    return [];
+  }
+  const series = names.get(text(value['name']));
+  const replica = value['replica'] === 'mean' ? MEAN : whole(value['replica']);
+  if (series === undefined || replica === null || (replica > LAST_REPLICA && replica !== MEAN)) {
+    return [];
+  }
+  const trend = value['kind'] === 'trend' && replica !== MEAN;
+  const points = pointsOf(value);
+  return points.steps.length ? [{ replica, series: trend ? series | TREND : series, ...points }] : [];
+}
+
+/** Points with ascending steps; of what is no pair of numbers the rest is kept. */
+function pointsOf(curve: Json): { steps: number[]; values: number[] } {
+  const steps: number[] = [];
+  const values: number[] = [];
+  const told = words(curve['values']);
+  words(curve['steps']).forEach((one, i) => {
+    const [step, value] = [Number(one), told[i]];
+    if (value !== undefined && Number.isFinite(step) && step > (steps.at(-1) ?? -Infinity)) {
+      steps.push(step);
+      values.push(spelled(value));
+    }
+  });
+  return { steps, values };
+}
+
+const SPELLED: Record<string, number> = { nan: NaN, inf: Infinity, '-inf': -Infinity };
+
+/** A number, or how JSON spells what it has no number for; NaN for all else. */
+function spelled(value: unknown): number {
+  return typeof value === 'number' ? value : typeof value === 'string' ? (SPELLED[value] ?? Number(value || NaN)) : NaN;
+}
+
+/** Texts between spaces; a list is taken as it is. */
+function words(value: unknown): unknown[] {
+  return typeof value === 'string' ? value.split(' ', MOST_POINTS).filter(Boolean) : list(value, MOST_POINTS);
+}
+
+/** Of a replica whose points had no room its trend stands for them: the drawing code asks for points first. */
+function standIns(curves: Run[]): Run[] {
+  const key = ({ replica, series }: Run): string => `${replica} ${series}`;
+  const there = new Set(curves.map(key));
+  return curves
+    .filter(({ series }) => series >= TREND)
+    .map(trend => ({ ...trend, series: trend.series - TREND }))
+    .filter(points => !there.has(key(points)));
+}

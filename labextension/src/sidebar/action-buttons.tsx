@@ -1,0 +1,133 @@
+import { memo, type ReactElement } from 'react';
+import {
+  addIcon,
+  Button,
+  closeIcon,
+  codeIcon,
+  ellipsesIcon,
+  folderIcon,
+  type LabIcon,
+  launchIcon,
+  pauseIcon,
+  refreshIcon,
+  runIcon,
+  settingsIcon,
+  stopIcon
+} from '@jupyterlab/ui-components';
+import { JSONExt } from '@lumino/coreutils';
+import { removeIcon } from '../icons';
+import type { Action, ActionIcon } from './actions';
+import { useActivity, type Watch } from './store';
+
+const ICONS: Record<ActionIcon, LabIcon> = {
+  attach: codeIcon,
+  grow: addIcon,
+  more: ellipsesIcon,
+  shrink: removeIcon,
+  restart: refreshIcon,
+  stop: stopIcon,
+  pause: pauseIcon,
+  resume: runIcon,
+  rate: settingsIcon,
+  folder: folderIcon,
+  tensorboard: launchIcon,
+  dismiss: closeIcon
+};
+
+interface ButtonProps {
+  watch: Watch;
+  /** The row that the action is of. */
+  row: string;
+  action: Action;
+  pending: boolean;
+  reachable: boolean;
+}
+
+/**
+ * A button of a row. One that cannot be pressed says why, and stays in the keyboard's reach for that.
+ *
+ * JupyterLab's `ToolbarButtonComponent` takes a disabled button out of the keyboard's reach, and answers the
+ * Enter key twice.
+ */
+export const ActionButton = memo(function ActionButton(props: ButtonProps): ReactElement {
+  const { watch, row, action, pending, reachable } = props;
+  const Icon = ICONS[action.icon];
+  const text = pending ? watch.trans.__('%1: under way', action.label) : action.label;
+  const act = (): void => void watch.model.act(row, action.id, action.command, action.args);
+  return (
+    <Button
+      className="jp-ToolbarButtonComponent nbd-Action"
+      data-stop=""
+      data-action={action.id}
+      aria-label={text}
+      aria-disabled={action.why !== null}
+      aria-busy={pending}
+      title={action.why === null ? text : `${action.label}: ${action.why}`}
+      tabIndex={reachable ? 0 : -1}
+      onClick={action.why === null ? act : undefined}
+    >
+      <Icon.react tag="span" elementSize="normal" />
+    </Button>
+  );
+}, isSame);
+
+/** Whether a button is as before: its action is made anew whenever anything of its row changes. */
+function isSame(before: ButtonProps, after: ButtonProps): boolean {
+  return (
+    before.pending === after.pending &&
+    before.reachable === after.reachable &&
+    before.row === after.row &&
+    JSONExt.deepEqual({ ...before.action }, { ...after.action })
+  );
+}
+
+interface RowProps {
+  watch: Watch;
+  row: string;
+  actions: readonly Action[];
+  reachable: boolean;
+}
+
+/** The buttons of a row. */
+export function ActionButtons({ watch, row, actions, reachable }: RowProps): ReactElement {
+  const { pending } = useActivity(watch, row);
+  return (
+    <span className="nbd-Actions">
+      {actions.map(action => (
+        <ActionButton
+          key={action.id}
+          watch={watch}
+          row={row}
+          action={action}
+          pending={pending === action.id}
+          reachable={reachable}
+        />
+      ))}
+    </span>
+  );
+}
+
+/** What a row's last action failed with, until it is dismissed. */
+export function ActionError({ watch, row, reachable }: Omit<RowProps, 'actions'>): ReactElement | null {
+  const { error } = useActivity(watch, row);
+  if (error === null) {
+    return null;
+  }
+  const label = watch.trans.__('Dismiss the error');
+  return (
+    <div className="nbd-Error" role="alert">
+      <span className="nbd-Error-text">{error}</span>
+      <Button
+        className="jp-ToolbarButtonComponent nbd-Action"
+        data-stop=""
+        data-action="dismiss-error"
+        aria-label={label}
+        title={label}
+        tabIndex={reachable ? 0 : -1}
+        onClick={() => watch.model.dismiss(row)}
+      >
+        <closeIcon.react tag="span" elementSize="normal" />
+      </Button>
+    </div>
+  );
+}

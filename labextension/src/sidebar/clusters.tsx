@@ -1,0 +1,110 @@
+import { memo, type ReactElement } from 'react';
+import type { Cluster, Run } from '../api/items';
+import { ActionButtons, ActionError } from './action-buttons';
+import { clusterActions } from './actions';
+import { clusterFacts } from './facts';
+import { useRows } from './roving-focus';
+import { NoClusters } from './rows';
+import { signOf, StateShape } from './state-icon';
+import { useWatch, type Watch } from './store';
+
+/** The clusters; the chosen one's tasks are shown in the next section. */
+export function Clusters({ watch }: { watch: Watch }): ReactElement {
+  const clusters = useWatch(watch, () => watch.state.clusters);
+  const runs = useWatch(watch, () => watch.state.runs);
+  const chosen = useWatch(watch, () => watch.model.chosen);
+  const known = useWatch(watch, () => watch.connection !== 'connecting');
+  const { current, ...list } = useRows<HTMLUListElement>(
+    clusters.map(cluster => cluster.id),
+    id => watch.model.choose(id)
+  );
+  if (!clusters.length) {
+    return <NoClusters watch={watch} known={known} />;
+  }
+  return (
+    <ul className="nbd-List" role="list" aria-label={watch.trans.__('Clusters')} {...list}>
+      {clusters.map(cluster => (
+        <ClusterRow
+          key={cluster.id}
+          watch={watch}
+          cluster={cluster}
+          runs={namesOf(cluster, runs)}
+          chosen={cluster.id === chosen}
+          reachable={cluster.id === current}
+        />
+      ))}
+    </ul>
+  );
+}
+
+interface RowProps {
+  watch: Watch;
+  cluster: Cluster;
+  /** The names of the runs on it. */
+  runs: string;
+  chosen: boolean;
+  reachable: boolean;
+}
+
+/** One cluster; drawn again only when something of it is another. */
+export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElement {
+  const { watch, cluster, runs, chosen, reachable } = props;
+  const { trans, model } = watch;
+  const sign = signOf(cluster.state, trans);
+  const row = `cluster:${cluster.id}`;
+  return (
+    <li className={`nbd-Row ${chosen ? 'nbd-mod-chosen' : ''}`} data-row={cluster.id} data-state={cluster.state}>
+      <div className="nbd-Row-head">
+        <StateShape sign={sign} />
+        <button
+          type="button"
+          className="nbd-Row-name"
+          data-stop=""
+          aria-current={chosen}
+          title={cluster.title}
+          tabIndex={reachable ? 0 : -1}
+          onClick={() => model.choose(cluster.id)}
+        >
+          {cluster.title}
+        </button>
+        {cluster.kind === 'ipyparallel' && <span className="nbd-Badge">ipyparallel</span>}
+        <span className="nbd-Row-state">{sign.word}</span>
+      </div>
+      <div className="nbd-Row-foot">
+        <span className="nbd-Row-facts">
+          {clusterFacts(cluster, trans).map((fact, place) => (
+            <span key={place}>{fact}</span>
+          ))}
+          {runs && <span>{trans.__('run: %1', runs)}</span>}
+        </span>
+        <ActionButtons watch={watch} row={row} reachable={reachable} actions={clusterActions(cluster, trans)} />
+      </div>
+      {cluster.dead.length > 0 && (
+        <div className="nbd-Row-note nbd-mod-bad">{trans.__('dead: %1', cluster.dead.join(', '))}</div>
+      )}
+      {cluster.state === 'stale' && cluster.why['stop'] && <div className="nbd-Row-note">{cluster.why['stop']}</div>}
+      {cluster.state === 'starting' && <BringUp lines={cluster.lines} label={trans.__('How it starts')} />}
+      {cluster.error !== null && (
+        <div className="nbd-Error" role="alert">
+          <span className="nbd-Error-text">{cluster.error}</span>
+        </div>
+      )}
+      <ActionError watch={watch} row={row} reachable={reachable} />
+    </li>
+  );
+});
+
+/** What a cluster's bring-up says, as it comes. */
+function BringUp({ lines, label }: { lines: readonly string[]; label: string }): ReactElement {
+  return (
+    <div className="nbd-Lines" role="log" aria-label={label}>
+      {lines.map((line, number) => (
+        <div key={number}>{line}</div>
+      ))}
+    </div>
+  );
+}
+
+function namesOf(cluster: Cluster, runs: readonly Run[]): string {
+  return cluster.runs.map(id => runs.find(run => run.id === id)?.name ?? id).join(', ');
+}

@@ -1,0 +1,164 @@
+import type { IStateDB } from '@jupyterlab/statedb';
+import type { CommandRegistry } from '@lumino/commands';
+import { JSONExt, type ReadonlyPartialJSONObject } from '@lumino/coreutils';
+import type { IDisposable } from '@lumino/disposable';
+import { type ISignal, Signal } from '@lumino/signaling';
+import { ApiError } from '../api/client';
+import type { About, Cluster } from '../api/items';
+import type { INbdist } from '../token';
+
+/** What goes on in one row: the action that is under way, and what the last one failed with. */
+export interface Activity {
+  readonly pending: string | null;
+  readonly error: string | null;
+}
+
+const QUIET: Activity = { pending: null, error: null };
+
+/** What the panel knows besides the server's state: which cluster is chosen, and how actions go. */
+export class PanelModel implements IDisposable {
+  constructor(
+    readonly nbdist: INbdist,
+    readonly commands: CommandRegistry
+  ) {
+    nbdist.feed.changed.connect(this.follow, this);
+    this.follow();
+  }
+
+  /** Another cluster is chosen, or an action began or ended. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  /** The cluster whose tasks are shown; the user's choice while it is there. */
+  get chosen(): string | null {
+    return this._chosen;
+  }
+
+  /** What this server can do; null until it has said so. */
+  get about(): About | null {
+    return this._about;
+  }
+
+  /** Ask what this server can do: TensorBoard, say, may have been installed since it was asked last. */
+  async learn(): Promise<void> {
+    try {
+      const about = await this.nbdist.client.about();
+      if (!JSONExt.deepEqual({ ...about }, { ...this._about })) {
+        this._about = about;
+        this._changed.emit();
+      }
+    } catch {
+      // The feed tells that the server cannot be reached; this is asked again when the panel is shown again.
+    }
+  }
+
+  get isDisposed(): boolean {
+    return this._disposed;
+  }
+
+  /** The cluster that the user chose last, there or not. */
+  get wish(): string | null {
+    return this._wish;
+  }
+
+  choose(cluster: string): void {
+    this._wish = cluster;
+    this.follow();
+    this._changed.emit(); // also where it was shown before, by itself
+  }
+
+  /** What goes on in a row; the same object as long as nothing changes. */
+  activity(key: string): Activity {
+    return this._activities.get(key) ?? QUIET;
+  }
+
+  /** Execute a command for a row, which shows that it is under way, and what it fails with. */
+  async act(key: string, action: string, command: string, args: ReadonlyPartialJSONObject): Promise<void> {
+    if (this.activity(key).pending !== null) {
+      return; // a second click
+    }
+    this.note(key, { pending: action, error: null });
+    try {
+      await this.commands.execute(command, { ...args, quiet: true }); // the row tells of what goes wrong
+      this.note(key, QUIET);
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 0) {
+        this._unreached.add(key);
+      }
+      this.note(key, { pending: null, error: error instanceof Error ? error.message : String(error) });
+    }
+  }
+
+  /** Take away what an action failed with. */
+  dismiss(key: string): void {
+    this.note(key, { ...this.activity(key), error: null });
+  }
+
+  dispose(): void {
+    this._disposed = true;
+    Signal.clearData(this);
+  }
+
+  private follow(): void {
+    const { feed } = this.nbdist;
+    if (feed.connection === 'live' && this._unreached.size > 0) {
+      this._unreached.forEach(key => this.dismiss(key)); // the server is back
+      this._unreached.clear();
+    }
+    const chosen = chooseFrom(feed.state.clusters, this._wish);
+    feed.look(chosen);
+    if (chosen !== this._chosen) {
+      this._chosen = chosen;
+      this._changed.emit();
+    }
+  }
+
+  private note(key: string, activity: Activity): void {
+    if (this._disposed) {
+      return;
+    }
+    if (activity.pending === null && activity.error === null) {
+      this._activities.delete(key);
+    } else {
+      this._activities.set(key, activity);
+    }
+    this._changed.emit();
+  }
+
+  private readonly _changed = new Signal<this, void>(this);
+  private readonly _activities = new Map<string, Activity>();
+  private readonly _unreached = new Set<string>(); // rows with an action that the server did not hear of
+  private _about: About | null = null;
+  private _chosen: string | null = null;
+  private _wish: string | null = null;
+  private _disposed = false;
+}
+
+/** The cluster to show: the wished one, else the newest that runs, else the newest of all. */
+export function chooseFrom(clusters: readonly Cluster[], wish: string | null): string | null {
+  const found =
+    clusters.find(cluster => cluster.id === wish) ??
+    clusters.find(cluster => cluster.state === 'running' && cluster.kind === 'nbdist') ??
+    clusters.find(cluster => cluster.state === 'running') ??
+    clusters[0];
+  return found?.id ?? null;
+}
+
+const KEY = 'nbdist:chosen-cluster';
+
+/** Keep the user's choice of a cluster with the workspace, and choose it again in a page that is loaded anew. */
+export async function keepChosen(model: PanelModel, workspace: IStateDB): Promise<void> {
+  let kept = await workspace.fetch(KEY);
+  if (model.wish === null && typeof kept === 'string') {
+    model.choose(kept);
+  }
+  const keep = (): void => {
+    if (model.wish !== null && model.wish !== kept) {
+      kept = model.wish;
+      void workspace.save(KEY, kept);
+    }
+  };
+  keep();
+  model.changed.connect(keep);
+}

@@ -1,0 +1,32 @@
+import type { ReactElement } from 'react';
+import { useWatch, type Watch } from './store';
+
+/** What stands above all sections: that the server cannot be reached, and what it could not read. */
+export function Notices({ watch }: { watch: Watch }): ReactElement {
+  const connection = useWatch(watch, () => watch.connection);
+  const trouble = useWatch(watch, () => watch.trouble);
+  const reached = useWatch(watch, () => watch.reached);
+  const problems = useWatch(watch, () => watch.state.problems);
+  const about = useWatch(watch, () => watch.model.about);
+  const { trans } = watch;
+  return (
+    <div role="status" className="nbd-Notices">
+      {connection === 'offline' && (
+        <p className="nbd-Notice nbd-mod-bad" title={trouble ?? undefined}>
+          {reached
+            ? trans.__('The server does not answer as it should, trying again: %1', trouble ?? '')
+            : trans.__('The server cannot be reached, trying again.')}
+        </p>
+      )}
+      {connection === 'polling' && (
+        <p className="nbd-Notice">{trans.__('No live connection: asking every 2 seconds.')}</p>
+      )}
+      {about?.problem && <p className="nbd-Notice nbd-mod-bad">{about.problem}</p>}
+      {problems.map(problem => (
+        <p key={problem} className="nbd-Notice">
+          {problem}
+        </p>
+      ))}
+    </div>
+  );
+}

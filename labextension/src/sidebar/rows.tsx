@@ -1,0 +1,77 @@
+import type { ReactElement, ReactNode } from 'react';
+import { type Sign, StateShape } from './state-icon';
+import type { Watch } from './store';
+
+interface Props {
+  watch: Watch;
+  /** The row's key in the model, such as "run:ID". */
+  row: string;
+  sign: Sign;
+  name: string;
+  title: string;
+  reachable: boolean;
+  /** The command that opens the item, and the item's id. */
+  open: [command: string, id: string];
+  /** What follows the state's word. */
+  children?: ReactNode;
+}
+
+/** The first line of a row: the state's shape, the name, which opens the item, and the state. */
+export function RowHead({ watch, row, sign, name, title, reachable, open: [command, id], children }: Props): ReactElement {
+  return (
+    <div className="nbd-Row-head">
+      <StateShape sign={sign} />
+      <button
+        type="button"
+        className="nbd-Row-name"
+        data-stop=""
+        data-action="open"
+        title={title}
+        tabIndex={reachable ? 0 : -1}
+        onClick={() => void watch.model.act(row, 'open', command, { id })}
+      >
+        {name}
+      </button>
+      <span className="nbd-Row-state">
+        {sign.word}
+        {children}
+      </span>
+    </div>
+  );
+}
+
+interface EmptyProps {
+  children: ReactNode;
+  code?: string;
+}
+
+/** A section with nothing in it says what would be here, and what to type for it. */
+export function Empty({ children, code }: EmptyProps): ReactElement {
+  return (
+    <div className="nbd-Empty">
+      <p>{children}</p>
+      {code !== undefined && <code>{code}</code>}
+    </div>
+  );
+}
+
+/** No clusters, or not known yet. */
+export function NoClusters({ watch, known }: { watch: Watch; known: boolean }): ReactElement {
+  const { trans, model } = watch;
+  if (!known) {
+    return <Empty>{trans.__('Looking for clusters…')}</Empty>;
+  }
+  return (
+    <div className="nbd-Empty">
+      <p>{trans.__('No clusters yet. Start one from a notebook:')}</p>
+      <code>{'import nbdist as nb\n%load_ext nbdist\n%cluster start --workers 2'}</code>
+      <button
+        type="button"
+        className="jp-mod-styled nbd-Start"
+        onClick={() => void model.commands.execute('nbdist:start-cluster')}
+      >
+        {trans.__('Start a cluster…')}
+      </button>
+    </div>
+  );
+}

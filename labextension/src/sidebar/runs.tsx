@@ -1,0 +1,178 @@
+import { memo, type ReactElement, useState } from 'react';
+import { InputGroup } from '@jupyterlab/ui-components';
+import type { About, Run } from '../api/items';
+import { ActionButtons, ActionError } from './action-buttons';
+import { isGoingOn, runActions } from './actions';
+import { runFacts } from './facts';
+import { formatShare, percentOf } from './format';
+import { useRows } from './roving-focus';
+import { Empty, RowHead } from './rows';
+import { Progress, Sparkline } from './sparkline';
+import { signOf } from './state-icon';
+import { useWatch, type Watch } from './store';
+
+/** The runs: those that go on first, then the newest. */
+export function Runs({ watch }: { watch: Watch }): ReactElement {
+  const all = useWatch(watch, () => watch.state.runs);
+  const about = useWatch(watch, () => watch.model.about);
+  const known = useWatch(watch, () => watch.connection !== 'connecting');
+  const [typed, setTyped] = useState('');
+  const [drawn, setDrawn] = useState(PAGE);
+  const [plain, setPlain] = useState(false);
+  const { trans } = watch;
+  const shown = plain ? all : withoutPlain(all);
+  const hidden = all.length - withoutPlain(all).length;
+  const found = matching(inOrder(shown), typed, run => signOf(run.status, trans).word);
+  const runs = found.slice(0, drawn);
+  const { current, ...list } = useRows<HTMLUListElement>(runs.map(run => run.id));
+  if (!all.length) {
+    return known ? (
+      <Empty code="%%distribute">{trans.__('No runs yet. To train on a cluster, begin a cell with:')}</Empty>
+    ) : (
+      <Empty>{trans.__('Looking for runs…')}</Empty>
+    );
+  }
+  return (
+    <>
+      {hidden > 0 && (
+        <label className="nbd-Plain">
+          <input type="checkbox" checked={plain} onChange={event => setPlain(event.currentTarget.checked)} />
+          {trans._n('Show %1 plain cell', 'Show %1 plain cells', hidden)}
+        </label>
+      )}
+      {all.length > MANY && (
+        <InputGroup
+          className="nbd-Filter"
+          type="search"
+          placeholder={trans.__('Filter runs')}
+          aria-label={trans.__('Filter runs by name, tag, state or notebook')}
+          value={typed}
+          onChange={event => setTyped(event.currentTarget.value)}
+          rightIcon="ui-components:search"
+        />
+      )}
+      <ul className="nbd-List" role="list" aria-label={trans.__('Runs')} {...list}>
+        {runs.map(run => (
+          <RunRow key={run.id} watch={watch} run={run} about={about} reachable={run.id === current} />
+        ))}
+      </ul>
+      {!runs.length && typed !== '' && (
+        <Empty>{trans.__('No run has “%1” in its name, tags, state or notebook.', typed)}</Empty>
+      )}
+      {found.length > runs.length && (
+        <button type="button" className="jp-mod-styled nbd-More" onClick={() => setDrawn(drawn + PAGE)}>
+          {trans._n('Show %1 more', 'Show %1 more', Math.min(PAGE, found.length - runs.length))}
+        </button>
+      )}
+    </>
+  );
+}
+
+interface RowProps {
+  watch: Watch;
+  run: Run;
+  about: About | null;
+  reachable: boolean;
+}
+
+/** One run; drawn again only when something of it is another. */
+export const RunRow = memo(function RunRow({ watch, run, about, reachable }: RowProps): ReactElement {
+  const { trans } = watch;
+  const sign = signOf(run.status, trans);
+  const row = `run:${run.id}`;
+  const share = run.total && run.step !== null ? percentOf(run.step, run.total) : null;
+  return (
+    <li className="nbd-Row" data-row={run.id} data-state={run.status}>
+      <RowHead
+        {...{ watch, row, sign, reachable }}
+        name={run.name}
+        title={trans.__('Open run %1', run.name)}
+        open={['nbdist:open-run', run.id]}
+      >
+        {isGoingOn(run) && share !== null && ` ${formatShare(run.step!, run.total!)}`}
+      </RowHead>
+      {isGoingOn(run) && (
+        <Progress
+          label={trans.__('Progress of %1', run.name)}
+          percent={share}
+          text={runFacts(run, trans).join(', ')}
+          state={run.status}
+        />
+      )}
+      <div className="nbd-Row-foot">
+        <span className="nbd-Row-facts">
+          {runFacts(run, trans).map((fact, place) => (
+            <span key={place}>{fact}</span>
+          ))}
+          {run.tags.map(tag => (
+            <span key={`tag:${tag}`} className="nbd-Badge">
+              {tag}
+            </span>
+          ))}
+        </span>
+        <Sparkline name={run.metric ?? trans.__('metric')} curve={run.curve} trans={trans} />
+        <ActionButtons watch={watch} row={row} reachable={reachable} actions={runActions(run, about, trans)} />
+      </div>
+      {run.remark !== null && (
+        <div className="nbd-Row-note nbd-mod-remark" title={run.remark}>
+          {run.remark}
+        </div>
+      )}
+      <Notes note={run.note} error={run.error} />
+      <ActionError watch={watch} row={row} reachable={reachable} />
+    </li>
+  );
+});
+
+interface NotesProps {
+  note: string | null;
+  error: string | null;
+  /** The error with its traceback; the pointer shows it. */
+  whole?: string | null;
+}
+
+/** What is to be known of an item: how it ended, and what its folder lacks. */
+export function Notes({ note, error, whole = error }: NotesProps): ReactElement | null {
+  return note === null && error === null ? null : (
+    <>
+      {error !== null && (
+        <div className="nbd-Row-note nbd-mod-error" title={whole ?? undefined}>
+          {error}
+        </div>
+      )}
+      {note !== null && <div className="nbd-Row-note">{note}</div>}
+    </>
+  );
+}
+
+/** How many runs are drawn at first, and how many more at each wish. */
+export const PAGE = 50;
+
+/** From how many rows on there is a field that filters them. */
+export const MANY = 12;
+
+/** Runs that go on first, the newest first among each. */
+export function inOrder(runs: readonly Run[]): Run[] {
+  return [...runs.filter(isGoingOn), ...runs.filter(run => !isGoingOn(run))];
+}
+
+/** Runs without the plain cells that have ended: those neither train nor log metrics. */
+export function withoutPlain(runs: readonly Run[]): Run[] {
+  return runs.filter(run => run.training || isGoingOn(run));
+}
+
+/** The runs with all typed words in their name, tags, state, notebook or id. */
+export function matching<Item extends { id: string; name: string; session: string; tags: string[] }>(
+  items: readonly Item[],
+  typed: string,
+  word: (item: Item) => string
+): readonly Item[] {
+  const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
+  if (!words.length) {
+    return items;
+  }
+  return items.filter(item => {
+    const text = [item.name, item.id, item.session, word(item), ...item.tags].join(' ').toLowerCase();
+    return words.every(one => text.includes(one));
+  });
+}

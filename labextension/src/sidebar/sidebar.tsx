@@ -1,0 +1,182 @@
+import type { ComponentType, ReactElement } from 'react';
+import type { ITranslator } from '@jupyterlab/translation';
+import { addIcon, Button, type LabIcon, ReactWidget, refreshIcon, SidePanel } from '@jupyterlab/ui-components';
+import type { IDisposable } from '@lumino/disposable';
+import type { Message } from '@lumino/messaging';
+import type { AccordionPanel } from '@lumino/widgets';
+import { nbdistIcon } from '../icons';
+import { Clusters } from './clusters';
+import type { PanelModel } from './model';
+import { Notices } from './notices';
+import { Runs } from './runs';
+import { Watch } from './store';
+import { Sweeps } from './sweeps';
+import { Tasks } from './tasks';
+
+export const PANEL_ID = 'nbdist-panel';
+
+/** The panel: clusters, the chosen one's tasks, runs and sweeps. The server is read only while it is seen. */
+export class Sidebar extends SidePanel {
+  constructor(
+    private readonly model: PanelModel,
+    translator: ITranslator | undefined
+  ) {
+    super({ translator });
+    const { trans, feed } = model.nbdist;
+    this.id = PANEL_ID;
+    this.addClass('nbd-Panel');
+    this.node.tabIndex = -1;
+    this.title.icon = nbdistIcon;
+    this.title.caption = trans.__('nbdist: clusters, tasks, runs and sweeps');
+    this.node.setAttribute('role', 'region');
+    this.node.setAttribute('aria-label', trans.__('nbdist'));
+    this.content.node.setAttribute('aria-label', trans.__('Clusters, tasks, runs and sweeps'));
+    this.toolbar.node.setAttribute('aria-label', trans.__('nbdist'));
+    this.toolbar.addItem(
+      'start',
+      new Tool({
+        icon: addIcon,
+        label: trans.__('Start a cluster…'),
+        tooltip: trans.__('Start a cluster that runs until it is stopped'),
+        onClick: () => void model.commands.execute('nbdist:start-cluster')
+      })
+    );
+    this.toolbar.addItem(
+      'refresh',
+      new Tool({
+        icon: refreshIcon,
+        tooltip: trans.__('Refresh'),
+        onClick: () => void feed.refresh()
+      })
+    );
+    this.header.addWidget(new Section(model, Notices, 'notices', ''));
+    this.addWidget(new Section(model, Clusters, 'clusters', trans.__('Clusters')));
+    this.addWidget(new Section(model, Tasks, 'tasks', trans.__('Tasks')));
+    this.addWidget(new Section(model, Runs, 'runs', trans.__('Runs')));
+    this.addWidget(new Section(model, Sweeps, 'sweeps', trans.__('Sweeps')));
+    (this.content as AccordionPanel).setRelativeSizes([3, 4, 5, 3]); // until the user has others
+  }
+
+  override dispose(): void {
+    this.follow(false);
+    this.model.dispose();
+    super.dispose();
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    this.follow(this.isVisible);
+  }
+
+  /** Move the keyboard focus into the panel, after a command has opened it. */
+  protected override onActivateRequest(message: Message): void {
+    super.onActivateRequest(message);
+    const first = this.content.node.querySelector<HTMLElement>('[data-stop][tabindex="0"]');
+    (first ?? this.toolbar.node.querySelector('button') ?? this.node).focus();
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this.follow(true);
+  }
+
+  protected override onBeforeHide(message: Message): void {
+    this.follow(false);
+    super.onBeforeHide(message);
+  }
+
+  protected override onBeforeDetach(message: Message): void {
+    this.follow(false);
+    super.onBeforeDetach(message);
+  }
+
+  private follow(seen: boolean): void {
+    if (seen && !this.shown) {
+      this.shown = this.model.nbdist.feed.show(this);
+      void this.model.learn();
+    } else if (!seen) {
+      this.shown?.dispose();
+      this.shown = null;
+    }
+  }
+
+  private shown: IDisposable | null = null;
+}
+
+/** One section of the panel, in which a component draws what it watches. */
+export class Section extends ReactWidget {
+  constructor(
+    model: PanelModel,
+    private readonly view: ComponentType<{ watch: Watch }>,
+    name: string,
+    label: string
+  ) {
+    super();
+    this.watch = new Watch(model);
+    this.id = `nbdist-${name}`;
+    this.title.label = label;
+    this.addClass('nbd-Section');
+    this.addClass(`nbd-mod-${name}`);
+  }
+
+  override dispose(): void {
+    this.watch.dispose();
+    super.dispose();
+  }
+
+  protected override render(): ReactElement {
+    const View = this.view;
+    return <View watch={this.watch} />;
+  }
+
+  protected override onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this.watch.show(true);
+  }
+
+  protected override onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    this.watch.show(this.isVisible);
+  }
+
+  protected override onAfterHide(message: Message): void {
+    super.onAfterHide(message);
+    this.watch.show(false);
+  }
+
+  protected override onBeforeDetach(message: Message): void {
+    this.watch.show(false);
+    super.onBeforeDetach(message);
+  }
+
+  private readonly watch: Watch;
+}
+
+interface ToolProps {
+  icon: LabIcon;
+  label?: string;
+  tooltip: string;
+  onClick: () => void;
+}
+
+/**
+ * A button of the panel's toolbar.
+ *
+ * JupyterLab's `ToolbarButton` says "not pressed" of what is never pressed down, which no screen reader should say.
+ */
+export class Tool extends ReactWidget {
+  constructor(private readonly props: ToolProps) {
+    super();
+    this.addClass('jp-ToolbarButton');
+  }
+
+  protected override render(): ReactElement {
+    const { icon: Icon, label, tooltip, onClick } = this.props;
+    return (
+      <Button className="jp-ToolbarButtonComponent" aria-label={label ?? tooltip} title={tooltip} onClick={onClick}>
+        <Icon.react tag="span" elementSize="normal" />
+        {label && <span className="jp-ToolbarButtonComponent-label">{label}</span>}
+      </Button>
+    );
+  }
+}

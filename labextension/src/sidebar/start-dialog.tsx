@@ -1,0 +1,124 @@
+import type { ReactElement } from 'react';
+import { Dialog } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import type { About, Start } from '../api/items';
+import type { INbdist } from '../token';
+import { faultsOf, firstValues, type Numbers, StartFields, startOf, type StartValues } from './start-fields';
+
+/** Ask what to start, and start it; the form begins with `first`. Returns the new cluster's id, null if the user goes back. */
+export async function startCluster(nbdist: INbdist, first: Numbers): Promise<string | null> {
+  let about: About | null = null;
+  let trouble: string | null = null;
+  try {
+    about = await nbdist.client.about();
+    trouble = about.problem;
+  } catch (error) {
+    trouble = textOf(error);
+  }
+  const dialog = new StartDialog(nbdist, new StartForm(about, nbdist.trans, trouble, first));
+  await dialog.launch();
+  return dialog.started;
+}
+
+/** A dialog that stays open, with what was typed, until the server takes it. */
+class StartDialog extends Dialog<unknown> {
+  constructor(
+    private readonly nbdist: INbdist,
+    private readonly form: StartForm
+  ) {
+    const { trans } = nbdist;
+    super({
+      title: trans.__('Start a cluster'),
+      body: form,
+      buttons: [
+        Dialog.cancelButton({ label: trans.__('Cancel') }),
+        Dialog.okButton({ label: trans.__('Start') })
+      ],
+      defaultButton: 1,
+      focusNodeSelector: '#nbd-start-workers'
+    });
+  }
+
+  /** The new cluster's id. */
+  started: string | null = null;
+
+  override resolve(index: number = START): void {
+    if (index === START) {
+      void this.submit();
+    } else {
+      super.resolve(index);
+    }
+  }
+
+  private async submit(): Promise<void> {
+    const start = this.form.getValue();
+    if (start === null) {
+      this.node.querySelector<HTMLElement>('[aria-invalid="true"]')?.focus();
+      return;
+    }
+    if (this.asking) {
+      return;
+    }
+    this.asking = true;
+    this.form.tell({ busy: true, trouble: null });
+    try {
+      this.started = (await this.nbdist.client.startCluster(start)).id;
+      super.resolve(START);
+    } catch (error) {
+      this.form.tell({ busy: false, trouble: textOf(error) });
+    } finally {
+      this.asking = false;
+    }
+  }
+
+  private asking = false;
+}
+
+const START = 1; // the place of the button
+
+function textOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}
+
+/** The form that starts a cluster; what was typed stays when the server refuses it. */
+export class StartForm extends ReactWidget {
+  constructor(
+    private readonly about: About | null,
+    private readonly trans: TranslationBundle,
+    private trouble: string | null,
+    first: Numbers
+  ) {
+    super();
+    this.addClass('nbd-StartForm');
+    this.values = firstValues(about, first);
+  }
+
+  /** What is asked of the server; null while a field has a fault. */
+  getValue(): Start | null {
+    return Object.keys(faultsOf(this.values, this.trans)).length ? null : startOf(this.values);
+  }
+
+  /** Say that the server is being asked, or what it refuses. */
+  tell(state: { busy: boolean; trouble: string | null }): void {
+    this.busy = state.busy;
+    this.trouble = state.trouble;
+    this.update();
+  }
+
+  protected override render(): ReactElement {
+    return (
+      <StartFields
+        first={this.values}
+        about={this.about}
+        busy={this.busy}
+        trouble={this.trouble}
+        trans={this.trans}
+        onChange={values => (this.values = values)}
+      />
+    );
+  }
+
+  private values: StartValues;
+  private busy = false;
+}

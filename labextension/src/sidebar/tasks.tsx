@@ -1,0 +1,182 @@
+import { memo, type ReactElement, useMemo } from 'react';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Cluster, Task } from '../api/items';
+import { ActionButtons, ActionError } from './action-buttons';
+import { restartAction, shortTask } from './actions';
+import { formatBytes, formatNumber, formatRate } from './format';
+import { useRows } from './roving-focus';
+import { Empty } from './rows';
+import { signOf, slowerText, StateShape } from './state-icon';
+import { useWatch, type Watch } from './store';
+
+/** The tasks of the chosen cluster as a table; columns that no task has are left out. */
+export function Tasks({ watch }: { watch: Watch }): ReactElement {
+  const told = useWatch(watch, () => watch.state.cluster === watch.model.chosen);
+  const tasks = useWatch(watch, () => (watch.state.cluster === watch.model.chosen ? watch.state.tasks : NONE));
+  const cluster = useWatch(watch, () => watch.state.clusters.find(one => one.id === watch.model.chosen));
+  const { trans } = watch;
+  const { current, ...list } = useRows<HTMLDivElement>(tasks.map(task => String(task.rank)));
+  // The same object as long as the same columns are there, or all rows would be drawn again.
+  const found = columnsOf(tasks, trans);
+  const columns = useMemo(() => found, [found.map(column => column.id).join()]);
+  if (!cluster || !tasks.length) {
+    return <NoTasks watch={watch} cluster={cluster} told={told} />;
+  }
+  const gpus = columns.some(column => column.id === 'gpu');
+  return (
+    <div
+      className={`nbd-Tasks ${gpus ? 'nbd-mod-gpus' : ''}`}
+      role="grid"
+      aria-label={trans.__('Tasks of %1', cluster.title)}
+      {...list}
+    >
+      <div className="nbd-Tasks-head" role="row">
+        <span className="nbd-Task-name" role="columnheader">
+          {trans.__('Task')}
+        </span>
+        <span className="nbd-Task-state" role="columnheader">
+          {trans.__('State')}
+        </span>
+        {columns.map(column => (
+          <span key={column.id} className={`nbd-Task-${column.id}`} role="columnheader" title={column.caption}>
+            {column.label}
+          </span>
+        ))}
+        <span className="nbd-Task-action" role="columnheader">
+          <span className="nbd-Hidden">{trans.__('Restart')}</span>
+        </span>
+      </div>
+      {tasks.map(task => (
+        <TaskRow
+          key={task.rank}
+          watch={watch}
+          task={task}
+          cluster={cluster}
+          columns={columns}
+          reachable={String(task.rank) === current}
+        />
+      ))}
+    </div>
+  );
+}
+
+const NONE: Task[] = []; // while the server tells of another cluster's
+
+interface RowProps {
+  watch: Watch;
+  task: Task;
+  cluster: Cluster;
+  columns: readonly Column[];
+  reachable: boolean;
+}
+
+/** One task; drawn again only when something of it is another. */
+export const TaskRow = memo(function TaskRow({ watch, task, cluster, columns, reachable }: RowProps): ReactElement {
+  const { trans } = watch;
+  const sign = signOf(task.state, trans);
+  const slower = task.straggler === null ? null : slowerText(task.straggler, trans);
+  const row = `task:${task.cluster}:${task.rank}`;
+  const more = [`${task.name} · ${task.host} · ${task.pid} · ${task.device}`, task.note].filter(text => text);
+  return (
+    <div
+      className="nbd-Task"
+      role="row"
+      data-row={task.rank}
+      data-stop=""
+      data-state={task.state}
+      tabIndex={reachable ? 0 : -1}
+      title={more.join('\n')}
+    >
+      <span className="nbd-Task-name" role="rowheader">
+        <StateShape sign={sign} />
+        <span className="nbd-Task-title">{shortTask(task)}</span>
+      </span>
+      <span className={`nbd-Task-state ${slower ? 'nbd-mod-slow' : ''}`} role="gridcell">
+        {slower ? <Slow text={slower} state={sign.word} /> : sign.word}
+      </span>
+      {columns.map(column => (
+        <span key={column.id} className={`nbd-Task-${column.id}`} role="gridcell">
+          {column.text(task)}
+        </span>
+      ))}
+      <span className="nbd-Task-action" role="gridcell">
+        <ActionButtons
+          watch={watch}
+          row={row}
+          reachable={reachable}
+          actions={[restartAction(task, cluster, trans)]}
+        />
+      </span>
+      <span className="nbd-Task-more" role="gridcell">
+        {more.map((text, place) => (
+          <span key={place}>{text}</span>
+        ))}
+        <ActionError watch={watch} row={row} reachable={reachable} />
+      </span>
+    </div>
+  );
+});
+
+/** A straggler's mark: a shape, how much slower, and for those who listen its state, too. */
+function Slow({ text, state }: { text: string; state: string }): ReactElement {
+  return (
+    <>
+      <svg className="nbd-Shape nbd-mod-warn" viewBox="0 0 12 12" aria-hidden="true">
+        <path d="M6 11 .5 2h11z" fill="currentColor" />
+      </svg>
+      <span>{text}</span>
+      <span className="nbd-Hidden">{state}</span>
+    </>
+  );
+}
+
+function NoTasks({ watch, cluster, told }: { watch: Watch; cluster: Cluster | undefined; told: boolean }): ReactElement {
+  const { trans } = watch;
+  if (!cluster) {
+    return <Empty>{trans.__('The tasks of a cluster stand here when it runs.')}</Empty>;
+  }
+  if (cluster.state === 'starting') {
+    return <Empty>{trans.__('%1 is starting.', cluster.title)}</Empty>;
+  }
+  return <Empty>{told ? trans.__('%1 has no tasks.', cluster.title) : trans.__('Looking at its tasks…')}</Empty>;
+}
+
+/** A column of the table of tasks. Its width is its class's, and narrow panels hide it by its class. */
+export interface Column {
+  id: 'rate' | 'cpu' | 'memory' | 'step' | 'gpu' | 'gpumemory' | 'host' | 'pid' | 'device';
+  label: string;
+  caption: string;
+  /** What a task has there; empty for nothing. */
+  text: (task: Task) => string;
+}
+
+/** The columns that any task has something in, the most important first. */
+export function columnsOf(tasks: readonly Task[], trans: TranslationBundle): Column[] {
+  return allColumns(trans).filter(column => tasks.some(task => column.text(task) !== ''));
+}
+
+function allColumns(trans: TranslationBundle): Column[] {
+  const column = (
+    id: Column['id'],
+    label: string,
+    caption: string,
+    text: (task: Task) => string | null
+  ): Column => ({ id, label, caption, text: task => text(task) ?? '' });
+  return [
+    column('rate', trans.__('/s'), trans.__('Steps per second'), task => told(task.steps_per_second, formatRate)),
+    column('cpu', trans.__('CPU'), trans.__('Percent of one core'), task => told(task.cpu, cpu => `${cpu}%`)),
+    column('memory', trans.__('Mem'), trans.__('Memory'), task => told(task.memory, formatBytes)),
+    column('step', trans.__('Step'), trans.__('Step of its run'), task => told(task.step, formatNumber)),
+    column('gpu', trans.__('GPU'), trans.__('Use of its GPU'), task => told(task.gpu, gpu => `${gpu.use}%`)),
+    column('gpumemory', trans.__('GPU mem'), trans.__('Memory of its GPU in use, and all of it'), task =>
+      told(task.gpu, gpu => `${formatBytes(gpu.memory)} / ${formatBytes(gpu.total)}`)
+    ),
+    column('host', trans.__('Host'), trans.__('Host'), task => task.host),
+    column('pid', trans.__('PID'), trans.__('Its process on its host'), task => told(task.pid, String)),
+    column('device', trans.__('Device'), trans.__('Device'), task => task.device)
+  ];
+}
+
+function told<Value>(value: Value | null | undefined, format: (value: Value) => string): string | null {
+  return value === null || value === undefined ? null : format(value);
+}

@@ -1,0 +1,103 @@
+import { beforeAll, describe, expect, it } from 'vitest';
+import { Grid } from '@widget/sweep/view.js';
+import { Unreadable } from '../../src/render/json';
+import { SWEEP } from '../../src/render/kinds';
+import { readSweep } from '../../src/render/sweep-bundle';
+import { RUBBISH, spoilt } from './rubbish';
+
+import data from './sweep.json'; // sweep_bundle(12) of tests/browser/saved_to_show.py
+
+describe('readSweep', () => {
+  it('keeps what a sweep has left in a notebook', () => {
+    const { snapshot, shown, of } = readSweep(data);
+    expect([shown, of]).toEqual([12, 12]);
+    const { head, status, trials, curves, spans, best } = snapshot as Record<string, any>;
+    const { parameters, ...about } = head;
+    expect(about).toEqual({ ...data.head, parameters: undefined });
+    expect(parameters.map(({ name }: { name: string }) => name)).toEqual(data.head.parameters.map(({ name }) => name));
+    expect(status).toEqual(data.status);
+    expect(trials).toMatchObject({
+      number: data.trials.number,
+      state: data.trials.state,
+      value: data.trials.value,
+      parameters: data.trials.parameters
+    });
+    expect(curves).toEqual(data.curves);
+    expect(spans).toEqual(data.spans);
+    expect(best).toEqual(data.best);
+  });
+
+  it('unpacks curves, and shows the number of curves left out', () => {
+    const points = new Uint8Array(new Float32Array([1, 0.5, 3, NaN, 2, 7, 4, 0.25]).buffer); // the third does not ascend
+    const packed = btoa(String.fromCharCode(...points));
+    const number = String(data.trials.number[0]);
+    const { snapshot, leftOut } = readSweep({ ...data, curves: { [number]: packed, '999': packed }, left_out: 3 });
+    expect(snapshot['curves']).toEqual({ [number]: [[1, 3, 4], [0.5, 'NaN', 0.25]] });
+    expect(leftOut).toBe(3);
+    expect(readSweep(data).leftOut).toBe(0);
+    expect(readSweep({ ...data, curves: { [number]: '§', '1': '' } }).snapshot['curves']).toEqual({});
+  });
+
+  it('takes the word that notebooks had for a finished trial before', () => {
+    const { counts } = data.status as { counts: Record<string, number> };
+    const { finished, ...others } = counts;
+    const before = {
+      ...data,
+      status: { ...data.status, counts: { complete: finished, ...others } },
+      spans: data.spans.map(span => span.map(one => (one === 'finished' ? 'complete' : one)))
+    };
+    expect(readSweep(before).snapshot).toEqual(readSweep(data).snapshot);
+  });
+
+  it.each([...RUBBISH, { version: 1 }, { version: 1, head: {}, status: [] }])('refuses what is no sweep: %j', other => {
+    expect(() => readSweep(other)).toThrow(Unreadable);
+  });
+
+  it('says of a newer version which one it is', () => {
+    expect(() => readSweep({ ...data, version: 2 })).toThrow(expect.objectContaining({ newer: 2 }));
+  });
+
+  it('leaves out rows that no trial can have', () => {
+    const trials = { number: [0, 0, -1, 1, 'x', 2], state: [2, 2, 2, 9, 2, 3], value: [1, 2, 3, 4, 5, 6] };
+    const { snapshot } = readSweep({ ...data, trials });
+    expect(snapshot.trials).toMatchObject({ number: [0, 2], state: [2, 3], value: [1, 6], attempt: [1, 1] });
+  });
+});
+
+describe('the grid', () => {
+  beforeAll(() => {
+    const nothing = (): unknown => new Proxy({}, { get: (_, name) => (name === 'measureText' ? () => ({ width: 9 }) : nothing), set: () => true });
+    HTMLCanvasElement.prototype.getContext = (() => nothing()) as never;
+    Object.defineProperty(Element.prototype, 'clientWidth', { get: () => 800, configurable: true });
+  });
+
+  it('draws what is left of damaged data', { timeout: 60_000 }, () => {
+    for (const spoiltData of spoilt(data, 40)) {
+      const grid = new Grid('g', null);
+      document.body.replaceChildren(grid.element);
+      let bundle;
+      try {
+        bundle = readSweep({ ...spoiltData, version: 1 });
+      } catch (error) {
+        expect(error).toBeInstanceOf(Unreadable);
+        continue;
+      }
+      grid.model.apply(bundle.snapshot);
+      grid.draw();
+      expect(grid.element.querySelectorAll('img, script')).toHaveLength(0);
+      grid.destroy();
+    }
+  });
+
+  it('has nothing to wish, where nobody hears wishes', async () => {
+    const { element, redraw, close } = await SWEEP.draw(readSweep(data));
+    document.body.replaceChildren(element);
+    redraw();
+    const buttons = [...element.querySelectorAll('button')].map(button => button.textContent);
+    for (const wish of ['Pause', 'Stop sweep', 'Add trials', 'Edit the space', 'Stop', 'Retry', 'Clone…', 'Insert parameters as cell', 'Refresh']) {
+      expect(buttons).not.toContain(wish);
+    }
+    expect(buttons).toContain('Next');
+    close();
+  });
+});

@@ -1,0 +1,57 @@
+import { describe, expect, it } from 'vitest';
+import type { IStateDB } from '@jupyterlab/statedb';
+import type { ReadonlyPartialJSONValue } from '@lumino/coreutils';
+import { keepChosen } from '../../src/sidebar/model';
+import { CLUSTER, fakePanel } from './items';
+
+const KEY = 'nbdist:chosen-cluster';
+const clusters = [CLUSTER, { ...CLUSTER, id: 'b' }];
+
+/** A workspace that holds these values. */
+function workspace(values: Record<string, ReadonlyPartialJSONValue>): IStateDB {
+  return {
+    fetch: async (id: string) => values[id],
+    save: async (id: string, value: ReadonlyPartialJSONValue) => void (values[id] = value)
+  } as unknown as IStateDB;
+}
+
+describe('the chosen cluster', () => {
+  it('is kept, and chosen again in the next page', async () => {
+    const values = {};
+    const { model } = fakePanel({ clusters });
+    await keepChosen(model, workspace(values));
+    expect(values).toEqual({});
+    model.choose('b');
+    expect(values).toEqual({ [KEY]: 'b' });
+    const next = fakePanel({ clusters });
+    expect(next.model.chosen).toBe('a');
+    await keepChosen(next.model, workspace(values));
+    expect(next.model.chosen).toBe('b');
+  });
+
+  it('is kept, too, where it was the one that is shown by itself', async () => {
+    const values = {};
+    const { model } = fakePanel({ clusters });
+    await keepChosen(model, workspace(values));
+    model.choose('a');
+    expect(values).toEqual({ [KEY]: 'a' });
+  });
+
+  it('is what the user chooses while the workspace is still being read', async () => {
+    const values = { [KEY]: 'b' };
+    const { model } = fakePanel({ clusters });
+    const kept = keepChosen(model, workspace(values));
+    model.choose('a');
+    await kept;
+    expect(model.chosen).toBe('a');
+    expect(values).toEqual({ [KEY]: 'a' });
+  });
+
+  it('gives way to another where it is gone, or is none', async () => {
+    for (const value of ['gone', 7, null, { id: 'b' }]) {
+      const { model } = fakePanel({ clusters });
+      await keepChosen(model, workspace({ [KEY]: value }));
+      expect(model.chosen).toBe('a');
+    }
+  });
+});

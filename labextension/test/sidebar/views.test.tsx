@@ -1,0 +1,191 @@
+import { act, type ComponentType } from 'react';
+import { createRoot, type Root } from 'react-dom/client';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { DEFAULTS } from '../../src/settings';
+import { Runs } from '../../src/sidebar/runs';
+import { Notices } from '../../src/sidebar/notices';
+import { firstValues, StartFields } from '../../src/sidebar/start-fields';
+import type { Watch } from '../../src/sidebar/store';
+import { Sweeps } from '../../src/sidebar/sweeps';
+import { Tasks } from '../../src/sidebar/tasks';
+import { ABOUT, CLUSTER, fakePanel, RUN, SWEEP, TASK, trans } from './items';
+
+vi.mock('@jupyterlab/ui-components', async () => (await import('./icons')).fakeComponents());
+
+let place: HTMLElement;
+let root: Root;
+
+beforeEach(() => {
+  (globalThis as Record<string, unknown>)['IS_REACT_ACT_ENVIRONMENT'] = true;
+  place = document.body.appendChild(document.createElement('div'));
+  root = createRoot(place);
+});
+
+afterEach(() => {
+  act(() => root.unmount());
+  place.remove();
+});
+
+const show = (View: ComponentType<{ watch: Watch }>, watch: Watch): void => act(() => root.render(<View watch={watch} />));
+const all = (selector: string): HTMLElement[] => [...place.querySelectorAll<HTMLElement>(selector)];
+
+describe('the tasks', () => {
+  const seen = { clusters: [CLUSTER], cluster: 'a' };
+
+  it('are a table with the columns that any of them needs', () => {
+    const { watch } = fakePanel({ ...seen, tasks: [TASK, { ...TASK, rank: 1, index: 1, straggler: 1.4 }] });
+    show(Tasks, watch);
+    expect(all('[role="columnheader"]').map(node => node.textContent)).toEqual(
+      ['Task', 'State', '/s', 'CPU', 'Mem', 'Step', 'Host', 'PID', 'Device', 'Restart']
+    );
+    expect(all('[data-row="1"]')[0]!.textContent).toContain('1.4× slower');
+    expect(all('[data-row="1"]')[0]!.textContent).toContain('running');
+  });
+
+  it('say how a dead one died, and restart it', async () => {
+    const { watch, commands } = fakePanel({
+      ...seen, tasks: [{ ...TASK, state: 'dead', note: 'ended by signal 9', cpu: null }]
+    });
+    const restart = vi.fn();
+    commands.addCommand('nbdist:restart-task', { execute: args => restart(args) });
+    show(Tasks, watch);
+    expect(all('.nbd-Task')[0]!.title).toContain('ended by signal 9');
+    expect(all('.nbd-Task-more')[0]!.textContent).toContain('ended by signal 9');
+    await act(async () => all('[data-action="restart"]')[0]!.click());
+    expect(restart).toHaveBeenCalledWith({ id: 'a', task: 'worker:0', quiet: true });
+  });
+
+  it('draw only the row that has changed', () => {
+    let drawn = 0;
+    const counted = Object.defineProperty({ ...TASK }, 'name', { get: () => ((drawn += 1), TASK.name) });
+    const other = { ...TASK, rank: 1, index: 1 };
+    const { watch, feed } = fakePanel({ ...seen, tasks: [counted, other] });
+    show(Tasks, watch);
+    expect(drawn).toBe(1);
+    act(() => feed.tell({ tasks: [counted, { ...other, step: 41 }] }));
+    expect(all('[data-row="1"] .nbd-Task-step')[0]!.textContent).toBe('41');
+    expect(drawn).toBe(1);
+  });
+
+  it('are not drawn while their section is not seen', () => {
+    const { watch, feed } = fakePanel({ ...seen, tasks: [TASK] });
+    show(Tasks, watch);
+    act(() => watch.show(false));
+    act(() => feed.tell({ tasks: [{ ...TASK, step: 77 }] }));
+    expect(all('.nbd-Task .nbd-Task-step')[0]!.textContent).toBe('40');
+    act(() => watch.show(true));
+    expect(all('.nbd-Task .nbd-Task-step')[0]!.textContent).toBe('77');
+  });
+});
+
+describe('the runs', () => {
+  it('show how far they are, and their curve in words', () => {
+    const { watch } = fakePanel({ runs: [RUN] });
+    show(Runs, watch);
+    const bar = all('[role="progressbar"]')[0]!;
+    expect(bar.getAttribute('aria-valuenow')).toBe('40');
+    expect(bar.getAttribute('aria-valuetext')).toContain('12 s left');
+    expect(all('[role="img"]')[0]!.getAttribute('aria-label')).toBe('loss 0.125, falling');
+  });
+
+  it('leave out plain cells that have ended, until they are asked for', () => {
+    const print = { ...RUN, id: 'p', name: 'print', training: false, status: 'finished' as const };
+    const going = { ...RUN, id: 'g', name: 'going', training: false };
+    const { watch } = fakePanel({ runs: [RUN, print, going] });
+    show(Runs, watch);
+    const names = (): (string | null)[] => all('.nbd-Row-name').map(node => node.textContent);
+    expect(names()).toEqual(['digits', 'going']);
+    expect(all('.nbd-Plain')[0]!.textContent).toBe('Show 1 plain cell');
+    act(() => all('.nbd-Plain input')[0]!.click());
+    expect(names()).toEqual(['digits', 'going', 'print']);
+  });
+
+  it('are drawn 50 at a time, and filtered by what is typed', () => {
+    const runs = Array.from({ length: 120 }, (_, number) => ({
+      ...RUN, id: `r${number}`, name: `run ${number}`, status: 'finished' as const
+    }));
+    const { watch } = fakePanel({ runs });
+    show(Runs, watch);
+    expect(all('.nbd-Row').length).toBe(50);
+    act(() => all('.nbd-More')[0]!.click());
+    expect(all('.nbd-Row').length).toBe(100);
+    type(all('input')[0] as HTMLInputElement, 'run 11');
+    expect(all('.nbd-Row').length).toBe(11);
+    type(all('input')[0] as HTMLInputElement, 'nothing like it');
+    expect(place.textContent).toContain('nothing like it');
+  });
+
+  it('say why TensorBoard cannot be opened', async () => {
+    const { watch, model } = fakePanel({ runs: [RUN] });
+    const about = { ...ABOUT, tensorboard: 'TensorBoard is not installed' };
+    (model.nbdist.client as unknown as { about: () => Promise<unknown> }).about = () => Promise.resolve(about);
+    show(Runs, watch);
+    await act(() => model.learn());
+    expect(all('[data-action="tensorboard"]')[0]!.title).toContain('TensorBoard is not installed');
+  });
+});
+
+describe('the sweeps', () => {
+  it('show their trials, the best so far and what it was tried with', () => {
+    const { watch } = fakePanel({ sweeps: [SWEEP] });
+    show(Sweeps, watch);
+    expect(place.textContent).toContain('12 of 20 trials');
+    expect(place.textContent).toContain('best accuracy 0.98 (trial 7)');
+    expect(place.textContent).toContain('rate 0.01, kind adam');
+    expect(all('[role="progressbar"]')[0]!.getAttribute('aria-valuenow')).toBe('60');
+  });
+});
+
+describe('what stands above', () => {
+  it('says that the server cannot be reached, and what it could not read', () => {
+    const { watch, feed } = fakePanel();
+    show(Notices, watch);
+    expect(place.textContent).toBe('');
+    feed.connection = 'offline';
+    feed.trouble = '404 Not Found';
+    feed.reached = false;
+    act(() => feed.tell({ problems: ['12 more runs are not listed'] }));
+    expect(place.textContent).toContain('The server cannot be reached, trying again.');
+    expect(place.textContent).toContain('12 more runs are not listed');
+    feed.reached = true;
+    act(() => feed.tell({}));
+    expect(place.textContent).toContain('does not answer as it should, trying again: 404 Not Found');
+  });
+});
+
+describe('the form', () => {
+  it('keeps what was typed beside what the server refuses', () => {
+    const values = { ...firstValues(ABOUT, DEFAULTS), workers: '90' };
+    act(() =>
+      root.render(
+        <StartFields first={values} about={ABOUT} busy={false} trouble="no room" trans={trans} onChange={() => undefined} />
+      )
+    );
+    expect(all('[role="alert"]')[0]!.textContent).toBe('no room');
+    expect((all('#nbd-start-workers')[0] as HTMLInputElement).value).toBe('90');
+    expect(all('#nbd-start-gpus').length).toBe(0);
+    expect(place.textContent).toContain('There is no GPU');
+  });
+
+  it('has each letter in its field at once, however fast they come', () => {
+    const [told, values] = [vi.fn(), { ...firstValues(ABOUT, DEFAULTS), memory: '2' }];
+    act(() =>
+      root.render(<StartFields first={values} about={ABOUT} busy={false} trouble={null} trans={trans} onChange={told} />)
+    );
+    const memory = all('#nbd-start-memory')[0] as HTMLInputElement;
+    act(() => {
+      type(memory, '1');
+      expect(memory.value).toBe('1'); // or the next letter would be added to what stood there before
+      type(memory, `${memory.value}G`);
+    });
+    expect(memory.value).toBe('1G');
+    expect(told.mock.lastCall![0]).toEqual({ ...values, memory: '1G' });
+  });
+});
+
+function type(input: HTMLInputElement, text: string): void {
+  act(() => {
+    Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value')!.set!.call(input, text);
+    input.dispatchEvent(new Event('input', { bubbles: true }));
+  });
+}
