@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from waiting import SLACK_SECONDS
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -30,6 +31,10 @@ CHANCE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_t
 same = bool(os.environ.get("CI"))
 settings.register_profile("unhurried", deadline=None, derandomize=same, suppress_health_check=CHANCE)
 settings.load_profile("unhurried")
+
+
+def pytest_report_header() -> str | None:
+    return f"assertions about time have {SLACK_SECONDS:g} s of slack" if SLACK_SECONDS else None
 
 
 @pytest.fixture(scope="session", autouse=True)

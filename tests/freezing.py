@@ -8,13 +8,13 @@ import threading
 import time
 from pathlib import Path
 
-from busy import BUSY_SECONDS
+from waiting import PATIENCE
 
 
 def freeze(pid: int) -> None:
     """Stop a process, and wait until none of its threads runs any more."""
     os.kill(pid, signal.SIGSTOP)
-    deadline, pause = time.monotonic() + BUSY_SECONDS, threading.Event()
+    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
     while not is_frozen(pid):
         assert time.monotonic() < deadline, f"process {pid} goes on"
         pause.wait(0.001)

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
-from busy import BUSY_SECONDS
 from freezing import freeze
+from waiting import PATIENCE, SLACK_SECONDS, until
 
 from nbdist.cluster import launch
 from nbdist.cluster.cluster import Cluster, clusters
@@ -107,14 +107,6 @@ def spin_forever() -> None:
         pass
 
 
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    begun = time.monotonic()
-    waiter = threading.Event()
-    while not condition():
-        assert time.monotonic() - begun < seconds + BUSY_SECONDS, "it took too long"
-        waiter.wait(0.01)
-
-
 def has_ended(process: psutil.Process) -> bool:
     try:
         return process.status() == psutil.STATUS_ZOMBIE
@@ -180,7 +172,7 @@ def test_submit_does_not_block_and_outcomes_come_by_rank(cluster: Cluster, tmp_p
         calls.outcome(1)
     assert not calls.wait(0.01)
     gate.touch()
-    assert calls.wait(BUSY_SECONDS)
+    assert calls.wait(PATIENCE)
     assert sorted(calls.ready_ranks()) == [0, 3]
     assert calls.outcome(3) == "came"
     with pytest.raises(DeadlineExceededError, match="/job:worker/task:1"):
@@ -190,7 +182,7 @@ def test_submit_does_not_block_and_outcomes_come_by_rank(cluster: Cluster, tmp_p
 
 def test_a_failure_names_the_task_and_starts_with_its_traceback(cluster: Cluster) -> None:
     calls = cluster.submit(fail_on, 2)
-    assert calls.wait(BUSY_SECONDS)
+    assert calls.wait(PATIENCE)
     assert [calls.outcome(rank) for rank in (0, 1, 3)] == [0, 1, 3]
     error = calls.outcome(2)
     assert isinstance(error, WorkerError)
@@ -238,7 +230,7 @@ def test_an_interrupt_reaches_one_engine_and_it_lives_on(cluster: Cluster, tmp_p
     until(asleep.exists, 10)  # an engine that has not begun has nothing to interrupt
     assert not calls.done()
     assert cluster.signal(1, signal.SIGINT)
-    assert calls.wait(3 + BUSY_SECONDS)
+    assert calls.wait(3 + SLACK_SECONDS)
     assert "KeyboardInterrupt" in str(calls.outcome(1))
     assert cluster.run(os.getpid, on=1) == [cluster.tasks[1].pid]
     assert cluster.dead() == []
@@ -327,7 +319,7 @@ def test_one_death_is_noticed_and_named_and_the_others_answer(start: Start) -> N
     os.kill(cluster.tasks[1].pid, signal.SIGKILL)
     until(lambda: bool(cluster.dead()), 2)
     assert [info.name for info in cluster.dead()] == ["/job:worker/task:1"]
-    assert calls.wait(2 + BUSY_SECONDS)
+    assert calls.wait(2 + SLACK_SECONDS)
     error = calls.outcome(1)
     assert isinstance(error, TaskDiedError)
     assert "/job:worker/task:1" in str(error)
@@ -355,7 +347,7 @@ def test_stop_leaves_nothing_whatever_the_engines_are_at(start: Start) -> None:
     begun = time.monotonic()
     cluster.stop()
     cluster.stop()
-    assert time.monotonic() - begun < 10 + BUSY_SECONDS
+    assert time.monotonic() - begun < 10 + SLACK_SECONDS
     assert not spin.done() or spin.errors()
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 10)
     assert not segment.exists()
@@ -372,7 +364,7 @@ def test_a_dead_controller_ends_the_cluster_and_is_named(start: Start) -> None:
     controller = json.loads((cluster.folder / "security" / f"cluster-{cluster.id}.json").read_text())
     calls = cluster.submit(sleep, 30)
     os.kill(controller["controller"]["state"]["pid"], signal.SIGKILL)
-    assert calls.wait(2 + BUSY_SECONDS)
+    assert calls.wait(2 + SLACK_SECONDS)
     assert isinstance(calls.outcome(0), TaskDiedError)
     assert cluster.controller_died() == "killed by SIGKILL"
     until(lambda: not psutil.pid_exists(cluster.tasks[0].pid), 10)

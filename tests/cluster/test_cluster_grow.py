@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from busy import BUSY_SECONDS
 from freezing import freeze
+from waiting import PATIENCE, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import read_description
@@ -43,13 +42,6 @@ met = [nbdist.task.peer(info.rank).call("ping").meta["pid"] for info in nbdist.t
 config = json.loads(os.environ["TF_CONFIG"])
 (nbdist.task.rank, os.getpid(), known, met, config["cluster"], config["task"], nbdist.task.is_chief)
 """
-
-
-def until(condition: Callable[[], object], seconds: float = BUSY_SECONDS) -> None:
-    deadline, waiter = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        waiter.wait(0.005)
 
 
 def quietly(line: str) -> None:
@@ -193,7 +185,7 @@ def test_calls_to_one_that_leaves_say_so(start: Start) -> None:
     with pytest.raises(
         TaskDiedError, match=rf"task:1 \(pid {gone.pid}\) has left: the cluster was made small"
     ):
-        calls.results(BUSY_SECONDS)
+        calls.results(PATIENCE)
 
 
 def test_shared_memory_of_one_that_leaves_goes_with_it(start: Start) -> None:
@@ -398,7 +390,7 @@ def test_ipyparallels_panel_has_who_comes_and_goes(
     calls = cluster.submit(exec, code)
     until(lambda: len(list(tmp_path.glob("at-*"))) == 3)
     engines.signal(signal.SIGINT)
-    assert calls.wait(BUSY_SECONDS)
+    assert calls.wait(PATIENCE)
     assert {type(error).__name__ for error in calls.errors().values()} == {"WorkerError"}
     cluster.shrink(report=quietly)
     assert json.loads(listed.read_text())["cluster"]["n"] == 2

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
@@ -56,13 +55,6 @@ total = float(nb.collective.all_reduce(np.ones(1), op="sum")[0])
 
 def quietly(line: str) -> None:
     """Take a report and say nothing."""
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline, waiter = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        waiter.wait(0.005)
 
 
 def trained(cluster: Cluster, **options: Any) -> tuple[Run, list[np.ndarray]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from busy import BUSY_SECONDS
+from waiting import PATIENCE, SLACK_SECONDS, until
 
 from nbdist.cluster import mpi
 from nbdist.cluster.cluster import Cluster
@@ -53,7 +52,6 @@ def in_group(ranks: tuple[int, ...], run: str, here: str, work: str) -> Any:
     """Form a group of some ranks, whose cards lie in a folder, and do something in it."""
     import json
     import os
-    import time
 
     import numpy as np
 
@@ -97,15 +95,8 @@ def loaded() -> bool:
     return any(name.split(".")[0] == "mpi4py" for name in sys.modules)
 
 
-def until(condition: Callable[[], bool], seconds: float = 10 + BUSY_SECONDS) -> None:
-    deadline, waiter = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        waiter.wait(0.01)
-
-
 def sums(cluster: Cluster, ranks: tuple[int, ...], run: str, here: Path) -> Any:
-    return cluster.submit(in_group, ranks, run, str(here), "add", on=ranks).results(BUSY_SECONDS)
+    return cluster.submit(in_group, ranks, run, str(here), "add", on=ranks).results(PATIENCE)
 
 
 def processes_below(pid: int) -> list[psutil.Process]:
@@ -132,7 +123,7 @@ def test_engines_are_ranks_of_a_world_and_stop_without_a_trace(own_home: Path, t
         assert not mapped_names(cluster.tasks[0].pid)
     finally:
         cluster.stop()
-    _, left = psutil.wait_procs(processes, 5 + BUSY_SECONDS)
+    _, left = psutil.wait_procs(processes, 5 + SLACK_SECONDS)
     assert not left
 
 
@@ -146,7 +137,7 @@ def test_a_killed_engine_is_missed_and_the_others_go_on(world: Cluster, tmp_path
     calls = world.submit(in_group, (0, 1, 2), "killed", str(tmp_path), "wait")
     until(lambda: len(list(tmp_path.glob("waits.*"))) == 3)
     os.kill(world.tasks[2].pid, signal.SIGKILL)
-    assert calls.wait(4 + BUSY_SECONDS)
+    assert calls.wait(4 + SLACK_SECONDS)
     assert isinstance(calls.outcome(2), TaskDiedError)
     assert "SIGKILL" in str(calls.outcome(2))
     for rank in (0, 1):
@@ -161,7 +152,7 @@ def test_an_interrupt_ends_a_group_and_the_next_one_works(world: Cluster, tmp_pa
     until(lambda: len(list(tmp_path.glob("waits.*"))) == 3)
     for rank in (0, 2):
         world.signal(rank, signal.SIGINT)
-    assert calls.wait(4 + BUSY_SECONDS)
+    assert calls.wait(4 + SLACK_SECONDS)
     assert [type(calls.outcome(rank)).__name__ for rank in (0, 2)] == ["WorkerError"] * 2
     assert all("KeyboardInterrupt" in str(calls.outcome(rank)) for rank in (0, 2))
     assert "interrupted" in str(calls.outcome(1)) or "KeyboardInterrupt" in str(calls.outcome(1))

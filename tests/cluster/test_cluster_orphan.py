@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from nbdist.cluster import adopt as adoption
 from nbdist.cluster.adopt import Orphan as Left
@@ -142,13 +141,6 @@ if sys.argv[3] == "killed":
     os.kill(os.getpid(), 9)
 """
 WAITS = "import os\nwhile not os.path.exists({gate!r}): pass"
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def elsewhere(patience: float, body: str = "", end: str = "killed", session: str = "") -> tuple[str, int]:

@@ -6,16 +6,14 @@ import json
 import os
 import re
 import signal
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from busy import BUSY_SECONDS
 from freezing import freeze
+from waiting import PATIENCE, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import read_description
@@ -42,13 +40,6 @@ met = [nbdist.task.peer(info.rank).call("ping").meta["pid"] for info in nbdist.t
 config = json.loads(os.environ["TF_CONFIG"])
 (nbdist.task.rank, os.getpid(), known, met, config["cluster"], os.environ["NBDIST_INDEX"])
 """
-
-
-def until(condition: Callable[[], object], seconds: float = BUSY_SECONDS) -> None:
-    deadline, waiter = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        waiter.wait(0.005)
 
 
 def quietly(line: str) -> None:
@@ -101,10 +92,10 @@ def test_dead_frozen_and_busy_tasks_come_back(start: Start) -> None:
     freeze(old[0])  # the chief
     cluster.restart("/job:worker/task:0", report=quietly)
     calls = cluster.submit("import signal; signal.pause()".__len__, on=2)  # a call that is over
-    assert calls.results(BUSY_SECONDS) == [29]
+    assert calls.results(PATIENCE) == [29]
     spins = cluster.submit(exec, "while True: pass", on=2)
     cluster.restart(2, report=quietly)
-    assert spins.wait(BUSY_SECONDS)
+    assert spins.wait(PATIENCE)
     assert isinstance(spins.outcome(2), TaskDiedError)
     assert not any(map(psutil.pid_exists, old))
     assert cluster.target == f"nbdist://{cluster.tasks[0].address}"
@@ -135,7 +126,7 @@ def test_a_call_to_a_process_that_was_replaced_says_so(start: Start) -> None:
     pid = cluster.tasks[1].pid
     (new,) = cluster.restart(1, report=quietly)
     with pytest.raises(TaskDiedError, match=rf"\(pid {pid}\) was replaced by pid {new.pid}"):
-        calls.results(BUSY_SECONDS)
+        calls.results(PATIENCE)
 
 
 def test_a_name_that_is_none_lists_those_there_are(cluster: Cluster) -> None:

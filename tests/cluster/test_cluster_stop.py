@@ -7,16 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psutil
 import pytest
-from busy import BUSY_SECONDS
 from freezing import freeze
+from waiting import until
 
 from nbdist.cluster.adopt import end
 from nbdist.cluster.cluster import Cluster, set_current, stop_cluster
@@ -73,13 +71,6 @@ def busy(cluster: Cluster, run: str) -> Any:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     path.write_text(run)
     return path
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline, pause = time.monotonic() + 10 + BUSY_SECONDS, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
 
 
 def test_another_process_does_not_end_a_run_by_mistake(start: Start) -> None:

@@ -3,12 +3,12 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
-import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from nbdist.data import Dataset, ElementSpec
 from nbdist.errors import InvalidArgumentError
@@ -253,13 +253,6 @@ def prefetching() -> int:
     return sum(thread.name == "nbdist-prefetch" for thread in threading.enumerate())
 
 
-def wait_for(condition) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        threading.Event().wait(0.001)
-
-
 def test_prefetch_ends_when_the_consumer_leaves() -> None:
     closed = threading.Event()
 
@@ -273,7 +266,7 @@ def test_prefetch_ends_when_the_consumer_leaves() -> None:
         if element == 5:
             break
     assert closed.wait(10)
-    wait_for(lambda: not prefetching())
+    until(lambda: not prefetching())
 
 
 def test_prefetch_works_ahead_but_not_further_than_asked() -> None:
@@ -281,7 +274,7 @@ def test_prefetch_works_ahead_but_not_further_than_asked() -> None:
     dataset = Dataset.range(100).map(lambda n: made.append(int(n)) or n).prefetch(4)
     iterator = iter(dataset)
     assert next(iterator) == 0
-    wait_for(lambda: len(made) >= 6)  # one is out, four wait, one is in the thread's hands
+    until(lambda: len(made) >= 6)  # one is out, four wait, one is in the thread's hands
     assert len(made) == 6
     iterator.close()  # type: ignore[attr-defined]
 

@@ -12,13 +12,13 @@ is `SEED`, and it is quiet. All entries together have ``strategy.num_replicas_in
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from waiting import until
 
 from nbdist.data import Dataset
 from nbdist.distribute import Strategy
@@ -125,13 +125,6 @@ def looped(
 def assert_alike(ours: Any, theirs: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.002)
 
 
 class AtFirstEpoch(Callback):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from nbdist.data import Dataset
 from nbdist.distribute.in_graph.graph import cut_up
@@ -61,13 +61,6 @@ def fit(
 def assert_alike(ours: list[Array], theirs: list[Array], tolerance: float = 2e-6) -> None:
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.05, momentum=0.9), Adam(0.01)], ids=repr)

@@ -7,8 +7,8 @@ import time
 from itertools import count
 from typing import Any
 
-from busy import BUSY_SECONDS
 from two_hosts import ADDRESSES, Actor, TwoHosts
+from waiting import SLACK_SECONDS
 
 from nbdist.wire.keys import ClusterKeys
 
@@ -94,7 +94,7 @@ class HostsCluster:
         assert "error" in found, f"{name}: {found}"
         kind, text = found["error"]
         assert kind in ("UnavailableError", "TaskDiedError"), found
-        assert took < within + BUSY_SECONDS, found
+        assert took < within + SLACK_SECONDS, found
         return str(text)
 
     def errors(self, within: float) -> list[str]:

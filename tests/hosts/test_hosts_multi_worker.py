@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from hosts_cluster import BUSY_SECONDS, CUT_OFF_SECONDS, NOTICED_SECONDS, HostsCluster
+from hosts_cluster import CUT_OFF_SECONDS, NOTICED_SECONDS, HostsCluster
 from hosts_model import assert_alike, fit_alone
 from two_hosts import TwoHosts
+from waiting import SLACK_SECONDS
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 
@@ -61,7 +62,7 @@ def test_who_is_cut_off_errs_and_the_others_go_on(two_hosts: TwoHosts) -> None:
         assert_alike(cluster[name].answer(), fit_alone(epochs=30))
     took = time.monotonic() - begun
     print(f"all steps were made after {took:.1f} s")
-    assert took < AGAIN_SECONDS + BUSY_SECONDS
+    assert took < AGAIN_SECONDS + SLACK_SECONDS
     two_hosts.heal("b")
     assert cluster.begin("multi_worker", {}) == [["hierarchical"]] * 4
     for found in cluster.results():
@@ -81,5 +82,5 @@ def test_after_a_death_the_others_of_both_hosts_go_on(two_hosts: TwoHosts) -> No
         assert_alike(cluster[name].answer(), fit_alone(epochs=30))
     took = time.monotonic() - begun
     print(f"all steps were made after {took:.1f} s")
-    assert took < NOTICED_SECONDS + BUSY_SECONDS
+    assert took < NOTICED_SECONDS + SLACK_SECONDS
     cluster.close()

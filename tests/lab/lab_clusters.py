@@ -6,13 +6,12 @@ import json
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from busy import BUSY_SECONDS
+from waiting import until
 
 from nbdist.cluster.folder import claim, write_description
 from nbdist.cluster.hub import own_versions
@@ -43,15 +42,6 @@ def a_cluster(name: str, tasks: list[dict[str, Any]] | None = None, **entries: A
     finally:
         with suppress(OSError):
             os.close(lock)
-
-
-def until(look: Callable[[], Any]) -> Any:
-    """Return the first true thing that is seen."""
-    deadline, pause = time.monotonic() + BUSY_SECONDS, threading.Event()
-    while not (seen := look()):
-        assert time.monotonic() < deadline, "it is never seen"
-        pause.wait(0.01)
-    return seen
 
 
 class FakeKeeper:

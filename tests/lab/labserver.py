@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from unittest.mock import patch
 import websocket
 from jupyter_server.serverapp import ServerApp
 from tornado.httpserver import HTTPServer
+from waiting import until
 
 Result = TypeVar("Result")
 TOKEN = "a-token-for-tests"
@@ -154,7 +154,7 @@ def server_process(folder: Path, *flags: str) -> Iterator[ServerProcess]:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
     server = ServerProcess(port, process)
     try:
-        until(lambda: server.answers, lambda: (folder / "server.log").read_text())
+        until(lambda: server.answers, describe=lambda: (folder / "server.log").read_text())
         yield server
     finally:
         process.terminate()
@@ -163,15 +163,6 @@ def server_process(folder: Path, *flags: str) -> Iterator[ServerProcess]:
         finally:
             process.kill()
             process.wait()
-
-
-def until(condition: Callable[[], Result], tell: Callable[[], object] = str, seconds: float = 60.0) -> Result:
-    """Return what a condition gives, once that is something."""
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"it has not come to pass: {tell()}"
-        pause.wait(0.02)
-    return found
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from waiting import until_async
 
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from nbdist.lab.actions import manager
@@ -41,26 +42,20 @@ class Doer:
             raise self.fails
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 def test_an_action_is_told_and_then_forgotten() -> None:
     async def main() -> None:
         changed: list[int] = []
         doer = Doer()
         actions = Actions(lambda: changed.append(1), do=doer)
         actions.begin("clusters", "a", "stop", {"do": "stop", "id": "a"})
-        await until(lambda: actions.underway[0].lines)
+        await until_async(lambda: actions.underway[0].lines)
         [now] = actions.underway
         assert (now.about, now.id, now.doing, now.error) == ("clusters", "a", "stop", None)
         with pytest.raises(FailedPreconditionError, match="a: it is being stopped; wait"):
             actions.begin("clusters", "a", "grow", {})
         actions.begin("runs", "a", "stop", {})  # another item of the same name
         doer.go.set()
-        await until(lambda: not actions.underway)
+        await until_async(lambda: not actions.underway)
         assert len(changed) == 6
 
     asyncio.run(main())
@@ -72,7 +67,7 @@ def test_what_went_wrong_stays_until_the_next_action() -> None:
         actions = Actions(lambda: None, do=doer)
         doer.go.set()
         actions.begin("clusters", "a", "grow", {})
-        await until(lambda: actions.underway[0].error)
+        await until_async(lambda: actions.underway[0].error)
         assert actions.underway[0].error == "it does not answer"
         doer.go.clear()
         actions.begin("clusters", "a", "restart", {})
@@ -87,15 +82,15 @@ def test_a_start_can_be_given_up_and_a_failure_dismissed() -> None:
         doer = Doer()
         actions = Actions(lambda: None, do=doer)
         actions.begin("clusters", "a", "start", {}, {"workers": 1})
-        await until(lambda: doer.requests)
+        await until_async(lambda: doer.requests)
         actions.give_up("clusters", "a")
         assert actions.underway[0].doing == "stop"
-        await until(lambda: not actions.underway)
+        await until_async(lambda: not actions.underway)
         assert doer.undone
         doer.fails = FailedPreconditionError("no")
         doer.go.set()
         actions.begin("clusters", "a", "start", {}, {"workers": 1})
-        await until(lambda: actions.underway[0].error)
+        await until_async(lambda: actions.underway[0].error)
         actions.give_up("clusters", "a")
         assert not actions.underway
 
@@ -111,7 +106,7 @@ def test_few_failures_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         actions = Actions(lambda: None, do=doer)
         for id in "abcd":
             actions.begin("clusters", id, "grow", {})
-            await until(lambda: actions.underway[-1].error)
+            await until_async(lambda: actions.underway[-1].error)
         assert [one.id for one in actions.underway] == ["c", "d"]
 
     asyncio.run(main())
@@ -122,7 +117,7 @@ def test_the_end_of_the_server_ends_what_goes_on() -> None:
         doer = Doer()
         actions = Actions(lambda: None, do=doer)
         actions.begin("clusters", "a", "start", {}, {"workers": 1})
-        await until(lambda: doer.requests)
+        await until_async(lambda: doer.requests)
         await actions.close()
         assert doer.undone
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_clusters import FakeKeeper, a_cluster, a_description, a_task, until
+from lab_clusters import FakeKeeper, a_cluster, a_description, a_task
+from waiting import until
 
 from nbdist.cluster import folder as folders
 from nbdist.cluster.folder import busy_with, this_process

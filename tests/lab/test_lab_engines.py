@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 import websocket
-from labserver import ServerProcess, server_process, until
+from labserver import ServerProcess, server_process
+from waiting import until
 
 from nbdist.cluster.adopt import end
 from nbdist.cluster.folder import clusters_folder, living
@@ -367,7 +368,7 @@ def test_a_cluster_of_ipyparallels_own_is_stopped(server: ServerProcess, gone: b
             controller.kill()
             until(lambda: item(id, server.get("/state")).get("state") == "stale")
         assert server.ask("DELETE", f"{API}/clusters/ipp%3Adefault%3Atheirs").status == 202
-        until(lambda: not item(id, server.get("/state")), lambda: server.get("/state")["clusters"])
+        until(lambda: not item(id, server.get("/state")), describe=lambda: server.get("/state")["clusters"])
         until(lambda: lives(engine) == gone)
     finally:
         for leader in (controller.pid, engine):  # ipyparallel gives each a group, with what it has forked

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from busy import BUSY_SECONDS
+from waiting import until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.lab.readers.run_detail import run_bundle, run_details
@@ -45,15 +43,6 @@ def going(cluster: Cluster) -> Iterator[Callable[..., Run]]:
         run.wait()
 
 
-def until(run: Run, condition: Callable[[], object]) -> None:
-    """Follow a run until a condition holds."""
-    deadline, pause = time.monotonic() + 60 + BUSY_SECONDS, threading.Event()
-    while not condition():
-        assert not run.pump(), f"the run is over: {run.error}"
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
-
-
 def item_of(runs: Runs, run: Run) -> dict[str, Any]:
     return next(item for item in runs.look() if item["id"] == run.id)
 
@@ -73,8 +62,10 @@ def test_a_run_is_seen_from_its_beginning_to_its_end(
         tasks = runs.tasks_of(run.id)
         return tasks.keys() == {0, 1, 2} and {one["state"] for one in tasks.values()} == {"running"}
 
-    until(run, all_train)
-    until(run, lambda: item_of(runs, run)["steps_per_second"] and item_of(runs, run)["value"] is not None)
+    until(all_train, during=run)
+    until(
+        lambda: item_of(runs, run)["steps_per_second"] and item_of(runs, run)["value"] is not None, during=run
+    )
     item = item_of(runs, run)
     assert (item["status"], item["replicas"], item["cluster"]) == ("running", 3, cluster.id)
     assert item["total"] > item["step"] > 0
@@ -92,11 +83,11 @@ def test_a_run_is_seen_from_its_beginning_to_its_end(
 
 def test_a_pause_is_seen(going: Callable[..., Run]) -> None:
     runs, run = Runs(), going(strategy="multi_worker")
-    until(run, lambda: item_of(runs, run)["steps_per_second"])
+    until(lambda: item_of(runs, run)["steps_per_second"], during=run)
     run.pause()
-    until(run, lambda: item_of(runs, run)["status"] == "paused")
+    until(lambda: item_of(runs, run)["status"] == "paused", during=run)
     run.resume()
-    until(run, lambda: item_of(runs, run)["status"] == "running")
+    until(lambda: item_of(runs, run)["status"] == "running", during=run)
     run.stop()
     run.wait()
     assert item_of(runs, run)["status"] == "stopped"

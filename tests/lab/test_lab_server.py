@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 from labfakes import Fakes, cluster_item, run_item, task_item
-from labserver import BASE, WITH_TOKEN, Server, serving, until
+from labserver import BASE, WITH_TOKEN, Server, serving
+from waiting import until
 
 from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, NotAllowedError
 from nbdist.lab import service

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import websocket
 from labfakes import Fakes, cluster_item, run_item, task_item
-from labserver import Server, serving, until
+from labserver import Server, serving
+from waiting import until
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.lab import service

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from busy import BUSY_SECONDS
+from waiting import PATIENCE
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details
@@ -45,7 +45,7 @@ def test_a_sweep_is_seen_to_its_end(sweep: Sweep, cluster: Cluster) -> None:
     assert (first["cluster"], first["session"]) == (cluster.id, "notebooks/sweep.ipynb")
     if first["state"] == "running":  # else it was quicker than this look
         assert first["can"] == {"pause": True, "resume": False, "stop": True}
-    deadline, pause = time.monotonic() + 60 + BUSY_SECONDS, threading.Event()
+    deadline, pause = time.monotonic() + 60 + PATIENCE, threading.Event()
     while item_of(sweeps, sweep)["state"] != "finished":
         assert time.monotonic() < deadline
         pause.wait(0.02)

@@ -16,7 +16,8 @@ import psutil
 import pytest
 from fake_pynvml import FakeNvml
 from freezing import freeze
-from lab_clusters import FakeKeeper, a_cluster, a_task, until
+from lab_clusters import FakeKeeper, a_cluster, a_task
+from waiting import until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import NotFoundError

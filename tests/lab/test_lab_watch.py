@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from waiting import until_async
 
 from nbdist.lab import service as watching
 from nbdist.lab.service import Telling, Watch
@@ -49,12 +49,6 @@ class Looks:
         return Seen(lists, {one: ([{"rank": 0}], []) for one in clusters})
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 def test_nobody_there_nothing_read() -> None:
     async def main() -> None:
         looks = Looks()
@@ -63,15 +57,15 @@ def test_nobody_there_nothing_read() -> None:
         watch.join(hidden)
         assert not watch.looks
         watch.join(page)
-        await until(lambda: len(page.states) > 2)
+        await until_async(lambda: len(page.states) > 2)
         page.visible = False
         watch.wake()
-        await until(lambda: not watch.looks)
+        await until_async(lambda: not watch.looks)
         page.visible = True
         watch.wake()
         assert watch.looks
         watch.leave(page)
-        await until(lambda: not watch.looks)
+        await until_async(lambda: not watch.looks)
         assert not hidden.states
         await watch.close()
 
@@ -90,7 +84,7 @@ def test_a_look_that_hangs_is_the_only_one() -> None:
             await asyncio.sleep(0.002)
         assert len(looks.asked) == 1
         looks.open.set()
-        await until(lambda: all(page.states for page in pages))
+        await until_async(lambda: all(page.states for page in pages))
         assert looks.most == 1
         await watch.close()
 
@@ -104,13 +98,13 @@ def test_each_page_gets_the_tasks_of_its_own_cluster() -> None:
         one, two, three = Visitor("a"), Visitor("b"), Visitor()
         for page in (one, two, three):
             watch.join(page)
-        await until(lambda: one.states and two.states and three.states)
+        await until_async(lambda: one.states and two.states and three.states)
         assert frozenset("ab") in looks.asked
         assert [page.states[-1]["cluster"] for page in (one, two, three)] == ["a", "b", None]
         assert [len(page.states[-1]["tasks"]) for page in (one, two, three)] == [1, 1, 0]
         two.cluster = "c"  # while a look goes on that does not know of it
         watch.wake()
-        await until(lambda: two.states[-1]["cluster"] == "c")
+        await until_async(lambda: two.states[-1]["cluster"] == "c")
         assert two.states[-1]["tasks"]
         await watch.close()
 
@@ -129,7 +123,7 @@ def test_a_look_that_fails_is_followed_by_others(caplog: pytest.LogCaptureFixtur
 
         watch, page = Watch(fail), Visitor()
         watch.join(page)
-        await until(lambda: page.states)
+        await until_async(lambda: page.states)
         await watch.close()
 
     asyncio.run(main())
@@ -147,13 +141,13 @@ def test_a_slow_page_gets_what_changed_together() -> None:
 
         telling = Telling(send)
         telling.offer({"problems": ["0"]})
-        await until(lambda: sent)
+        await until_async(lambda: sent)
         for number in range(1, 1000):  # it reads nothing meanwhile
             telling.offer({"problems": [str(number)]})
         await asyncio.sleep(0.01)
         assert len(sent) == 1
         taken.set()
-        await until(lambda: len(sent) == 2)
+        await until_async(lambda: len(sent) == 2)
         telling.offer({"problems": ["999"]})
         await asyncio.sleep(0.01)
         assert sent == [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from runs_heard import Heard
+from waiting import until
 
 from nbdist.cluster.cluster import Cluster, set_current
 from nbdist.cluster.folder import read_description, write_description
@@ -56,13 +56,6 @@ print("bye")
 big = np.arange(3_000_000.0)
 """
 PATIENCE = 60.0
-
-
-def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def wait(run: Run, seconds: float = PATIENCE) -> Run:

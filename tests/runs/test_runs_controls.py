@@ -7,7 +7,6 @@ import signal
 import stat
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from runs_heard import Heard
+from waiting import until
 
 from nbdist import nn
 from nbdist.data import Dataset
@@ -119,15 +119,6 @@ def begin(cluster: Cluster, heard: Heard) -> Iterator[Callable[..., Run]]:
             run.wait()
 
 
-def until(run: Run, condition: Callable[[], object]) -> None:
-    """Follow a run until a condition holds."""
-    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
-    while not condition():
-        assert not run.pump(), f"the run is over: {run.error}"
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
-
-
 def steps_of(run: Run) -> list[int]:
     return [one.step for one in run.standing().replicas]
 
@@ -140,7 +131,7 @@ def news(run: Run, rounds: int = 3) -> None:
     """Hear so many news of every replica that is not gone."""
     for _ in range(rounds):
         before = {i: heard.at for i, heard in enumerate(run.tally._heard) if heard.state != LOST}
-        until(run, lambda before=before: all(run.tally._heard[i].at > at for i, at in before.items()))
+        until(lambda before=before: all(run.tally._heard[i].at > at for i, at in before.items()), during=run)
 
 
 def gated(body: str, gate: Path) -> str:
@@ -150,13 +141,13 @@ def gated(body: str, gate: Path) -> str:
 
 def paused(run: Run, gate: Path | None = None) -> list[int]:
     """Pause a run, once all replicas train, and return the steps that they then have."""
-    until(run, lambda: min(steps_of(run)) > 2)
+    until(lambda: min(steps_of(run)) > 2, during=run)
     run.pause()
     if gate is not None:
         for info in run._watch.workers:  # who answers has heard what was said before
             run._watch._cluster.peer(info.rank).call("run.hello")
         gate.touch()
-    until(run, lambda: states_of(run) == {"paused"})
+    until(lambda: states_of(run) == {"paused"}, during=run)
     news(run, 1)  # who had got further by one step says so
     return steps_of(run)
 
@@ -195,7 +186,7 @@ def test_paused_nothing_moves_and_resumed_it_goes_on(
     assert steps_of(run) == steps
     assert run.standing().state == "paused"
     run.resume()
-    until(run, lambda: min(steps_of(run)) > max(steps) + 2)
+    until(lambda: min(steps_of(run)) > max(steps) + 2, during=run)
     assert run.standing().state == "running"
     run.stop()
     assert run.wait().status == "stopped"
@@ -230,7 +221,7 @@ if nb.task.index == 1:
     raise RuntimeError("on purpose")
 """
     run = begin(body + TRAIN.format(epochs=ENDLESS), strategy="one_device")
-    until(run, lambda: run.trains and max(steps_of(run)) > 2)
+    until(lambda: run.trains and max(steps_of(run)) > 2, during=run)
     run.pause()
     with pytest.raises(WorkerError, match="on purpose"):
         run.wait()
@@ -253,7 +244,7 @@ def test_a_rate_set_in_mid_run_is_that_of_the_next_step(
     """As if one device had changed it between the same two steps, which are the chief's next."""
     epochs, gate = 50, tmp_path / "gate"
     run = begin(gated(body.format(epochs=epochs), gate), **options)
-    until(run, lambda: run.standing().learning_rate == 0.03)
+    until(lambda: run.standing().learning_rate == 0.03, during=run)
     chief, *_ = paused(run, gate)
     path = run.checkpoint()
     step = (run.tally.checkpoint or {})["step"]
@@ -279,15 +270,15 @@ def test_replicas_that_go_their_own_ways_learn_at_the_rate_that_is_set(
 ) -> None:
     """At a rate of 0 nothing changes any more: the checkpoint is what the run ends with."""
     run = begin(TRAIN.format(epochs=ENDLESS).replace(", momentum=0.5", ""), **options)
-    until(run, lambda: min(steps_of(run)) > 2)
+    until(lambda: min(steps_of(run)) > 2, during=run)
     run.set(learning_rate=0)
-    until(run, lambda: run.standing().learning_rate == 0)
+    until(lambda: run.standing().learning_rate == 0, during=run)
     if options.get("strategy") == "elastic":
         run.stop()
         assert run.wait().model.optimizer.learning_rate == 0
         return
     first = run.checkpoint()
-    until(run, lambda: min(steps_of(run)) > 2 + max(steps_of(run)) // 2)
+    until(lambda: min(steps_of(run)) > 2 + max(steps_of(run)) // 2, during=run)
     second = run.checkpoint()
     assert first != second
     run.stop()
@@ -388,10 +379,10 @@ def test_one_that_dies_while_the_run_is_paused_is_done_without(start: Callable[.
     paused(run)
     run.set(learning_rate=0.001)
     os.kill(cluster.tasks[2].pid, signal.SIGKILL)
-    until(run, lambda: run._watch.lost == {cluster.tasks[2].rank})
+    until(lambda: run._watch.lost == {cluster.tasks[2].rank}, during=run)
     before = steps_of(run)
     run.resume()
-    until(run, lambda: min(steps_of(run)[:2]) > max(before) + 5)
+    until(lambda: min(steps_of(run)[:2]) > max(before) + 5, during=run)
     assert run.standing().learning_rate == 0.001
     run.stop()
     assert run.wait().status == "stopped"
@@ -401,7 +392,7 @@ def test_one_that_dies_while_the_run_is_paused_is_done_without(start: Callable[.
 def test_a_run_is_asked_from_any_thread(begin: Callable[..., Run]) -> None:
     """Here one waits for the run, and another asks; what it asks is sent by the first."""
     run = begin(TRAIN.format(epochs=ENDLESS), strategy="ps")
-    until(run, lambda: min(steps_of(run)) > 2)
+    until(lambda: min(steps_of(run)) > 2, during=run)
     found: list[Any] = []
 
     def ask() -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from busy import BUSY_SECONDS
 from runs_heard import Heard
+from waiting import PATIENCE, SLACK_SECONDS, until
 
 from nbdist.errors import (
     FailedPreconditionError,
@@ -47,7 +47,6 @@ model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")])
 model.compile(nb.optim.SGD(0.3), "sparse_categorical_crossentropy", metrics=["accuracy"])
 history = model.fit(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20), epochs={epochs})
 """
-PATIENCE = 30.0
 
 
 @pytest.fixture
@@ -61,15 +60,6 @@ def begin(cluster: Cluster, heard: Heard) -> Callable[..., Run]:
         return start_run(body, Options(**options), cluster=cluster, make_view=lambda run: heard)
 
     return begin_one
-
-
-def until(run: Run, condition: Callable[[], bool]) -> None:
-    """Follow a run until a condition holds."""
-    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
-    while not condition():
-        assert not run.pump(), f"the run is over: {run.error}"
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
 
 
 def training(run: Run, steps: int = 1) -> Callable[[], bool]:
@@ -87,7 +77,7 @@ def ended_within(run: Run, seconds: float) -> Run:
     try:
         return run.wait()
     finally:
-        assert time.monotonic() - began < seconds + BUSY_SECONDS
+        assert time.monotonic() - began < seconds + SLACK_SECONDS
 
 
 def points_of(columns: dict[str, Any]) -> set[tuple[int, str, int, float]]:
@@ -387,7 +377,7 @@ def test_stopping_keeps_what_was_trained(
 ) -> None:
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # a busy machine may need longer for a step
     run = begin(TRAIN.format(epochs=1_000_000), strategy="ps", synchronous=synchronous)
-    until(run, training(run, steps=5))
+    until(training(run, steps=5), during=run)
     run.stop()
     ended_within(run, 4)
     assert run.status == read_run(run.id).status == "stopped"
@@ -408,7 +398,7 @@ def test_a_stop_before_the_first_step_is_heard(begin: Callable[..., Run]) -> Non
 
 def test_a_body_that_does_not_listen_is_interrupted(begin: Callable[..., Run], heard: Heard) -> None:
     run = begin("before = 1\nprint('looping')\nwhile True:\n    pass")
-    until(run, lambda: len(heard.text) == 3)
+    until(lambda: len(heard.text) == 3, during=run)
     run.interrupt()
     ended_within(run, 5)
     assert run.status == "stopped"
@@ -421,7 +411,7 @@ def test_a_second_interrupt_does_not_wait(
 ) -> None:
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # what the first one alone would wait
     run = begin("print('looping')\nwhile True:\n    pass")
-    until(run, lambda: len(heard.text) == 3)
+    until(lambda: len(heard.text) == 3, during=run)
     run.interrupt()
     run.interrupt()
     ended_within(run, 3)
@@ -437,7 +427,7 @@ class Busy(nb.train.Callback):
             pass
 """ + TRAIN.format(epochs="1_000_000, callbacks=[Busy()]")
     run = begin(body, strategy="ps", synchronous=True)
-    until(run, training(run, steps=6))
+    until(training(run, steps=6), during=run)
     run.interrupt()
     ended_within(run, 5)
     assert run.status == "stopped"
@@ -510,7 +500,7 @@ def test_nothing_is_left_in_shared_memory(begin: Callable[..., Run], cluster: Cl
     for _ in range(3):
         begin(TRAIN.format(epochs=1), strategy="ps").wait()
     # The far end of a connection is closed a moment after this one.
-    deadline, pause = time.monotonic() + BUSY_SECONDS, threading.Event()
+    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
     while max(np.subtract(descriptors(), before)) > 3:
         assert time.monotonic() < deadline, (before, descriptors())
         pause.wait(0.05)
@@ -535,7 +525,7 @@ def test_a_death_in_mid_run_is_named_within_two_seconds(
 ) -> None:
     cluster = start(workers=2, ps=1)
     run = start_run(TRAIN.format(epochs=1_000_000), Options(**options), cluster=cluster)
-    until(run, training(run))
+    until(training(run), during=run)
     pid = next(info.pid for info in cluster.tasks if info.name == victim)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(TaskDiedError, match=rf"{victim} \(pid {pid}\)"):
@@ -568,7 +558,9 @@ def test_a_task_that_cannot_be_stopped_nor_replaced_is_named(
     monkeypatch.setattr(shutdown, "TRY_SECONDS", 0.2)
     cluster = start(workers=3)
     run = start_run(DEAF, Options(on="worker:0-1"), cluster=cluster, make_view=lambda run: heard)
-    until(run, lambda: len(heard.text) == 2 and 0 in run.outcomes)  # rank 0 is not what cannot be stopped
+    until(
+        lambda: len(heard.text) == 2 and 0 in run.outcomes, during=run
+    )  # rank 0 is not what cannot be stopped
     other = cluster.replace(cluster.tasks[2:])  # one replaces at a time
     run.interrupt()
     pid = cluster.tasks[1].pid

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from busy import BUSY_SECONDS
+from waiting import PATIENCE, SLACK_SECONDS
 
 from nbdist.errors import WorkerError
 from nbdist.runs import shutdown
@@ -85,7 +85,7 @@ def test_an_error_on_one_rank_ends_the_cell(
     raised = time.monotonic()
     while not run.pump():
         pause.wait(0.005)
-    assert time.monotonic() - raised < 2 + BUSY_SECONDS
+    assert time.monotonic() - raised < 2 + SLACK_SECONDS
     error = run.error
     assert isinstance(error, WorkerError)
     assert (error.task, error.ename, error.evalue) == ("/job:worker/task:2", "ValueError", "mine")
@@ -108,7 +108,7 @@ def test_a_body_that_could_not_begin_before_does_not_begin_any_more(
     call = cluster.submit(exec, code, on=0)
     body = PLAIN + f"open({str(begun)!r} + str(kept), 'w').close()\nwhile nb.task.rank == 0: pass"
     run = start_run(body, Options(on="worker:0,2"), cluster=cluster)
-    deadline, pause = time.monotonic() + 10 + BUSY_SECONDS, threading.Event()
+    deadline, pause = time.monotonic() + 10 + PATIENCE, threading.Event()
     while run.error is None:
         run.pump()
         assert time.monotonic() < deadline
@@ -117,6 +117,6 @@ def test_a_body_that_could_not_begin_before_does_not_begin_any_more(
     gate.touch()
     with pytest.raises(WorkerError, match="ValueError: mine"):
         run.wait()
-    assert call.results(BUSY_SECONDS) == [None]
+    assert call.results(PATIENCE) == [None]
     assert run.outcomes[0]["error"]["type"] == "AbortedError"
     assert not list(tmp_path.glob("begun*"))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from busy import BUSY_SECONDS
+from waiting import PATIENCE, SLACK_SECONDS
 
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.cluster import Cluster
@@ -86,7 +86,7 @@ def test_a_dead_parameter_server_ends_the_run(start: Callable[..., Cluster], opt
     pid = kill(cluster, "/job:ps/task:0")
     with pytest.raises(TaskDiedError) as caught:
         run.wait()
-    assert time.monotonic() - began < 5 + BUSY_SECONDS
+    assert time.monotonic() - began < 5 + SLACK_SECONDS
     assert f"/job:ps/task:0 (pid {pid}) died: killed by SIGKILL" in str(caught.value)
     assert str(run.folder) in str(caught.value)
     assert "The parameters are lost: start it again with %cluster restart ps:0" in str(caught.value)
@@ -198,7 +198,7 @@ class JustNow:
 
 def test_an_outcome_that_comes_after_the_look_at_them_is_not_lost(cluster: Cluster) -> None:
     run = start_run("n = 8", Options(on="worker:0"), cluster=cluster)
-    assert run._watch.calls.wait(10 + BUSY_SECONDS)
+    assert run._watch.calls.wait(10 + SLACK_SECONDS)
     run._watch.calls = JustNow(run._watch.calls)  # type: ignore[assignment]
     while not run._watch.through:
         run._watch.hear(cluster.tasks[0])
@@ -214,7 +214,7 @@ def test_who_only_waits_for_a_large_model_to_come_home_is_not_hurried(
     monkeypatch.setattr(cluster, "signal", lambda rank, number: signalled.append(rank))
     run = start_run("n = 6", Options(on="worker:0"), cluster=cluster)
     calls, run._watch.calls = run._watch.calls, Withheld()  # type: ignore[assignment]
-    deadline = time.monotonic() + 10 + BUSY_SECONDS
+    deadline = time.monotonic() + 10 + PATIENCE
     while not run._watch.through:
         run.pump()
         assert time.monotonic() < deadline

@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from busy import BUSY_SECONDS
+from waiting import PATIENCE, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError, WorkerError
@@ -46,13 +45,6 @@ def begin(cluster: Cluster) -> Iterator[Callable[..., Run]]:
     for run in begun:
         run.stop()
         until(lambda run=run: run.over)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline, pause = time.monotonic() + 30 + BUSY_SECONDS, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
 
 
 @contextmanager
@@ -147,7 +139,7 @@ print(run.id, flush=True)
 def test_a_script_that_ends_leaves_the_run(cluster: Cluster) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(cluster=cluster.id, body=ENDLESS)],
-        capture_output=True, text=True, timeout=60 + BUSY_SECONDS, check=False,
+        capture_output=True, text=True, timeout=60 + PATIENCE, check=False,
         env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from busy import BUSY_SECONDS
 from freezing import freeze
 from runs_heard import Heard
+from waiting import PATIENCE, SLACK_SECONDS, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError
@@ -35,14 +35,6 @@ ENDLESS = FIT.format(epochs=10_000_000)
 BOUND = 10.0  # within which a frozen task is noticed
 
 
-def until(run: Run, condition: Callable[[], bool]) -> None:
-    deadline, pause = time.monotonic() + 30 + BUSY_SECONDS, threading.Event()
-    while not condition():
-        assert not run.pump(), f"the run is over: {run.error}"
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
-
-
 def trains(run: Run) -> Callable[[], bool]:
     # A backup that is always late has no point of its own yet.
     return lambda: len(run.store.replicas) >= len(run.tasks) - (run.options.backups or 0)
@@ -51,7 +43,7 @@ def trains(run: Run) -> Callable[[], bool]:
 def continued(cluster: Cluster, info: TaskInfo) -> None:
     """Continue a frozen process, and wait until its task accepts a run: it has left the earlier one."""
     os.kill(info.pid, signal.SIGCONT)
-    deadline, pause = time.monotonic() + 10 + BUSY_SECONDS, threading.Event()
+    deadline, pause = time.monotonic() + 10 + PATIENCE, threading.Event()
     while True:
         try:
             start_run("1", Options(on=f"worker:{info.index}"), cluster=cluster).wait()
@@ -88,14 +80,14 @@ def hasty(own_home: Any) -> Iterator[Cluster]:
 def test_training_continues_without_a_frozen_worker(hasty: Cluster, options: dict[str, Any]) -> None:
     heard = Heard()
     run = start_run(ENDLESS, Options(strategy="ps", **options), cluster=hasty, make_view=lambda run: heard)
-    until(run, trains(run))
+    until(trains(run), during=run)
     info = next(info for info in hasty.tasks if info.name == "/job:worker/task:1")
     freeze(info.pid)
     try:
-        until(run, lambda: "training continues on 3 workers" in heard.text.get(info.name, ""))
+        until(lambda: "training continues on 3 workers" in heard.text.get(info.name, ""), during=run)
         assert f"{info.name} (pid {info.pid}) is frozen" in heard.text[info.name]
         steps = run.standing().step
-        until(run, lambda: run.standing().step > steps)
+        until(lambda: run.standing().step > steps, during=run)
         run.stop()
         run.wait()
     finally:
@@ -109,13 +101,13 @@ def test_training_continues_without_a_frozen_worker(hasty: Cluster, options: dic
 def test_a_worker_that_is_back_in_mid_run_is_refused(hasty: Cluster) -> None:
     heard = Heard()
     run = start_run(ENDLESS, Options(strategy="ps"), cluster=hasty, make_view=lambda run: heard)
-    until(run, trains(run))
+    until(trains(run), during=run)
     info = next(info for info in hasty.tasks if info.name == "/job:worker/task:1")
     freeze(info.pid)
-    until(run, lambda: "training continues on 3 workers" in heard.text.get(info.name, ""))
+    until(lambda: "training continues on 3 workers" in heard.text.get(info.name, ""), during=run)
     continued(hasty, info)
     steps = run.standing().replicas[0].step
-    until(run, lambda: run.standing().replicas[0].step > steps)
+    until(lambda: run.standing().replicas[0].step > steps, during=run)
     run.stop()
     run.wait()
     assert run.error is None
@@ -123,7 +115,7 @@ def test_a_worker_that_is_back_in_mid_run_is_refused(hasty: Cluster) -> None:
 
 def test_a_synchronous_run_that_needs_a_frozen_worker_ends_and_names_it(hasty: Cluster) -> None:
     run = start_run(ENDLESS, Options(strategy="ps", synchronous=True), cluster=hasty)
-    until(run, trains(run))
+    until(trains(run), during=run)
     info = next(info for info in hasty.tasks if info.name == "/job:worker/task:1")
     freeze(info.pid)
     with pytest.raises(TaskDiedError, match=rf"{info.name} \(pid {info.pid}\) is frozen"):
@@ -139,14 +131,14 @@ def test_one_frozen_and_one_killed_are_noticed_in_ten_seconds(
 ) -> None:
     cluster, heard = start(workers=4, ps=1), Heard()
     run = start_run(ENDLESS, Options(strategy="ps"), cluster=cluster, make_view=lambda run: heard)
-    until(run, trains(run))
+    until(trains(run), during=run)
     frozen, killed = (next(i for i in cluster.tasks if i.name == f"/job:worker/task:{n}") for n in (1, 2))
     freeze(frozen.pid)
     begun = time.monotonic()
     os.kill(killed.pid, signal.SIGKILL)
-    until(run, lambda: "training continues on 3 workers" in heard.text.get(killed.name, ""))
-    until(run, lambda: "training continues on 2 workers" in heard.text.get(frozen.name, ""))
-    assert time.monotonic() - begun < BOUND + BUSY_SECONDS
+    until(lambda: "training continues on 3 workers" in heard.text.get(killed.name, ""), during=run)
+    until(lambda: "training continues on 2 workers" in heard.text.get(frozen.name, ""), during=run)
+    assert time.monotonic() - begun < BOUND + SLACK_SECONDS
     run.stop()
     run.wait()
     assert run.error is None
@@ -165,7 +157,7 @@ def test_a_run_whose_only_worker_is_frozen_ends(
     monkeypatch.setattr(monitor, "FROZEN_SECONDS", 0.5)
     cluster = start(workers=1, ps=1)
     run = start_run(ENDLESS, Options(strategy="ps"), cluster=cluster)
-    until(run, trains(run))
+    until(trains(run), during=run)
     info = next(info for info in cluster.tasks if info.job == "worker")
     freeze(info.pid)
     with pytest.raises(

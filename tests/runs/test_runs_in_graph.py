@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
-from busy import BUSY_SECONDS
 from runs_heard import Heard
+from waiting import PATIENCE, SLACK_SECONDS, until
 
 import nbdist as nb
 from nbdist.errors import (
@@ -55,7 +55,6 @@ history = model.fit(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20), epo
 """
 ENDLESS = TRAIN.format(epochs=1_000_000)
 CLIENT = "/job:client/task:0"
-PATIENCE = 30.0
 
 
 @pytest.fixture
@@ -87,15 +86,6 @@ def nothing_stays() -> Iterator[None]:
     assert not [t.name for t in left if t.is_alive()]
 
 
-def until(run: Run, condition: Callable[[], object]) -> None:
-    """Follow a run until a condition holds."""
-    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
-    while not condition():
-        assert not run.pump(), f"the run is over: {run.error}"
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
-
-
 def training(run: Run, steps: int = 1) -> Callable[[], bool]:
     """A condition: every tower has made steps."""
     replicas = range(len(run.tasks))
@@ -111,7 +101,7 @@ def ended_within(run: Run, seconds: float) -> Run:
     try:
         return run.wait()
     finally:
-        assert time.monotonic() - began < seconds + BUSY_SECONDS
+        assert time.monotonic() - began < seconds + SLACK_SECONDS
 
 
 def counts(columns: dict[str, Any]) -> dict[tuple[int, str], int]:
@@ -268,7 +258,7 @@ def test_only_the_body_prints_to_the_run(
         print("ended")
 
     run = begin(body)
-    until(run, lambda: "begun" in heard.text.get(CLIENT, ""))
+    until(lambda: "begun" in heard.text.get(CLIENT, ""), during=run)
     print("the notebook's")
     with pytest.raises(NoTaskError):
         _ = nb.task
@@ -368,7 +358,7 @@ def test_towers_are_reserved(
     try:
         cluster.run(short.format(seconds=2.0), on=[0, 1])
         began = time.monotonic()
-        until(first, lambda: time.monotonic() - began > 2.5)
+        until(lambda: time.monotonic() - began > 2.5, during=first)
         for replication in ("in-graph", "between-graph"):
             first.pump()  # nobody says otherwise that they are held, however long the others take
             with pytest.raises(FailedPreconditionError, match=f"task:0 is busy with run {first.id}"):
@@ -391,7 +381,7 @@ def test_stopping_keeps_what_was_trained(
 ) -> None:
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # a busy machine may need longer for a step
     run = begin(ENDLESS, synchronous=synchronous)
-    until(run, training(run, steps=5))
+    until(training(run, steps=5), during=run)
     run.interrupt()
     ended_within(run, 4.9)
     assert run.status == read_run(run.id).status == "stopped"
@@ -411,7 +401,7 @@ def test_a_stop_before_the_first_step_is_heard(begin: Callable[..., Run]) -> Non
 
 def test_a_body_that_does_not_listen_is_interrupted(begin: Callable[..., Run], heard: Heard) -> None:
     run = begin("before = 1\nprint('looping')\nwhile True:\n    pass")
-    until(run, lambda: heard.text)
+    until(lambda: heard.text, during=run)
     run.interrupt()
     ended_within(run, 4)
     assert (run.status, run.results) == ("stopped", {"before": 1})
@@ -423,7 +413,7 @@ def test_a_second_interrupt_does_not_wait(
 ) -> None:
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)
     run = begin("print('looping')\nwhile True:\n    pass")
-    until(run, lambda: heard.text)
+    until(lambda: heard.text, during=run)
     run.interrupt()
     run.interrupt()
     ended_within(run, 3)
@@ -446,7 +436,7 @@ def test_a_body_that_cannot_be_stopped_is_said_so_and_ends_later(
             ended.set()
 
     run = begin(body)
-    until(run, lambda: heard.text)
+    until(lambda: heard.text, during=run)
     run.interrupt()
     with pytest.raises(UnavailableError, match=rf"{CLIENT} \(pid {os.getpid()}\) did not stop within 5 s"):
         ended_within(run, 3)
@@ -476,7 +466,7 @@ def test_a_death_in_mid_run_is_named(start: Callable[..., Cluster], victim: str,
     cluster = start(workers=2, ps=1)
     options = Options(replication="in-graph", synchronous=synchronous)
     run = start_run(ENDLESS, options, cluster=cluster)
-    until(run, training(run))
+    until(training(run), during=run)
     pid = next(info.pid for info in cluster.tasks if info.name == victim)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(TaskDiedError, match=rf"{victim} \(pid {pid}\) died: killed by SIGKILL"):
@@ -488,7 +478,7 @@ def test_a_death_in_mid_run_is_named(start: Callable[..., Cluster], victim: str,
 def test_a_frozen_worker_does_not_hold_the_notebook(start: Callable[..., Cluster]) -> None:
     cluster = start(workers=2, ps=1)
     run = start_run(ENDLESS, Options(replication="in-graph", synchronous=True), cluster=cluster)
-    until(run, training(run))
+    until(training(run), during=run)
     pid = next(info.pid for info in cluster.tasks if info.name == "/job:worker/task:1")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -522,7 +512,7 @@ def test_nothing_is_left_open(begin: Callable[..., Run], cluster: Cluster) -> No
     for _ in range(3):
         begin(TRAIN.format(epochs=1), synchronous=True).wait()
     # The far end of a connection is closed a moment after this one.
-    deadline, pause = time.monotonic() + 10 + BUSY_SECONDS, threading.Event()
+    deadline, pause = time.monotonic() + 10 + PATIENCE, threading.Event()
     while max(np.subtract(is_open(), before)) > 3 or segments():
         assert time.monotonic() < deadline, (before, is_open(), segments())
         pause.wait(0.05)

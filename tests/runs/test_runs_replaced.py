@@ -15,6 +15,7 @@ import psutil
 import pytest
 from freezing import freeze
 from runs_heard import Heard
+from waiting import until
 
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError, WorkerError
 from nbdist.runs import shutdown
@@ -85,7 +86,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def last_rung(run: Run, *stuck: int) -> None:
     """Have the tasks replaced that are stuck, as soon as all others have ended."""
     ranks = {info.rank for info in run._workers}
-    until(run, lambda: ranks - run.outcomes.keys() == set(stuck))
+    until(lambda: ranks - run.outcomes.keys() == set(stuck), during=run)
     ladder = run._watch.ladder
     ladder._rungs = [(0.0, name) for _, name in ladder._rungs]
 
@@ -94,15 +95,6 @@ def on_ranks(stuck: dict[int, str], others: str) -> str:
     """A body that is another one on each rank."""
     parts = [f"print('on')\nbodies = {stuck!r}", f"exec(bodies.get(nb.task.rank, {others!r}))"]
     return "\n".join(parts)
-
-
-def until(run: Run, condition: Callable[[], object]) -> None:
-    """Follow a run until a condition holds."""
-    deadline, pause = time.monotonic() + 30.0, threading.Event()
-    while not condition():
-        assert not run.pump(), f"the run is over: {run.error}"
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
 
 
 def to_its_end(run: Run, seconds: float = 20.0) -> None:
@@ -118,7 +110,7 @@ def all_talk(run: Run, heard: Heard) -> Callable[[], object]:
 
 def begun(cluster: Cluster, body: str, heard: Heard, **options: Any) -> Run:
     run = start_run(body, Options(**options), cluster=cluster, make_view=lambda run: heard)
-    until(run, all_talk(run, heard))
+    until(all_talk(run, heard), during=run)
     return run
 
 
@@ -196,7 +188,7 @@ def test_a_task_that_cannot_be_stopped_is_replaced(
     run = begun(cluster, on_ranks({1: body.replace("GATE", repr(str(gate)))}, LISTENING), heard)
     gate.touch()
     if body is HOLDING:
-        until(run, lambda: is_silent(cluster, 1))
+        until(lambda: is_silent(cluster, 1), during=run)
     run.interrupt()
     last_rung(run, 1)
     assert run.wait().status == "stopped"
@@ -256,7 +248,7 @@ def test_a_frozen_worker_is_replaced_and_what_was_trained_is_kept(
 ) -> None:
     cluster = start(workers=2, ps=1)
     run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: heard)
-    until(run, lambda: len(run.store.replicas) == 2)
+    until(lambda: len(run.store.replicas) == 2, during=run)
     frozen = cluster.tasks[1].pid
     freeze(frozen)
     run.interrupt()
@@ -325,14 +317,14 @@ def test_what_a_run_has_lost_can_come_back_while_it_goes_on(
 ) -> None:
     cluster = start(workers=3, ps=1)
     run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: heard)
-    until(run, lambda: len(run.store.replicas) == 3)
+    until(lambda: len(run.store.replicas) == 3, during=run)
     with pytest.raises(FailedPreconditionError, match=f"run {run.id} is using /job:worker/task:2"):
         cluster.restart("worker:2")
     os.kill(cluster.tasks[2].pid, signal.SIGKILL)
-    until(run, lambda: "training continues on 2 workers" in heard.text.get("/job:worker/task:2", ""))
-    until(run, lambda: came_back(cluster))
+    until(lambda: "training continues on 2 workers" in heard.text.get("/job:worker/task:2", ""), during=run)
+    until(lambda: came_back(cluster), during=run)
     step = run.standing().step
-    until(run, lambda: run.standing().step > step + 10)
+    until(lambda: run.standing().step > step + 10, during=run)
     run.interrupt()
     to_its_end(run)
     assert (run.status, run.error) == ("stopped", None)

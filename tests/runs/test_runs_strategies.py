@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from busy import BUSY_SECONDS
 from runs_heard import Heard
+from waiting import SLACK_SECONDS, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, TaskDiedError, WorkerError
@@ -44,14 +43,6 @@ LONG = 30.0
 @pytest.fixture
 def begin(cluster: Cluster) -> Callable[..., Run]:
     return lambda body, **options: start_run(body, Options(seed=5, **options), cluster=cluster)
-
-
-def until(run: Run, condition: Callable[[], bool]) -> None:
-    deadline, pause = time.monotonic() + LONG, threading.Event()
-    while not condition():
-        assert not run.pump(), f"the run is over: {run.error}"
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
 
 
 def trains(run: Run) -> Callable[[], bool]:
@@ -120,11 +111,11 @@ def test_a_stop_ends_all_replicas_together(
 ) -> None:
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 60.0)  # a busy machine may need longer for a step
     run = begin(ENDLESS, strategy=strategy)
-    until(run, trains(run))
+    until(trains(run), during=run)
     run.stop()
     seconds, error = seconds_to_end(run)
     assert error is None
-    assert seconds < 3 + BUSY_SECONDS
+    assert seconds < 3 + SLACK_SECONDS
     assert run.status == "stopped"
     steps = {outcome["step"] for outcome in run.outcomes.values()}
     # A server's step that the stop cuts off counts for those alone whose gradient was answered.
@@ -166,12 +157,12 @@ def test_two_interrupts_inside_a_collective(
 ) -> None:
     body = "if nb.collective.rank() != 1: nb.collective.barrier()\nwhile True: pass"
     run = begin(body, collective=collective)
-    until(run, lambda: run.tally.news > 3 * len(run.tasks))
+    until(lambda: run.tally.news > 3 * len(run.tasks), during=run)
     run.interrupt()
     run.pump()
     run.interrupt()
     seconds, _ = seconds_to_end(run)
-    assert seconds < 3 + BUSY_SECONDS
+    assert seconds < 3 + SLACK_SECONDS
     after = begin(
         "total = nb.collective.all_reduce(nb.collective.rank(), 'sum')", collective=collective
     ).wait()
@@ -180,14 +171,14 @@ def test_two_interrupts_inside_a_collective(
 
 def test_signals_in_mid_training(begin: Callable[..., Run], cluster: Cluster) -> None:
     run = begin(ENDLESS, strategy="multi_worker")
-    until(run, trains(run))
+    until(trains(run), during=run)
     pid = next(info.pid for info in cluster.tasks if info.name == "/job:worker/task:2")
     os.kill(pid, signal.SIGINT)
     os.kill(pid, signal.SIGINT)
     seconds, error = seconds_to_end(run)
     assert isinstance(error, WorkerError)
     assert "KeyboardInterrupt" in str(error)
-    assert seconds < 3 + BUSY_SECONDS
+    assert seconds < 3 + SLACK_SECONDS
     assert begin(TRAIN, strategy="multi_worker").wait().global_step == 20
 
 
@@ -212,7 +203,7 @@ def test_what_goes_wrong_on_one_replica_ends_all(
     assert isinstance(error, WorkerError)
     assert words in str(error)
     assert error.task == "/job:worker/task:2"
-    assert seconds < 6 + BUSY_SECONDS
+    assert seconds < 6 + SLACK_SECONDS
     assert begin("1", collective="shm").wait().status == "finished"
 
 
@@ -351,7 +342,7 @@ def test_the_others_go_on_after_a_death(
     run = start_run(body, options, cluster=cluster, make_view=lambda run: heard)
     seconds, error = seconds_to_end(run)
     assert error is None
-    assert seconds < 15 + BUSY_SECONDS
+    assert seconds < 15 + SLACK_SECONDS
     assert run.global_step == run.history.global_step == 20
     assert len(run.results["everyone"]) == 4 - len(who)
     for ours, theirs in zip(run.model.get_weights(), alone, strict=True):
@@ -378,7 +369,7 @@ def test_workers_of_parameter_servers_go_on_after_a_death(
     run = start_run(body, Options(seed=5, **options), cluster=cluster, make_view=lambda run: heard)
     seconds, error = seconds_to_end(run)
     assert error is None
-    assert seconds < 10 + BUSY_SECONDS
+    assert seconds < 10 + SLACK_SECONDS
     assert "killed by SIGKILL; training continues on 2 workers" in "".join(heard.text.values())
     assert run.global_step >= 20
     assert {rank: outcome["step"] for rank, outcome in run.outcomes.items() if outcome}.keys() == {0, 1}
@@ -389,7 +380,7 @@ def test_a_death_in_a_plain_cell_ends_it(start: Callable[..., Cluster]) -> None:
     body = "import os, signal\nif nb.task.index == 1: os.kill(os.getpid(), signal.SIGKILL)\nn = 3"
     seconds, error = seconds_to_end(start_run(body, Options(), cluster=cluster))
     assert isinstance(error, TaskDiedError)
-    assert seconds < 5 + BUSY_SECONDS
+    assert seconds < 5 + SLACK_SECONDS
 
 
 def test_the_others_go_on_without_one_that_is_frozen(start: Callable[..., Cluster], alone: list[Any]) -> None:
@@ -400,7 +391,7 @@ def test_the_others_go_on_without_one_that_is_frozen(start: Callable[..., Cluste
     )
     seconds, error = seconds_to_end(run)
     assert error is None
-    assert seconds < 15 + BUSY_SECONDS
+    assert seconds < 15 + SLACK_SECONDS
     assert run.global_step == 20
     for ours, theirs in zip(run.model.get_weights(), alone, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
@@ -427,7 +418,7 @@ def test_a_death_that_ends_the_run(start: Callable[..., Cluster], who: tuple[int
     seconds, error = seconds_to_end(start_run(DYING.format(who=who), options, cluster=cluster))
     assert isinstance(error, TaskDiedError)
     assert "killed by SIGKILL" in str(error)
-    assert seconds < 10 + BUSY_SECONDS
+    assert seconds < 10 + SLACK_SECONDS
     left = next(i for i in range(3) if i not in who)
     assert start_run("1", Options(on=f"worker:{left}"), cluster=cluster).wait().status == "finished"
 

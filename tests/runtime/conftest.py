@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from runtime_tasks import Gate, Tasks, gates, open_tasks, station_threads, until
+from runtime_tasks import Gate, Tasks, gates, open_tasks, station_threads
+from waiting import until
 
 from nbdist.graph.tensor import Graph, Tensor
 

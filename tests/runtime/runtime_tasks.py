@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from busy import BUSY_SECONDS
 
 from nbdist.graph.op import OPS, Op
 from nbdist.graph.tensor import Graph, Tensor, record
@@ -75,14 +73,6 @@ def open_tasks(workers: int = 2, ps: int = 1, transport: str = "auto", outside: 
 def begin(session: Session) -> None:
     """Initialise all variables."""
     session.run(global_variables_initializer(session.graph))
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait for a condition; fail if it does not come true in time."""
-    deadline, pause = time.monotonic() + seconds + BUSY_SECONDS, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "what the test waits for did not happen"
-        pause.wait(0.005)
 
 
 @contextmanager

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, NotFoundError
 from nbdist.runtime.server import Server, choose_task
@@ -29,14 +29,6 @@ def server() -> Iterator[Server]:
 def peer(server: Server) -> Iterator[Peer]:
     with Peer(server.address, server.keys, name=server.name) as one:
         yield one
-
-
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    waiter = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        waiter.wait(0.005)
 
 
 def test_ping_tells_who_it_is(server: Server, peer: Peer) -> None:

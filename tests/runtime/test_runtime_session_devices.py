@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_tasks import ONE, PS, Tasks, all_ways, begin, until
+from runtime_tasks import ONE, PS, Tasks, all_ways, begin
+from waiting import until
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph import backend

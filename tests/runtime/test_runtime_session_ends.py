@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_tasks import ONE, PS, TWO, Gate, Put, Tasks, all_ways, begin, station_threads, until
+from runtime_tasks import ONE, PS, TWO, Gate, Put, Tasks, all_ways, begin, station_threads
+from waiting import until
 
 from nbdist.graph.op import OPS, Op
 from nbdist.graph.scopes import device

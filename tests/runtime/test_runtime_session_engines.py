@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from busy import BUSY_SECONDS
-from runtime_tasks import begin, until
+from runtime_tasks import begin
+from waiting import PATIENCE, SLACK_SECONDS, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import AbortedError, FailedPreconditionError, NbdistError, UnavailableError
@@ -90,12 +90,12 @@ class InThread:
         monkeypatch.setattr(Exchange, "collect", noting)
         self._thread = threading.Thread(target=work)
         self._thread.start()
-        assert self.waiting.wait(10 + BUSY_SECONDS)
+        assert self.waiting.wait(10 + SLACK_SECONDS)
 
     def seconds(self, limit: float) -> float:
         """Wait for the end; return how long that took."""
         begun = time.monotonic()
-        self._thread.join(limit + BUSY_SECONDS)
+        self._thread.join(limit + PATIENCE)
         assert not self._thread.is_alive(), f"no end within {limit} s"
         return time.monotonic() - begun
 
@@ -215,7 +215,7 @@ def test_a_task_is_killed(start: Start, graph: Graph, monkeypatch: pytest.Monkey
         with frozen(pid):
             run = InThread(session, total, monkeypatch)
             os.kill(pid, signal.SIGKILL)
-            assert run.seconds(10) < 2 + BUSY_SECONDS
+            assert run.seconds(10) < 2 + SLACK_SECONDS
         for words in (
             f"/job:ps/task:1 (pid {pid} on ",
             "takes no more letters",
@@ -227,7 +227,7 @@ def test_a_task_is_killed(start: Start, graph: Graph, monkeypatch: pytest.Monkey
             begun = time.monotonic()
             with pytest.raises(UnavailableError, match="/job:ps/task:1"):
                 one.run(total)
-            assert time.monotonic() - begun < 2.5 + BUSY_SECONDS
+            assert time.monotonic() - begun < 2.5 + SLACK_SECONDS
             assert one.run([alone, kept]) == [10, 1]
             assert one.run(kept.assign_add(0)) == 1
         with pytest.raises(UnavailableError, match="/job:ps/task:1"):
@@ -249,7 +249,7 @@ def test_a_task_is_frozen_and_comes_back(start: Start, graph: Graph, monkeypatch
         pid = pid_of(cluster, "/job:ps/task:0")
         with frozen(pid):
             run = InThread(session, y, monkeypatch)
-            assert run.seconds(20) < 10 + BUSY_SECONDS
+            assert run.seconds(20) < 10 + SLACK_SECONDS
             assert isinstance(run.error, UnavailableError)
             assert f"/job:ps/task:0 (pid {pid} on " in str(run.error)
             assert "frozen" in str(run.error)
@@ -312,7 +312,7 @@ def test_a_body_is_interrupted_and_another_is_killed(start: Start) -> None:
         until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 20)
         cluster.signal(worker, signal.SIGINT)
         ((waited, value),) = calls.results(20)
-        assert waited < 5 + BUSY_SECONDS
+        assert waited < 5 + SLACK_SECONDS
         assert value == 8
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -8,8 +8,8 @@ import time
 
 import numpy as np
 import pytest
-from busy import BUSY_SECONDS
-from runtime_tasks import ONE, PS, TWO, Gate, Put, Tasks, all_ways, begin, station_threads, until
+from runtime_tasks import ONE, PS, TWO, Gate, Put, Tasks, all_ways, begin, station_threads
+from waiting import PATIENCE, SLACK_SECONDS, until
 
 from nbdist.errors import (
     AbortedError,
@@ -77,7 +77,7 @@ def test_whoever_waits_for_the_one_that_failed_is_told(graph: Graph, tasks: Task
             begun = time.monotonic()
             with pytest.raises(InvalidArgumentError, match="Singular"):
                 session.run(y, {x: np.zeros((2, 2))})
-            assert time.monotonic() - begun < 2 + BUSY_SECONDS
+            assert time.monotonic() - begun < 2 + SLACK_SECONDS
             assert other.run(counts[1]) == 0  # what waited has not run
         assert session.run(y, {x: np.eye(2)}) == 2
 
@@ -101,7 +101,7 @@ def test_who_waits_for_room_in_a_pipe_ends_with_the_step(
         with pytest.raises(InvalidArgumentError, match="Singular"):
             session.run([total, bad])
         opener.join()
-        on_ps.join(BUSY_SECONDS)  # it was told that the session has given that step up, and its stations
+        on_ps.join(PATIENCE)  # it was told that the session has given that step up, and its stations
         assert not on_ps.is_alive()
         busy.open()
         np.testing.assert_array_equal(session.run(total), np.full(480, 59 * 30.0))
@@ -137,7 +137,7 @@ def test_an_interrupt_in_a_long_step(graph: Graph, tasks: Tasks, gate: Put, isol
             begun = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
                 session.run(waiting[n])
-            assert time.monotonic() - begun < 5 + BUSY_SECONDS
+            assert time.monotonic() - begun < 5 + SLACK_SECONDS
             helper.join()
             assert session.run(w) == 3  # while the task is busy still
         gates[0].open()
@@ -164,7 +164,7 @@ def test_a_session_that_is_closed_in_the_middle_of_a_step(graph: Graph, tasks: T
     thread.start()
     assert one.reached.wait(20)
     session.close()
-    thread.join(BUSY_SECONDS)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert isinstance(errors[0], AbortedError)
     assert "the session was closed" in str(errors[0])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from nbdist.data import Dataset
 from nbdist.data.recipe import describe
@@ -160,14 +160,6 @@ def test_a_thread_that_works_ahead_ends_with_the_session(graph: Graph) -> None:
     with Session() as session:
         session.run(y)
     until_gone("nbdist-prefetch")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what other threads are about to do."""
-    deadline, pause = time.monotonic() + 10, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.005)
 
 
 def until_gone(name: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from busy import BUSY_SECONDS
-from runtime_tasks import ONE, PS, TWO, Tasks, all_ways, begin, interrupted_when, until
+from runtime_tasks import ONE, PS, TWO, Tasks, all_ways, begin, interrupted_when
+from waiting import PATIENCE, SLACK_SECONDS, until
 
 from nbdist.errors import (
     AbortedError,
@@ -436,7 +436,7 @@ def test_who_waits_for_one_that_has_gone_is_told_its_name(tasks: Tasks) -> None:
         begun = time.monotonic()
         with pytest.raises(DeadlineExceededError) as caught:
             one.session.run(one.train)
-        assert 0.5 < time.monotonic() - begun < 3 + BUSY_SECONDS
+        assert 0.5 < time.monotonic() - begun < 3 + SLACK_SECONDS
         assert "/job:worker/task:0 waits for a token" in str(caught.value)
         assert "not waiting for one: /job:worker/task:1 (took token 2 " in str(caught.value)
         assert one.session.run(one.step) == 2  # the chief's thread has not given up
@@ -500,9 +500,9 @@ def test_who_waits_when_the_chief_goes_is_told(
                 one.session.close()
             else:
                 assert not block.__exit__(RuntimeError, RuntimeError("the user's own"), None)
-            thread.join(10 + BUSY_SECONDS)
+            thread.join(10 + PATIENCE)
             assert not thread.is_alive()
-            assert time.monotonic() - begun < 2 + BUSY_SECONDS
+            assert time.monotonic() - begun < 2 + SLACK_SECONDS
             (error,) = errors
             if how == "closes":
                 assert isinstance(error, AbortedError)
@@ -561,7 +561,7 @@ def test_an_interrupt_while_a_token_is_waited_for(tasks: Tasks) -> None:
         with interrupted_when(reached):
             two.session.run(two.train)
         watcher.join()
-        assert time.monotonic() - begun < 5 + BUSY_SECONDS
+        assert time.monotonic() - begun < 5 + SLACK_SECONDS
         together(steps(one, 1))  # its gradient has come
         assert one.session.run(one.step) == 1
         with two.hook.training(two.session):  # it takes its step anew
@@ -581,7 +581,7 @@ def test_a_reset_ends_it_for_all(tasks: Tasks) -> None:
         thread.start()
         until(lambda: waiting_on(tasks) == 1)
         Session.reset(tasks.target, keys=tasks.keys)
-        thread.join(10 + BUSY_SECONDS)
+        thread.join(10 + PATIENCE)
         assert "reset" in str(errors[0])
         with pytest.raises(AbortedError, match="reset"):
             block.__exit__(None, None, None)
@@ -600,8 +600,8 @@ def test_a_parameter_server_that_goes_is_told_to_all(tasks: Tasks) -> None:
         until(lambda: waiting_on(tasks) == 1)
         begun = time.monotonic()
         tasks["ps1"].close()
-        thread.join(10 + BUSY_SECONDS)
-        assert time.monotonic() - begun < 3 + BUSY_SECONDS
+        thread.join(10 + PATIENCE)
+        assert time.monotonic() - begun < 3 + SLACK_SECONDS
         assert re.search("/job:ps/(replica:0/)?task:1", str(errors[0]))
         with pytest.raises(UnavailableError, match=r"/job:ps/(replica:0/)?task:1"):
             block.__exit__(None, None, None)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from nbdist import nn
 from nbdist.data import Dataset
@@ -85,13 +86,6 @@ def data() -> Dataset:
     rng = np.random.default_rng(0)
     y = np.arange(40) % 3
     return Dataset.from_arrays(rng.normal(size=(40, 5)).astype(np.float32), y).batch(10)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline, pause = time.monotonic() + PATIENCE, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.002)
 
 
 def during(context: Context, meanwhile: Callable[[], object]) -> threading.Thread:

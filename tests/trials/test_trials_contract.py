@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trials_tools import GATED, TRAIN, began, finished, losses, states, until
+from trials_tools import GATED, TRAIN, began, finished, losses, states
+from waiting import until
 
 from nbdist.errors import InvalidArgumentError, WorkerError
 from nbdist.runs.options import Options

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trials_tools import GATED, TRAIN, began, finished, kill, states, until
+from trials_tools import GATED, TRAIN, began, finished, kill, states
+from waiting import until
 
 from nbdist.errors import FailedPreconditionError, UnavailableError
 from nbdist.metrics.log import write_whole

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from trials_tools import GATED, began, finished, states, until
+from trials_tools import GATED, began, finished, states
+from waiting import until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NotFoundError

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from trials_tools import GATED, began, finished, kill, states, until
+from trials_tools import GATED, began, finished, kill, states
+from waiting import until
 
 from nbdist.errors import FailedPreconditionError
 from nbdist.trials.start import attach_sweep

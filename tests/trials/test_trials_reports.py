@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trials_tools import finished, until
+from trials_tools import finished
+from waiting import until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.trials.start import attach_sweep

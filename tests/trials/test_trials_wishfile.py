@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from trials_tools import GATED, began, finished, until
+from trials_tools import GATED, began, finished
+from waiting import until
 
 from nbdist.errors import FailedPreconditionError, UnavailableError
 from nbdist.trials.requests import ANSWER, WISH, Listening, read_small, wish_of

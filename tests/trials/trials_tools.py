@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from waiting import until
 
 from nbdist.metrics.log import read_log
 from nbdist.trials.sweep import Sweep
@@ -46,15 +44,6 @@ model.compile(nb.optim.{optimizer}(lr), "sparse_categorical_crossentropy", metri
 data = nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20)
 history = model.fit(data, epochs={epochs}, validation_data=(x, y), callbacks={callbacks})
 """
-
-
-def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """Wait until a condition holds, and return what it says."""
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it never happened"
-        pause.wait(0.01)
-    return found
 
 
 def finished(sweep: Sweep, seconds: float = PATIENCE) -> Sweep:

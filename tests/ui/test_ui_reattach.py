@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from jupyter_client.manager import KernelManager
+from waiting import until
 
 from nbdist.metrics.store import columns_from_logs
 
@@ -104,13 +105,6 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
     notebook.run("%load_ext nbdist\n%cluster attach\n%cluster stop")
     notebook.close()
     until(lambda: not engines(tmp_path / "home"))
-
-
-def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def engines(home: Path) -> list[int]:

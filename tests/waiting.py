@@ -1,0 +1,57 @@
+"""How tests wait: for a condition, with a limit that only a hang reaches.
+
+    until(lambda: path.exists())
+    until(lambda: run.standing().step > 3, during=run)  # follows the run meanwhile; fails at once if it ends
+    assert time.monotonic() - begun < 2 + SLACK_SECONDS  # a promise: 2 s
+
+A promise about time is asserted as it is promised. A machine that other processes use takes longer:
+``NBDIST_TEST_SLACK`` gives the seconds that it gets in addition (0 by default; CI sets it and prints it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+Result = TypeVar("Result")
+
+PATIENCE = 90.0  # seconds after which something is taken to hang
+SLACK_SECONDS = float(os.environ.get("NBDIST_TEST_SLACK") or 0)
+POLL_SECONDS = 0.005
+
+
+class Followed(Protocol):
+    """A run that makes progress while it is followed."""
+
+    @property
+    def error(self) -> object:
+        """What went wrong in it."""
+
+    def pump(self) -> bool:
+        """Handle what has arrived; return whether the run is over."""
+
+
+def until(
+    condition: Callable[[], Result],
+    seconds: float = PATIENCE,
+    during: Followed | None = None,
+    describe: Callable[[], object] = str,
+) -> Result:
+    """Return what a condition gives, once that is true; fail after some seconds, or when ``during`` ends."""
+    deadline, pause = time.monotonic() + seconds + SLACK_SECONDS, threading.Event()
+    while not (found := condition()):
+        assert during is None or not during.pump(), f"the run is over: {during and during.error}"
+        assert time.monotonic() < deadline, f"it did not happen within {seconds:g} s. {describe()}"
+        pause.wait(POLL_SECONDS)
+    return found
+
+
+async def until_async(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Let other tasks of the event loop run until a condition is true; fail after some seconds."""
+    async with asyncio.timeout(seconds + SLACK_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.001)
