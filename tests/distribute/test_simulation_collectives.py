@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from virtual_time import rehearse
 
 from nbdist.distribute.all_reduce import _plan
 from nbdist.distribute.simulation import Cost, simulate
 from nbdist.distribute.simulation.report import Traffic, spread_over
 from nbdist.distribute.simulation.rings import SimulatedRing, all_reduce, edges
 from nbdist.distribute.simulation.simulator import FLOAT, REDUCERS, bucket_items
-from nbdist.distribute.simulation.virtual import rehearse
 from nbdist.errors import InvalidArgumentError
 from nbdist.wire.collective.schedule import TEXT_BYTES
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_servers_oracle import rehearse_replicas
 
 from nbdist.distribute.simulation import Cost, simulate
 from nbdist.distribute.simulation.events import Events
-from nbdist.distribute.simulation.rehearsal import rehearse_replicas
 from nbdist.distribute.simulation.replicas import SimulatedReplica
 from nbdist.distribute.simulation.report import Traffic, spread_over
 from nbdist.distribute.simulation.servers import Machines, Serving

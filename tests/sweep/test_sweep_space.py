@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from nbdist.errors import InvalidArgumentError, OutOfRangeError
-from nbdist.sweep.edits import edits
 from nbdist.sweep.parameters import Choice, Fixed, Integer, Parameter, Real
 from nbdist.sweep.parse import read_space, words
 from nbdist.sweep.samplers import Grid
@@ -227,35 +226,6 @@ def test_json_that_is_no_space_is_refused() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=told):
             Space.from_json(bad)
-
-
-def test_edits_say_what_became_narrower_and_wider() -> None:
-    before = Space({"lr": log(1e-4, 1e-1), "w": [32, 64], "b": integer(1, 9), "o": 5, "gone": 1})
-    after = Space({"lr": log(1e-3, 1e-1), "w": [32, 64, 128], "b": integer(5, 20), "o": 5, "new": True})
-    assert [(one.name, one.kind) for one in edits(before, after)] == [
-        ("gone", "removed"), ("lr", "narrower"), ("w", "wider"), ("b", "changed"), ("new", "added"),
-    ]  # fmt: skip
-    assert str(edits(before, after)[1]) == "lr narrower: log(0.0001, 0.1) -> log(0.001, 0.1)"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "kind"),
-    [
-        (integer(0, 10), integer(0, 10, step=2), "narrower"),
-        (integer(0, 10, step=2), integer(1, 10), "changed"),
-        (integer(0, 10), [3, 4], "narrower"),
-        ([3, 4], integer(0, 10), "wider"),
-        (uniform(0, 1), log(0.1, 1), "narrower"),
-        (uniform(0.1, 1), log(0.1, 1), "changed"),
-        (when([1, 2], o="x"), when([1], o="x"), "narrower"),
-        (when([1, 2], o="x"), when([1], o="y"), "changed"),
-        ([1, 2], 1, "narrower"),
-    ],
-)
-def test_the_kind_of_an_edit(before: Any, after: Any, kind: str) -> None:
-    others = {"o": ["x", "y"]}
-    found = edits(Space({**others, "p": before}), Space({**others, "p": after}))
-    assert [one.kind for one in found] == [kind]
 
 
 def test_words_of_a_line_hold_brackets_and_quotes_together() -> None:

@@ -5,7 +5,8 @@
     serving.events.play()
 
 It waits until there is room for another gradient, pulls from one server after the other, computes, pushes to
-all. A thousand of these take seconds; `rehearsal` runs the real replicas, a thread each.
+all. A thousand of these take seconds; the tests run the real replicas, a thread each,
+as an oracle (tests/distribute/simulated_servers_oracle.py).
 """
 
 from __future__ import annotations
