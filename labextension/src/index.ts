@@ -10,7 +10,7 @@ import { commands } from './commands/plugin';
 import { launcher } from './launcher/plugin';
 import { notebook } from './notebook/plugin';
 import { pages } from './pages/plugin';
-import { leftViews, renderers } from './render/plugin';
+import { disconnectedViews, renderers } from './render/plugin';
 import { INbdistSettings, PLUGIN, Settings } from './settings';
 import { sidebar } from './sidebar/plugin';
 import { status } from './status/plugin';
@@ -39,8 +39,8 @@ const settings: JupyterFrontEndPlugin<Settings> = {
   activate: (_: JupyterFrontEnd, { trans }: INbdist, registry: ISettingRegistry | null): Settings => {
     const found = new Settings();
     found.changed.connect(() => {
-      if (found.problem !== null) {
-        const text = trans.__('The settings of nbdist cannot be used, the defaults are in force: %1', found.problem);
+      if (found.error !== null) {
+        const text = trans.__('The settings of nbdist cannot be used, the defaults are in force: %1', found.error);
         Notification.warning(text, { autoClose: false });
       }
     });
@@ -51,5 +51,5 @@ const settings: JupyterFrontEndPlugin<Settings> = {
   }
 };
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, leftViews, pages, sidebar, status, commands, notebook, launcher];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, disconnectedViews, pages, sidebar, status, commands, notebook, launcher];
 export default plugins;

@@ -3,7 +3,7 @@ import { Token } from '@lumino/coreutils';
 import { type ISignal, Signal } from '@lumino/signaling';
 
 /** What users can set, as schema/plugin.json describes it. */
-export interface Values {
+export interface SettingValues {
   /** What the form for a new cluster begins with. */
   readonly workers: number;
   readonly ps: number;
@@ -14,7 +14,7 @@ export interface Values {
   readonly showStatus: boolean;
 }
 
-export const DEFAULTS: Values = { workers: 2, ps: 0, flags: '', attachRuns: false, showStatus: true };
+export const DEFAULTS: SettingValues = { workers: 2, ps: 0, flags: '', attachRuns: false, showStatus: true };
 
 export const PLUGIN = 'nbdist:plugin';
 
@@ -24,13 +24,13 @@ export const PLUGIN = 'nbdist:plugin';
  *     settings.changed.connect(() => form.begin(settings.values.workers));
  */
 export class Settings {
-  get values(): Values {
+  get values(): SettingValues {
     return this._values;
   }
 
   /** Why the defaults are in force instead of what the user has set; null while they are not. */
-  get problem(): string | null {
-    return this._problem;
+  get error(): string | null {
+    return this._error;
   }
 
   get changed(): ISignal<this, void> {
@@ -41,29 +41,29 @@ export class Settings {
   async follow(registry: Pick<ISettingRegistry, 'load'>): Promise<void> {
     try {
       const loaded = await registry.load(PLUGIN);
-      loaded.changed.connect(() => this.take(loaded.composite));
-      this.take(loaded.composite);
+      loaded.changed.connect(() => this.setValues(loaded.composite));
+      this.setValues(loaded.composite);
     } catch (error) {
-      this._problem = said(error);
+      this._error = errorText(error);
       this._changed.emit();
     }
   }
 
-  private take(composite: object): void {
+  private setValues(composite: object): void {
     this._values = { ...DEFAULTS, ...composite };
-    this._problem = null;
+    this._error = null;
     this._changed.emit();
   }
 
   private readonly _changed = new Signal<this, void>(this);
   private _values = DEFAULTS;
-  private _problem: string | null = null;
+  private _error: string | null = null;
 }
 
 export const INbdistSettings = new Token<Settings>('nbdist:INbdistSettings', "The user's settings of nbdist.");
 
 /** The registry tells what it objects to as a list, one entry for each value. */
-function said(error: unknown): string {
+function errorText(error: unknown): string {
   if (!Array.isArray(error)) {
     return error instanceof Error ? error.message : String(error);
   }

@@ -41,7 +41,7 @@ describe('Settings', () => {
     registry.objections = [{ instancePath: '/workers', message: 'must be >= 1' }, { message: 'more' }];
     await settings.follow(registry);
     expect(settings.values).toEqual(DEFAULTS);
-    expect(settings.problem).toBe('workers must be >= 1; more');
+    expect(settings.error).toBe('workers must be >= 1; more');
   });
 });
 

@@ -9,7 +9,7 @@ const SHOWN = new Set([
   'label', 'caption', 'title', 'body', 'okLabel', 'cancelLabel', 'placeholder', 'alt', 'aria-label', 'ariaLabel',
   'aria-description', 'textContent', 'tooltip', 'none'
 ]);
-const SHOWING = new Set(['info', 'warning', 'error', 'emit', 'Refused', 'showErrorMessage', 'createTextNode']);
+const SHOWING = new Set(['info', 'warning', 'error', 'emit', 'RefusedError', 'showErrorMessage', 'createTextNode']);
 const TRANSLATING = new Set(['__', '_n', '_p', '_np']);
 
 /** What in a source would be shown in English to everybody, or cannot be collected for translators. */
@@ -106,7 +106,7 @@ describe('the check itself', () => {
     ['const a = <b title="Stop" />;', 'attribute'],
     ['const a = <b>Stop</b>;', 'text of an element'],
     ["Notification.error('It failed');", 'message'],
-    ["throw new Refused(`No ${thing}`);", 'message'],
+    ["throw new RefusedError(`No ${thing}`);", 'message'],
     ['trans.__(label);', 'not collectable'],
     ['trans.__(`Stop ${it}`);', 'not collectable'],
     ["trans.__('Stop %1 and %2', one);", '%2 has no value'],

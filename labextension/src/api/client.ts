@@ -1,6 +1,6 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
-import type { About, Cleaned, Cleaning, Labels, RunDetails, Start, State, Sweep } from './items';
+import type { About, CleanResult, CleanRequest, Labels, RunDetails, StartRequest, State, Sweep } from './items';
 
 const ROOT = 'nbdist/api/v1';
 
@@ -20,88 +20,88 @@ export class Client {
   constructor(readonly settings: ServerConnection.ISettings = ServerConnection.makeSettings()) {}
 
   about(): Promise<About> {
-    return this.ask('GET', '');
+    return this.request('GET', '');
   }
 
   state(cluster: string | null): Promise<State> {
-    return this.ask('GET', cluster === null ? 'state' : `state?cluster=${encodeURIComponent(cluster)}`);
+    return this.request('GET', cluster === null ? 'state' : `state?cluster=${encodeURIComponent(cluster)}`);
   }
 
-  startCluster(start: Partial<Start>): Promise<{ id: string }> {
-    return this.ask('POST', 'clusters', start);
+  startCluster(start: Partial<StartRequest>): Promise<{ id: string }> {
+    return this.request('POST', 'clusters', start);
   }
 
   stopCluster(id: string): Promise<void> {
-    return this.ask('DELETE', `clusters/${encodeURIComponent(id)}`);
+    return this.request('DELETE', `clusters/${encodeURIComponent(id)}`);
   }
 
   grow(id: string, workers: number): Promise<void> {
-    return this.ask('POST', `clusters/${encodeURIComponent(id)}/grow`, { workers });
+    return this.request('POST', `clusters/${encodeURIComponent(id)}/grow`, { workers });
   }
 
   /** End the last workers. */
   shrink(id: string, workers: number): Promise<void> {
-    return this.ask('POST', `clusters/${encodeURIComponent(id)}/shrink`, { workers });
+    return this.request('POST', `clusters/${encodeURIComponent(id)}/shrink`, { workers });
   }
 
   /** Give a task another process; null stands for all that are dead. */
   restart(id: string, task: string | null): Promise<void> {
-    return this.ask('POST', `clusters/${encodeURIComponent(id)}/restart`, { task });
+    return this.request('POST', `clusters/${encodeURIComponent(id)}/restart`, { task });
   }
 
   run(id: string): Promise<RunDetails> {
-    return this.ask('GET', `runs/${encodeURIComponent(id)}`);
+    return this.request('GET', `runs/${encodeURIComponent(id)}`);
   }
 
   /** `application/vnd.nbdist.run+json` of a run. */
   runData(id: string): Promise<Record<string, unknown>> {
-    return this.ask('GET', `runs/${encodeURIComponent(id)}/data`);
+    return this.request('GET', `runs/${encodeURIComponent(id)}/data`);
   }
 
   stopRun(id: string): Promise<void> {
-    return this.ask('POST', `runs/${encodeURIComponent(id)}/stop`, {});
+    return this.request('POST', `runs/${encodeURIComponent(id)}/stop`, {});
   }
 
   controlRun(id: string, command: 'pause' | 'resume'): Promise<void> {
-    return this.ask('POST', `runs/${encodeURIComponent(id)}/${command}`, {});
+    return this.request('POST', `runs/${encodeURIComponent(id)}/${command}`, {});
   }
 
   setLearningRate(id: string, rate: number): Promise<void> {
-    return this.ask('POST', `runs/${encodeURIComponent(id)}/set`, { learning_rate: rate });
+    return this.request('POST', `runs/${encodeURIComponent(id)}/set`, { learning_rate: rate });
   }
 
   /** Change the name, the tags or the note of a run. */
   labelRun(id: string, labels: Labels): Promise<void> {
-    return this.ask('POST', `runs/${encodeURIComponent(id)}/labels`, labels);
+    return this.request('POST', `runs/${encodeURIComponent(id)}/labels`, labels);
   }
 
   /** Delete a run with all its files. */
   deleteRun(id: string): Promise<{ bytes: number }> {
-    return this.ask('DELETE', `runs/${encodeURIComponent(id)}`);
+    return this.request('DELETE', `runs/${encodeURIComponent(id)}`);
   }
 
   /** Delete old runs, or list the runs to delete. */
-  clean(cleaning: Cleaning): Promise<Cleaned> {
-    return this.ask('POST', 'clean', cleaning);
+  clean(cleaning: CleanRequest): Promise<CleanResult> {
+    return this.request('POST', 'clean', cleaning);
   }
 
   /** Where TensorBoard shows a run: an address that this browser may open. */
   async openTensorBoard(id: string): Promise<string> {
-    const { url } = await this.ask<{ url: string }>('POST', `runs/${encodeURIComponent(id)}/tensorboard`, {});
+    const { url } = await this.request<{ url: string }>('POST', `runs/${encodeURIComponent(id)}/tensorboard`, {});
     return this.address(url);
   }
 
   sweep(id: string): Promise<Sweep> {
-    return this.ask('GET', `sweeps/${encodeURIComponent(id)}`);
+    return this.request('GET', `sweeps/${encodeURIComponent(id)}`);
   }
 
   /** `application/vnd.nbdist.sweep+json` of a sweep. */
   sweepData(id: string): Promise<Record<string, unknown>> {
-    return this.ask('GET', `sweeps/${encodeURIComponent(id)}/data`);
+    return this.request('GET', `sweeps/${encodeURIComponent(id)}/data`);
   }
 
-  sweepWish(id: string, wish: 'stop' | 'pause' | 'resume'): Promise<void> {
-    return this.ask('POST', `sweeps/${encodeURIComponent(id)}/${wish}`, {});
+  controlSweep(id: string, wish: 'stop' | 'pause' | 'resume'): Promise<void> {
+    return this.request('POST', `sweeps/${encodeURIComponent(id)}/${wish}`, {});
   }
 
   /** Where a file of a run's folder is downloaded from. */
@@ -123,7 +123,7 @@ export class Client {
     return appendToken && token ? `${address}?token=${encodeURIComponent(token)}` : address;
   }
 
-  private async ask<Answer>(method: string, path: string, body?: unknown): Promise<Answer> {
+  private async request<Answer>(method: string, path: string, body?: unknown): Promise<Answer> {
     const init: RequestInit = { method, cache: 'no-store' };
     if (body !== undefined) {
       init.body = JSON.stringify(body);

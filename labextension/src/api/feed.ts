@@ -2,7 +2,7 @@ import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { type ISignal, Signal } from '@lumino/signaling';
 import { ApiError, type Client } from './client';
-import { type Change, type Changes, type Message, NOTHING, type State, VERSION } from './items';
+import { type Change, type Changes, type Message, EMPTY_STATE, type State, VERSION } from './items';
 
 export type Connection = 'connecting' | 'live' | 'polling' | 'offline';
 
@@ -25,13 +25,13 @@ export class Feed implements IDisposable {
   }
 
   /** What went wrong last, while it is so. */
-  get trouble(): string | null {
-    return this._trouble;
+  get error(): string | null {
+    return this._error;
   }
 
   /** Whether there is a server that has answered last, be it with a refusal. */
-  get reached(): boolean {
-    return this._reached;
+  get reachable(): boolean {
+    return this._reachable;
   }
 
   get connection(): Connection {
@@ -48,10 +48,10 @@ export class Feed implements IDisposable {
   }
 
   /** Have the tasks of a cluster told, too; null for none. */
-  look(cluster: string | null): void {
+  requestTasks(cluster: string | null): void {
     if (cluster !== this._cluster) {
       this._cluster = cluster;
-      this.tellWishes();
+      this.sendInterest();
     }
   }
 
@@ -59,41 +59,41 @@ export class Feed implements IDisposable {
    * Say that a part of the page shows the state, until what is returned is disposed: with no such part nothing
    * is asked for.
    */
-  show(part: object): IDisposable {
-    this._shownBy.add(part);
-    this.begin();
-    this.tellWishes();
+  addView(part: object): IDisposable {
+    this._views.add(part);
+    this.openStream();
+    this.sendInterest();
     return {
       isDisposed: false,
       dispose: () => {
-        this._shownBy.delete(part);
-        this.tellWishes();
+        this._views.delete(part);
+        this.sendInterest();
       }
     };
   }
 
   /** Whether a part of the page shows the state, so that it is kept up to date. */
-  get shown(): boolean {
-    return this._shownBy.size > 0;
+  get hasViews(): boolean {
+    return this._views.size > 0;
   }
 
   /** Ask for the state anew; returns when it is there, or on its way in the stream if that is open. */
   async refresh(): Promise<void> {
     try {
-      this.tellWishes(); // the server looks, too
+      this.sendInterest(); // the server looks, too
       const state = await this.client.state(this._cluster);
-      this._trouble = null;
-      this._reached = true;
-      if (this.streams) {
-        this.turn('live'); // what changes comes in order; an answer beside it may be older, or newer
+      this._error = null;
+      this._reachable = true;
+      if (this.isOpen) {
+        this.setConnection('live'); // what changes comes in order; an answer beside it may be older, or newer
       } else {
-        this.turn(this._attempts ? 'polling' : 'connecting');
-        this.take(state);
+        this.setConnection(this._attempts ? 'polling' : 'connecting');
+        this.setState(state);
       }
     } catch (error) {
-      this._trouble = error instanceof Error ? error.message : String(error);
-      this._reached = !(error instanceof ApiError) || error.status !== 0;
-      this.turn('offline');
+      this._error = error instanceof Error ? error.message : String(error);
+      this._reachable = !(error instanceof ApiError) || error.status !== 0;
+      this.setConnection('offline');
     }
   }
 
@@ -106,16 +106,16 @@ export class Feed implements IDisposable {
     Signal.clearData(this);
   }
 
-  private get streams(): boolean {
+  private get isOpen(): boolean {
     return this._socket?.readyState === WebSocket.OPEN;
   }
 
   private get visible(): boolean {
-    return this._shownBy.size > 0 && !document.hidden;
+    return this._views.size > 0 && !document.hidden;
   }
 
   /** Open the stream, unless it is open. */
-  private begin(): void {
+  private openStream(): void {
     if (this._disposed || this._socket || !this.visible) {
       return;
     }
@@ -123,27 +123,27 @@ export class Feed implements IDisposable {
     const settings: ServerConnection.ISettings = this.client.settings;
     const socket = new settings.WebSocket(this.client.streamUrl());
     this._socket = socket;
-    socket.onopen = () => this.tellWishes();
-    socket.onmessage = event => this.hear(event);
-    socket.onclose = () => this.lose(socket);
+    socket.onopen = () => this.sendInterest();
+    socket.onmessage = event => this.onMessage(event);
+    socket.onclose = () => this.onClose(socket);
     socket.onerror = () => undefined; // a close follows
   }
 
-  private hear(event: MessageEvent): void {
+  private onMessage(event: MessageEvent): void {
     const message = JSON.parse(String(event.data)) as Message;
     this._attempts = 0;
-    this._trouble = null;
+    this._error = null;
     if (message.kind === 'state') {
       const { kind: _, ...state } = message;
       this._connection = 'live';
-      this.take(state);
+      this.setState(state);
     } else if (message.kind === 'changes') {
       this._connection = 'live';
-      this.take(apply(this._state, message));
+      this.setState(applyChanges(this._state, message));
     }
   }
 
-  private lose(socket: WebSocket): void {
+  private onClose(socket: WebSocket): void {
     if (socket !== this._socket || this._disposed) {
       return;
     }
@@ -165,48 +165,48 @@ export class Feed implements IDisposable {
       return;
     }
     if (Date.now() >= this._retryAt) {
-      this.begin();
+      this.openStream();
     } else {
       this._timer = window.setTimeout(() => void this.poll(), Math.min(POLL, this._retryAt - Date.now() + 1));
     }
   }
 
-  private tellWishes(): void {
-    if (this._socket && this.streams) {
+  private sendInterest(): void {
+    if (this._socket && this.isOpen) {
       this._socket.send(JSON.stringify({ kind: 'look', cluster: this._cluster, visible: this.visible }));
     }
   }
 
   private readonly onVisibility = (): void => {
-    this.tellWishes();
+    this.sendInterest();
     if (this._attempts > 0) {
       void this.poll();
     } else {
-      this.begin();
+      this.openStream();
     }
   };
 
-  private take(state: State): void {
+  private setState(state: State): void {
     if (state.version !== VERSION) {
-      this._reached = true;
-      this._trouble = `The server speaks version ${state.version} of nbdist's interface, this page ${VERSION}: reload it.`;
-      this.turn('offline');
+      this._reachable = true;
+      this._error = `The server speaks version ${state.version} of nbdist's interface, this page ${VERSION}: reload it.`;
+      this.setConnection('offline');
       return;
     }
     this._state = state;
     this._changed.emit();
   }
 
-  private turn(connection: Connection): void {
+  private setConnection(connection: Connection): void {
     this._connection = connection;
     this._changed.emit();
   }
 
   private readonly _changed = new Signal<this, void>(this);
-  private readonly _shownBy = new Set<object>();
-  private _state: State = NOTHING;
-  private _trouble: string | null = null;
-  private _reached = true;
+  private readonly _views = new Set<object>();
+  private _state: State = EMPTY_STATE;
+  private _error: string | null = null;
+  private _reachable = true;
   private _connection: Connection = 'connecting';
   private _cluster: string | null = null;
   private _socket: WebSocket | null = null;
@@ -217,7 +217,7 @@ export class Feed implements IDisposable {
 }
 
 /** What the state is after changes; items that are as before stay the same objects, and so do their lists. */
-export function apply(state: State, changes: Changes): State {
+export function applyChanges(state: State, changes: Changes): State {
   const cluster = changes.cluster !== undefined ? changes.cluster : state.cluster;
   const tasks = cluster === state.cluster ? state.tasks : [];
   return {

@@ -199,7 +199,7 @@ export interface Changes {
 export type Message = ({ kind: 'state' } & State) | Changes;
 
 /** What a cluster is started with; null is "as nbdist decides". */
-export interface Start {
+export interface StartRequest {
   /** The new cluster's id; null if nbdist chooses it. */
   name: string | null;
   workers: number;
@@ -219,19 +219,19 @@ export interface Labels {
 }
 
 /** The runs to delete: those older than an age such as "30d", except a number of the newest. */
-export interface Cleaning {
+export interface CleanRequest {
   older_than: string | null;
   keep: number | null;
   dry_run: boolean;
 }
 
-export interface Cleaned {
+export interface CleanResult {
   runs: string[];
   bytes: number;
   under_way: string[];
 }
 
-export const NOTHING: State = {
+export const EMPTY_STATE: State = {
   version: VERSION,
   clusters: [],
   runs: [],

@@ -2,22 +2,22 @@ import { Clipboard, Dialog, showDialog } from '@jupyterlab/apputils';
 import { NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
 import { addIcon, copyIcon } from '@jupyterlab/ui-components';
 import { codeCells, openNew } from '../notebook/new-notebook';
-import { described, type Parts } from './context';
-import { told } from './notify';
+import { argsSchema, type CommandContext } from './context';
+import { withNotifications } from './notify';
 
-const CODE = described({ code: ['string', 'Python that attaches a notebook to a cluster, run or sweep.'] });
+const CODE = argsSchema({ code: ['string', 'Python that attaches a notebook to a cluster, run or sweep.'] });
 
 /** Commands for the code that attaches a notebook to a cluster, run or sweep. */
-export function addAttachCommands(parts: Parts): void {
-  const { commands } = parts.app;
-  const { trans } = parts.nbdist;
+export function addAttachCommands(context: CommandContext): void {
+  const { commands } = context.app;
+  const { trans } = context.nbdist;
   commands.addCommand('nbdist:insert-attach', {
     label: trans.__('Insert Attach Code'),
     caption: trans.__('Add a cell to the notebook that attaches it'),
     icon: addIcon,
     describedBy: CODE,
     isEnabled: args => codeOf(args) !== '',
-    execute: args => told(args, () => insertAttach(codeOf(args), parts))
+    execute: args => withNotifications(args, () => insertAttach(codeOf(args), context))
   });
   commands.addCommand('nbdist:copy-attach', {
     label: trans.__('Copy Attach Code'),
@@ -26,7 +26,7 @@ export function addAttachCommands(parts: Parts): void {
     describedBy: CODE,
     isEnabled: args => codeOf(args) !== '',
     execute: args =>
-      told(args, async () => {
+      withNotifications(args, async () => {
         Clipboard.copyToSystem(codeOf(args));
         return trans.__('The attach code is copied.');
       })
@@ -38,18 +38,18 @@ function codeOf({ code }: { readonly code?: unknown }): string {
 }
 
 /** Put code into the notebook that was used last; where there is none, offer a new one. */
-async function insertAttach(code: string, parts: Parts): Promise<void> {
-  const { app, notebooks, settings } = parts;
+async function insertAttach(code: string, context: CommandContext): Promise<void> {
+  const { app, notebooks, settings } = context;
   const panel = notebooks?.currentWidget;
   if (panel) {
     app.shell.activateById(panel.id); // another tab may be before it
     await insertBelow(panel, code, settings.values.attachRuns);
-  } else if (await wantsNew(parts)) {
-    await openWith(code, parts);
+  } else if (await wantsNew(context)) {
+    await openWith(code, context);
   }
 }
 
-async function wantsNew({ nbdist: { trans } }: Parts): Promise<boolean> {
+async function wantsNew({ nbdist: { trans } }: CommandContext): Promise<boolean> {
   const { button } = await showDialog({
     title: trans.__('No notebook is open'),
     body: trans.__('The code goes into a notebook. Open a new one with it?'),
@@ -61,7 +61,7 @@ async function wantsNew({ nbdist: { trans } }: Parts): Promise<boolean> {
   return button.accept;
 }
 
-async function openWith(code: string, { app, files, nbdist, settings }: Parts): Promise<void> {
+async function openWith(code: string, { app, files, nbdist, settings }: CommandContext): Promise<void> {
   const content = codeCells([code, '']);
   const opened = (await openNew(app, files?.model.path ?? '', content, nbdist.trans)) as NotebookPanel | undefined;
   if (opened && settings.values.attachRuns) {

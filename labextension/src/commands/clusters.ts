@@ -3,65 +3,65 @@ import { addIcon, refreshIcon, stopIcon } from '@jupyterlab/ui-components';
 import type { Cluster, Sweep, Task } from '../api/items';
 import { removeIcon } from '../icons';
 import { lastPart } from '../sidebar/format';
-import { described, type Parts, textOf } from './context';
-import { choose, confirmed, howMany } from './dialogs';
-import { Refused, told } from './notify';
+import { argsSchema, type CommandContext, stringArg } from './context';
+import { pickItem, confirm, askCount } from './dialogs';
+import { RefusedError, withNotifications } from './notify';
 
-const MOST = 256; // workers that are added at once
+const MAX_WORKERS = 256; // workers that are added at once
 const ID = ['string', 'The id of a cluster; without one it is asked for.'] as const;
 
 /** Commands for clusters: stop one, add workers or remove them, give a task another process. */
-export function addClusterCommands(parts: Parts): void {
-  const { commands } = parts.app;
-  const { trans } = parts.nbdist;
+export function addClusterCommands(context: CommandContext): void {
+  const { commands } = context.app;
+  const { trans } = context.nbdist;
   commands.addCommand('nbdist:stop-cluster', {
     label: trans.__('Stop a Cluster…'),
     caption: trans.__('End all processes of a cluster'),
     icon: stopIcon,
-    describedBy: described({ id: ID }),
-    execute: args => told(args, () => stop(textOf(args['id']), parts))
+    describedBy: argsSchema({ id: ID }),
+    execute: args => withNotifications(args, () => stop(stringArg(args['id']), context))
   });
   commands.addCommand('nbdist:grow-cluster', {
     label: trans.__('Add Workers to a Cluster…'),
     caption: trans.__('Start more workers in a cluster that is up'),
     icon: addIcon,
-    describedBy: described({ id: ID, workers: ['integer', 'How many; without it that is asked for.'] }),
-    execute: args => told(args, () => grow(textOf(args['id']), args['workers'], parts))
+    describedBy: argsSchema({ id: ID, workers: ['integer', 'How many; without it that is asked for.'] }),
+    execute: args => withNotifications(args, () => grow(stringArg(args['id']), args['workers'], context))
   });
   commands.addCommand('nbdist:shrink-cluster', {
     label: trans.__('Remove Workers from a Cluster…'),
     caption: trans.__('End the last workers of a cluster that is up'),
     icon: removeIcon,
-    describedBy: described({ id: ID, workers: ['integer', 'How many; without it that is asked for.'] }),
-    execute: args => told(args, () => shrink(textOf(args['id']), args['workers'], parts))
+    describedBy: argsSchema({ id: ID, workers: ['integer', 'How many; without it that is asked for.'] }),
+    execute: args => withNotifications(args, () => shrink(stringArg(args['id']), args['workers'], context))
   });
   commands.addCommand('nbdist:restart-task', {
     label: trans.__('Restart a Task…'),
     caption: trans.__('Give a task of a cluster another process'),
     icon: refreshIcon,
-    describedBy: described({ id: ID, task: ['string', 'Such as worker:1; null for all tasks that have died.'] }),
-    execute: args => told(args, () => restart(textOf(args['id']), args['task'], parts))
+    describedBy: argsSchema({ id: ID, task: ['string', 'Such as worker:1; null for all tasks that have died.'] }),
+    execute: args => withNotifications(args, () => restart(stringArg(args['id']), args['task'], context))
   });
 }
 
-async function stop(id: string | null, parts: Parts): Promise<string | void> {
-  const { client, trans } = parts.nbdist;
+async function stop(id: string | null, context: CommandContext): Promise<string | void> {
+  const { client, trans } = context.nbdist;
   const state = await client.state(null);
-  const cluster = id === null ? await chosen(state.clusters, 'stop', parts) : found(id, state.clusters, parts);
+  const cluster = id === null ? await pickCluster(state.clusters, 'stop', context) : clusterById(id, state.clusters, context);
   if (cluster === null) {
     return;
   }
-  const reasons = againstStopping(cluster, state.sweeps, trans);
-  if (await confirmed(trans.__('Stop cluster %1?', cluster.title), reasons, trans.__('Stop'), trans)) {
+  const reasons = stopWarnings(cluster, state.sweeps, trans);
+  if (await confirm(trans.__('Stop cluster %1?', cluster.title), reasons, trans.__('Stop'), trans)) {
     await client.stopCluster(cluster.id);
     return trans.__('Cluster %1 is being stopped.', cluster.title);
   }
 }
 
-async function grow(id: string | null, wanted: unknown, parts: Parts): Promise<string | void> {
-  const { client, trans } = parts.nbdist;
+async function grow(id: string | null, wanted: unknown, context: CommandContext): Promise<string | void> {
+  const { client, trans } = context.nbdist;
   const state = await client.state(null);
-  const cluster = id === null ? await chosen(state.clusters, 'grow', parts) : found(id, state.clusters, parts);
+  const cluster = id === null ? await pickCluster(state.clusters, 'grow', context) : clusterById(id, state.clusters, context);
   if (cluster === null) {
     return;
   }
@@ -69,34 +69,34 @@ async function grow(id: string | null, wanted: unknown, parts: Parts): Promise<s
   const workers =
     typeof wanted === 'number'
       ? wanted
-      : await howMany(title, trans.__('How many more, 1 to %1', MOST), MOST, trans);
+      : await askCount(title, trans.__('How many more, 1 to %1', MAX_WORKERS), MAX_WORKERS, trans);
   if (workers !== null) {
     await client.grow(cluster.id, workers);
     return trans._n('%2 gets %1 more worker.', '%2 gets %1 more workers.', workers, cluster.title);
   }
 }
 
-async function shrink(id: string | null, wanted: unknown, parts: Parts): Promise<string | void> {
-  const { client, trans } = parts.nbdist;
+async function shrink(id: string | null, wanted: unknown, context: CommandContext): Promise<string | void> {
+  const { client, trans } = context.nbdist;
   const state = await client.state(null);
-  const cluster = id === null ? await chosen(state.clusters, 'shrink', parts) : found(id, state.clusters, parts);
+  const cluster = id === null ? await pickCluster(state.clusters, 'shrink', context) : clusterById(id, state.clusters, context);
   if (cluster === null) {
     return;
   }
-  const most = Math.max(1, (cluster.workers ?? MOST) - 1); // the first one, the chief, stays
+  const most = Math.max(1, (cluster.workers ?? MAX_WORKERS) - 1); // the first one, the chief, stays
   const title = trans.__('Remove workers from cluster %1', cluster.title);
   const workers =
-    typeof wanted === 'number' ? wanted : await howMany(title, trans.__('How many, 1 to %1', most), most, trans);
+    typeof wanted === 'number' ? wanted : await askCount(title, trans.__('How many, 1 to %1', most), most, trans);
   if (workers !== null) {
     await client.shrink(cluster.id, workers);
     return trans._n('%2 loses %1 worker.', '%2 loses %1 workers.', workers, cluster.title);
   }
 }
 
-async function restart(id: string | null, task: unknown, parts: Parts): Promise<string | void> {
-  const { client, trans } = parts.nbdist;
+async function restart(id: string | null, task: unknown, context: CommandContext): Promise<string | void> {
+  const { client, trans } = context.nbdist;
   const { clusters } = await client.state(null);
-  const cluster = id === null ? await chosen(clusters, 'restart', parts) : found(id, clusters, parts);
+  const cluster = id === null ? await pickCluster(clusters, 'restart', context) : clusterById(id, clusters, context);
   if (cluster === null) {
     return;
   }
@@ -105,43 +105,43 @@ async function restart(id: string | null, task: unknown, parts: Parts): Promise<
     return trans.__('The tasks that have died get other processes.');
   }
   const { tasks } = await client.state(cluster.id);
-  const picked = typeof task === 'string' ? taskOf(cluster, tasks, task, parts) : await chosenTask(cluster, tasks, parts);
+  const picked = typeof task === 'string' ? taskByName(cluster, tasks, task, context) : await pickTask(cluster, tasks, context);
   if (picked === null) {
     return;
   }
-  const name = shortName(picked.name);
-  if (await confirmed(trans.__('Restart %1?', name), againstRestarting(picked, trans), trans.__('Restart'), trans)) {
+  const name = shortTaskName(picked.name);
+  if (await confirm(trans.__('Restart %1?', name), restartWarnings(picked, trans), trans.__('Restart'), trans)) {
     await client.restart(cluster.id, name);
     return trans.__('%1 gets another process.', name);
   }
 }
 
-function found(id: string, clusters: readonly Cluster[], { nbdist: { trans } }: Parts): Cluster {
+function clusterById(id: string, clusters: readonly Cluster[], { nbdist: { trans } }: CommandContext): Cluster {
   const cluster = clusters.find(one => one.id === id);
   if (!cluster) {
-    throw new Refused(trans.__('There is no cluster %1 any more.', id));
+    throw new RefusedError(trans.__('There is no cluster %1 any more.', id));
   }
   return cluster;
 }
 
-function taskOf(cluster: Cluster, tasks: readonly Task[], name: string, { nbdist: { trans } }: Parts): Task {
-  const task = tasks.find(one => shortName(one.name) === shortName(name));
+function taskByName(cluster: Cluster, tasks: readonly Task[], name: string, { nbdist: { trans } }: CommandContext): Task {
+  const task = tasks.find(one => shortTaskName(one.name) === shortTaskName(name));
   if (!task) {
-    throw new Refused(trans.__('Cluster %1 has no task %2.', cluster.title, name));
+    throw new RefusedError(trans.__('Cluster %1 has no task %2.', cluster.title, name));
   }
   return task;
 }
 
-function chosenTask(cluster: Cluster, tasks: readonly Task[], { nbdist: { trans } }: Parts): Promise<Task | null> {
+function pickTask(cluster: Cluster, tasks: readonly Task[], { nbdist: { trans } }: CommandContext): Promise<Task | null> {
   const texts = {
     title: trans.__('Restart a task'),
     label: trans.__('Task of cluster %1', cluster.title),
     none: trans.__('Cluster %1 has no tasks.', cluster.title)
   };
-  return choose(tasks, task => `${shortName(task.name)} (${task.state})`, texts, trans);
+  return pickItem(tasks, task => `${shortTaskName(task.name)} (${task.state})`, texts, trans);
 }
 
-function chosen(clusters: readonly Cluster[], wish: string, { nbdist: { trans } }: Parts): Promise<Cluster | null> {
+function pickCluster(clusters: readonly Cluster[], wish: string, { nbdist: { trans } }: CommandContext): Promise<Cluster | null> {
   const able = clusters.filter(cluster => cluster.can[wish]);
   const nameOf = (cluster: Cluster): string =>
     cluster.engines === null
@@ -149,11 +149,11 @@ function chosen(clusters: readonly Cluster[], wish: string, { nbdist: { trans } 
       : trans._n('%2, %1 engine', '%2, %1 engines', cluster.engines, cluster.title);
   const why = clusters.find(cluster => cluster.why[wish])?.why[wish];
   const none = why ? trans.__('No cluster can do this now: %1.', why) : trans.__('There is no cluster.');
-  return choose(able, nameOf, { title: trans.__('Choose a cluster'), label: trans.__('Cluster'), none }, trans);
+  return pickItem(able, nameOf, { title: trans.__('Choose a cluster'), label: trans.__('Cluster'), none }, trans);
 }
 
 /** What is to be said to a user who is about to stop a cluster; nothing if nobody would miss it. */
-export function againstStopping(cluster: Cluster, sweeps: readonly Sweep[], trans: TranslationBundle): string[] {
+export function stopWarnings(cluster: Cluster, sweeps: readonly Sweep[], trans: TranslationBundle): string[] {
   const reasons = cluster.runs.map(run => trans.__('Run %1 is on it, and ends.', run));
   for (const sweep of sweeps) {
     if (sweep.cluster === cluster.id && sweep.state === 'running') {
@@ -175,7 +175,7 @@ export function againstStopping(cluster: Cluster, sweeps: readonly Sweep[], tran
 }
 
 /** What is to be said to a user who is about to give a task another process; nothing if it has died. */
-export function againstRestarting(task: Task, trans: TranslationBundle): string[] {
+export function restartWarnings(task: Task, trans: TranslationBundle): string[] {
   if (task.state === 'dead') {
     return [];
   }
@@ -187,7 +187,7 @@ export function againstRestarting(task: Task, trans: TranslationBundle): string[
 }
 
 /** "worker:1", as the magics call the task "/job:worker/task:1". */
-export function shortName(task: string): string {
-  const parts = /^\/job:(\w+)\/task:(\d+)$/.exec(task);
-  return parts ? `${parts[1]}:${parts[2]}` : task;
+export function shortTaskName(task: string): string {
+  const match = /^\/job:(\w+)\/task:(\d+)$/.exec(task);
+  return match ? `${match[1]}:${match[2]}` : task;
 }

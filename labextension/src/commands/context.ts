@@ -6,7 +6,7 @@ import type { Settings } from '../settings';
 import type { INbdist } from '../token';
 
 /** What commands work with. What is null is not part of this application: Jupyter Notebook lacks some. */
-export interface Parts {
+export interface CommandContext {
   readonly app: JupyterFrontEnd;
   readonly nbdist: INbdist;
   readonly settings: Settings;
@@ -15,12 +15,12 @@ export interface Parts {
 }
 
 /** An argument of a command that is a text; null for none, and for an empty one. */
-export function textOf(value: unknown): string | null {
+export function stringArg(value: unknown): string | null {
   return typeof value === 'string' && value !== '' ? value : null;
 }
 
 /** What a command can be called with, for those who look it up: a type and a sentence for each argument. */
-export function described(
+export function argsSchema(
   properties: Record<string, readonly [type: 'string' | 'boolean' | 'integer', sentence: string]> = {}
 ): Partial<CommandRegistry.Description> {
   const all = { ...properties, quiet: ['boolean', 'Leave it to the caller to show what goes wrong.'] as const };

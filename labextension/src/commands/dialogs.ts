@@ -1,19 +1,19 @@
 import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
-import { Refused } from './notify';
+import { RefusedError } from './notify';
 
 /** Have one of several things chosen by name; null if the user leaves it. With none to choose it says `none`. */
-export async function choose<Item>(
+export async function pickItem<Item>(
   items: readonly Item[],
   nameOf: (item: Item) => string,
   texts: { title: string; label: string; none: string },
   trans: TranslationBundle
 ): Promise<Item | null> {
   if (items.length === 0) {
-    throw new Refused(texts.none);
+    throw new RefusedError(texts.none);
   }
-  const names = apart(items.map(nameOf));
+  const names = uniqueNames(items.map(nameOf));
   const { value } = await InputDialog.getItem({
     title: texts.title,
     label: texts.label,
@@ -25,7 +25,7 @@ export async function choose<Item>(
 }
 
 /** The same names, numbered where two are alike. */
-export function apart(names: readonly string[]): string[] {
+export function uniqueNames(names: readonly string[]): string[] {
   const seen = new Map<string, number>();
   return names.map(name => {
     const count = (seen.get(name) ?? 0) + 1;
@@ -35,7 +35,7 @@ export function apart(names: readonly string[]): string[] {
 }
 
 /** Ask before something is done that there are reasons against; without any it need not be asked. */
-export async function confirmed(
+export async function confirm(
   title: string,
   reasons: readonly string[],
   yes: string,
@@ -46,14 +46,14 @@ export async function confirmed(
   }
   const { button } = await showDialog({
     title,
-    body: new Paragraphs(reasons),
+    body: new ParagraphsBody(reasons),
     buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.warnButton({ label: yes })]
   });
   return button.accept;
 }
 
 /** Ask for a whole number from 1 to `most`; null if the user cancels. */
-export function howMany(title: string, label: string, most: number, trans: TranslationBundle): Promise<number | null> {
+export function askCount(title: string, label: string, most: number, trans: TranslationBundle): Promise<number | null> {
   return askNumber(title, label, { min: '1', max: String(most), step: '1', value: '1' }, trans);
 }
 
@@ -66,14 +66,14 @@ export async function askNumber(
 ): Promise<number | null> {
   const { button, value } = await showDialog({
     title,
-    body: new NumberField(label, limits),
+    body: new NumberBody(label, limits),
     buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.okButton({ label: trans.__('OK') })],
     focusNodeSelector: 'input'
   });
   return button.accept ? value : null;
 }
 
-class Paragraphs extends Widget {
+class ParagraphsBody extends Widget {
   constructor(texts: readonly string[]) {
     super();
     this.node.append(
@@ -87,7 +87,7 @@ class Paragraphs extends Widget {
 }
 
 /** The dialog cannot be accepted with a number outside the limits. */
-class NumberField extends Widget implements Dialog.IBodyWidget<number> {
+class NumberBody extends Widget implements Dialog.IBodyWidget<number> {
   constructor(label: string, limits: object) {
     super();
     const text = document.createElement('label');

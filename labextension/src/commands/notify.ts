@@ -1,7 +1,7 @@
 import { Notification } from '@jupyterlab/apputils';
 
 /** What a command will not do, and why; shown as a warning, not as a failure. */
-export class Refused extends Error {
+export class RefusedError extends Error {
   constructor(why: string) {
     super(why);
     this.name = 'Refused';
@@ -14,7 +14,7 @@ export class Refused extends Error {
  *
  * What is done begins at once, not in a later turn of the event loop: a click allows a tab only for so long.
  */
-export async function told<Result>(
+export async function withNotifications<Result>(
   args: { readonly quiet?: unknown },
   act: () => Promise<Result>
 ): Promise<Result | undefined> {
@@ -29,7 +29,7 @@ export async function told<Result>(
       throw error;
     }
     const text = error instanceof Error ? error.message : String(error);
-    if (error instanceof Refused) {
+    if (error instanceof RefusedError) {
       Notification.warning(text, { autoClose: 10000 });
     } else {
       Notification.error(text, { autoClose: false });

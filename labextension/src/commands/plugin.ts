@@ -7,10 +7,10 @@ import { INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
 import { addAttachCommands } from './attach';
 import { addClusterCommands } from './clusters';
-import { described, type Parts } from './context';
-import { told } from './notify';
-import { addManageCommands, addRunCommands, addTensorBoardCommands, CONTROLS } from './runs';
-import { addSweepCommands, WISHES } from './sweeps';
+import { argsSchema, type CommandContext } from './context';
+import { withNotifications } from './notify';
+import { addManageCommands, addRunCommands, addTensorBoardCommands, RUN_CONTROLS } from './runs';
+import { addSweepCommands, SWEEP_CONTROLS } from './sweeps';
 
 /** What can be done about clusters, runs and sweeps, by name: for the palette, the panel and others. */
 export const commands: JupyterFrontEndPlugin<void> = {
@@ -27,21 +27,21 @@ export const commands: JupyterFrontEndPlugin<void> = {
     notebooks: INotebookTracker | null,
     files: IDefaultFileBrowser | null
   ): void => {
-    const parts = { app, nbdist, settings, notebooks, files };
-    addAttachCommands(parts);
-    addClusterCommands(parts);
-    addRunCommands(parts);
-    addManageCommands(parts);
-    addTensorBoardCommands(parts);
-    addSweepCommands(parts);
-    addRefreshCommand(parts);
+    const context = { app, nbdist, settings, notebooks, files };
+    addAttachCommands(context);
+    addClusterCommands(context);
+    addRunCommands(context);
+    addManageCommands(context);
+    addTensorBoardCommands(context);
+    addSweepCommands(context);
+    addRefreshCommand(context);
     for (const command of FOR_PALETTE) {
       palette?.addItem({ command, category: 'nbdist' });
     }
-    for (const command of CONTROLS) {
+    for (const command of RUN_CONTROLS) {
       palette?.addItem({ command: 'nbdist:control-run', category: 'nbdist', args: { command } });
     }
-    for (const wish of WISHES) {
+    for (const wish of SWEEP_CONTROLS) {
       palette?.addItem({ command: 'nbdist:sweep-wish', category: 'nbdist', args: { wish } });
     }
   }
@@ -67,17 +67,17 @@ const FOR_PALETTE = [
 ];
 
 /** The command that asks the server anew for clusters, runs and sweeps. */
-export function addRefreshCommand({ app, nbdist: { feed, trans } }: Parts): void {
+export function addRefreshCommand({ app, nbdist: { feed, trans } }: CommandContext): void {
   app.commands.addCommand('nbdist:refresh', {
     label: trans.__('Refresh Clusters and Runs'),
     caption: trans.__('Ask the server again what there is'),
     icon: refreshIcon,
-    describedBy: described(),
+    describedBy: argsSchema(),
     execute: args =>
-      told(args, async () => {
+      withNotifications(args, async () => {
         await feed.refresh();
-        if (feed.trouble !== null) {
-          throw new Error(feed.trouble);
+        if (feed.error !== null) {
+          throw new Error(feed.error);
         }
       })
   });

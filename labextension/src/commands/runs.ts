@@ -4,31 +4,31 @@ import { folderIcon, launchIcon, stopIcon } from '@jupyterlab/ui-components';
 import { Menu, Widget } from '@lumino/widgets';
 import type { Labels, Run } from '../api/items';
 import { formatBytes } from '../sidebar/format';
-import { described, type Parts, textOf } from './context';
-import { askNumber, choose, confirmed } from './dialogs';
-import { Refused, told } from './notify';
+import { argsSchema, type CommandContext, stringArg } from './context';
+import { askNumber, pickItem, confirm } from './dialogs';
+import { RefusedError, withNotifications } from './notify';
 
-export const CONTROLS = ['pause', 'resume'] as const;
-type Control = (typeof CONTROLS)[number];
+export const RUN_CONTROLS = ['pause', 'resume'] as const;
+type RunControl = (typeof RUN_CONTROLS)[number];
 
 const ID = ['string', 'The id of a run; without one it is asked for.'] as const;
 
 /** Commands for runs: stop, pause or resume one, change its learning rate, look into its folder. */
-export function addRunCommands(parts: Parts): void {
-  const { commands } = parts.app;
-  const { client, trans } = parts.nbdist;
+export function addRunCommands(context: CommandContext): void {
+  const { commands } = context.app;
+  const { client, trans } = context.nbdist;
   commands.addCommand('nbdist:stop-run', {
     label: trans.__('Stop a Run…'),
     caption: trans.__('Stop training; what was trained so far is kept'),
     icon: stopIcon,
-    describedBy: described({ id: ID }),
+    describedBy: argsSchema({ id: ID }),
     execute: args =>
-      told(args, async () => {
+      withNotifications(args, async () => {
         const none = trans.__('There is no run that can be stopped.');
-        const id = textOf(args['id']) ?? (await chosenRun(run => run.can['stop'] === true, none, parts))?.id;
+        const id = stringArg(args['id']) ?? (await pickRun(run => run.can['stop'] === true, none, context))?.id;
         // A stopped run cannot continue, so a dialog asks for confirmation.
         const reasons = [trans.__('It ends after its current step and cannot continue. The trained model is kept.')];
-        if (id !== undefined && (await confirmed(trans.__('Stop run %1?', id), reasons, trans.__('Stop'), trans))) {
+        if (id !== undefined && (await confirm(trans.__('Stop run %1?', id), reasons, trans.__('Stop'), trans))) {
           await client.stopRun(id);
           return trans.__('Run %1 is being stopped.', id);
         }
@@ -37,17 +37,17 @@ export function addRunCommands(parts: Parts): void {
   commands.addCommand('nbdist:control-run', {
     label: ({ command }) => (command === 'resume' ? trans.__('Resume a Run…') : trans.__('Pause a Run…')),
     caption: trans.__('Pause training between two steps, or resume it'),
-    describedBy: described({ id: ID, command: ['string', 'pause or resume.'] }),
-    isEnabled: ({ command }) => isControl(command),
+    describedBy: argsSchema({ id: ID, command: ['string', 'pause or resume.'] }),
+    isEnabled: ({ command }) => isRunControl(command),
     execute: args =>
-      told(args, async () => {
+      withNotifications(args, async () => {
         const command = args['command'];
-        if (!isControl(command)) {
-          throw new Refused(trans.__('No run command “%1”; choose from %2.', String(command), CONTROLS.join(', ')));
+        if (!isRunControl(command)) {
+          throw new RefusedError(trans.__('No run command “%1”; choose from %2.', String(command), RUN_CONTROLS.join(', ')));
         }
         const none =
           command === 'pause' ? trans.__('There is no run that can be paused.') : trans.__('There is no paused run.');
-        const id = textOf(args['id']) ?? (await chosenRun(run => run.can[command] === true, none, parts))?.id;
+        const id = stringArg(args['id']) ?? (await pickRun(run => run.can[command] === true, none, context))?.id;
         if (id !== undefined) {
           await client.controlRun(id, command);
           return command === 'pause'
@@ -59,12 +59,12 @@ export function addRunCommands(parts: Parts): void {
   commands.addCommand('nbdist:set-learning-rate', {
     label: trans.__('Change the Learning Rate of a Run…'),
     caption: trans.__('Train at another learning rate from the next step on'),
-    describedBy: described({ id: ID }),
+    describedBy: argsSchema({ id: ID }),
     execute: args =>
-      told(args, async () => {
+      withNotifications(args, async () => {
         const none = trans.__('There is no run whose learning rate can be changed.');
-        const id = textOf(args['id']);
-        const run = id === null ? await chosenRun(({ can }) => can['set'] === true, none, parts) : await client.run(id);
+        const id = stringArg(args['id']);
+        const run = id === null ? await pickRun(({ can }) => can['set'] === true, none, context) : await client.run(id);
         if (run !== null) {
           const limits = { min: '0', step: 'any', value: run.learning_rate === null ? '' : String(run.learning_rate) };
           const title = trans.__('Learning rate of run %1', run.id);
@@ -80,42 +80,42 @@ export function addRunCommands(parts: Parts): void {
     label: trans.__('Open the Folder of a Run…'),
     caption: trans.__('Show the files of a run'),
     icon: folderIcon,
-    describedBy: described({ id: ID }),
+    describedBy: argsSchema({ id: ID }),
     execute: args =>
-      told(args, async () => {
-        const id = textOf(args['id']);
-        const run = id === null ? await chosenRun(() => true, trans.__('There are no runs.'), parts) : await client.run(id);
+      withNotifications(args, async () => {
+        const id = stringArg(args['id']);
+        const run = id === null ? await pickRun(() => true, trans.__('There are no runs.'), context) : await client.run(id);
         if (run !== null) {
-          await openFolder(run, parts);
+          await openFolder(run, context);
         }
       })
   });
 }
 
-function isControl(command: unknown): command is Control {
-  return CONTROLS.some(one => one === command);
+function isRunControl(command: unknown): command is RunControl {
+  return RUN_CONTROLS.some(one => one === command);
 }
 
 /** Have one of the latest runs chosen. */
-export async function chosenRun(fits: (run: Run) => boolean, none: string, parts: Parts): Promise<Run | null> {
-  const { client, trans } = parts.nbdist;
+export async function pickRun(fits: (run: Run) => boolean, none: string, context: CommandContext): Promise<Run | null> {
+  const { client, trans } = context.nbdist;
   const { runs } = await client.state(null);
   const texts = { title: trans.__('Choose a run'), label: trans.__('Run'), none };
-  return choose(runs.filter(fits), run => `${run.id} (${run.status})`, texts, trans);
+  return pickItem(runs.filter(fits), run => `${run.id} (${run.status})`, texts, trans);
 }
 
 /** Ask the user to choose one of the latest runs, unless its id is known. */
-export async function runOf(id: string | null, fits: (run: Run) => boolean, parts: Parts): Promise<Run | null> {
-  const { client, trans } = parts.nbdist;
-  return id === null ? chosenRun(fits, trans.__('There are no runs.'), parts) : client.run(id);
+export async function runByIdOrPick(id: string | null, fits: (run: Run) => boolean, context: CommandContext): Promise<Run | null> {
+  const { client, trans } = context.nbdist;
+  return id === null ? pickRun(fits, trans.__('There are no runs.'), context) : client.run(id);
 }
 
 /** Show a run's folder in the file browser; where that cannot show it, the run's own page has its files. */
-async function openFolder(run: Run, { app, nbdist: { trans } }: Parts): Promise<void> {
+async function openFolder(run: Run, { app, nbdist: { trans } }: CommandContext): Promise<void> {
   const { commands } = app;
   if (run.browse === null) {
     if (!commands.hasCommand('nbdist:open-run')) {
-      throw new Refused(trans.__('Jupyter cannot show this folder, it lies outside of its own: %1', run.folder));
+      throw new RefusedError(trans.__('Jupyter cannot show this folder, it lies outside of its own: %1', run.folder));
     }
     await commands.execute('nbdist:open-run', { id: run.id });
   } else if (commands.hasCommand('filebrowser:go-to-path')) {
@@ -129,12 +129,12 @@ async function openFolder(run: Run, { app, nbdist: { trans } }: Parts): Promise<
 const OF_A_RUN = ['nbdist:rename-run', 'nbdist:tag-run', 'nbdist:note-run', 'nbdist:delete-run'];
 
 /** Commands that manage runs: name, tags, note, deletion, and the menu of a row with all of them. */
-export function addManageCommands(parts: Parts): void {
-  const { commands } = parts.app;
-  const { client, trans } = parts.nbdist;
+export function addManageCommands(context: CommandContext): void {
+  const { commands } = context.app;
+  const { client, trans } = context.nbdist;
   /** Ask for a text, make labels from it, and set them on the run. */
   const label = async (id: string | null, ask: (run: Run) => Promise<Labels | null>): Promise<void> => {
-    const run = await runOf(id, () => true, parts);
+    const run = await runByIdOrPick(id, () => true, context);
     const labels = run && (await ask(run));
     if (run && labels) {
       await client.labelRun(run.id, labels);
@@ -143,11 +143,11 @@ export function addManageCommands(parts: Parts): void {
   commands.addCommand('nbdist:rename-run', {
     label: trans.__('Rename a Run…'),
     caption: trans.__('Give a run another name; its id stays'),
-    describedBy: described({ id: ID }),
+    describedBy: argsSchema({ id: ID }),
     execute: args =>
-      told(args, () =>
-        label(textOf(args['id']), async run => {
-          const name = await typed(trans.__('Rename run %1', run.id), run.name, trans.__('Name'));
+      withNotifications(args, () =>
+        label(stringArg(args['id']), async run => {
+          const name = await askText(trans.__('Rename run %1', run.id), run.name, trans.__('Name'));
           return name === null ? null : { name };
         })
       )
@@ -155,25 +155,25 @@ export function addManageCommands(parts: Parts): void {
   commands.addCommand('nbdist:tag-run', {
     label: trans.__('Tag a Run…'),
     caption: trans.__('Give a run tags to find it by'),
-    describedBy: described({ id: ID }),
+    describedBy: argsSchema({ id: ID }),
     execute: args =>
-      told(args, () =>
-        label(textOf(args['id']), async run => {
-          const text = await typed(trans.__('Tags of run %1', run.id), run.tags.join(', '), trans.__('Tags, with commas between them'));
-          return text === null ? null : { tags: tagsOf(text) };
+      withNotifications(args, () =>
+        label(stringArg(args['id']), async run => {
+          const text = await askText(trans.__('Tags of run %1', run.id), run.tags.join(', '), trans.__('Tags, with commas between them'));
+          return text === null ? null : { tags: parseTags(text) };
         })
       )
   });
   commands.addCommand('nbdist:note-run', {
     label: trans.__('Write a Note about a Run…'),
     caption: trans.__('Write a note about a run'),
-    describedBy: described({ id: ID }),
+    describedBy: argsSchema({ id: ID }),
     execute: args =>
-      told(args, () =>
-        label(textOf(args['id']), async run => {
+      withNotifications(args, () =>
+        label(stringArg(args['id']), async run => {
           const { button, value } = await showDialog({
             title: trans.__('Note about run %1', run.id),
-            body: new TextField(run.remark ?? '', trans.__('Note')),
+            body: new TextAreaBody(run.remark ?? '', trans.__('Note')),
             buttons: [Dialog.cancelButton({ label: trans.__('Cancel') }), Dialog.okButton({ label: trans.__('OK') })],
             focusNodeSelector: 'textarea'
           });
@@ -184,16 +184,16 @@ export function addManageCommands(parts: Parts): void {
   commands.addCommand('nbdist:delete-run', {
     label: trans.__('Delete a Run…'),
     caption: trans.__('Delete a run with its logs, checkpoints and results'),
-    describedBy: described({ id: ID }),
+    describedBy: argsSchema({ id: ID }),
     execute: args =>
-      told(args, async () => {
-        const run = await runOf(textOf(args['id']), one => one.can['delete'] === true, parts);
+      withNotifications(args, async () => {
+        const run = await runByIdOrPick(stringArg(args['id']), one => one.can['delete'] === true, context);
         if (run === null) {
           return;
         }
         const size = run.bytes === null ? '' : ` (${formatBytes(run.bytes)})`;
         const reasons = [trans.__('Its logs, checkpoints and results%1 are deleted. This cannot be undone.', size)];
-        if (await confirmed(trans.__('Delete run %1?', run.name), reasons, trans.__('Delete'), trans)) {
+        if (await confirm(trans.__('Delete run %1?', run.name), reasons, trans.__('Delete'), trans)) {
           await client.deleteRun(run.id);
           return trans.__('Run %1 is deleted.', run.id);
         }
@@ -202,16 +202,16 @@ export function addManageCommands(parts: Parts): void {
   commands.addCommand('nbdist:clean-runs', {
     label: trans.__('Delete Old Runs…'),
     caption: trans.__('List the runs that are older than an age, and delete them'),
-    describedBy: described(),
-    execute: args => told(args, () => clean(parts))
+    describedBy: argsSchema(),
+    execute: args => withNotifications(args, () => clean(context))
   });
   commands.addCommand('nbdist:run-menu', {
     label: trans.__('Manage a Run'),
-    describedBy: described({ id: ID }),
+    describedBy: argsSchema({ id: ID }),
     execute: args => {
       const menu = new Menu({ commands });
       for (const command of OF_A_RUN) {
-        menu.addItem({ command, args: { id: textOf(args['id']) } });
+        menu.addItem({ command, args: { id: stringArg(args['id']) } });
       }
       menu.addItem({ type: 'separator' });
       menu.addItem({ command: 'nbdist:clean-runs' });
@@ -223,19 +223,19 @@ export function addManageCommands(parts: Parts): void {
 }
 
 /** The tags in a text, each once. */
-export function tagsOf(text: string): string[] {
+export function parseTags(text: string): string[] {
   return [...new Set(text.split(',').map(tag => tag.trim()).filter(Boolean))];
 }
 
 /** Ask for a line of text; null if the user cancels. */
-async function typed(title: string, text: string, label: string): Promise<string | null> {
+async function askText(title: string, text: string, label: string): Promise<string | null> {
   const { button, value } = await InputDialog.getText({ title, text, label });
   return button.accept ? (value ?? '').trim() : null;
 }
 
 /** Ask for an age, show which runs are older, and delete them. */
-async function clean({ nbdist: { client, trans } }: Parts): Promise<string | void> {
-  const age = await typed(trans.__('Delete old runs'), '30d', trans.__('Older than, such as 12h, 30d or 2w'));
+async function clean({ nbdist: { client, trans } }: CommandContext): Promise<string | void> {
+  const age = await askText(trans.__('Delete old runs'), '30d', trans.__('Older than, such as 12h, 30d or 2w'));
   if (!age) {
     return;
   }
@@ -246,9 +246,9 @@ async function clean({ nbdist: { client, trans } }: Parts): Promise<string | voi
   }
   const size = formatBytes(bytes);
   const title = trans._n('Delete %1 run?', 'Delete %1 runs?', runs.length);
-  const named = runs.slice(0, MOST_NAMED).join(', ') + (runs.length > MOST_NAMED ? ', …' : '');
+  const named = runs.slice(0, MAX_NAMES).join(', ') + (runs.length > MAX_NAMES ? ', …' : '');
   const reasons = [trans.__('They take %1 on disk: %2', size, named), trans.__('This cannot be undone.')];
-  if (await confirmed(title, reasons, trans.__('Delete'), trans)) {
+  if (await confirm(title, reasons, trans.__('Delete'), trans)) {
     const done = await client.clean({ ...asked, dry_run: false });
     Notification.success(
       trans._n('%1 run is deleted, %2.', '%1 runs are deleted, %2.', done.runs.length, formatBytes(done.bytes)),
@@ -257,10 +257,10 @@ async function clean({ nbdist: { client, trans } }: Parts): Promise<string | voi
   }
 }
 
-const MOST_NAMED = 6;
+const MAX_NAMES = 6;
 
 /** A field of several lines. */
-class TextField extends Widget implements Dialog.IBodyWidget<string> {
+class TextAreaBody extends Widget implements Dialog.IBodyWidget<string> {
   constructor(text: string, label: string) {
     super();
     this.area.value = text;
@@ -281,36 +281,36 @@ class TextField extends Widget implements Dialog.IBodyWidget<string> {
 const ALL = 'all'; // the newest runs on one page, as the server has it
 
 /** The commands that show runs in TensorBoard, in a tab of the browser: it fills a page of its own. */
-export function addTensorBoardCommands(parts: Parts): void {
-  const { trans } = parts.nbdist;
-  parts.app.commands.addCommand('nbdist:open-tensorboard', {
+export function addTensorBoardCommands(context: CommandContext): void {
+  const { trans } = context.nbdist;
+  context.app.commands.addCommand('nbdist:open-tensorboard', {
     label: trans.__('Open a Run in TensorBoard…'),
     caption: trans.__('Show the curves of a run in TensorBoard'),
     icon: launchIcon,
-    describedBy: described({ id: ['string', 'The id of a run; without one it is asked for.'] }),
+    describedBy: argsSchema({ id: ['string', 'The id of a run; without one it is asked for.'] }),
     execute: args =>
-      told(args, async () => {
-        const id = textOf(args['id']);
+      withNotifications(args, async () => {
+        const id = stringArg(args['id']);
         if (id !== null) {
-          await open(id, trans.__('TensorBoard shows run %1.', id), parts);
+          await open(id, trans.__('TensorBoard shows run %1.', id), context);
           return;
         }
-        const run = await chosenRun(() => true, trans.__('There are no runs.'), parts);
+        const run = await pickRun(() => true, trans.__('There are no runs.'), context);
         if (run !== null) {
-          await open(run.id, trans.__('TensorBoard shows run %1.', run.id), parts);
+          await open(run.id, trans.__('TensorBoard shows run %1.', run.id), context);
         }
       })
   });
-  parts.app.commands.addCommand('nbdist:compare-runs', {
+  context.app.commands.addCommand('nbdist:compare-runs', {
     label: trans.__('Compare Runs in TensorBoard'),
     caption: trans.__('Show the curves of the newest runs on one page of TensorBoard'),
     icon: launchIcon,
-    describedBy: described(),
-    execute: args => told(args, () => open(ALL, trans.__('TensorBoard shows the newest runs.'), parts))
+    describedBy: argsSchema(),
+    execute: args => withNotifications(args, () => open(ALL, trans.__('TensorBoard shows the newest runs.'), context))
   });
 }
 
-async function open(id: string, shown: string, { nbdist: { client, trans } }: Parts): Promise<void> {
+async function open(id: string, shown: string, { nbdist: { client, trans } }: CommandContext): Promise<void> {
   const tab = window.open('', '_blank'); // now: later the browser would not see the click that asks for it
   if (tab) {
     tab.opener = null;

@@ -1,25 +1,25 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { described, type Parts, textOf } from './context';
-import { choose, confirmed } from './dialogs';
-import { Refused, told } from './notify';
+import { argsSchema, type CommandContext, stringArg } from './context';
+import { pickItem, confirm } from './dialogs';
+import { RefusedError, withNotifications } from './notify';
 
-export const WISHES = ['pause', 'resume', 'stop'] as const;
-type Wish = (typeof WISHES)[number];
+export const SWEEP_CONTROLS = ['pause', 'resume', 'stop'] as const;
+type SweepControl = (typeof SWEEP_CONTROLS)[number];
 
 /** The command that pauses, resumes or stops a sweep; without an id it is shown while there is one to choose. */
-export function addSweepCommands(parts: Parts): void {
-  const { feed, trans } = parts.nbdist;
-  parts.app.commands.addCommand('nbdist:sweep-wish', {
+export function addSweepCommands(context: CommandContext): void {
+  const { feed, trans } = context.nbdist;
+  context.app.commands.addCommand('nbdist:sweep-wish', {
     label: ({ wish }) => labelOf(wish, trans),
     caption: trans.__('Trials that are done are kept'),
-    describedBy: described({
+    describedBy: argsSchema({
       id: ['string', 'The id of a sweep; without one it is asked for.'],
       wish: ['string', 'pause, resume or stop.']
     }),
-    isEnabled: ({ wish }) => isWish(wish),
+    isEnabled: ({ wish }) => isSweepControl(wish),
     isVisible: ({ id, wish }) =>
-      isWish(wish) && (textOf(id) !== null || feed.state.sweeps.some(sweep => sweep.can[wish])),
-    execute: args => told(args, () => tell(textOf(args['id']), args['wish'], parts))
+      isSweepControl(wish) && (stringArg(id) !== null || feed.state.sweeps.some(sweep => sweep.can[wish])),
+    execute: args => withNotifications(args, () => controlSweep(stringArg(args['id']), args['wish'], context))
   });
 }
 
@@ -34,9 +34,9 @@ function labelOf(wish: unknown, trans: TranslationBundle): string {
   }
 }
 
-async function tell(id: string | null, wish: unknown, { nbdist: { client, trans } }: Parts): Promise<string | void> {
-  if (!isWish(wish)) {
-    throw new Refused(trans.__('No sweep command “%1”; choose from %2.', String(wish), WISHES.join(', ')));
+async function controlSweep(id: string | null, wish: unknown, { nbdist: { client, trans } }: CommandContext): Promise<string | void> {
+  if (!isSweepControl(wish)) {
+    throw new RefusedError(trans.__('No sweep command “%1”; choose from %2.', String(wish), SWEEP_CONTROLS.join(', ')));
   }
   if (id === null) {
     const { sweeps } = await client.state(null);
@@ -44,16 +44,16 @@ async function tell(id: string | null, wish: unknown, { nbdist: { client, trans 
     const none = why ? trans.__('No sweep can do this now: %1.', why) : trans.__('There are no sweeps.');
     const texts = { title: labelOf(wish, trans), label: trans.__('Sweep'), none };
     const able = sweeps.filter(sweep => sweep.can[wish]);
-    id = (await choose(able, sweep => `${sweep.id} (${sweep.state})`, texts, trans))?.id ?? null;
+    id = (await pickItem(able, sweep => `${sweep.id} (${sweep.state})`, texts, trans))?.id ?? null;
   }
   const reasons =
     wish === 'stop' ? [trans.__('No new trials start and running ones end. Finished trials are kept.')] : [];
-  if (id !== null && (await confirmed(trans.__('Stop sweep %1?', id), reasons, trans.__('Stop'), trans))) {
-    await client.sweepWish(id, wish);
+  if (id !== null && (await confirm(trans.__('Stop sweep %1?', id), reasons, trans.__('Stop'), trans))) {
+    await client.controlSweep(id, wish);
     return trans.__('Sweep %1 is told.', id);
   }
 }
 
-function isWish(wish: unknown): wish is Wish {
-  return WISHES.some(one => one === wish);
+function isSweepControl(wish: unknown): wish is SweepControl {
+  return SWEEP_CONTROLS.some(one => one === wish);
 }

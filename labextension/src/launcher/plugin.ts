@@ -3,8 +3,8 @@ import { ICommandPalette } from '@jupyterlab/apputils';
 import { IDefaultFileBrowser } from '@jupyterlab/filebrowser';
 import { ILauncher } from '@jupyterlab/launcher';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
-import { described, textOf } from '../commands/context';
-import { told } from '../commands/notify';
+import { argsSchema, stringArg } from '../commands/context';
+import { withNotifications } from '../commands/notify';
 import { nbdistIcon } from '../icons';
 import { openNew } from '../notebook/new-notebook';
 import { INbdist } from '../token';
@@ -34,9 +34,9 @@ export const launcher: JupyterFrontEndPlugin<void> = {
       label: args => (args['isCard'] ? trans.__('Distributed notebook') : trans.__('New Distributed Notebook')),
       caption: trans.__('Open a notebook that is ready to train on a cluster'),
       icon: nbdistIcon,
-      describedBy: described({ cwd: ['string', "The folder; without it the file browser's."] }),
+      describedBy: argsSchema({ cwd: ['string', "The folder; without it the file browser's."] }),
       execute: args =>
-        told(args, () => openNew(app, textOf(args['cwd']) ?? files?.model.path ?? '', ready, trans))
+        withNotifications(args, () => openNew(app, stringArg(args['cwd']) ?? files?.model.path ?? '', ready, trans))
     });
     palette?.addItem({ command: NEW, category: 'nbdist' });
     // The group's name is JupyterLab's own, in the user's language.

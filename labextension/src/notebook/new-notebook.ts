@@ -2,7 +2,7 @@ import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { IDocumentWidget } from '@jupyterlab/docregistry';
 import type { KernelSpec } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { Refused } from '../commands/notify';
+import { RefusedError } from '../commands/notify';
 
 /** What a new notebook begins with, as files of nbformat 4.5 have it. */
 export interface Content {
@@ -27,7 +27,7 @@ export async function openNew(
   await kernelspecs.ready;
   const kernel = pythonOf(kernelspecs.specs);
   if (!kernel) {
-    throw new Refused(trans.__('There is no Python kernel to open a notebook with: install ipykernel.'));
+    throw new RefusedError(trans.__('There is no Python kernel to open a notebook with: install ipykernel.'));
   }
   const { path } = await contents.newUntitled({ path: folder, type: 'notebook' });
   await contents.save(path, { type: 'notebook', format: 'json', content: forKernel(content, kernel) });

@@ -1,8 +1,8 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, ISessionContextDialogs } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
-import { described } from '../commands/context';
-import { told } from '../commands/notify';
+import { argsSchema } from '../commands/context';
+import { withNotifications } from '../commands/notify';
 import { runDistributedIcon } from '../icons';
 import { INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
@@ -29,10 +29,10 @@ export const notebook: JupyterFrontEndPlugin<void> = {
       label: trans.__('Run Cell Distributed'),
       caption: trans.__('Run this cell on the workers: add %1 as its first line, and run it', '%%distribute'),
       icon: runDistributedIcon,
-      describedBy: described(),
+      describedBy: argsSchema(),
       isEnabled: () => notebooks.activeCell !== null && notebooks.currentWidget === shell.currentWidget,
       execute: args =>
-        told(args, async () => {
+        withNotifications(args, async () => {
           const panel = notebooks.currentWidget;
           if (panel) {
             await runDistributed(panel, settings.values.flags, trans, dialogs);

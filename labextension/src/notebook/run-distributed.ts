@@ -2,7 +2,7 @@ import { type ISessionContextDialogs, Notification } from '@jupyterlab/apputils'
 import { NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
 import type { Kernel } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { Refused } from '../commands/notify';
+import { RefusedError } from '../commands/notify';
 
 type Cell = NonNullable<NotebookPanel['content']['activeCell']>;
 
@@ -16,12 +16,12 @@ export async function runDistributed(
   const { content, sessionContext } = panel;
   const cell = content.activeCell;
   if (!cell) {
-    throw new Refused(trans.__('The notebook has no cell to run.'));
+    throw new RefusedError(trans.__('The notebook has no cell to run.'));
   }
   const decide = (): Exclude<Step, { do: 'refuse' }> => {
     const step = wrap(factsOf(cell, panel), flags, trans);
     if (step.do === 'refuse') {
-      throw new Refused(step.why);
+      throw new RefusedError(step.why);
     }
     return step;
   };
@@ -35,7 +35,7 @@ export async function runDistributed(
     return; // the user wants none
   }
   if (kernel.status === 'dead') {
-    throw new Refused(trans.__('The kernel of this notebook is dead: restart it, then run the cell.'));
+    throw new RefusedError(trans.__('The kernel of this notebook is dead: restart it, then run the cell.'));
   }
   const step = decide(); // the user may have chosen a kernel of another language
   if (step.do === 'wrap') {

@@ -7,8 +7,8 @@ import { Widget } from '@lumino/widgets';
 import { make, setText } from '@widget/dom/elements.js';
 import { ApiError } from '../api/client';
 import type { State } from '../api/items';
-import { type Drawing, watchLook } from '../render/drawing';
-import { Unreadable, VERSION } from '../render/json';
+import { type Drawing, onResizeOrTheme } from '../render/drawing';
+import { UnreadableError, VERSION } from '../render/json';
 import type { Action } from '../sidebar/actions';
 import type { INbdist } from '../token';
 
@@ -30,35 +30,35 @@ export abstract class Page<Details, Bundle> extends Widget {
     this.addClass('nbd-Page');
     this.node.tabIndex = -1;
     this.node.setAttribute('role', 'region');
-    this.buttons = new Buttons(commands, nbdist.trans.__('Actions'));
-    this.trouble.hidden = true;
-    this.node.append(this.trouble, this.buttons.element, this.before, this.place, this.after);
+    this.buttons = new PageButtons(commands, nbdist.trans.__('Actions'));
+    this.notice.hidden = true;
+    this.node.append(this.notice, this.buttons.element, this.before, this.place, this.after);
     nbdist.feed.changed.connect(this.onChange, this);
     this.title.closable = true;
     this.place.append(make('p', { class: 'nbd-Page-note' }, nbdist.trans.__('Loading…')));
-    this.pace.want();
+    this.throttler.invoke();
   }
 
   /** Ask the server; raises `ApiError`, or `Unreadable`. */
-  protected abstract ask(): Promise<Answer<Details, Bundle>>;
+  protected abstract fetchItem(): Promise<Answer<Details, Bundle>>;
   /** Its item among those that change. */
-  protected abstract itemIn(state: State): object | undefined;
+  protected abstract findItem(state: State): object | undefined;
   protected abstract draw(bundle: Bundle): Promise<Drawing<Bundle>>;
   /** What stands between the header and the figures, and below them: into `before` and `after`. */
-  protected abstract write(answer: Answer<Details, Bundle>): void;
+  protected abstract renderDetails(answer: Answer<Details, Bundle>): void;
   protected abstract actions(details: Details): Action[];
   /** Its name, for the tab. */
   protected abstract nameOf(details: Details): string;
   /** What is said if it is not there, or not any more. */
-  protected abstract vanished(): string;
+  protected abstract notFoundText(): string;
 
   override dispose(): void {
     if (this.isDisposed) {
       return;
     }
-    this.pace.dispose();
+    this.throttler.dispose();
     this.nbdist.feed.changed.disconnect(this.onChange, this);
-    this.leave();
+    this.onHidden();
     this.endLook();
     this.drawing?.close();
     super.dispose();
@@ -66,21 +66,21 @@ export abstract class Page<Details, Bundle> extends Widget {
 
   protected override onAfterShow(message: Message): void {
     super.onAfterShow(message);
-    this.look();
+    this.onVisible();
   }
 
   protected override onAfterAttach(message: Message): void {
     super.onAfterAttach(message);
-    this.look();
+    this.onVisible();
   }
 
   protected override onBeforeHide(message: Message): void {
-    this.leave();
+    this.onHidden();
     super.onBeforeHide(message);
   }
 
   protected override onBeforeDetach(message: Message): void {
-    this.leave();
+    this.onHidden();
     super.onBeforeDetach(message);
   }
 
@@ -89,25 +89,25 @@ export abstract class Page<Details, Bundle> extends Widget {
     this.node.focus();
   }
 
-  private look(): void {
+  private onVisible(): void {
     if (this.isVisible && !this.shown) {
-      this.shown = this.nbdist.feed.show(this);
+      this.shown = this.nbdist.feed.addView(this);
       this.onChange();
       this.drawing?.redraw();
     }
   }
 
-  private leave(): void {
+  private onHidden(): void {
     this.shown?.dispose();
     this.shown = null;
   }
 
   private onChange(): void {
-    const item = this.itemIn(this.nbdist.feed.state);
+    const item = this.findItem(this.nbdist.feed.state);
     const again = this.failed && this.nbdist.feed.connection !== 'offline';
     if (this.isVisible && (item !== this.item || again)) {
       this.item = item;
-      this.pace.want();
+      this.throttler.invoke();
     }
   }
 
@@ -117,17 +117,17 @@ export abstract class Page<Details, Bundle> extends Widget {
       return;
     }
     try {
-      const answer = await this.ask();
+      const answer = await this.fetchItem();
       if (!this.isDisposed) {
         this.failed = false;
-        this.say(null);
+        this.showError(null);
         await this.present(answer);
       }
     } catch (error) {
       if (!this.isDisposed) {
         const gone = error instanceof ApiError && error.status === 404;
         this.failed = error instanceof ApiError && !gone;
-        this.say(gone ? this.vanished() : this.wordsOf(error));
+        this.showError(gone ? this.notFoundText() : this.errorText(error));
         this.buttons.offer([]);
         if (!this.drawing) {
           this.place.replaceChildren();
@@ -140,7 +140,7 @@ export abstract class Page<Details, Bundle> extends Widget {
     this.title.label = this.nameOf(answer.details);
     this.node.setAttribute('aria-label', this.title.label);
     this.buttons.offer(this.actions(answer.details));
-    this.write(answer);
+    this.renderDetails(answer);
     if (this.drawing) {
       this.drawing.take(answer.bundle);
       return;
@@ -153,13 +153,13 @@ export abstract class Page<Details, Bundle> extends Widget {
     this.drawing = drawing;
     this.place.replaceChildren(drawing.element);
     drawing.element.firstElementChild?.after(this.before); // the header comes first
-    this.endLook = watchLook(drawing.element, () => drawing.redraw());
+    this.endLook = onResizeOrTheme(drawing.element, () => drawing.redraw());
     drawing.redraw();
   }
 
-  private wordsOf(error: unknown): string {
+  private errorText(error: unknown): string {
     const { trans } = this.nbdist;
-    if (error instanceof Unreadable) {
+    if (error instanceof UnreadableError) {
       return error.newer === null
         ? trans.__('The server sends data that cannot be drawn.')
         : trans.__('The server sends data of version %1, this page knows %2: reload it.', error.newer, VERSION);
@@ -167,17 +167,17 @@ export abstract class Page<Details, Bundle> extends Widget {
     return error instanceof Error ? error.message : String(error);
   }
 
-  private say(trouble: string | null): void {
-    this.trouble.hidden = trouble === null;
-    setText(this.trouble, trouble ?? '');
+  private showError(trouble: string | null): void {
+    this.notice.hidden = trouble === null;
+    setText(this.notice, trouble ?? '');
   }
 
   protected readonly before = make('div', { class: 'nbd-Page-part' });
   protected readonly after = make('div', { class: 'nbd-Page-part' });
   private readonly place = make('div', { class: 'nbd-Page-figures' });
-  private readonly trouble = make('p', { class: 'nbd-Bundle-trouble', role: 'status' });
-  private readonly buttons: Buttons;
-  private readonly pace = new Pace(() => this.refresh(), EVERY);
+  private readonly notice = make('p', { class: 'nbd-Bundle-trouble', role: 'status' });
+  private readonly buttons: PageButtons;
+  private readonly throttler = new Throttler(() => this.refresh(), EVERY);
   private drawing: Drawing<Bundle> | null = null;
   private endLook: () => void = () => undefined;
   private shown: IDisposable | null = null;
@@ -185,7 +185,7 @@ export abstract class Page<Details, Bundle> extends Widget {
   private failed = false;
 }
 
-export class Buttons {
+export class PageButtons {
   readonly element: HTMLElement;
 
   constructor(
@@ -250,14 +250,14 @@ interface Made {
 }
 
 /** Does something when it is wanted: never twice at once, and never sooner than `every` milliseconds after the last time. */
-export class Pace {
+export class Throttler {
   constructor(
     private readonly act: () => Promise<void>,
     private readonly every: number
   ) {}
 
   /** Have it done now, or as soon as it may be. */
-  want(): void {
+  invoke(): void {
     this.wanted = true;
     if (!this.busy && !this.timer && !this.over) {
       this.timer = setTimeout(() => void this.go(), Math.max(0, this.due - Date.now()));
@@ -279,7 +279,7 @@ export class Pace {
     } finally {
       this.busy = false;
       if (this.wanted) {
-        this.want();
+        this.invoke();
       }
     }
   }

@@ -5,9 +5,9 @@ import { ICommandPalette, MainAreaWidget, WidgetTracker } from '@jupyterlab/appu
 import { LabIcon } from '@jupyterlab/ui-components';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import type { State } from '../api/items';
-import { described } from '../commands/context';
-import { choose } from '../commands/dialogs';
-import { told } from '../commands/notify';
+import { argsSchema } from '../commands/context';
+import { pickItem } from '../commands/dialogs';
+import { withNotifications } from '../commands/notify';
 import { nbdistIcon } from '../icons';
 import { INbdist } from '../token';
 import type { Page } from './page';
@@ -18,7 +18,7 @@ const BELOW = 420; // pixels of a page below a notebook
 
 type AnyPage = Page<unknown, unknown>;
 
-interface Kind {
+interface PageKind {
   name: string;
   command: string;
   label: string;
@@ -43,7 +43,7 @@ export const pages: JupyterFrontEndPlugin<void> = {
   optional: [ILayoutRestorer, ICommandPalette],
   activate: (app: JupyterFrontEnd, nbdist: INbdist, restorer: ILayoutRestorer | null, palette: ICommandPalette | null): void => {
     const { trans } = nbdist;
-    const kinds: Kind[] = [
+    const kinds: PageKind[] = [
       {
         name: 'nbdist-run',
         command: 'nbdist:open-run',
@@ -78,16 +78,16 @@ export const pages: JupyterFrontEndPlugin<void> = {
   }
 };
 
-function add(kind: Kind, app: JupyterFrontEnd, nbdist: INbdist, restorer: ILayoutRestorer | null): void {
+function add(kind: PageKind, app: JupyterFrontEnd, nbdist: INbdist, restorer: ILayoutRestorer | null): void {
   const tracker = new WidgetTracker<MainAreaWidget<AnyPage>>({ namespace: kind.name });
   app.commands.addCommand(kind.command, {
     label: kind.label,
     caption: kind.caption,
     icon: kind.icon,
-    describedBy: described({ id: ['string', kind.argument] }),
+    describedBy: argsSchema({ id: ['string', kind.argument] }),
     execute: args =>
-      told(args, async () => {
-        const id = idOf(args) ?? (await chosen(kind, nbdist));
+      withNotifications(args, async () => {
+        const id = idOf(args) ?? (await pickItemId(kind, nbdist));
         if (id !== null) {
           open(kind, id, app, tracker);
         }
@@ -105,7 +105,7 @@ function idOf(args: ReadonlyPartialJSONObject): string | null {
 }
 
 /** The page of it, which may be open already. */
-function open(kind: Kind, id: string, app: JupyterFrontEnd, tracker: WidgetTracker<MainAreaWidget<AnyPage>>): void {
+function open(kind: PageKind, id: string, app: JupyterFrontEnd, tracker: WidgetTracker<MainAreaWidget<AnyPage>>): void {
   let widget = tracker.find(({ content }) => content.itemId === id);
   if (!widget) {
     const content = kind.make(id);
@@ -126,8 +126,8 @@ function open(kind: Kind, id: string, app: JupyterFrontEnd, tracker: WidgetTrack
 }
 
 /** Ask which one; null if none is chosen. */
-async function chosen(kind: Kind, { client, trans }: INbdist): Promise<string | null> {
+async function pickItemId(kind: PageKind, { client, trans }: INbdist): Promise<string | null> {
   const choices = kind.choices(await client.state(null));
   const nameOf = ({ id, state }: { id: string; state: string }): string => `${id} (${state})`;
-  return (await choose(choices, nameOf, { title: kind.question, label: kind.noun, none: kind.none }, trans))?.id ?? null;
+  return (await pickItem(choices, nameOf, { title: kind.question, label: kind.noun, none: kind.none }, trans))?.id ?? null;
 }

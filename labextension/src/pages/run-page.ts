@@ -12,21 +12,21 @@ import { type Action, runActions, runControls } from '../sidebar/actions';
 import { formatBytes, formatMoment } from '../sidebar/format';
 import type { INbdist } from '../token';
 import { type Answer, Page } from './page';
-import { pairs, preformatted, Section, table } from './sections';
+import { pairs, preformatted, CollapsibleSection, table } from './sections';
 
 export class RunPage extends Page<RunDetails, RunBundle> {
   constructor(id: string, nbdist: INbdist, commands: CommandRegistry) {
     super(id, nbdist, commands);
     const { trans } = nbdist;
     this.parts = {
-      error: new Section(trans.__('Error'), true),
-      metrics: new Section(trans.__('Latest values'), true),
-      output: new Section(trans.__('Output'), true),
-      code: new Section(trans.__('Code of the cell'), true),
-      about: new Section(trans.__('Options')),
-      tasks: new Section(trans.__('Tasks')),
-      versions: new Section(trans.__('Versions')),
-      files: new Section(trans.__('Files'))
+      error: new CollapsibleSection(trans.__('Error'), true),
+      metrics: new CollapsibleSection(trans.__('Latest values'), true),
+      output: new CollapsibleSection(trans.__('Output'), true),
+      code: new CollapsibleSection(trans.__('Code of the cell'), true),
+      about: new CollapsibleSection(trans.__('Options')),
+      tasks: new CollapsibleSection(trans.__('Tasks')),
+      versions: new CollapsibleSection(trans.__('Versions')),
+      files: new CollapsibleSection(trans.__('Files'))
     };
     const { error, ...rest } = this.parts;
     this.before.append(error.element);
@@ -37,13 +37,13 @@ export class RunPage extends Page<RunDetails, RunBundle> {
     );
   }
 
-  protected override async ask(): Promise<Answer<RunDetails, RunBundle>> {
+  protected override async fetchItem(): Promise<Answer<RunDetails, RunBundle>> {
     const { client } = this.nbdist;
     const [details, data] = await Promise.all([client.run(this.itemId), client.runData(this.itemId)]);
-    return { details, bundle: standing(readRun(data), details, Date.now() / 1000) };
+    return { details, bundle: mergeProgress(readRun(data), details, Date.now() / 1000) };
   }
 
-  protected override itemIn(state: State): object | undefined {
+  protected override findItem(state: State): object | undefined {
     return state.runs.find(({ id }) => id === this.itemId);
   }
 
@@ -61,11 +61,11 @@ export class RunPage extends Page<RunDetails, RunBundle> {
     return details.name || details.id;
   }
 
-  protected override vanished(): string {
+  protected override notFoundText(): string {
     return this.nbdist.trans.__('The run %1 is not there: its folder was deleted, or never was here.', this.itemId);
   }
 
-  protected override write({ details, bundle }: Answer<RunDetails, RunBundle>): void {
+  protected override renderDetails({ details, bundle }: Answer<RunDetails, RunBundle>): void {
     const { trans, client } = this.nbdist;
     const { error, metrics, output, code, about, tasks, versions, files } = this.parts;
     error.show(details.error, !details.error, text => [preformatted(text ?? '', trans.__('Error'))]);
@@ -83,7 +83,7 @@ export class RunPage extends Page<RunDetails, RunBundle> {
     );
     const code_ = [details.first_line, details.code].filter(Boolean).join('\n');
     code.show(code_, !details.code, text => [preformatted(text, trans.__('Code of the cell'))]);
-    about.show(started(details, trans.__('seed')), false, all => [pairs(all)]);
+    about.show(runOptions(details, trans.__('seed')), false, all => [pairs(all)]);
     tasks.show(details.tasks, !details.tasks.length, all => [
       make('ul', {}, ...all.map(task => make('li', { title: task }, shortTask(task))))
     ]);
@@ -100,12 +100,12 @@ export class RunPage extends Page<RunDetails, RunBundle> {
     ]);
   }
 
-  private readonly parts: Record<'error' | 'metrics' | 'output' | 'code' | 'about' | 'tasks' | 'versions' | 'files', Section>;
+  private readonly parts: Record<'error' | 'metrics' | 'output' | 'code' | 'about' | 'tasks' | 'versions' | 'files', CollapsibleSection>;
   private about: About | null = null;
 }
 
 /** What a run was started with, the ordinary first; what is unknown is left out. */
-function started(details: RunDetails, seed: string): Record<string, unknown> {
+function runOptions(details: RunDetails, seed: string): Record<string, unknown> {
   const { strategy, replicas, cluster, session, folder, options } = details;
   const all = { strategy, replicas, cluster, [seed]: details.seed, notebook: session || null, folder, ...options };
   return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== null && value !== undefined));
@@ -115,7 +115,7 @@ const STATES: Partial<Record<RunStatus, string>> = { preparing: 'starting' };
 const OVER: RunStatus[] = ['finished', 'failed', 'stopped', 'damaged', 'lost'];
 
 /** The data of a run, with what its item knows better. */
-export function standing(bundle: RunBundle, run: Run, now: number): RunBundle {
+export function mergeProgress(bundle: RunBundle, run: Run, now: number): RunBundle {
   const over = OVER.includes(run.status);
   const until = over ? run.ended : now;
   const elapsed = until === null ? null : Math.max(0, until - run.created - run.paused);

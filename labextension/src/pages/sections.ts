@@ -3,7 +3,7 @@
 import { coloured } from '@widget/text/ansi.js';
 import { make } from '@widget/dom/elements.js';
 
-export class Section {
+export class CollapsibleSection {
   readonly element: HTMLDetailsElement;
 
   constructor(title: string, open = false) {

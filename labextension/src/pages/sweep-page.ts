@@ -9,23 +9,23 @@ import { readSweep, type SweepBundle } from '../render/sweep-bundle';
 import { type Action, sweepActions } from '../sidebar/actions';
 import type { INbdist } from '../token';
 import { type Answer, Page } from './page';
-import { preformatted, Section } from './sections';
+import { preformatted, CollapsibleSection } from './sections';
 
 export class SweepPage extends Page<Sweep, SweepBundle> {
   constructor(id: string, nbdist: INbdist, commands: CommandRegistry) {
     super(id, nbdist, commands);
-    this.error = new Section(nbdist.trans.__('Error'), true);
+    this.error = new CollapsibleSection(nbdist.trans.__('Error'), true);
     this.before.append(this.error.element);
     this.after.append(this.room, this.note);
   }
 
-  protected override async ask(): Promise<Answer<Sweep, SweepBundle>> {
+  protected override async fetchItem(): Promise<Answer<Sweep, SweepBundle>> {
     const { client } = this.nbdist;
     const [details, data] = await Promise.all([client.sweep(this.itemId), client.sweepData(this.itemId)]);
     return { details, bundle: readSweep(data) };
   }
 
-  protected override itemIn(state: State): object | undefined {
+  protected override findItem(state: State): object | undefined {
     return state.sweeps.find(({ id }) => id === this.itemId);
   }
 
@@ -41,18 +41,18 @@ export class SweepPage extends Page<Sweep, SweepBundle> {
     return sweep.name || sweep.id;
   }
 
-  protected override vanished(): string {
+  protected override notFoundText(): string {
     return this.nbdist.trans.__('The sweep %1 is not there: its folder was deleted, or never was here.', this.itemId);
   }
 
-  protected override write({ details, bundle: { shown, of } }: Answer<Sweep, SweepBundle>): void {
+  protected override renderDetails({ details, bundle: { shown, of } }: Answer<Sweep, SweepBundle>): void {
     const { trans } = this.nbdist;
     this.error.show(details.error, !details.error, text => [preformatted(text ?? '', trans.__('Error'))]);
     this.room.textContent = shown < of ? trans.__('%1 of %2 trials are shown: the best, and some of all others.', shown, of) : '';
     this.note.textContent = details.note ?? '';
   }
 
-  private readonly error: Section;
+  private readonly error: CollapsibleSection;
   private readonly room = make('p', { class: 'nbd-Page-note' });
   private readonly note = make('p', { class: 'nbd-Page-note' });
 }

@@ -11,13 +11,13 @@ const WAITING = 'Loading widget...';
 const BROKEN = 'Error displaying widget';
 
 /** Checks a notebook after each change of its page, and when its kernel ends. */
-export function watchLeftViews(panel: NotebookPanel): void {
+export function watchDisconnectedViews(panel: NotebookPanel): void {
   let due = 0;
   const look = (): void => {
     due ||= requestAnimationFrame(() => {
       due = 0;
       if (!panel.isDisposed) {
-        sayAll(panel);
+        showSavedTexts(panel);
       }
     });
   };
@@ -36,19 +36,19 @@ interface Outputs {
   readonly widgets: readonly { readonly node: HTMLElement }[];
 }
 
-function sayAll(panel: NotebookPanel): void {
+function showSavedTexts(panel: NotebookPanel): void {
   const { sessionContext } = panel;
   const connected = Boolean(sessionContext.session?.kernel) || !sessionContext.isReady;
   for (const cell of panel.content.widgets) {
     const outputs = (cell as unknown as { outputArea?: Outputs }).outputArea;
     if (outputs) {
-      sayLeft(outputs, connected);
+      showSavedText(outputs, connected);
     }
   }
 }
 
 /** Shows the text of views that cannot be drawn; `connected` is whether a kernel may still send them. */
-export function sayLeft({ model, widgets }: Outputs, connected: boolean): void {
+export function showSavedText({ model, widgets }: Outputs, connected: boolean): void {
   for (let index = 0; index < Math.min(model.length, widgets.length); index++) {
     const { data } = model.get(index);
     const words = data['text/plain'];

@@ -9,7 +9,7 @@ export interface Drawing<Bundle> {
 }
 
 /** Calls back when the page's theme or an element's width is another; returns what ends it. */
-export function watchLook(element: HTMLElement, changed: () => void): () => void {
+export function onResizeOrTheme(element: HTMLElement, changed: () => void): () => void {
   let width = element.clientWidth;
   const resized = new ResizeObserver(() => {
     if (element.clientWidth !== width) {
@@ -29,7 +29,7 @@ export function watchLook(element: HTMLElement, changed: () => void): () => void
 const AROUND = '400px'; // what is so near is drawn before it is seen
 
 /** Calls back once, when the element is about to be seen or printed; returns what ends the wait. */
-export function onceSeen(element: HTMLElement, seen: () => void): () => void {
+export function onceVisible(element: HTMLElement, seen: () => void): () => void {
   const go = (): void => {
     end();
     seen();
@@ -49,7 +49,7 @@ export function onceSeen(element: HTMLElement, seen: () => void): () => void {
 let made = 0;
 
 /** A name for a drawing's parts that no other has. */
-export function newName(): string {
+export function uniqueName(): string {
   made += 1;
   return `nbdist-drawing-${made}`;
 }

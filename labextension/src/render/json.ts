@@ -37,7 +37,7 @@ export function whole(value: unknown): number | null {
 export const VERSION = 1;
 
 /** Data that this version of the extension cannot draw. */
-export class Unreadable extends Error {
+export class UnreadableError extends Error {
   /** `newer`: the version of the data, if that is why. */
   constructor(readonly newer: number | null) {
     super(newer === null ? 'not data of nbdist' : `data of version ${newer}; this is ${VERSION}`);
@@ -46,10 +46,10 @@ export class Unreadable extends Error {
 }
 
 /** The data, if they are of a version that is known; raises `Unreadable` else. */
-export function versioned(data: unknown): Json {
+export function checkVersion(data: unknown): Json {
   const version = isRecord(data) ? data['version'] : undefined;
   if (isRecord(data) && version === VERSION) {
     return data;
   }
-  throw new Unreadable(typeof version === 'number' && version > VERSION ? version : null);
+  throw new UnreadableError(typeof version === 'number' && version > VERSION ? version : null);
 }

@@ -2,12 +2,12 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { make } from '@widget/dom/elements.js';
-import { type Drawing, newName } from './drawing';
-import type { Kind } from './renderer';
+import { type Drawing, uniqueName } from './drawing';
+import type { BundleKind } from './renderer';
 import { readRun, type RunBundle } from './run-bundle';
 import { readSweep, type SweepBundle } from './sweep-bundle';
 
-export const RUN: Kind<RunBundle> = {
+export const RUN: BundleKind<RunBundle> = {
   mimeType: 'application/vnd.nbdist.run+json',
   read: readRun,
   draw: drawRun,
@@ -19,7 +19,7 @@ export const RUN: Kind<RunBundle> = {
   }
 };
 
-export const SWEEP: Kind<SweepBundle> = {
+export const SWEEP: BundleKind<SweepBundle> = {
   mimeType: 'application/vnd.nbdist.sweep+json',
   read: readSweep,
   draw: drawSweep,
@@ -46,7 +46,7 @@ export const SWEEP: Kind<SweepBundle> = {
 /** The charts of a run, by the drawing code of the live view, which sends no commands here. */
 async function drawRun(first: RunBundle): Promise<Drawing<RunBundle>> {
   const { View } = await import('@widget/run/view.js');
-  const view = new View(newName(), () => undefined);
+  const view = new View(uniqueName(), () => undefined);
   view.controls.time.hidden = true; // the bundle has no times of points
   const take = ({ head, progress, curves, marks }: RunBundle): void =>
     view.apply({ kind: 'frame', snapshot: true, head, progress, marks, replaced: [] }, curves);
@@ -57,7 +57,7 @@ async function drawRun(first: RunBundle): Promise<Drawing<RunBundle>> {
 /** The grid of a sweep, by the drawing code of the live grid, which sends no commands here. */
 async function drawSweep(first: SweepBundle): Promise<Drawing<SweepBundle>> {
   const { Grid } = await import('@widget/sweep/view.js');
-  const grid = new Grid(newName(), null);
+  const grid = new Grid(uniqueName(), null);
   const take = ({ snapshot }: SweepBundle): void => grid.model.apply(snapshot);
   take(first);
   return { element: grid.element, take, redraw: () => grid.redraw(), close: () => grid.destroy() };

@@ -4,9 +4,9 @@ import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/applica
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
-import { watchLeftViews } from './disconnected-views';
+import { watchDisconnectedViews } from './disconnected-views';
 import { RUN, SWEEP } from './kinds';
-import { type Around, BundleRenderer, type Kind } from './renderer';
+import { type RenderContext, BundleRenderer, type BundleKind } from './renderer';
 
 const RANK = 10; // before text/html, which has 50, and the picture
 
@@ -23,18 +23,18 @@ export const renderers: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export const leftViews: JupyterFrontEndPlugin<void> = {
+export const disconnectedViews: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:left-views',
   description: 'Shows the name of a live view after its kernel has ended.',
   autoStart: true,
   requires: [INotebookTracker],
   activate: (_: JupyterFrontEnd, notebooks: INotebookTracker): void => {
-    notebooks.forEach(watchLeftViews);
-    notebooks.widgetAdded.connect((_, panel) => watchLeftViews(panel));
+    notebooks.forEach(watchDisconnectedViews);
+    notebooks.widgetAdded.connect((_, panel) => watchDisconnectedViews(panel));
   }
 };
 
-function add<Bundle>(registry: IRenderMimeRegistry, kind: Kind<Bundle>, around: Around): void {
+function add<Bundle>(registry: IRenderMimeRegistry, kind: BundleKind<Bundle>, around: RenderContext): void {
   registry.addFactory(
     { safe: true, mimeTypes: [kind.mimeType], createRenderer: () => new BundleRenderer(kind, around) },
     RANK

@@ -5,11 +5,11 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 import { Widget } from '@lumino/widgets';
 import { make } from '@widget/dom/elements.js';
-import { type Drawing, onceSeen, watchLook } from './drawing';
-import { Unreadable, VERSION } from './json';
+import { type Drawing, onceVisible, onResizeOrTheme } from './drawing';
+import { UnreadableError, VERSION } from './json';
 
 /** What is drawn of one kind of data. */
-export interface Kind<Bundle> {
+export interface BundleKind<Bundle> {
   readonly mimeType: string;
   /** Raises `Unreadable`. */
   read(data: unknown): Bundle;
@@ -21,15 +21,15 @@ export interface Kind<Bundle> {
   below(told: HTMLElement[], bundle: Bundle, trans: TranslationBundle): HTMLElement[];
 }
 
-export interface Around {
+export interface RenderContext {
   readonly trans: TranslationBundle;
   readonly commands: CommandRegistry | null;
 }
 
 export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRenderer {
   constructor(
-    private readonly kind: Kind<Bundle>,
-    private readonly around: Around
+    private readonly kind: BundleKind<Bundle>,
+    private readonly around: RenderContext
   ) {
     super();
     this.addClass('nbd-Bundle');
@@ -41,7 +41,7 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
       this.put(this.kind.read(data[this.kind.mimeType]), data);
     } catch (error) {
       this.clear();
-      this.node.replaceChildren(...this.instead(error, data));
+      this.node.replaceChildren(...this.fallback(error, data));
     }
   }
 
@@ -51,10 +51,10 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
   }
 
   private put(bundle: Bundle, data: IRenderMime.IMimeModel['data']): void {
-    const { kind, around } = this;
-    const told = toldBy(textOf(data['text/html']));
-    const below = kind.below(told, bundle, around.trans);
-    const line = attachLine(kind.id(bundle), kind.attaches(around.trans), around.trans, around.commands);
+    const { kind, around: context } = this;
+    const told = htmlTexts(textOf(data['text/html']));
+    const below = kind.below(told, bundle, context.trans);
+    const line = attachFooter(kind.id(bundle), kind.attaches(context.trans), context.trans, context.commands);
     this.endWait();
     if (this.drawing) {
       this.drawing.take(bundle);
@@ -63,7 +63,7 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
     }
     const place = make('div', { class: 'nbd-Bundle-place' }, ...pictureOf(data));
     this.node.replaceChildren(place, ...below, line);
-    this.endWait = onceSeen(place, () => void this.draw(bundle, data, place));
+    this.endWait = onceVisible(place, () => void this.draw(bundle, data, place));
   }
 
   private async draw(bundle: Bundle, data: IRenderMime.IMimeModel['data'], place: HTMLElement): Promise<void> {
@@ -75,27 +75,27 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
       }
       this.drawing = drawing;
       place.replaceWith(drawing.element);
-      this.endLook = watchLook(drawing.element, () => drawing.redraw());
+      this.endLook = onResizeOrTheme(drawing.element, () => drawing.redraw());
       drawing.redraw();
     } catch (error) {
       console.error('nbdist cannot draw this', error);
       this.clear();
-      this.node.replaceChildren(...this.instead(error, data));
+      this.node.replaceChildren(...this.fallback(error, data));
     }
   }
 
   /** What is shown of data that cannot be drawn: why, and all that the bundle has besides. */
-  private instead(error: unknown, data: IRenderMime.IMimeModel['data']): HTMLElement[] {
+  private fallback(error: unknown, data: IRenderMime.IMimeModel['data']): HTMLElement[] {
     const { trans } = this.around;
     const why =
-      error instanceof Unreadable && error.newer !== null
+      error instanceof UnreadableError && error.newer !== null
         ? trans.__(
             'These curves were saved by a newer nbdist (version %1 of their format; %2 is known here): update nbdist to draw them. This is their picture.',
             error.newer,
             VERSION
           )
         : trans.__('The saved data of these curves are damaged and cannot be drawn. This is what else was saved.');
-    const html = toldBy(`<p></p>${textOf(data['text/html'])}`);
+    const html = htmlTexts(`<p></p>${textOf(data['text/html'])}`);
     const plain = html.length ? [] : [make('pre', { tabindex: '0' }, textOf(data['text/plain']))];
     return [make('p', { class: 'nbd-Bundle-trouble', role: 'note' }, why), ...pictureOf(data), ...html, ...plain];
   }
@@ -130,7 +130,7 @@ function textOf(value: unknown): string {
 const INSERT = 'nbdist:insert-attach';
 
 /** The code that brings it into a kernel, with a button that puts the code into the notebook where that can be. */
-export function attachLine(id: string, what: string, trans: TranslationBundle, commands: CommandRegistry | null): HTMLElement {
+export function attachFooter(id: string, what: string, trans: TranslationBundle, commands: CommandRegistry | null): HTMLElement {
   const call = `nb.attach(${python(id)})`;
   const line = make('p', { class: 'nbd-attach' }, make('code', {}, call), ` ${what}`);
   if (commands?.hasCommand(INSERT)) {
@@ -158,7 +158,7 @@ const MOST = 20_000; // elements
  * The HTML is parsed where nothing is loaded and nothing runs; what is taken from it is text and the names of
  * harmless elements, no attribute but whether something is unfolded.
  */
-export function toldBy(html: string): HTMLElement[] {
+export function htmlTexts(html: string): HTMLElement[] {
   const parsed = new DOMParser().parseFromString(html, 'text/html');
   const room = { left: MOST };
   const [, ...parts] = [...parsed.body.children];

@@ -3,7 +3,7 @@
 import { MEAN, type Run, TREND } from '@widget/comm/frames.js';
 import type { Mark } from '@widget/chart/annotations.js';
 import type { Head, Plan, Progress } from '@widget/run/view.js';
-import { finite, isRecord, type Json, list, record, text, texts, versioned, whole } from './json';
+import { finite, isRecord, type Json, list, record, text, texts, checkVersion, whole } from './json';
 
 export interface RunBundle {
   head: Head;
@@ -26,7 +26,7 @@ const LAST_REPLICA = MEAN - 1;
 
 /** Raises `Unreadable` if it cannot be drawn; what is damaged in it otherwise is left out. */
 export function readRun(data: unknown): RunBundle {
-  const run = versioned(data);
+  const run = checkVersion(data);
   const names = new Map<string, number>();
   const numberOf = (name: string): number => {
     const known = names.get(name) ?? names.size;
@@ -49,11 +49,11 @@ export function readRun(data: unknown): RunBundle {
       note: texts(run['remarks'], MOST_TASKS).join(' · '),
       per_replica: Object.fromEntries([...shown].map(replica => [replica, { state: '' }]))
     },
-    curves: [...curves, ...standIns(curves)],
+    curves: [...curves, ...trendStandIns(curves)],
     marks: list(run['marks'], MOST_MARKS).flatMap(markOf),
     metrics: Object.entries(record(run['metrics']))
       .slice(0, MOST_METRICS)
-      .flatMap(([name, value]) => (typeof value === 'number' || typeof value === 'string' ? [[name, spelled(value)]] : [])),
+      .flatMap(([name, value]) => (typeof value === 'number' || typeof value === 'string' ? [[name, parseNumber(value)]] : [])),
     leftOut: whole(run['left_out']) ?? 0
   };
 }
@@ -93,31 +93,31 @@ function curveOf(value: unknown, names: Map<string, number>): Run[] {
 function pointsOf(curve: Json): { steps: number[]; values: number[] } {
   const steps: number[] = [];
   const values: number[] = [];
-  const told = words(curve['values']);
-  words(curve['steps']).forEach((one, i) => {
+  const told = tokens(curve['values']);
+  tokens(curve['steps']).forEach((one, i) => {
     const [step, value] = [Number(one), told[i]];
     if (value !== undefined && Number.isFinite(step) && step > (steps.at(-1) ?? -Infinity)) {
       steps.push(step);
-      values.push(spelled(value));
+      values.push(parseNumber(value));
     }
   });
   return { steps, values };
 }
 
-const SPELLED: Record<string, number> = { nan: NaN, inf: Infinity, '-inf': -Infinity };
+const NON_FINITE: Record<string, number> = { nan: NaN, inf: Infinity, '-inf': -Infinity };
 
 /** A number, or how JSON spells what it has no number for; NaN for all else. */
-function spelled(value: unknown): number {
-  return typeof value === 'number' ? value : typeof value === 'string' ? (SPELLED[value] ?? Number(value || NaN)) : NaN;
+function parseNumber(value: unknown): number {
+  return typeof value === 'number' ? value : typeof value === 'string' ? (NON_FINITE[value] ?? Number(value || NaN)) : NaN;
 }
 
 /** Texts between spaces; a list is taken as it is. */
-function words(value: unknown): unknown[] {
+function tokens(value: unknown): unknown[] {
   return typeof value === 'string' ? value.split(' ', MOST_POINTS).filter(Boolean) : list(value, MOST_POINTS);
 }
 
 /** Of a replica whose points had no room its trend stands for them: the drawing code asks for points first. */
-function standIns(curves: Run[]): Run[] {
+function trendStandIns(curves: Run[]): Run[] {
   const key = ({ replica, series }: Run): string => `${replica} ${series}`;
   const there = new Set(curves.map(key));
   return curves

@@ -1,6 +1,6 @@
 /** Reads `application/vnd.nbdist.sweep+json` (nbdist/ui/frozen/sweep.py says what it is) for the grid's drawing code. */
 
-import { finite, isRecord, type Json, list, record, text, Unreadable, versioned, whole } from './json';
+import { finite, isRecord, type Json, list, record, text, UnreadableError, checkVersion, whole } from './json';
 
 export interface SweepBundle {
   /** A snapshot, as the grid's model takes it. */
@@ -20,11 +20,11 @@ const STATES = ['waiting', 'running', 'finished', 'pruned', 'stopped', 'failed']
 
 /** Raises `Unreadable` if it cannot be drawn; what is damaged in it otherwise is left out. */
 export function readSweep(data: unknown): SweepBundle {
-  const sweep = versioned(data);
+  const sweep = checkVersion(data);
   if (!isRecord(sweep['head']) || !isRecord(sweep['status'])) {
-    throw new Unreadable(null);
+    throw new UnreadableError(null);
   }
-  const trials = readTrials(sweep['trials']);
+  const trials = parseTrials(sweep['trials']);
   const known = new Set(trials.number);
   return {
     snapshot: {
@@ -189,7 +189,7 @@ const MOST_TRIALS = 100_000;
 const FAILED = 5; // the last state
 
 /** Columns of one length; a row without a number of its own or without a state is left out. */
-export function readTrials(value: unknown): Trials {
+export function parseTrials(value: unknown): Trials {
   const trials = record(value);
   const states = list(trials['state'], MOST_TRIALS);
   const known = new Set<number>();

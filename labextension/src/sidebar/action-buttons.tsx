@@ -17,7 +17,7 @@ import {
 import { JSONExt } from '@lumino/coreutils';
 import { removeIcon } from '../icons';
 import type { Action, ActionIcon } from './actions';
-import { useActivity, type Watch } from './store';
+import { useActivity, type SectionStore } from './store';
 
 const ICONS: Record<ActionIcon, LabIcon> = {
   attach: codeIcon,
@@ -35,7 +35,7 @@ const ICONS: Record<ActionIcon, LabIcon> = {
 };
 
 interface ButtonProps {
-  watch: Watch;
+  store: SectionStore;
   /** The row that the action is of. */
   row: string;
   action: Action;
@@ -50,10 +50,10 @@ interface ButtonProps {
  * Enter key twice.
  */
 export const ActionButton = memo(function ActionButton(props: ButtonProps): ReactElement {
-  const { watch, row, action, pending, reachable } = props;
+  const { store, row, action, pending, reachable } = props;
   const Icon = ICONS[action.icon];
-  const text = pending ? watch.trans.__('%1: under way', action.label) : action.label;
-  const act = (): void => void watch.model.act(row, action.id, action.command, action.args);
+  const text = pending ? store.trans.__('%1: under way', action.label) : action.label;
+  const act = (): void => void store.model.execute(row, action.id, action.command, action.args);
   return (
     <Button
       className="jp-ToolbarButtonComponent nbd-Action"
@@ -82,21 +82,21 @@ function isSame(before: ButtonProps, after: ButtonProps): boolean {
 }
 
 interface RowProps {
-  watch: Watch;
+  store: SectionStore;
   row: string;
   actions: readonly Action[];
   reachable: boolean;
 }
 
 /** The buttons of a row. */
-export function ActionButtons({ watch, row, actions, reachable }: RowProps): ReactElement {
-  const { pending } = useActivity(watch, row);
+export function ActionButtons({ store, row, actions, reachable }: RowProps): ReactElement {
+  const { pending } = useActivity(store, row);
   return (
     <span className="nbd-Actions">
       {actions.map(action => (
         <ActionButton
           key={action.id}
-          watch={watch}
+          store={store}
           row={row}
           action={action}
           pending={pending === action.id}
@@ -108,12 +108,12 @@ export function ActionButtons({ watch, row, actions, reachable }: RowProps): Rea
 }
 
 /** What a row's last action failed with, until it is dismissed. */
-export function ActionError({ watch, row, reachable }: Omit<RowProps, 'actions'>): ReactElement | null {
-  const { error } = useActivity(watch, row);
+export function ActionError({ store, row, reachable }: Omit<RowProps, 'actions'>): ReactElement | null {
+  const { error } = useActivity(store, row);
   if (error === null) {
     return null;
   }
-  const label = watch.trans.__('Dismiss the error');
+  const label = store.trans.__('Dismiss the error');
   return (
     <div className="nbd-Error" role="alert">
       <span className="nbd-Error-text">{error}</span>
@@ -124,7 +124,7 @@ export function ActionError({ watch, row, reachable }: Omit<RowProps, 'actions'>
         aria-label={label}
         title={label}
         tabIndex={reachable ? 0 : -1}
-        onClick={() => watch.model.dismiss(row)}
+        onClick={() => store.model.dismiss(row)}
       >
         <closeIcon.react tag="span" elementSize="normal" />
       </Button>

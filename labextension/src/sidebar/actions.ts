@@ -50,7 +50,7 @@ export function restartAction(task: Task, cluster: Cluster, trans: TranslationBu
 export function runActions(run: Run, about: About | null, trans: TranslationBundle): Action[] {
   const id = run.id;
   const actions = [];
-  if (isGoingOn(run)) {
+  if (isActive(run)) {
     const why = reason(run, 'stop', trans);
     actions.push(action('stop', 'stop', trans.__('Stop the run'), 'nbdist:stop-run', { id }, why));
   }
@@ -69,7 +69,7 @@ export function runActions(run: Run, about: About | null, trans: TranslationBund
 
 /** The further controls on the page of a run while it trains; its live view has the same. */
 export function runControls(run: Run, trans: TranslationBundle): Action[] {
-  if (!isGoingOn(run) || !run.training) {
+  if (!isActive(run) || !run.training) {
     return [];
   }
   const control = (name: 'pause' | 'resume', label: string): Action =>
@@ -103,7 +103,7 @@ export function shortTask(task: { job: string; index: number }): string {
 }
 
 /** Whether a run has not ended. */
-export function isGoingOn(run: Run): boolean {
+export function isActive(run: Run): boolean {
   return run.status === 'preparing' || run.status === 'running' || run.status === 'paused';
 }
 

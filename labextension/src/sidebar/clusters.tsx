@@ -3,30 +3,30 @@ import type { Cluster, Run } from '../api/items';
 import { ActionButtons, ActionError } from './action-buttons';
 import { clusterActions } from './actions';
 import { clusterFacts } from './facts';
-import { useRows } from './roving-focus';
+import { useRovingFocus } from './roving-focus';
 import { NoClusters } from './rows';
-import { signOf, StateShape } from './state-icon';
-import { useWatch, type Watch } from './store';
+import { stateLabel, StateIcon } from './state-icon';
+import { useSelector, type SectionStore } from './store';
 
 /** The clusters; the chosen one's tasks are shown in the next section. */
-export function Clusters({ watch }: { watch: Watch }): ReactElement {
-  const clusters = useWatch(watch, () => watch.state.clusters);
-  const runs = useWatch(watch, () => watch.state.runs);
-  const chosen = useWatch(watch, () => watch.model.chosen);
-  const known = useWatch(watch, () => watch.connection !== 'connecting');
-  const { current, ...list } = useRows<HTMLUListElement>(
+export function Clusters({ store }: { store: SectionStore }): ReactElement {
+  const clusters = useSelector(store, () => store.state.clusters);
+  const runs = useSelector(store, () => store.state.runs);
+  const chosen = useSelector(store, () => store.model.chosen);
+  const known = useSelector(store, () => store.connection !== 'connecting');
+  const { current, ...list } = useRovingFocus<HTMLUListElement>(
     clusters.map(cluster => cluster.id),
-    id => watch.model.choose(id)
+    id => store.model.select(id)
   );
   if (!clusters.length) {
-    return <NoClusters watch={watch} known={known} />;
+    return <NoClusters store={store} known={known} />;
   }
   return (
-    <ul className="nbd-List" role="list" aria-label={watch.trans.__('Clusters')} {...list}>
+    <ul className="nbd-List" role="list" aria-label={store.trans.__('Clusters')} {...list}>
       {clusters.map(cluster => (
         <ClusterRow
           key={cluster.id}
-          watch={watch}
+          store={store}
           cluster={cluster}
           runs={namesOf(cluster, runs)}
           chosen={cluster.id === chosen}
@@ -38,7 +38,7 @@ export function Clusters({ watch }: { watch: Watch }): ReactElement {
 }
 
 interface RowProps {
-  watch: Watch;
+  store: SectionStore;
   cluster: Cluster;
   /** The names of the runs on it. */
   runs: string;
@@ -48,14 +48,14 @@ interface RowProps {
 
 /** One cluster; drawn again only when something of it is another. */
 export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElement {
-  const { watch, cluster, runs, chosen, reachable } = props;
-  const { trans, model } = watch;
-  const sign = signOf(cluster.state, trans);
+  const { store, cluster, runs, chosen, reachable } = props;
+  const { trans, model } = store;
+  const sign = stateLabel(cluster.state, trans);
   const row = `cluster:${cluster.id}`;
   return (
     <li className={`nbd-Row ${chosen ? 'nbd-mod-chosen' : ''}`} data-row={cluster.id} data-state={cluster.state}>
       <div className="nbd-Row-head">
-        <StateShape sign={sign} />
+        <StateIcon sign={sign} />
         <button
           type="button"
           className="nbd-Row-name"
@@ -63,7 +63,7 @@ export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElemen
           aria-current={chosen}
           title={cluster.title}
           tabIndex={reachable ? 0 : -1}
-          onClick={() => model.choose(cluster.id)}
+          onClick={() => model.select(cluster.id)}
         >
           {cluster.title}
         </button>
@@ -77,7 +77,7 @@ export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElemen
           ))}
           {runs && <span>{trans.__('run: %1', runs)}</span>}
         </span>
-        <ActionButtons watch={watch} row={row} reachable={reachable} actions={clusterActions(cluster, trans)} />
+        <ActionButtons store={store} row={row} reachable={reachable} actions={clusterActions(cluster, trans)} />
       </div>
       {cluster.dead.length > 0 && (
         <div className="nbd-Row-note nbd-mod-bad">{trans.__('dead: %1', cluster.dead.join(', '))}</div>
@@ -89,7 +89,7 @@ export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElemen
           <span className="nbd-Error-text">{cluster.error}</span>
         </div>
       )}
-      <ActionError watch={watch} row={row} reachable={reachable} />
+      <ActionError store={store} row={row} reachable={reachable} />
     </li>
   );
 });

@@ -1,6 +1,6 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Cluster, Run, Sweep } from '../api/items';
-import { isGoingOn } from './actions';
+import { isActive } from './actions';
 import { formatBytes, formatMoment, formatNumber, formatRate, formatSeconds, lastPart } from './format';
 
 /** What a cluster is made of and whose it is, one short text each. */
@@ -36,7 +36,7 @@ export function runFacts(run: Run, trans: TranslationBundle): string[] {
   if (run.metric !== null && run.value !== null) {
     facts.push(`${run.metric} ${formatNumber(run.value)}`);
   }
-  if (isGoingOn(run)) {
+  if (isActive(run)) {
     if (run.steps_per_second !== null) {
       facts.push(trans.__('%1 steps/s', formatRate(run.steps_per_second)));
     }

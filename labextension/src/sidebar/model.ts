@@ -16,7 +16,7 @@ export interface Activity {
 const QUIET: Activity = { pending: null, error: null };
 
 /** What the panel knows besides the server's state: which cluster is chosen, and how actions go. */
-export class PanelModel implements IDisposable {
+export class SidebarModel implements IDisposable {
   constructor(
     readonly nbdist: INbdist,
     readonly commands: CommandRegistry
@@ -32,7 +32,7 @@ export class PanelModel implements IDisposable {
 
   /** The cluster whose tasks are shown; the user's choice while it is there. */
   get chosen(): string | null {
-    return this._chosen;
+    return this._selected;
   }
 
   /** What this server can do; null until it has said so. */
@@ -41,7 +41,7 @@ export class PanelModel implements IDisposable {
   }
 
   /** Ask what this server can do: TensorBoard, say, may have been installed since it was asked last. */
-  async learn(): Promise<void> {
+  async loadAbout(): Promise<void> {
     try {
       const about = await this.nbdist.client.about();
       if (!JSONExt.deepEqual({ ...about }, { ...this._about })) {
@@ -58,12 +58,12 @@ export class PanelModel implements IDisposable {
   }
 
   /** The cluster that the user chose last, there or not. */
-  get wish(): string | null {
-    return this._wish;
+  get preferred(): string | null {
+    return this._preferred;
   }
 
-  choose(cluster: string): void {
-    this._wish = cluster;
+  select(cluster: string): void {
+    this._preferred = cluster;
     this.follow();
     this._changed.emit(); // also where it was shown before, by itself
   }
@@ -74,25 +74,25 @@ export class PanelModel implements IDisposable {
   }
 
   /** Execute a command for a row, which shows that it is under way, and what it fails with. */
-  async act(key: string, action: string, command: string, args: ReadonlyPartialJSONObject): Promise<void> {
+  async execute(key: string, action: string, command: string, args: ReadonlyPartialJSONObject): Promise<void> {
     if (this.activity(key).pending !== null) {
       return; // a second click
     }
-    this.note(key, { pending: action, error: null });
+    this.setActivity(key, { pending: action, error: null });
     try {
       await this.commands.execute(command, { ...args, quiet: true }); // the row tells of what goes wrong
-      this.note(key, QUIET);
+      this.setActivity(key, QUIET);
     } catch (error) {
       if (error instanceof ApiError && error.status === 0) {
         this._unreached.add(key);
       }
-      this.note(key, { pending: null, error: error instanceof Error ? error.message : String(error) });
+      this.setActivity(key, { pending: null, error: error instanceof Error ? error.message : String(error) });
     }
   }
 
   /** Take away what an action failed with. */
   dismiss(key: string): void {
-    this.note(key, { ...this.activity(key), error: null });
+    this.setActivity(key, { ...this.activity(key), error: null });
   }
 
   dispose(): void {
@@ -106,15 +106,15 @@ export class PanelModel implements IDisposable {
       this._unreached.forEach(key => this.dismiss(key)); // the server is back
       this._unreached.clear();
     }
-    const chosen = chooseFrom(feed.state.clusters, this._wish);
-    feed.look(chosen);
-    if (chosen !== this._chosen) {
-      this._chosen = chosen;
+    const selected = selectFrom(feed.state.clusters, this._preferred);
+    feed.requestTasks(selected);
+    if (selected !== this._selected) {
+      this._selected = selected;
       this._changed.emit();
     }
   }
 
-  private note(key: string, activity: Activity): void {
+  private setActivity(key: string, activity: Activity): void {
     if (this._disposed) {
       return;
     }
@@ -130,13 +130,13 @@ export class PanelModel implements IDisposable {
   private readonly _activities = new Map<string, Activity>();
   private readonly _unreached = new Set<string>(); // rows with an action that the server did not hear of
   private _about: About | null = null;
-  private _chosen: string | null = null;
-  private _wish: string | null = null;
+  private _selected: string | null = null;
+  private _preferred: string | null = null;
   private _disposed = false;
 }
 
 /** The cluster to show: the wished one, else the newest that runs, else the newest of all. */
-export function chooseFrom(clusters: readonly Cluster[], wish: string | null): string | null {
+export function selectFrom(clusters: readonly Cluster[], wish: string | null): string | null {
   const found =
     clusters.find(cluster => cluster.id === wish) ??
     clusters.find(cluster => cluster.state === 'running' && cluster.kind === 'nbdist') ??
@@ -148,14 +148,14 @@ export function chooseFrom(clusters: readonly Cluster[], wish: string | null): s
 const KEY = 'nbdist:chosen-cluster';
 
 /** Keep the user's choice of a cluster with the workspace, and choose it again in a page that is loaded anew. */
-export async function keepChosen(model: PanelModel, workspace: IStateDB): Promise<void> {
+export async function persistSelection(model: SidebarModel, workspace: IStateDB): Promise<void> {
   let kept = await workspace.fetch(KEY);
-  if (model.wish === null && typeof kept === 'string') {
-    model.choose(kept);
+  if (model.preferred === null && typeof kept === 'string') {
+    model.select(kept);
   }
   const keep = (): void => {
-    if (model.wish !== null && model.wish !== kept) {
-      kept = model.wish;
+    if (model.preferred !== null && model.preferred !== kept) {
+      kept = model.preferred;
       void workspace.save(KEY, kept);
     }
   };

@@ -1,14 +1,14 @@
 import type { ReactElement } from 'react';
-import { useWatch, type Watch } from './store';
+import { useSelector, type SectionStore } from './store';
 
 /** What stands above all sections: that the server cannot be reached, and what it could not read. */
-export function Notices({ watch }: { watch: Watch }): ReactElement {
-  const connection = useWatch(watch, () => watch.connection);
-  const trouble = useWatch(watch, () => watch.trouble);
-  const reached = useWatch(watch, () => watch.reached);
-  const problems = useWatch(watch, () => watch.state.problems);
-  const about = useWatch(watch, () => watch.model.about);
-  const { trans } = watch;
+export function Notices({ store }: { store: SectionStore }): ReactElement {
+  const connection = useSelector(store, () => store.connection);
+  const trouble = useSelector(store, () => store.error);
+  const reached = useSelector(store, () => store.reachable);
+  const problems = useSelector(store, () => store.state.problems);
+  const about = useSelector(store, () => store.model.about);
+  const { trans } = store;
   return (
     <div role="status" className="nbd-Notices">
       {connection === 'offline' && (

@@ -7,10 +7,10 @@ import type { CommandRegistry } from '@lumino/commands';
 import { nbdistIcon } from '../icons';
 import { DEFAULTS, INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
-import { keepChosen, PanelModel } from './model';
+import { persistSelection, SidebarModel } from './model';
 import { PANEL_ID, Sidebar } from './sidebar';
 import { startCluster } from './start-dialog';
-import type { Numbers } from './start-fields';
+import type { InitialCounts } from './start-fields';
 
 /** The panel in the sidebar, and the commands that open it and start a cluster. */
 export const sidebar: JupyterFrontEndPlugin<void> = {
@@ -29,9 +29,9 @@ export const sidebar: JupyterFrontEndPlugin<void> = {
     settings: Settings | null,
     kept: IStateDB | null
   ): void => {
-    const model = new PanelModel(nbdist, app.commands);
+    const model = new SidebarModel(nbdist, app.commands);
     if (kept !== null) {
-      void keepChosen(model, kept);
+      void persistSelection(model, kept);
     }
     const panel = new Sidebar(model, translator ?? undefined);
     app.shell.add(panel, 'left', { rank: 520, type: 'nbdist' });
@@ -45,7 +45,7 @@ export const sidebar: JupyterFrontEndPlugin<void> = {
 };
 
 /** The panel's own commands: show it, start a cluster, dismiss one that failed. */
-export function addPanelCommands(commands: CommandRegistry, model: PanelModel, show: () => void, first: () => Numbers): void {
+export function addPanelCommands(commands: CommandRegistry, model: SidebarModel, show: () => void, first: () => InitialCounts): void {
   const { client, trans } = model.nbdist;
   commands.addCommand('nbdist:show-panel', {
     label: trans.__('Show Clusters and Runs'),
@@ -60,7 +60,7 @@ export function addPanelCommands(commands: CommandRegistry, model: PanelModel, s
     execute: async () => {
       const id = await startCluster(model.nbdist, first());
       if (id !== null) {
-        model.choose(id);
+        model.select(id);
         show();
       }
       return id;

@@ -1,7 +1,7 @@
 import { type FocusEvent, type KeyboardEvent, type RefObject, useEffect, useRef, useState } from 'react';
 
 /** Where the arrow keys lead: a row, and a place in it; null where the key means nothing here. */
-export function nextStop(
+export function nextPosition(
   key: string,
   row: number,
   stop: number,
@@ -41,7 +41,7 @@ interface Rows<Node extends HTMLElement> {
  *
  * `onMove` is told of the row that an arrow key leads to.
  */
-export function useRows<Node extends HTMLElement>(
+export function useRovingFocus<Node extends HTMLElement>(
   keys: readonly string[],
   onMove?: (key: string) => void
 ): Rows<Node> {
@@ -72,7 +72,7 @@ export function useRows<Node extends HTMLElement>(
         return;
       }
       const stop = Math.max(0, stopsOf(row).indexOf(event.target as HTMLElement));
-      const found = nextStop(event.key, rows.indexOf(row), stop, rows.map(one => stopsOf(one).length));
+      const found = nextPosition(event.key, rows.indexOf(row), stop, rows.map(one => stopsOf(one).length));
       const target = found && rows[found[0]];
       if (target) {
         event.preventDefault();

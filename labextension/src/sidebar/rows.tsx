@@ -1,12 +1,12 @@
 import type { ReactElement, ReactNode } from 'react';
-import { type Sign, StateShape } from './state-icon';
-import type { Watch } from './store';
+import { type StateLabel, StateIcon } from './state-icon';
+import type { SectionStore } from './store';
 
 interface Props {
-  watch: Watch;
+  store: SectionStore;
   /** The row's key in the model, such as "run:ID". */
   row: string;
-  sign: Sign;
+  sign: StateLabel;
   name: string;
   title: string;
   reachable: boolean;
@@ -17,10 +17,10 @@ interface Props {
 }
 
 /** The first line of a row: the state's shape, the name, which opens the item, and the state. */
-export function RowHead({ watch, row, sign, name, title, reachable, open: [command, id], children }: Props): ReactElement {
+export function RowHead({ store, row, sign, name, title, reachable, open: [command, id], children }: Props): ReactElement {
   return (
     <div className="nbd-Row-head">
-      <StateShape sign={sign} />
+      <StateIcon sign={sign} />
       <button
         type="button"
         className="nbd-Row-name"
@@ -28,7 +28,7 @@ export function RowHead({ watch, row, sign, name, title, reachable, open: [comma
         data-action="open"
         title={title}
         tabIndex={reachable ? 0 : -1}
-        onClick={() => void watch.model.act(row, 'open', command, { id })}
+        onClick={() => void store.model.execute(row, 'open', command, { id })}
       >
         {name}
       </button>
@@ -56,8 +56,8 @@ export function Empty({ children, code }: EmptyProps): ReactElement {
 }
 
 /** No clusters, or not known yet. */
-export function NoClusters({ watch, known }: { watch: Watch; known: boolean }): ReactElement {
-  const { trans, model } = watch;
+export function NoClusters({ store, known }: { store: SectionStore; known: boolean }): ReactElement {
+  const { trans, model } = store;
   if (!known) {
     return <Empty>{trans.__('Looking for clusters…')}</Empty>;
   }

@@ -2,29 +2,29 @@ import { memo, type ReactElement, useState } from 'react';
 import { InputGroup } from '@jupyterlab/ui-components';
 import type { About, Run } from '../api/items';
 import { ActionButtons, ActionError } from './action-buttons';
-import { isGoingOn, runActions } from './actions';
+import { isActive, runActions } from './actions';
 import { runFacts } from './facts';
 import { formatShare, percentOf } from './format';
-import { useRows } from './roving-focus';
+import { useRovingFocus } from './roving-focus';
 import { Empty, RowHead } from './rows';
 import { Progress, Sparkline } from './sparkline';
-import { signOf } from './state-icon';
-import { useWatch, type Watch } from './store';
+import { stateLabel } from './state-icon';
+import { useSelector, type SectionStore } from './store';
 
 /** The runs: those that go on first, then the newest. */
-export function Runs({ watch }: { watch: Watch }): ReactElement {
-  const all = useWatch(watch, () => watch.state.runs);
-  const about = useWatch(watch, () => watch.model.about);
-  const known = useWatch(watch, () => watch.connection !== 'connecting');
+export function Runs({ store }: { store: SectionStore }): ReactElement {
+  const all = useSelector(store, () => store.state.runs);
+  const about = useSelector(store, () => store.model.about);
+  const known = useSelector(store, () => store.connection !== 'connecting');
   const [typed, setTyped] = useState('');
   const [drawn, setDrawn] = useState(PAGE);
   const [plain, setPlain] = useState(false);
-  const { trans } = watch;
-  const shown = plain ? all : withoutPlain(all);
-  const hidden = all.length - withoutPlain(all).length;
-  const found = matching(inOrder(shown), typed, run => signOf(run.status, trans).word);
+  const { trans } = store;
+  const shown = plain ? all : hidePlainCells(all);
+  const hidden = all.length - hidePlainCells(all).length;
+  const found = filterItems(activeFirst(shown), typed, run => stateLabel(run.status, trans).word);
   const runs = found.slice(0, drawn);
-  const { current, ...list } = useRows<HTMLUListElement>(runs.map(run => run.id));
+  const { current, ...list } = useRovingFocus<HTMLUListElement>(runs.map(run => run.id));
   if (!all.length) {
     return known ? (
       <Empty code="%%distribute">{trans.__('No runs yet. To train on a cluster, begin a cell with:')}</Empty>
@@ -53,7 +53,7 @@ export function Runs({ watch }: { watch: Watch }): ReactElement {
       )}
       <ul className="nbd-List" role="list" aria-label={trans.__('Runs')} {...list}>
         {runs.map(run => (
-          <RunRow key={run.id} watch={watch} run={run} about={about} reachable={run.id === current} />
+          <RunRow key={run.id} store={store} run={run} about={about} reachable={run.id === current} />
         ))}
       </ul>
       {!runs.length && typed !== '' && (
@@ -69,29 +69,29 @@ export function Runs({ watch }: { watch: Watch }): ReactElement {
 }
 
 interface RowProps {
-  watch: Watch;
+  store: SectionStore;
   run: Run;
   about: About | null;
   reachable: boolean;
 }
 
 /** One run; drawn again only when something of it is another. */
-export const RunRow = memo(function RunRow({ watch, run, about, reachable }: RowProps): ReactElement {
-  const { trans } = watch;
-  const sign = signOf(run.status, trans);
+export const RunRow = memo(function RunRow({ store, run, about, reachable }: RowProps): ReactElement {
+  const { trans } = store;
+  const sign = stateLabel(run.status, trans);
   const row = `run:${run.id}`;
   const share = run.total && run.step !== null ? percentOf(run.step, run.total) : null;
   return (
     <li className="nbd-Row" data-row={run.id} data-state={run.status}>
       <RowHead
-        {...{ watch, row, sign, reachable }}
+        {...{ store, row, sign, reachable }}
         name={run.name}
         title={trans.__('Open run %1', run.name)}
         open={['nbdist:open-run', run.id]}
       >
-        {isGoingOn(run) && share !== null && ` ${formatShare(run.step!, run.total!)}`}
+        {isActive(run) && share !== null && ` ${formatShare(run.step!, run.total!)}`}
       </RowHead>
-      {isGoingOn(run) && (
+      {isActive(run) && (
         <Progress
           label={trans.__('Progress of %1', run.name)}
           percent={share}
@@ -111,7 +111,7 @@ export const RunRow = memo(function RunRow({ watch, run, about, reachable }: Row
           ))}
         </span>
         <Sparkline name={run.metric ?? trans.__('metric')} curve={run.curve} trans={trans} />
-        <ActionButtons watch={watch} row={row} reachable={reachable} actions={runActions(run, about, trans)} />
+        <ActionButtons store={store} row={row} reachable={reachable} actions={runActions(run, about, trans)} />
       </div>
       {run.remark !== null && (
         <div className="nbd-Row-note nbd-mod-remark" title={run.remark}>
@@ -119,7 +119,7 @@ export const RunRow = memo(function RunRow({ watch, run, about, reachable }: Row
         </div>
       )}
       <Notes note={run.note} error={run.error} />
-      <ActionError watch={watch} row={row} reachable={reachable} />
+      <ActionError store={store} row={row} reachable={reachable} />
     </li>
   );
 });
@@ -152,17 +152,17 @@ export const PAGE = 50;
 export const MANY = 12;
 
 /** Runs that go on first, the newest first among each. */
-export function inOrder(runs: readonly Run[]): Run[] {
-  return [...runs.filter(isGoingOn), ...runs.filter(run => !isGoingOn(run))];
+export function activeFirst(runs: readonly Run[]): Run[] {
+  return [...runs.filter(isActive), ...runs.filter(run => !isActive(run))];
 }
 
 /** Runs without the plain cells that have ended: those neither train nor log metrics. */
-export function withoutPlain(runs: readonly Run[]): Run[] {
-  return runs.filter(run => run.training || isGoingOn(run));
+export function hidePlainCells(runs: readonly Run[]): Run[] {
+  return runs.filter(run => run.training || isActive(run));
 }
 
 /** The runs with all typed words in their name, tags, state, notebook or id. */
-export function matching<Item extends { id: string; name: string; session: string; tags: string[] }>(
+export function filterItems<Item extends { id: string; name: string; session: string; tags: string[] }>(
   items: readonly Item[],
   typed: string,
   word: (item: Item) => string

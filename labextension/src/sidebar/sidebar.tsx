@@ -6,10 +6,10 @@ import type { Message } from '@lumino/messaging';
 import type { AccordionPanel } from '@lumino/widgets';
 import { nbdistIcon } from '../icons';
 import { Clusters } from './clusters';
-import type { PanelModel } from './model';
+import type { SidebarModel } from './model';
 import { Notices } from './notices';
 import { Runs } from './runs';
-import { Watch } from './store';
+import { SectionStore } from './store';
 import { Sweeps } from './sweeps';
 import { Tasks } from './tasks';
 
@@ -18,7 +18,7 @@ export const PANEL_ID = 'nbdist-panel';
 /** The panel: clusters, the chosen one's tasks, runs and sweeps. The server is read only while it is seen. */
 export class Sidebar extends SidePanel {
   constructor(
-    private readonly model: PanelModel,
+    private readonly model: SidebarModel,
     translator: ITranslator | undefined
   ) {
     super({ translator });
@@ -34,7 +34,7 @@ export class Sidebar extends SidePanel {
     this.toolbar.node.setAttribute('aria-label', trans.__('nbdist'));
     this.toolbar.addItem(
       'start',
-      new Tool({
+      new ToolButton({
         icon: addIcon,
         label: trans.__('Start a cluster…'),
         tooltip: trans.__('Start a cluster that runs until it is stopped'),
@@ -43,17 +43,17 @@ export class Sidebar extends SidePanel {
     );
     this.toolbar.addItem(
       'refresh',
-      new Tool({
+      new ToolButton({
         icon: refreshIcon,
         tooltip: trans.__('Refresh'),
         onClick: () => void feed.refresh()
       })
     );
-    this.header.addWidget(new Section(model, Notices, 'notices', ''));
-    this.addWidget(new Section(model, Clusters, 'clusters', trans.__('Clusters')));
-    this.addWidget(new Section(model, Tasks, 'tasks', trans.__('Tasks')));
-    this.addWidget(new Section(model, Runs, 'runs', trans.__('Runs')));
-    this.addWidget(new Section(model, Sweeps, 'sweeps', trans.__('Sweeps')));
+    this.header.addWidget(new SidebarSection(model, Notices, 'notices', ''));
+    this.addWidget(new SidebarSection(model, Clusters, 'clusters', trans.__('Clusters')));
+    this.addWidget(new SidebarSection(model, Tasks, 'tasks', trans.__('Tasks')));
+    this.addWidget(new SidebarSection(model, Runs, 'runs', trans.__('Runs')));
+    this.addWidget(new SidebarSection(model, Sweeps, 'sweeps', trans.__('Sweeps')));
     (this.content as AccordionPanel).setRelativeSizes([3, 4, 5, 3]); // until the user has others
   }
 
@@ -92,8 +92,8 @@ export class Sidebar extends SidePanel {
 
   private follow(seen: boolean): void {
     if (seen && !this.shown) {
-      this.shown = this.model.nbdist.feed.show(this);
-      void this.model.learn();
+      this.shown = this.model.nbdist.feed.addView(this);
+      void this.model.loadAbout();
     } else if (!seen) {
       this.shown?.dispose();
       this.shown = null;
@@ -104,15 +104,15 @@ export class Sidebar extends SidePanel {
 }
 
 /** One section of the panel, in which a component draws what it watches. */
-export class Section extends ReactWidget {
+export class SidebarSection extends ReactWidget {
   constructor(
-    model: PanelModel,
-    private readonly view: ComponentType<{ watch: Watch }>,
+    model: SidebarModel,
+    private readonly view: ComponentType<{ store: SectionStore }>,
     name: string,
     label: string
   ) {
     super();
-    this.watch = new Watch(model);
+    this.store = new SectionStore(model);
     this.id = `nbdist-${name}`;
     this.title.label = label;
     this.addClass('nbd-Section');
@@ -120,36 +120,36 @@ export class Section extends ReactWidget {
   }
 
   override dispose(): void {
-    this.watch.dispose();
+    this.store.dispose();
     super.dispose();
   }
 
   protected override render(): ReactElement {
     const View = this.view;
-    return <View watch={this.watch} />;
+    return <View store={this.store} />;
   }
 
   protected override onAfterShow(message: Message): void {
     super.onAfterShow(message);
-    this.watch.show(true);
+    this.store.setVisible(true);
   }
 
   protected override onAfterAttach(message: Message): void {
     super.onAfterAttach(message);
-    this.watch.show(this.isVisible);
+    this.store.setVisible(this.isVisible);
   }
 
   protected override onAfterHide(message: Message): void {
     super.onAfterHide(message);
-    this.watch.show(false);
+    this.store.setVisible(false);
   }
 
   protected override onBeforeDetach(message: Message): void {
-    this.watch.show(false);
+    this.store.setVisible(false);
     super.onBeforeDetach(message);
   }
 
-  private readonly watch: Watch;
+  private readonly store: SectionStore;
 }
 
 interface ToolProps {
@@ -164,7 +164,7 @@ interface ToolProps {
  *
  * JupyterLab's `ToolbarButton` says "not pressed" of what is never pressed down, which no screen reader should say.
  */
-export class Tool extends ReactWidget {
+export class ToolButton extends ReactWidget {
   constructor(private readonly props: ToolProps) {
     super();
     this.addClass('jp-ToolbarButton');

@@ -2,12 +2,12 @@ import type { ReactElement } from 'react';
 import { Dialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { ReactWidget } from '@jupyterlab/ui-components';
-import type { About, Start } from '../api/items';
+import type { About, StartRequest } from '../api/items';
 import type { INbdist } from '../token';
-import { faultsOf, firstValues, type Numbers, StartFields, startOf, type StartValues } from './start-fields';
+import { validate, initialValues, type InitialCounts, StartFields, startRequest, type StartValues } from './start-fields';
 
 /** Ask what to start, and start it; the form begins with `first`. Returns the new cluster's id, null if the user goes back. */
-export async function startCluster(nbdist: INbdist, first: Numbers): Promise<string | null> {
+export async function startCluster(nbdist: INbdist, first: InitialCounts): Promise<string | null> {
   let about: About | null = null;
   let trouble: string | null = null;
   try {
@@ -18,7 +18,7 @@ export async function startCluster(nbdist: INbdist, first: Numbers): Promise<str
   }
   const dialog = new StartDialog(nbdist, new StartForm(about, nbdist.trans, trouble, first));
   await dialog.launch();
-  return dialog.started;
+  return dialog.clusterId;
 }
 
 /** A dialog that stays open, with what was typed, until the server takes it. */
@@ -41,7 +41,7 @@ class StartDialog extends Dialog<unknown> {
   }
 
   /** The new cluster's id. */
-  started: string | null = null;
+  clusterId: string | null = null;
 
   override resolve(index: number = START): void {
     if (index === START) {
@@ -57,22 +57,22 @@ class StartDialog extends Dialog<unknown> {
       this.node.querySelector<HTMLElement>('[aria-invalid="true"]')?.focus();
       return;
     }
-    if (this.asking) {
+    if (this.pending) {
       return;
     }
-    this.asking = true;
-    this.form.tell({ busy: true, trouble: null });
+    this.pending = true;
+    this.form.setStatus({ busy: true, trouble: null });
     try {
-      this.started = (await this.nbdist.client.startCluster(start)).id;
+      this.clusterId = (await this.nbdist.client.startCluster(start)).id;
       super.resolve(START);
     } catch (error) {
-      this.form.tell({ busy: false, trouble: textOf(error) });
+      this.form.setStatus({ busy: false, trouble: textOf(error) });
     } finally {
-      this.asking = false;
+      this.pending = false;
     }
   }
 
-  private asking = false;
+  private pending = false;
 }
 
 const START = 1; // the place of the button
@@ -87,20 +87,20 @@ export class StartForm extends ReactWidget {
     private readonly about: About | null,
     private readonly trans: TranslationBundle,
     private trouble: string | null,
-    first: Numbers
+    first: InitialCounts
   ) {
     super();
     this.addClass('nbd-StartForm');
-    this.values = firstValues(about, first);
+    this.values = initialValues(about, first);
   }
 
   /** What is asked of the server; null while a field has a fault. */
-  getValue(): Start | null {
-    return Object.keys(faultsOf(this.values, this.trans)).length ? null : startOf(this.values);
+  getValue(): StartRequest | null {
+    return Object.keys(validate(this.values, this.trans)).length ? null : startRequest(this.values);
   }
 
   /** Say that the server is being asked, or what it refuses. */
-  tell(state: { busy: boolean; trouble: string | null }): void {
+  setStatus(state: { busy: boolean; trouble: string | null }): void {
     this.busy = state.busy;
     this.trouble = state.trouble;
     this.update();

@@ -1,7 +1,7 @@
 import { type ReactElement, type ReactNode, useState } from 'react';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import type { About, Start } from '../api/items';
-import type { Values } from '../settings';
+import type { About, StartRequest } from '../api/items';
+import type { SettingValues } from '../settings';
 
 interface FieldsProps {
   /** What the fields begin with. */
@@ -26,9 +26,9 @@ export function StartFields({ first, about, busy, trouble, trans, onChange }: Fi
     setValues(now);
     onChange(now);
   };
-  const faults = faultsOf(values, trans);
+  const faults = validate(values, trans);
   const gpus = about?.gpus ?? 0;
-  const hint = hintOf(values, about, trans);
+  const hint = coreHint(values, about, trans);
   const text = (field: StartField, label: string, extra: object = {}): ReactElement => (
     <Field id={field} label={label} fault={faults[field]}>
       <input
@@ -122,18 +122,18 @@ export interface StartValues {
   memory: string;
 }
 
-export type Numbers = Pick<Values, 'workers' | 'ps'>;
+export type InitialCounts = Pick<SettingValues, 'workers' | 'ps'>;
 export type StartField = keyof StartValues;
 
 /** What the form begins with; the numbers are the user's settings. */
-export function firstValues(about: About | null, { workers, ps }: Numbers): StartValues {
+export function initialValues(about: About | null, { workers, ps }: InitialCounts): StartValues {
   const launcher = about?.launchers[0] ?? 'local';
   const numbers = { workers: String(workers), ps: String(ps) };
   return { name: '', ...numbers, launcher, gpus: 'auto', gpu_memory: '', threads: '', memory: '' };
 }
 
 /** What is wrong with the fields, by field; nothing if they can be sent. */
-export function faultsOf(values: StartValues, trans: TranslationBundle): Partial<StartValues> {
+export function validate(values: StartValues, trans: TranslationBundle): Partial<StartValues> {
   const faults: Partial<StartValues> = {};
   if (values.name.trim() && !/^\w{1,48}$/.test(values.name.trim())) {
     faults.name = trans.__('Letters, digits and _, or nothing');
@@ -157,7 +157,7 @@ export function faultsOf(values: StartValues, trans: TranslationBundle): Partial
 }
 
 /** What is asked of the server; the fields have no faults. */
-export function startOf(values: StartValues): Start {
+export function startRequest(values: StartValues): StartRequest {
   const gpus = values.gpus === 'auto' || values.gpus === 'none' ? values.gpus : Number(values.gpus);
   return {
     name: values.name.trim() || null,
@@ -172,7 +172,7 @@ export function startOf(values: StartValues): Start {
 }
 
 /** What to know before starting: that the tasks have to share the cores, if they must. */
-export function hintOf(values: StartValues, about: About | null, trans: TranslationBundle): string | null {
+export function coreHint(values: StartValues, about: About | null, trans: TranslationBundle): string | null {
   const tasks = Number(values.workers) + Number(values.ps);
   if (!about || values.launcher !== 'local' || !(tasks > about.cores)) {
     return null;

@@ -5,14 +5,14 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 export type Shape = 'disc' | 'ring' | 'turning' | 'bars' | 'check' | 'square' | 'clock' | 'triangle';
 export type Tone = 'good' | 'plain' | 'warn' | 'bad';
 
-export interface Sign {
+export interface StateLabel {
   shape: Shape;
   tone: Tone;
   word: string;
 }
 
 /** How a state of a cluster, task, run or sweep is shown; one that nobody has named is shown as it is. */
-export function signOf(state: string, trans: TranslationBundle): Sign {
+export function stateLabel(state: string, trans: TranslationBundle): StateLabel {
   const [shape, tone] = APPEARANCE[state] ?? ['ring', 'plain'];
   return { shape, tone, word: words(trans)[state] ?? state };
 }
@@ -70,7 +70,7 @@ function words(trans: TranslationBundle): Record<string, string> {
 }
 
 /** A state's shape; its word stands beside it, so that it says nothing to a screen reader. */
-export function StateShape({ sign }: { sign: Sign }): ReactElement {
+export function StateIcon({ sign }: { sign: StateLabel }): ReactElement {
   return (
     <svg
       className={`nbd-Shape nbd-mod-${sign.tone} ${sign.shape === 'turning' ? 'nbd-mod-turning' : ''}`}

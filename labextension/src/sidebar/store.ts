@@ -3,14 +3,14 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { type ISignal, Signal } from '@lumino/signaling';
 import type { Connection } from '../api/feed';
 import type { State } from '../api/items';
-import type { Activity, PanelModel } from './model';
+import type { Activity, SidebarModel } from './model';
 
 /** What a section draws. While the section is not seen it stands still, and nothing is drawn. */
-export class Watch {
-  constructor(readonly model: PanelModel) {
+export class SectionStore {
+  constructor(readonly model: SidebarModel) {
     this._state = model.nbdist.feed.state;
-    model.changed.connect(this.tell, this);
-    model.nbdist.feed.changed.connect(this.tell, this);
+    model.changed.connect(this.update, this);
+    model.nbdist.feed.changed.connect(this.update, this);
   }
 
   get trans(): TranslationBundle {
@@ -25,12 +25,12 @@ export class Watch {
     return this._connection;
   }
 
-  get trouble(): string | null {
-    return this._trouble;
+  get error(): string | null {
+    return this._error;
   }
 
-  get reached(): boolean {
-    return this._reached;
+  get reachable(): boolean {
+    return this._reachable;
   }
 
   get changed(): ISignal<this, void> {
@@ -38,22 +38,22 @@ export class Watch {
   }
 
   /** Say whether the section is seen. */
-  show(seen: boolean): void {
-    this._seen = seen;
-    this.tell();
+  setVisible(seen: boolean): void {
+    this._visible = seen;
+    this.update();
   }
 
   dispose(): void {
     Signal.clearData(this);
   }
 
-  private tell(): void {
-    if (this._seen) {
+  private update(): void {
+    if (this._visible) {
       const { feed } = this.model.nbdist;
       this._state = feed.state;
       this._connection = feed.connection;
-      this._trouble = feed.trouble;
-      this._reached = feed.reached;
+      this._error = feed.error;
+      this._reachable = feed.reachable;
       this._changed.emit();
     }
   }
@@ -61,24 +61,24 @@ export class Watch {
   private readonly _changed = new Signal<this, void>(this);
   private _state: State;
   private _connection: Connection = 'connecting';
-  private _trouble: string | null = null;
-  private _reached = true;
-  private _seen = false;
+  private _error: string | null = null;
+  private _reachable = true;
+  private _visible = false;
 }
 
 /** A part of what a section draws; it is drawn again only when that part is another. */
-export function useWatch<Part>(watch: Watch, select: (watch: Watch) => Part): Part {
+export function useSelector<Part>(store: SectionStore, select: (store: SectionStore) => Part): Part {
   const subscribe = useCallback(
     (tell: () => void) => {
-      watch.changed.connect(tell);
-      return () => void watch.changed.disconnect(tell);
+      store.changed.connect(tell);
+      return () => void store.changed.disconnect(tell);
     },
-    [watch]
+    [store]
   );
-  return useSyncExternalStore(subscribe, () => select(watch));
+  return useSyncExternalStore(subscribe, () => select(store));
 }
 
 /** What goes on in a row. */
-export function useActivity(watch: Watch, key: string): Activity {
-  return useWatch(watch, () => watch.model.activity(key));
+export function useActivity(store: SectionStore, key: string): Activity {
+  return useSelector(store, () => store.model.activity(key));
 }

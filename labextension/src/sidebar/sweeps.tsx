@@ -4,19 +4,19 @@ import { ActionButtons, ActionError } from './action-buttons';
 import { sweepActions } from './actions';
 import { parameterText, trialFacts, trialsEnded } from './facts';
 import { formatNumber, percentOf } from './format';
-import { useRows } from './roving-focus';
+import { useRovingFocus } from './roving-focus';
 import { Empty, RowHead } from './rows';
 import { Notes } from './runs';
 import { Progress, Sparkline } from './sparkline';
-import { signOf } from './state-icon';
-import { useWatch, type Watch } from './store';
+import { stateLabel } from './state-icon';
+import { useSelector, type SectionStore } from './store';
 
 /** The sweeps, the newest first. */
-export function Sweeps({ watch }: { watch: Watch }): ReactElement {
-  const sweeps = useWatch(watch, () => watch.state.sweeps);
-  const known = useWatch(watch, () => watch.connection !== 'connecting');
-  const { current, ...list } = useRows<HTMLUListElement>(sweeps.map(sweep => sweep.id));
-  const { trans } = watch;
+export function Sweeps({ store }: { store: SectionStore }): ReactElement {
+  const sweeps = useSelector(store, () => store.state.sweeps);
+  const known = useSelector(store, () => store.connection !== 'connecting');
+  const { current, ...list } = useRovingFocus<HTMLUListElement>(sweeps.map(sweep => sweep.id));
+  const { trans } = store;
   if (!sweeps.length) {
     return known ? (
       <Empty code="%%sweep">{trans.__('No sweeps yet. To try many parameters at once, begin a cell with:')}</Empty>
@@ -27,22 +27,22 @@ export function Sweeps({ watch }: { watch: Watch }): ReactElement {
   return (
     <ul className="nbd-List" role="list" aria-label={trans.__('Sweeps')} {...list}>
       {sweeps.map(sweep => (
-        <SweepRow key={sweep.id} watch={watch} sweep={sweep} reachable={sweep.id === current} />
+        <SweepRow key={sweep.id} store={store} sweep={sweep} reachable={sweep.id === current} />
       ))}
     </ul>
   );
 }
 
 interface RowProps {
-  watch: Watch;
+  store: SectionStore;
   sweep: Sweep;
   reachable: boolean;
 }
 
 /** One sweep; drawn again only when something of it is another. */
-export const SweepRow = memo(function SweepRow({ watch, sweep, reachable }: RowProps): ReactElement {
-  const { trans } = watch;
-  const sign = signOf(sweep.state, trans);
+export const SweepRow = memo(function SweepRow({ store, sweep, reachable }: RowProps): ReactElement {
+  const { trans } = store;
+  const sign = stateLabel(sweep.state, trans);
   const row = `sweep:${sweep.id}`;
   const ended = trialsEnded(sweep);
   const text =
@@ -52,7 +52,7 @@ export const SweepRow = memo(function SweepRow({ watch, sweep, reachable }: RowP
   return (
     <li className="nbd-Row" data-row={sweep.id} data-state={sweep.state}>
       <RowHead
-        {...{ watch, row, sign, reachable }}
+        {...{ store, row, sign, reachable }}
         name={sweep.name}
         title={trans.__('%1: open its trials', sweep.name)}
         open={['nbdist:open-grid', sweep.id]}
@@ -73,20 +73,20 @@ export const SweepRow = memo(function SweepRow({ watch, sweep, reachable }: RowP
           ))}
         </span>
         <Sparkline name={trans.__('best %1', sweep.metric)} curve={sweep.curve} trans={trans} />
-        <ActionButtons watch={watch} row={row} reachable={reachable} actions={sweepActions(sweep, trans)} />
+        <ActionButtons store={store} row={row} reachable={reachable} actions={sweepActions(sweep, trans)} />
       </div>
       {sweep.best && (
         <div className="nbd-Row-note">
-          <b>{bestText(sweep, watch)}</b> {parameterText(sweep.best.parameters)}
+          <b>{bestText(sweep, store)}</b> {parameterText(sweep.best.parameters)}
         </div>
       )}
       <Notes note={sweep.note} error={sweep.error} />
-      <ActionError watch={watch} row={row} reachable={reachable} />
+      <ActionError store={store} row={row} reachable={reachable} />
     </li>
   );
 });
 
-function bestText({ best, metric }: Sweep, { trans }: Watch): string {
+function bestText({ best, metric }: Sweep, { trans }: SectionStore): string {
   const value = best?.value ?? null;
   return trans.__('best %1 %2 (trial %3)', metric, value === null ? '–' : formatNumber(value), String(best?.number));
 }

@@ -4,23 +4,23 @@ import type { Cluster, Task } from '../api/items';
 import { ActionButtons, ActionError } from './action-buttons';
 import { restartAction, shortTask } from './actions';
 import { formatBytes, formatNumber, formatRate } from './format';
-import { useRows } from './roving-focus';
+import { useRovingFocus } from './roving-focus';
 import { Empty } from './rows';
-import { signOf, slowerText, StateShape } from './state-icon';
-import { useWatch, type Watch } from './store';
+import { stateLabel, slowerText, StateIcon } from './state-icon';
+import { useSelector, type SectionStore } from './store';
 
 /** The tasks of the chosen cluster as a table; columns that no task has are left out. */
-export function Tasks({ watch }: { watch: Watch }): ReactElement {
-  const told = useWatch(watch, () => watch.state.cluster === watch.model.chosen);
-  const tasks = useWatch(watch, () => (watch.state.cluster === watch.model.chosen ? watch.state.tasks : NONE));
-  const cluster = useWatch(watch, () => watch.state.clusters.find(one => one.id === watch.model.chosen));
-  const { trans } = watch;
-  const { current, ...list } = useRows<HTMLDivElement>(tasks.map(task => String(task.rank)));
+export function Tasks({ store }: { store: SectionStore }): ReactElement {
+  const told = useSelector(store, () => store.state.cluster === store.model.chosen);
+  const tasks = useSelector(store, () => (store.state.cluster === store.model.chosen ? store.state.tasks : NONE));
+  const cluster = useSelector(store, () => store.state.clusters.find(one => one.id === store.model.chosen));
+  const { trans } = store;
+  const { current, ...list } = useRovingFocus<HTMLDivElement>(tasks.map(task => String(task.rank)));
   // The same object as long as the same columns are there, or all rows would be drawn again.
   const found = columnsOf(tasks, trans);
   const columns = useMemo(() => found, [found.map(column => column.id).join()]);
   if (!cluster || !tasks.length) {
-    return <NoTasks watch={watch} cluster={cluster} told={told} />;
+    return <NoTasks store={store} cluster={cluster} told={told} />;
   }
   const gpus = columns.some(column => column.id === 'gpu');
   return (
@@ -49,7 +49,7 @@ export function Tasks({ watch }: { watch: Watch }): ReactElement {
       {tasks.map(task => (
         <TaskRow
           key={task.rank}
-          watch={watch}
+          store={store}
           task={task}
           cluster={cluster}
           columns={columns}
@@ -63,7 +63,7 @@ export function Tasks({ watch }: { watch: Watch }): ReactElement {
 const NONE: Task[] = []; // while the server tells of another cluster's
 
 interface RowProps {
-  watch: Watch;
+  store: SectionStore;
   task: Task;
   cluster: Cluster;
   columns: readonly Column[];
@@ -71,9 +71,9 @@ interface RowProps {
 }
 
 /** One task; drawn again only when something of it is another. */
-export const TaskRow = memo(function TaskRow({ watch, task, cluster, columns, reachable }: RowProps): ReactElement {
-  const { trans } = watch;
-  const sign = signOf(task.state, trans);
+export const TaskRow = memo(function TaskRow({ store, task, cluster, columns, reachable }: RowProps): ReactElement {
+  const { trans } = store;
+  const sign = stateLabel(task.state, trans);
   const slower = task.straggler === null ? null : slowerText(task.straggler, trans);
   const row = `task:${task.cluster}:${task.rank}`;
   const more = [`${task.name} · ${task.host} · ${task.pid} · ${task.device}`, task.note].filter(text => text);
@@ -88,7 +88,7 @@ export const TaskRow = memo(function TaskRow({ watch, task, cluster, columns, re
       title={more.join('\n')}
     >
       <span className="nbd-Task-name" role="rowheader">
-        <StateShape sign={sign} />
+        <StateIcon sign={sign} />
         <span className="nbd-Task-title">{shortTask(task)}</span>
       </span>
       <span className={`nbd-Task-state ${slower ? 'nbd-mod-slow' : ''}`} role="gridcell">
@@ -101,7 +101,7 @@ export const TaskRow = memo(function TaskRow({ watch, task, cluster, columns, re
       ))}
       <span className="nbd-Task-action" role="gridcell">
         <ActionButtons
-          watch={watch}
+          store={store}
           row={row}
           reachable={reachable}
           actions={[restartAction(task, cluster, trans)]}
@@ -111,7 +111,7 @@ export const TaskRow = memo(function TaskRow({ watch, task, cluster, columns, re
         {more.map((text, place) => (
           <span key={place}>{text}</span>
         ))}
-        <ActionError watch={watch} row={row} reachable={reachable} />
+        <ActionError store={store} row={row} reachable={reachable} />
       </span>
     </div>
   );
@@ -130,8 +130,8 @@ function Slow({ text, state }: { text: string; state: string }): ReactElement {
   );
 }
 
-function NoTasks({ watch, cluster, told }: { watch: Watch; cluster: Cluster | undefined; told: boolean }): ReactElement {
-  const { trans } = watch;
+function NoTasks({ store, cluster, told }: { store: SectionStore; cluster: Cluster | undefined; told: boolean }): ReactElement {
+  const { trans } = store;
   if (!cluster) {
     return <Empty>{trans.__('The tasks of a cluster stand here when it runs.')}</Empty>;
   }
@@ -163,20 +163,20 @@ function allColumns(trans: TranslationBundle): Column[] {
     text: (task: Task) => string | null
   ): Column => ({ id, label, caption, text: task => text(task) ?? '' });
   return [
-    column('rate', trans.__('/s'), trans.__('Steps per second'), task => told(task.steps_per_second, formatRate)),
-    column('cpu', trans.__('CPU'), trans.__('Percent of one core'), task => told(task.cpu, cpu => `${cpu}%`)),
-    column('memory', trans.__('Mem'), trans.__('Memory'), task => told(task.memory, formatBytes)),
-    column('step', trans.__('Step'), trans.__('Step of its run'), task => told(task.step, formatNumber)),
-    column('gpu', trans.__('GPU'), trans.__('Use of its GPU'), task => told(task.gpu, gpu => `${gpu.use}%`)),
+    column('rate', trans.__('/s'), trans.__('Steps per second'), task => formatIfKnown(task.steps_per_second, formatRate)),
+    column('cpu', trans.__('CPU'), trans.__('Percent of one core'), task => formatIfKnown(task.cpu, cpu => `${cpu}%`)),
+    column('memory', trans.__('Mem'), trans.__('Memory'), task => formatIfKnown(task.memory, formatBytes)),
+    column('step', trans.__('Step'), trans.__('Step of its run'), task => formatIfKnown(task.step, formatNumber)),
+    column('gpu', trans.__('GPU'), trans.__('Use of its GPU'), task => formatIfKnown(task.gpu, gpu => `${gpu.use}%`)),
     column('gpumemory', trans.__('GPU mem'), trans.__('Memory of its GPU in use, and all of it'), task =>
-      told(task.gpu, gpu => `${formatBytes(gpu.memory)} / ${formatBytes(gpu.total)}`)
+      formatIfKnown(task.gpu, gpu => `${formatBytes(gpu.memory)} / ${formatBytes(gpu.total)}`)
     ),
     column('host', trans.__('Host'), trans.__('Host'), task => task.host),
-    column('pid', trans.__('PID'), trans.__('Its process on its host'), task => told(task.pid, String)),
+    column('pid', trans.__('PID'), trans.__('Its process on its host'), task => formatIfKnown(task.pid, String)),
     column('device', trans.__('Device'), trans.__('Device'), task => task.device)
   ];
 }
 
-function told<Value>(value: Value | null | undefined, format: (value: Value) => string): string | null {
+function formatIfKnown<Value>(value: Value | null | undefined, format: (value: Value) => string): string | null {
   return value === null || value === undefined ? null : format(value);
 }

@@ -3,7 +3,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { ReactWidget } from '@jupyterlab/ui-components';
 import { type ISignal, Signal } from '@lumino/signaling';
 import type { State } from '../api/items';
-import { isGoingOn } from '../sidebar/actions';
+import { isActive } from '../sidebar/actions';
 import { percentOf } from '../sidebar/format';
 import type { INbdist } from '../token';
 
@@ -75,7 +75,7 @@ export class StatusItem extends ReactWidget {
 
   private ask(): void {
     const { feed } = this.nbdist;
-    const asked = document.hidden || feed.shown ? Promise.resolve() : feed.refresh();
+    const asked = document.hidden || feed.hasViews ? Promise.resolve() : feed.refresh();
     void asked.then(() => this.askLater(isMoving(feed.state) ? RUNNING : IDLE));
   }
 
@@ -112,7 +112,7 @@ export function statusText({ clusters, runs, sweeps }: State, trans: Translation
   if (up) {
     parts.push(trans._n('%1 cluster', '%1 clusters', up));
   }
-  const going = runs.filter(isGoingOn);
+  const going = runs.filter(isActive);
   if (going.length) {
     const share = shareOf(going.map(run => [run.step, run.total]));
     const text = trans._n('%1 run', '%1 runs', going.length);
@@ -129,7 +129,7 @@ export function statusText({ clusters, runs, sweeps }: State, trans: Translation
 export function isMoving({ clusters, runs, sweeps }: State): boolean {
   return (
     clusters.some(({ state }) => state === 'starting' || state === 'stopping') ||
-    runs.some(isGoingOn) ||
+    runs.some(isActive) ||
     sweeps.some(({ state }) => state === 'running' || state === 'paused')
   );
 }

@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { ApiError, type Client } from '../../src/api/client';
 import { Feed } from '../../src/api/feed';
-import { NOTHING, type Run, type State } from '../../src/api/items';
+import { EMPTY_STATE, type Run, type State } from '../../src/api/items';
 
 vi.mock('@jupyterlab/services', () => ({ ServerConnection: {} }));
 
@@ -38,7 +38,7 @@ class Socket {
 }
 
 const run = (id: string, step: number): Run => ({ id, step, created: 1 }) as unknown as Run;
-const state = (...runs: Run[]): State => ({ ...NOTHING, runs });
+const state = (...runs: Run[]): State => ({ ...EMPTY_STATE, runs });
 
 let answers: (() => Promise<State>)[];
 let feed: Feed;
@@ -50,7 +50,7 @@ beforeEach(() => {
   const client = {
     settings: { WebSocket: Socket },
     streamUrl: () => 'ws://here',
-    state: () => (answers.shift() ?? (() => Promise.resolve(NOTHING)))()
+    state: () => (answers.shift() ?? (() => Promise.resolve(EMPTY_STATE)))()
   } as unknown as Client;
   feed = new Feed(client);
 });
@@ -65,7 +65,7 @@ const steps = (): (number | null)[] => feed.state.runs.map(run => run.step);
 
 describe('what the stream brings', () => {
   beforeEach(() => {
-    feed.show({});
+    feed.addView({});
     socket().open();
     socket().tell({ kind: 'state', ...state(run('a', 1)) });
   });
@@ -96,15 +96,15 @@ describe('what the stream brings', () => {
   it('tells that the server cannot be reached, and that it can again', async () => {
     answers.push(() => Promise.reject(new ApiError(0, 'gone')));
     await feed.refresh();
-    expect([feed.connection, feed.trouble, feed.reached]).toEqual(['offline', 'gone', false]);
+    expect([feed.connection, feed.error, feed.reachable]).toEqual(['offline', 'gone', false]);
     await feed.refresh();
-    expect([feed.connection, feed.trouble, feed.reached]).toEqual(['live', null, true]);
+    expect([feed.connection, feed.error, feed.reachable]).toEqual(['live', null, true]);
   });
 });
 
 describe('without a stream', () => {
   it('the server is asked every two seconds, and the stream is tried again', async () => {
-    feed.show({});
+    feed.addView({});
     answers.push(
       () => Promise.resolve(state(run('a', 1))),
       () => Promise.resolve(state(run('a', 2)))
@@ -123,10 +123,10 @@ describe('without a stream', () => {
   it('a page that shows nothing asks for nothing', async () => {
     await vi.advanceTimersByTimeAsync(60_000);
     expect(Socket.all).toHaveLength(0);
-    const shown = feed.show({});
+    const shown = feed.addView({});
     shown.dispose();
     socket().close();
-    const asked = vi.fn(() => Promise.resolve(NOTHING));
+    const asked = vi.fn(() => Promise.resolve(EMPTY_STATE));
     answers.push(asked);
     await vi.advanceTimersByTimeAsync(60_000);
     expect(asked).not.toHaveBeenCalled();
@@ -135,8 +135,8 @@ describe('without a stream', () => {
   it('a server of another version is said to be one, and its state is left alone', async () => {
     answers.push(() => Promise.resolve({ ...state(run('a', 1)), version: 99 }));
     await feed.refresh();
-    expect(feed.state).toBe(NOTHING);
+    expect(feed.state).toBe(EMPTY_STATE);
     expect(feed.connection).toBe('offline');
-    expect(feed.trouble).toContain('version 99');
+    expect(feed.error).toContain('version 99');
   });
 });

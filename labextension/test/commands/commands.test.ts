@@ -3,18 +3,18 @@ import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { ApiError } from '../../src/api/client';
 import {
-  type Cleaned,
-  type Cleaning,
+  type CleanResult,
+  type CleanRequest,
   type Cluster,
-  NOTHING,
+  EMPTY_STATE,
   type Run,
   type State,
   type Sweep,
   type Task
 } from '../../src/api/items';
 import { addClusterCommands } from '../../src/commands/clusters';
-import type { Parts } from '../../src/commands/context';
-import { addManageCommands, addRunCommands, addTensorBoardCommands, tagsOf } from '../../src/commands/runs';
+import type { CommandContext } from '../../src/commands/context';
+import { addManageCommands, addRunCommands, addTensorBoardCommands, parseTags } from '../../src/commands/runs';
 import { addSweepCommands } from '../../src/commands/sweeps';
 import { user } from './dialogs';
 
@@ -39,12 +39,12 @@ class FakeClient {
   shrink = (...args: unknown[]): Promise<void> => this.note('shrink', ...args);
   labelRun = (...args: unknown[]): Promise<void> => this.note('label', ...args);
   deleteRun = (...args: unknown[]): Promise<void> => this.note('delete', ...args);
-  clean = (asked: Cleaning): Promise<Cleaned> =>
+  clean = (asked: CleanRequest): Promise<CleanResult> =>
     this.note('clean', asked).then(() => ({ runs: ['r1', 'r2'], bytes: 2 ** 21, under_way: [] }));
   stopRun = (...args: unknown[]): Promise<void> => this.note('stop run', ...args);
   controlRun = (...args: unknown[]): Promise<void> => this.note('control', ...args);
   setLearningRate = (...args: unknown[]): Promise<void> => this.note('rate', ...args);
-  sweepWish = (...args: unknown[]): Promise<void> => this.note('wish', ...args);
+  controlSweep = (...args: unknown[]): Promise<void> => this.note('wish', ...args);
   openTensorBoard = (...args: unknown[]): Promise<string> => this.note('board', ...args).then(() => '/board/');
 
   private note(...what: unknown[]): Promise<void> {
@@ -63,10 +63,10 @@ let client: FakeClient;
 let commands: CommandRegistry;
 
 function begin(state: Partial<State>): void {
-  client = new FakeClient({ ...NOTHING, ...state });
+  client = new FakeClient({ ...EMPTY_STATE, ...state });
   commands = new CommandRegistry();
   const trans = nullTranslator.load('nbdist');
-  const parts = { app: { commands }, nbdist: { client, trans, feed: { state: client.now } } } as unknown as Parts;
+  const parts = { app: { commands }, nbdist: { client, trans, feed: { state: client.now } } } as unknown as CommandContext;
   addClusterCommands(parts);
   addRunCommands(parts);
   addManageCommands(parts);
@@ -222,7 +222,7 @@ describe('runs and sweeps', () => {
       ['label', 'r1', { tags: ['a', 'lr 0.1'] }],
       ['delete', 'r1']
     ]);
-    expect(tagsOf(' , ')).toEqual([]);
+    expect(parseTags(' , ')).toEqual([]);
   });
 
   it('delete old runs after they were shown', async () => {
@@ -239,7 +239,7 @@ describe('runs and sweeps', () => {
     expect(user.told).toEqual(['success: 2 runs are deleted, 2 MB.']);
   });
 
-  it('knows three wishes', () => {
+  it('knows three commands', () => {
     expect(commands.isEnabled('nbdist:sweep-wish', { wish: 'pause' })).toBe(true);
     expect(commands.isEnabled('nbdist:sweep-wish', { wish: 'explode' })).toBe(false);
     expect(commands.isVisible('nbdist:sweep-wish', { wish: 'pause' })).toBe(false);

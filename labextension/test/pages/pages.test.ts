@@ -4,9 +4,9 @@ import { CommandRegistry } from '@lumino/commands';
 import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 import { ApiError } from '../../src/api/client';
-import { NOTHING, type Run, type RunDetails, type State, type Sweep } from '../../src/api/items';
-import { Pace } from '../../src/pages/page';
-import { RunPage, standing } from '../../src/pages/run-page';
+import { EMPTY_STATE, type Run, type RunDetails, type State, type Sweep } from '../../src/api/items';
+import { Throttler } from '../../src/pages/page';
+import { RunPage, mergeProgress } from '../../src/pages/run-page';
 import { SweepPage } from '../../src/pages/sweep-page';
 import { readRun } from '../../src/render/run-bundle';
 import type { INbdist } from '../../src/token';
@@ -36,7 +36,7 @@ const RUN = {
 
 /** The Jupyter server's side, as the test has it. */
 class Server {
-  state: State = NOTHING;
+  state: State = EMPTY_STATE;
   connection = 'live';
   details: RunDetails = RUN;
   data: unknown = DATA;
@@ -45,13 +45,13 @@ class Server {
   shown = 0;
   readonly changed = new Signal<this, void>(this);
 
-  show(): { isDisposed: boolean; dispose(): void } {
+  addView(): { isDisposed: boolean; dispose(): void } {
     this.shown += 1;
     return { isDisposed: false, dispose: () => void (this.shown -= 1) };
   }
 
   tell(run: Partial<Run> | null): void {
-    this.state = { ...NOTHING, runs: run ? [{ ...RUN, ...run }] : [] };
+    this.state = { ...EMPTY_STATE, runs: run ? [{ ...RUN, ...run }] : [] };
     this.changed.emit();
   }
 
@@ -257,7 +257,7 @@ it('the page of a sweep shows its grid, in which a trial stays chosen', async ()
   const { number, state } = sweepData.trials;
   const trials = { number: [12, ...number.slice(1), number[0]], state: [1, ...state.slice(1), state[0]] };
   server.data = { ...sweepData, trials, status: { ...sweepData.status, state: 'running' } };
-  server.state = { ...NOTHING, sweeps: [{ id: 's' } as Sweep] };
+  server.state = { ...EMPTY_STATE, sweeps: [{ id: 's' } as Sweep] };
   server.changed.emit();
   await vi.advanceTimersByTimeAsync(3000);
   expect(page.node.querySelector('.nbd-chip')?.textContent).toContain('running');
@@ -273,25 +273,25 @@ describe('standing', () => {
     ['finished', 'finished'],
     ['lost', 'lost']
   ] as const)('calls %s %s', (status, state) => {
-    expect(standing(bundle, { ...RUN, status }, 1005).progress.state).toBe(state);
+    expect(mergeProgress(bundle, { ...RUN, status }, 1005).progress.state).toBe(state);
   });
 
   it('counts the time until now, or until the end', () => {
-    expect(standing(bundle, RUN, 1005).progress.elapsed).toBe(5);
-    expect(standing(bundle, { ...RUN, status: 'failed', ended: 1002 }, 1005).progress.elapsed).toBe(2);
-    expect(standing(bundle, { ...RUN, status: 'lost', ended: null }, 1005).progress.elapsed).toBeNull();
+    expect(mergeProgress(bundle, RUN, 1005).progress.elapsed).toBe(5);
+    expect(mergeProgress(bundle, { ...RUN, status: 'failed', ended: 1002 }, 1005).progress.elapsed).toBe(2);
+    expect(mergeProgress(bundle, { ...RUN, status: 'lost', ended: null }, 1005).progress.elapsed).toBeNull();
   });
 
   it('does not count pauses', () => {
-    expect(standing(bundle, { ...RUN, status: 'paused', paused: 3 }, 1005).progress.elapsed).toBe(2);
-    expect(standing(bundle, { ...RUN, status: 'failed', ended: 1004, paused: 3 }, 1005).progress.elapsed).toBe(1);
+    expect(mergeProgress(bundle, { ...RUN, status: 'paused', paused: 3 }, 1005).progress.elapsed).toBe(2);
+    expect(mergeProgress(bundle, { ...RUN, status: 'failed', ended: 1004, paused: 3 }, 1005).progress.elapsed).toBe(1);
   });
 });
 
 describe('Pace', () => {
   it('never does it twice at once', async () => {
     let [running, most, times] = [0, 0, 0];
-    const pace = new Pace(async () => {
+    const pace = new Throttler(async () => {
       running += 1;
       times += 1;
       most = Math.max(most, running);
@@ -299,7 +299,7 @@ describe('Pace', () => {
       running -= 1;
     }, 2000);
     for (let i = 0; i < 20; i++) {
-      pace.want();
+      pace.invoke();
       await vi.advanceTimersByTimeAsync(1000);
     }
     expect(most).toBe(1);

@@ -1,7 +1,7 @@
 /** Text in the place of a live view after its kernel has ended. */
 
 import { expect, test } from 'vitest';
-import { sayLeft } from '../../src/render/disconnected-views';
+import { showSavedText } from '../../src/render/disconnected-views';
 
 const WIDGET = 'application/vnd.jupyter.widget-view+json';
 const WORDS = "Live view of digits (r-7); to reconnect, run nb.attach('r-7')";
@@ -24,6 +24,6 @@ test.each([
   ['running 120 / 500', WORDS, false, 'running 120 / 500'] // it is there
 ])('%s, %s, connected %s', (shown, words, connected, expected) => {
   const { drawn, area } = output(shown, { [WIDGET]: {}, 'text/plain': words });
-  sayLeft(area, connected);
+  showSavedText(area, connected);
   expect(drawn.textContent).toBe(expected);
 });

@@ -4,7 +4,7 @@ import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import type { Drawing } from '../../src/render/drawing';
 import { RUN } from '../../src/render/kinds';
-import { BundleRenderer, type Kind } from '../../src/render/renderer';
+import { BundleRenderer, type BundleKind } from '../../src/render/renderer';
 import type { RunBundle } from '../../src/render/run-bundle';
 
 const HOSTILE = '<img src=x onerror=alert(1)>';
@@ -43,7 +43,7 @@ function modelOf(data: Record<string, unknown>): IRenderMime.IMimeModel {
 }
 
 const drawn: string[] = [];
-const kind: Kind<RunBundle> = {
+const kind: BundleKind<RunBundle> = {
   ...RUN,
   draw: async bundle => {
     drawn.push(`draw ${bundle.head.title}`);

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { MEAN, TREND } from '@widget/comm/frames.js';
-import { Unreadable } from '../../src/render/json';
+import { UnreadableError } from '../../src/render/json';
 import { readRun } from '../../src/render/run-bundle';
 import { RUBBISH, spoilt } from './rubbish';
 
@@ -61,7 +61,7 @@ describe('readRun', () => {
   });
 
   it.each(RUBBISH)('refuses what is no run: %j', data => {
-    expect(() => readRun(data)).toThrow(Unreadable);
+    expect(() => readRun(data)).toThrow(UnreadableError);
   });
 
   it('draws what is left of damaged data', () => {

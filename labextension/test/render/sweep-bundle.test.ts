@@ -1,6 +1,6 @@
 import { beforeAll, describe, expect, it } from 'vitest';
 import { Grid } from '@widget/sweep/view.js';
-import { Unreadable } from '../../src/render/json';
+import { UnreadableError } from '../../src/render/json';
 import { SWEEP } from '../../src/render/kinds';
 import { readSweep } from '../../src/render/sweep-bundle';
 import { RUBBISH, spoilt } from './rubbish';
@@ -50,7 +50,7 @@ describe('readSweep', () => {
   });
 
   it.each([...RUBBISH, { version: 1 }, { version: 1, head: {}, status: [] }])('refuses what is no sweep: %j', other => {
-    expect(() => readSweep(other)).toThrow(Unreadable);
+    expect(() => readSweep(other)).toThrow(UnreadableError);
   });
 
   it('says of a newer version which one it is', () => {
@@ -79,7 +79,7 @@ describe('the grid', () => {
       try {
         bundle = readSweep({ ...spoiltData, version: 1 });
       } catch (error) {
-        expect(error).toBeInstanceOf(Unreadable);
+        expect(error).toBeInstanceOf(UnreadableError);
         continue;
       }
       grid.model.apply(bundle.snapshot);

@@ -28,19 +28,19 @@ const button = (action: string, row = 'a'): HTMLElement =>
 
 describe('the clusters', () => {
   it('are listed with their state in words, and the chosen one is looked at', () => {
-    const { watch, feed } = fakePanel({ clusters: [CLUSTER, other] });
-    act(() => root.render(<Clusters watch={watch} />));
+    const { store, feed } = fakePanel({ clusters: [CLUSTER, other] });
+    act(() => root.render(<Clusters store={store} />));
     expect(names()).toEqual(['train.ipynb', 'other']);
     expect(place.textContent).toContain('running');
     expect(place.querySelector('[aria-current="true"]')?.textContent).toBe('train.ipynb');
     act(() => place.querySelectorAll<HTMLElement>('.nbd-Row-name')[1]!.click());
-    expect(feed.looked.at(-1)).toBe('b');
+    expect(feed.requested.at(-1)).toBe('b');
     expect(place.querySelector('[aria-current="true"]')?.textContent).toBe('other');
   });
 
   it('are walked through with the arrow keys, and one of them is in the reach of Tab', () => {
-    const { watch, model } = fakePanel({ clusters: [CLUSTER, other] });
-    act(() => root.render(<Clusters watch={watch} />));
+    const { store, model } = fakePanel({ clusters: [CLUSTER, other] });
+    act(() => root.render(<Clusters store={store} />));
     const first = place.querySelector<HTMLElement>('.nbd-Row-name')!;
     act(() => first.focus());
     press('ArrowRight');
@@ -55,12 +55,12 @@ describe('the clusters', () => {
   });
 
   it('say why an action cannot be, and do not begin it', () => {
-    const { watch, commands } = fakePanel({
+    const { store, commands } = fakePanel({
       clusters: [{ ...CLUSTER, can: { stop: true, grow: false, restart: true }, why: { grow: 'MPI has no more room' } }]
     });
     const grow = vi.fn();
     commands.addCommand('nbdist:grow-cluster', { execute: grow });
-    act(() => root.render(<Clusters watch={watch} />));
+    act(() => root.render(<Clusters store={store} />));
     expect(button('grow').title).toContain('MPI has no more room');
     expect(button('grow').getAttribute('aria-disabled')).toBe('true');
     act(() => button('grow').click());
@@ -68,12 +68,12 @@ describe('the clusters', () => {
   });
 
   it('show that an action is under way, and what it failed with until that is dismissed', async () => {
-    const { watch, commands } = fakePanel({ clusters: [CLUSTER] });
+    const { store, commands } = fakePanel({ clusters: [CLUSTER] });
     let refuse: (error: Error) => void = () => undefined;
     commands.addCommand('nbdist:stop-cluster', {
       execute: () => new Promise((_, reject) => (refuse = reject))
     });
-    act(() => root.render(<Clusters watch={watch} />));
+    act(() => root.render(<Clusters store={store} />));
     act(() => button('stop').click());
     expect(button('stop').getAttribute('aria-busy')).toBe('true');
     await act(async () => {
@@ -92,8 +92,8 @@ describe('the clusters', () => {
       execute: ({ id }) => Promise.reject(id === 'a' ? new ApiError(0, 'cannot be reached') : new ApiError(409, 'not now'))
     });
     feed.connection = 'offline';
-    await model.act('a', 'stop', 'nbdist:stop-cluster', { id: 'a' });
-    await model.act('b', 'stop', 'nbdist:stop-cluster', { id: 'b' });
+    await model.execute('a', 'stop', 'nbdist:stop-cluster', { id: 'a' });
+    await model.execute('b', 'stop', 'nbdist:stop-cluster', { id: 'b' });
     feed.tell({});
     expect(model.activity('a').error).toBe('cannot be reached');
     feed.connection = 'live';
@@ -107,8 +107,8 @@ describe('the clusters', () => {
     const seen = Object.defineProperty({ ...CLUSTER, state: 'starting' as const }, 'lines', {
       get: () => ((drawn += 1), ['one'])
     });
-    const { watch, feed } = fakePanel({ clusters: [seen, other] });
-    act(() => root.render(<Clusters watch={watch} />));
+    const { store, feed } = fakePanel({ clusters: [seen, other] });
+    act(() => root.render(<Clusters store={store} />));
     expect(drawn).toBe(1); // so that the count below does count
     act(() => feed.tell({ clusters: [seen, { ...other, title: 'renamed' }] }));
     expect(names()).toEqual(['train.ipynb', 'renamed']);
@@ -116,23 +116,23 @@ describe('the clusters', () => {
   });
 
   it('keep the focus in the list when a row goes', () => {
-    const { watch, feed } = fakePanel({ clusters: [CLUSTER, other] });
-    act(() => root.render(<Clusters watch={watch} />));
+    const { store, feed } = fakePanel({ clusters: [CLUSTER, other] });
+    act(() => root.render(<Clusters store={store} />));
     act(() => button('attach', 'b').focus());
     act(() => feed.tell({ clusters: [CLUSTER] }));
     expect(place.contains(document.activeElement)).toBe(true);
   });
 
   it('teach how to start one where there are none', () => {
-    const { watch } = fakePanel();
-    act(() => root.render(<Clusters watch={watch} />));
+    const { store } = fakePanel();
+    act(() => root.render(<Clusters store={store} />));
     expect(place.textContent).toContain('%cluster start --workers 2');
   });
 
   it('show what a bring-up says, and why it failed', () => {
     const starting = { ...CLUSTER, state: 'starting' as const, lines: ['the cluster process is up'] };
-    const { watch, feed } = fakePanel({ clusters: [starting] });
-    act(() => root.render(<Clusters watch={watch} />));
+    const { store, feed } = fakePanel({ clusters: [starting] });
+    act(() => root.render(<Clusters store={store} />));
     expect(place.querySelector('[role="log"]')?.textContent).toBe('the cluster process is up');
     act(() => feed.tell({ clusters: [{ ...CLUSTER, state: 'failed', error: 'no mpiexec here' }] }));
     expect(place.querySelector('[role="alert"]')?.textContent).toBe('no mpiexec here');

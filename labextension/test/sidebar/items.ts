@@ -2,9 +2,9 @@ import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { Signal } from '@lumino/signaling';
 import type { Feed } from '../../src/api/feed';
-import { type About, type Cluster, NOTHING, type Run, type State, type Sweep, type Task } from '../../src/api/items';
-import { PanelModel } from '../../src/sidebar/model';
-import { Watch } from '../../src/sidebar/store';
+import { type About, type Cluster, EMPTY_STATE, type Run, type State, type Sweep, type Task } from '../../src/api/items';
+import { SidebarModel } from '../../src/sidebar/model';
+import { SectionStore } from '../../src/sidebar/store';
 
 export const trans = nullTranslator.load('nbdist');
 
@@ -43,12 +43,12 @@ export const SWEEP: Sweep = {
 
 /** A feed that says what a test tells it. */
 export class FakeFeed {
-  state: State = NOTHING;
+  state: State = EMPTY_STATE;
   connection = 'live';
-  trouble: string | null = null;
-  reached = true;
-  looked: (string | null)[] = [];
-  shownBy = new Set<object>();
+  error: string | null = null;
+  reachable = true;
+  requested: (string | null)[] = [];
+  views = new Set<object>();
   readonly changed = new Signal<this, void>(this);
 
   tell(state: Partial<State>): void {
@@ -56,13 +56,13 @@ export class FakeFeed {
     this.changed.emit();
   }
 
-  look(cluster: string | null): void {
-    this.looked.push(cluster);
+  requestTasks(cluster: string | null): void {
+    this.requested.push(cluster);
   }
 
-  show(part: object): { isDisposed: boolean; dispose: () => void } {
-    this.shownBy.add(part);
-    return { isDisposed: false, dispose: () => void this.shownBy.delete(part) };
+  addView(part: object): { isDisposed: boolean; dispose: () => void } {
+    this.views.add(part);
+    return { isDisposed: false, dispose: () => void this.views.delete(part) };
   }
 
   refresh(): Promise<void> {
@@ -70,16 +70,16 @@ export class FakeFeed {
   }
 }
 
-/** A panel's model and watch over a fake feed, with commands that a test adds. */
+/** A panel's model and store over a fake feed, with commands that a test adds. */
 export function fakePanel(state: Partial<State> = {}): {
-  feed: FakeFeed; commands: CommandRegistry; model: PanelModel; watch: Watch;
+  feed: FakeFeed; commands: CommandRegistry; model: SidebarModel; store: SectionStore;
 } {
   const feed = new FakeFeed();
-  feed.state = { ...NOTHING, ...state };
+  feed.state = { ...EMPTY_STATE, ...state };
   const commands = new CommandRegistry();
   const client = { about: () => new Promise(() => undefined) };
-  const model = new PanelModel({ feed: feed as unknown as Feed, client: client as never, trans }, commands);
-  const watch = new Watch(model);
-  watch.show(true);
-  return { feed, commands, model, watch };
+  const model = new SidebarModel({ feed: feed as unknown as Feed, client: client as never, trans }, commands);
+  const store = new SectionStore(model);
+  store.setVisible(true);
+  return { feed, commands, model, store };
 }

@@ -1,15 +1,15 @@
 import { describe, expect, it, vi } from 'vitest';
-import { NOTHING } from '../../src/api/items';
+import { EMPTY_STATE } from '../../src/api/items';
 import { DEFAULTS } from '../../src/settings';
 import { clusterActions, restartAction, runActions, sweepActions } from '../../src/sidebar/actions';
 import { clusterFacts, runFacts, trialFacts } from '../../src/sidebar/facts';
 import { formatBytes, formatNumber, formatRate, formatSeconds, percentOf } from '../../src/sidebar/format';
-import { chooseFrom } from '../../src/sidebar/model';
-import { nextStop } from '../../src/sidebar/roving-focus';
-import { inOrder, matching } from '../../src/sidebar/runs';
+import { selectFrom } from '../../src/sidebar/model';
+import { nextPosition } from '../../src/sidebar/roving-focus';
+import { activeFirst, filterItems } from '../../src/sidebar/runs';
 import { curvePath, curveText, trendOf } from '../../src/sidebar/sparkline';
-import { faultsOf, firstValues, hintOf, startOf } from '../../src/sidebar/start-fields';
-import { signOf } from '../../src/sidebar/state-icon';
+import { validate, initialValues, coreHint, startRequest } from '../../src/sidebar/start-fields';
+import { stateLabel } from '../../src/sidebar/state-icon';
 import { columnsOf } from '../../src/sidebar/tasks';
 import { statusText } from '../../src/status/status-item';
 import { ABOUT, CLUSTER, RUN, SWEEP, TASK, trans } from './items';
@@ -75,13 +75,13 @@ describe('actions', () => {
 describe('what is listed', () => {
   it('has the runs that go on first', () => {
     const [old, going] = [{ ...RUN, id: 'old', status: 'finished' as const }, { ...RUN, id: 'going' }];
-    expect(inOrder([old, going]).map(run => run.id)).toEqual(['going', 'old']);
+    expect(activeFirst([old, going]).map(run => run.id)).toEqual(['going', 'old']);
   });
 
   it('is filtered by all words that are typed', () => {
     const runs = [RUN, { ...RUN, id: 'x', name: 'words', status: 'failed' as const, tags: ['baseline'] }];
     const found = (typed: string): string[] =>
-      matching(runs, typed, run => signOf(run.status, trans).word).map(run => run.id);
+      filterItems(runs, typed, run => stateLabel(run.status, trans).word).map(run => run.id);
     expect([found(''), found('WORDS fail'), found('digits failed')]).toEqual([['r', 'x'], ['x'], []]);
     expect(found('BASE words')).toEqual(['x']);
   });
@@ -92,7 +92,7 @@ describe('what is listed', () => {
     expect(clusterFacts(theirs, trans)).toEqual(['4 engines', 'b.ipynb (ended)']);
     expect(runFacts(RUN, trans)).toEqual(['40 of 100', 'loss 0.125', '5 steps/s', '12 s left']);
     expect(trialFacts(SWEEP, trans)).toEqual(['2 running', '9 finished', '3 pruned', '6 waiting']);
-    expect(signOf('something new', trans)).toEqual({ shape: 'ring', tone: 'plain', word: 'something new' });
+    expect(stateLabel('something new', trans)).toEqual({ shape: 'ring', tone: 'plain', word: 'something new' });
   });
 
   it('has only columns that a task has something in', () => {
@@ -105,10 +105,10 @@ describe('what is listed', () => {
 
   it('chooses the cluster that was wished for, else the newest that runs', () => {
     const starting = { ...CLUSTER, id: 'new', state: 'starting' as const };
-    expect(chooseFrom([starting, CLUSTER], null)).toBe('a');
-    expect(chooseFrom([starting, CLUSTER], 'new')).toBe('new');
-    expect(chooseFrom([starting], 'gone')).toBe('new');
-    expect(chooseFrom([], 'a')).toBeNull();
+    expect(selectFrom([starting, CLUSTER], null)).toBe('a');
+    expect(selectFrom([starting, CLUSTER], 'new')).toBe('new');
+    expect(selectFrom([starting], 'gone')).toBe('new');
+    expect(selectFrom([], 'a')).toBeNull();
   });
 });
 
@@ -130,46 +130,46 @@ describe('a small curve', () => {
 describe('the arrow keys', () => {
   it('lead to the next row and the next place in it, and not over the edge', () => {
     const stops = [3, 1, 2];
-    expect(nextStop('ArrowDown', 0, 2, stops)).toEqual([1, 0]);
-    expect(nextStop('ArrowUp', 0, 0, stops)).toBeNull();
-    expect(nextStop('ArrowRight', 2, 1, stops)).toBeNull();
-    expect(nextStop('ArrowLeft', 2, 1, stops)).toEqual([2, 0]);
-    expect(nextStop('End', 0, 1, stops)).toEqual([2, 0]);
-    expect(nextStop('x', 0, 0, stops)).toBeNull();
+    expect(nextPosition('ArrowDown', 0, 2, stops)).toEqual([1, 0]);
+    expect(nextPosition('ArrowUp', 0, 0, stops)).toBeNull();
+    expect(nextPosition('ArrowRight', 2, 1, stops)).toBeNull();
+    expect(nextPosition('ArrowLeft', 2, 1, stops)).toEqual([2, 0]);
+    expect(nextPosition('End', 0, 1, stops)).toEqual([2, 0]);
+    expect(nextPosition('x', 0, 0, stops)).toBeNull();
   });
 });
 
 describe('the form', () => {
   it('begins with what fits the machine, and sends what was typed', () => {
-    const values = firstValues(ABOUT, DEFAULTS);
+    const values = initialValues(ABOUT, DEFAULTS);
     expect(values.workers).toBe('2');
-    expect(faultsOf(values, trans)).toEqual({});
-    expect(startOf({ ...values, memory: ' 2 G ', threads: '1', gpus: '1', gpu_memory: '0.4' })).toEqual({
+    expect(validate(values, trans)).toEqual({});
+    expect(startRequest({ ...values, memory: ' 2 G ', threads: '1', gpus: '1', gpu_memory: '0.4' })).toEqual({
       name: null, workers: 2, ps: 0, launcher: 'local', gpus: 1, threads: 1, memory: '2G', gpu_memory: 0.4
     });
-    expect(startOf(values)).toMatchObject({ gpus: 'auto', threads: null, memory: null, gpu_memory: null });
+    expect(startRequest(values)).toMatchObject({ gpus: 'auto', threads: null, memory: null, gpu_memory: null });
   });
 
   it('says which field has which fault', () => {
     const wrong = {
       name: 'a b', workers: '0', ps: '-1', launcher: 'local', gpus: 'auto', gpu_memory: '2', threads: 'x', memory: 'much'
     };
-    expect(Object.keys(faultsOf(wrong, trans)).sort()).toEqual(['gpu_memory', 'memory', 'name', 'ps', 'threads', 'workers']);
+    expect(Object.keys(validate(wrong, trans)).sort()).toEqual(['gpu_memory', 'memory', 'name', 'ps', 'threads', 'workers']);
   });
 
   it('warns of tasks that have to share the cores', () => {
-    const values = { ...firstValues(ABOUT, DEFAULTS), workers: '3', ps: '1' };
-    expect(hintOf(values, ABOUT, trans)).toContain('4 tasks');
-    expect(hintOf({ ...values, workers: '1' }, ABOUT, trans)).toBeNull();
-    expect(hintOf(values, null, trans)).toBeNull();
+    const values = { ...initialValues(ABOUT, DEFAULTS), workers: '3', ps: '1' };
+    expect(coreHint(values, ABOUT, trans)).toContain('4 tasks');
+    expect(coreHint({ ...values, workers: '1' }, ABOUT, trans)).toBeNull();
+    expect(coreHint(values, null, trans)).toBeNull();
   });
 });
 
 describe('the status bar', () => {
   it('counts what goes on, and says nothing when there is nothing', () => {
-    expect(statusText(NOTHING, trans)).toBe('');
-    expect(statusText({ ...NOTHING, runs: [{ ...RUN, status: 'finished' }] }, trans)).toBe('');
-    const state = { ...NOTHING, clusters: [CLUSTER, { ...CLUSTER, id: 'b' }], runs: [RUN] };
+    expect(statusText(EMPTY_STATE, trans)).toBe('');
+    expect(statusText({ ...EMPTY_STATE, runs: [{ ...RUN, status: 'finished' }] }, trans)).toBe('');
+    const state = { ...EMPTY_STATE, clusters: [CLUSTER, { ...CLUSTER, id: 'b' }], runs: [RUN] };
     expect(statusText(state, trans)).toBe('nbdist: 2 clusters · 1 run 40%');
     const endless = { ...RUN, id: 'y', total: null };
     expect(statusText({ ...state, runs: [RUN, endless], sweeps: [SWEEP] }, trans)).toBe(

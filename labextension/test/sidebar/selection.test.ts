@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import type { IStateDB } from '@jupyterlab/statedb';
 import type { ReadonlyPartialJSONValue } from '@lumino/coreutils';
-import { keepChosen } from '../../src/sidebar/model';
+import { persistSelection } from '../../src/sidebar/model';
 import { CLUSTER, fakePanel } from './items';
 
 const KEY = 'nbdist:chosen-cluster';
@@ -19,29 +19,29 @@ describe('the chosen cluster', () => {
   it('is kept, and chosen again in the next page', async () => {
     const values = {};
     const { model } = fakePanel({ clusters });
-    await keepChosen(model, workspace(values));
+    await persistSelection(model, workspace(values));
     expect(values).toEqual({});
-    model.choose('b');
+    model.select('b');
     expect(values).toEqual({ [KEY]: 'b' });
     const next = fakePanel({ clusters });
     expect(next.model.chosen).toBe('a');
-    await keepChosen(next.model, workspace(values));
+    await persistSelection(next.model, workspace(values));
     expect(next.model.chosen).toBe('b');
   });
 
   it('is kept, too, where it was the one that is shown by itself', async () => {
     const values = {};
     const { model } = fakePanel({ clusters });
-    await keepChosen(model, workspace(values));
-    model.choose('a');
+    await persistSelection(model, workspace(values));
+    model.select('a');
     expect(values).toEqual({ [KEY]: 'a' });
   });
 
   it('is what the user chooses while the workspace is still being read', async () => {
     const values = { [KEY]: 'b' };
     const { model } = fakePanel({ clusters });
-    const kept = keepChosen(model, workspace(values));
-    model.choose('a');
+    const kept = persistSelection(model, workspace(values));
+    model.select('a');
     await kept;
     expect(model.chosen).toBe('a');
     expect(values).toEqual({ [KEY]: 'a' });
@@ -50,7 +50,7 @@ describe('the chosen cluster', () => {
   it('gives way to another where it is gone, or is none', async () => {
     for (const value of ['gone', 7, null, { id: 'b' }]) {
       const { model } = fakePanel({ clusters });
-      await keepChosen(model, workspace({ [KEY]: value }));
+      await persistSelection(model, workspace({ [KEY]: value }));
       expect(model.chosen).toBe('a');
     }
   });

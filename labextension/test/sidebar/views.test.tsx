@@ -4,8 +4,8 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { DEFAULTS } from '../../src/settings';
 import { Runs } from '../../src/sidebar/runs';
 import { Notices } from '../../src/sidebar/notices';
-import { firstValues, StartFields } from '../../src/sidebar/start-fields';
-import type { Watch } from '../../src/sidebar/store';
+import { initialValues, StartFields } from '../../src/sidebar/start-fields';
+import type { SectionStore } from '../../src/sidebar/store';
 import { Sweeps } from '../../src/sidebar/sweeps';
 import { Tasks } from '../../src/sidebar/tasks';
 import { ABOUT, CLUSTER, fakePanel, RUN, SWEEP, TASK, trans } from './items';
@@ -26,15 +26,15 @@ afterEach(() => {
   place.remove();
 });
 
-const show = (View: ComponentType<{ watch: Watch }>, watch: Watch): void => act(() => root.render(<View watch={watch} />));
+const show = (View: ComponentType<{ store: SectionStore }>, store: SectionStore): void => act(() => root.render(<View store={store} />));
 const all = (selector: string): HTMLElement[] => [...place.querySelectorAll<HTMLElement>(selector)];
 
 describe('the tasks', () => {
   const seen = { clusters: [CLUSTER], cluster: 'a' };
 
   it('are a table with the columns that any of them needs', () => {
-    const { watch } = fakePanel({ ...seen, tasks: [TASK, { ...TASK, rank: 1, index: 1, straggler: 1.4 }] });
-    show(Tasks, watch);
+    const { store } = fakePanel({ ...seen, tasks: [TASK, { ...TASK, rank: 1, index: 1, straggler: 1.4 }] });
+    show(Tasks, store);
     expect(all('[role="columnheader"]').map(node => node.textContent)).toEqual(
       ['Task', 'State', '/s', 'CPU', 'Mem', 'Step', 'Host', 'PID', 'Device', 'Restart']
     );
@@ -43,12 +43,12 @@ describe('the tasks', () => {
   });
 
   it('say how a dead one died, and restart it', async () => {
-    const { watch, commands } = fakePanel({
+    const { store, commands } = fakePanel({
       ...seen, tasks: [{ ...TASK, state: 'dead', note: 'ended by signal 9', cpu: null }]
     });
     const restart = vi.fn();
     commands.addCommand('nbdist:restart-task', { execute: args => restart(args) });
-    show(Tasks, watch);
+    show(Tasks, store);
     expect(all('.nbd-Task')[0]!.title).toContain('ended by signal 9');
     expect(all('.nbd-Task-more')[0]!.textContent).toContain('ended by signal 9');
     await act(async () => all('[data-action="restart"]')[0]!.click());
@@ -59,8 +59,8 @@ describe('the tasks', () => {
     let drawn = 0;
     const counted = Object.defineProperty({ ...TASK }, 'name', { get: () => ((drawn += 1), TASK.name) });
     const other = { ...TASK, rank: 1, index: 1 };
-    const { watch, feed } = fakePanel({ ...seen, tasks: [counted, other] });
-    show(Tasks, watch);
+    const { store, feed } = fakePanel({ ...seen, tasks: [counted, other] });
+    show(Tasks, store);
     expect(drawn).toBe(1);
     act(() => feed.tell({ tasks: [counted, { ...other, step: 41 }] }));
     expect(all('[data-row="1"] .nbd-Task-step')[0]!.textContent).toBe('41');
@@ -68,20 +68,20 @@ describe('the tasks', () => {
   });
 
   it('are not drawn while their section is not seen', () => {
-    const { watch, feed } = fakePanel({ ...seen, tasks: [TASK] });
-    show(Tasks, watch);
-    act(() => watch.show(false));
+    const { store, feed } = fakePanel({ ...seen, tasks: [TASK] });
+    show(Tasks, store);
+    act(() => store.setVisible(false));
     act(() => feed.tell({ tasks: [{ ...TASK, step: 77 }] }));
     expect(all('.nbd-Task .nbd-Task-step')[0]!.textContent).toBe('40');
-    act(() => watch.show(true));
+    act(() => store.setVisible(true));
     expect(all('.nbd-Task .nbd-Task-step')[0]!.textContent).toBe('77');
   });
 });
 
 describe('the runs', () => {
   it('show how far they are, and their curve in words', () => {
-    const { watch } = fakePanel({ runs: [RUN] });
-    show(Runs, watch);
+    const { store } = fakePanel({ runs: [RUN] });
+    show(Runs, store);
     const bar = all('[role="progressbar"]')[0]!;
     expect(bar.getAttribute('aria-valuenow')).toBe('40');
     expect(bar.getAttribute('aria-valuetext')).toContain('12 s left');
@@ -91,8 +91,8 @@ describe('the runs', () => {
   it('leave out plain cells that have ended, until they are asked for', () => {
     const print = { ...RUN, id: 'p', name: 'print', training: false, status: 'finished' as const };
     const going = { ...RUN, id: 'g', name: 'going', training: false };
-    const { watch } = fakePanel({ runs: [RUN, print, going] });
-    show(Runs, watch);
+    const { store } = fakePanel({ runs: [RUN, print, going] });
+    show(Runs, store);
     const names = (): (string | null)[] => all('.nbd-Row-name').map(node => node.textContent);
     expect(names()).toEqual(['digits', 'going']);
     expect(all('.nbd-Plain')[0]!.textContent).toBe('Show 1 plain cell');
@@ -104,8 +104,8 @@ describe('the runs', () => {
     const runs = Array.from({ length: 120 }, (_, number) => ({
       ...RUN, id: `r${number}`, name: `run ${number}`, status: 'finished' as const
     }));
-    const { watch } = fakePanel({ runs });
-    show(Runs, watch);
+    const { store } = fakePanel({ runs });
+    show(Runs, store);
     expect(all('.nbd-Row').length).toBe(50);
     act(() => all('.nbd-More')[0]!.click());
     expect(all('.nbd-Row').length).toBe(100);
@@ -116,19 +116,19 @@ describe('the runs', () => {
   });
 
   it('say why TensorBoard cannot be opened', async () => {
-    const { watch, model } = fakePanel({ runs: [RUN] });
+    const { store, model } = fakePanel({ runs: [RUN] });
     const about = { ...ABOUT, tensorboard: 'TensorBoard is not installed' };
     (model.nbdist.client as unknown as { about: () => Promise<unknown> }).about = () => Promise.resolve(about);
-    show(Runs, watch);
-    await act(() => model.learn());
+    show(Runs, store);
+    await act(() => model.loadAbout());
     expect(all('[data-action="tensorboard"]')[0]!.title).toContain('TensorBoard is not installed');
   });
 });
 
 describe('the sweeps', () => {
   it('show their trials, the best so far and what it was tried with', () => {
-    const { watch } = fakePanel({ sweeps: [SWEEP] });
-    show(Sweeps, watch);
+    const { store } = fakePanel({ sweeps: [SWEEP] });
+    show(Sweeps, store);
     expect(place.textContent).toContain('12 of 20 trials');
     expect(place.textContent).toContain('best accuracy 0.98 (trial 7)');
     expect(place.textContent).toContain('rate 0.01, kind adam');
@@ -138,16 +138,16 @@ describe('the sweeps', () => {
 
 describe('what stands above', () => {
   it('says that the server cannot be reached, and what it could not read', () => {
-    const { watch, feed } = fakePanel();
-    show(Notices, watch);
+    const { store, feed } = fakePanel();
+    show(Notices, store);
     expect(place.textContent).toBe('');
     feed.connection = 'offline';
-    feed.trouble = '404 Not Found';
-    feed.reached = false;
+    feed.error = '404 Not Found';
+    feed.reachable = false;
     act(() => feed.tell({ problems: ['12 more runs are not listed'] }));
     expect(place.textContent).toContain('The server cannot be reached, trying again.');
     expect(place.textContent).toContain('12 more runs are not listed');
-    feed.reached = true;
+    feed.reachable = true;
     act(() => feed.tell({}));
     expect(place.textContent).toContain('does not answer as it should, trying again: 404 Not Found');
   });
@@ -155,7 +155,7 @@ describe('what stands above', () => {
 
 describe('the form', () => {
   it('keeps what was typed beside what the server refuses', () => {
-    const values = { ...firstValues(ABOUT, DEFAULTS), workers: '90' };
+    const values = { ...initialValues(ABOUT, DEFAULTS), workers: '90' };
     act(() =>
       root.render(
         <StartFields first={values} about={ABOUT} busy={false} trouble="no room" trans={trans} onChange={() => undefined} />
@@ -168,7 +168,7 @@ describe('the form', () => {
   });
 
   it('has each letter in its field at once, however fast they come', () => {
-    const [told, values] = [vi.fn(), { ...firstValues(ABOUT, DEFAULTS), memory: '2' }];
+    const [told, values] = [vi.fn(), { ...initialValues(ABOUT, DEFAULTS), memory: '2' }];
     act(() =>
       root.render(<StartFields first={values} about={ABOUT} busy={false} trouble={null} trans={trans} onChange={told} />)
     );

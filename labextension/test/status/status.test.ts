@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { nullTranslator } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
-import { NOTHING, type State } from '../../src/api/items';
+import { EMPTY_STATE, type State } from '../../src/api/items';
 import { IDLE, RUNNING, STARTED, StatusItem } from '../../src/status/status-item';
 import type { INbdist } from '../../src/token';
 import { RUN } from '../sidebar/items';
@@ -11,8 +11,8 @@ vi.mock('@jupyterlab/ui-components', async () => ({ ReactWidget: (await import('
 /** A feed that answers with a given state, and counts the requests. */
 function aFeed() {
   const feed = {
-    state: NOTHING as State,
-    shown: false,
+    state: EMPTY_STATE as State,
+    hasViews: false,
     asked: 0,
     changed: null as unknown as Signal<object, void>,
     refresh: () => {
@@ -36,12 +36,12 @@ describe('the status bar', () => {
     expect(feed.asked).toBe(1);
     await vi.advanceTimersByTimeAsync(IDLE - 1);
     expect(feed.asked).toBe(1);
-    feed.state = { ...NOTHING, runs: [RUN] };
+    feed.state = { ...EMPTY_STATE, runs: [RUN] };
     await vi.advanceTimersByTimeAsync(1);
     expect(feed.asked).toBe(2);
     await vi.advanceTimersByTimeAsync(2 * RUNNING);
     expect(feed.asked).toBe(4);
-    feed.state = NOTHING;
+    feed.state = EMPTY_STATE;
     ended.emit();
     expect(feed.asked).toBe(5);
     await vi.advanceTimersByTimeAsync(RUNNING);
@@ -49,7 +49,7 @@ describe('the status bar', () => {
     started.emit();
     await vi.advanceTimersByTimeAsync(STARTED);
     expect(feed.asked).toBe(6);
-    feed.shown = true; // the panel's stream tells
+    feed.hasViews = true; // the panel's stream tells
     ended.emit();
     expect(feed.asked).toBe(6);
     item.dispose();
