@@ -12,7 +12,7 @@ import { useSelector, type SectionStore } from './store';
 export function Clusters({ store }: { store: SectionStore }): ReactElement {
   const clusters = useSelector(store, () => store.state.clusters);
   const runs = useSelector(store, () => store.state.runs);
-  const chosen = useSelector(store, () => store.model.chosen);
+  const chosen = useSelector(store, () => store.model.selected);
   const known = useSelector(store, () => store.connection !== 'connecting');
   const { current, ...list } = useRovingFocus<HTMLUListElement>(
     clusters.map(cluster => cluster.id),

@@ -31,7 +31,7 @@ export class SidebarModel implements IDisposable {
   }
 
   /** The cluster whose tasks are shown; the user's choice while it is there. */
-  get chosen(): string | null {
+  get selected(): string | null {
     return this._selected;
   }
 

@@ -11,9 +11,9 @@ import { useSelector, type SectionStore } from './store';
 
 /** The tasks of the chosen cluster as a table; columns that no task has are left out. */
 export function Tasks({ store }: { store: SectionStore }): ReactElement {
-  const told = useSelector(store, () => store.state.cluster === store.model.chosen);
-  const tasks = useSelector(store, () => (store.state.cluster === store.model.chosen ? store.state.tasks : NONE));
-  const cluster = useSelector(store, () => store.state.clusters.find(one => one.id === store.model.chosen));
+  const told = useSelector(store, () => store.state.cluster === store.model.selected);
+  const tasks = useSelector(store, () => (store.state.cluster === store.model.selected ? store.state.tasks : NONE));
+  const cluster = useSelector(store, () => store.state.clusters.find(one => one.id === store.model.selected));
   const { trans } = store;
   const { current, ...list } = useRovingFocus<HTMLDivElement>(tasks.map(task => String(task.rank)));
   // The same object as long as the same columns are there, or all rows would be drawn again.

@@ -47,7 +47,7 @@ describe('the clusters', () => {
     expect(document.activeElement).toBe(button('attach'));
     press('ArrowDown');
     expect(document.activeElement).toBe(button('attach', 'b'));
-    expect(model.chosen).toBe('b');
+    expect(model.selected).toBe('b');
     expect(button('attach').tabIndex).toBe(-1);
     expect(button('attach', 'b').tabIndex).toBe(0);
     press('Home');

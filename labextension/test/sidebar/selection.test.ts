@@ -24,9 +24,9 @@ describe('the chosen cluster', () => {
     model.select('b');
     expect(values).toEqual({ [KEY]: 'b' });
     const next = fakePanel({ clusters });
-    expect(next.model.chosen).toBe('a');
+    expect(next.model.selected).toBe('a');
     await persistSelection(next.model, workspace(values));
-    expect(next.model.chosen).toBe('b');
+    expect(next.model.selected).toBe('b');
   });
 
   it('is kept, too, where it was the one that is shown by itself', async () => {
@@ -43,7 +43,7 @@ describe('the chosen cluster', () => {
     const kept = persistSelection(model, workspace(values));
     model.select('a');
     await kept;
-    expect(model.chosen).toBe('a');
+    expect(model.selected).toBe('a');
     expect(values).toEqual({ [KEY]: 'a' });
   });
 
@@ -51,7 +51,7 @@ describe('the chosen cluster', () => {
     for (const value of ['gone', 7, null, { id: 'b' }]) {
       const { model } = fakePanel({ clusters });
       await persistSelection(model, workspace({ [KEY]: value }));
-      expect(model.chosen).toBe('a');
+      expect(model.selected).toBe('a');
     }
   });
 });
