@@ -25,7 +25,7 @@ from nbdist.graph.partitioners import fixed_size_partitioner
 from nbdist.graph.placement import replica_device_setter
 from nbdist.graph.scopes import container, device, name_scope
 from nbdist.graph.sparse import IndexedSlices
-from nbdist.graph.tensor import Graph, Part, Tensor, Variable, constant, placeholder
+from nbdist.graph.tensor import Graph, ShardSlice, Tensor, Variable, constant, placeholder
 from nbdist.graph.variables import (
     get_or_create_global_step,
     get_variable,
@@ -296,7 +296,8 @@ def test_slots_live_beside_their_variable() -> None:
             assert (s.trainable, s.initial_value.type) == (False, "initial_value")
             assert s.initial_value.device == v.device
         assert [s.part for s in slots] == [
-            Part("model/t/adagrad/square", (5, 2), (0, 0)), Part("model/t/adagrad/square", (5, 2), (3, 0)),
+            ShardSlice("model/t/adagrad/square", (5, 2), (0, 0)),
+            ShardSlice("model/t/adagrad/square", (5, 2), (3, 0)),
         ]  # fmt: skip
         assert trainable_variables() == table.shards
         with pytest.raises(InvalidArgumentError, match="Adagrad keeps square for a variable, not 'mean'"):

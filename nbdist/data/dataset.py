@@ -14,7 +14,7 @@ import numpy as np
 
 from nbdist.data import blocks, elements
 from nbdist.data.blocks import Blocks, Pass, Shuffle
-from nbdist.data.rows import Rows
+from nbdist.data.rows import ArrayRows
 from nbdist.data.structure import ElementSpec, leaves_of, rebuild, spec_of
 from nbdist.errors import InvalidArgumentError
 
@@ -27,10 +27,10 @@ class _Stage:
     """The pipeline so far: how its blocks are made, what they are made of, and what is known of it."""
 
     blocks: Blocks
-    rows: Rows | None  # what the row numbers in the blocks stand for; None if the blocks hold elements
+    rows: ArrayRows | None  # what the row numbers in the blocks stand for; None if the blocks hold elements
     count: float | None  # elements of one pass: inf for endless, None for unknown
     steps: tuple[Step, ...]  # how it came about, for `recipe`
-    source: Rows | None = None  # the arrays that it came from
+    source: ArrayRows | None = None  # the arrays that it came from
     spec: Any = None
     shards: int = 1  # of how many parts this is one
 
@@ -59,7 +59,7 @@ class Dataset:
     @classmethod
     def from_arrays(cls, *arrays: Any) -> Dataset:
         """Return rows of arrays of one length as a dataset: several arrays, or a tuple or dict of them."""
-        rows = Rows(arrays[0] if len(arrays) == 1 else arrays)
+        rows = ArrayRows(arrays[0] if len(arrays) == 1 else arrays)
         spec = rebuild(rows.structure, [ElementSpec(array.shape[1:], array.dtype) for array in rows.arrays])
         stage = _Stage(
             partial(blocks.whole, range(rows.count)), rows, rows.count, (("from_arrays",),), rows, spec
@@ -235,7 +235,7 @@ class Dataset:
         return (*self._stage.steps, *salt)
 
     @property
-    def source(self) -> Rows | None:
+    def source(self) -> ArrayRows | None:
         """The arrays that it came from, if it came from arrays."""
         return self._stage.source
 

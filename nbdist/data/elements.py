@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from nbdist.data.blocks import Block, Blocks, Pass, regroup
-from nbdist.data.rows import Rows
+from nbdist.data.rows import ArrayRows
 from nbdist.data.structure import stack
 
 
-def elements(upstream: Blocks, rows: Rows | None, run: Pass) -> Iterator[Any]:
+def elements(upstream: Blocks, rows: ArrayRows | None, run: Pass) -> Iterator[Any]:
     """Yield single elements; ``rows`` says what row numbers stand for, None that blocks hold elements."""
     for block in upstream(run):
         if rows is None:
@@ -30,7 +30,9 @@ def generated(make: Callable[[], Iterable[Any]], run: Pass) -> Iterator[Block]:
         yield [element]
 
 
-def batch(upstream: Blocks, rows: Rows | None, size: int, drop_remainder: bool, run: Pass) -> Iterator[Block]:
+def batch(
+    upstream: Blocks, rows: ArrayRows | None, size: int, drop_remainder: bool, run: Pass
+) -> Iterator[Block]:
     """Yield batches of ``size`` elements."""
     # Row numbers are safe to hold; elements that wait for their batch must not be overwritten meanwhile.
     groups = regroup(upstream(replace(run, buffers=0)), size, drop_remainder)
@@ -39,7 +41,9 @@ def batch(upstream: Blocks, rows: Rows | None, size: int, drop_remainder: bool, 
         yield [make(group)]  # type: ignore[arg-type]  # row numbers for `batches`, elements for `stack`
 
 
-def mapped(upstream: Blocks, rows: Rows | None, function: Callable[..., Any], run: Pass) -> Iterator[Block]:
+def mapped(
+    upstream: Blocks, rows: ArrayRows | None, function: Callable[..., Any], run: Pass
+) -> Iterator[Block]:
     """Yield ``function`` of each element; a tuple's parts are its arguments."""
     for element in elements(upstream, rows, run):
         yield [function(*element) if isinstance(element, tuple) else function(element)]

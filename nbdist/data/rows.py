@@ -13,7 +13,7 @@ from nbdist.data.structure import leaves_of, rebuild
 from nbdist.errors import InvalidArgumentError
 
 
-class Rows:
+class ArrayRows:
     """The arrays under a dataset, seen read-only: row i of each, in the structure they were given in.
 
     Raises `InvalidArgumentError` for arrays of different lengths, without a first axis, or of Python objects.

@@ -21,7 +21,7 @@ CHUNK = 1 << 18  # elements drawn at a time, so that drawing needs little memory
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class InitializerKind:
     """A kind of initial values.
 
     ``draw`` is "uniform" (in +-scale), "normal" (of deviation scale), "truncated_normal" (of deviation
@@ -120,32 +120,38 @@ def _root(part: float) -> float:
     return float(np.sqrt(part))
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, InitializerKind] = {
     kind.name: kind
     for kind in (
         # Glorot and Bengio 2010
-        Kind("glorot_uniform", "uniform", lambda inputs, outputs: _root(6 / max(inputs + outputs, 1))),
-        Kind(
+        InitializerKind(
+            "glorot_uniform", "uniform", lambda inputs, outputs: _root(6 / max(inputs + outputs, 1))
+        ),
+        InitializerKind(
             "glorot_normal", "truncated_normal", lambda inputs, outputs: _root(2 / max(inputs + outputs, 1))
         ),
         # He et al. 2015
-        Kind("he_uniform", "uniform", lambda inputs, outputs: _root(6 / max(inputs, 1))),
-        Kind("he_normal", "truncated_normal", lambda inputs, outputs: _root(2 / max(inputs, 1))),
+        InitializerKind("he_uniform", "uniform", lambda inputs, outputs: _root(6 / max(inputs, 1))),
+        InitializerKind("he_normal", "truncated_normal", lambda inputs, outputs: _root(2 / max(inputs, 1))),
         # LeCun et al. 1998
-        Kind("lecun_uniform", "uniform", lambda inputs, outputs: _root(3 / max(inputs, 1))),
-        Kind("lecun_normal", "truncated_normal", lambda inputs, outputs: _root(1 / max(inputs, 1))),
-        Kind("random_uniform", "uniform", lambda inputs, outputs: 0.05),
-        Kind("random_normal", "normal", lambda inputs, outputs: 0.05),
-        Kind("standard_normal", "normal", lambda inputs, outputs: 1.0),  # as the first TensorFlow examples
-        Kind("zeros", "constant", lambda inputs, outputs: 0.0),
-        Kind("ones", "constant", lambda inputs, outputs: 1.0),
+        InitializerKind("lecun_uniform", "uniform", lambda inputs, outputs: _root(3 / max(inputs, 1))),
+        InitializerKind(
+            "lecun_normal", "truncated_normal", lambda inputs, outputs: _root(1 / max(inputs, 1))
+        ),
+        InitializerKind("random_uniform", "uniform", lambda inputs, outputs: 0.05),
+        InitializerKind("random_normal", "normal", lambda inputs, outputs: 0.05),
+        InitializerKind(
+            "standard_normal", "normal", lambda inputs, outputs: 1.0
+        ),  # as the first TensorFlow examples
+        InitializerKind("zeros", "constant", lambda inputs, outputs: 0.0),
+        InitializerKind("ones", "constant", lambda inputs, outputs: 1.0),
     )
 }
 """Every kind by name."""
 KINDS["uniform"], KINDS["normal"] = KINDS["random_uniform"], KINDS["random_normal"]
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> InitializerKind:
     """Return the kind of that name."""
     if name not in KINDS:
         raise InvalidArgumentError(f"no initializer {name!r}; {choices(name, sorted(KINDS))}")

@@ -18,7 +18,7 @@ from nbdist.graph.op import show
 from nbdist.graph.ops.rows import lookup
 from nbdist.graph.ops.state import group
 from nbdist.graph.partitioners import shard_offsets, shard_sizes
-from nbdist.graph.tensor import Part, Tensor, Variable, constant, record, symbolic
+from nbdist.graph.tensor import ShardSlice, Tensor, Variable, constant, record, symbolic
 
 
 class PartitionedVariable(Composite):
@@ -120,7 +120,9 @@ def gathered(table: Variable, ids: Any) -> Tensor:
         return record("gather_rows", table, ids)
 
 
-def parts_of(name: str, shape: tuple[int, ...], counts: Sequence[int]) -> list[tuple[Part, tuple[int, ...]]]:
+def parts_of(
+    name: str, shape: tuple[int, ...], counts: Sequence[int]
+) -> list[tuple[ShardSlice, tuple[int, ...]]]:
     """Return where each shard begins and its shape, given how many there are along each axis.
 
     >>> [(part.start, size) for part, size in parts_of("v", (5, 2), [2, 1])]
@@ -134,11 +136,11 @@ def parts_of(name: str, shape: tuple[int, ...], counts: Sequence[int]) -> list[t
         )
     axis = cut[0] if cut else 0
     if not shape:
-        return [(Part(name, shape, ()), shape)]
+        return [(ShardSlice(name, shape, ()), shape)]
     parts = []
     for first, n in zip(
         shard_offsets(shape[axis], counts[axis]), shard_sizes(shape[axis], counts[axis]), strict=True
     ):
         start = (0,) * axis + (first,) + (0,) * (len(shape) - axis - 1)
-        parts.append((Part(name, shape, start), (*shape[:axis], n, *shape[axis + 1 :])))
+        parts.append((ShardSlice(name, shape, start), (*shape[:axis], n, *shape[axis + 1 :])))
     return parts

@@ -1,6 +1,6 @@
 """What several replicas make of one variable: rules that a variable carries, and who applies them.
 
-A graph that replicas of a strategy run has :class:`Rules` while a step is traced: they say what reading and
+A graph that replicas of a strategy run has `ReplicaRules` while a step is traced: they say what reading and
 changing a variable means there. Any other graph has none.
 """
 
@@ -38,7 +38,7 @@ class VariableSynchronization(StrEnum):
     ON_READ = "on_read"
 
 
-class Rules(Protocol):
+class ReplicaRules(Protocol):
     """What is done instead where a variable is read or changed, by an assignment or an optimizer."""
 
     def read(self, variable: Variable) -> Tensor:
@@ -56,7 +56,7 @@ class Rules(Protocol):
         """Take gradients with their variables; return an op that stands for the update."""
 
 
-class Owner(Protocol):
+class VariableOwner(Protocol):
     """Who keeps the values of a graph's variables, where no session does: a strategy."""
 
     home: dict[Variable, Any]

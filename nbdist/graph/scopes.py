@@ -21,7 +21,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.graph.device import DeviceScope, checked_scope, device_of
-from nbdist.graph.replicated import Owner, Rules
+from nbdist.graph.replicated import ReplicaRules, VariableOwner
 
 if TYPE_CHECKING:
     from nbdist.graph.tensor import Tensor, Variable
@@ -66,9 +66,9 @@ class Graph:
         """By tensor: an op that a session runs once, before the first run that needs the tensor."""
         self.local_variables: dict[Variable, None] = {}
         """Those that belong to one worker: initialised by it, and not among ``global_variables``."""
-        self.rules: Rules | None = None
+        self.rules: ReplicaRules | None = None
         """What reading and changing variables means while a strategy's step is traced."""
-        self.owner: Owner | None = None
+        self.owner: VariableOwner | None = None
         """The strategy that keeps the variables' values, if one does."""
         self.hint = ""
         """What to do about a tensor of another graph."""

@@ -26,8 +26,8 @@ from nbdist.graph.replicated import VariableAggregation, VariableSynchronization
 from nbdist.graph.scopes import Graph, Line, Scope, default_graph, name_scope, sessions, users_line
 
 __all__ = [
-    "FUNCTIONS", "NUMBERS", "Constant", "Graph", "Part", "Placeholder", "Tensor", "Variable", "constant",
-    "default_graph", "name_scope", "placeholder", "record", "symbolic",
+    "FUNCTIONS", "NUMBERS", "Constant", "Graph", "Placeholder", "ShardSlice", "Tensor", "Variable",
+    "constant", "default_graph", "name_scope", "placeholder", "record", "symbolic",
 ]  # fmt: skip
 
 NUMBERS = "biuf"  # the kinds of dtypes that tensors hold
@@ -215,7 +215,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardSlice:
     """Where a shard lies in the whole variable of this name and shape: at ``start``, one place per axis."""
 
     name: str
@@ -286,12 +286,12 @@ class Variable(Tensor):
         self._initializer: Tensor | None = None
 
     @property
-    def part(self) -> Part | None:
+    def part(self) -> ShardSlice | None:
         """Which part of a larger variable this one is, if it is a shard."""
         return getattr(self, "_part", None)
 
     @part.setter
-    def part(self, part: Part | None) -> None:
+    def part(self, part: ShardSlice | None) -> None:
         self._part = part
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.initial import Kind, kind_of
+from nbdist.graph.initial import InitializerKind, kind_of
 from nbdist.graph.op import number_dtype, show
 from nbdist.graph.ops.state import group
 from nbdist.graph.partitioned import PartitionedVariable, parts_of
@@ -159,7 +159,7 @@ def filled(name: str, beside: Variable, value: float) -> Variable:
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _InitialValue:
     """What a variable starts with: ``values(start, shape)`` is the initial value of a part of it."""
 
     shape: Sizes
@@ -168,7 +168,7 @@ class _Start:
 
 
 def _made(
-    name: str, whole: _Start, start: Sizes, shape: Sizes, trainable: bool, **rules: str | None
+    name: str, whole: _InitialValue, start: Sizes, shape: Sizes, trainable: bool, **rules: str | None
 ) -> Variable:
     graph = default_graph()
     with graph.within(Scope(name=f"{graph.scope.name}{name}/")):
@@ -179,7 +179,7 @@ def _made(
     return variable
 
 
-def _start(graph: Graph, name: str, shape: Any, dtype: Any, initializer: Any) -> _Start:
+def _start(graph: Graph, name: str, shape: Any, dtype: Any, initializer: Any) -> _InitialValue:
     sizes = None if shape is None else _sizes(name, shape)
     seed = _seed(graph.seed, name)
     if initializer is None:
@@ -188,7 +188,7 @@ def _start(graph: Graph, name: str, shape: Any, dtype: Any, initializer: Any) ->
         initializer = kind_of(initializer)
     if dtype is not None:
         dtype = number_dtype(f"get_variable: {name!r}", dtype)
-    if isinstance(initializer, (Kind, bool, int, float, np.number, np.bool)):
+    if isinstance(initializer, (InitializerKind, bool, int, float, np.number, np.bool)):
         if sizes is None:
             raise InvalidArgumentError(f"get_variable: {name!r} needs a shape; give shape=")
         return _drawn(name, sizes, np.dtype(dtype or np.float32), initializer, seed)
@@ -198,15 +198,15 @@ def _start(graph: Graph, name: str, shape: Any, dtype: Any, initializer: Any) ->
     return _cut(name, sizes, dtype, value if isinstance(value, Tensor) else np.asarray(value))
 
 
-def _drawn(name: str, whole: Sizes, dtype: np.dtype[Any], how: Any, seed: int) -> _Start:
+def _drawn(name: str, whole: Sizes, dtype: np.dtype[Any], how: Any, seed: int) -> _InitialValue:
     """Return values that one op draws, knowing no more than where the part lies."""
     draw, scale = "constant", how
-    if isinstance(how, Kind):
+    if isinstance(how, InitializerKind):
         draw, scale = how.draw, how.scale_for(whole)
     elif isinstance(how, np.generic):
         scale = how.item()
     if dtype.kind in "biu" and (draw != "constant" or scale != int(scale)):
-        what = f"{how.name!r} draws" if isinstance(how, Kind) else f"{how!r} is one of"
+        what = f"{how.name!r} draws" if isinstance(how, InitializerKind) else f"{how!r} is one of"
         raise InvalidArgumentError(
             f"get_variable: {name!r} is of {dtype}, and {what} floating point numbers; give "
             "initializer='zeros', a whole number or an array"
@@ -218,10 +218,10 @@ def _drawn(name: str, whole: Sizes, dtype: np.dtype[Any], how: Any, seed: int) -
             start=start,
         )  # fmt: skip
 
-    return _Start(whole, dtype, values)
+    return _InitialValue(whole, dtype, values)
 
 
-def _cut(name: str, sizes: Sizes | None, dtype: Any, value: Any) -> _Start:
+def _cut(name: str, sizes: Sizes | None, dtype: Any, value: Any) -> _InitialValue:
     """Return values that are given: an array or a tensor."""
     if sizes is not None and value.shape != sizes:
         raise InvalidArgumentError(
@@ -239,7 +239,7 @@ def _cut(name: str, sizes: Sizes | None, dtype: Any, value: Any) -> _Start:
             return value
         return value[tuple(slice(first, first + n) for first, n in zip(start, shape, strict=True))]
 
-    return _Start(tuple(value.shape), value.dtype, values)
+    return _InitialValue(tuple(value.shape), value.dtype, values)
 
 
 def _sizes(name: str, shape: Any) -> Sizes:

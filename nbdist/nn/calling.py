@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class ModelCopy:
     """A model in one graph: variables of each layer by name, and what its random numbers follow from."""
 
     held: list[dict[str, Variable]]
@@ -43,11 +43,11 @@ class Recorded:
         return [v for ones in self.held for v in ones.values()]
 
 
-class Calls:
+class ModelCalls:
     """The graphs that a model was called in, for as long as it keeps the weights that it has."""
 
     def __init__(self) -> None:
-        self._recorded: dict[Graph, Recorded] = {}
+        self._recorded: dict[Graph, ModelCopy] = {}
 
     def call(self, model: Model, x: Any, training: bool) -> Tensor:
         """Record the layers, and the new values of their states."""
@@ -108,7 +108,7 @@ class Calls:
             if graph.owner is not None:
                 graph.owner.finish()
 
-    def _in(self, model: Model, network: Network, graph: Graph) -> Recorded:
+    def _in(self, model: Model, network: Network, graph: Graph) -> ModelCopy:
         if graph in self._recorded:
             return self._recorded[graph]
         self.finish()  # where it was trained before: there is one that has its newest weights
@@ -119,7 +119,7 @@ class Calls:
                 with name_scope(type(layer).__name__.lower()):
                     held.append({name: _variable(name, v, next(arrays)) for name, v in ones.items()})
         model.trainings += 1
-        found = Recorded(held, seed_of(model.seed), model.trainings)
+        found = ModelCopy(held, seed_of(model.seed), model.trainings)
         if graph.owner is not None:
             graph.owner.home.update(zip(found.variables, model.weights, strict=True))
             graph.owner.savers.append((found.variables, partial(_save, weakref.ref(model))))

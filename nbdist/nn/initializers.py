@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbdist.graph.initial import KINDS, Kind, fans, kind_of
+from nbdist.graph.initial import KINDS, InitializerKind, fans, kind_of
 
 __all__ = [
     "INITIALIZERS", "Initializer", "fans", "get", "glorot_normal", "glorot_uniform", "he_normal",
@@ -23,7 +23,7 @@ __all__ = [
 Array: TypeAlias = np.ndarray[Any, Any]
 Initializer: TypeAlias = Callable[[Sequence[int], np.random.Generator | None], Array]
 
-INITIALIZERS: dict[str, Kind] = KINDS
+INITIALIZERS: dict[str, InitializerKind] = KINDS
 """Every initializer by name."""
 
 get = kind_of

@@ -82,7 +82,7 @@ class Model:
         self.trainings = 0
         """How often it was trained: random numbers of a training follow from that."""
         self._weights: list[Array] = []
-        self._calls = calling.Calls()
+        self._calls = calling.ModelCalls()
         self._made_in = scoped()
         self._network: Network | None = None
         self._objective: Objective | None = None
@@ -122,7 +122,7 @@ class Model:
         """Set the weights to those of a network of these layers; the model keeps the arrays themselves."""
         self._network, self._weights = network, list(weights)
         network.drawn = []
-        self._calls = calling.Calls()
+        self._calls = calling.ModelCalls()
         self._objective = None
         self._predictors = {}
 

@@ -158,9 +158,9 @@ class Optimizer(ABC):
         return training.slots_of(self, variable)[name]
 
     @property
-    def held(self) -> training.Held:
+    def held(self) -> training.OptimizerState:
         """The variables that this optimizer has made in graphs; they do not travel with it."""
-        found: training.Held = self.__dict__.setdefault("_held", training.Held())
+        found: training.OptimizerState = self.__dict__.setdefault("_held", training.OptimizerState())
         return found
 
     def __getstate__(self) -> dict[str, Any]:

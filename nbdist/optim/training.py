@@ -28,7 +28,7 @@ Pairs: TypeAlias = list[tuple[Any, Variable]]
 
 
 @dataclass
-class Held:
+class OptimizerState:
     """What an optimizer has in graphs: the slots of each variable, a count of steps for each graph."""
 
     slots: dict[Variable, dict[str, Variable]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from nbdist.data.structure import leaves_of
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import Shape
-from nbdist.graph.ops.datasets import Source
+from nbdist.graph.ops.datasets import DatasetSource
 from nbdist.graph.tensor import Tensor
 
 
@@ -33,7 +33,7 @@ def next_batch(
     (<Tensor 'dataset/batch_part' (2, 6) float64>, <Tensor 'dataset/batch_part_1' (2,) int64>)
     """
     steps, arrays = described(dataset)
-    source = Source(steps, arrays, name or "dataset")
+    source = DatasetSource(steps, arrays, name or "dataset")
     rows = source.next()
     return tuple(
         source.part(rows, i, _shared(spec.shape, share), array.dtype, share)

@@ -12,7 +12,7 @@ import pytest
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.ops.windows import Axis
+from nbdist.graph.ops.windows import WindowAxis
 from nbdist.graph.tensor import Graph, Variable, placeholder, record
 
 POOL = {"size": (2, 2), "strides": (2, 2), "padding": "valid"}
@@ -24,7 +24,7 @@ CONV = {"strides": (1, 1), "padding": "same", "relu": False}
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("n", [1, 4, 5, 6])
 def test_every_element_of_every_window_is_found_once(n: int, size: int, step: int, padding: str) -> None:
-    axis = Axis.of(n, size, step, padding)
+    axis = WindowAxis.of(n, size, step, padding)
     expected = {
         (window, offset, window * step + offset - axis.before)
         for window in range(axis.count)

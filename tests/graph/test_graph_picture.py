@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdist.graph.layout.collapse import OUTSIDE, Box, Edge, Plane, collapse, fold, scopes, walk
-from nbdist.graph.layout.layered import Link, crossings, flow_order, ordered, ranks
+from nbdist.graph.layout.collapse import OUTSIDE, Box, Plane, PlaneEdge, collapse, fold, scopes, walk
+from nbdist.graph.layout.layered import LineSegment, crossings, flow_order, ordered, ranks
 from nbdist.graph.layout.layout import lay_out
 from nbdist.graph.layout.nodes import Node, describe
 from nbdist.graph.layout.sheet import Sheet
@@ -21,7 +21,7 @@ from nbdist.graph.scopes import Graph, control_dependencies, device, name_scope
 from nbdist.graph.tensor import Variable, placeholder
 from nbdist.ui.graph.marks import TextMeasure
 
-LINKS = [Link(0, 5), Link(1, 4), Link(2, 3)]
+LINKS = [LineSegment(0, 5), LineSegment(1, 4), LineSegment(2, 3)]
 PS, FIRST, SECOND = "/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"
 
 
@@ -34,7 +34,7 @@ class Blocks:
     def title(self, text: str) -> float:
         return 30.0 + 6 * len(text)
 
-    def labels(self, source: Box, target: Box, edges: Sequence[Edge]) -> list[tuple[str, float]]:
+    def labels(self, source: Box, target: Box, edges: Sequence[PlaneEdge]) -> list[tuple[str, float]]:
         return [("a tensor", 60.0), ("t", 10.0)] if source.plane or source.device != target.device else []
 
 

@@ -19,7 +19,7 @@ from nbdist.graph.partitioned import PartitionedVariable, parts_of
 from nbdist.graph.partitioners import fixed_size_partitioner
 from nbdist.graph.placement import replica_device_setter
 from nbdist.graph.scopes import container, control_dependencies, device, name_scope
-from nbdist.graph.tensor import Graph, Part, Variable, constant, placeholder
+from nbdist.graph.tensor import Graph, ShardSlice, Variable, constant, placeholder
 from nbdist.graph.variables import (
     get_or_create_global_step,
     get_variable,
@@ -224,7 +224,7 @@ def test_shards_are_variables_of_the_graph_each_in_its_place() -> None:
         assert {v.container for v in table.shards} == {"mine"}
         assert table.offsets == (0, 4, 7)
         assert [v.part for v in table.shards] == [
-            Part("model/table", (10, 4), (first, 0)) for first in (0, 4, 7)
+            ShardSlice("model/table", (10, 4), (first, 0)) for first in (0, 4, 7)
         ]
         assert get_variable("w", (2,)).part is None
         assert repr(table) == "<PartitionedVariable 'model/table' (10, 4) float32 in 3 shards>"
@@ -320,5 +320,5 @@ def test_there_is_one_global_step() -> None:
 
 
 def test_a_part_travels() -> None:
-    part = Part("w", (4, 2), (2, 0))
+    part = ShardSlice("w", (4, 2), (2, 0))
     assert pickle.loads(pickle.dumps(part)) == part

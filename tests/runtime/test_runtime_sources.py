@@ -20,7 +20,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.graph.compile.program import compile_program
-from nbdist.graph.ops.datasets import Source
+from nbdist.graph.ops.datasets import DatasetSource
 from nbdist.graph.scopes import Graph, control_dependencies, device
 from nbdist.graph.serialize.decode import decode
 from nbdist.graph.serialize.encode import encode
@@ -171,7 +171,7 @@ def until_gone(name: str) -> None:
 def test_a_pass_can_be_begun_at_will(graph: Graph) -> None:
     dataset = rows(seed=1)
     steps, arrays = describe(dataset)
-    source = Source(steps, arrays)
+    source = DatasetSource(steps, arrays)
     count = source.next()
     y = source.part(count, 1, (None,), np.int64)
     opened = placeholder(np.int64, (None,))
@@ -254,7 +254,7 @@ def test_it_runs_in_sessions_only(graph: Graph) -> None:
 
 
 def test_steps_are_checked_where_they_are_carried_out(graph: Graph) -> None:
-    source = Source([("from_arrays", 0), ("map", "os.system")], [Y])
+    source = DatasetSource([("from_arrays", 0), ("map", "os.system")], [Y])
     with (
         Session() as session,
         pytest.raises(InvalidArgumentError, match=r"cannot send transform 'map'.*'dataset/load'"),
@@ -264,7 +264,7 @@ def test_steps_are_checked_where_they_are_carried_out(graph: Graph) -> None:
 
 def test_a_batch_of_another_shape_is_said_so(graph: Graph) -> None:
     steps, arrays = describe(Dataset.from_arrays(X, Y).batch(4))
-    source = Source(steps, arrays)
+    source = DatasetSource(steps, arrays)
     for index, shape, dtype in ((0, (3, 2), np.float64), (1, (4,), np.float32), (0, (None,), np.float64)):
         part = source.part(source.next(), index, shape, dtype)
         with (

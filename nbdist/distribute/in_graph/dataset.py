@@ -19,7 +19,7 @@ from nbdist.data.recipe import without_data
 from nbdist.data.shares import share_of
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.ops.datasets import Source
+from nbdist.graph.ops.datasets import DatasetSource
 from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import control_dependencies, device
 from nbdist.graph.tensor import Placeholder, Tensor, placeholder, record
@@ -44,10 +44,10 @@ class Reading:
             )
         self._outline = without_data(dataset)
         self._opened: Placeholder = placeholder(np.int64, (len(self._outline.opened),), name="opened")
-        self._sources: list[Source] = []
+        self._sources: list[DatasetSource] = []
         for home in homes:
             with device(home):
-                self._sources.append(Source(steps, self._arrays, "data"))
+                self._sources.append(DatasetSource(steps, self._arrays, "data"))
         self._begin = group(*(source.begin(self._opened) for source in self._sources))
         self._passed: set[tuple[int, ...]] = set()
 

@@ -54,7 +54,7 @@ class Client(Protocol):
 
 
 @dataclass
-class Server:
+class SimulatedServer:
     """One parameter server: its shard, how many bytes that stands for, and who waits in line."""
 
     number: int
@@ -77,7 +77,9 @@ class Serving:
         """Every replica by its number: whom answers go to."""
         self._cost, self._rules = cost, rules
         places = enumerate(zip(machines.servers, sizes, strict=True))
-        self.servers = [Server(number, host, size, _shard(rules, number)) for number, (host, size) in places]
+        self.servers = [
+            SimulatedServer(number, host, size, _shard(rules, number)) for number, (host, size) in places
+        ]
 
     # What a replica asks for.
 
@@ -105,7 +107,7 @@ class Serving:
             server, client, 0, each, lambda: self._work(server, each, self._counted, server, client, then)
         )
 
-    def leave(self, client: Client, server: Server) -> None:
+    def leave(self, client: Client, server: SimulatedServer) -> None:
         """Note that a replica is done; it is told when it comes, and costs nothing."""
         for answer in server.shard.leave(client.number):
             self._answer(server, answer, 0.0)
@@ -117,10 +119,10 @@ class Serving:
 
     # What a server does.
 
-    def _ask(self, server: Server, client: Client, nbytes: int, after: float, handle: Then) -> None:
+    def _ask(self, server: SimulatedServer, client: Client, nbytes: int, after: float, handle: Then) -> None:
         self.hosts.send(after, client.host, server.host, nbytes, self._request, server, handle)
 
-    def _request(self, server: Server, handle: Then) -> None:
+    def _request(self, server: SimulatedServer, handle: Then) -> None:
         """Handle a request as soon as all that came before it are."""
         if server.busy:
             server.line.append(handle)
@@ -128,16 +130,18 @@ class Serving:
             server.busy = True
             handle()
 
-    def _next(self, server: Server) -> None:
+    def _next(self, server: SimulatedServer) -> None:
         if server.line:
             server.line.popleft()()
         else:
             server.busy = False
 
-    def _work(self, server: Server, seconds: float, then: Callable[..., object], *details: object) -> None:
+    def _work(
+        self, server: SimulatedServer, seconds: float, then: Callable[..., object], *details: object
+    ) -> None:
         self.hosts.work(server.host, seconds, then, *details)
 
-    def _give(self, server: Server, client: Client, then: Callable[[int], object]) -> None:
+    def _give(self, server: SimulatedServer, client: Client, then: Callable[[int], object]) -> None:
         """Send the parameters, over a socket."""
         cost, version = self._cost, server.shard.updates
         packing = 2 * cost.message_s + cost.copy_s(server.nbytes) + server.nbytes * cost.socket_s_per_byte
@@ -150,7 +154,7 @@ class Serving:
 
         self._work(server, packing, given)
 
-    def _take(self, server: Server, client: Client, slot: int, version: int) -> None:
+    def _take(self, server: SimulatedServer, client: Client, slot: int, version: int) -> None:
         """Take a gradient, apply what is complete, then answer."""
         became, answers = server.shard.offer(client.number, slot, [], version)
         seconds = self._ends(client.host, server.host, server.nbytes)
@@ -159,7 +163,7 @@ class Serving:
             seconds += together * server.nbytes * self._cost.apply_s_per_byte
         self._work(server, seconds, self._taken, server, answers, became == "applied")
 
-    def _taken(self, server: Server, answers: Sequence[Answer], applied: bool) -> None:
+    def _taken(self, server: SimulatedServer, answers: Sequence[Answer], applied: bool) -> None:
         if applied and server.number == 0:
             self.updates.append(self.events.now)
         spent = 0.0
@@ -167,7 +171,7 @@ class Serving:
             spent = self._answer(server, answer, spent)
         self.events.at(spent, self._next, server)
 
-    def _answer(self, server: Server, answer: Answer, after: float) -> float:
+    def _answer(self, server: SimulatedServer, answer: Answer, after: float) -> float:
         """Tell a replica, in `after` seconds; return when the server is done with that."""
         client = self.clients[answer.replica]
         each = self._ends(server.host, client.host, 0)
@@ -175,7 +179,7 @@ class Serving:
         self.hosts.send(after + each, server.host, client.host, 0, *reading)
         return after + each
 
-    def _counted(self, server: Server, client: Client, then: Then) -> None:
+    def _counted(self, server: SimulatedServer, client: Client, then: Then) -> None:
         each = self._ends(server.host, client.host, 0)
         self.hosts.send(each, server.host, client.host, 0, self.events.at, each, then)
         self.events.at(each, self._next, server)

@@ -20,7 +20,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.compile.values import Kind, Values
+from nbdist.graph.compile.values import ValueKind, Values
 from nbdist.graph.op import Spec
 from nbdist.graph.tensor import Tensor
 
@@ -47,7 +47,7 @@ def _not_recordable(node: Tensor, values: Values) -> str:
         return "meets other devices"
     if not values.specs.exact(node):
         return "has a shape that only the run knows"
-    if values.kinds.get(node) in (Kind.MADE, Kind.COMPUTED) and not node.inputs:
+    if values.kinds.get(node) in (ValueKind.MADE, ValueKind.COMPUTED) and not node.inputs:
         return "is computed on the host"
     return ""
 

@@ -20,7 +20,7 @@ import numpy as np
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.buffers import aligned
 from nbdist.graph.compile.specs import size_of
-from nbdist.graph.compile.values import Kind, Values, may_overwrite, scratch_dtype
+from nbdist.graph.compile.values import ValueKind, Values, may_overwrite, scratch_dtype
 from nbdist.graph.op import Shape
 from nbdist.graph.tensor import Tensor
 
@@ -102,7 +102,12 @@ class _Finder:
     def _splits(self, node: Tensor) -> frozenset[int]:
         """Return how many of the leading axes can be cut to blocks: none if the op is no link of a chain."""
         values, op = self.values, node.op
-        if values.xp is not np or op is None or not op.elementwise or values.kinds[node] is not Kind.COMPUTED:
+        if (
+            values.xp is not np
+            or op is None
+            or not op.elementwise
+            or values.kinds[node] is not ValueKind.COMPUTED
+        ):
             return frozenset()
         shape = _exact(values.specs[node].shape)
         widest = max(values.specs[t].dtype.itemsize for t in (node, *values.reads(node)))
@@ -127,7 +132,7 @@ class _Finder:
             return False
         if any(values.roots[i] in self.run for i in values.reads(node)):
             return False
-        own = 0 if values.kinds[node] is Kind.VIEW else size_of(values.specs[node])
+        own = 0 if values.kinds[node] is ValueKind.VIEW else size_of(values.specs[node])
         return 16 * own <= size_of(values.specs[self._first])
 
     @property
@@ -377,14 +382,14 @@ Arguments = list[tuple[Array, ...]]
 
 
 @dataclass(frozen=True)
-class Given:
+class CallOperand:
     """An operand that comes with each call: which of the call's arguments, and how it is cut."""
 
     position: int
     cut: Cut
 
 
-Operand = Given | Sequence[Array]
+Operand = CallOperand | Sequence[Array]
 """Where a kernel's argument is: a part for each block, or an array that comes with the call."""
 
 
@@ -396,13 +401,15 @@ class Blockwise:
         chain: Chain,
         kernels: Sequence[Callable[..., Any]],
         operands: Sequence[Sequence[Operand]],
-        outputs: Sequence[Given] = (),
+        outputs: Sequence[CallOperand] = (),
     ) -> None:
         self.members, self.blocks = chain.members, len(chain.bounds)
         self._kernels, self._operands, self._outputs = kernels, operands, outputs
-        self._given = {o.position: o.cut for arguments in operands for o in arguments if isinstance(o, Given)}
+        self._given = {
+            o.position: o.cut for arguments in operands for o in arguments if isinstance(o, CallOperand)
+        }
         self._fixed = [
-            None if any(isinstance(o, Given) for o in arguments) else _by_block(arguments, [])
+            None if any(isinstance(o, CallOperand) for o in arguments) else _by_block(arguments, [])
             for arguments in operands
         ]
         self.failed: Tensor | None = None
@@ -428,7 +435,7 @@ class Blockwise:
 
 
 def _by_block(operands: Sequence[Operand], given: Sequence[Sequence[Array]]) -> Arguments:
-    return list(zip(*(given[o.position] if isinstance(o, Given) else o for o in operands), strict=True))
+    return list(zip(*(given[o.position] if isinstance(o, CallOperand) else o for o in operands), strict=True))
 
 
 def _bring_home(array: Array, parts: Sequence[Array]) -> None:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from nbdist.graph.compile.buffers import Slot, peak
 from nbdist.graph.compile.elementwise import Chain, Registers, assign
 from nbdist.graph.compile.specs import size_of
-from nbdist.graph.compile.values import Kind, Values, may_overwrite, scratch_dtype
+from nbdist.graph.compile.values import ValueKind, Values, may_overwrite, scratch_dtype
 from nbdist.graph.op import Spec
 from nbdist.graph.tensor import Tensor
 
 
 @dataclass
-class Layout:
+class MemoryPlan:
     """Which slot of memory each planned value has, and each step's scratch memory."""
 
     slots: list[Slot] = field(default_factory=list)
@@ -67,19 +67,19 @@ def unneeded_after(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[in
     return found
 
 
-def lay_out(steps: Sequence[Sequence[Tensor]], values: Values, chains: Mapping[Tensor, Chain]) -> Layout:
+def lay_out(steps: Sequence[Sequence[Tensor]], values: Values, chains: Mapping[Tensor, Chain]) -> MemoryPlan:
     """Give each computed value a slot: a dying input's, if it may be written over that.
 
     ``chains`` holds, by their last op, the steps that run block by block. What only such a step uses has no
     slot but the step's scratch memory.
     """
-    layout, last = Layout(), last_uses(steps, values)
+    layout, last = MemoryPlan(), last_uses(steps, values)
     ending: dict[int, set[Tensor]] = {}
     for now, step in enumerate(steps):
         chain = chains.get(step[-1])
         dying = _Dying(step, values, ending.pop(now, set()))
         for place, node in enumerate(step):
-            if values.kinds[node] is not Kind.COMPUTED or node in values.elsewhere:
+            if values.kinds[node] is not ValueKind.COMPUTED or node in values.elsewhere:
                 continue
             size = size_of(values.specs[node])
             layout.value_bytes += size

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Sequence
 
 from nbdist.graph.compile.specs import size_of
-from nbdist.graph.compile.values import Kind, Values
+from nbdist.graph.compile.values import ValueKind, Values
 from nbdist.graph.tensor import Tensor, Variable
 
 
@@ -93,10 +93,10 @@ class _Scheduler:
         """Return how many bytes more are alive after an op than before."""
         values = self.values
         own = 0
-        if values.kinds[node] is Kind.COMPUTED and node not in values.elsewhere:
+        if values.kinds[node] is ValueKind.COMPUTED and node not in values.elsewhere:
             own = size_of(values.specs[node])
         for root in {values.roots[i] for i in values.reads(node)}:
-            planned = values.kinds[root] is Kind.COMPUTED and root not in values.elsewhere
+            planned = values.kinds[root] is ValueKind.COMPUTED and root not in values.elsewhere
             if planned and root not in self.wanted and self.readers[root] <= {node}:
                 own -= size_of(values.specs[root])
         return own

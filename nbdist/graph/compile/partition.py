@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.schedule import Item, schedule, variable_behind
 from nbdist.graph.compile.specs import Specs, size_of, value_order
-from nbdist.graph.compile.subgraphs import Edge, Piece, Pieces, Plan
+from nbdist.graph.compile.subgraphs import Edge, Piece, Plan, SubgraphBuilder
 from nbdist.graph.device import choose_device
 from nbdist.graph.op import Shape, Spec, show
 from nbdist.graph.tensor import Constant, Placeholder, Tensor
@@ -67,7 +67,7 @@ class _Cutter:
             self._value(effect, self._home(effect))
         self._wait_late()
         ordered = schedule(self.items, nearest=not (fetches and fetches[0].graph.in_order))
-        pieces = Pieces(self.specs, self.edges, self.feeds).make(ordered, results)
+        pieces = SubgraphBuilder(self.specs, self.edges, self.feeds).make(ordered, results)
         return Plan(pieces, self.edges, {t.name: home for t, home in self.homes.items()}, len(fetches))
 
     def _fetched(self, t: Tensor) -> Item | None:

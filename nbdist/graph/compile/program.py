@@ -27,7 +27,7 @@ from nbdist.graph.compile.elementwise import BlockSizes, Blockwise, find_chains
 from nbdist.graph.compile.locking import Lock, Locks
 from nbdist.graph.compile.memory import lay_out, unneeded_after
 from nbdist.graph.compile.memory_order import may_be_reordered, thrifty_order
-from nbdist.graph.compile.source import Kernels, Memory, Source, Written
+from nbdist.graph.compile.source import FunctionSource, Kernels, Memory, Written
 from nbdist.graph.compile.specs import Specs, value_order
 from nbdist.graph.compile.values import Values
 from nbdist.graph.op import Shape
@@ -188,7 +188,7 @@ class _Plan:
     ) -> Program:
         """Return the program, with memory."""
         wanted = self.wanted
-        source = Source(
+        source = FunctionSource(
             self.order,
             self.values,
             self.layout,

@@ -1,6 +1,6 @@
 """Writes the calls of a program as the source of one Python function.
 
-source = Source(order, values, layout, feeds, into, kernels, memory)
+source = FunctionSource(order, values, layout, feeds, into, kernels, memory)
 source.add(node)
 text = source.finish([loss])
 """
@@ -17,10 +17,10 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.buffers import dummy, place
-from nbdist.graph.compile.elementwise import Blockwise, Chain, Given, Operand, Register
+from nbdist.graph.compile.elementwise import Blockwise, CallOperand, Chain, Operand, Register
 from nbdist.graph.compile.locking import Lock, Locks, fenced, guarded
-from nbdist.graph.compile.memory import Layout
-from nbdist.graph.compile.values import Kind, Values, scratch_dtype
+from nbdist.graph.compile.memory import MemoryPlan
+from nbdist.graph.compile.values import ValueKind, Values, scratch_dtype
 from nbdist.graph.op import Op, fits, show
 from nbdist.graph.tensor import Tensor
 
@@ -30,7 +30,7 @@ Written: TypeAlias = Mapping[Tensor, Callable[[], object]]
 """What is called as soon as a target's value is in its array."""
 
 
-class Source:
+class FunctionSource:
     """Lines of a function ``step(feeds, targets)``, and what their names stand for.
 
     Memory that is known now is in ``scope``: ``b3`` is an array, ``matmul_4`` a kernel. What comes with a
@@ -41,7 +41,7 @@ class Source:
         self,
         order: Sequence[Tensor],
         values: Values,
-        layout: Layout,
+        layout: MemoryPlan,
         feeds: Sequence[Tensor],
         into: Sequence[Tensor],
         kernels: Kernels | None,
@@ -60,12 +60,14 @@ class Source:
         self._slab = memory(values.xp, self.bytes)
         self._names = {f: f"f{i}" for i, f in enumerate(feeds)}
         targets = {t: f"o{j}" for j, t in reversed(list(enumerate(into)))}
-        self._names |= {t: name for t, name in targets.items() if values.kinds[t] is Kind.COMPUTED}
+        self._names |= {t: name for t, name in targets.items() if values.kinds[t] is ValueKind.COMPUTED}
         self._arrays: dict[Tensor, Array] = {}
         for node in layout.homes:
             self._arrays[node] = self._planned(node)
         for node in order:
-            if node in values.known and (values.kinds[node] is not Kind.COMPUTED or node in values.direct):
+            if node in values.known and (
+                values.kinds[node] is not ValueKind.COMPUTED or node in values.direct
+            ):
                 self._arrays[node] = self._known(node)
         self._parameters = [f"f{i}" for i in range(len(feeds))] + [f"o{j}" for j in range(len(into))]
 
@@ -76,11 +78,11 @@ class Source:
         arguments = [self._argument(node, i) for i in range(len(node.inputs))]
         result = ""
         kind = values.kinds[node]
-        if kind is Kind.COMPUTED:
+        if kind is ValueKind.COMPUTED:
             assert node.op.into is not None
             kernel = node.op.into(values.xp, **node.attrs)
             arguments += [*self._scratch(node), self._name(node)]
-        elif kind is Kind.VIEW:
+        elif kind is ValueKind.VIEW:
             kernel, arguments = _view_of(node.op, values, node), arguments[:1]
         elif node.op.external:
             if self.kernels is None:
@@ -90,10 +92,10 @@ class Source:
                 kernel = _checked(kernel, values, node)
         else:
             kernel = _bound(node.op, values, node)
-        if kind is not Kind.VIEW:
+        if kind is not ValueKind.VIEW:
             kernel = fenced(kernel, [node], values, self._fence)
             kernel = guarded(kernel, [node], values, self._locks)
-        if kind in (Kind.VIEW, Kind.MADE) and node.op.has_value:
+        if kind in (ValueKind.VIEW, ValueKind.MADE) and node.op.has_value:
             self._names[node] = f"t{line}"
             result = f"t{line} = "
         self._write(f"{result}{self._kernel(node.op.name, kernel)}({', '.join(arguments)})", node)
@@ -101,7 +103,7 @@ class Source:
 
     def add_chain(self, chain: Chain) -> Blockwise:
         """Write the call of a chain."""
-        values, given, outputs = self.values, list[str](), list[Given]()
+        values, given, outputs = self.values, list[str](), list[CallOperand]()
         registers, apart = self.layout.registers[chain.members[-1]], self._blocks_apart(chain)
 
         def kept(register: Register, dtype: np.dtype[Any]) -> Operand:
@@ -119,7 +121,7 @@ class Source:
             name = self._name(t)
             if name not in given:
                 given.append(name)
-            return Given(given.index(name), cut)
+            return CallOperand(given.index(name), cut)
 
         kernels, operands = [], []
         for node in chain.members:
@@ -131,7 +133,7 @@ class Source:
             if dtype is not None:
                 arguments.append(kept(registers.scratch[node], dtype))
             out = operand(node)
-            if isinstance(out, Given):
+            if isinstance(out, CallOperand):
                 outputs.append(out)
             operands.append([*arguments, out])
         run = Blockwise(chain, kernels, operands, outputs)
@@ -224,7 +226,7 @@ class Source:
         if node in values.direct:
             return values.arrays[values.direct[node]]
         source = self._arrays[node.inputs[0]]
-        if values.kinds[node] is Kind.CHANGED:
+        if values.kinds[node] is ValueKind.CHANGED:
             return source
         assert node.op is not None
         return node.op.forward(values.xp, source, *values.rest(node), **node.attrs)
@@ -243,7 +245,7 @@ def _blocks_of(register: Array, chain: Chain, dtype: np.dtype[Any]) -> list[Arra
 def _bound(op: Op, values: Values, node: Tensor) -> Callable[..., Array]:
     xp, attrs = values.xp, node.attrs
     call = lambda *arrays: op.forward(xp, *arrays, **attrs)
-    return _checked(call, values, node) if values.kinds[node] is Kind.MADE and op.has_value else call
+    return _checked(call, values, node) if values.kinds[node] is ValueKind.MADE and op.has_value else call
 
 
 def _checked(call: Callable[..., Array], values: Values, node: Tensor) -> Callable[..., Array]:

@@ -57,7 +57,7 @@ class Plan:
     fetches: int = 0
 
 
-class Pieces:
+class SubgraphBuilder:
     """Copies what is done on each device into a graph of its own."""
 
     def __init__(self, specs: Specs, edges: list[Edge], feeds: dict[Tensor, int]) -> None:

@@ -21,7 +21,7 @@ from nbdist.graph.op import show
 from nbdist.graph.tensor import Constant, Placeholder, Tensor, Variable
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """Where a value comes from."""
 
     FED = "fed"
@@ -52,7 +52,7 @@ class Values:
     ) -> None:
         self.specs, self.fed, self.wanted, self.targets, self.xp = specs, fed, wanted, targets, xp
         self._held = held
-        self.kinds: dict[Tensor, Kind] = {}
+        self.kinds: dict[Tensor, ValueKind] = {}
         self.roots: dict[Tensor, Tensor] = {}
         self.arrays: dict[Tensor, Array] = {}
         """The memory of what is held."""
@@ -61,17 +61,21 @@ class Values:
         self._layouts: dict[Tensor, Array] = {}
         for node in order:
             kind = self.kinds[node] = self._kind(node)
-            shares = kind in (Kind.VIEW, Kind.CHANGED) or (kind is Kind.MADE and self._may_be_view(node))
+            shares = kind in (ValueKind.VIEW, ValueKind.CHANGED) or (
+                kind is ValueKind.MADE and self._may_be_view(node)
+            )
             self.roots[node] = self.roots[node.inputs[0]] if shares else node
-            if kind in (Kind.VIEW, Kind.CHANGED):
+            if kind in (ValueKind.VIEW, ValueKind.CHANGED):
                 known = node.inputs[0] in self.known
             else:
-                known = kind is Kind.HELD or (kind is Kind.COMPUTED and node not in targets)
+                known = kind is ValueKind.HELD or (kind is ValueKind.COMPUTED and node not in targets)
             if known:
                 self.known.add(node)
         self.direct = computed_into_variables(order, self)
         """Values that are computed straight into the variable they are assigned to, with that one."""
-        self.elsewhere = frozenset([*(t for t in targets if self.kinds[t] is Kind.COMPUTED), *self.direct])
+        self.elsewhere = frozenset(
+            [*(t for t in targets if self.kinds[t] is ValueKind.COMPUTED), *self.direct]
+        )
         """What is computed into memory that is there already."""
 
     def reads(self, node: Tensor) -> list[Tensor]:
@@ -81,9 +85,9 @@ class Values:
     def silent(self, node: Tensor) -> bool:
         """Whether nothing has to be done for a value when the program is called."""
         kind = self.kinds[node]
-        if kind is Kind.CHANGED:
+        if kind is ValueKind.CHANGED:
             return node.op is not None and node.op.replaces and node.inputs[1] in self.direct
-        return kind in (Kind.FED, Kind.HELD) or (kind is Kind.VIEW and node in self.known)
+        return kind in (ValueKind.FED, ValueKind.HELD) or (kind is ValueKind.VIEW and node in self.known)
 
     def rest(self, node: Tensor) -> list[Array]:
         """Return arrays without memory for all inputs of a view but the first: nothing but shapes is used."""
@@ -94,30 +98,30 @@ class Values:
         found = self._layouts.get(node)
         if found is not None:
             return found
-        if self.kinds[node] is Kind.CHANGED:
+        if self.kinds[node] is ValueKind.CHANGED:
             return self.memory(node.inputs[0])
         array = self.arrays.get(node)
         return array if isinstance(array, np.ndarray) else dummy(self.specs[node])
 
-    def _kind(self, node: Tensor) -> Kind:
+    def _kind(self, node: Tensor) -> ValueKind:
         if node in self.fed:
-            return Kind.FED
+            return ValueKind.FED
         if node.op is None:
             self.arrays[node] = self._leaf(node)
-            return Kind.HELD
+            return ValueKind.HELD
         if node.op.view and not self.reads(node):  # nothing but shapes: a constant
             shapes = [dummy(self.specs[i]) for i in node.inputs]
             self.arrays[node] = node.op.forward(self.xp, *shapes, **node.attrs)
-            return Kind.HELD
+            return ValueKind.HELD
         if self._is_view(node):
-            return Kind.VIEW
+            return ValueKind.VIEW
         if node.op.external:
-            return Kind.MADE
+            return ValueKind.MADE
         if node.op.writes:
-            return Kind.CHANGED
+            return ValueKind.CHANGED
         # A kernel may plan at its first call: use it only where all shapes, those of inputs too, are fixed.
         planned = node.op.into is not None and self.specs.exact(node) and self._has_exact_inputs(node)
-        return Kind.COMPUTED if planned else Kind.MADE
+        return ValueKind.COMPUTED if planned else ValueKind.MADE
 
     def _leaf(self, node: Tensor) -> Array:
         if isinstance(node, Placeholder):
@@ -174,12 +178,14 @@ def computed_into_variables(order: Sequence[Tensor], values: Values) -> dict[Ten
     places = {node: now for now, node in enumerate(order)}
     found: dict[Tensor, Variable] = {}
     for now, node in enumerate(order):
-        if node.op is None or not node.op.replaces or values.kinds[node] is not Kind.CHANGED:
+        if node.op is None or not node.op.replaces or values.kinds[node] is not ValueKind.CHANGED:
             continue
         variable, value = node.inputs
-        if not isinstance(variable, Variable) or values.kinds[variable] is not Kind.HELD:
+        if not isinstance(variable, Variable) or values.kinds[variable] is not ValueKind.HELD:
             continue
-        alone = users[value] == [now] and value not in values.wanted and values.kinds[value] is Kind.COMPUTED
+        alone = (
+            users[value] == [now] and value not in values.wanted and values.kinds[value] is ValueKind.COMPUTED
+        )
         if not alone or values.specs[value] != values.specs[variable]:
             continue
         if not any(places[value] <= then < now for then in looks.get(variable, ())):
@@ -199,7 +205,7 @@ def may_overwrite(node: Tensor, i: Tensor) -> bool:
 def scratch_dtype(node: Tensor, values: Values) -> np.dtype[Any] | None:
     """Return the dtype of the scratch memory that a value's kernel takes; None if it takes none."""
     op = node.op
-    if op is None or op.scratch is None or values.kinds[node] is not Kind.COMPUTED:
+    if op is None or op.scratch is None or values.kinds[node] is not ValueKind.COMPUTED:
         return None
     return op.scratch(*(values.specs[i] for i in node.inputs), **node.attrs)
 

@@ -47,7 +47,7 @@ class Box:
 
 
 @dataclass(slots=True, eq=False)
-class Edge:
+class PlaneEdge:
     """The tensors that go from one box of a plane to another: each once, in the order of the graph."""
 
     source: int  # a box's number, or OUTSIDE
@@ -73,7 +73,7 @@ class Plane:
     """Boxes in an order that only edges of cycles go against, and their edges."""
 
     boxes: list[Box]
-    edges: list[Edge]
+    edges: list[PlaneEdge]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def collapse(nodes: Sequence[Node], expand: Iterable[str] = (), depth: int | Non
     for node in heads:
         by_device.setdefault(node.device, []).append(node)
     order = {node.name: position for position, node in enumerate(nodes)}
-    builder = _Builder(held, order, wish)
+    builder = _PlaneBuilder(held, order, wish)
     groups = [group for device in by_device.values() for group in builder.groups(device, "")]
     return builder.plane(groups, needs, "")
 
@@ -162,7 +162,7 @@ def walk(plane: Plane) -> Iterator[Box]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _BoxGroup:
     """The ops of one device that one box will show: one op (``scope`` is empty) or a scope's."""
 
     scope: str
@@ -170,27 +170,27 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Builder:
+class _PlaneBuilder:
     held: Mapping[str, list[Node]]  # what is folded into an op
     order: Mapping[str, int]
     wish: _Wish
 
-    def groups(self, heads: Sequence[Node], scope: str) -> list[_Group]:
+    def groups(self, heads: Sequence[Node], scope: str) -> list[_BoxGroup]:
         """Sort the ops of one device and scope by the next part of their names."""
         by_part: dict[str, list[Node]] = {}
         for node in heads:
             part, slash, _ = node.name[len(scope) :].partition("/")
             by_part.setdefault(scope + part + "/" if part and slash else node.name, []).append(node)
-        return [_Group(_common(of) if len(of) > 1 else "", of) for key, of in by_part.items()]
+        return [_BoxGroup(_common(of) if len(of) > 1 else "", of) for key, of in by_part.items()]
 
-    def plane(self, groups: Sequence[_Group], needs: Sequence[_Need], scope: str) -> Plane:
+    def plane(self, groups: Sequence[_BoxGroup], needs: Sequence[_Need], scope: str) -> Plane:
         """Return the plane of one scope, given all needs that have an end in it."""
         members = [self._members(group) for group in groups]
         ranked = self._flow(members, needs)
         groups, members = [groups[i] for i in ranked], [members[i] for i in ranked]
         where = {node.name: number for number, of in enumerate(members) for node in of}
         numbers: dict[tuple[int, int, int], int] = {}
-        edges: list[Edge] = []
+        edges: list[PlaneEdge] = []
         inside: list[list[_Need]] = [[] for _ in groups]
         for need in needs:
             source = OUTSIDE if need.source is None else where[need.source.name]
@@ -200,7 +200,7 @@ class _Builder:
                 continue
             number = numbers.setdefault((source, target, need.outer), len(edges))
             if number == len(edges):
-                edges.append(Edge(source, target, need.outer))
+                edges.append(PlaneEdge(source, target, need.outer))
             edges[number].crosses |= need.crosses
             (edges[number].control if need.control else edges[number].tensors)[need.tensor.name] = need.tensor
             if source != OUTSIDE:
@@ -225,7 +225,7 @@ class _Builder:
         return flow_order(first, Counter(two for two in ends if two[0] != two[1]))
 
     def _box(
-        self, group: _Group, members: tuple[Node, ...], needs: list[_Need], around: str, alone: bool
+        self, group: _BoxGroup, members: tuple[Node, ...], needs: list[_Need], around: str, alone: bool
     ) -> Box:
         head = group.heads[0]
         if not group.scope:
@@ -236,7 +236,7 @@ class _Builder:
             f"{head.device}|{group.scope}", group.scope[len(around) :], head.device, members, plane, is_open
         )
 
-    def _members(self, group: _Group) -> list[Node]:
+    def _members(self, group: _BoxGroup) -> list[Node]:
         return [node for head in group.heads for node in (head, *self.held.get(head.name, ()))]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nbdist.graph.layout.sheet import UNDER, Line, Sheet
-from nbdist.graph.layout.work import Wire, Work
+from nbdist.graph.layout.sheet import UNDER, DrawnEdge, Sheet
+from nbdist.graph.layout.work import LayoutState, Wire
 
 Point = tuple[float, float]
 Rectangle = tuple[float, float, float, float]
@@ -15,13 +15,13 @@ Rectangle = tuple[float, float, float, float]
 HEIGHT, CLEAR = 14.0, 6.0  # pixels of a text; around it
 
 
-def place_labels(work: Work, sheet: Sheet) -> None:
+def place_labels(work: LayoutState, sheet: Sheet) -> None:
     """Give lines their texts, those between devices first, then those of many bytes."""
     taken = [
         leg for wire, line in zip(work.wires, sheet.lines, strict=True) for leg in _legs(work, wire, line)
     ]
 
-    def weight(pair: tuple[Wire, Line]) -> tuple[bool, int]:
+    def weight(pair: tuple[Wire, DrawnEdge]) -> tuple[bool, int]:
         return (not pair[1].track, -sum(edge.bytes for edge in pair[1].edges))
 
     for wire, line in sorted(zip(work.wires, sheet.lines, strict=True), key=weight):
@@ -32,7 +32,7 @@ def place_labels(work: Work, sheet: Sheet) -> None:
 
 
 def _free(
-    work: Work, wire: Wire, line: Line, width: float, taken: Sequence[Rectangle]
+    work: LayoutState, wire: Wire, line: DrawnEdge, width: float, taken: Sequence[Rectangle]
 ) -> tuple[str, float, Point] | None:
     """Return the first text of a line that has room, its width and its middle."""
     for text, wide in work.labels(wire):
@@ -48,7 +48,7 @@ def _around(x: float, y: float, width: float) -> Rectangle:
     return (x - width / 2 - CLEAR, y - HEIGHT / 2, x + width / 2 + CLEAR, y + HEIGHT / 2)
 
 
-def _legs(work: Work, wire: Wire, line: Line) -> list[Rectangle]:
+def _legs(work: LayoutState, wire: Wire, line: DrawnEdge) -> list[Rectangle]:
     """Return the first and last pieces of a track: from a box and to one. No text may hide them."""
     if not line.track:
         return []
@@ -57,7 +57,7 @@ def _legs(work: Work, wire: Wire, line: Line) -> list[Rectangle]:
     return [(start - 1, below, start + 1, line.bends[0]), (end - 1, line.bends[-1], end + 1, above)]
 
 
-def _places(line: Line, start: float, end: float, width: float) -> Iterator[Point]:
+def _places(line: DrawnEdge, start: float, end: float, width: float) -> Iterator[Point]:
     """Yield the middles that a text of some width may have, on the line."""
     if not line.track:
         yield start, line.bends[0] + UNDER

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-Rows = list[list[int]]
+LayerRows = list[list[int]]
 """The elements of each row, from left to right."""
 
 
 SWEEPS = 6
 
 
-class Link(NamedTuple):
+class LineSegment(NamedTuple):
     """A piece of a line, from an element to one in the row below."""
 
     upper: int
@@ -107,7 +107,9 @@ def broken(rank: Sequence[int], column: Sequence[int], width: Sequence[float], l
     return [packed[old] for old in row]
 
 
-def ordered(rows: Rows, links: Sequence[Link], pulls: Mapping[int, float], fixed: frozenset[int]) -> Rows:
+def ordered(
+    rows: LayerRows, links: Sequence[LineSegment], pulls: Mapping[int, float], fixed: frozenset[int]
+) -> LayerRows:
     """Return the rows in an order with few crossings; those in ``fixed`` (by number) stay as they are.
 
     ``pulls`` draws an element to the left (below 0) or right (above 1) end of its row.
@@ -140,10 +142,10 @@ def ordered(rows: Rows, links: Sequence[Link], pulls: Mapping[int, float], fixed
     return best
 
 
-def crossings(rows: Rows, links: Sequence[Link]) -> int:
+def crossings(rows: LayerRows, links: Sequence[LineSegment]) -> int:
     """Return how often links cross.
 
-    >>> crossings([[0, 1], [2, 3]], [Link(0, 3), Link(1, 2)])
+    >>> crossings([[0, 1], [2, 3]], [LineSegment(0, 3), LineSegment(1, 2)])
     1
     """
     index = {element: i for row in rows for i, element in enumerate(row)}

@@ -17,11 +17,11 @@ from itertools import pairwise
 
 from nbdist.graph.layout.collapse import Plane
 from nbdist.graph.layout.labels import place_labels
-from nbdist.graph.layout.layered import Link, Rows, broken, ordered, ranks
+from nbdist.graph.layout.layered import LayerRows, LineSegment, broken, ordered, ranks
 from nbdist.graph.layout.positions import centres
 from nbdist.graph.layout.routes import arranged, drawn, ports_of, set_columns, set_gaps, set_lanes, set_ports
-from nbdist.graph.layout.sheet import Measure, Sheet
-from nbdist.graph.layout.work import Work, begin
+from nbdist.graph.layout.sheet import BoxMeasure, Sheet
+from nbdist.graph.layout.work import LayoutState, begin
 
 FAR = 5  # rows that a curve spans at most; a graph with gradients would need thousands of them
 BOX_GAP, THREAD = 20.0, 12.0  # between boxes; what a curve that passes a row takes of it
@@ -30,7 +30,7 @@ WIDEST, NARROWEST = 900.0, 440.0  # of a row over all devices, and of a row in o
 
 def lay_out(
     plane: Plane,
-    measure: Measure,
+    measure: BoxMeasure,
     title: str | None = None,
     into: Sequence[Sequence[int]] = (),
     out: Sequence[Sequence[int]] = (),
@@ -73,7 +73,7 @@ def _devices(plane: Plane) -> list[str]:
     return arranged(dict.fromkeys(box.device for box in plane.boxes), flows)
 
 
-def _set_rows(work: Work, limit: float) -> None:
+def _set_rows(work: LayoutState, limit: float) -> None:
     """Choose a row for every box, and put the ports above and below all of them."""
     count = len(work.plane.boxes)
     forward = [(wire.source, wire.target) for wire in work.wires if wire.source < wire.target < count]
@@ -86,10 +86,10 @@ def _set_rows(work: Work, limit: float) -> None:
     work.rows += work.out > 0
 
 
-def _set_orders(work: Work, columns: int) -> None:
+def _set_orders(work: LayoutState, columns: int) -> None:
     """Choose which wires are curves, put a thread into each row that one passes, and order all rows."""
     title = len(work.row)
-    rows: list[Rows] = [[[] for _ in range(work.rows)] for _ in range(columns)]
+    rows: list[LayerRows] = [[[] for _ in range(work.rows)] for _ in range(columns)]
     if work.title is not None:
         rows[0][0].append(title)
     for element, row in enumerate(work.row):
@@ -109,7 +109,7 @@ def _set_orders(work: Work, columns: int) -> None:
     work.orders = [ordered(of, _links(work, column), pulls, fixed) for column, of in enumerate(rows)]
 
 
-def _links(work: Work, column: int) -> list[Link]:
+def _links(work: LayoutState, column: int) -> list[LineSegment]:
     """Return the pieces of a column's curves; those between threads matter most."""
     title = len(work.row)
     links = []
@@ -122,11 +122,11 @@ def _links(work: Work, column: int) -> list[Link]:
             # A closed box stands above another by its middle, whatever its ports: else chains drift aside.
             shift = work.leaves(wire) if upper == wire.source and upper in work.opened else 0.0
             shift -= work.enters(wire) if lower == wire.target and lower in work.opened else 0.0
-            links.append(Link(upper, lower, weight, shift))
+            links.append(LineSegment(upper, lower, weight, shift))
     return links
 
 
-def _placed(work: Work, column: int) -> float:
+def _placed(work: LayoutState, column: int) -> float:
     """Choose the x of all elements of a column, from 0 to its width, which is returned."""
     rows, title = work.orders[column], len(work.row)
     ports = range(len(work.sizes), title)
@@ -143,7 +143,7 @@ def _placed(work: Work, column: int) -> float:
     return max(at - left + widths[element] / 2 for element, at in x.items()) - BOX_GAP
 
 
-def _pulls(work: Work) -> dict[int, float]:
+def _pulls(work: LayoutState) -> dict[int, float]:
     """Return to which end of its row a box is drawn by what it sends to other devices and gets from them."""
     wishes: dict[int, list[float]] = {}
     for wire in work.wires:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from nbdist.graph.layout.layered import Link, Rows
+from nbdist.graph.layout.layered import LayerRows, LineSegment
 
 SWEEPS = 6
 
 
-def centres(rows: Rows, links: Sequence[Link], width: Mapping[int, float]) -> dict[int, float]:
+def centres(rows: LayerRows, links: Sequence[LineSegment], width: Mapping[int, float]) -> dict[int, float]:
     """Return the x of each element's middle: in order, beside each other, and so that links are straight."""
     above: dict[int, list[tuple[int, float, float]]] = {}
     below: dict[int, list[tuple[int, float, float]]] = {}

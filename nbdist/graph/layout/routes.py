@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import permutations
 from typing import TypeVar
 
-from nbdist.graph.layout.collapse import Edge
-from nbdist.graph.layout.sheet import Frame, Line, Sheet, Spot
-from nbdist.graph.layout.work import Lane, Wire, Work
+from nbdist.graph.layout.collapse import PlaneEdge
+from nbdist.graph.layout.sheet import DeviceFrame, DrawnEdge, Sheet, Spot
+from nbdist.graph.layout.work import Lane, LayoutState, Wire
 
 PAD = 16.0  # between a frame and what it holds
 HEAD, TITLE = 46.0, 24.0  # heights of a device's title and of an open scope's
@@ -23,7 +23,7 @@ GAP, CURVED, WORDED, WORDS = (
 ABOVE, BELOW = 9.0, 14.0  # between a row and the first track below it; the last track and an arrow's end
 
 
-def set_lanes(work: Work, contents: Sequence[float]) -> None:
+def set_lanes(work: LayoutState, contents: Sequence[float]) -> None:
     """Choose for each track the lane in which it goes up or down: the nearest one.
 
     A value is sent to a device once. If several boxes of another device use it, its track crosses to that
@@ -50,13 +50,13 @@ def set_lanes(work: Work, contents: Sequence[float]) -> None:
             labelled |= names
 
 
-def set_columns(work: Work, devices: Sequence[str], contents: Sequence[float]) -> None:
+def set_columns(work: LayoutState, devices: Sequence[str], contents: Sequence[float]) -> None:
     """Put the columns side by side, with their lanes."""
-    runs: dict[Lane, Runs[int]] = {}
+    runs: dict[Lane, LaneExtents[int]] = {}
     for wire in work.wires:
         if wire.lane is not None:
             gaps = work.row[wire.source] + 1, work.row[wire.target]
-            runs.setdefault(wire.lane, Runs()).add(wire.source, *gaps)
+            runs.setdefault(wire.lane, LaneExtents()).add(wire.source, *gaps)
     x = 0.0
     work.frames = []
 
@@ -71,7 +71,7 @@ def set_columns(work: Work, devices: Sequence[str], contents: Sequence[float]) -
         if column:
             x += GUTTER / 2
             x += max(0.0, add_lane(("gutter", column)) - TRACK) + GUTTER / 2
-        frame = Frame(devices[column], x, 0.0)
+        frame = DeviceFrame(devices[column], x, 0.0)
         x += PAD
         x += add_lane(("left", column))
         wanted = work.measure.title(devices[column]) if work.title is None else 0.0
@@ -87,7 +87,7 @@ def set_columns(work: Work, devices: Sequence[str], contents: Sequence[float]) -
         work.x[element] += shift[column]
 
 
-def set_ports(work: Work) -> None:
+def set_ports(work: LayoutState) -> None:
     """Choose where on its ends each line begins and arrives, from left to right as they come."""
     count = len(work.sizes)
     leaving: dict[int, list[Wire]] = {}
@@ -110,7 +110,7 @@ def set_ports(work: Work) -> None:
             _leave_scope(work, element, wires)
 
 
-def _leave_scope(work: Work, element: int, wires: list[Wire]) -> None:
+def _leave_scope(work: LayoutState, element: int, wires: list[Wire]) -> None:
     """Give each curve out of a scope a port, and all tracks to one side one."""
     bundles: dict[object, list[Wire]] = {}
     for wire in sorted(wires, key=lambda wire: work.aim(wire, element)):
@@ -121,7 +121,7 @@ def _leave_scope(work: Work, element: int, wires: list[Wire]) -> None:
             wire.leave = ((port + 1) / (len(bundles) + 1), port)
 
 
-def ports_of(work: Work, element: int) -> tuple[list[list[int]], list[list[int]]]:
+def ports_of(work: LayoutState, element: int) -> tuple[list[list[int]], list[list[int]]]:
     """Return the ports of a scope: for each the edges that enter there, and those that leave there."""
     into: dict[int, list[int]] = {}
     out: dict[int, list[int]] = {}
@@ -137,7 +137,7 @@ Way = tuple[object, ...]
 """The key of a run along a gap, which lines that share it have in common."""
 
 
-def ways(work: Work, wire: Wire) -> list[tuple[int, int, Way]]:
+def ways(work: LayoutState, wire: Wire) -> list[tuple[int, int, Way]]:
     """Return a track's runs along gaps: the gap, where in it (0 is above, 2 below), and the run's key."""
     trunk = (wire.source, wire.leave[1])
     first, last = work.row[wire.source] + 1, work.row[wire.target]
@@ -146,9 +146,9 @@ def ways(work: Work, wire: Wire) -> list[tuple[int, int, Way]]:
     return [(first, 0, ("leave", first, *trunk)), (last, 2, ("arrive", last, *trunk, wire.lane))]
 
 
-def set_gaps(work: Work) -> None:
+def set_gaps(work: LayoutState) -> None:
     """Put the tracks of each gap below each other, and then the rows and gaps."""
-    runs: dict[tuple[int, int], Runs[Way]] = {}
+    runs: dict[tuple[int, int], LaneExtents[Way]] = {}
     labelled: set[Way] = set()
     curved: dict[int, float] = {}
     for wire in work.wires:
@@ -162,7 +162,7 @@ def set_gaps(work: Work) -> None:
         points = [start, end] if wire.lane is None else [start, work.aim(wire, wire.source), end]
         found = ways(work, wire)
         for i, (gap, band, way) in enumerate(found):
-            runs.setdefault((gap, band), Runs()).add(way, *points[i : i + 2])
+            runs.setdefault((gap, band), LaneExtents()).add(way, *points[i : i + 2])
         if work.labels(wire):
             labelled.add(found[-1][2])
     y = HEAD if work.title is None else 0.0
@@ -172,7 +172,7 @@ def set_gaps(work: Work) -> None:
         start = y + ABOVE + WORDS * (curved.get(gap) == WORDED)
         end = start
         for band in range(3):
-            end = _stack(work, runs.get((gap, band), Runs()), labelled, end)
+            end = _stack(work, runs.get((gap, band), LaneExtents()), labelled, end)
         beside_ports = work.title is not None and (gap == 0 or (gap == work.rows and work.out > 0))
         y = max(y + curved.get(gap, 0.0 if beside_ports else GAP), end + BELOW if end > start else 0.0)
         if gap < work.rows:
@@ -181,7 +181,7 @@ def set_gaps(work: Work) -> None:
     work.height = y
 
 
-def _stack(work: Work, runs: Runs[Way], labelled: set[Way], y: float) -> float:
+def _stack(work: LayoutState, runs: LaneExtents[Way], labelled: set[Way], y: float) -> float:
     """Give each run of one band of a gap its y, from ``y`` on; return where the next band begins."""
     chosen, count = tracks(runs)
     pitch = [TRACK] * count
@@ -193,7 +193,7 @@ def _stack(work: Work, runs: Runs[Way], labelled: set[Way], y: float) -> float:
     return y + sum(pitch)
 
 
-def _row_heights(work: Work) -> list[float]:
+def _row_heights(work: LayoutState) -> list[float]:
     heights = [0.0] * work.rows
     if work.title is not None:
         heights[0] = TITLE
@@ -202,7 +202,7 @@ def _row_heights(work: Work) -> list[float]:
     return heights
 
 
-def drawn(work: Work) -> Sheet:
+def drawn(work: LayoutState) -> Sheet:
     """Return the finished sheet."""
     spots = [
         Spot(work.x[number] - wide / 2, wide, *closed, work.row[number], work.sheets.get(number))
@@ -216,8 +216,8 @@ def drawn(work: Work) -> Sheet:
     return Sheet(work.plane, work.width, work.height, work.bands, spots, lines, frames, into, out)
 
 
-def _line(work: Work, wire: Wire) -> Line:
-    edges: tuple[Edge, ...] = work.edges(wire)
+def _line(work: LayoutState, wire: Wire) -> DrawnEdge:
+    edges: tuple[PlaneEdge, ...] = work.edges(wire)
     if wire.curve:
         passes = [(work.x[t], *work.bands[work.row[wire.source] + 1 + i]) for i, t in enumerate(wire.passes)]
         bends = (
@@ -230,7 +230,7 @@ def _line(work: Work, wire: Wire) -> Line:
         leave, arrive = (work.gap_y[way] for _, _, way in ways(work, wire))
         bends = (leave, work.lane_x[wire.lane, wire.source], arrive)
     ends = work.spot(wire.source), work.spot(wire.target)
-    return Line(*ends, edges, not wire.curve, wire.leave, wire.enter, bends)
+    return DrawnEdge(*ends, edges, not wire.curve, wire.leave, wire.enter, bends)
 
 
 # Lines beside each other: which track of a lane each takes, and which device stands beside which.
@@ -239,7 +239,7 @@ K = TypeVar("K", bound=Hashable)
 FEW = 6  # devices whose orders are all tried
 
 
-class Runs(dict[K, tuple[float, float]]):
+class LaneExtents(dict[K, tuple[float, float]]):
     """How far each line runs along a lane; a line that comes again runs further."""
 
     def add(self, key: K, *ends: float) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from nbdist.graph.layout.collapse import Box, Edge, Plane
+from nbdist.graph.layout.collapse import Box, Plane, PlaneEdge
 
 UNDER = 11.0  # pixels between a row and the middle of a text on a curve that begins there
 
 
-class Measure(Protocol):
+class BoxMeasure(Protocol):
     """How large things are drawn, in pixels."""
 
     def box(self, box: Box) -> tuple[float, float]:
@@ -20,7 +20,7 @@ class Measure(Protocol):
     def title(self, text: str) -> float:
         """Return the width of a device's or an open scope's title."""
 
-    def labels(self, source: Box, target: Box, edges: Sequence[Edge]) -> list[tuple[str, float]]:
+    def labels(self, source: Box, target: Box, edges: Sequence[PlaneEdge]) -> list[tuple[str, float]]:
         """Return the texts that may stand on a line, the best one first, and their widths."""
 
 
@@ -37,7 +37,7 @@ class Spot:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class DrawnEdge:
     """One drawn edge, between two spots or the outside.
 
     ``leave`` and ``enter`` say where on its ends: a share of a closed box's width, and the number of the
@@ -48,7 +48,7 @@ class Line:
 
     source: int
     target: int
-    edges: tuple[Edge, ...]
+    edges: tuple[PlaneEdge, ...]
     track: bool
     leave: tuple[float, int] = (0.5, 0)
     enter: tuple[float, int] = (0.5, 0)
@@ -59,7 +59,7 @@ class Line:
 
 
 @dataclass(slots=True, eq=False)
-class Frame:
+class DeviceFrame:
     """A device's frame, from left to right."""
 
     device: str
@@ -80,7 +80,7 @@ class Sheet:
     height: float = 0.0
     bands: list[tuple[float, float]] = field(default_factory=list)
     spots: list[Spot] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    frames: list[Frame] = field(default_factory=list)
+    lines: list[DrawnEdge] = field(default_factory=list)
+    frames: list[DeviceFrame] = field(default_factory=list)
     into: list[float] = field(default_factory=list)
     out: list[float] = field(default_factory=list)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from nbdist.graph.layout.collapse import Box
-from nbdist.graph.layout.sheet import UNDER, Frame, Line, Sheet
+from nbdist.graph.layout.sheet import UNDER, DeviceFrame, DrawnEdge, Sheet
 
 Scale = Callable[[float], float]
 LOWER = 12.0  # pixels that a box stands below the top of its row at most
@@ -36,7 +36,7 @@ class Shown:
 class Way:
     """A line as it is shown: its corners; ``track`` says that they are right angles, else it is a curve."""
 
-    line: Line
+    line: DrawnEdge
     points: tuple[tuple[float, float], ...]
     label_at: tuple[float, float]
 
@@ -48,7 +48,7 @@ class Spread:
     sheet: Sheet
     width: float
     height: float
-    frames: list[Frame]
+    frames: list[DeviceFrame]
     shown: list[Shown]
     ways: list[Way] = field(default_factory=list)
     into: list[float] = field(default_factory=list)
@@ -76,7 +76,7 @@ def spread(sheet: Sheet, is_open: Callable[[Box], bool] = lambda box: box.open) 
         top, bottom = map(y, sheet.bands[spot.row])
         lower = min((bottom - top - high) / 2, LOWER)  # in the middle of its row, unless that is far down
         shown.append(Shown(box, x(spot.x), top + lower, wide, high, open_))
-    frames = [Frame(frame.device, x(frame.left), x(frame.right)) for frame in sheet.frames]
+    frames = [DeviceFrame(frame.device, x(frame.left), x(frame.right)) for frame in sheet.frames]
     into, out = [x(port) for port in sheet.into], [x(port) for port in sheet.out]
     ways = [_way(line, shown, into, out, y(sheet.height), x, y) for line in sheet.lines]
     return Spread(sheet, x(sheet.width), y(sheet.height), frames, shown, ways, into, out)
@@ -120,7 +120,13 @@ def resized(bands: Iterable[tuple[float, float, float]]) -> Scale:
 
 
 def _way(
-    line: Line, shown: list[Shown], into: list[float], out: list[float], bottom: float, x: Scale, y: Scale
+    line: DrawnEdge,
+    shown: list[Shown],
+    into: list[float],
+    out: list[float],
+    bottom: float,
+    x: Scale,
+    y: Scale,
 ) -> Way:
     """Return the corners of a line between boxes that have their places."""
     if line.source < 0:

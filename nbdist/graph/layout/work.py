@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from nbdist.graph.layout.collapse import OUTSIDE, Box, Edge, Plane
-from nbdist.graph.layout.layered import Rows
-from nbdist.graph.layout.sheet import Frame, Measure, Sheet
+from nbdist.graph.layout.collapse import OUTSIDE, Box, Plane, PlaneEdge
+from nbdist.graph.layout.layered import LayerRows
+from nbdist.graph.layout.sheet import BoxMeasure, DeviceFrame, Sheet
 
 Lane = tuple[str, int]
 """Where tracks go up and down: left or right of a column's boxes, or in the gutter before a column."""
@@ -29,11 +29,11 @@ class Wire:
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class LayoutState:
     """What is known so far."""
 
     plane: Plane
-    measure: Measure
+    measure: BoxMeasure
     title: str | None  # a scope's
     into: int  # number of ports
     out: int
@@ -43,11 +43,11 @@ class Work:
     column: list[int]  # of each box and port
     row: list[int] = field(default_factory=list)
     rows: int = 0
-    orders: list[Rows] = field(default_factory=list)  # of each column
+    orders: list[LayerRows] = field(default_factory=list)  # of each column
     sheets: dict[int, Sheet] = field(default_factory=dict)  # of the boxes that are scopes
     opened: dict[int, Sheet] = field(default_factory=dict)  # of those that are open
     x: dict[int, float] = field(default_factory=dict)  # the middle of each element
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[DeviceFrame] = field(default_factory=list)
     lane_x: dict[tuple[Lane, int], float] = field(default_factory=dict)  # by lane and the wire's source
     gap_y: dict[tuple[object, ...], float] = field(default_factory=dict)  # by the keys of wires' ways
     bands: list[tuple[float, float]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Work:
         """Return the box that an element is; None for a port."""
         return self.plane.boxes[element] if element < len(self.plane.boxes) else None
 
-    def edges(self, wire: Wire) -> tuple[Edge, ...]:
+    def edges(self, wire: Wire) -> tuple[PlaneEdge, ...]:
         """Return the edges that a wire stands for."""
         return tuple(self.plane.edges[number] for number in wire.edges)
 
@@ -112,11 +112,11 @@ class Work:
 
 def begin(
     plane: Plane,
-    measure: Measure,
+    measure: BoxMeasure,
     title: str | None,
     into: Sequence[Sequence[int]],
     out: Sequence[Sequence[int]],
-) -> Work:
+) -> LayoutState:
     """Return a plane's work with a wire for all edges between the same two elements."""
     count = len(plane.boxes)
     entry = {edge: count + port for port, edges in enumerate(into) for edge in edges}
@@ -127,4 +127,6 @@ def begin(
         target = leave[edge.outer] if edge.target == OUTSIDE else edge.target
         wires.setdefault((source, target), Wire(source, target, [])).edges.append(number)
     sizes = [measure.box(box) for box in plane.boxes]
-    return Work(plane, measure, title, len(into), len(out), sizes, list(sizes), list(wires.values()), [])
+    return LayoutState(
+        plane, measure, title, len(into), len(out), sizes, list(sizes), list(wires.values()), []
+    )

@@ -17,7 +17,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import Example, Op, Spec, fits, register, show
-from nbdist.graph.ops.windows import Axis, Pair, axes_of, padded, pair, window_counts, windows_of
+from nbdist.graph.ops.windows import Pair, WindowAxis, axes_of, padded, pair, window_counts, windows_of
 from nbdist.graph.tensor import Tensor, record
 
 
@@ -281,7 +281,7 @@ class _Windows:
         return start, stop, columns, target, windows, inside, images
 
 
-def _bordered(x: Array, images: int, height: Axis, width: Axis) -> Array | None:
+def _bordered(x: Array, images: int, height: WindowAxis, width: WindowAxis) -> Array | None:
     """Return zeros for a block of images with their padding, or None if there is no padding."""
     if not any((height.before, height.after, width.before, width.after)):
         return None
@@ -312,7 +312,9 @@ def input_kernel(strides: Pair, padding: str, dilation: Pair = (1, 1)) -> Callab
     return _kept(plan)
 
 
-def _rows_to_input(g: Array, kernel: Array, out: Array, height: Axis, width: Axis) -> Callable[..., None]:
+def _rows_to_input(
+    g: Array, kernel: Array, out: Array, height: WindowAxis, width: WindowAxis
+) -> Callable[..., None]:
     """Plan for windows one step apart: one product for each row of the kernel, on copied rows of ``g``.
 
     What column ``x`` gets from a row of ``g`` comes from the ``width.size`` columns that end where the window
@@ -351,7 +353,9 @@ def _rows_to_input(g: Array, kernel: Array, out: Array, height: Axis, width: Axi
     return run
 
 
-def _columns_to_input(g: Array, kernel: Array, out: Array, height: Axis, width: Axis) -> Callable[..., None]:
+def _columns_to_input(
+    g: Array, kernel: Array, out: Array, height: WindowAxis, width: WindowAxis
+) -> Callable[..., None]:
     """Plan for any steps: one product gives all windows' parts, which are added where the windows were."""
     window = height.size * width.size * out.shape[3]
     bytes_of_image = max(height.count * width.count * window * g.itemsize, 1)

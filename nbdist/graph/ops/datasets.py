@@ -1,6 +1,6 @@
 """Datasets in a graph: a task keeps the arrays and goes through them, and each step takes the next batch.
 
-    source = Source(steps, arrays)              # what nbdist.data.recipe describes; kept on the device around
+    source = DatasetSource(steps, arrays)  # what nbdist.data.recipe describes; kept on the device around
     rows = source.next()                        # a tensor: how many rows the whole batch has
     x = source.part(rows, 0, shape=(None, 64), dtype=np.float32)
 
@@ -26,7 +26,7 @@ _NOTHING = Spec((), np.dtype(bool))
 READS = ("next_batch", "batch_part")
 
 
-class Source:
+class DatasetSource:
     """A dataset on the device of the scope around, by a name that no other in the graph has.
 
     The arrays are not copied: they are data, which nobody changes meanwhile.

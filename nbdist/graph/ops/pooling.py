@@ -10,7 +10,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import Example, Op, Spec, fits, floating, register, show
-from nbdist.graph.ops.windows import Axis, Pair, axes_of, window_counts
+from nbdist.graph.ops.windows import Pair, WindowAxis, axes_of, window_counts
 from nbdist.graph.tensor import record
 
 BLOCK_BYTES = 1 << 20
@@ -19,7 +19,7 @@ BLOCK_BYTES = 1 << 20
 Spans = list[tuple[tuple[slice, slice, slice], tuple[slice, slice, slice]]]
 
 
-def _spans(height: Axis, width: Axis) -> Spans:
+def _spans(height: WindowAxis, width: WindowAxis) -> Spans:
     """Return, for each element of a window, (where it is in the windows, where in the images)."""
     found: Spans = []
     for i in range(height.size):
@@ -233,7 +233,7 @@ register(
 )
 
 
-def _counts(xp: Any, height: Axis, width: Axis, dtype: Any) -> Array:
+def _counts(xp: Any, height: WindowAxis, width: WindowAxis, dtype: Any) -> Array:
     """Return how many elements of the image lie in each window: what padding adds does not count."""
     tall, wide = (
         sum((np.arange(a.count) >= a.inside(i)[0].start) & (np.arange(a.count) < a.inside(i)[0].stop)

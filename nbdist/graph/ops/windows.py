@@ -15,7 +15,7 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Axis:
+class WindowAxis:
     """Windows of ``size`` along an axis of ``n``, each ``step`` after the last, ``count`` of them.
 
     ``before`` and ``after`` are what padding adds at the ends. The elements of a window are ``dilation``
@@ -31,11 +31,11 @@ class Axis:
     dilation: int = 1
 
     @classmethod
-    def of(cls, n: int, size: int, step: int, padding: str, dilation: int = 1) -> Axis:
+    def of(cls, n: int, size: int, step: int, padding: str, dilation: int = 1) -> WindowAxis:
         """Lay windows as TensorFlow does: ``same`` pads evenly, the odd one after; ``valid`` does not pad.
 
-        >>> Axis.of(5, 3, 2, "same")
-        Axis(n=5, size=3, step=2, count=3, before=1, after=1, dilation=1)
+        >>> WindowAxis.of(5, 3, 2, "same")
+        WindowAxis(n=5, size=3, step=2, count=3, before=1, after=1, dilation=1)
         """
         extent = (size - 1) * dilation + 1
         if padding == "valid":
@@ -57,12 +57,12 @@ class Axis:
 
 def axes_of(
     shape: Shape, size: Pair, strides: Pair, padding: str, dilation: Pair = (1, 1)
-) -> tuple[Axis, Axis]:
+) -> tuple[WindowAxis, WindowAxis]:
     """Return the windows along height and width of images (batch, height, width, channels)."""
     height, width = (n or 0 for n in shape[1:3])
     return (
-        Axis.of(height, size[0], strides[0], padding, dilation[0]),
-        Axis.of(width, size[1], strides[1], padding, dilation[1]),
+        WindowAxis.of(height, size[0], strides[0], padding, dilation[0]),
+        WindowAxis.of(width, size[1], strides[1], padding, dilation[1]),
     )
 
 
@@ -78,7 +78,7 @@ def window_counts(name: str, shape: Shape, size: Pair, strides: Pair, padding: s
     if padding not in ("valid", "same"):
         raise InvalidArgumentError(f"{name}: padding is 'valid' or 'same', got {padding!r}")
     counts = tuple(
-        None if n is None else Axis.of(n, k, s, padding).count
+        None if n is None else WindowAxis.of(n, k, s, padding).count
         for n, k, s in zip(shape[1:3], size, strides, strict=True)
     )
     if 0 in counts:
@@ -109,7 +109,7 @@ def checked_padding(padding: Any) -> str:
     return str(padding).lower()
 
 
-def windows_of(xp: Any, x: Array, height: Axis, width: Axis) -> Array:
+def windows_of(xp: Any, x: Array, height: WindowAxis, width: WindowAxis) -> Array:
     """Return a view (batch, rows, columns, window height, window width, channels) of padded images."""
     b, h, w, c = x.strides
     return xp.lib.stride_tricks.as_strided(  # type: ignore[no-any-return]
@@ -119,7 +119,7 @@ def windows_of(xp: Any, x: Array, height: Axis, width: Axis) -> Array:
     )
 
 
-def padded(xp: Any, x: Array, height: Axis, width: Axis) -> Array:
+def padded(xp: Any, x: Array, height: WindowAxis, width: WindowAxis) -> Array:
     """Return images with the zeros that padding adds; the same images if it adds none."""
     ends = ((0, 0), (height.before, height.after), (width.before, width.after), (0, 0))
     return xp.pad(x, ends) if any(map(any, ends)) else x

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Literal
 
 from nbdist.graph.device import DeviceSpec
-from nbdist.graph.layout.collapse import Box, Edge, walk
+from nbdist.graph.layout.collapse import Box, PlaneEdge, walk
 from nbdist.graph.layout.nodes import Node
 from nbdist.graph.layout.stretch import Spread, Way
 from nbdist.ui.formatting import clip
@@ -152,7 +152,7 @@ def frame_marks(device: str, number: int, wide: float, high: float) -> list[Mark
     ]
 
 
-def line_role(edges: Sequence[Edge]) -> str:
+def line_role(edges: Sequence[PlaneEdge]) -> str:
     """Return the look of a line."""
     if not any(edge.tensors for edge in edges):
         return "after"
@@ -268,7 +268,7 @@ class TextMeasure:
         lines = device_lines(text) if not text.endswith("/") else [text]
         return max(width(line, NAME, bold=True) for line in lines) + 30
 
-    def labels(self, source: Box, target: Box, edges: Sequence[Edge]) -> list[tuple[str, float]]:
+    def labels(self, source: Box, target: Box, edges: Sequence[PlaneEdge]) -> list[tuple[str, float]]:
         """Return what may stand on a line: an op says what it makes itself, unless that is sent."""
         if source.plane is None and source.device == target.device:
             return []
@@ -337,7 +337,7 @@ def byte_text(count: int) -> str:
     return f"{count} B"
 
 
-def line_labels(edges: Sequence[Edge]) -> list[str]:
+def line_labels(edges: Sequence[PlaneEdge]) -> list[str]:
     """Return the texts of a line, the longest one first; none if it is there for the order only."""
     tensors = tensors_of(edges)
     if not tensors:
@@ -353,7 +353,7 @@ def total(tensors: Sequence[Node]) -> str:
     return byte_text(sum(sizes)) if len(sizes) == len(tensors) else ""
 
 
-def tensors_of(edges: Iterable[Edge]) -> list[Node]:
+def tensors_of(edges: Iterable[PlaneEdge]) -> list[Node]:
     """Return the tensors that go along a line, each once."""
     return list({name: node for edge in edges for name, node in edge.tensors.items()}.values())
 
@@ -389,7 +389,7 @@ def box_tooltip(box: Box) -> str:
     return "\n".join([*lines, f"on {op.device}" if op.device else "on any device"])
 
 
-def line_tooltip(edges: Sequence[Edge]) -> str:
+def line_tooltip(edges: Sequence[PlaneEdge]) -> str:
     """Return all there is to say of a line, in lines."""
     tensors = tensors_of(edges)
     first = {name: node for edge in edges for name, node in edge.control.items()}

@@ -20,7 +20,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoun
 from nbdist.graph.layout.collapse import Box, Plane, collapse, scopes
 from nbdist.graph.layout.layout import lay_out
 from nbdist.graph.layout.nodes import Node, describe
-from nbdist.graph.layout.sheet import Line, Sheet
+from nbdist.graph.layout.sheet import DrawnEdge, Sheet
 from nbdist.graph.layout.stretch import Spread, spread
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.ui.graph.marks import TextMeasure, byte_text, counts, device_lines, number
@@ -235,7 +235,7 @@ def geometry(sheet: Sheet, numbers: dict[Box, int]) -> dict[str, Any]:
     }
 
 
-def _line(line: Line) -> list[Any]:
+def _line(line: DrawnEdge) -> list[Any]:
     leave, enter = (round(line.leave[0], 3), line.leave[1]), (round(line.enter[0], 3), line.enter[1])
     text = [[*map(_tenth, line.label_at), _tenth(line.label_width / 2 + 8)]] if line.label else []
     return [line.source, line.target, int(line.track), *leave, *enter, [*map(_tenth, line.bends)], *text]
