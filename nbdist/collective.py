@@ -1,4 +1,4 @@
-"""Collectives of all replicas of a run, for those who write their own training loop.
+"""Collectives over all replicas of a run, for custom training loops.
 
     %%distribute --no-live
     total = nb.collective.all_reduce(np.array([nb.collective.rank()]), "sum")

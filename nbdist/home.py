@@ -1,4 +1,4 @@
-"""Where nbdist keeps its state: one folder per user, closed to others."""
+"""The state folder of nbdist: one per user, with mode 0700."""
 
 from __future__ import annotations
 

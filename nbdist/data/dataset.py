@@ -1,4 +1,4 @@
-"""`Dataset`: a description of where elements come from and what is done to them; iterating carries it out."""
+"""`Dataset`: a lazy description of a source and its transforms; iterating runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn: 1,797 images of 8x8, at hand without a download."""
+"""The handwritten digits in scikit-learn: 1,797 images of 8x8, without a download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transforms that make elements: batches, mapped elements, elements fetched ahead."""
+"""Transforms that make new elements: batch, map and prefetch."""
 
 from __future__ import annotations
 

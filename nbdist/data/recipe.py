@@ -1,4 +1,4 @@
-"""Datasets as data: arrays, and the names of what is done with them; never code.
+"""Serializes datasets: arrays and the names of their transforms, never code.
 
     steps, arrays = describe(digits.shuffle(1000, seed=1).batch(32))     # plain values, and arrays
     rebuild(steps, arrays)          # elsewhere: the same elements in the same order

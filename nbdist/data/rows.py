@@ -1,4 +1,4 @@
-"""Arrays with a common first axis: rows are gathered from them by number."""
+"""Arrays with a common first axis, from which rows are gathered by index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which examples of a batch are whose. Pure."""
+"""Splits a batch among replicas. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elements made of several arrays: tuples and dicts, nested as one likes."""
+"""Nested elements: tuples and dicts of arrays, to any depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is computed: tensors, ops, gradients, programs. Pure: no socket, no clock, no file."""
+"""The dataflow graph: tensors, ops, gradients, compiled programs. Pure: no socket, clock or file."""
 
 from nbdist.graph import ops as _ops  # every tensor meets a full op table, whoever made it
 

@@ -1,4 +1,4 @@
-"""What is not one tensor, and becomes one where NumPy computes with it."""
+"""Base of values made of several tensors, which become one tensor where NumPy computes with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an op runs: device specs, nested device scopes, and the device of a cluster that a spec means.
+"""Devices of ops: device specs, nested device scopes, and how a spec resolves to a device of a cluster.
 
     /job:ps/task:0  +  /cpu:0   ->   /job:ps/task:0/device:CPU:0
 

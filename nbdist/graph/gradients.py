@@ -1,4 +1,4 @@
-"""Reverse mode: the gradient of a graph is a graph. Knows no op by name."""
+"""Reverse-mode differentiation: the gradient of a graph is a graph. No op is treated by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What variables start with, by Keras' names: a distribution, and its scale for a variable of some shape.
+"""Initializers by their Keras names: a distribution, and its scale for a variable's shape.
 
     KINDS["he_normal"]((784, 100), np.random.default_rng(0))      # an array, drawn here
     get_variable("w", (784, 100), initializer="he_normal")        # drawn where the variable lives

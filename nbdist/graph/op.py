@@ -1,4 +1,4 @@
-"""An op is one record: its value, its gradient and its shape stand together.
+"""An op is one record: kernel, gradient and shape inference stand together.
 
     tanh = register(Op(
         "tanh",

@@ -1,4 +1,4 @@
-"""A variable in shards, one name to its users: each shard is placed, kept and trained by itself.
+"""`PartitionedVariable`: a variable in shards; each shard is placed, stored and trained by itself.
 
 table = get_variable("table", (10_000_000, 20), partitioner=fixed_size_partitioner(3))
 rows = nn.functional.embedding_lookup(table, ids)       # fetches these rows, from the shards that own them

@@ -1,4 +1,4 @@
-"""Which task a variable is put on. Pure functions.
+"""Placement of variables on tasks: round robin, by size, and others. Pure functions.
 
 setter = replica_device_setter(ps_tasks=2)
 with device(setter):        # v on /job:ps/task:0, w on /job:ps/task:1, what is computed on /job:worker

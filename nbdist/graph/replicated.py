@@ -1,4 +1,4 @@
-"""What several replicas make of one variable: rules that a variable carries, and who applies them.
+"""Variable aggregation and synchronization: how several replicas read and change one variable.
 
 A graph that replicas of a strategy run has `ReplicaRules` while a step is traced: they say what reading and
 changing a variable means there. Any other graph has none.

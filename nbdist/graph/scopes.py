@@ -1,4 +1,4 @@
-"""A graph, and the ``with`` blocks that say where and how what is made inside them is made.
+"""The graph, and its scopes: names, devices, colocation, control dependencies and containers.
 
     with device("/job:ps/task:0"), name_scope("hidden"):
         w = Variable(np.zeros((64, 10)), name="w")      # hidden/w, on the parameter server

@@ -1,4 +1,4 @@
-"""Gradients that hold only the rows that were looked up."""
+"""`IndexedSlices`: sparse gradients that hold only the rows that were looked up."""
 
 from __future__ import annotations
 

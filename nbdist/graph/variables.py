@@ -1,4 +1,4 @@
-"""A graph's variables: by name and with an initializer, in one piece or in shards; all of them together.
+"""Variables of a graph: `get_variable` by name and initializer, whole or in shards, and collections of them.
 
     table = get_variable("table", (10_000_000, 20), partitioner=fixed_size_partitioner(3))
     w = get_variable("w", (20, 10), initializer="he_normal")

@@ -1,4 +1,4 @@
-"""What models are fitted to and evaluated on, as datasets of batches."""
+"""Input adapters: arrays and datasets become datasets of batches for fit and evaluate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models called on tensors: their layers in another graph, with variables of their own there.
+"""Calls of models on tensors: the model's layers are added to another graph, with variables there.
 
 In a strategy's graph the variables *are* the model's weights: what an optimizer makes of them comes home to
 the model whenever it is looked at.

@@ -1,4 +1,4 @@
-"""What networks need and NumPy lacks, as functions of tensors."""
+"""Functions of tensors that networks need and NumPy lacks."""
 
 from __future__ import annotations
 

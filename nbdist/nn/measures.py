@@ -1,4 +1,4 @@
-"""What losses and metrics have in common: one number per example, a name, settings, a config."""
+"""Base class of losses and metrics: one number per example, a name, settings, a config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model in one file: weights as safetensors, everything else as JSON in its header. No pickle."""
+"""Saves a model in one file: weights as safetensors, all else as JSON in its header. No pickle."""
 
 from __future__ import annotations
 

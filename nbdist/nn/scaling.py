@@ -1,4 +1,4 @@
-"""A replica's losses, scaled so that their sum over all replicas is the mean of the global batch."""
+"""Scales a replica's losses so that their sum over all replicas is the mean of the global batch."""
 
 from __future__ import annotations
 

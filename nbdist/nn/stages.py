@@ -1,4 +1,4 @@
-"""Cuts a sequence of layers into stages of about equal work. Pure."""
+"""Splits a sequence of layers into pipeline stages of about equal work. Pure."""
 
 from __future__ import annotations
 

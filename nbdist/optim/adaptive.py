@@ -1,4 +1,4 @@
-"""Rates that follow from how large each parameter's gradients have been: RMSprop and Adagrad."""
+"""RMSprop and Adagrad: per-parameter rates from the magnitudes of past gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an optimizer is: arrays in, arrays out; and in a graph, ops.
+"""`Optimizer`, the base class: updates arrays in place, and makes the ops that do so in a graph.
 
 An optimizer changes one flat parameter array in place, from one flat gradient of the same length. It runs
 wherever the parameters live: in the worker on one device, in the parameter server's task otherwise.

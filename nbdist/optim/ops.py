@@ -1,4 +1,4 @@
-"""The ops that change a variable and what an optimizer keeps for it, in place, where they live.
+"""The optimizers' ops: update a variable and its slots in place, on the device that holds them.
 
 ``apply_gradient_n`` takes (variable, n slots, gradient, step), ``apply_sparse_gradient_n`` takes (variable,
 n slots, rows, their indices, step) and touches these rows only. The optimizer is in the attributes, as plain

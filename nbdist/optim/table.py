@@ -1,4 +1,4 @@
-"""Optimizers by name, and from the plain values that travel."""
+"""Optimizers by name and by config."""
 
 from __future__ import annotations
 

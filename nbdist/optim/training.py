@@ -1,4 +1,4 @@
-"""An optimizer's part of a graph: gradients of a loss, an op for each variable, and the step's end."""
+"""`minimize` in a graph: gradients of a loss, an update op for each variable, and the global step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that is planned before a program runs: values get places in one slab, for as long as they live.
+"""A program's memory plan: values get offsets in one slab for as long as they live.
 
 offsets, total = place([Slot(4096, 0, 2), Slot(4096, 3, 5)])     # [0, 0], 4096
 """

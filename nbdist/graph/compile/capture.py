@@ -1,4 +1,4 @@
-"""A CuPy program as a CUDA graph: its calls are recorded once, and launched as one.
+"""Captures a CuPy program as a CUDA graph: its calls are recorded once and launched as one.
 
     program = compile_program([loss], feeds=[x], shapes=[(100, 64)], into=[g], xp=cupy, capture=True)
 

@@ -1,10 +1,14 @@
-"""Which elementwise ops run together, block by block: what passes between them stays in the cache. Pure.
+"""Fuses chains of elementwise ops, so that the values between them stay in the cache.
 
     for chain in find_chains(order, values, BlockSizes()):
-        print([t.name for t in chain.members], chain.bounds)
+        registers = assign(chain, values, free={result: 0})  # where the chain keeps its inner values
+        run = Blockwise(chain, kernels, operands)
+        run(batch, gradient)  # the operands whose memory comes with each call
 
-An op by itself reads its inputs from memory and writes its value there. A chain does all its ops on one block
-before it goes on to the next: a value that only the chain uses never takes more than a block.
+An op by itself reads its inputs from memory and writes its value to memory. A chain does all its ops on one
+block of rows before it starts the next block, so a value that only the chain uses never takes more than one
+block. `find_chains`, `assign` and the cutting into blocks (`splits_of`, `cut_of`) are pure decisions;
+`Blockwise` runs them.
 """
 
 from __future__ import annotations
@@ -192,9 +196,7 @@ def _connected(run: Sequence[Tensor], values: Values) -> Iterable[tuple[Tensor, 
     return [tuple(sorted(members, key=places.__getitem__)) for members in parts.values()]
 
 
-#     Where a chain keeps blocks of what nothing else uses: where a result's block will be, or apart. Pure.
-#
-#     registers = assign(chain, values, free={result: 0})
+# Registers: the block-sized memory of a chain's inner values, in the place of a result's block or apart.
 #
 # To compute in the result's own memory takes less of the cache than to bring the last value there.
 
@@ -284,7 +286,7 @@ class _Assigner:
         return self.values.specs[node].dtype.itemsize
 
 
-#     How arrays that broadcast to one shape are cut to blocks, each to as many. Pure.
+# Blocks: arrays that broadcast to one shape are cut to the same number of blocks.
 #
 # splits = splits_of(array, shape)            # how many leading axes may count as one axis of rows
 # cut = cut_of(array, shape, 1, bounds(1000, 64))
@@ -372,7 +374,7 @@ def _one_piece(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return all(outer == n * inner for (_, outer), (n, inner) in pairwise(long))
 
 
-#     Runs a chain of elementwise kernels block by block.
+# Execution.
 #
 # run = Blockwise(chain, kernels, operands)
 # run(batch, gradient)         # those of its operands whose memory comes with each call

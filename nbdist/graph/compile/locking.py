@@ -1,4 +1,4 @@
-"""Calls on variables that have locks: an update is seen whole or not at all, and none is lost.
+"""Locked calls on variables: readers see a whole update or none, and no update is lost.
 
 A call takes the locks of all variables in whose memory it looks, in one order for all threads, and gives them
 back when it returns. What hands a value on, and may wait while it does, is given a copy.

@@ -1,4 +1,4 @@
-"""When the values of a program are alive, and which of them share memory. Pure.
+"""Liveness of a program's values, and which values share memory. Pure.
 
     layout = lay_out(steps, values, chains)
     layout.peak_bytes, layout.slots, layout.homes[hidden]

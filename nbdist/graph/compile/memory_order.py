@@ -1,4 +1,4 @@
-"""An order of ops that takes less memory: what gives memory back is done as soon as it can be. Pure.
+"""Memory-aware order of ops: an op that frees memory runs as early as possible. Pure.
 
     order = thrifty_order(values, order)
 

@@ -1,4 +1,4 @@
-"""Cuts a placed graph into one piece per device, joined by sends and receives. Pure: it can be printed.
+"""Partitions a placed graph into one subgraph per device, joined by sends and receives..
 
     plan = partition([loss], feeds=[x], shapes=[(100, 64)], devices=cluster_devices, default=here)
     for piece in plan.pieces: print(piece.device, [t.name for t in piece.order])

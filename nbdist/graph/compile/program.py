@@ -1,4 +1,4 @@
-"""A piece of graph compiled to ordered calls on planned buffers.
+"""Compiles a subgraph to ordered kernel calls on planned buffers.
 
     program = compile_program([loss], feeds=[x], shapes=[(100, 64)], values={w: w_array}, into=[grad_w])
     (loss_value,) = program(batch, grad_buffer)

@@ -1,4 +1,4 @@
-"""In which order a step's work is done: inputs first, and a variable is read before it is assigned. Pure.
+"""Orders a step's ops: inputs first, and a variable is read before it is assigned. Pure.
 
 All pieces of a plan follow one order, each its own part of it. So a piece may wait for what it receives
 where it stands: whoever sends it comes before in that order and never waits for something later.

@@ -1,4 +1,4 @@
-"""Writes the calls of a program as the source of one Python function.
+"""Generates the Python function that makes a program's kernel calls.
 
 source = FunctionSource(order, values, layout, feeds, into, kernels, memory)
 source.add(node)

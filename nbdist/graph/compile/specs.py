@@ -1,4 +1,4 @@
-"""Exact shapes: what each value's shape and dtype are, once those of the feeds are known."""
+"""Exact shapes and dtypes of all values, from the feeds' shapes and dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph is cut into: a piece for each device, each a graph of its own, and the edges between them."""
+"""The subgraphs of a partition: one graph for each device, and the edges between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the values of an ordered graph are: there already, part of another's memory, or computed. Pure.
+"""Classifies the values of an ordered graph: given, a view of another value's memory, or computed. Pure.
 
 values = Values(order, specs, fed={x}, held={w: array}, wanted={loss}, targets=set(), xp=np)
 values.kinds[y], values.roots[y]

@@ -1,4 +1,4 @@
-"""The picture of a placed graph: what it shows, and where. Pure; ``nbdist.ui.graph.view`` draws it."""
+"""Lays out the drawing of a placed graph. Pure; `nbdist.ui.graph.view` draws it."""
 
 from nbdist.graph.layout.nodes import Node, describe
 

@@ -1,10 +1,10 @@
-"""Nodes -> what a picture shows: devices hold ops and name scopes, a scope holds ops and scopes again.
+"""Groups a graph's nodes into boxes: a device holds ops and name scopes, a scope holds ops and scopes.
 
     plane = collapse(describe(graph), expand=("hidden",))
 
-A :class:`Plane` is one level of that: its boxes, and the edges between them. An edge stands for all tensors
-that go one way between two boxes. What leads out of a scope is an edge of the plane around it as well, and
-says which one (``outer``), so that both can be drawn as one line.
+A `Plane` is one level of that: its boxes, and the edges between them. An edge stands for all tensors that run
+from one box to another. An edge out of a scope is also an edge of the plane around the scope; ``outer`` names
+that edge, so that both are drawn as one line.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _common(heads: Sequence[Node]) -> str:
     return "".join(part + "/" for part, _ in parts)
 
 
-# Which nodes of a graph have no box of their own: they are a part of what another one does.
+# Folding: nodes without a box of their own, which are shown as part of another node.
 
 
 def fold(nodes: Sequence[Node]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Texts on lines, where there is room for them: none meets another. What is left out a tooltip says."""
+"""Labels of edges, where there is room: labels never overlap, and a tooltip shows those that are left out."""
 
 from __future__ import annotations
 

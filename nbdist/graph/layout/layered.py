@@ -1,4 +1,4 @@
-"""Draws what flows in layers: which row each element is in, and in which order the elements of a row stand.
+"""Layered drawing (Sugiyama et al. 1981): assigns elements to rows, and orders each row for few crossings.
 
 The method is that of Sugiyama, Tagawa and Toda (1981): rows by longest path, orders by barycentres; x then
 follows in :mod:`nbdist.graph.layout.positions`. Elements are numbers; a link goes to an element in the row

@@ -1,4 +1,4 @@
-"""Plane -> sheet: a place for every box and a way for every line, while all scopes are closed.
+"""Positions every box and routes every edge of a plane, while all scopes are closed.
 
     sheet = lay_out(collapse(nodes), measure)
 

@@ -1,4 +1,4 @@
-"""What a picture of a graph is made of: one record per tensor, with where it is and what it takes."""
+"""The nodes of a drawn graph: one record per tensor, with its device, shape and inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far to the right the elements of ordered rows stand: the least squares solution that keeps the order.
+"""Horizontal positions of ordered rows: the least-squares solution that keeps the order.
 
 Row by row, up and down, each element wants to be where its links are straight; what a row as a whole can do
 is an isotonic regression (pool adjacent violators).

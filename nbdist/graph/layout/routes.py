@@ -1,4 +1,8 @@
-"""The ways of lines between boxes that have their rows and columns: lanes, ports, and tracks in the gaps."""
+"""Routes the edges of a drawn graph: lanes beside the boxes, ports on them, and tracks in the gaps between.
+
+The boxes have their rows and columns. Edges that share a lane run on different tracks of it, and devices that
+exchange many edges stand side by side.
+"""
 
 from __future__ import annotations
 
@@ -233,7 +237,7 @@ def _line(work: LayoutState, wire: Wire) -> DrawnEdge:
     return DrawnEdge(*ends, edges, not wire.curve, wire.leave, wire.enter, bends)
 
 
-# Lines beside each other: which track of a lane each takes, and which device stands beside which.
+# Tracks: which track of a lane each edge takes, and which device stands beside which.
 
 K = TypeVar("K", bound=Hashable)
 FEW = 6  # devices whose orders are all tried

@@ -1,4 +1,4 @@
-"""What a layout says: where the boxes and lines of a plane are while its scopes are closed. In pixels."""
+"""The result of a layout: positions of a plane's boxes and edges while its scopes are closed, in pixels."""
 
 from __future__ import annotations
 

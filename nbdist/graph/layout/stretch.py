@@ -1,4 +1,4 @@
-"""Opens scopes in a sheet: room is made to the right of an open one and below it.
+"""Opens scopes in a laid-out sheet: shifts what lies to the right of an open scope and below it.
 
     shown = spread(sheet)
 

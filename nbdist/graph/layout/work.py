@@ -1,4 +1,4 @@
-"""A plane while it is being laid out. Its elements are numbers: the boxes, its ports, its title, threads."""
+"""State of a layout in progress. Elements are numbered: boxes, ports, the title, and edge threads."""
 
 from __future__ import annotations
 

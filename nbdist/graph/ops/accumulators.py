@@ -1,4 +1,4 @@
-"""Gradients of several replicas, collected where a variable lives: dropped if they come late, taken together.
+"""Conditional accumulators: gradients of several replicas collected beside a variable, without stale ones.
 
     accumulator = ConditionalAccumulator(np.float32, (784, 10))        # on the device of the scope around
     accepted = accumulator.apply_grad(gradient, local_step)

@@ -1,4 +1,4 @@
-"""What classification needs and NumPy lacks: softmax, its logarithm, cross-entropies, one-hot.
+"""Ops for classification that NumPy lacks: softmax, log-softmax, cross-entropies, one-hot.
 
 The cross-entropies work on logits, per example, and save the probabilities for the gradient: the
 gradient of softmax cross-entropy is (probabilities - labels), one subtraction.

@@ -1,6 +1,8 @@
-"""What crosses between the pieces of a cut graph: a partition makes these ops, a station does them.
+"""Ops that move values between devices or replicas: send, receive, signal, await, all_reduce.
 
-``device`` is the edge's other end.
+`nbdist.graph.compile.partition` inserts sends and receives where an edge crosses devices; ``device`` is the
+edge's other end. These ops have no kernel: the executor of a subgraph, or the runner of a replica's step,
+performs them.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from nbdist.graph.op import Op, Shape, Spec, register
 from nbdist.graph.tensor import Tensor, record
 
 
-def _elsewhere(*inputs: Any, **attrs: Any) -> Any:
-    raise RuntimeError("what crosses between devices is moved by what runs the pieces")
+def _no_kernel(*inputs: Any, **attrs: Any) -> Any:
+    raise RuntimeError("send and receive have no kernel: the executor of the subgraph performs them")
 
 
 register(  # hands a value to the edge's other end
-    Op("send", forward=_elsewhere, spec=lambda x, edge, device: x, external=True, has_value=False)
+    Op("send", forward=_no_kernel, spec=lambda x, edge, device: x, external=True, has_value=False)
 )
 
 
@@ -26,21 +28,21 @@ def _received(edge: int, device: str, shape: Shape, dtype: Any) -> Spec:
     return Spec(tuple(shape), np.dtype(dtype))
 
 
-register(Op("receive", forward=_elsewhere, spec=_received, external=True))  # waits for the value
+register(Op("receive", forward=_no_kernel, spec=_received, external=True))  # waits for the value
 
 
 _NOTHING = Spec((), np.dtype(bool))
 for _name in ("signal", "await"):  # the same for a control dependency, which has no value
     register(
-        Op(_name, forward=_elsewhere, spec=lambda edge, device: _NOTHING, external=True, has_value=False)
+        Op(_name, forward=_no_kernel, spec=lambda edge, device: _NOTHING, external=True, has_value=False)
     )
 
 
-# What replicas of a strategy do together in the middle of a step; what runs the step's program does it.
+# Collectives of a strategy's replicas, in the middle of a step.
 
 
-def _all_reduced_elsewhere(*inputs: Any, **attrs: Any) -> Any:
-    raise RuntimeError("what replicas do together is done by what runs a step of theirs")
+def _no_all_reduce_kernel(*inputs: Any, **attrs: Any) -> Any:
+    raise RuntimeError("all_reduce has no kernel: the runner of the replica's step performs it")
 
 
 def _reduced(x: Spec, op: str) -> Spec:
@@ -53,5 +55,5 @@ def _vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, op: str) -> tuple[Tensor | No
 
 
 register(  # the "sum" or "mean" of all replicas' x, or that of the "first" one, on every replica
-    Op("all_reduce", forward=_all_reduced_elsewhere, spec=_reduced, vjp=_vjp, external=True)
+    Op("all_reduce", forward=_no_all_reduce_kernel, spec=_reduced, vjp=_vjp, external=True)
 )

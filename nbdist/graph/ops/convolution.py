@@ -2,9 +2,9 @@
 
     y = conv2d(x, kernel, bias), optionally through relu
 
-The kernels work on a few images at a time, so that the copied windows (im2col; Chellapilla et al. 2006)
-stay in the second-level cache between being written and being multiplied. The gradients are convolutions
-again, so that theirs are, too.
+The kernels copy the windows of a few images at a time (im2col; Chellapilla et al. 2006) and multiply them as
+one matrix product, so that the copies stay in the second-level cache between being written and being
+multiplied. The gradients are convolutions as well, and use the same blocks.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _gradient_examples(first: int, second: int) -> Callable[[np.random.Generator
     return examples
 
 
-#     How convolutions are computed with NumPy: blocks of a few images, planned once, then matrix products.
+# NumPy kernels: blocks of a few images, planned once, then matrix products.
 #
 # A program has fixed shapes, so each kernel plans at its first call. Views of a block of images are kept as
 # long as the images are in the same array (a buffer of the program), and made anew for others (a batch).

@@ -1,4 +1,4 @@
-"""Datasets in a graph: a task keeps the arrays and goes through them, and each step takes the next batch.
+"""Datasets in a graph: a task holds the arrays, and each step takes the next batch.
 
     source = DatasetSource(steps, arrays)  # what nbdist.data.recipe describes; kept on the device around
     rows = source.next()                        # a tensor: how many rows the whole batch has

@@ -1,4 +1,4 @@
-"""Ops that act element by element: NumPy's ufuncs, where, cast, sigmoid, relu."""
+"""Elementwise ops: NumPy's ufuncs, where, cast, sigmoid, relu, erf."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _in_dtype(x: Tensor, dtype: np.dtype[Any]) -> Tensor:
     return constant(x.value, dtype) if isinstance(x, Constant) else record("cast", x, dtype=dtype)
 
 
-# Special functions that NumPy lacks: erf.
+# Special functions that NumPy lacks.
 
 LARGEST = 6.0  # erf is 1 there, to double precision
 BLOCK = 1 << 13

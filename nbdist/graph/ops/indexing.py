@@ -1,4 +1,4 @@
-"""Picking elements by position: integer arrays, constant masks, take, take_along_axis.
+"""Advanced indexing: integer arrays, constant masks, take, take_along_axis.
 
 Positions are inputs like any other, so that a placeholder of row numbers can pick rows. The gradient of
 picking is adding back where it was picked from.

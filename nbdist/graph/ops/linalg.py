@@ -1,6 +1,6 @@
-"""Linear algebra: inv, solve, cholesky, det, slogdet, norm, on matrices and stacks of them.
+"""Linear algebra: matrix products, inv, solve, cholesky, det, slogdet, norm, on matrices and stacks of them.
 
-Rules from Giles, "Collected matrix derivative results for forward and reverse mode" (2008).
+The gradients follow Giles, "Collected matrix derivative results for forward and reverse mode" (2008).
 """
 
 from __future__ import annotations

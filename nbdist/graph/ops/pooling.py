@@ -1,4 +1,4 @@
-"""The largest or the mean of each window of images (batch, height, width, channels)."""
+"""Max and average pooling of images (batch, height, width, channels)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Random numbers that follow from numbers: which elements dropout keeps."""
+"""Counter-based random numbers: dropout masks and initial values.
+
+A number depends on the seed and the element's place only, not on the process that draws it. So a shard of a
+variable holds the same values as that part of the whole variable, and dropout keeps the same elements on any
+number of replicas.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +78,7 @@ register(
 )
 
 
-#     Initial values, computed where a variable lives: from a seed, in blocks, straight into its memory.
+# Initial values, drawn where the variable lives, block by block, straight into its memory.
 #
 # A block of the whole variable is drawn from (seed, number of the block). So a shard holds what the whole
 # variable would hold there, whoever draws it, and nothing but one block is needed beside its memory.

@@ -1,4 +1,4 @@
-"""Looking up rows of a table by number, and adding rows back: embeddings, and their sparse gradients.
+"""Row lookup and scatter-add on tables: embeddings and their sparse gradients.
 
 A table in shards is looked up in steps, so that each runs where its data is: the ids are made distinct and
 split where the lookup is, each shard gathers its rows, and they are joined and spread where the lookup is.

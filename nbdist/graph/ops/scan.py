@@ -1,4 +1,4 @@
-"""Ops along an axis, one element after the other: cumsum, cumprod, and the recurrence behind its gradient."""
+"""Scans along an axis: cumsum, cumprod, and the recurrence in cumprod's gradient."""
 
 from __future__ import annotations
 

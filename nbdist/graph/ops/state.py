@@ -1,4 +1,4 @@
-"""Ops on variables: read, copy and assign them; and group, which is run for its inputs' effects only."""
+"""Ops on variables: read, copy and assign; and group, which runs only for its inputs' effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the windows of convolution and pooling lie: output sizes, padding, and views of them."""
+"""Window geometry of convolution and pooling: output sizes, padding, and views of windows."""
 
 from __future__ import annotations
 

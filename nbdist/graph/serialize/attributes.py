@@ -1,4 +1,4 @@
-"""Attributes of ops as plain data and back: numbers, text, dtypes, slices, tuples, lists, dicts, arrays.
+"""Serializes op attributes: numbers, text, dtypes, slices, tuples, lists, dicts, arrays.
 
     plain = to_plain((slice(None), 3, ...), arrays)      # ["tuple", ["slice", None, None, None], 3, ["..."]]
     from_plain(plain, Beside(arrays))                    # (slice(None), 3, Ellipsis)

@@ -1,4 +1,4 @@
-"""From data back to a graph. Nothing that the data says is believed before it is checked.
+"""Deserializes graphs. Every entry is checked before it is used: the data may be hostile.
 
 Types are looked up in the table of ops and nowhere else; every op's ``spec`` runs again on its inputs and
 attributes, and must return the shape and dtype that are claimed. See ``encoding``.

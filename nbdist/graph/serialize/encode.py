@@ -1,4 +1,4 @@
-"""Graphs as data: names of ops, never code.
+"""Serializes graphs: names of ops and attributes, never code.
 
     meta, arrays = encode(graph.tensors)        # plain values for a message, and the larger constants
     decode(meta, arrays).tensors                # the same tensors, in the same order, in a new graph

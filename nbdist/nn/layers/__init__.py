@@ -1,4 +1,4 @@
-"""Layers: each says what weights it has and what it computes.
+"""Layers: each declares its weights and computes its output.
 
 Sequential([Dense(100, activation="sigmoid"), Dense(10, activation="softmax")])
 """

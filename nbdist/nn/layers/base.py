@@ -1,4 +1,4 @@
-"""What a layer is, and what it meets in training."""
+"""`Layer`, the base class, and the context that a layer sees in training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dense layer cut over several tasks: columns make some of the units each, rows take some of the inputs.
+"""Dense layers split over several tasks, by columns (units) or by rows (inputs).
 
     columns    x goes to all;        each makes y[:, a:b];         the parts are joined where they are used
     rows       each gets x[:, a:b];  each makes a part of the sum; the parts are added up
