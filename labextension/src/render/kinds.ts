@@ -45,9 +45,9 @@ export const SWEEP: BundleKind<SweepBundle> = {
 
 /** The charts of a run, by the drawing code of the live view, which sends no commands here. */
 async function drawRun(first: RunBundle): Promise<Drawing<RunBundle>> {
-  const { View } = await import('@widget/run/view.js');
-  const view = new View(uniqueName(), () => undefined);
-  view.controls.time.hidden = true; // the bundle has no times of points
+  const { RunView } = await import('@widget/run/view.js');
+  const view = new RunView(uniqueName(), () => undefined);
+  view.toolbar.time.hidden = true; // the bundle has no times of points
   const take = ({ head, progress, curves, marks }: RunBundle): void =>
     view.apply({ kind: 'frame', snapshot: true, head, progress, marks, replaced: [] }, curves);
   take(first);
@@ -56,8 +56,8 @@ async function drawRun(first: RunBundle): Promise<Drawing<RunBundle>> {
 
 /** The grid of a sweep, by the drawing code of the live grid, which sends no commands here. */
 async function drawSweep(first: SweepBundle): Promise<Drawing<SweepBundle>> {
-  const { Grid } = await import('@widget/sweep/view.js');
-  const grid = new Grid(uniqueName(), null);
+  const { SweepView } = await import('@widget/sweep/view.js');
+  const grid = new SweepView(uniqueName(), null);
   const take = ({ snapshot }: SweepBundle): void => grid.model.apply(snapshot);
   take(first);
   return { element: grid.element, take, redraw: () => grid.redraw(), close: () => grid.destroy() };

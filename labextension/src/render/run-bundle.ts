@@ -1,17 +1,17 @@
 /** Reads `application/vnd.nbdist.run+json` (nbdist/ui/frozen/run.py says what it is) for the live view's drawing code. */
 
-import { MEAN, type Run, TREND } from '@widget/comm/frames.js';
-import type { Mark } from '@widget/chart/annotations.js';
-import type { Head, Plan, Progress } from '@widget/run/view.js';
+import { type CurveSegment, MEAN, TREND } from '@widget/comm/frames.js';
+import type { Annotation } from '@widget/chart/annotations.js';
+import type { ChartSpec, Head, Progress } from '@widget/run/view.js';
 import { finite, isRecord, type Json, list, record, text, texts, checkVersion, whole } from './json';
 
 export interface RunBundle {
   head: Head;
   progress: Progress;
-  curves: Run[];
+  curves: CurveSegment[];
   /** Final values by name. */
   metrics: [string, number][];
-  marks: Mark[];
+  marks: Annotation[];
   /** Curves that had no room in the data. */
   leftOut: number;
 }
@@ -58,7 +58,7 @@ export function readRun(data: unknown): RunBundle {
   };
 }
 
-function planOf(value: unknown, numberOf: (name: string) => number): Plan[] {
+function planOf(value: unknown, numberOf: (name: string) => number): ChartSpec[] {
   const chart = record(value);
   const series = (key: string): number | null => {
     const name = chart[key];
@@ -68,14 +68,14 @@ function planOf(value: unknown, numberOf: (name: string) => number): Plan[] {
   return train === null && validation === null ? [] : [{ title: text(chart['title']), train, validation }];
 }
 
-function markOf(value: unknown): Mark[] {
+function markOf(value: unknown): Annotation[] {
   const mark = record(value);
   const step = whole(mark['step']);
   return step === null ? [] : [{ step, kind: text(mark['kind']), text: text(mark['text']) }];
 }
 
 /** A curve of a series that has a chart. */
-function curveOf(value: unknown, names: Map<string, number>): Run[] {
+function curveOf(value: unknown, names: Map<string, number>): CurveSegment[] {
   if (!isRecord(value)) {
     return [];
   }
@@ -117,8 +117,8 @@ function tokens(value: unknown): unknown[] {
 }
 
 /** Of a replica whose points had no room its trend stands for them: the drawing code asks for points first. */
-function trendStandIns(curves: Run[]): Run[] {
-  const key = ({ replica, series }: Run): string => `${replica} ${series}`;
+function trendStandIns(curves: CurveSegment[]): CurveSegment[] {
+  const key = ({ replica, series }: CurveSegment): string => `${replica} ${series}`;
   const there = new Set(curves.map(key));
   return curves
     .filter(({ series }) => series >= TREND)

@@ -26,7 +26,7 @@ declare module '@widget/comm/frames.js' {
   /** Added to a series: not its points, but the means of neighbouring points. */
   export const TREND: number;
   /** Consecutive points of one curve. */
-  export interface Run {
+  export interface CurveSegment {
     replica: number;
     series: number;
     steps: number[];
@@ -36,7 +36,7 @@ declare module '@widget/comm/frames.js' {
 
 declare module '@widget/chart/annotations.js' {
   /** An event of a run, by steering or a fault, at a step of its curves. */
-  export interface Mark {
+  export interface Annotation {
     step: number;
     kind: string;
     text: string;
@@ -44,10 +44,10 @@ declare module '@widget/chart/annotations.js' {
 }
 
 declare module '@widget/run/view.js' {
-  import type { Run } from '@widget/comm/frames.js';
-  import type { Mark } from '@widget/chart/annotations.js';
+  import type { CurveSegment } from '@widget/comm/frames.js';
+  import type { Annotation } from '@widget/chart/annotations.js';
 
-  export interface Plan {
+  export interface ChartSpec {
     title: string;
     train: number | null;
     validation: number | null;
@@ -58,7 +58,7 @@ declare module '@widget/run/view.js' {
     tasks: string[];
     total: number | null;
     controls?: string[];
-    charts: Plan[];
+    charts: ChartSpec[];
     series: string[];
   }
   export interface Progress {
@@ -78,16 +78,16 @@ declare module '@widget/run/view.js' {
     snapshot: boolean;
     head: Head;
     progress: Progress;
-    marks?: Mark[];
+    marks?: Annotation[];
     replaced: [number, number][];
   }
   /** The whole view of a run. */
-  export class View {
-    constructor(name: string, say: (kind: string, more?: Record<string, unknown>) => void);
+  export class RunView {
+    constructor(name: string, send: (kind: string, more?: Record<string, unknown>) => void);
     readonly element: HTMLElement;
-    readonly controls: { readonly time: HTMLElement };
+    readonly toolbar: { readonly time: HTMLElement };
     readonly shared: { readonly zoomed: [number, number] | null };
-    apply(message: Message, runs: Run[]): void;
+    apply(message: Message, segments: CurveSegment[]): void;
     redraw(): void;
     draw(): void;
     close(): void;
@@ -95,9 +95,9 @@ declare module '@widget/run/view.js' {
 }
 
 declare module '@widget/sweep/view.js' {
-  /** The whole page of a sweep; `say` is null where nobody hears wishes. */
-  export class Grid {
-    constructor(name: string, say: ((kind: string, more?: Record<string, unknown>) => void) | null);
+  /** The whole page of a sweep; `send` is null where no kernel receives commands. */
+  export class SweepView {
+    constructor(name: string, send: ((kind: string, more?: Record<string, unknown>) => void) | null);
     readonly element: HTMLElement;
     readonly model: {
       readonly chosen: number;

@@ -1,5 +1,5 @@
 import { beforeAll, describe, expect, it } from 'vitest';
-import { Grid } from '@widget/sweep/view.js';
+import { SweepView } from '@widget/sweep/view.js';
 import { UnreadableError } from '../../src/render/json';
 import { SWEEP } from '../../src/render/kinds';
 import { readSweep } from '../../src/render/sweep-bundle';
@@ -73,7 +73,7 @@ describe('the grid', () => {
 
   it('draws what is left of damaged data', { timeout: 60_000 }, () => {
     for (const spoiltData of spoilt(data, 40)) {
-      const grid = new Grid('g', null);
+      const grid = new SweepView('g', null);
       document.body.replaceChildren(grid.element);
       let bundle;
       try {

@@ -3,14 +3,14 @@ import uPlot from "uplot";
 import { make, setText } from "../dom/elements.js";
 import { COLOURED, replicaColour } from "../dom/theme.js";
 import { formatCount, formatDuration, formatExact, formatTick, formatValue } from "../text/format.js";
-import { drawMarks, marksAt, placed } from "./annotations.js";
-import { lineLabel, linesOf, nearest } from "./curves.js";
-import { panned, rangeOfX, rangeOfY, showing, within, zoomed } from "./domain.js";
+import { annotationPositions, annotationsAt, drawAnnotations } from "./annotations.js";
+import { lineLabel, linesOf, nearestIndex } from "./curves.js";
+import { domainX, domainY, panned, panToShow, within, zoomed } from "./domain.js";
 import { Readout } from "./readout.js";
 import { linearTicks, logTicks } from "./ticks.js";
 
 /** @typedef {import("./curves.js").Line} Line */
-/** @typedef {import("./curves.js").Plan} Plan */
+/** @typedef {import("./curves.js").ChartSpec} ChartSpec */
 /** @typedef {import("./curves.js").Options} Options */
 /** @typedef {import("./curves.js").Curves} Curves */
 /** @typedef {import("../dom/theme.js").Colours} Colours */
@@ -24,7 +24,7 @@ import { linearTicks, logTicks } from "./ticks.js";
  * @property {string} table id of the table with the same data
  * @property {string} sync name of the group whose cursors move together
  * @property {import("../text/format.js").Unit} unit
- * @property {import("./annotations.js").Mark[]} marks
+ * @property {import("./annotations.js").Annotation[]} annotations
  * @property {(range: [number, number] | null) => void} zoom show this range of x in all charts
  * @property {[number, number] | null} zoomed
  */
@@ -36,14 +36,14 @@ const HELP = "Drag to zoom, Shift and drag to move along, double-click to see al
   "Keys: arrows move the cursor, + and − zoom, Page Up and Page Down move along, 0 shows all.";
 
 /** The tooltip of the value beside a key. */
-const MEANINGS = /** @type {Record<string, string>} */ ({
+const TOOLTIPS = /** @type {Record<string, string>} */ ({
   train: "Averaged over neighbouring steps (and all replicas); the pale lines are single steps",
   chosen: "This replica, averaged over neighbouring steps",
   validation: "On the validation data",
 });
 
 export class Chart {
-  /** @param {Plan} plan @param {Shared} shared */
+  /** @param {ChartSpec} plan @param {Shared} shared */
   constructor(plan, shared) {
     this.plan = plan;
     this.shared = shared;
@@ -55,12 +55,12 @@ export class Chart {
     this.readout = new Readout();
     this.box = make("div", { class: "nbd-plot", tabindex: "0", role: "application", "aria-roledescription": "chart", "aria-description": HELP }, this.readout.element);
     this.box.setAttribute("aria-details", shared.table);
-    this.spoken = make("span", { class: "nbd-spoken", role: "status" });
+    this.liveRegion = make("span", { class: "nbd-spoken", role: "status" });
     this.element = make("figure", { class: "nbd-chart" },
-      make("figcaption", {}, make("span", { class: "nbd-chart-title", title: HELP }, plan.title), this.legend), this.box, this.spoken);
-    this.pointed = false; // by the mouse or with keys: other charts' cursors only follow
+      make("figcaption", {}, make("span", { class: "nbd-chart-title", title: HELP }, plan.title), this.legend), this.box, this.liveRegion);
+    this.active = false; // by the mouse or with keys: other charts' cursors only follow
     this.box.addEventListener("keydown", (event) => this.onKey(event));
-    this.box.addEventListener("pointermove", () => (this.pointed = true));
+    this.box.addEventListener("pointermove", () => (this.active = true));
     this.box.addEventListener("pointerleave", () => this.leave());
     this.box.addEventListener("blur", () => this.leave());
     /** @type {uPlot | undefined} */
@@ -72,7 +72,7 @@ export class Chart {
     this.lines = linesOf(this.shared.curves, this.plan, this.shared.options);
     const height = Math.max(LOWEST, Math.min(HIGHEST, Math.round(width * ASPECT)));
     if (!this.plot) {
-      this.plot = new uPlot(this.setup(width, height), [[0, 1], [0, 1]], this.box);
+      this.plot = new uPlot(this.uplotOptions(width, height), [[0, 1], [0, 1]], this.box);
     } else if (this.plot.width !== width || this.plot.height !== height) {
       this.plot.setSize({ width, height });
     }
@@ -82,7 +82,7 @@ export class Chart {
   }
 
   leave() {
-    this.pointed = false;
+    this.active = false;
     this.plot?.setCursor({ left: -10, top: -10 });
     this.readout.hide();
   }
@@ -92,7 +92,7 @@ export class Chart {
   }
 
   /** @param {number} width @param {number} height @returns {uPlot.Options} */
-  setup(width, height) {
+  uplotOptions(width, height) {
     const { shared } = this;
     const axis = () => ({
       stroke: () => shared.colours.muted,
@@ -114,10 +114,10 @@ export class Chart {
           mousedown: (plot, _, handler) => (event) => (event.shiftKey ? this.pan(plot, event) : handler(event)),
         },
       },
-      scales: { x: { time: false, range: () => this.rangeX() }, y: { range: () => rangeOfY(this.lines, this.rangeX(), shared.options.log) } },
+      scales: { x: { time: false, range: () => this.shownDomain() }, y: { range: () => domainY(this.lines, this.shownDomain(), shared.options.log) } },
       axes: [
         { ...axis(), size: 24, gap: 4, space: 60, label: shared.unit.axis, labelSize: 16, labelGap: 0, labelFont: axis().font,
-          values: (_, ticks) => ticks.map(shared.options.byTime ? tickTime : formatTick) },
+          values: (_, ticks) => ticks.map(shared.options.byTime ? formatTickTime : formatTick) },
         { ...axis(), size: 52, gap: 4, space: 32,
           splits: (plot, _, low, high, step, space) => shared.options.log
             ? logTicks(low, high, Math.max(2, Math.floor(plot.bbox.height / devicePixelRatio / space)))
@@ -135,13 +135,13 @@ export class Chart {
   }
 
   /** @returns {[number, number]} */
-  rangeX() {
-    return this.shared.zoomed ?? this.whole();
+  shownDomain() {
+    return this.shared.zoomed ?? this.fullDomain();
   }
 
   /** @returns {[number, number]} */
-  whole() {
-    return rangeOfX(this.lines);
+  fullDomain() {
+    return domainX(this.lines);
   }
 
   /** @param {uPlot} plot */
@@ -156,21 +156,21 @@ export class Chart {
       x: (/** @type {number} */ v) => left + ((v - x0) / (x1 - x0)) * width,
       y: (/** @type {number} */ v) => top + (1 - ((log ? Math.log10(v) : v) - y0) / (y1 - y0)) * height,
     };
-    const { marks, colours } = this.shared;
-    if (marks.length) drawMarks(plot.ctx, on, marks, this.marksX(), colours);
+    const { annotations, colours } = this.shared;
+    if (annotations.length) drawAnnotations(plot.ctx, on, annotations, this.annotationXs(), colours);
     drawLines(plot.ctx, on, this.lines, colours);
   }
 
-  marksX() {
-    return placed(this.shared.marks, this.shared.curves, this.shared.options.byTime);
+  annotationXs() {
+    return annotationPositions(this.shared.annotations, this.shared.curves, this.shared.options.byTime);
   }
 
   /** The text of the marks under the cursor. @param {uPlot} plot */
-  happened(plot) {
-    const { marks } = this.shared;
-    if (!marks.length || this.at === null) return "";
-    const [x0, x1] = this.rangeX();
-    return marksAt(marks, this.marksX(), this.at, (x1 - x0) / Math.max(1, plot.over.clientWidth)).map(({ text }) => text).join(", ");
+  annotationText(plot) {
+    const { annotations } = this.shared;
+    if (!annotations.length || this.at === null) return "";
+    const [x0, x1] = this.shownDomain();
+    return annotationsAt(annotations, this.annotationXs(), this.at, (x1 - x0) / Math.max(1, plot.over.clientWidth)).map(({ text }) => text).join(", ");
   }
 
   /** @param {uPlot} plot */
@@ -185,15 +185,15 @@ export class Chart {
     const { left, width } = plot.select;
     if (width < 4) return;
     plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-    this.shared.zoom(within([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")], this.whole()));
+    this.shared.zoom(within([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")], this.fullDomain()));
   }
 
   /** Moves what is shown along with the mouse. @param {uPlot} plot @param {MouseEvent} event */
   pan(plot, event) {
-    const shown = this.rangeX();
+    const shown = this.shownDomain();
     const perPixel = (shown[1] - shown[0]) / plot.over.clientWidth;
     const move = (/** @type {MouseEvent} */ { clientX }) =>
-      this.shared.zoomed && this.shared.zoom(panned(shown, (event.clientX - clientX) * perPixel, this.whole()));
+      this.shared.zoomed && this.shared.zoom(panned(shown, (event.clientX - clientX) * perPixel, this.fullDomain()));
     document.addEventListener("mousemove", move);
     document.addEventListener("mouseup", () => document.removeEventListener("mousemove", move), { once: true });
     return null;
@@ -202,20 +202,20 @@ export class Chart {
   /** @param {KeyboardEvent} event */
   onKey(event) {
     const { plot } = this;
-    const main = this.main();
-    if (!plot || !main || event.ctrlKey || event.metaKey || event.altKey) return;
-    const shown = this.rangeX();
-    const whole = this.whole();
+    const mainLine = this.mainLine();
+    if (!plot || !mainLine || event.ctrlKey || event.metaKey || event.altKey) return;
+    const shown = this.shownDomain();
+    const fullDomain = this.fullDomain();
     const middle = this.at ?? (shown[0] + shown[1]) / 2;
     const half = (shown[1] - shown[0]) / 2;
-    const here = nearest(main.xs, this.at ?? shown[1]);
+    const here = nearestIndex(mainLine.xs, this.at ?? shown[1]);
     const far = event.shiftKey ? 10 : 1;
-    const last = main.xs.length - 1;
+    const last = mainLine.xs.length - 1;
     const moves = /** @type {Record<string, () => void>} */ ({
-      ArrowLeft: () => this.goTo(main, here - far), ArrowRight: () => this.goTo(main, here + far),
-      Home: () => this.goTo(main, 0), End: () => this.goTo(main, last),
-      PageUp: () => this.shared.zoom(panned(shown, -half, whole)), PageDown: () => this.shared.zoom(panned(shown, half, whole)),
-      "+": () => this.shared.zoom(zoomed(shown, middle, 0.5, whole)), "-": () => this.shared.zoom(zoomed(shown, middle, 2, whole)),
+      ArrowLeft: () => this.goTo(mainLine, here - far), ArrowRight: () => this.goTo(mainLine, here + far),
+      Home: () => this.goTo(mainLine, 0), End: () => this.goTo(mainLine, last),
+      PageUp: () => this.shared.zoom(panned(shown, -half, fullDomain)), PageDown: () => this.shared.zoom(panned(shown, half, fullDomain)),
+      "+": () => this.shared.zoom(zoomed(shown, middle, 0.5, fullDomain)), "-": () => this.shared.zoom(zoomed(shown, middle, 2, fullDomain)),
       0: () => this.shared.zoom(null), Escape: () => this.shared.zoom(null),
     });
     const act = moves[event.key === "=" ? "+" : event.key];
@@ -225,16 +225,16 @@ export class Chart {
     event.stopPropagation(); // the notebook has uses for the same keys
   }
 
-  /** The cursor goes to a point of the line, and what is shown goes along. @param {Line} main @param {number} index */
-  goTo(main, index) {
-    const x = main.xs[Math.max(0, Math.min(main.xs.length - 1, index))];
-    this.pointed = true;
+  /** The cursor goes to a point of the line, and what is shown goes along. @param {Line} mainLine @param {number} index */
+  goTo(mainLine, index) {
+    const x = mainLine.xs[Math.max(0, Math.min(mainLine.xs.length - 1, index))];
+    this.active = true;
     const place = () => {
       this.plot?.setCursor({ left: this.plot.valToPos(x, "x"), top: 10 });
-      setText(this.spoken, this.box.getAttribute("aria-label") ?? "");
+      setText(this.liveRegion, this.box.getAttribute("aria-label") ?? "");
     };
     if (!this.shared.zoomed) return place();
-    this.shared.zoom(showing(this.shared.zoomed, x, this.whole()));
+    this.shared.zoom(panToShow(this.shared.zoomed, x, this.fullDomain()));
     requestAnimationFrame(place); // all charts have the new range then
   }
 
@@ -247,7 +247,7 @@ export class Chart {
   }
 
   /** The line that the cursor follows. */
-  main() {
+  mainLine() {
     return this.lines.find((line) => line.kind === "train") ?? this.lines.find((line) => line.kind === "validation");
   }
 
@@ -256,21 +256,21 @@ export class Chart {
     const { one } = this.shared.unit;
     const shown = this.lines.filter((line) => line.kind !== "points" && line.kind !== "trend");
     const entries = shown.map((line) => {
-      const index = this.at === null ? line.xs.length - 1 : nearest(line.xs, this.at);
+      const index = this.at === null ? line.xs.length - 1 : nearestIndex(line.xs, this.at);
       const [tone, kind, step] = [this.tone(line), line.kind, line.steps[index]];
       return { tone, kind, step, x: line.xs[index], y: line.ys[index], label: lineLabel(line, this.shared.labels) };
     });
     this.writeLegend(entries.map((entry) => ({ ...entry, value: formatValue(entry.y) })));
-    const [main] = entries;
-    const at = main?.step === undefined ? "no points yet" : `${one} ${formatCount(main.step)}`;
+    const [mainLine] = entries;
+    const at = mainLine?.step === undefined ? "no points yet" : `${one} ${formatCount(mainLine.step)}`;
     const values = entries.map(({ label, y }) => `${label} ${formatValue(y)}`).join(", ");
     this.box.setAttribute("aria-label", `${this.plan.title} by ${one}; at ${at}: ${values}`);
 
     const { plot } = this;
-    if (!plot || this.at === null || !this.pointed || !main) return this.readout.hide();
-    const place = [this.shared.options.byTime ? `${tickTime(main.x)}, ${at}` : at, this.happened(plot)].filter(Boolean).join(" · ");
+    if (!plot || this.at === null || !this.active || !mainLine) return this.readout.hide();
+    const place = [this.shared.options.byTime ? `${formatTickTime(mainLine.x)}, ${at}` : at, this.annotationText(plot)].filter(Boolean).join(" · ");
     this.readout.show(place, entries.map(({ tone, kind, label, y, step }) => ({
-      tone, kind, label, value: formatExact(y), where: step === main.step ? "" : `${one} ${formatCount(step)}`,
+      tone, kind, label, value: formatExact(y), where: step === mainLine.step ? "" : `${one} ${formatCount(step)}`,
     })), plot.over.offsetLeft + (plot.cursor.left ?? 0), this.box.clientWidth);
   }
 
@@ -281,7 +281,7 @@ export class Chart {
       const item = /** @type {HTMLElement} */ (this.legend.children[i]) ?? this.legend.appendChild(make("span", {}, make("i"), make("span"), make("b")));
       item.style.setProperty("--tone", entry.tone);
       item.className = `nbd-key nbd-key-${entry.kind}`;
-      item.title = MEANINGS[entry.kind] ?? "";
+      item.title = TOOLTIPS[entry.kind] ?? "";
       setText(item.children[1], entry.label);
       setText(item.children[2], entry.value);
     });
@@ -289,14 +289,14 @@ export class Chart {
 }
 
 /** @param {number} seconds */
-function tickTime(seconds) {
+function formatTickTime(seconds) {
   return Number.isInteger(seconds) || seconds >= 10 ? formatDuration(seconds).replace(".0 s", " s") : `${formatTick(seconds)} s`;
 }
 
 // Draws the lines of one chart on a canvas, given where a value lies on it.
 
-const FEW = 40; // points below which each gets a marker
-const APART = 48; // CSS pixels between the marks of a chosen line
+const MOST_MARKERS = 40; // points below which each gets a marker
+const MARKER_SPACING = 48; // CSS pixels between the marks of a chosen line
 
 /**
  * @param {CanvasRenderingContext2D} canvas
@@ -316,7 +316,7 @@ export function drawLines(canvas, plot, lines, colours) {
   for (const line of lines) {
     const { kind } = line;
     const isChosen = kind === "chosen" || (kind === "points" && line.replica === chosen?.replica);
-    canvas.globalAlpha = kind === "points" ? pale(replicas, isChosen) : kind === "trend" && !few ? fan(replicas) : 1;
+    canvas.globalAlpha = kind === "points" ? pointOpacity(replicas, isChosen) : kind === "trend" && !few ? trendOpacity(replicas) : 1;
     canvas.lineWidth = plot.ratio * { points: 1, trend: few ? 1.25 : 1, train: 2.5, validation: 2, chosen: 2 }[kind];
     canvas.setLineDash(kind === "validation" ? [6 * plot.ratio, 4 * plot.ratio] : []);
     canvas.strokeStyle =
@@ -326,27 +326,27 @@ export function drawLines(canvas, plot, lines, colours) {
       : kind === "trend" ? replicaColour(colours, line.replica, replicas)
       : replicas === 1 ? colours.accent
       : colours.fan;
-    stroke(canvas, plot, line);
-    if (kind === "validation") markers(canvas, plot, line, colours);
-    if (kind === "chosen") diamonds(canvas, plot, line);
+    strokeLine(canvas, plot, line);
+    if (kind === "validation") drawMarkers(canvas, plot, line, colours);
+    if (kind === "chosen") drawDiamonds(canvas, plot, line);
     canvas.globalAlpha = 1;
-    if (kind === "train" || kind === "validation" || kind === "chosen") crosses(canvas, plot, line, colours);
+    if (kind === "train" || kind === "validation" || kind === "chosen") drawNonFinite(canvas, plot, line, colours);
   }
   canvas.restore();
 }
 
 /** How opaque points are: all together never more than a shade. @param {number} replicas @param {boolean} chosen */
-function pale(replicas, chosen) {
+function pointOpacity(replicas, chosen) {
   return chosen || replicas === 1 ? 0.17 : Math.max(0.02, 0.28 / replicas);
 }
 
 /** How opaque one of many trends is. @param {number} replicas */
-function fan(replicas) {
+function trendOpacity(replicas) {
   return Math.max(0.15, 6 / replicas);
 }
 
 /** @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line */
-function stroke(canvas, plot, { xs, ys }) {
+function strokeLine(canvas, plot, { xs, ys }) {
   canvas.beginPath();
   let pen = false;
   for (let i = 0; i < xs.length; i++) {
@@ -366,8 +366,8 @@ function stroke(canvas, plot, { xs, ys }) {
 }
 
 /** @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line @param {Colours} colours */
-function markers(canvas, plot, { xs, ys }, colours) {
-  if (xs.length > FEW) return;
+function drawMarkers(canvas, plot, { xs, ys }, colours) {
+  if (xs.length > MOST_MARKERS) return;
   canvas.setLineDash([]);
   canvas.fillStyle = colours.surface;
   for (let i = 0; i < xs.length; i++) {
@@ -382,14 +382,14 @@ function markers(canvas, plot, { xs, ys }, colours) {
 
 /** A mark here and there, so that a line is told from others without its colour.
  * @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line */
-function diamonds(canvas, plot, { xs, ys }) {
+function drawDiamonds(canvas, plot, { xs, ys }) {
   const r = 4 * plot.ratio;
   let last = -Infinity;
   canvas.fillStyle = canvas.strokeStyle;
   canvas.beginPath();
   for (let i = 0; i < xs.length; i++) {
     const [x, y] = [plot.x(xs[i]), plot.y(ys[i])];
-    if (!Number.isFinite(y) || x < plot.left || x - last < APART * plot.ratio) continue;
+    if (!Number.isFinite(y) || x < plot.left || x - last < MARKER_SPACING * plot.ratio) continue;
     last = x;
     canvas.moveTo(x, y - r);
     canvas.lineTo(x + r, y);
@@ -402,7 +402,7 @@ function diamonds(canvas, plot, { xs, ys }) {
 
 /** A cross at the upper edge for every value that is not finite.
  * @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line @param {Colours} colours */
-function crosses(canvas, plot, { xs, ys }, colours) {
+function drawNonFinite(canvas, plot, { xs, ys }, colours) {
   const r = 3.5 * plot.ratio;
   const y = plot.top + r + 2 * plot.ratio;
   let last = -Infinity;

@@ -3,8 +3,8 @@ import { bisectRight } from "d3-array";
 import { CLOCK, MEAN, TREND } from "../comm/frames.js";
 
 /** @typedef {{ steps: number[], values: number[] }} Curve */
-/** @typedef {import("../comm/frames.js").Run} Run */
-/** @typedef {{ title: string, train: number | null, validation: number | null }} Plan */
+/** @typedef {import("../comm/frames.js").CurveSegment} CurveSegment */
+/** @typedef {{ title: string, train: number | null, validation: number | null }} ChartSpec */
 /** @typedef {{ byTime: boolean, log: boolean, smoothing: number, chosen: number | null }} Options */
 /**
  * @typedef {object} Line
@@ -64,7 +64,7 @@ export function indexAt(xs, x) {
  * @param {number[]} xs
  * @param {number} x
  */
-export function nearest(xs, x) {
+export function nearestIndex(xs, x) {
   const before = indexAt(xs, x);
   if (before < 0) return xs.length ? 0 : -1;
   return before + 1 < xs.length && xs[before + 1] - x < x - xs[before] ? before + 1 : before;
@@ -92,13 +92,13 @@ export class Curves {
   }
 
   /**
-   * Starts the named curves over, then appends the runs.
+   * Starts the named curves over, then appends the segments.
    * @param {[number, number][]} replaced pairs of replica and series
-   * @param {Run[]} runs
+   * @param {CurveSegment[]} segments
    */
-  apply(replaced, runs) {
+  apply(replaced, segments) {
     for (const [replica, series] of replaced) this.byKey.delete(key(replica, series));
-    for (const { replica, series, steps, values } of runs) {
+    for (const { replica, series, steps, values } of segments) {
       const curve = this.byKey.get(key(replica, series));
       if (!curve) {
         this.byKey.set(key(replica, series), { steps, values });
@@ -132,7 +132,7 @@ function key(replica, series) {
  * Every replica's points, pale; where there are several, their trends; the mean; validation; and on top the
  * replica that was chosen. Smoothing acts on trends and means.
  * @param {Curves} curves
- * @param {Plan} plan
+ * @param {ChartSpec} plan
  * @param {Options} options
  * @returns {Line[]}
  */

@@ -6,7 +6,7 @@ import { indexAt } from "./curves.js";
 /** @typedef {Pick<import("./curves.js").Line, "kind" | "xs" | "ys">} Line */
 
 /** The range of x in which there are points. @param {Pick<Line, "xs">[]} lines @returns {Range} */
-export function rangeOfX(lines) {
+export function domainX(lines) {
   let [low, high] = [Infinity, -Infinity];
   for (const { xs } of lines) {
     if (!xs.length) continue;
@@ -23,15 +23,15 @@ export function rangeOfX(lines) {
  * @param {boolean} log whether the range is one of logarithms
  * @returns {Range}
  */
-export function rangeOfY(lines, within, log) {
+export function domainY(lines, within, log) {
   const values = (/** @type {Line} */ line) => {
     const found = valuesWithin(line, within);
     return log ? found.map(Math.log10).filter(Number.isFinite) : found;
   };
   const points = lines.filter((line) => line.kind === "points").flatMap(values);
   const read = lines.filter((line) => line.kind !== "points").map((line) => withoutSpikes(values(line)));
-  const range = extent([...read, mostOf(points)]);
-  if (!log) return withRoom(range);
+  const range = extent([...read, quantileRange(points)]);
+  if (!log) return padded(range);
   return range ? [range[0] - 0.05, range[1] + 0.05] : [-1, 0];
 }
 
@@ -54,7 +54,7 @@ export function panned([from, to], by, whole) {
 }
 
 /** Moved no further than it takes to show a place. @param {Range} shown @param {number} at @param {Range} whole @returns {Range | null} */
-export function showing([from, to], at, whole) {
+export function panToShow([from, to], at, whole) {
   return panned([from, to], at < from ? at - from : at > to ? at - to : 0, whole);
 }
 
@@ -115,7 +115,7 @@ const SORTED = 2000; // values of a large list that are looked at
  * @param {number[]} values
  * @returns {number[]}
  */
-export function mostOf(values) {
+export function quantileRange(values) {
   if (!values.length) return [];
   // An odd stride, since points come as pairs of a lowest and a highest.
   const stride = 2 * Math.floor(values.length / SORTED / 2) + 1;
@@ -129,7 +129,7 @@ export function mostOf(values) {
  * @param {[number, number] | null} range
  * @returns {[number, number]}
  */
-export function withRoom(range) {
+export function padded(range) {
   if (!range) return [0, 1];
   const [low, high] = range;
   const room = high > low ? (high - low) * 0.06 : Math.abs(high) * 0.1 || 1;

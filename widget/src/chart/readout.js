@@ -40,6 +40,6 @@ export class Readout {
 }
 
 /** What stands beside the pointer. @param {string} label @param {string} value */
-export function fact(label, value) {
+export function plainEntry(label, value) {
   return { label: label || value, value: label && value, tone: "transparent", kind: "fact", where: "" };
 }

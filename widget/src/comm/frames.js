@@ -2,7 +2,7 @@
 
 /**
  * Consecutive points of one curve.
- * @typedef {{ replica: number, series: number, steps: number[], values: number[] }} Run
+ * @typedef {{ replica: number, series: number, steps: number[], values: number[] }} CurveSegment
  */
 
 /** Stands where a replica does: the aggregate of all of them. */
@@ -18,25 +18,25 @@ const RECORD = 12;
 /**
  * Decodes `sequence u32, [replica u16, series u16, step u32, value f32]*`, little-endian.
  * @param {DataView} bytes
- * @returns {{ sequence: number, runs: Run[] }}
+ * @returns {{ sequence: number, segments: CurveSegment[] }}
  */
 export function decodeFrame(bytes) {
   if (bytes.byteLength < HEADER || (bytes.byteLength - HEADER) % RECORD !== 0) {
     throw new RangeError(`a frame cannot have ${bytes.byteLength} bytes`);
   }
-  /** @type {Run[]} */
-  const runs = [];
-  /** @type {Run | undefined} */
-  let run;
+  /** @type {CurveSegment[]} */
+  const segments = [];
+  /** @type {CurveSegment | undefined} */
+  let segment;
   for (let at = HEADER; at < bytes.byteLength; at += RECORD) {
     const replica = bytes.getUint16(at, true);
     const series = bytes.getUint16(at + 2, true);
-    if (!run || run.replica !== replica || run.series !== series) {
-      run = { replica, series, steps: [], values: [] };
-      runs.push(run);
+    if (!segment || segment.replica !== replica || segment.series !== series) {
+      segment = { replica, series, steps: [], values: [] };
+      segments.push(segment);
     }
-    run.steps.push(bytes.getUint32(at + 4, true));
-    run.values.push(bytes.getFloat32(at + 8, true));
+    segment.steps.push(bytes.getUint32(at + 4, true));
+    segment.values.push(bytes.getFloat32(at + 8, true));
   }
-  return { sequence: bytes.getUint32(0, true), runs };
+  return { sequence: bytes.getUint32(0, true), segments };
 }

@@ -18,13 +18,13 @@ export function enable(element, on, why) {
   else element.setAttribute("aria-disabled", "true");
 }
 
-/** A button that opens and closes something. @param {string} text @param {string} title @param {HTMLElement} what with an id @param {(open: boolean) => void} [told] */
-export function opener(text, title, what, told = () => {}) {
-  const made = button(text, title, () => turn(Boolean(what.hidden)));
-  const turn = (/** @type {boolean} */ open) => {
+/** A button that opens and closes something. @param {string} text @param {string} title @param {HTMLElement} what with an id @param {(open: boolean) => void} [onChange] */
+export function disclosureButton(text, title, what, onChange = () => {}) {
+  const made = button(text, title, () => setOpen(Boolean(what.hidden)));
+  const setOpen = (/** @type {boolean} */ open) => {
     what.hidden = !open;
     made.setAttribute("aria-expanded", String(open));
-    told(open);
+    onChange(open);
     if (open) /** @type {HTMLElement | null} */ (what.querySelector("input, textarea, select"))?.focus();
     else if (what.contains(document.activeElement)) made.focus();
   };
@@ -33,17 +33,17 @@ export function opener(text, title, what, told = () => {}) {
   what.hidden = true;
   what.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || what.hidden) return;
-    turn(false);
+    setOpen(false);
     made.focus();
     event.stopPropagation();
   });
-  return Object.assign(made, { turn });
+  return Object.assign(made, { setOpen });
 }
 
 /** What cannot be taken back is asked once more. @param {string} text @param {string} title @param {string} question @param {string} yes @param {() => void} act */
-export function sureButton(text, title, question, yes, act) {
+export function confirmButton(text, title, question, yes, act) {
   const ask = (/** @type {boolean} */ open) => {
-    sure.hidden = !open;
+    confirmation.hidden = !open;
     first.hidden = open;
     (open ? no : first).focus();
   };
@@ -54,12 +54,12 @@ export function sureButton(text, title, question, yes, act) {
   });
   const no = button("No", "Nothing happens", () => ask(false));
   go.classList.add("nbs-grave");
-  const sure = make("span", { class: "nbs-sure", role: "group", "aria-label": question }, question, go, no);
-  sure.hidden = true;
-  sure.addEventListener("keydown", (event) => {
+  const confirmation = make("span", { class: "nbs-sure", role: "group", "aria-label": question }, question, go, no);
+  confirmation.hidden = true;
+  confirmation.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     ask(false);
     event.stopPropagation();
   });
-  return make("span", { class: "nbs-twice" }, first, sure);
+  return make("span", { class: "nbs-twice" }, first, confirmation);
 }

@@ -21,15 +21,15 @@ export function setText(node, text) {
 }
 
 /** Gives an element so many children. @template {Element} E @param {E} element @param {number} count @param {(at: number) => Element} one */
-export function fill(element, count, one) {
+export function setChildCount(element, count, one) {
   while (element.children.length > count) element.lastChild?.remove();
   while (element.children.length < count) element.append(one(element.children.length));
   return /** @type {HTMLElement[]} */ ([...element.children]);
 }
 
 /** Writes pairs of texts. @param {Element} element @param {[string, string][]} pairs @param {() => Element} one with a child for each text */
-export function fillPairs(element, pairs, one) {
-  fill(element, pairs.length, one).forEach((child, i) => pairs[i].forEach((text, at) => setText(child.children[at], text)));
+export function setPairs(element, pairs, one) {
+  setChildCount(element, pairs.length, one).forEach((child, i) => pairs[i].forEach((text, at) => setText(child.children[at], text)));
 }
 
 /** Short texts beside one another, each in an element of its own. @param {HTMLElement} element @param {string[]} texts */

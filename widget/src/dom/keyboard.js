@@ -1,39 +1,39 @@
 // Keys pressed in a view are the view's, not the notebook's: there "d d" would delete the cell.
 
 /** @param {HTMLElement} element a view @returns {() => void} ends it */
-export function takeKeys(element) {
-  const claim = (/** @type {KeyboardEvent} */ event) => claimKeys(event, element);
-  element.addEventListener("keydown", keepKeys);
-  addEventListener("keydown", claim, true);
-  return () => removeEventListener("keydown", claim, true);
+export function captureKeys(element) {
+  const onKey = (/** @type {KeyboardEvent} */ event) => suppressShortcuts(event, element);
+  element.addEventListener("keydown", stopKey);
+  addEventListener("keydown", onKey, true);
+  return () => removeEventListener("keydown", onKey, true);
 }
 
 /** Whether a key means something in here and nothing to the notebook. @param {KeyboardEvent} event */
-function isOurs(event) {
+function isViewKey(event) {
   const held = event.ctrlKey || event.metaKey || event.altKey;
   return !held && event.key !== "Escape" && !(event.shiftKey && event.key === "Enter");
 }
 
 /** JupyterLab hears of a key last. @param {KeyboardEvent} event */
-function keepKeys(event) {
-  if (isOurs(event)) event.stopPropagation();
+function stopKey(event) {
+  if (isViewKey(event)) event.stopPropagation();
 }
 
 /** Notebook 7 hears of a key first, and takes a slider's arrows unless it is told not to. @param {KeyboardEvent} event @param {HTMLElement} element */
-function claimKeys(event, element) {
+function suppressShortcuts(event, element) {
   const { target } = event;
   if (!(target instanceof Element) || !element.contains(target)) return;
-  if (isOurs(event)) target.setAttribute("data-lm-suppress-shortcuts", "true");
+  if (isViewKey(event)) target.setAttribute("data-lm-suppress-shortcuts", "true");
   else target.removeAttribute("data-lm-suppress-shortcuts");
 }
 
 /** Whether a key is pressed together with another. @param {KeyboardEvent} event */
-export function isHeld({ ctrlKey, metaKey, altKey }) {
+export function hasModifier({ ctrlKey, metaKey, altKey }) {
   return ctrlKey || metaKey || altKey;
 }
 
 /** The notebook has uses for the same keys. @param {Event} event */
-export function taken(event) {
+export function consume(event) {
   event.preventDefault();
   event.stopPropagation();
 }

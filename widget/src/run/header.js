@@ -1,23 +1,23 @@
 // The run's name, state and progress, and what can be done with it.
 import { make, setText } from "../dom/elements.js";
 import { formatCount, formatDuration, formatShort } from "../text/format.js";
-import { Actions } from "./controls.js";
+import { RunControls } from "./controls.js";
 
 const GLYPHS = /** @type {Record<string, string>} */ ({
   starting: "◌", running: "●", paused: "❚❚", stopping: "◍", finished: "✓", stopped: "■", failed: "✕", disconnected: "○", lost: "○", damaged: "✕",
 });
 /** States after which nothing comes; disconnected is the page's own, when the kernel is gone, the last two the Jupyter server's. */
-export const OVER = ["finished", "stopped", "failed", "disconnected", "lost", "damaged"];
+export const FINAL_STATES = ["finished", "stopped", "failed", "disconnected", "lost", "damaged"];
 
 export class Header {
-  /** @param {string} name unique in the page @param {(kind: import("./controls.js").Kind, value: number | null) => void} act */
+  /** @param {string} name unique in the page @param {(kind: import("./controls.js").CommandKind, value: number | null) => void} act */
   constructor(name, act) {
     this.run = make("span", { class: "nbd-run", title: "The run's id" });
     this.title = make("span", { class: "nbd-title", role: "heading", "aria-level": "3" });
     this.glyph = make("span", { "aria-hidden": "true" });
     this.state = make("span");
     this.chip = make("span", { class: "nbd-chip", role: "status" }, this.glyph, this.state);
-    this.actions = new Actions(name, act);
+    this.controls = new RunControls(name, act);
     this.fill = make("div", { class: "nbd-fill" });
     this.bar = make("div", { class: "nbd-bar", role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0", "aria-valuemax": "100" }, this.fill);
     this.facts = make("div", { class: "nbd-facts" });
@@ -31,7 +31,7 @@ export class Header {
     this.saved.hidden = true;
     this.element = make("div", { class: "nbd-header" },
       make("div", { class: "nbd-headline" }, make("div", { class: "nbd-names" }, this.title, this.run), this.chip,
-        make("span", { class: "nbd-space" }), make("div", { class: "nbd-command" }, this.actions.element, this.actions.rate.element)),
+        make("span", { class: "nbd-space" }), make("div", { class: "nbd-command" }, this.controls.element, this.controls.rate.element)),
       this.bar, this.facts, make("div", { class: "nbd-words" }, this.note, this.saved), this.problem);
   }
 
@@ -41,7 +41,7 @@ export class Header {
    */
   show(head, progress) {
     const state = String(progress.state ?? "starting");
-    const over = OVER.includes(state);
+    const over = FINAL_STATES.includes(state);
     const moving = !over && state !== "paused"; // how fast it was says nothing of what is left
     const total = progress.total ?? head.total ?? null;
     const step = progress.step ?? null;
@@ -51,7 +51,7 @@ export class Header {
     setText(this.glyph, GLYPHS[state] ?? "●");
     setText(this.state, state);
     this.chip.dataset.state = state in GLYPHS ? state : "running";
-    this.actions.show(progress, over ? [] : head.controls ?? []);
+    this.controls.show(progress, over ? [] : head.controls ?? []);
     this.bar.hidden = step === null && total === null;
     this.bar.dataset.state = this.chip.dataset.state;
     const share = total ? Math.min(1, (step ?? 0) / total) : state === "stopped" || state === "failed" ? 0 : null; // the progress is not known then
@@ -63,18 +63,18 @@ export class Header {
     this.writeFacts(/** @type {[string, string][]} */ ([
       ["epoch", !progress.epoch ? null : progress.epochs ? `${formatCount(progress.epoch)} / ${formatCount(progress.epochs)}` : formatCount(progress.epoch)],
       [unit, step === null ? null : total ? `${formatCount(step)} / ${formatCount(total)}` : formatCount(step)],
-      [`${unit}/s`, moving || over ? known(progress.steps_per_second, formatShort) : null],
-      ["examples/s", moving || over ? known(progress.examples_per_second, formatShort) : null],
-      ["elapsed", known(progress.elapsed, formatDuration)],
-      ["left", moving ? known(progress.seconds_left, formatDuration) : null],
+      [`${unit}/s`, moving || over ? formatIfKnown(progress.steps_per_second, formatShort) : null],
+      ["examples/s", moving || over ? formatIfKnown(progress.examples_per_second, formatShort) : null],
+      ["elapsed", formatIfKnown(progress.elapsed, formatDuration)],
+      ["left", moving ? formatIfKnown(progress.seconds_left, formatDuration) : null],
     ].filter(([, value]) => value !== null)));
     setText(this.note, progress.note ? String(progress.note) : "");
     setText(this.problem, progress.problem?.text ? String(progress.problem.text) : "");
-    this.writeSaved(progress.checkpoint);
+    this.writeCheckpoint(progress.checkpoint);
   }
 
   /** @param {{ step?: number, path?: string, error?: string | null } | null | undefined} checkpoint the latest */
-  writeSaved(checkpoint) {
+  writeCheckpoint(checkpoint) {
     const error = checkpoint?.error;
     this.saved.classList.toggle("nbd-wrong", Boolean(error));
     const path = (!error && checkpoint?.path) || "";
@@ -108,6 +108,6 @@ export class Header {
 }
 
 /** @param {any} value @param {(value: number) => string} format */
-function known(value, format) {
+function formatIfKnown(value, format) {
   return value === null || value === undefined ? null : format(Number(value));
 }

@@ -1,7 +1,7 @@
 // The learning rate in force: a slider over four decades and a field for any rate.
 import { make, setText } from "../dom/elements.js";
 
-export class RateField {
+export class LearningRateControl {
   /** @param {string} name unique in the page @param {(rate: number) => void} send */
   constructor(name, send) {
     this.send = send;
@@ -19,9 +19,9 @@ export class RateField {
       type: "number", min: "0", step: "any", class: "nbd-rate-field", "aria-label": "Learning rate value",
       "aria-describedby": `${name}-rate-word`, autocomplete: "off", title: "Learning rate: acts with Enter",
     });
-    this.word = make("span", { class: "nbd-rate-word", id: `${name}-rate-word`, role: "status" });
+    this.status = make("span", { class: "nbd-rate-word", id: `${name}-rate-word`, role: "status" });
     this.element = make("div", { class: "nbd-rate", role: "group", "aria-label": "Learning rate" },
-      this.word, make("span", { class: "nbd-rate-name", "aria-hidden": "true" }, "learning rate"), this.slider, this.field);
+      this.status, make("span", { class: "nbd-rate-name", "aria-hidden": "true" }, "learning rate"), this.slider, this.field);
     this.element.hidden = true;
     this.listen();
   }
@@ -31,52 +31,52 @@ export class RateField {
     slider.addEventListener("input", () => {
       this.edited = true;
       field.value = rateText(this.sliderRate());
-      this.say("");
-      this.name();
+      this.showStatus("");
+      this.updateValueText();
     });
     // Keys move it step by step: it is let go with the key.
     slider.addEventListener("keydown", () => (this.keyHeld = true));
-    const letGo = () => {
+    const release = () => {
       this.keyHeld = false;
       if (this.edited) this.commit(this.sliderRate());
     };
-    slider.addEventListener("keyup", letGo);
-    slider.addEventListener("blur", letGo);
-    slider.addEventListener("change", () => this.keyHeld || letGo());
+    slider.addEventListener("keyup", release);
+    slider.addEventListener("blur", release);
+    slider.addEventListener("change", () => this.keyHeld || release());
 
     field.addEventListener("input", () => {
       this.edited = true;
-      this.say("");
+      this.showStatus("");
     });
-    field.addEventListener("change", () => this.take());
+    field.addEventListener("change", () => this.submitField());
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") this.take();
+      if (event.key === "Enter") this.submitField();
       else if (event.key === "Escape") this.restore();
-      else if (event.key === "ArrowUp" || event.key === "ArrowDown") this.turn(event.key === "ArrowUp");
+      else if (event.key === "ArrowUp" || event.key === "ArrowDown") this.stepRate(event.key === "ArrowUp");
       else return;
       event.preventDefault();
     });
   }
 
   sliderRate() {
-    return rateAt(Number(this.slider.value), this.first ?? 1);
+    return rateAtPosition(Number(this.slider.value), this.first ?? 1);
   }
 
   /** Sends what stands in the field, if it was edited and is a rate. */
-  take() {
+  submitField() {
     if (!this.edited) return;
     const read = readRate(this.field.value);
-    if ("problem" in read) this.say(read.problem, true);
+    if ("problem" in read) this.showStatus(read.problem, true);
     else this.commit(read.rate);
   }
 
   /** To the next round rate, to be sent with Enter. @param {boolean} up */
-  turn(up) {
+  stepRate(up) {
     const read = readRate(this.field.value);
     if ("problem" in read) return;
     this.edited = true;
     this.field.value = rateText(nextRate(read.rate, up));
-    this.say("");
+    this.showStatus("");
   }
 
   /** @param {number} rate */
@@ -89,13 +89,13 @@ export class RateField {
   restore() {
     this.edited = false;
     if (this.shown !== null) this.write(this.shown);
-    this.say("");
+    this.showStatus("");
   }
 
-  /** @param {string} word @param {boolean} [wrong] */
-  say(word, wrong = false) {
-    setText(this.word, word);
-    this.word.classList.toggle("nbd-wrong", wrong);
+  /** @param {string} status @param {boolean} [wrong] */
+  showStatus(status, wrong = false) {
+    setText(this.status, status);
+    this.status.classList.toggle("nbd-wrong", wrong);
     this.field.toggleAttribute("data-wrong", wrong);
     if (wrong) this.field.setAttribute("aria-invalid", "true");
     else this.field.removeAttribute("aria-invalid");
@@ -105,11 +105,11 @@ export class RateField {
   write(rate) {
     this.shown = rate;
     this.field.value = rateText(rate);
-    this.slider.value = String(placeOf(rate, this.first ?? 1));
-    this.name();
+    this.slider.value = String(sliderPosition(rate, this.first ?? 1));
+    this.updateValueText();
   }
 
-  name() {
+  updateValueText() {
     this.slider.setAttribute("aria-valuetext", this.field.value);
   }
 
@@ -126,9 +126,9 @@ export class RateField {
     this.field.disabled = !able;
     const shown = wanted ?? rate;
     if (!this.edited && !this.keyHeld && (this.shown === null || !sameRate(shown, this.shown) || this.field.value === "")) this.write(shown);
-    const wrong = this.word.classList.contains("nbd-wrong");
-    if (wanted !== null) this.say("pending");
-    else if (!wrong || !able) this.say("");
+    const wrong = this.status.classList.contains("nbd-wrong");
+    if (wanted !== null) this.showStatus("pending");
+    else if (!wrong || !able) this.showStatus("");
     this.element.title = `in force: ${Number(rate.toPrecision(7))}`;
   }
 }
@@ -138,13 +138,13 @@ export class RateField {
 /** Decades that the slider reaches to either side of the first rate seen. */
 export const DECADES = 2;
 
-/** The rate at a place of the slider, to two digits. @param {number} place in decades @param {number} first */
-export function rateAt(place, first) {
-  return place === 0 ? first : Number((first * 10 ** place).toPrecision(2));
+/** The rate at a place of the slider, to two digits. @param {number} position in decades @param {number} first */
+export function rateAtPosition(position, first) {
+  return position === 0 ? first : Number((first * 10 ** position).toPrecision(2));
 }
 
 /** The slider's place for a rate; a rate outside of its range is at its end. @param {number} rate @param {number} first */
-export function placeOf(rate, first) {
+export function sliderPosition(rate, first) {
   if (!(rate > 0)) return -DECADES;
   return Math.max(-DECADES, Math.min(DECADES, Math.log10(rate / first)));
 }

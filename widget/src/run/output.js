@@ -4,14 +4,14 @@ import { make, setText } from "../dom/elements.js";
 import { coloured } from "../text/ansi.js";
 import { formatCount, shortTask } from "../text/format.js";
 
-/** @typedef {{ task: string, text: string, open: string, cut: number }} News */
+/** @typedef {{ task: string, text: string, open: string, cut: number }} OutputUpdate */
 
 const LIMIT = 200_000; // characters kept per rank, as in Python
 const OPENED = 4; // ranks whose output is unfolded at first
 const MOST_COLOURED = 4_000; // elements kept per rank: the oldest lines lose their colours beyond them
 const MOST_UNREAD = 99; // lines that are counted on a tab
 
-class Section {
+class RankOutput {
   /** @param {string} task @param {string} id unique in the page @param {boolean} unfolded */
   constructor(task, id, unfolded) {
     this.task = task;
@@ -46,8 +46,8 @@ class Section {
     this.kept = this.lines = this.written = this.news = 0;
   }
 
-  /** @param {News} news @param {boolean} looked whether somebody sees it */
-  add({ text, open, cut }, looked) {
+  /** @param {OutputUpdate} news @param {boolean} visible whether somebody sees it */
+  add({ text, open, cut }, visible) {
     const seen = this.text.clientHeight > 0;
     if (seen) this.following = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 4;
     if (text) {
@@ -70,8 +70,8 @@ class Section {
     this.note.hidden = cut === 0;
     setText(this.note, cut ? `… ${formatCount(cut)} characters cut …` : "");
     setText(this.count, this.lines ? `${formatCount(this.lines)} ${this.lines === 1 ? "line" : "lines"}` : "");
-    if (looked) this.look();
-    else this.tell();
+    if (visible) this.markRead();
+    else this.showUnread();
     if (seen) this.follow();
   }
 
@@ -101,13 +101,13 @@ class Section {
     if (this.following) this.text.scrollTop = this.text.scrollHeight;
   }
 
-  look() {
+  markRead() {
     this.seen = this.written;
     this.news = 0;
-    this.tell();
+    this.showUnread();
   }
 
-  tell() {
+  showUnread() {
     const { news } = this;
     setText(this.unread, news ? (news > MOST_UNREAD ? `${MOST_UNREAD}+` : String(news)) : "");
     setText(this.meaning, news ? (news === 1 ? "new line" : "new lines") : "");
@@ -118,12 +118,12 @@ export class Output {
   /** @param {string} name unique in the page */
   constructor(name) {
     this.name = name;
-    /** @type {Map<string, Section>} */
+    /** @type {Map<string, RankOutput>} */
     this.sections = new Map();
-    /** @type {Section[]} */
+    /** @type {RankOutput[]} */
     this.order = []; // as they stand
     this.tabbed = false;
-    /** @type {Section | undefined} */
+    /** @type {RankOutput | undefined} */
     this.chosen = undefined;
     this.tabs = make("div", { class: "nbd-tabs", role: "tablist", "aria-label": "Output of" });
     this.tabs.addEventListener("keydown", (event) => this.onKey(event));
@@ -136,7 +136,7 @@ export class Output {
   }
 
   /** As tabs, or one below the other. @param {boolean} tabbed */
-  arrange(tabbed) {
+  setTabbed(tabbed) {
     if (tabbed === this.tabbed) return;
     this.tabbed = tabbed;
     const sections = this.order;
@@ -146,7 +146,7 @@ export class Output {
     if (tabbed && sections.length) this.choose(this.chosen ?? sections[0]);
   }
 
-  /** @param {Section} section @param {Section | null} before */
+  /** @param {RankOutput} section @param {RankOutput | null} before */
   place(section, before) {
     if (this.tabbed) {
       this.tabs.insertBefore(section.tab, before?.tab ?? null);
@@ -158,7 +158,7 @@ export class Output {
     }
   }
 
-  /** @param {News[]} news @param {string[]} tasks in the order they stand */
+  /** @param {OutputUpdate[]} news @param {string[]} tasks in the order they stand */
   add(news, tasks) {
     for (const item of news) {
       let section = this.sections.get(item.task);
@@ -178,12 +178,12 @@ export class Output {
 
   /** @param {string} task */
   make(task) {
-    const section = new Section(task, `${this.name}-output-${this.sections.size}`, this.sections.size < OPENED);
+    const section = new RankOutput(task, `${this.name}-output-${this.sections.size}`, this.sections.size < OPENED);
     section.tab.addEventListener("click", () => this.choose(section));
     return section;
   }
 
-  /** @param {Section} section */
+  /** @param {RankOutput} section */
   choose(section) {
     this.chosen = section;
     for (const other of this.sections.values()) {
@@ -192,7 +192,7 @@ export class Output {
       other.tab.setAttribute("aria-selected", String(chosen));
       other.tab.tabIndex = chosen ? 0 : -1;
     }
-    section.look();
+    section.markRead();
     section.follow();
   }
 

@@ -7,12 +7,12 @@ import { formatCount, formatMoment, formatShort } from "../text/format.js";
 /** @typedef {Record<string, any>} Status of a replica */
 
 /** The parts of a step's time, and their labels on the page. */
-const PARTS = /** @type {Record<string, string>} */ ({ data: "data", compute: "compute", exchange: "communication", wait: "idle" });
-const CROWD = 24; // replicas from which each card says less
+const TIME_PARTS = /** @type {Record<string, string>} */ ({ data: "data", compute: "compute", exchange: "communication", wait: "idle" });
+const COMPACT_FROM = 24; // replicas from which each card says less
 /** States that need no word, since most replicas are in them, and one that is not stands out. */
-const ORDINARY = ["running", "finished", "starting"];
+const UNMARKED_STATES = ["running", "finished", "starting"];
 
-export class Strip {
+export class ReplicaCards {
   /** @param {(replica: number | null) => void} choose */
   constructor(choose) {
     this.choose = choose;
@@ -22,9 +22,9 @@ export class Strip {
     this.cards = new Map();
     this.grid = make("div", { class: "nbd-strip" });
     this.grid.addEventListener("keydown", (event) => this.onKey(event));
-    this.at = 0; // the replica whose card Tab comes to, where there are many
+    this.tabStop = 0; // the replica whose card Tab comes to, where there are many
     this.key = make("div", { class: "nbd-parts", "aria-hidden": "true" }, make("span", {}, "step time:"),
-      ...Object.entries(PARTS).map(([part, word]) => make("span", {}, make("i", { "data-part": part }), word))); // each bar has a text label
+      ...Object.entries(TIME_PARTS).map(([part, word]) => make("span", {}, make("i", { "data-part": part }), word))); // each bar has a text label
     this.element = make("div", { class: "nbd-replicas", role: "group", "aria-label": "Replicas" }, this.grid, this.key);
     this.element.hidden = true;
   }
@@ -34,7 +34,7 @@ export class Strip {
     const numbers = Object.keys(replicas).map(Number).sort((a, b) => a - b);
     this.element.hidden = numbers.length === 0;
     this.grid.classList.toggle("nbd-many", numbers.length > COLOURED);
-    this.grid.classList.toggle("nbd-crowd", numbers.length > CROWD);
+    this.grid.classList.toggle("nbd-crowd", numbers.length > COMPACT_FROM);
     this.grid.classList.toggle("nbd-one", numbers.length === 1); // its line is the bold one
     for (const [number, card] of this.cards) {
       if (!(number in replicas)) {
@@ -42,8 +42,8 @@ export class Strip {
         this.cards.delete(number);
       }
     }
-    const longest = Math.max(0, ...numbers.map((number) => whole(replicas[number].spent)));
-    const here = this.cards.has(this.at) ? this.at : numbers[0];
+    const longest = Math.max(0, ...numbers.map((number) => totalTime(replicas[number].spent)));
+    const here = this.cards.has(this.tabStop) ? this.tabStop : numbers[0];
     for (const number of numbers) {
       let card = this.cards.get(number);
       if (!card) {
@@ -80,10 +80,10 @@ export class Strip {
       make("span", { class: "nbd-spent", role: "img" }));
     card.addEventListener("focus", () => {
       if (this.cards.size > COLOURED) for (const [n, other] of this.cards) other.tabIndex = n === number ? 0 : -1;
-      this.at = number;
+      this.tabStop = number;
     });
     card.addEventListener("click", () => {
-      this.press(this.chosen === number ? null : number);
+      this.setChosen(this.chosen === number ? null : number);
       this.choose(this.chosen);
     });
     if (number === this.chosen) card.setAttribute("aria-pressed", "true");
@@ -91,7 +91,7 @@ export class Strip {
   }
 
   /** Shows which card is chosen. @param {number | null} number */
-  press(number) {
+  setChosen(number) {
     this.chosen = number;
     for (const [n, other] of this.cards) other.setAttribute("aria-pressed", String(n === number));
   }
@@ -104,7 +104,7 @@ function write(card, status, label, longest) {
   setText(name, label);
   name.title = label;
   setText(state, word);
-  state.classList.toggle("nbd-spoken", ORDINARY.includes(word));
+  state.classList.toggle("nbd-spoken", UNMARKED_STATES.includes(word));
   card.dataset.state = word;
   const parts = [
     ["step", status.step != null && `step ${formatCount(status.step)}`],
@@ -127,7 +127,7 @@ function write(card, status, label, longest) {
  * @param {HTMLElement} bar @param {Record<string, number>} spent seconds of a step by part @param {number} longest */
 function writeSpent(bar, spent, longest) {
   const parts = Object.entries(spent).filter(([, value]) => value > 0);
-  const all = whole(spent);
+  const all = totalTime(spent);
   bar.hidden = parts.length === 0;
   while (bar.children.length > parts.length) bar.lastChild?.remove();
   parts.forEach(([name, value], i) => {
@@ -135,13 +135,13 @@ function writeSpent(bar, spent, longest) {
     part.dataset.part = name;
     part.style.width = `${(100 * value) / longest}%`;
   });
-  const title = `${formatMoment(all)} a step: ${parts.map(([name, value]) => `${PARTS[name] ?? name} ${Math.round((100 * value) / all)}%`).join(", ")}`;
+  const title = `${formatMoment(all)} a step: ${parts.map(([name, value]) => `${TIME_PARTS[name] ?? name} ${Math.round((100 * value) / all)}%`).join(", ")}`;
   if (bar.title === title) return;
   bar.title = title;
   bar.setAttribute("aria-label", title);
 }
 
 /** @param {Record<string, number> | undefined} spent */
-function whole(spent) {
+function totalTime(spent) {
   return Object.values(spent ?? {}).reduce((sum, value) => sum + (value > 0 ? value : 0), 0);
 }

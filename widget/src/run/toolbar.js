@@ -4,7 +4,7 @@ import { formatCount } from "../text/format.js";
 
 /** @typedef {{ titles: string[], count: number, most: number }} Available */
 
-export class Controls {
+export class ChartToolbar {
   /**
    * @param {import("../chart/curves.js").Options} options changed in place
    * @param {() => void} changed
@@ -52,7 +52,7 @@ function toggle(text, title, set) {
 
 const LISTED = 200; // titles at most, as in Python
 
-export class Picker {
+export class ChartPicker {
   /** @param {string} name unique in the page @param {(titles: string[]) => void} choose none: as it was at first */
   constructor(name, choose) {
     this.choose = choose;
@@ -64,10 +64,10 @@ export class Picker {
     this.filter = make("input", { type: "search", class: "nbd-filter", "aria-label": "Filter charts", placeholder: "Filter", autocomplete: "off", spellcheck: "false" });
     this.list = make("ul", { class: "nbd-choices", "aria-label": "Charts" });
     this.note = make("div", { class: "nbd-picker-note", role: "status" });
-    this.first = make("button", { class: "nbd-button", type: "button" }, "Reset to default");
-    this.first.addEventListener("click", () => this.choose([]));
+    this.resetButton = make("button", { class: "nbd-button", type: "button" }, "Reset to default");
+    this.resetButton.addEventListener("click", () => this.choose([]));
     this.panel = make("div", { class: "nbd-picker", id: `${name}-picker`, role: "group", "aria-label": "Choose charts" },
-      make("div", { class: "nbd-picker-head" }, this.filter, this.first), this.list, this.note);
+      make("div", { class: "nbd-picker-head" }, this.filter, this.resetButton), this.list, this.note);
     this.panel.hidden = true;
     this.element = make("div", { class: "nbd-picking" }, this.button, this.panel);
     this.element.hidden = true;
@@ -78,7 +78,7 @@ export class Picker {
       const to = /** @type {Node | null} */ (event.relatedTarget);
       if (to && !this.element.contains(to)) this.open(false);
     });
-    this.away = (/** @type {Event} */ event) => {
+    this.onPressOutside = (/** @type {Event} */ event) => {
       if (!event.composedPath().includes(this.element)) this.open(false);
     };
   }
@@ -91,8 +91,8 @@ export class Picker {
     if (open) {
       this.write();
       this.filter.focus();
-      document.addEventListener("pointerdown", this.away);
-    } else document.removeEventListener("pointerdown", this.away);
+      document.addEventListener("pointerdown", this.onPressOutside);
+    } else document.removeEventListener("pointerdown", this.onPressOutside);
   }
 
   /** @param {KeyboardEvent} event */
@@ -105,14 +105,14 @@ export class Picker {
       const found = matching(this.available.titles, wanted);
       // A name that is not listed may be one all the same: the kernel knows them all.
       const title = found.includes(wanted) || found.length !== 1 ? wanted : found[0];
-      if (title && !this.drawn.includes(title)) this.turn(title, true);
+      if (title && !this.drawn.includes(title)) this.toggleChart(title, true);
     } else return;
     event.preventDefault();
     event.stopPropagation();
   }
 
   /** @param {string} title @param {boolean} on */
-  turn(title, on) {
+  toggleChart(title, on) {
     const rest = this.drawn.filter((drawn) => drawn !== title);
     if (on && rest.length >= this.available.most) return;
     if (on || rest.length) this.choose(on ? [...rest, title] : rest);
@@ -150,7 +150,7 @@ export class Picker {
     box.checked = this.drawn.includes(title);
     box.disabled = full && !box.checked;
     box.dataset.title = title;
-    box.addEventListener("change", () => this.turn(title, box.checked));
+    box.addEventListener("change", () => this.toggleChart(title, box.checked));
     return make("li", {}, make("label", {}, box, make("span", {}, title)));
   }
 }

@@ -1,41 +1,41 @@
 // The whole view of a run: puts the parts together and redraws what changed, at most once a screen frame.
-import { MarkList } from "../chart/annotations.js";
+import { AnnotationList } from "../chart/annotations.js";
 import { Chart } from "../chart/chart.js";
 import { Curves, lineLabel, linesOf } from "../chart/curves.js";
 import { extent, valuesWithin } from "../chart/domain.js";
 import { make } from "../dom/elements.js";
-import { takeKeys } from "../dom/keyboard.js";
+import { captureKeys } from "../dom/keyboard.js";
 import { readColours } from "../dom/theme.js";
-import { formatCount, formatValue, shortTask, unitWords } from "../text/format.js";
-import { Header, OVER } from "./header.js";
+import { formatCount, formatValue, shortTask, stepUnit } from "../text/format.js";
+import { FINAL_STATES, Header } from "./header.js";
 import { Output } from "./output.js";
-import { Strip } from "./replicas.js";
-import { Controls, Picker } from "./toolbar.js";
+import { ReplicaCards } from "./replicas.js";
+import { ChartPicker, ChartToolbar } from "./toolbar.js";
 
-/** @typedef {import("../chart/curves.js").Plan} Plan */
-/** @typedef {{ title: string, run: string, tasks: string[], total: number | null, controls?: string[], again?: string, charts: Plan[], series: string[] }} Head */
-/** @typedef {(kind: string, more?: Record<string, unknown>) => void} Say tells the kernel */
+/** @typedef {import("../chart/curves.js").ChartSpec} ChartSpec */
+/** @typedef {{ title: string, run: string, tasks: string[], total: number | null, controls?: string[], again?: string, charts: ChartSpec[], series: string[] }} Head */
+/** @typedef {(kind: string, more?: Record<string, unknown>) => void} Send tells the kernel */
 /**
  * @typedef {object} Message
  * @property {"frame"} kind
  * @property {boolean} snapshot
  * @property {Head} [head]
  * @property {Record<string, any>} [progress]
- * @property {import("./output.js").News[]} [output]
+ * @property {import("./output.js").OutputUpdate[]} [output]
  * @property {import("./toolbar.js").Available} [available]
- * @property {import("../chart/annotations.js").Mark[]} [marks]
+ * @property {import("../chart/annotations.js").Annotation[]} [marks]
  * @property {[number, number][]} replaced
  */
-/** @typedef {{ byTime: boolean, log: boolean, smoothing: number, chosen: number | null, table: boolean }} Look */
+/** @typedef {{ byTime: boolean, log: boolean, smoothing: number, chosen: number | null, table: boolean }} ViewSettings */
 
 const GAP = 24; // CSS pixels between charts
 const NARROWEST = 300; // of a chart that stands beside another
-const NOTHING = { titles: [], count: 0, most: 0 }; // to choose from
+const NO_CHARTS = { titles: [], count: 0, most: 0 }; // to choose from
 const TABLE_EVERY = 500; // milliseconds
 
-export class View {
-  /** @param {string} name unique in the page @param {Say} say */
-  constructor(name, say) {
+export class RunView {
+  /** @param {string} name unique in the page @param {Send} send */
+  constructor(name, send) {
     /** @type {Head} */
     this.head = { title: "", run: "", tasks: [], total: null, charts: [], series: [] };
     /** @type {Record<string, any>} */
@@ -46,7 +46,7 @@ export class View {
     this.width = 0;
     this.tableDue = 0;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
-    this.later = undefined;
+    this.tableTimer = undefined;
     this.element = make("section", { class: "nbdist-live", "aria-label": "Training run" });
     /** @type {import("../chart/chart.js").Shared} */
     this.shared = {
@@ -56,56 +56,56 @@ export class View {
       colours: readColours(this.element),
       sync: name,
       table: `${name}-data`,
-      marks: [],
+      annotations: [],
       zoomed: null,
       zoom: (range) => this.zoom(range),
-      unit: unitWords("steps", 1),
+      unit: stepUnit("steps", 1),
     };
-    this.header = new Header(name, (kind, rate) => say(kind, rate === null ? {} : { learning_rate: rate }));
-    this.picker = new Picker(name, (titles) => say("charts", { titles }));
+    this.header = new Header(name, (kind, rate) => send(kind, rate === null ? {} : { learning_rate: rate }));
+    this.picker = new ChartPicker(name, (titles) => send("charts", { titles }));
     /** @type {import("./toolbar.js").Available} */
-    this.available = NOTHING;
-    this.strip = new Strip((replica) => {
+    this.available = NO_CHARTS;
+    this.replicas = new ReplicaCards((replica) => {
       this.shared.options.chosen = replica;
-      this.keep();
+      this.keepSettings();
       this.redraw();
     });
     this.output = new Output(name);
-    this.table = new Table(this.shared);
-    this.controls = new Controls(this.shared.options, () => (this.keep(), this.redraw()), () => this.zoom(null), this.picker.element);
+    this.table = new DataTable(this.shared);
+    this.toolbar = new ChartToolbar(this.shared.options, () => (this.keepSettings(), this.redraw()), () => this.zoom(null), this.picker.element);
     this.grid = make("div", { class: "nbd-charts" });
-    this.marks = new MarkList();
+    this.annotations = new AnnotationList();
     this.figures = make("div", { class: "nbd-figures-area", role: "group", "aria-label": "Curves" },
-      this.controls.element, this.grid, this.marks.element, this.table.element);
+      this.toolbar.element, this.grid, this.annotations.element, this.table.element);
     this.figures.hidden = true;
-    this.table.element.addEventListener("toggle", () => (this.keep(), this.table.show(this.head.charts)));
-    this.giveKeysBack = takeKeys(this.element);
-    this.element.append(this.header.element, this.figures, this.strip.element, this.output.element);
+    this.table.element.addEventListener("toggle", () => (this.keepSettings(), this.table.show(this.head.charts)));
+    this.releaseKeys = captureKeys(this.element);
+    this.element.append(this.header.element, this.figures, this.replicas.element, this.output.element);
   }
 
-  /** @param {Message} message @param {import("../comm/frames.js").Run[]} runs */
-  apply(message, runs) {
+  /** @param {Message} message @param {import("../comm/frames.js").CurveSegment[]} segments */
+  apply(message, segments) {
     if (message.head) {
       const known = this.head.run;
       this.head = message.head;
-      if (this.head.run !== known) this.recall();
+      if (this.head.run !== known) this.restoreSettings();
       this.shared.labels = this.head.tasks.map(shortTask);
       this.shared.curves.clear(); // the numbers of the series may be others now
       this.makeCharts();
     }
     if (message.snapshot) this.output.clear();
     if (message.progress) this.progress = message.progress;
-    if (message.marks) this.shared.marks = message.marks;
-    this.shared.curves.apply(message.replaced, runs);
+    if (message.marks) this.shared.annotations = message.marks;
+    this.shared.curves.apply(message.replaced, segments);
     if (message.available) this.available = { ...this.available, ...message.available };
-    this.output.arrange(this.head.charts.length > 0);
+    this.output.setTabbed(this.head.charts.length > 0);
     if (message.output) this.output.add(message.output, this.head.tasks);
     this.redraw();
   }
 
   /** The kernel has ended; the drawn curves stay. */
   disconnect() {
-    if (OVER.includes(this.progress.state)) return;
+    if (FINAL_STATES.includes(this.progress.state)) return;
     this.progress = { ...this.progress, state: "disconnected", note: this.head.again || "the kernel has ended" };
     this.redraw();
   }
@@ -120,23 +120,23 @@ export class View {
   }
 
   /** Applies the stored view settings of the run. */
-  recall() {
-    const { table, ...options } = keptLook(this.head.run);
-    if (this.controls.time.hidden) delete options.byTime; // a saved run has no times
+  restoreSettings() {
+    const { table, ...options } = loadSettings(this.head.run);
+    if (this.toolbar.time.hidden) delete options.byTime; // a saved run has no times
     Object.assign(this.shared.options, options);
-    this.controls.show(this.shared.options);
-    this.strip.press(this.shared.options.chosen);
+    this.toolbar.show(this.shared.options);
+    this.replicas.setChosen(this.shared.options.chosen);
     if (table !== undefined) this.table.element.open = table;
   }
 
-  keep() {
-    keepLook(this.head.run, { ...this.shared.options, table: this.table.element.open });
+  keepSettings() {
+    saveSettings(this.head.run, { ...this.shared.options, table: this.table.element.open });
   }
 
   /** @param {[number, number] | null} range */
   zoom(range) {
     this.shared.zoomed = range;
-    this.controls.all.hidden = range === null;
+    this.toolbar.all.hidden = range === null;
     this.redraw();
   }
 
@@ -148,12 +148,12 @@ export class View {
   }
 
   draw() {
-    this.shared.unit = unitWords(this.progress.unit, this.head.tasks.length);
+    this.shared.unit = stepUnit(this.progress.unit, this.head.tasks.length);
     this.header.show(this.head, this.progress);
-    this.marks.show(this.shared.marks, this.shared.unit.one);
-    const choosable = this.progress.state === "disconnected" ? NOTHING : this.available;
+    this.annotations.show(this.shared.annotations, this.shared.unit.one);
+    const choosable = this.progress.state === "disconnected" ? NO_CHARTS : this.available;
     this.picker.show(choosable, this.head.charts.map(({ title }) => title));
-    this.strip.show(this.progress.per_replica ?? {}, this.shared.labels);
+    this.replicas.show(this.progress.per_replica ?? {}, this.shared.labels);
     if (!this.charts.length) return;
     // While JupyterLab changes its theme nothing has a width, and nobody says when it is over.
     const whole = (this.width = this.grid.clientWidth || this.width);
@@ -169,8 +169,8 @@ export class View {
   /** Writes the table, now and then: nobody reads it ten times a second. */
   showTable() {
     const wait = this.tableDue - performance.now();
-    clearTimeout(this.later);
-    if (wait > 0) this.later = setTimeout(() => this.showTable(), wait);
+    clearTimeout(this.tableTimer);
+    if (wait > 0) this.tableTimer = setTimeout(() => this.showTable(), wait);
     else {
       this.tableDue = performance.now() + TABLE_EVERY;
       this.table.show(this.head.charts);
@@ -179,9 +179,9 @@ export class View {
 
   close() {
     cancelAnimationFrame(this.pending);
-    clearTimeout(this.later);
+    clearTimeout(this.tableTimer);
     this.picker.open(false);
-    this.giveKeysBack();
+    this.releaseKeys();
     for (const chart of this.charts) chart.close();
   }
 }
@@ -190,7 +190,7 @@ export class View {
 
 const HEADINGS = (/** @type {string} */ one) => ["curve", "latest", `at ${one}`, "lowest", "highest", "points"];
 
-export class Table {
+export class DataTable {
   /** @param {import("../chart/chart.js").Shared} shared */
   constructor(shared) {
     this.shared = shared;
@@ -202,7 +202,7 @@ export class Table {
     this.unit = "";
   }
 
-  /** Writes the table, if it is unfolded. @param {import("../chart/curves.js").Plan[]} plans */
+  /** Writes the table, if it is unfolded. @param {import("../chart/curves.js").ChartSpec[]} plans */
   show(plans) {
     if (!this.element.open) return;
     if (this.unit !== this.shared.unit.one) {
@@ -226,7 +226,7 @@ export class Table {
 const KEY = "nbdist-looks";
 const MOST = 60; // runs; the oldest is forgotten
 
-/** @returns {Record<string, Partial<Look>>} */
+/** @returns {Record<string, Partial<ViewSettings>>} */
 function all() {
   try {
     const found = JSON.parse(localStorage.getItem(KEY) ?? "{}");
@@ -236,10 +236,10 @@ function all() {
   }
 }
 
-/** The stored settings of a run. @param {string} run @returns {Partial<Look>} */
-export function keptLook(run) {
+/** The stored settings of a run. @param {string} run @returns {Partial<ViewSettings>} */
+export function loadSettings(run) {
   const found = run && Object.hasOwn(all(), run) ? all()[run] : {};
-  /** @type {Partial<Look>} */
+  /** @type {Partial<ViewSettings>} */
   const look = {};
   if (!found || typeof found !== "object") return look;
   if (typeof found.byTime === "boolean") look.byTime = found.byTime;
@@ -250,8 +250,8 @@ export function keptLook(run) {
   return look;
 }
 
-/** Stores the settings of a run. @param {string} run @param {Look} look */
-export function keepLook(run, look) {
+/** Stores the settings of a run. @param {string} run @param {ViewSettings} look */
+export function saveSettings(run, look) {
   if (!run) return;
   const { [run]: _, ...others } = all();
   const kept = Object.entries(others).slice(1 - MOST);

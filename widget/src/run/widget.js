@@ -1,16 +1,16 @@
 // The anywidget module of a run.
-import { join, take } from "../comm/connection.js";
-import { OVER } from "./header.js";
-import { View } from "./view.js";
+import { applyFrame, connect } from "../comm/connection.js";
+import { FINAL_STATES } from "./header.js";
+import { RunView } from "./view.js";
 
 /** @type {import("@anywidget/types").Render} */
 function render(props) {
-  return join(props, (name, say) => {
-    const view = new View(name, say);
-    return Object.assign(view, { over: () => OVER.includes(view.progress.state) });
+  return connect(props, (name, send) => {
+    const view = new RunView(name, send);
+    return Object.assign(view, { over: () => FINAL_STATES.includes(view.progress.state) });
   }, (view, link, message, buffers) => {
     if (message.kind !== "frame") return null;
-    return take(link, message, buffers[0], performance.now(), (_, runs) => view.apply(message, runs));
+    return applyFrame(link, message, buffers[0], performance.now(), (_, segments) => view.apply(message, segments));
   });
 }
 

@@ -1,8 +1,8 @@
 // The space editor's page: draws what the kernel says, and sends what is done to it.
 import { make, setText } from "../dom/elements.js";
-import { button, enable, field, fill, labelled, mark, select } from "./fields.js";
+import { button, enable, field, labelled, mark, select, setOptions } from "./fields.js";
 import { ParameterRow } from "./parameter.js";
-import { plural, trialWords, whyNotStart } from "./state.js";
+import { describeCount, plural, startProblem } from "./state.js";
 
 /** @typedef {import("./state.js").State} State */
 /** @typedef {Record<string, unknown> & { what: string }} Change */
@@ -20,23 +20,23 @@ export class Editor {
     this.rows = new Map();
     this.adding = 0; // the edit that added a parameter, whose name is typed next
     this.lost = false;
-    this.edits = new Edits((number, change) => {
+    this.edits = new EditQueue((number, change) => {
       this.say("edit", { number, change });
       this.wait();
     });
     this.list = make("div", { class: "nbe-rows" });
     this.general = make("div", { class: "nbe-general", role: "status" });
-    this.add = button("Add a parameter", "", () => (this.adding = this.edits.once({ what: "add" })));
-    this.sampler = select("sampler", (value) => this.edits.type("sampler", { what: "sampler", value }));
-    this.pruner = select("pruner", (value) => this.edits.type("pruner", { what: "pruner", value }));
-    this.trials = field({ class: "nbe-field nbe-short", inputmode: "numeric" }, (value) => this.edits.type("trials", { what: "trials", value }));
+    this.add = button("Add a parameter", "", () => (this.adding = this.edits.sendNow({ what: "add" })));
+    this.sampler = select("sampler", (value) => this.edits.sendLatest("sampler", { what: "sampler", value }));
+    this.pruner = select("pruner", (value) => this.edits.sendLatest("pruner", { what: "pruner", value }));
+    this.trials = field({ class: "nbe-field nbe-short", inputmode: "numeric" }, (value) => this.edits.sendLatest("trials", { what: "trials", value }));
     this.count = make("div", { class: "nbe-count", role: "status", id: `${view}-count` });
     this.sweep = make("fieldset", { class: "nbe-sweep" }, make("legend", {}, "Trials"),
       make("div", { class: "nbe-head" }, labelled("Sampler", this.sampler), labelled("Pruner", this.pruner), labelled("How many", this.trials)), this.count);
     this.text = make("pre", { class: "nbe-text", tabindex: "0", role: "region", "aria-label": "The space as %%sweep takes it" });
     this.copy = button("Copy", "Copy the space", () => this.copyText());
     this.copied = make("span", { class: "nbe-copied", role: "status" });
-    this.asText = make("div", { class: "nbe-as-text" }, this.text, make("div", { class: "nbe-copying" }, this.copy, this.copied));
+    this.editableText = make("div", { class: "nbe-as-text" }, this.text, make("div", { class: "nbe-copying" }, this.copy, this.copied));
     this.start = button("Start", "", () => this.press());
     this.start.classList.add("nbe-start");
     this.why = make("span", { class: "nbe-why", id: `${view}-why` });
@@ -46,7 +46,7 @@ export class Editor {
     this.said = make("div", { class: "nbe-said", role: "status" });
     this.failed = make("div", { class: "nbe-said nbe-problem", role: "alert" });
     this.element = make("section", { class: "nbdist-space", "aria-label": "Space editor" },
-      make("div", { class: "nbd-title" }, "Space"), this.list, this.general, make("div", {}, this.add), this.sweep, this.asText,
+      make("div", { class: "nbd-title" }, "Space"), this.list, this.general, make("div", {}, this.add), this.sweep, this.editableText,
       this.starting, this.waiting, this.said, this.failed);
   }
 
@@ -54,16 +54,16 @@ export class Editor {
   apply(state) {
     this.state = state;
     const heard = state.heard[this.view] ?? 0;
-    this.edits.heard(heard);
+    this.edits.acknowledge(heard);
     if (heard >= this.edits.number) this.stopWaiting();
     this.showRows(state);
     setText(this.general, state.general);
     this.general.classList.toggle("nbe-problem", state.rows.length > 0);
-    if (!this.edits.waits("sampler")) fill(this.sampler, state.samplers.map((one) => [one, one]), state.sampler);
-    if (!this.edits.waits("pruner")) fill(this.pruner, state.pruners.map((one) => [one, one]), state.pruner);
-    if (!this.edits.waits("trials") && this.trials.value !== state.trials) this.trials.value = state.trials;
+    if (!this.edits.isPending("sampler")) setOptions(this.sampler, state.samplers.map((one) => [one, one]), state.sampler);
+    if (!this.edits.isPending("pruner")) setOptions(this.pruner, state.pruners.map((one) => [one, one]), state.pruner);
+    if (!this.edits.isPending("trials") && this.trials.value !== state.trials) this.trials.value = state.trials;
     this.trials.placeholder = state.sampler === "grid" ? "all" : "";
-    setText(this.count, trialWords(state));
+    setText(this.count, describeCount(state));
     this.count.classList.toggle("nbe-problem", state.trials_problem !== "");
     mark(this.trials, state.trials_problem !== "", this.count.id);
     setText(this.text, state.text ?? (state.too_long ? "(longer than %%sweep takes: use editor.space)" : "(not right yet)"));
@@ -113,7 +113,7 @@ export class Editor {
   /** @param {State} state */
   showStart(state) {
     this.starting.hidden = !state.startable;
-    const why = whyNotStart(state);
+    const why = startProblem(state);
     enable(this.start, why === "" && !state.starting && !this.lost);
     setText(this.start, state.starting ? "Starting…" : state.count !== null && !why ? `Start ${plural(state.count, "trial")}` : "Start");
     setText(this.why, state.starting ? "" : why);
@@ -144,7 +144,7 @@ export class Editor {
     if (this.lost) return;
     this.lost = true;
     this.stopWaiting();
-    this.edits.forget();
+    this.edits.clear();
     setText(this.waiting, "The kernel is not running: run the editor's cell again.");
     for (const one of this.element.querySelectorAll("fieldset")) one.disabled = true;
     for (const one of [this.add, this.start]) enable(one, false);
@@ -175,7 +175,7 @@ export class Editor {
 
 // Edits on their way to the kernel: what it has not answered yet stays as it was typed.
 
-export class Edits {
+export class EditQueue {
   /** @param {(number: number, change: Change) => void} send */
   constructor(send) {
     this.send = send;
@@ -183,11 +183,11 @@ export class Edits {
     /** @type {Map<string, number>} */
     this.sent = new Map(); // field -> the last edit of it that is not answered
     /** @type {Map<string, Change>} */
-    this.held = new Map(); // field -> what is sent when that is
+    this.queued = new Map(); // field -> what is sent when that is
   }
 
   /** Something is done once. @param {Change} change @returns {number} */
-  once(change) {
+  sendNow(change) {
     this.flush();
     this.number += 1;
     this.send(this.number, change);
@@ -195,13 +195,13 @@ export class Edits {
   }
 
   /** What stands in a field now; while one is on its way only the latest follows. @param {string} field @param {Change} change */
-  type(field, change) {
-    if (this.sent.has(field)) this.held.set(field, change);
-    else this.go(field, change);
+  sendLatest(field, change) {
+    if (this.sent.has(field)) this.queued.set(field, change);
+    else this.post(field, change);
   }
 
   /** @param {string} field @param {Change} change */
-  go(field, change) {
+  post(field, change) {
     this.number += 1;
     this.sent.set(field, this.number);
     this.send(this.number, change);
@@ -209,30 +209,30 @@ export class Edits {
 
   /** Sends what is held back, before something that needs it. */
   flush() {
-    const held = [...this.held];
-    this.held.clear();
-    for (const [field, change] of held) this.go(field, change);
+    const queued = [...this.queued];
+    this.queued.clear();
+    for (const [field, change] of queued) this.post(field, change);
   }
 
   /** The kernel has heard everything up to a number. @param {number} number */
-  heard(number) {
+  acknowledge(number) {
     for (const [field, sent] of this.sent) {
       if (sent > number) continue;
       this.sent.delete(field);
-      const next = this.held.get(field);
-      this.held.delete(field);
-      if (next) this.go(field, next);
+      const next = this.queued.get(field);
+      this.queued.delete(field);
+      if (next) this.post(field, next);
     }
   }
 
   /** Whether the page knows better than the kernel what stands in a field. @param {string} field */
-  waits(field) {
+  isPending(field) {
     return this.sent.has(field);
   }
 
   /** The kernel will not answer any more. */
-  forget() {
+  clear() {
     this.sent.clear();
-    this.held.clear();
+    this.queued.clear();
   }
 }

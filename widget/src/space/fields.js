@@ -21,7 +21,7 @@ export function select(key, chosen) {
 }
 
 /** @param {HTMLSelectElement} element @param {[string, string][]} options values and words @param {string} value */
-export function fill(element, options, value) {
+export function setOptions(element, options, value) {
   const now = [...element.options].map((one) => [one.value, one.text]);
   if (JSON.stringify(now) !== JSON.stringify(options)) {
     element.replaceChildren(...options.map(([one, text]) => make("option", { value: one }, text)));

@@ -1,25 +1,25 @@
 // One parameter: its name, its kind, its range or values, and when it exists.
 import { make, setText } from "../dom/elements.js";
-import { button, enable, field, fill, labelled, mark, select } from "./fields.js";
-import { plural, tickable, ticked } from "./state.js";
+import { button, enable, field, labelled, mark, select, setOptions } from "./fields.js";
+import { checkboxValues, plural, toggleValue } from "./state.js";
 
 /** @typedef {import("./state.js").Row} Row */
-/** @typedef {import("./editor.js").Edits} Edits */
+/** @typedef {import("./editor.js").EditQueue} EditQueue */
 /** @typedef {"name" | "low" | "high" | "step" | "points" | "values" | "value"} Name */
 /** @typedef {import("./state.js").Condition} Condition */
-/** @typedef {{ first: number, last: number, valueAt: (place: number) => number, placeOf: (value: number) => number }} Scale */
+/** @typedef {{ first: number, last: number, valueAt: (position: number) => number, positionOf: (value: number) => number }} Scale */
 
 const RANGES = ["uniform", "log", "int", "log int"];
 
 export class ParameterRow {
-  /** @param {string} view unique in the page @param {number} id @param {Edits} edits */
+  /** @param {string} view unique in the page @param {number} id @param {EditQueue} edits */
   constructor(view, id, edits) {
     this.id = id;
     this.edits = edits;
     this.held = ""; // the slider that a pointer holds
     this.kind = "";
     this.chipsShown = "";
-    const typed = (/** @type {Name} */ name) => (/** @type {string} */ value) => edits.type(`${id}.${name}`, { what: "field", id, field: name, value });
+    const typed = (/** @type {Name} */ name) => (/** @type {string} */ value) => edits.sendLatest(`${id}.${name}`, { what: "field", id, field: name, value });
     const number = { inputmode: "decimal" };
     this.fields = {
       name: field({ class: "nbe-field nbe-name", placeholder: "name" }, typed("name")),
@@ -31,10 +31,10 @@ export class ParameterRow {
       value: field({ placeholder: "5 or 'adam'" }, typed("value")),
     };
     this.sliders = { low: this.slider("low", "From"), high: this.slider("high", "To") };
-    this.kinds = select(`${id}.kind`, (value) => edits.type(`${id}.kind`, { what: "kind", id, value }));
-    this.up = button("↑", "", () => edits.once({ what: "move", id, by: -1 }));
-    this.down = button("↓", "", () => edits.once({ what: "move", id, by: 1 }));
-    this.drop = button("✕", "", () => edits.once({ what: "remove", id }));
+    this.kinds = select(`${id}.kind`, (value) => edits.sendLatest(`${id}.kind`, { what: "kind", id, value }));
+    this.up = button("↑", "", () => edits.sendNow({ what: "move", id, by: -1 }));
+    this.down = button("↓", "", () => edits.sendNow({ what: "move", id, by: 1 }));
+    this.drop = button("✕", "", () => edits.sendNow({ what: "remove", id }));
     this.legend = make("legend", { class: "nbd-spoken" });
     this.steps = labelled("Step", this.fields.step, "nbe-short");
     this.points = labelled("Grid points", this.fields.points, "nbe-short");
@@ -60,7 +60,7 @@ export class ParameterRow {
       const text = String(this.scale().valueAt(Number(slider.value)));
       this.fields[name].value = text;
       slider.setAttribute("aria-valuetext", text);
-      this.edits.type(`${this.id}.${name}`, { what: "field", id: this.id, field: name, value: text });
+      this.edits.sendLatest(`${this.id}.${name}`, { what: "field", id: this.id, field: name, value: text });
     });
     return slider;
   }
@@ -71,7 +71,7 @@ export class ParameterRow {
   }
 
   scale() {
-    if (!this.held || !this.kept) this.kept = scaleOf(this.kind, numberIn(this.fields.low.value), numberIn(this.fields.high.value));
+    if (!this.held || !this.kept) this.kept = sliderScale(this.kind, parseNumber(this.fields.low.value), parseNumber(this.fields.high.value));
     return this.kept;
   }
 
@@ -79,14 +79,14 @@ export class ParameterRow {
   show(row, state) {
     const { rows } = state;
     for (const name of /** @type {Name[]} */ (Object.keys(this.fields))) {
-      if (!this.edits.waits(`${this.id}.${name}`) && this.fields[name].value !== row[name]) this.fields[name].value = row[name];
+      if (!this.edits.isPending(`${this.id}.${name}`) && this.fields[name].value !== row[name]) this.fields[name].value = row[name];
     }
-    if (!this.edits.waits(`${this.id}.kind`)) fill(this.kinds, state.kinds, row.kind);
+    if (!this.edits.isPending(`${this.id}.kind`)) setOptions(this.kinds, state.kinds, row.kind);
     this.kind = row.kind;
     const ranges = RANGES.includes(row.kind);
     this.range.hidden = !ranges;
     this.steps.hidden = row.kind !== "int";
-    this.points.hidden = !ranges || (state.sampler !== "grid" && row.points === "" && !this.edits.waits(`${this.id}.points`));
+    this.points.hidden = !ranges || (state.sampler !== "grid" && row.points === "" && !this.edits.isPending(`${this.id}.points`));
     this.values.hidden = row.kind !== "choice";
     this.value.hidden = row.kind !== "fixed";
     if (ranges) this.showSliders();
@@ -100,10 +100,10 @@ export class ParameterRow {
     const scale = this.scale();
     for (const name of /** @type {("low" | "high")[]} */ (["low", "high"])) {
       const slider = this.sliders[name];
-      const value = numberIn(this.fields[name].value);
+      const value = parseNumber(this.fields[name].value);
       slider.min = String(scale.first);
       slider.max = String(scale.last);
-      if (Number.isFinite(value) && this.held !== name) slider.value = String(scale.placeOf(value));
+      if (Number.isFinite(value) && this.held !== name) slider.value = String(scale.positionOf(value));
       slider.setAttribute("aria-valuetext", this.fields[name].value || "nothing");
     }
   }
@@ -124,10 +124,10 @@ export class ParameterRow {
   /** @param {Row} row @param {Row[]} rows */
   showNames(row, rows) {
     const name = row.name || "without a name";
-    const place = rows.indexOf(row);
+    const position = rows.indexOf(row);
     setText(this.legend, `Parameter ${name}`);
     const buttons = /** @type {[HTMLButtonElement, string, boolean][]} */ ([
-      [this.up, `Move ${name} up`, place > 0], [this.down, `Move ${name} down`, place < rows.length - 1], [this.drop, `Remove ${name}`, true],
+      [this.up, `Move ${name} up`, position > 0], [this.down, `Move ${name} down`, position < rows.length - 1], [this.drop, `Remove ${name}`, true],
     ]);
     for (const [one, spoken, on] of buttons) {
       one.setAttribute("aria-label", spoken);
@@ -154,11 +154,11 @@ export class ParameterRow {
 const ALWAYS = "";
 
 export class Conditions {
-  /** @param {number} id of the parameter @param {import("./editor.js").Edits} edits */
+  /** @param {number} id of the parameter @param {import("./editor.js").EditQueue} edits */
   constructor(id, edits) {
     this.id = id;
     this.edits = edits;
-    /** @type {Line[]} */
+    /** @type {ConditionField[]} */
     this.lines = [];
     this.element = make("div", { class: "nbe-when" });
   }
@@ -169,7 +169,7 @@ export class Conditions {
     const wanted = others.length || row.when.length ? row.when.length + 1 : 0;
     while (this.lines.length > wanted) this.lines.pop()?.element.remove();
     while (this.lines.length < wanted) {
-      const line = new Line(this.id, this.lines.length, this.edits);
+      const line = new ConditionField(this.id, this.lines.length, this.edits);
       this.lines.push(line);
       this.element.append(line.element);
     }
@@ -186,8 +186,8 @@ export class Conditions {
   }
 }
 
-class Line {
-  /** @param {number} id @param {number} at @param {import("./editor.js").Edits} edits */
+class ConditionField {
+  /** @param {number} id @param {number} at @param {import("./editor.js").EditQueue} edits */
   constructor(id, at, edits) {
     this.id = id;
     this.at = at;
@@ -206,16 +206,16 @@ class Line {
   /** @param {string} value */
   choose(value) {
     if (value === ALWAYS) {
-      this.edits.once({ what: "condition", id: this.id, at: this.at, on: null });
+      this.edits.sendNow({ what: "condition", id: this.id, at: this.at, on: null });
       return;
     }
     const on = value.startsWith("name:") ? value.slice(5) : Number(value);
-    this.edits.once({ what: "condition", id: this.id, at: this.at, on }); // the kernel takes its first value
+    this.edits.sendNow({ what: "condition", id: this.id, at: this.at, on }); // the kernel takes its first value
   }
 
   /** @param {string} values */
   send(values) {
-    if (this.condition) this.edits.type(this.key, { what: "condition", id: this.id, at: this.at, on: this.condition.on, values });
+    if (this.condition) this.edits.sendLatest(this.key, { what: "condition", id: this.id, at: this.at, on: this.condition.on, values });
   }
 
   /** @param {Condition | null} condition @param {Row[]} others */
@@ -224,12 +224,12 @@ class Line {
     const options = /** @type {[string, string][]} */ ([[ALWAYS, condition || this.at ? "(no condition)" : "(always)"], ...others.map((one) => [String(one.id), one.name || "without a name"])]);
     const gone = condition && typeof condition.on === "string";
     if (gone) options.push([`name:${condition.on}`, `${condition.on} (not there)`]);
-    fill(this.on, options, condition ? (gone ? `name:${condition.on}` : String(condition.on)) : ALWAYS);
-    const values = condition ? tickable(others.find((one) => one.id === condition.on)) : null;
+    setOptions(this.on, options, condition ? (gone ? `name:${condition.on}` : String(condition.on)) : ALWAYS);
+    const values = condition ? checkboxValues(others.find((one) => one.id === condition.on)) : null;
     this.is.hidden = !condition;
     this.boxes.hidden = !values;
     this.typed.hidden = !condition || Boolean(values);
-    if (condition && !values && !this.edits.waits(this.key) && this.typed.value !== condition.values) this.typed.value = condition.values;
+    if (condition && !values && !this.edits.isPending(this.key) && this.typed.value !== condition.values) this.typed.value = condition.values;
     if (values) this.tick(values, condition?.read ?? []);
   }
 
@@ -240,7 +240,7 @@ class Line {
       this.shown = shown;
       this.boxes.replaceChildren(...values.map((value) => this.box(value)));
     }
-    if (this.edits.waits(this.key)) return;
+    if (this.edits.isPending(this.key)) return;
     for (const box of this.boxes.querySelectorAll("input")) box.checked = on.includes(box.value);
   }
 
@@ -250,7 +250,7 @@ class Line {
     box.addEventListener("change", () => {
       const all = [...this.boxes.querySelectorAll("input")];
       const had = all.filter((one) => one.checked).map((one) => one.value);
-      this.send(ticked(all.map((one) => one.value), had, value, box.checked));
+      this.send(toggleValue(all.map((one) => one.value), had, value, box.checked));
     });
     return make("label", { class: "nbe-box" }, box, make("code", {}, value));
   }
@@ -266,9 +266,9 @@ const STEPS = 100; // of a slider over floats
  * The scale that the ends of a range are chosen on: as far as the larger one needs, and the same for both.
  * @param {string} kind @param {number} low @param {number} high @returns {Scale}
  */
-export function scaleOf(kind, low, high) {
+export function sliderScale(kind, low, high) {
   if (kind === "log") return roundNumbers(DECADES.first, DECADES.last);
-  if (kind === "log int") return among(Array.from({ length: DOUBLINGS + 1 }, (_, place) => 2 ** place));
+  if (kind === "log int") return among(Array.from({ length: DOUBLINGS + 1 }, (_, position) => 2 ** position));
   const largest = Math.max(0, ...[low, high].filter(Number.isFinite).map(Math.abs));
   const negative = low < 0 || high < 0;
   // A whole number can always go one further; a float from 0 to 1 mostly should not.
@@ -278,8 +278,8 @@ export function scaleOf(kind, low, high) {
   return {
     first: negative ? -last : 0,
     last,
-    valueAt: (place) => Number((place * step).toPrecision(15)),
-    placeOf: (value) => clamp(Math.round(value / step), negative ? -last : 0, last),
+    valueAt: (position) => Number((position * step).toPrecision(15)),
+    positionOf: (value) => clamp(Math.round(value / step), negative ? -last : 0, last),
   };
 }
 
@@ -292,22 +292,22 @@ function roundNumbers(from, to) {
 
 /** @param {number[]} values rising, all positive @returns {Scale} */
 function among(values) {
-  const far = (/** @type {number} */ place, /** @type {number} */ value) => Math.abs(Math.log(values[place] / value));
+  const far = (/** @type {number} */ position, /** @type {number} */ value) => Math.abs(Math.log(values[position] / value));
   return {
     first: 0,
     last: values.length - 1,
-    valueAt: (place) => values[place],
-    placeOf: (value) => {
+    valueAt: (position) => values[position],
+    positionOf: (value) => {
       if (!(value > 0)) return 0;
       let nearest = 0;
-      for (let place = 1; place < values.length; place++) if (far(place, value) < far(nearest, value)) nearest = place;
+      for (let position = 1; position < values.length; position++) if (far(position, value) < far(nearest, value)) nearest = position;
       return nearest;
     },
   };
 }
 
 /** What stands in a field, as a number; NaN if it is none. @param {string} text */
-export function numberIn(text) {
+export function parseNumber(text) {
   return text.trim() === "" ? NaN : Number(text);
 }
 

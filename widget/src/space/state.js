@@ -14,18 +14,18 @@
 const TICKED = 12; // values of a parameter that are ticked rather than typed
 
 /** Which values of another parameter can be ticked, if it has few. @param {Row | undefined} row @returns {string[] | null} */
-export function tickable(row) {
+export function checkboxValues(row) {
   const lists = row && (row.kind === "choice" || row.kind === "fixed");
   return lists && row.count > 0 && row.count <= TICKED ? row.read.map(([text]) => text) : null;
 }
 
 /** A condition's values after one was ticked or not. @param {string[]} all @param {string[]} had @param {string} value @param {boolean} on */
-export function ticked(all, had, value, on) {
+export function toggleValue(all, had, value, on) {
   return all.filter((one) => (one === value ? on : had.includes(one))).join(", ");
 }
 
 /** How many trials there will be, in words. @param {State} state */
-export function trialWords(state) {
+export function describeCount(state) {
   if (state.trials_problem) return state.trials_problem;
   if (!state.valid || state.count === null) return "Fix the errors above to see the count.";
   const points = state.points === null ? "" : `The grid has ${plural(state.points, "point")}: `;
@@ -38,7 +38,7 @@ export function plural(count, word) {
 }
 
 /** Why Start cannot be pressed; empty if it can. @param {State} state */
-export function whyNotStart(state) {
+export function startProblem(state) {
   const wrong = state.rows.filter((row) => row.problem).length;
   if (wrong) return `${plural(wrong, "parameter")} ${wrong === 1 ? "has" : "have"} to be put right first.`;
   return state.general || state.trials_problem;

@@ -1,5 +1,5 @@
 // The anywidget module of the space editor: joins the page to the kernel.
-import { takeKeys } from "../dom/keyboard.js";
+import { captureKeys } from "../dom/keyboard.js";
 import { Editor } from "./editor.js";
 
 /** @type {import("@anywidget/types").Render} */
@@ -13,7 +13,7 @@ function render({ model, el }) {
     }
   });
   el.append(editor.element);
-  const leaveKeys = takeKeys(editor.element);
+  const leaveKeys = captureKeys(editor.element);
   const onMessage = (/** @type {any} */ message) => {
     if (message.kind === "state") editor.apply(message);
   };

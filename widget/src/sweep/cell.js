@@ -18,8 +18,8 @@ const INSERT = '[data-command="notebook:insert-cell-below"]';
 export async function fillNextCell(element, text) {
   const cell = element.closest(".jp-Cell");
   const next = cell && nextCell(cell);
-  if (next && put(next, text)) return "filled";
-  if (cell && put(await insertBelow(cell), text)) return "inserted";
+  if (next && write(next, text)) return "filled";
+  if (cell && write(await insertBelow(cell), text)) return "inserted";
   return (await copy(text)) ? "copied" : "failed";
 }
 
@@ -32,7 +32,7 @@ function nextCell(cell) {
 }
 
 /** Writes into a cell, unless it is not an empty code cell that can be written to. @param {Element | null} cell @param {string} text */
-function put(cell, text) {
+function write(cell, text) {
   const content = cell?.matches(".jp-CodeCell") ? cell.querySelector(".jp-InputArea-editor .cm-content") : null;
   if (!content || !isEmpty(content)) return false;
   const editor = editorOf(content);
@@ -79,7 +79,7 @@ async function insertBelow(cell) {
   for (const ask of [pressButton, pressKey]) {
     activate(cell);
     ask(cell);
-    const found = await becomes(fresh, notebook);
+    const found = await waitFor(fresh, notebook);
     if (!found) continue;
     // Whoever works in the widget stays there; the notebook has moved on to the new cell.
     if (focused instanceof HTMLElement && cell.contains(focused)) focused.focus({ preventScroll: true });
@@ -115,7 +115,7 @@ function pressKey(cell) {
 }
 
 /** What is found, now or when something within a place changes. @template T @param {() => T | null} find @param {Element} place @returns {Promise<T | null>} */
-function becomes(find, place) {
+function waitFor(find, place) {
   return new Promise((resolve) => {
     const end = (/** @type {T | null} */ found) => {
       seen.disconnect();

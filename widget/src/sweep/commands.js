@@ -2,44 +2,44 @@
 import { make, setText } from "../dom/elements.js";
 
 /** @typedef {{ ok: boolean, message: string, number?: number, text?: string }} Answer */
-/** @typedef {(kind: string, more?: Record<string, unknown>) => Promise<Answer>} Ask */
+/** @typedef {(kind: string, more?: Record<string, unknown>) => Promise<Answer>} SendCommand */
 
-export class Asks {
+export class CommandChannel {
   /** @param {(kind: string, more: Record<string, unknown>) => void} send */
   constructor(send) {
     this.send = send;
     this.next = Math.floor(Math.random() * 2 ** 40); // every view of a sweep hears all answers: numbers must differ
     /** @type {Map<number, (answer: Answer) => void>} */
-    this.open = new Map();
+    this.pending = new Map();
   }
 
-  /** Resolves with the kernel's answer. @type {Ask} */
+  /** Resolves with the kernel's answer. @type {SendCommand} */
   ask(kind, more = {}) {
     const asked = this.next++;
     return new Promise((resolve) => {
-      this.open.set(asked, resolve);
+      this.pending.set(asked, resolve);
       this.send(kind, { ...more, asked });
     });
   }
 
   /** @param {Record<string, any>} content of kind "answer" */
-  hear({ asked, ok, message, number, text }) {
-    this.open.get(asked)?.({ ok: Boolean(ok), message: String(message ?? ""), number, text });
-    this.open.delete(asked);
+  receive({ asked, ok, message, number, text }) {
+    this.pending.get(asked)?.({ ok: Boolean(ok), message: String(message ?? ""), number, text });
+    this.pending.delete(asked);
   }
 
   /** Nobody will answer any more. @param {string} message */
-  giveUp(message) {
-    for (const resolve of this.open.values()) resolve({ ok: false, message });
-    this.open.clear();
+  failAll(message) {
+    for (const resolve of this.pending.values()) resolve({ ok: false, message });
+    this.pending.clear();
   }
 }
 
-const PATIENCE = 1000; // milliseconds: the kernel answers at once, unless a cell has it
+const BUSY_AFTER = 1000; // milliseconds: the kernel answers at once, unless a cell has it
 const WAITING = "waiting for the running cell; Pause, Resume and Stop in the sidebar act at once";
 
 /** Where an answer is shown, beside what was asked. */
-export class Told {
+export class CommandStatus {
   constructor() {
     this.element = make("div", { class: "nbs-told", role: "status" });
     this.latest = 0;
@@ -47,7 +47,7 @@ export class Told {
   }
 
   /** @param {string} text @param {boolean} [wrong] */
-  say(text, wrong = false) {
+  show(text, wrong = false) {
     this.latest++;
     this.wrong = wrong;
     setText(this.element, text);
@@ -56,12 +56,12 @@ export class Told {
 
   /** Shows a command's progress and its answer, unless a later text replaced them. @param {Promise<Answer>} promise @param {string} [first] @returns {Promise<Answer>} */
   async follow(promise, first = "sent…") {
-    this.say(first);
+    this.show(first);
     const turn = this.latest;
-    const late = setTimeout(() => turn === this.latest && setText(this.element, WAITING), PATIENCE);
+    const late = setTimeout(() => turn === this.latest && setText(this.element, WAITING), BUSY_AFTER);
     const answer = await promise;
     clearTimeout(late);
-    if (turn === this.latest) this.say(answer.message || (answer.ok ? "done" : "refused"), !answer.ok);
+    if (turn === this.latest) this.show(answer.message || (answer.ok ? "done" : "refused"), !answer.ok);
     return answer;
   }
 }

@@ -2,18 +2,18 @@
 import { formatCount, formatValue } from "../text/format.js";
 
 /** A parameter's value. @param {any} value @returns {string} */
-export function valueWords(value) {
+export function formatParameter(value) {
   if (value === undefined) return "–";
   if (value === null) return "None";
   if (value === true) return "True";
   if (value === false) return "False";
-  if (typeof value === "number") return numberWords(value);
-  if (Array.isArray(value)) return `(${value.map(valueWords).join(", ")})`;
+  if (typeof value === "number") return formatNumber(value);
+  if (Array.isArray(value)) return `(${value.map(formatParameter).join(", ")})`;
   return String(value);
 }
 
 /** A number to four digits, with no more zeros than it has. @param {number} value */
-export function numberWords(value) {
+export function formatNumber(value) {
   if (!Number.isFinite(value)) return formatValue(value);
   const near = Number.isInteger(value) && Math.abs(value) < 1e6 ? value : Number(value.toPrecision(4));
   const size = Math.abs(near);
@@ -21,16 +21,16 @@ export function numberWords(value) {
   return text.replaceAll("-", "−");
 }
 
-/** All parameters of a row, in the head's order. @param {import("./model.js").Model} model @param {number} row @returns {[string, any][]} */
+/** All parameters of a row, in the head's order. @param {import("./model.js").SweepModel} model @param {number} row @returns {[string, any][]} */
 export function parametersOf(model, row) {
   const first = (model.head?.parameters ?? []).map(({ name }) => name);
   const names = [...first, ...[...model.parameters.keys()].filter((name) => !first.includes(name))];
   return names.map((name) => /** @type {[string, any]} */ ([name, model.parameters.get(name)?.[row]])).filter(([, value]) => value !== undefined);
 }
 
-/** @param {import("./model.js").Model} model @param {number} row */
-export function parameterWords(model, row) {
-  return parametersOf(model, row).map(([name, value]) => `${name}=${valueWords(value)}`).join("  ");
+/** @param {import("./model.js").SweepModel} model @param {number} row */
+export function formatParameters(model, row) {
+  return parametersOf(model, row).map(([name, value]) => `${name}=${formatParameter(value)}`).join("  ");
 }
 
 /** @param {number} count @param {string} one */
@@ -39,8 +39,8 @@ export function plural(count, one) {
 }
 
 /** A value as one types it, in a field or in a cell. @param {any} value */
-export function asText(value) {
+export function editableText(value) {
   if (value === undefined) return "";
   if (Array.isArray(value)) return JSON.stringify(value);
-  return typeof value === "number" ? String(value) : typeof value === "string" ? value : valueWords(value);
+  return typeof value === "number" ? String(value) : typeof value === "string" ? value : formatParameter(value);
 }

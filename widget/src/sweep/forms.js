@@ -2,27 +2,27 @@
 import { button } from "../dom/buttons.js";
 import { make } from "../dom/elements.js";
 import { formatCount } from "../text/format.js";
-import { Told } from "./commands.js";
-import { asText, numberWords, valueWords } from "./format.js";
-import { sameKey } from "./model.js";
+import { CommandStatus } from "./commands.js";
+import { editableText, formatNumber, formatParameter } from "./format.js";
+import { valueKey } from "./model.js";
 
 /** @typedef {import("./model.js").Parameter} Parameter */
-/** @typedef {{ value: any, note?: string } | { problem: string }} Read a value of undefined is none; a note is no hindrance */
+/** @typedef {{ value: any, note?: string } | { problem: string }} Parsed a value of undefined is none; a note is no hindrance */
 
 /** A clone with changes: a field for each parameter. */
 export class CloneForm {
-  /** @param {import("./model.js").Model} model @param {string} name unique in the page @param {import("./commands.js").Ask} ask */
+  /** @param {import("./model.js").SweepModel} model @param {string} name unique in the page @param {import("./commands.js").SendCommand} ask */
   constructor(model, name, ask) {
     this.model = model;
     this.ask = ask;
     this.name = name;
     this.number = -1;
-    /** @type {{ parameter: Parameter, before: any, field: HTMLElement, read: () => Read }[]} */
+    /** @type {{ parameter: Parameter, before: any, field: HTMLElement, read: () => Parsed }[]} */
     this.fields = [];
-    this.told = new Told();
+    this.status = new CommandStatus();
     this.list = make("div", { class: "nbs-fields" });
     this.element = make("form", { class: "nbs-form", id: `${name}-clone`, "aria-label": "Clone with changes" }, this.list,
-      make("div", { class: "nbs-row" }, button("Clone", "A new trial with these parameters", () => this.send()), this.told.element));
+      make("div", { class: "nbs-row" }, button("Clone", "A new trial with these parameters", () => this.send()), this.status.element));
     this.element.addEventListener("submit", (event) => event.preventDefault());
     this.element.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && event.target instanceof HTMLInputElement) this.send();
@@ -33,7 +33,7 @@ export class CloneForm {
   show(number) {
     if (number === this.number) return;
     this.number = number;
-    this.told.say("");
+    this.status.show("");
     const row = this.model.row(number);
     this.fields = (this.model.head?.parameters ?? []).map((parameter, i) => this.field(parameter, this.model.parameters.get(parameter.name)?.[row], `${this.name}-clone-${i}`));
     this.list.replaceChildren(...this.fields.map(({ parameter, field }) => make("div", { class: "nbs-field" },
@@ -44,33 +44,33 @@ export class CloneForm {
   field(parameter, before, id) {
     if (parameter.kind !== "choice") {
       const field = make("input", { id, type: "text", autocomplete: "off", spellcheck: "false", title: parameter.text });
-      field.value = asText(before);
+      field.value = editableText(before);
       field.placeholder = before === undefined ? "none" : "";
-      return { parameter, before, field, read: () => (field.value === asText(before) ? { value: before } : readValue(parameter, field.value)) };
+      return { parameter, before, field, read: () => (field.value === editableText(before) ? { value: before } : readValue(parameter, field.value)) };
     }
     const values = [...(parameter.values ?? [])];
-    if (!values.some((value) => sameKey(value) === sameKey(before))) values.unshift(before);
-    const field = make("select", { id, title: parameter.text }, ...values.map((value) => make("option", {}, value === undefined ? "none" : valueWords(value))));
-    field.selectedIndex = values.findIndex((value) => sameKey(value) === sameKey(before));
+    if (!values.some((value) => valueKey(value) === valueKey(before))) values.unshift(before);
+    const field = make("select", { id, title: parameter.text }, ...values.map((value) => make("option", {}, value === undefined ? "none" : formatParameter(value))));
+    field.selectedIndex = values.findIndex((value) => valueKey(value) === valueKey(before));
     return { parameter, before, field, read: () => ({ value: values[field.selectedIndex] }) };
   }
 
   send() {
     const read = readChanges(this.fields);
-    if ("problem" in read) return this.told.say(read.problem, true);
+    if ("problem" in read) return this.status.show(read.problem, true);
     // The form stays with the trial that is cloned: often more than one clone of it is wanted.
-    this.told.follow(this.ask("clone", { number: this.number, changes: read.changes }), ["sent…", ...read.notes].join(" "));
+    this.status.follow(this.ask("clone", { number: this.number, changes: read.changes }), ["sent…", ...read.notes].join(" "));
   }
 }
 
 /** A promotion: longer, or on more engines, from where the trial stopped. */
 export class PromoteForm {
-  /** @param {import("./model.js").Model} model @param {string} name unique in the page @param {import("./commands.js").Ask} ask */
+  /** @param {import("./model.js").SweepModel} model @param {string} name unique in the page @param {import("./commands.js").SendCommand} ask */
   constructor(model, name, ask) {
     this.model = model;
     this.ask = ask;
     this.number = -1;
-    this.told = new Told();
+    this.status = new CommandStatus();
     this.epochs = make("input", { id: `${name}-epochs`, type: "number", min: "1", step: "1", placeholder: "as before" });
     this.engines = make("input", { id: `${name}-engines`, type: "number", min: "1", step: "1", placeholder: "as before" });
     this.element = make("form", { class: "nbs-form", id: `${name}-promote`, "aria-label": "Promote" },
@@ -79,9 +79,9 @@ export class PromoteForm {
         make("div", { class: "nbs-field" }, make("label", { for: this.epochs.id }, "epochs"), this.epochs),
         make("div", { class: "nbs-field" }, make("label", { for: this.engines.id }, "engines"), this.engines)),
       make("div", { class: "nbs-row" },
-        button("Continue from its checkpoint", "With the epochs and engines above", () => this.send(whole(this.engines))),
+        button("Continue from its checkpoint", "With the epochs and engines above", () => this.send(readCount(this.engines))),
         button("On the whole cluster", "On every engine there is", () => this.send(this.all()))),
-      this.told.element);
+      this.status.element);
     this.element.addEventListener("submit", (event) => event.preventDefault());
   }
 
@@ -95,22 +95,22 @@ export class PromoteForm {
   show(number) {
     if (number === this.number) return;
     this.number = number;
-    this.told.say("");
+    this.status.show("");
     this.epochs.value = this.engines.value = "";
   }
 
   /** @param {number | null} engines */
   send(engines) {
-    const epochs = whole(this.epochs);
+    const epochs = readCount(this.epochs);
     const wrong = [["epochs", epochs, this.epochs], ["engines", engines, this.engines]].find(([, one]) => Number.isNaN(one));
-    if (wrong) return this.told.say(`${wrong[0]} is a whole number from 1, not "${/** @type {HTMLInputElement} */ (wrong[2]).value}"`, true);
-    if (engines !== null && engines > this.all()) return this.told.say(`${formatCount(engines)} engines; there are ${formatCount(this.all())}`, true);
-    this.told.follow(this.ask("promote", { number: this.number, epochs, per_trial: engines, changes: {} }));
+    if (wrong) return this.status.show(`${wrong[0]} is a whole number from 1, not "${/** @type {HTMLInputElement} */ (wrong[2]).value}"`, true);
+    if (engines !== null && engines > this.all()) return this.status.show(`${formatCount(engines)} engines; there are ${formatCount(this.all())}`, true);
+    this.status.follow(this.ask("promote", { number: this.number, epochs, per_trial: engines, changes: {} }));
   }
 }
 
 /** What stands in a field: null for nothing, NaN for what is no whole number from 1. @param {HTMLInputElement} field @returns {number | null} */
-function whole(field) {
+function readCount(field) {
   if (field.value.trim() === "" && !field.validity?.badInput) return null;
   const value = Number(field.value);
   return Number.isInteger(value) && value >= 1 ? value : NaN;
@@ -121,22 +121,22 @@ function whole(field) {
 const NUMBER = /^[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 const NAMED = /** @type {Record<string, any>} */ ({ True: true, False: false, None: null });
 
-/** @param {Parameter} parameter @param {string} text @returns {Read} */
+/** @param {Parameter} parameter @param {string} text @returns {Parsed} */
 export function readValue({ name, kind, low, high, when, text: range }, text) {
   const typed = text.trim();
   if (typed === "") return when || kind === "fixed" ? { value: undefined } : { problem: `${name} is missing; it may be ${range}` };
-  if (kind === "choice" || kind === "fixed") return { value: readPlain(typed) };
+  if (kind === "choice" || kind === "fixed") return { value: parseValue(typed) };
   if (!NUMBER.test(typed)) return { problem: `${name}: "${text}" is not a number` };
   const value = Number(typed.replaceAll("_", ""));
   if (!Number.isFinite(value)) return { problem: `${name}: ${text} is too large` };
-  if (kind === "int" && !Number.isInteger(value)) return { problem: `${name}: ${numberWords(value)} is not a whole number` };
-  if (kind === "log" && value <= 0) return { problem: `${name}: ${numberWords(value)} is not above 0` };
+  if (kind === "int" && !Number.isInteger(value)) return { problem: `${name}: ${formatNumber(value)} is not a whole number` };
+  if (kind === "log" && value <= 0) return { problem: `${name}: ${formatNumber(value)} is not above 0` };
   const outside = value < (low ?? -Infinity) || value > (high ?? Infinity);
-  return outside ? { value, note: `${name}=${numberWords(value)} is outside of ${range}` } : { value };
+  return outside ? { value, note: `${name}=${formatNumber(value)} is outside of ${range}` } : { value };
 }
 
 /** A number, True, False, None, a list, or else a text. @param {string} typed */
-export function readPlain(typed) {
+export function parseValue(typed) {
   if (Object.hasOwn(NAMED, typed)) return NAMED[typed];
   if (NUMBER.test(typed)) return Number(typed.replaceAll("_", ""));
   if (!typed.startsWith("[")) return typed;
@@ -149,7 +149,7 @@ export function readPlain(typed) {
 
 /**
  * What is to be changed for a new trial, or the first thing that is wrong.
- * @param {{ parameter: Parameter, before: any, read: () => Read }[]} fields
+ * @param {{ parameter: Parameter, before: any, read: () => Parsed }[]} fields
  * @returns {{ changes: Record<string, any>, notes: string[] } | { problem: string }}
  */
 export function readChanges(fields) {
@@ -158,7 +158,7 @@ export function readChanges(fields) {
   for (const { parameter, before, read: readField } of fields) {
     const read = readField();
     if ("problem" in read) return read;
-    if (read.value === undefined || sameKey(read.value) === sameKey(before)) continue;
+    if (read.value === undefined || valueKey(read.value) === valueKey(before)) continue;
     changes[parameter.name] = read.value;
     if (read.note) notes.push(read.note);
   }

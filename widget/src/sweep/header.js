@@ -1,39 +1,39 @@
 // The sweep's name, state and progress, its best trial so far, and what can be done with all of it.
-import { button, enable, opener, sureButton } from "../dom/buttons.js";
-import { fillPairs, make, setText } from "../dom/elements.js";
+import { button, confirmButton, disclosureButton, enable } from "../dom/buttons.js";
+import { make, setPairs, setText } from "../dom/elements.js";
 import { formatCount, formatDuration, formatShort, formatValue } from "../text/format.js";
-import { Told } from "./commands.js";
-import { parameterWords } from "./format.js";
-import { OVER, STATES } from "./states.js";
+import { CommandStatus } from "./commands.js";
+import { formatParameters } from "./format.js";
+import { FINAL_STATES, STATES } from "./states.js";
 
 const GLYPHS = /** @type {Record<string, string>} */ ({ running: "●", paused: "❚❚", done: "✓", stopped: "■", failed: "✕", disconnected: "○", lost: "○", damaged: "✕" });
 const SEGMENTS = ["finished", "pruned", "stopped", "failed", "running"]; // of the bar; the rest are waiting trials
 const MOST = 1_000_000; // trials to add at once
 
 export class Header {
-  /** @param {import("./model.js").Model} model @param {string} name unique in the page @param {import("./commands.js").Ask} ask */
+  /** @param {import("./model.js").SweepModel} model @param {string} name unique in the page @param {import("./commands.js").SendCommand} ask */
   constructor(model, name, ask) {
     this.model = model;
-    this.told = new Told();
+    this.status = new CommandStatus();
     this.title = make("span", { class: "nbd-title", role: "heading", "aria-level": "3" });
     this.id = make("span", { class: "nbd-run", title: "The sweep's id" });
     this.glyph = make("span", { "aria-hidden": "true" });
     this.state = make("span");
     this.chip = make("span", { class: "nbd-chip", role: "status" }, this.glyph, this.state);
-    const tell = (/** @type {string} */ kind, more = {}) => this.told.follow(ask(kind, more));
-    this.edit = new Edit(name, ask, () => this.editing.turn(false));
-    this.editing = opener("Edit the space", "What trials may be from now on", this.edit.element);
-    this.turn = button("Pause", "Running trials go on; no new one starts", () => tell(this.model.status?.state === "paused" ? "resume" : "pause"));
+    const command = (/** @type {string} */ kind, more = {}) => this.status.follow(ask(kind, more));
+    this.edit = new SpaceForm(name, ask, () => this.editing.setOpen(false));
+    this.editing = disclosureButton("Edit the space", "What trials may be from now on", this.edit.element);
+    this.pause = button("Pause", "Running trials go on; no new one starts", () => command(this.model.status?.state === "paused" ? "resume" : "pause"));
     this.number = make("input", { class: "nbs-number", type: "number", min: "1", max: String(MOST), step: "1", value: "10", "aria-label": "Trials to add" });
     this.add = button("Add trials", "So many more trials are wanted", () => {
       const trials = Number(this.number.value);
-      if (Number.isInteger(trials) && trials >= 1 && trials <= MOST) tell("add", { trials });
-      else this.told.say(`"${this.number.value}" is no number of trials; give one from 1 to ${formatCount(MOST)}`, true);
+      if (Number.isInteger(trials) && trials >= 1 && trials <= MOST) command("add", { trials });
+      else this.status.show(`"${this.number.value}" is no number of trials; give one from 1 to ${formatCount(MOST)}`, true);
     });
     this.number.addEventListener("keydown", (event) => event.key === "Enter" && this.add.click());
-    this.end = sureButton("Stop sweep", "Running trials are stopped; everything is kept", "Stop the sweep?", "Stop it", () => tell("close"));
+    this.end = confirmButton("Stop sweep", "Running trials are stopped; everything is kept", "Stop the sweep?", "Stop it", () => command("close"));
     this.actions = make("div", { class: "nbs-actions", role: "group", "aria-label": "Sweep control" },
-      this.turn, make("span", { class: "nbs-adder" }, this.number, this.add), this.editing, this.end);
+      this.pause, make("span", { class: "nbs-adder" }, this.number, this.add), this.editing, this.end);
     this.segments = SEGMENTS.map((state) => make("i", { "data-state": state }));
     this.bar = make("div", { class: "nbs-bar", role: "progressbar", "aria-label": "Trials done", "aria-valuemin": "0" }, ...this.segments);
     this.facts = make("div", { class: "nbd-facts" });
@@ -43,24 +43,24 @@ export class Header {
     this.trouble = make("div", { class: "nbs-trouble", role: "alert" });
     this.element = make("div", { class: "nbd-header" },
       make("div", { class: "nbd-headline" }, make("div", { class: "nbd-names" }, this.title, this.id), this.chip, make("span", { class: "nbd-space" }), this.actions),
-      this.told.element, this.edit.element, this.bar, make("div", { class: "nbs-figures" }, this.facts, this.counts), this.best, this.trouble);
+      this.status.element, this.edit.element, this.bar, make("div", { class: "nbs-figures" }, this.facts, this.counts), this.best, this.trouble);
   }
 
   draw() {
     const { head, status } = this.model;
     if (!head || !status) return;
     const { state, counts, wanted, trouble } = status;
-    const over = OVER.includes(state) || status.closed;
+    const over = FINAL_STATES.includes(state) || status.closed;
     setText(this.title, head.name);
     setText(this.id, head.id === head.name ? "" : head.id);
     setText(this.glyph, GLYPHS[state] ?? "●");
     setText(this.state, state);
     this.chip.dataset.state = state;
-    setText(this.turn, state === "paused" ? "Resume" : "Pause");
-    this.turn.dataset.title = state === "paused" ? "New trials start again" : "Running trials go on; no new one starts";
+    setText(this.pause, state === "paused" ? "Resume" : "Pause");
+    this.pause.dataset.title = state === "paused" ? "New trials start again" : "Running trials go on; no new one starts";
     this.actions.hidden = state === "disconnected" || status.closed;
-    enable(this.turn, !over);
-    if (this.actions.hidden) this.editing.turn(false);
+    enable(this.pause, !over);
+    if (this.actions.hidden) this.editing.setOpen(false);
     this.edit.show(head);
     const done = (counts.finished ?? 0) + (counts.pruned ?? 0) + (counts.stopped ?? 0) + (counts.failed ?? 0);
     const all = Math.max(wanted, done + (counts.running ?? 0), 1);
@@ -77,7 +77,7 @@ export class Header {
     if (!over && state !== "paused" && status.seconds_left !== null) facts.push([formatDuration(status.seconds_left), "left"]);
     if (head.per_trial > 1) facts.push([String(head.per_trial), "engines each"]);
     facts.push([head.pruner && head.pruner !== "none" ? `${head.sampler}, ${head.pruner}` : head.sampler, ""]);
-    fillPairs(this.facts, facts, () => make("span", {}, make("b"), make("span")));
+    setPairs(this.facts, facts, () => make("span", {}, make("b"), make("span")));
     this.writeCounts(counts);
     this.writeBest();
     setText(this.trouble, trouble ?? "");
@@ -100,7 +100,7 @@ export class Header {
     if (row < 0) return;
     setText(this.best.children[1], `${model.head?.metric} ${formatValue(model.best.at(-1)?.value ?? model.value[row])}`);
     setText(this.best.children[2], `trial ${model.number[row]}`);
-    setText(this.best.children[3], parameterWords(model, row));
+    setText(this.best.children[3], formatParameters(model, row));
   }
 }
 
@@ -108,18 +108,18 @@ export class Header {
 
 const OUTSIDE = [["finish", "let them finish"], ["stop", "stop them"]];
 
-export class Edit {
-  /** @param {string} name unique in the page @param {import("./commands.js").Ask} ask @param {() => void} close */
+export class SpaceForm {
+  /** @param {string} name unique in the page @param {import("./commands.js").SendCommand} ask @param {() => void} close */
   constructor(name, ask, close) {
     this.shown = ""; // what the kernel last said
-    this.told = new Told();
+    this.status = new CommandStatus();
     this.field = make("textarea", { class: "nbs-space", id: `${name}-space`, spellcheck: "false", rows: "4", "aria-describedby": `${name}-space-help` });
     this.choices = OUTSIDE.map(([value]) => make("input", { type: "radio", name: `${name}-outside`, value }));
     this.choices[0].checked = true;
     const send = async () => {
       const space = this.field.value.split("\n").map((line) => line.trim()).filter(Boolean).join(" ");
       const outside = this.choices.find((one) => one.checked)?.value;
-      const { ok } = await this.told.follow(ask("edit", { space, outside }));
+      const { ok } = await this.status.follow(ask("edit", { space, outside }));
       if (ok) this.shown = this.field.value; // what comes next from the kernel may take its place
     };
     this.element = make("form", { class: "nbs-form", id: `${name}-edit` },
@@ -127,7 +127,7 @@ export class Edit {
       make("p", { class: "nbs-help", id: `${name}-space-help` }, "One parameter a line: lr=log(1e-4, 1e-1)  hidden=[32, 64]  layers=int(1, 4)  dropout=uniform(0, 0.5)"),
       make("fieldset", {}, make("legend", {}, "Running trials outside of it"),
         ...OUTSIDE.map(([, words], i) => make("label", {}, this.choices[i], words))),
-      make("div", { class: "nbs-row" }, button("Change the space", "Trials asked for from now on are of this space", send), button("Close", "Nothing changes", close), this.told.element));
+      make("div", { class: "nbs-row" }, button("Change the space", "Trials asked for from now on are of this space", send), button("Close", "Nothing changes", close), this.status.element));
     this.element.addEventListener("submit", (event) => event.preventDefault());
   }
 

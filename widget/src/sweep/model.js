@@ -12,7 +12,7 @@ const NUMBERS = /** @type {const} */ (["value", "step", "attempt", "parent", "as
 const PAIR = 8; // bytes of a point: two float32
 
 /** Trials stand in rows, in the order in which they came; a column has `count` of them. */
-export class Model {
+export class SweepModel {
   constructor() {
     /** @type {Head | null} */
     this.head = null;
@@ -96,27 +96,27 @@ export class Model {
     if (content.snapshot) this.clear();
     if (content.head) this.head = content.head;
     if (content.status) this.status = content.status;
-    if (content.trials) this.takeTrials(content.trials);
+    if (content.trials) this.applyTrials(content.trials);
     for (const number of content.replaced ?? []) this.curves.delete(number);
-    if (content.points) this.takePoints(content.points, buffers[0]);
+    if (content.points) this.applyPoints(content.points, buffers[0]);
     for (const [trial, [steps, values]] of Object.entries(content.curves ?? {})) {
       this.curves.set(Number(trial), { steps, values: numbers(values) });
     }
-    for (const [trial, attempt, ranks, start, end, how] of content.spans ?? []) this.takeSpan({ number: trial, attempt, ranks, start: number(start), end: number(end), how });
+    for (const [trial, attempt, ranks, start, end, how] of content.spans ?? []) this.applySpan({ number: trial, attempt, ranks, start: number(start), end: number(end), how });
     for (const [time, trial, value] of content.best ?? []) this.best.push({ time, number: trial, value: number(value) });
     if (this.chosen >= 0 && this.row(this.chosen) < 0) this.choose(-1);
     if (this.hovered >= 0 && this.row(this.hovered) < 0) this.hover(-1);
-    if (this.brushed) this.carryBrush(before);
-    this.say("data");
+    if (this.brushed) this.remapBrush(before);
+    this.notify("data");
   }
 
   /** @param {Record<string, any>} trials columns of the rows that changed */
-  takeTrials(trials) {
+  applyTrials(trials) {
     const { number: names, parameters = {}, metrics = {} } = trials;
     const rows = names.map((/** @type {number} */ one) => this.rows.get(one) ?? (this.rows.set(one, this.count), this.count++));
-    this.number = grown(this.number, this.count);
-    this.state = grown(this.state, this.count);
-    for (const name of NUMBERS) this[name] = grown(this[name], this.count);
+    this.number = resized(this.number, this.count);
+    this.state = resized(this.state, this.count);
+    for (const name of NUMBERS) this[name] = resized(this[name], this.count);
     rows.forEach((/** @type {number} */ row, /** @type {number} */ i) => {
       this.number[row] = names[i];
       this.state[row] = trials.state[i];
@@ -129,14 +129,14 @@ export class Model {
     });
     const keepsNull = new Set(this.head?.parameters.filter(({ when, values }) => !when && values?.includes(null)).map(({ name }) => name));
     const gone = (/** @type {string} */ name) => (/** @type {any} */ value) => (value === null && !keepsNull.has(name) ? undefined : value);
-    for (const [name, column] of Object.entries(parameters)) columnOf(this.parameters, name, this.count, undefined, rows, column, gone(name));
-    for (const [name, column] of Object.entries(metrics)) columnOf(this.metrics, name, this.count, NaN, rows, column, number);
+    for (const [name, column] of Object.entries(parameters)) writeColumn(this.parameters, name, this.count, undefined, rows, column, gone(name));
+    for (const [name, column] of Object.entries(metrics)) writeColumn(this.metrics, name, this.count, NaN, rows, column, number);
     for (const column of this.parameters.values()) while (column.length < this.count) column.push(undefined);
     for (const column of this.metrics.values()) while (column.length < this.count) column.push(NaN);
   }
 
   /** One trial's points after the other's. @param {{ number: number[], count: number[] }} points @param {DataView | undefined} bytes */
-  takePoints({ number: trials, count }, bytes) {
+  applyPoints({ number: trials, count }, bytes) {
     const all = count.reduce((sum, one) => sum + one, 0);
     if ((bytes?.byteLength ?? 0) !== PAIR * all) throw new RangeError(`${all} points cannot have ${bytes?.byteLength ?? 0} bytes`);
     let at = 0;
@@ -151,7 +151,7 @@ export class Model {
   }
 
   /** A span that goes on is told again when it ends. @param {Span} span */
-  takeSpan(span) {
+  applySpan(span) {
     for (let i = this.spans.length - 1; i >= 0; i--) {
       const one = this.spans[i];
       if (one.number !== span.number || one.attempt !== span.attempt || one.start !== span.start) continue;
@@ -162,7 +162,7 @@ export class Model {
   }
 
   /** Rows that are new are not brushed, until whoever brushes says so. @param {{ number: Int32Array, brushed: Uint8Array | null } | null} before a snapshot */
-  carryBrush(before) {
+  remapBrush(before) {
     const mask = new Uint8Array(this.count);
     if (before) before.number.forEach((trial, row) => this.row(trial) >= 0 && (mask[this.row(trial)] = before.brushed?.[row] ?? 0));
     else mask.set(/** @type {Uint8Array} */ (this.brushed).subarray(0, this.count));
@@ -173,14 +173,14 @@ export class Model {
   choose(trial) {
     if (trial === this.chosen) return;
     this.chosen = trial;
-    this.say("chosen");
+    this.notify("chosen");
   }
 
   /** @param {number} trial its number, or -1 for none */
   hover(trial) {
     if (trial === this.hovered) return;
     this.hovered = trial;
-    this.say("hovered");
+    this.notify("hovered");
   }
 
   /** @param {Uint8Array | null} mask by row; null brushes nothing */
@@ -189,7 +189,7 @@ export class Model {
     this.brushed = mask;
     this.brushedCount = 0;
     if (mask) for (const one of mask) this.brushedCount += one;
-    this.say("brushed");
+    this.notify("brushed");
   }
 
   /** @param {Kind | Kind[]} kinds @param {(kind: Kind) => void} callback @returns {() => void} ends it */
@@ -200,7 +200,7 @@ export class Model {
   }
 
   /** @param {Kind} kind */
-  say(kind) {
+  notify(kind) {
     for (const listener of [...this.listeners]) if (listener.kinds.includes(kind)) listener.callback(kind);
   }
 
@@ -212,7 +212,7 @@ export class Model {
 
 /** A longer array with the same start; its buffer has room for more, so that growing one by one stays cheap.
  * @template {Int32Array | Uint8Array | Float64Array} A @param {A} array @param {number} count @returns {A} */
-function grown(array, count) {
+function resized(array, count) {
   if (array.length === count) return array;
   const kind = /** @type {any} */ (array.constructor);
   if (count * array.BYTES_PER_ELEMENT <= array.buffer.byteLength) return new kind(array.buffer, 0, count);
@@ -247,7 +247,7 @@ export function numbers(values) {
  * @param {any[]} values
  * @param {(value: any) => T} read
  */
-export function columnOf(columns, name, count, missing, rows, values, read) {
+export function writeColumn(columns, name, count, missing, rows, values, read) {
   let column = columns.get(name);
   if (!column) columns.set(name, (column = []));
   while (column.length < count) column.push(missing);
@@ -255,6 +255,6 @@ export function columnOf(columns, name, count, missing, rows, values, read) {
 }
 
 /** Under which two values are the same: 1 and True and "1" are three, and lists are what is in them. @param {any} value */
-export function sameKey(value) {
+export function valueKey(value) {
   return Array.isArray(value) ? `list ${JSON.stringify(value)}` : value;
 }

@@ -85,4 +85,4 @@ function cross(canvas, x, y, r) {
   canvas.lineTo(x + r * 0.76, y - r * 0.76);
 }
 /** States after which nothing comes; disconnected is the page's own, when the kernel is gone, the last two the Jupyter server's. */
-export const OVER = ["finished", "stopped", "failed", "disconnected", "lost", "damaged"];
+export const FINAL_STATES = ["finished", "stopped", "failed", "disconnected", "lost", "damaged"];

@@ -1,8 +1,8 @@
 // All trials as a table: the data behind the figures, for those who do not see them, and for exact values.
 import { button, enable } from "../dom/buttons.js";
-import { fill, make, setText } from "../dom/elements.js";
+import { make, setChildCount, setText } from "../dom/elements.js";
 import { formatCount, formatDuration, formatExact } from "../text/format.js";
-import { valueWords } from "./format.js";
+import { formatParameter } from "./format.js";
 import { STATES } from "./states.js";
 
 /** @typedef {{ key: string, title: string, value: ((row: number) => any) | null, text: (row: number) => string }} Column without a value: by rank */
@@ -11,7 +11,7 @@ const SIZE = 40; // rows of a page
 const CALM = 500; // milliseconds: nobody reads it ten times a second
 const MOST_COLUMNS = 40;
 
-/** @param {import("./model.js").Model} model @param {import("./figures/figure.js").Options} options */
+/** @param {import("./model.js").SweepModel} model @param {import("./figures/figure.js").SharedOptions} options */
 export function makeTable(model, options) {
   let page = 0;
   let sort = "value";
@@ -24,7 +24,7 @@ export function makeTable(model, options) {
   let mask = undefined;
   /** @type {number[]} */
   let rows = [];
-  let held = false; // rows keep their places while the pointer is over them: the one that is meant is clicked
+  let hovering = false; // rows keep their places while the pointer is over them: the one that is meant is clicked
   /** @type {Column[]} */
   let columns = [];
   const caption = make("caption", {});
@@ -40,19 +40,19 @@ export function makeTable(model, options) {
   body.addEventListener("click", onClick);
   body.addEventListener("keydown", onKey);
   body.addEventListener("pointerover", (event) => {
-    held = true;
+    hovering = true;
     model.hover(numberAt(event));
   });
   body.addEventListener("pointerleave", () => {
     model.hover(-1);
-    held = false;
+    hovering = false;
     write();
   });
 
   function draw() {
-    const { places } = options;
-    if (mask !== model.brushed && (mask === undefined || version === places.version)) return write(); // by hand: at once
-    if (version !== places.version) {
+    const { positions } = options;
+    if (mask !== model.brushed && (mask === undefined || version === positions.version)) return write(); // by hand: at once
+    if (version !== positions.version) {
       const wait = due - performance.now();
       clearTimeout(later);
       if (wait <= 0) return write();
@@ -65,29 +65,29 @@ export function makeTable(model, options) {
     clearTimeout(later);
     due = performance.now() + CALM;
     if (mask !== model.brushed && Boolean(mask) !== Boolean(model.brushed)) page = 0;
-    [version, mask] = [options.places.version, model.brushed];
+    [version, mask] = [options.positions.version, model.brushed];
     columns = columnsNow();
     writeHead();
     const column = columns.find(({ key }) => key === sort);
-    const sorted = sortedRows(options.places.ranked(), model.brushed, column?.value ?? null, down);
-    rows = held ? inPlace(rows, sorted) : sorted;
+    const sorted = sortedRows(options.positions.ranked(), model.brushed, column?.value ?? null, down);
+    rows = hovering ? keepOrder(rows, sorted) : sorted;
     writeBody();
   }
 
   /** @returns {Column[]} */
   function columnsNow() {
     const seconds = (/** @type {number} */ row) => (Number.isNaN(model.ended[row]) ? model.status?.now ?? NaN : model.ended[row]) - model.started[row];
-    const parameters = options.places.names().map((name) => {
+    const parameters = options.positions.names().map((name) => {
       const column = model.parameters.get(name) ?? [];
-      return { key: `parameter ${name}`, title: name, value: (/** @type {number} */ row) => column[row], text: (/** @type {number} */ row) => valueWords(column[row]) };
+      return { key: `parameter ${name}`, title: name, value: (/** @type {number} */ row) => column[row], text: (/** @type {number} */ row) => formatParameter(column[row]) };
     });
     const metrics = [...model.metrics].map(([name, column]) =>
-      ({ key: `metric ${name}`, title: name, value: (/** @type {number} */ row) => column[row], text: (/** @type {number} */ row) => exact(column[row]) }));
+      ({ key: `metric ${name}`, title: name, value: (/** @type {number} */ row) => column[row], text: (/** @type {number} */ row) => formatExactValue(column[row]) }));
     /** @type {Column[]} */
     const columns = [
       { key: "number", title: "trial", value: (row) => model.number[row], text: (row) => String(model.number[row]) },
       { key: "state", title: "state", value: (row) => model.state[row], text: (row) => `${STATES[model.state[row]].glyph} ${STATES[model.state[row]].name}` },
-      { key: "value", title: model.head?.metric ?? "value", value: null, text: (row) => exact(model.value[row]) },
+      { key: "value", title: model.head?.metric ?? "value", value: null, text: (row) => formatExactValue(model.value[row]) },
       ...parameters,
       { key: "step", title: "step", value: (row) => model.step[row], text: (row) => formatCount(model.step[row]) },
       { key: "seconds", title: "time", value: seconds, text: (row) => formatDuration(seconds(row)) },
@@ -97,7 +97,7 @@ export function makeTable(model, options) {
   }
 
   function writeHead() {
-    fill(head, columns.length, () => make("th", { scope: "col" }, make("button", { type: "button" }, make("span"), make("i", { "aria-hidden": "true" })))).forEach((cell, i) => {
+    setChildCount(head, columns.length, () => make("th", { scope: "col" }, make("button", { type: "button" }, make("span"), make("i", { "aria-hidden": "true" })))).forEach((cell, i) => {
       const { key, title } = columns[i];
       const order = /** @type {HTMLElement} */ (cell.firstChild);
       const sorted = key === sort;
@@ -115,7 +115,7 @@ export function makeTable(model, options) {
     down = key === sort && !down;
     sort = key;
     page = 0;
-    held = false;
+    hovering = false;
     write();
   }
 
@@ -123,9 +123,9 @@ export function makeTable(model, options) {
     page = Math.max(0, Math.min(page, Math.ceil(rows.length / SIZE) - 1));
     const shown = rows.slice(page * SIZE, (page + 1) * SIZE);
     const focused = body.contains(document.activeElement) ? document.activeElement?.closest("tr")?.dataset.number : undefined;
-    fill(body, shown.length, () => make("tr")).forEach((line, i) => {
+    setChildCount(body, shown.length, () => make("tr")).forEach((line, i) => {
       const row = shown[i];
-      fill(line, columns.length, (at) => (at === 0 ? make("th", { scope: "row" }, make("button", { type: "button" })) : make("td")));
+      setChildCount(line, columns.length, (at) => (at === 0 ? make("th", { scope: "row" }, make("button", { type: "button" })) : make("td")));
       columns.forEach(({ text }, at) => setText(at === 0 ? /** @type {Node} */ (line.children[0].firstChild) : line.children[at], text(row)));
       line.dataset.number = String(model.number[row]);
       line.dataset.state = STATES[model.state[row]].name;
@@ -198,7 +198,7 @@ export function makeTable(model, options) {
 }
 
 /** @param {number} value */
-function exact(value) {
+function formatExactValue(value) {
   return Number.isNaN(value) ? "–" : formatExact(Number(value.toPrecision(5)));
 }
 
@@ -229,7 +229,7 @@ export function sortedRows(ranked, mask, value, down) {
 }
 
 /** The rows as they stood, without those that are gone, and new ones at the end. @param {number[]} rows @param {number[]} now */
-export function inPlace(rows, now) {
+export function keepOrder(rows, now) {
   const [known, there] = [new Set(rows), new Set(now)];
   return [...rows.filter((row) => there.has(row)), ...now.filter((row) => !known.has(row))];
 }

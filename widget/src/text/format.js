@@ -81,7 +81,7 @@ export function formatExact(value) {
  * @param {number} replicas
  * @returns {Unit}
  */
-export function unitWords(unit, replicas) {
+export function stepUnit(unit, replicas) {
   const many = typeof unit === "string" && unit ? unit : "steps";
   const one = many === "batches" ? "batch" : many.replace(/s$/, "");
   // The run counts the updates of all replicas, its curves those of each.

@@ -1,35 +1,35 @@
 import { describe, expect, test } from "vitest";
-import { panned, rangeOfX, rangeOfY, showing, within, zoomed } from "../../src/chart/domain.js";
-import { unitWords } from "../../src/text/format.js";
+import { domainX, domainY, panned, panToShow, within, zoomed } from "../../src/chart/domain.js";
+import { stepUnit } from "../../src/text/format.js";
 
 /** @param {"points" | "train"} kind @param {number[]} ys */
 const line = (kind, ys) => ({ kind, xs: ys.map((_, i) => i), ys });
 
 describe("rangeOfX", () => {
-  test("of all lines", () => expect(rangeOfX([{ xs: [2, 5] }, { xs: [] }, { xs: [1, 3] }])).toEqual([1, 5]));
-  test("of one point has room around it", () => expect(rangeOfX([{ xs: [4] }])).toEqual([3.5, 4.5]));
-  test("of nothing is a range too", () => expect(rangeOfX([])).toEqual([0, 1]));
+  test("of all lines", () => expect(domainX([{ xs: [2, 5] }, { xs: [] }, { xs: [1, 3] }])).toEqual([1, 5]));
+  test("of one point has room around it", () => expect(domainX([{ xs: [4] }])).toEqual([3.5, 4.5]));
+  test("of nothing is a range too", () => expect(domainX([])).toEqual([0, 1]));
 });
 
 describe("rangeOfY", () => {
   const falling = line("train", [100, 50, 20, 10, 5, 2, 1]);
   test("follows the zoom", () => {
-    const [low, high] = rangeOfY([falling], [0, 6], false);
+    const [low, high] = domainY([falling], [0, 6], false);
     expect(low).toBeLessThanOrEqual(1);
     expect(high).toBeGreaterThanOrEqual(100);
-    expect(rangeOfY([falling], [4, 6], false)[1]).toBeLessThan(6);
+    expect(domainY([falling], [4, 6], false)[1]).toBeLessThan(6);
   });
   test("is one of logarithms, of which zero and below have none", () => {
-    const [low, high] = rangeOfY([line("train", [0, -1, 1, 10, 100])], [0, 4], true);
+    const [low, high] = domainY([line("train", [0, -1, 1, 10, 100])], [0, 4], true);
     expect([low, high]).toEqual([-0.05, 2.05]);
-    expect(rangeOfY([line("train", [0, -1])], [0, 1], true)).toEqual([-1, 0]);
+    expect(domainY([line("train", [0, -1])], [0, 1], true)).toEqual([-1, 0]);
   });
   test("is not stretched by single points, nor by what is not finite", () => {
     const points = line("points", Array.from({ length: 1000 }, (_, i) => (i === 500 ? 1e9 : i % 2)));
-    expect(rangeOfY([points], [0, 999], false)[1]).toBeLessThan(2);
-    expect(rangeOfY([line("train", [1, NaN, Infinity, 2])], [0, 3], false)[1]).toBeLessThan(3);
+    expect(domainY([points], [0, 999], false)[1]).toBeLessThan(2);
+    expect(domainY([line("train", [1, NaN, Infinity, 2])], [0, 3], false)[1]).toBeLessThan(3);
   });
-  test("of nothing is a range too", () => expect(rangeOfY([], [0, 1], false)).toEqual([0, 1]));
+  test("of nothing is a range too", () => expect(domainY([], [0, 1], false)).toEqual([0, 1]));
 });
 
 /** @typedef {[number, number]} Range */
@@ -59,9 +59,9 @@ describe("panned", () => {
 });
 
 test("showing moves no further than it must", () => {
-  expect(showing([10, 30], 20, WHOLE)).toEqual([10, 30]);
-  expect(showing([10, 30], 40, WHOLE)).toEqual([20, 40]);
-  expect(showing([10, 30], 5, WHOLE)).toEqual([5, 25]);
+  expect(panToShow([10, 30], 20, WHOLE)).toEqual([10, 30]);
+  expect(panToShow([10, 30], 40, WHOLE)).toEqual([20, 40]);
+  expect(panToShow([10, 30], 5, WHOLE)).toEqual([5, 25]);
 });
 
 test("within is nothing for what is empty", () => {
@@ -72,4 +72,4 @@ test("within is nothing for what is empty", () => {
 test.each([
   ["steps", 4, "step", "steps"], ["updates", 3, "update", "step (per replica)"], ["updates", 1, "update", "updates"],
   ["batches", 3, "batch", "batches"], [undefined, 1, "step", "steps"], [7, 1, "step", "steps"],
-])("%s of %s replicas", (unit, replicas, one, axis) => expect(unitWords(unit, replicas)).toEqual({ one, axis }));
+])("%s of %s replicas", (unit, replicas, one, axis) => expect(stepUnit(unit, replicas)).toEqual({ one, axis }));

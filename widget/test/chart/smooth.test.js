@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
-import { extent, mostOf, valuesWithin, withRoom, withoutSpikes } from "../../src/chart/domain.js";
-import { indexAt, nearest, secondsAt, smooth } from "../../src/chart/curves.js";
+import { extent, padded, quantileRange, valuesWithin, withoutSpikes } from "../../src/chart/domain.js";
+import { indexAt, nearestIndex, secondsAt, smooth } from "../../src/chart/curves.js";
 
 describe("smooth", () => {
   test("leaves a constant as it is, from the first value on", () => {
@@ -36,8 +36,8 @@ describe("secondsAt", () => {
 
 describe("finding an x", () => {
   test("indexAt", () => expect([-1, 0, 5, 10, 99].map((x) => indexAt([0, 10, 20], x))).toEqual([-1, 0, 0, 1, 2]));
-  test("nearest", () => expect([-9, 4, 6, 99].map((x) => nearest([0, 10, 20], x))).toEqual([0, 0, 1, 2]));
-  test("nearest of nothing", () => expect(nearest([], 1)).toBe(-1));
+  test("nearest", () => expect([-9, 4, 6, 99].map((x) => nearestIndex([0, 10, 20], x))).toEqual([0, 0, 1, 2]));
+  test("nearest of nothing", () => expect(nearestIndex([], 1)).toBe(-1));
 });
 
 describe("extent", () => {
@@ -62,21 +62,21 @@ describe("what sets the range", () => {
   test("most of many points", () => {
     const points = Array.from({ length: 20_000 }, (_, i) => i % 2);
     points[7] = 1000;
-    expect(mostOf(points)).toEqual([0, 1]);
+    expect(quantileRange(points)).toEqual([0, 1]);
   });
-  test("no points", () => expect(mostOf([])).toEqual([]));
+  test("no points", () => expect(quantileRange([])).toEqual([]));
 });
 
 describe("withRoom", () => {
   test("does not cross zero for room's sake", () => {
-    expect(withRoom([0.01, 1])[0]).toBe(0);
-    expect(withRoom([-1, -0.01])[1]).toBe(0);
+    expect(padded([0.01, 1])[0]).toBe(0);
+    expect(padded([-1, -0.01])[1]).toBe(0);
   });
   test("a single value has room around", () => {
-    const [low, high] = withRoom([5, 5]);
+    const [low, high] = padded([5, 5]);
     expect(low).toBeLessThan(5);
     expect(high).toBeGreaterThan(5);
-    expect(withRoom([0, 0])).toEqual([0, 1]);
+    expect(padded([0, 0])).toEqual([0, 1]);
   });
-  test("nothing has a range too", () => expect(withRoom(null)).toEqual([0, 1]));
+  test("nothing has a range too", () => expect(padded(null)).toEqual([0, 1]));
 });

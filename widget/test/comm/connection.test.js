@@ -1,16 +1,16 @@
 import { describe, expect, test } from "vitest";
-import { newLink, receive, tooQuiet } from "../../src/comm/connection.js";
+import { isSilent, newFrameSequence, receive } from "../../src/comm/connection.js";
 
 describe("receive", () => {
   test("applies frames in their order after a snapshot", () => {
-    const link = newLink(0);
+    const link = newFrameSequence(0);
     expect(receive(link, 1, true, 1)).toBe("apply");
     expect(receive(link, 2, false, 2)).toBe("apply");
     expect(receive(link, 3, false, 3)).toBe("apply");
   });
 
   test("asks once when a frame is missing, and applies the snapshot", () => {
-    const link = newLink(0);
+    const link = newFrameSequence(0);
     receive(link, 1, true, 0);
     expect(receive(link, 3, false, 1000)).toBe("ask");
     expect(receive(link, 4, false, 1100)).toBe("skip");
@@ -19,20 +19,20 @@ describe("receive", () => {
   });
 
   test("asks again when the snapshot is lost as well", () => {
-    const link = newLink(0);
+    const link = newFrameSequence(0);
     receive(link, 1, true, 0);
     expect(receive(link, 3, false, 1000)).toBe("ask");
     expect(receive(link, 5, false, 1600)).toBe("ask");
   });
 
   test("a snapshot sent before this view was there is taken", () => {
-    const link = newLink(0);
+    const link = newFrameSequence(0);
     expect(receive(link, 40, false, 1)).toBe("skip");
     expect(receive(link, 41, true, 2)).toBe("apply");
   });
 
   test("an old frame is skipped", () => {
-    const link = newLink(0);
+    const link = newFrameSequence(0);
     receive(link, 9, true, 0);
     expect(receive(link, 9, false, 1)).toBe("skip");
     expect(link.sequence).toBe(9);
@@ -41,11 +41,11 @@ describe("receive", () => {
 
 describe("tooQuiet", () => {
   test("asks after two seconds of silence, then waits as long again", () => {
-    const link = newLink(0);
+    const link = newFrameSequence(0);
     receive(link, 1, true, 100);
-    expect(tooQuiet(link, 1900)).toBe(false);
-    expect(tooQuiet(link, 2100)).toBe(true);
-    expect(tooQuiet(link, 3000)).toBe(false);
-    expect(tooQuiet(link, 4200)).toBe(true);
+    expect(isSilent(link, 1900)).toBe(false);
+    expect(isSilent(link, 2100)).toBe(true);
+    expect(isSilent(link, 3000)).toBe(false);
+    expect(isSilent(link, 4200)).toBe(true);
   });
 });

@@ -10,26 +10,26 @@ function bytes(hex) {
 
 describe("decodeFrame", () => {
   test("reads what Python writes", () => {
-    const { sequence, runs } = decodeFrame(bytes("07000000 00000100 0a000000 0000003f"));
+    const { sequence, segments } = decodeFrame(bytes("07000000 00000100 0a000000 0000003f"));
     expect(sequence).toBe(7);
-    expect(runs).toEqual([{ replica: 0, series: 1, steps: [10], values: [0.5] }]);
+    expect(segments).toEqual([{ replica: 0, series: 1, steps: [10], values: [0.5] }]);
   });
 
   test("joins neighbours of one curve, and only those", () => {
     const point = (/** @type {string} */ curve, /** @type {string} */ step) => `${curve} ${step}000000 0000803f`;
-    const { runs } = decodeFrame(
+    const { segments } = decodeFrame(
       bytes(["01000000", point("00000000", "01"), point("00000000", "02"), point("01000000", "01"), point("00000000", "03")].join("")),
     );
-    expect(runs.map(({ replica, steps }) => [replica, steps])).toEqual([[0, [1, 2]], [1, [1]], [0, [3]]]);
+    expect(segments.map(({ replica, steps }) => [replica, steps])).toEqual([[0, [1, 2]], [1, [1]], [0, [3]]]);
   });
 
   test("keeps what is not finite, and the largest numbers", () => {
-    const { runs } = decodeFrame(bytes("00000000 ffffffff ffffffff 0000c07f"));
-    expect(runs[0]).toEqual({ replica: 65535, series: 65535, steps: [4294967295], values: [NaN] });
+    const { segments } = decodeFrame(bytes("00000000 ffffffff ffffffff 0000c07f"));
+    expect(segments[0]).toEqual({ replica: 65535, series: 65535, steps: [4294967295], values: [NaN] });
   });
 
   test("a frame may be empty, but not cut short", () => {
-    expect(decodeFrame(bytes("05000000"))).toEqual({ sequence: 5, runs: [] });
+    expect(decodeFrame(bytes("05000000"))).toEqual({ sequence: 5, segments: [] });
     expect(() => decodeFrame(bytes("05000000 00"))).toThrow("5 bytes");
     expect(() => decodeFrame(bytes("05"))).toThrow(RangeError);
   });

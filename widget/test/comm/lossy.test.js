@@ -1,7 +1,7 @@
 // A page that loses 30% of its frames ends with the same curves as one that loses none.
 import { describe, expect, test } from "vitest";
 import { Curves } from "../../src/chart/curves.js";
-import { has, newLink, take, tooQuiet } from "../../src/comm/connection.js";
+import { applyFrame, isSilent, lastApplied, newFrameSequence } from "../../src/comm/connection.js";
 
 /** Numbers from 0 to 1 that a seed decides. @param {number} seed */
 function random(seed) {
@@ -27,7 +27,7 @@ class Kernel {
   }
 
   /** @param {string} kind @param {number} sequence @param {boolean} visible */
-  hear(kind, sequence, visible) {
+  receiveMessage(kind, sequence, visible) {
     if (kind !== "ack") this.visible = visible;
     if (kind !== "ack" && (sequence !== this.sequence || sequence === 0)) {
       this.onTheirWay = [];
@@ -72,11 +72,11 @@ function encode(sequence, points) {
 function watched(seed, lost) {
   const [data, chance] = [random(seed), random(seed + 1)];
   const kernel = new Kernel();
-  const link = newLink(0);
+  const link = newFrameSequence(0);
   const curves = new Curves();
   let [visible, dropped, most] = [true, 0, 0];
-  const say = (/** @type {string} */ kind) => kernel.hear(kind, has(link), visible);
-  say("ready");
+  const send = (/** @type {string} */ kind) => kernel.receiveMessage(kind, lastApplied(link), visible);
+  send("ready");
   for (let tick = 0; tick < 1200; tick++) {
     const now = tick * 100;
     if (tick < 600) {
@@ -84,16 +84,16 @@ function watched(seed, lost) {
     }
     if (chance() < 0.02 || tick === 600) { // it scrolls away, or comes back; at last it is there
       visible = tick === 600 || !visible;
-      say("visible");
+      send("visible");
     }
     const frame = kernel.tick(tick < 600 && tick % 37 === 0);
     most = Math.max(most, kernel.onTheirWay.length);
     if (frame && chance() < lost) dropped++;
     else if (frame) {
-      const answer = take(link, frame.message, frame.bytes, now, ({ replaced }, runs) => curves.apply(replaced, runs));
-      if (answer) say(answer);
+      const answer = applyFrame(link, frame.message, frame.bytes, now, ({ replaced }, segments) => curves.apply(replaced, segments));
+      if (answer) send(answer);
     }
-    if (tick % 10 === 0 && visible && tooQuiet(link, now)) say("snapshot");
+    if (tick % 10 === 0 && visible && isSilent(link, now)) send("snapshot");
   }
   return { curves: [...curves.byKey.entries()].sort(([a], [b]) => a - b), dropped, most };
 }

@@ -1,6 +1,6 @@
 // @vitest-environment happy-dom
 import { beforeEach, describe, expect, test } from "vitest";
-import { Actions } from "../../src/run/controls.js";
+import { RunControls } from "../../src/run/controls.js";
 import { Header } from "../../src/run/header.js";
 
 /** @type {[string, number | null][]} */
@@ -9,7 +9,7 @@ const ALL = ["pause", "resume", "stop", "checkpoint", "set"];
 const TRAINING = { state: "running", step: 5, learning_rate: 0.01 };
 
 function actions() {
-  const made = new Actions("view", (kind, value) => sent.push([kind, value]));
+  const made = new RunControls("view", (kind, value) => sent.push([kind, value]));
   document.body.replaceChildren(made.element, made.rate.element);
   return made;
 }
@@ -25,16 +25,16 @@ describe("buttons", () => {
   test("pause, then resume, each said once", () => {
     const made = actions();
     made.show(TRAINING, ALL);
-    made.turn.click();
-    made.turn.click();
-    expect(made.turn.textContent).toBe("Pausing…");
+    made.pause.click();
+    made.pause.click();
+    expect(made.pause.textContent).toBe("Pausing…");
     made.show({ ...TRAINING, state: "paused" }, ALL);
-    expect(made.turn.textContent).toBe("Resume");
-    made.turn.click();
-    expect(made.turn.getAttribute("aria-disabled")).toBe("true");
+    expect(made.pause.textContent).toBe("Resume");
+    made.pause.click();
+    expect(made.pause.getAttribute("aria-disabled")).toBe("true");
     made.show(TRAINING, ALL);
-    expect(made.turn.textContent).toBe("Pause");
-    expect(made.turn.hasAttribute("aria-disabled")).toBe(false);
+    expect(made.pause.textContent).toBe("Pause");
+    expect(made.pause.hasAttribute("aria-disabled")).toBe(false);
     expect(sent).toEqual([["pause", null], ["resume", null]]);
   });
 
@@ -60,7 +60,7 @@ describe("buttons", () => {
   test("a plain cell can only be stopped, and what is over not at all", () => {
     const made = actions();
     made.show({ state: "running" }, ALL);
-    expect([made.turn.hidden, made.checkpoint.hidden, made.stop.hidden, made.rate.element.hidden]).toEqual([true, true, false, true]);
+    expect([made.pause.hidden, made.checkpoint.hidden, made.stop.hidden, made.rate.element.hidden]).toEqual([true, true, false, true]);
     made.show({ ...TRAINING, state: "finished" }, []);
     expect([made.element.hidden, made.rate.field.disabled]).toEqual([true, true]);
   });
@@ -80,25 +80,25 @@ describe("the learning rate", () => {
     fire(rate.field, "keydown", "Enter");
     fire(rate.field, "change");
     expect(sent).toEqual([["set", 0.5]]);
-    expect(rate.word.textContent).toBe("pending");
+    expect(rate.status.textContent).toBe("pending");
     show(0.01);
-    expect([rate.word.textContent, rate.field.value]).toEqual(["pending", "0.5"]);
+    expect([rate.status.textContent, rate.field.value]).toEqual(["pending", "0.5"]);
     show(0.5);
-    expect(rate.word.textContent).toBe("");
+    expect(rate.status.textContent).toBe("");
   });
 
   test("nonsense is refused where it stands", () => {
     const made = actions();
     made.show(TRAINING, ALL);
-    const { field, word } = made.rate;
+    const { field, status } = made.rate;
     field.value = "-3";
     fire(field, "input");
     fire(field, "change");
-    expect([field.getAttribute("aria-invalid"), word.textContent]).toEqual(["true", "must be at least 0"]);
+    expect([field.getAttribute("aria-invalid"), status.textContent]).toEqual(["true", "must be at least 0"]);
     made.show(TRAINING, ALL);
-    expect(word.textContent).toBe("must be at least 0");
+    expect(status.textContent).toBe("must be at least 0");
     fire(field, "keydown", "Escape");
-    expect([field.hasAttribute("aria-invalid"), word.textContent, field.value]).toEqual([false, "", "0.01"]);
+    expect([field.hasAttribute("aria-invalid"), status.textContent, field.value]).toEqual([false, "", "0.01"]);
     expect(sent).toEqual([]);
   });
 
@@ -151,6 +151,6 @@ describe("what became of it", () => {
   test("without anybody to do it nothing can be asked for", () => {
     const header = new Header("v", () => {});
     header.show({ title: "t", controls: [] }, TRAINING);
-    expect(header.actions.element.hidden).toBe(true);
+    expect(header.controls.element.hidden).toBe(true);
   });
 });

@@ -1,13 +1,13 @@
 import { describe, expect, test } from "vitest";
-import { ask, settled } from "../../src/run/controls.js";
-import { nextRate, placeOf, rateAt, rateText, readRate, sameRate } from "../../src/run/learning-rate.js";
+import { ask, isSettled } from "../../src/run/controls.js";
+import { nextRate, rateAtPosition, rateText, readRate, sameRate, sliderPosition } from "../../src/run/learning-rate.js";
 
 test.each([[0, 0.003], [2, 0.3], [-2, 0.00003], [1, 0.03], [0.05, 0.0034]])("a slider at %s has the rate %s", (place, rate) =>
-  expect(rateAt(place, 0.003)).toBeCloseTo(rate, 10));
+  expect(rateAtPosition(place, 0.003)).toBeCloseTo(rate, 10));
 test.each([[0.003, 0], [0.3, 2], [9, 2], [1e-9, -2], [0, -2]])("the rate %s has its place at %s", (rate, place) =>
-  expect(placeOf(rate, 0.003)).toBeCloseTo(place));
+  expect(sliderPosition(rate, 0.003)).toBeCloseTo(place));
 test("a place and back", () => {
-  for (let place = -2; place <= 2; place += 0.05) expect(Math.abs(placeOf(rateAt(place, 0.1), 0.1) - place)).toBeLessThan(0.025);
+  for (let place = -2; place <= 2; place += 0.05) expect(Math.abs(sliderPosition(rateAtPosition(place, 0.1), 0.1) - place)).toBeLessThan(0.025);
 });
 test.each([[0.001, "0.001"], [0.1 + 0.2, "0.3"], [1e-7, "1e-7"], [0, "0"], [0.000123456, "0.000123"], [100, "100"]])(
   "rateText(%s) is %s", (rate, text) => expect(rateText(rate)).toBe(text));
@@ -23,26 +23,26 @@ test("sameRate knows single precision", () => {
 
 describe("what was asked", () => {
   test("is settled when the progress shows it", () => {
-    expect(settled(ask("pause", null, { state: "running" }, 0), { state: "running" }, 1)).toBe(false);
-    expect(settled(ask("pause", null, { state: "running" }, 0), { state: "paused" }, 1)).toBe(true);
-    expect(settled(ask("resume", null, { state: "paused" }, 0), { state: "paused" }, 1)).toBe(false);
-    expect(settled(ask("resume", null, { state: "paused" }, 0), { state: "running" }, 1)).toBe(true);
+    expect(isSettled(ask("pause", null, { state: "running" }, 0), { state: "running" }, 1)).toBe(false);
+    expect(isSettled(ask("pause", null, { state: "running" }, 0), { state: "paused" }, 1)).toBe(true);
+    expect(isSettled(ask("resume", null, { state: "paused" }, 0), { state: "paused" }, 1)).toBe(false);
+    expect(isSettled(ask("resume", null, { state: "paused" }, 0), { state: "running" }, 1)).toBe(true);
     const set = ask("set", 0.01, { learning_rate: 0.1 }, 0);
-    expect(settled(set, { learning_rate: 0.1 }, 1)).toBe(false);
-    expect(settled(set, { learning_rate: Math.fround(0.01) }, 1)).toBe(true);
+    expect(isSettled(set, { learning_rate: 0.1 }, 1)).toBe(false);
+    expect(isSettled(set, { learning_rate: Math.fround(0.01) }, 1)).toBe(true);
   });
   test("a checkpoint is there when there is another one than before, or it failed", () => {
     const one = { number: 1, step: 5, path: "a", error: null };
-    const asked = ask("checkpoint", null, { checkpoint: one }, 0);
-    expect(settled(asked, { checkpoint: { ...one } }, 1)).toBe(false);
-    expect(settled(asked, { checkpoint: { ...one, number: 2 } }, 1)).toBe(true);
-    expect(settled(asked, { checkpoint: { ...one, number: 2, error: "disk full" } }, 1)).toBe(true);
+    const pending = ask("checkpoint", null, { checkpoint: one }, 0);
+    expect(isSettled(pending, { checkpoint: { ...one } }, 1)).toBe(false);
+    expect(isSettled(pending, { checkpoint: { ...one, number: 2 } }, 1)).toBe(true);
+    expect(isSettled(pending, { checkpoint: { ...one, number: 2, error: "disk full" } }, 1)).toBe(true);
   });
   test("is settled when it could not be done, and only that", () => {
     const progress = { state: "running", problem: { kind: "set", number: 1, text: "no" } };
-    expect(settled(ask("pause", null, { state: "running" }, 0), progress, 1)).toBe(false);
-    expect(settled(ask("set", 1, { state: "running" }, 0), progress, 1)).toBe(true);
-    expect(settled(ask("set", 1, progress, 0), progress, 1)).toBe(false);
+    expect(isSettled(ask("pause", null, { state: "running" }, 0), progress, 1)).toBe(false);
+    expect(isSettled(ask("set", 1, { state: "running" }, 0), progress, 1)).toBe(true);
+    expect(isSettled(ask("set", 1, progress, 0), progress, 1)).toBe(false);
   });
-  test("is let go after a while", () => expect(settled(ask("stop", null, {}, 0), {}, 20_000)).toBe(true));
+  test("is let go after a while", () => expect(isSettled(ask("stop", null, {}, 0), {}, 20_000)).toBe(true));
 });

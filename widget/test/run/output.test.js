@@ -2,7 +2,7 @@
 import { describe, expect, test } from "vitest";
 import { Output } from "../../src/run/output.js";
 import { Header } from "../../src/run/header.js";
-import { Strip } from "../../src/run/replicas.js";
+import { ReplicaCards } from "../../src/run/replicas.js";
 
 const HOSTILE = "<img src=x onerror=alert(1)>";
 const tasks = ["/job:worker/task:0", "/job:worker/task:1"];
@@ -48,9 +48,9 @@ describe("Header", () => {
     header.show({ title: "digits", total: 200, controls: ["stop"] }, { state: "running", step: 50, steps_per_second: 12.34, seconds_left: 12 });
     expect(header.bar.getAttribute("aria-valuenow")).toBe("25");
     expect(header.facts.textContent).toBe("50 / 200steps12.3steps/s12 sleft");
-    expect(header.actions.element.hidden).toBe(false);
+    expect(header.controls.element.hidden).toBe(false);
     header.show({ title: "digits", total: 200, controls: ["stop"] }, { state: "finished", step: 200 });
-    expect(header.actions.element.hidden).toBe(true);
+    expect(header.controls.element.hidden).toBe(true);
   });
 
   test("says nothing of speed while a run is paused", () => {
@@ -69,7 +69,7 @@ describe("Header", () => {
 
 describe("Strip", () => {
   test("has a card for each replica, and drops those that left", () => {
-    const strip = new Strip(() => {});
+    const strip = new ReplicaCards(() => {});
     strip.show({ 0: { state: "running", step: 1234 }, 10: { state: "lost" }, 2: {} }, ["worker 0"]);
     expect([...strip.element.querySelectorAll(".nbd-name")].map((e) => e.textContent)).toEqual(["worker 0", "replica 2", "replica 10"]);
     expect(strip.element.querySelector(".nbd-figures")?.textContent).toBe("step\u00a01,234");
@@ -78,7 +78,7 @@ describe("Strip", () => {
   });
 
   test("shows a lost replica, and the number of gradients that were not applied", () => {
-    const strip = new Strip(() => {});
+    const strip = new ReplicaCards(() => {});
     strip.show({ 0: { state: "running", step: 9, dropped: 1234, skipped: 2 }, 1: { state: "lost", step: 4, dropped: null } }, []);
     const [here, lost] = /** @type {HTMLElement[]} */ ([...strip.element.querySelectorAll(".nbd-card")]);
     expect(here.querySelector(".nbd-figures")?.textContent).toBe("step\u00a09 · 1,234\u00a0dropped · 2\u00a0left\u00a0out");
@@ -88,7 +88,7 @@ describe("Strip", () => {
   });
 
   test("shows where a step's time went", () => {
-    const strip = new Strip(() => {});
+    const strip = new ReplicaCards(() => {});
     strip.show({ 0: { spent: { data: 1, compute: 6, exchange: 2, wait: 1 } }, 1: {} }, []);
     const [bar, none] = /** @type {HTMLElement[]} */ ([...strip.element.querySelectorAll(".nbd-spent")]);
     expect(bar.title).toBe("10 s a step: data 10%, compute 60%, communication 20%, idle 10%");
@@ -102,7 +102,7 @@ describe("Strip", () => {
   test("chooses a replica, and lets it go", () => {
     /** @type {(number | null)[]} */
     const chosen = [];
-    const strip = new Strip((replica) => chosen.push(replica));
+    const strip = new ReplicaCards((replica) => chosen.push(replica));
     strip.show({ 0: {}, 1: {} }, []);
     const card = /** @type {HTMLButtonElement} */ (strip.cards.get(1));
     card.click();
@@ -112,7 +112,7 @@ describe("Strip", () => {
   });
 
   test("many cards are one stop for Tab, and arrow keys go through them", () => {
-    const strip = new Strip(() => {});
+    const strip = new ReplicaCards(() => {});
     document.body.replaceChildren(strip.element);
     const show = (/** @type {number} */ count) =>
       strip.show(Object.fromEntries(Array.from({ length: count }, (_, i) => [i, {}])), []);
@@ -144,7 +144,7 @@ const tabs = (output) => /** @type {HTMLButtonElement[]} */ ([...output.element.
 function tabbed() {
   const output = new Output("v");
   document.body.replaceChildren(output.element);
-  output.arrange(true);
+  output.setTabbed(true);
   output.add([news(2, "c\n"), news(0, "a\n"), news(1, "b\n")], threeTasks);
   return output;
 }
@@ -197,10 +197,10 @@ describe("tabs of output", () => {
     const output = new Output("v");
     output.add([news(1, "b\n"), news(0, "a\n")], threeTasks);
     expect(output.element.querySelectorAll("details")).toHaveLength(2);
-    output.arrange(true);
+    output.setTabbed(true);
     expect(output.element.querySelectorAll("details")).toHaveLength(0);
     expect([...output.element.querySelectorAll("pre")].map((pre) => pre.textContent)).toEqual(["a\n", "b\n"]);
-    output.arrange(false);
+    output.setTabbed(false);
     expect([...output.element.querySelectorAll("details pre")].map((pre) => pre.textContent)).toEqual(["a\n", "b\n"]);
   });
 });

@@ -1,6 +1,6 @@
 // @vitest-environment happy-dom
 import { beforeEach, expect, test } from "vitest";
-import { Picker, matching } from "../../src/run/toolbar.js";
+import { ChartPicker, matching } from "../../src/run/toolbar.js";
 
 const HOSTILE = "<img src=x onerror=alert(1)>";
 /** @type {string[][]} */
@@ -8,13 +8,13 @@ let chosen = [];
 
 /** @param {string[]} titles @param {string[]} drawn */
 function picker(titles, drawn, count = titles.length) {
-  const made = new Picker("v", (wanted) => chosen.push(wanted));
+  const made = new ChartPicker("v", (wanted) => chosen.push(wanted));
   document.body.replaceChildren(made.element);
   made.show({ titles, count, most: 3 }, drawn);
   return made;
 }
 
-/** @param {Picker} made @returns {HTMLInputElement[]} */
+/** @param {ChartPicker} made @returns {HTMLInputElement[]} */
 const boxes = (made) => [...made.list.querySelectorAll("input")];
 
 beforeEach(() => {

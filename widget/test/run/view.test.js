@@ -1,6 +1,6 @@
 // @vitest-environment happy-dom
 import { beforeEach, describe, expect, test } from "vitest";
-import { View } from "../../src/run/view.js";
+import { RunView } from "../../src/run/view.js";
 
 const HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>";
 const TASKS = ["/job:worker/task:0", HOSTILE];
@@ -9,7 +9,7 @@ let said = [];
 
 /** @param {Record<string, unknown>} [head] @param {Record<string, unknown>} [progress] */
 function shown(head = {}, progress = {}) {
-  const view = new View("v", (kind, more) => said.push([kind, more]));
+  const view = new RunView("v", (kind, more) => said.push([kind, more]));
   document.body.replaceChildren(view.element);
   const plan = { title: HOSTILE, train: 0, validation: null };
   view.apply(/** @type {any} */ ({
@@ -47,17 +47,17 @@ describe("a run", () => {
 
   test("keeps its view settings at its end and after a reload", () => {
     const view = shown({ run: "r-1" });
-    view.controls.log.click();
-    view.controls.slider.value = "0.5";
-    view.controls.slider.dispatchEvent(new Event("input", { bubbles: true }));
-    view.strip.cards.get(0)?.click();
+    view.toolbar.log.click();
+    view.toolbar.slider.value = "0.5";
+    view.toolbar.slider.dispatchEvent(new Event("input", { bubbles: true }));
+    view.replicas.cards.get(0)?.click();
     view.table.element.open = true;
-    view.keep();
+    view.keepSettings();
     const again = shown({ run: "r-1" });
     expect(again.shared.options).toEqual({ byTime: false, log: true, smoothing: 0.5, chosen: 0 });
-    expect(again.controls.log.getAttribute("aria-pressed")).toBe("true");
-    expect(again.controls.slider.value).toBe("0.5");
-    expect(again.strip.cards.get(0)?.getAttribute("aria-pressed")).toBe("true");
+    expect(again.toolbar.log.getAttribute("aria-pressed")).toBe("true");
+    expect(again.toolbar.slider.value).toBe("0.5");
+    expect(again.replicas.cards.get(0)?.getAttribute("aria-pressed")).toBe("true");
     expect(again.table.element.open).toBe(true);
     expect(shown({ run: "r-2" }).shared.options.log).toBe(false);
   });
@@ -74,7 +74,7 @@ describe("a run", () => {
     const marks = [{ step: 1200, kind: "rate", text: HOSTILE }, { step: 1300, kind: "lost", text: "worker 1 lost" }];
     view.apply(/** @type {any} */ ({ kind: "frame", snapshot: false, replaced: [], marks }), []);
     view.draw();
-    expect([...view.marks.element.children].map(({ textContent }) => textContent)).toEqual([`◆step 1,200: ${HOSTILE}`, "✕step 1,300: worker 1 lost"].map((text) => text.replace("step", view.shared.unit.one)));
+    expect([...view.annotations.element.children].map(({ textContent }) => textContent)).toEqual([`◆step 1,200: ${HOSTILE}`, "✕step 1,300: worker 1 lost"].map((text) => text.replace("step", view.shared.unit.one)));
     expect(view.header.element.classList.contains("nbd-plain")).toBe(false);
     const plain = shown({ charts: [], total: null }, { step: null });
     expect(plain.header.element.classList.contains("nbd-plain")).toBe(true);
@@ -92,9 +92,9 @@ describe("a run", () => {
 describe("what is asked for", () => {
   test("is said to the kernel", () => {
     const view = shown({}, { state: "running" });
-    view.header.actions.turn.click();
-    view.header.actions.rate.commit(0.25);
-    view.picker.turn("other", true);
+    view.header.controls.pause.click();
+    view.header.controls.rate.commit(0.25);
+    view.picker.toggleChart("other", true);
     expect(said).toEqual([["pause", {}], ["set", { learning_rate: 0.25 }], ["charts", { titles: [HOSTILE, "other"] }]]);
   });
 
@@ -104,8 +104,8 @@ describe("what is asked for", () => {
     view.draw();
     expect(view.header.state.textContent).toBe("disconnected");
     expect(view.header.note.textContent).toBe("to reconnect, run nb.attach('r')");
-    expect(view.header.actions.element.hidden).toBe(true);
-    expect(view.header.actions.rate.field.disabled).toBe(true);
+    expect(view.header.controls.element.hidden).toBe(true);
+    expect(view.header.controls.rate.field.disabled).toBe(true);
     view.progress = { state: "finished" };
     view.disconnect();
     expect(view.progress.state).toBe("finished"); // its end is its end
@@ -118,7 +118,7 @@ test("keys in the view are not the notebook's, except those that are always", ()
   const reached = [];
   document.body.addEventListener("keydown", (event) => reached.push(event.key));
   for (const init of [{ key: "d" }, { key: "Enter", shiftKey: true }, { key: "s", ctrlKey: true }, { key: "ArrowDown" }, { key: "Escape" }]) {
-    view.header.actions.stop.dispatchEvent(new KeyboardEvent("keydown", { ...init, bubbles: true }));
+    view.header.controls.stop.dispatchEvent(new KeyboardEvent("keydown", { ...init, bubbles: true }));
   }
   expect(reached).toEqual(["Enter", "s", "Escape"]);
 });

@@ -1,12 +1,12 @@
 import { expect, test } from "vitest";
-import { Edits } from "../../src/space/editor.js";
-import { numberIn, scaleOf } from "../../src/space/parameter.js";
-import { plural, tickable, ticked, trialWords, whyNotStart } from "../../src/space/state.js";
+import { EditQueue } from "../../src/space/editor.js";
+import { parseNumber, sliderScale } from "../../src/space/parameter.js";
+import { checkboxValues, describeCount, plural, startProblem, toggleValue } from "../../src/space/state.js";
 
 /** @param {string} kind @param {number} low @param {number} high */
 function thereAndBack(kind, low, high) {
-  const scale = scaleOf(kind, low, high);
-  for (let place = scale.first; place <= scale.last; place++) expect(scale.placeOf(scale.valueAt(place))).toBe(place);
+  const scale = sliderScale(kind, low, high);
+  for (let place = scale.first; place <= scale.last; place++) expect(scale.positionOf(scale.valueAt(place))).toBe(place);
   return scale;
 }
 
@@ -27,22 +27,22 @@ test.each([
 });
 
 test("a log slider goes over 1, 2, 5, 10", () => {
-  const scale = scaleOf("log", 1e-4, 0.1);
-  const place = scale.placeOf(0.001);
+  const scale = sliderScale("log", 1e-4, 0.1);
+  const place = scale.positionOf(0.001);
   expect([0, 1, 2, 3].map((more) => scale.valueAt(place + more))).toEqual([0.001, 0.002, 0.005, 0.01]);
-  expect(scale.placeOf(1e-300)).toBe(scale.first);
-  expect(scale.placeOf(-1)).toBe(scale.first);
-  expect(scale.placeOf(1e300)).toBe(scale.last);
+  expect(scale.positionOf(1e-300)).toBe(scale.first);
+  expect(scale.positionOf(-1)).toBe(scale.first);
+  expect(scale.positionOf(1e300)).toBe(scale.last);
 });
 
 test.each([["uniform"], ["log"], ["int"], ["log int"]])("a %s whose ends cannot be read has a slider all the same", (kind) => {
-  const scale = scaleOf(kind, NaN, Infinity);
+  const scale = sliderScale(kind, NaN, Infinity);
   expect(scale.last).toBeGreaterThan(scale.first);
   expect(Number.isFinite(scale.valueAt(scale.last))).toBe(true);
 });
 
 test("what stands in a field is a number or none", () => {
-  expect(["1e-3", " 5 ", "", "x", "-2"].map(numberIn)).toEqual([0.001, 5, NaN, NaN, -2]);
+  expect(["1e-3", " 5 ", "", "x", "-2"].map(parseNumber)).toEqual([0.001, 5, NaN, NaN, -2]);
 });
 
 /** @param {Partial<import("../../src/space/state.js").Row>} more */
@@ -51,49 +51,49 @@ const row = (more) => /** @type {any} */ ({ kind: "choice", count: 2, read: [["'
 const state = (more) => /** @type {any} */ ({ rows: [], general: "", trials_problem: "", valid: true, count: 12, points: null, ...more });
 
 test("a few values are ticked, many are typed", () => {
-  expect(tickable(row({}))).toEqual(["'sgd'", "'adam'"]);
-  expect(tickable(row({ count: 13 }))).toBe(null);
-  expect(tickable(row({ count: 0, read: [] }))).toBe(null);
-  expect(tickable(row({ kind: "int" }))).toBe(null);
-  expect(tickable(undefined)).toBe(null);
-  expect(ticked(["1", "2", "3"], ["3"], "1", true)).toBe("1, 3");
-  expect(ticked(["1", "2"], ["1"], "1", false)).toBe("");
+  expect(checkboxValues(row({}))).toEqual(["'sgd'", "'adam'"]);
+  expect(checkboxValues(row({ count: 13 }))).toBe(null);
+  expect(checkboxValues(row({ count: 0, read: [] }))).toBe(null);
+  expect(checkboxValues(row({ kind: "int" }))).toBe(null);
+  expect(checkboxValues(undefined)).toBe(null);
+  expect(toggleValue(["1", "2", "3"], ["3"], "1", true)).toBe("1, 3");
+  expect(toggleValue(["1", "2"], ["1"], "1", false)).toBe("");
 });
 
 test("trials in words", () => {
-  expect(trialWords(state({}))).toBe("12 trials.");
-  expect(trialWords(state({ count: 1 }))).toBe("1 trial.");
-  expect(trialWords(state({ points: 1200, count: 1200 }))).toBe("The grid has 1,200 points: 1,200 trials.");
-  expect(trialWords(state({ valid: false, count: 5 }))).toBe("Fix the errors above to see the count.");
-  expect(trialWords(state({ trials_problem: "no end" }))).toBe("no end");
+  expect(describeCount(state({}))).toBe("12 trials.");
+  expect(describeCount(state({ count: 1 }))).toBe("1 trial.");
+  expect(describeCount(state({ points: 1200, count: 1200 }))).toBe("The grid has 1,200 points: 1,200 trials.");
+  expect(describeCount(state({ valid: false, count: 5 }))).toBe("Fix the errors above to see the count.");
+  expect(describeCount(state({ trials_problem: "no end" }))).toBe("no end");
   expect(plural(0, "point")).toBe("0 points");
 });
 
 test("why Start cannot be pressed", () => {
-  expect(whyNotStart(state({}))).toBe("");
-  expect(whyNotStart(state({ rows: [row({ problem: { text: "x", at: "name" } })] }))).toBe("1 parameter has to be put right first.");
-  expect(whyNotStart(state({ general: "the space is empty" }))).toBe("the space is empty");
-  expect(whyNotStart(state({ trials_problem: "no end" }))).toBe("no end");
+  expect(startProblem(state({}))).toBe("");
+  expect(startProblem(state({ rows: [row({ problem: { text: "x", at: "name" } })] }))).toBe("1 parameter has to be put right first.");
+  expect(startProblem(state({ general: "the space is empty" }))).toBe("the space is empty");
+  expect(startProblem(state({ trials_problem: "no end" }))).toBe("no end");
 });
 
 test("while an edit of a field is on its way, only the latest follows", () => {
   /** @type {[number, import("../../src/space/editor.js").Change][]} */
   const sent = [];
-  const edits = new Edits((number, change) => sent.push([number, change]));
+  const edits = new EditQueue((number, change) => sent.push([number, change]));
   const typed = (/** @type {string} */ value) => ({ what: "field", value });
-  for (const value of ["1", "12", "123"]) edits.type("lr", typed(value));
+  for (const value of ["1", "12", "123"]) edits.sendLatest("lr", typed(value));
   expect(sent).toEqual([[1, typed("1")]]);
-  edits.heard(0);
-  expect(edits.waits("lr")).toBe(true);
-  edits.heard(1);
+  edits.acknowledge(0);
+  expect(edits.isPending("lr")).toBe(true);
+  edits.acknowledge(1);
   expect(sent[1]).toEqual([2, typed("123")]);
-  expect(edits.waits("lr")).toBe(true);
-  edits.heard(2);
-  expect(edits.waits("lr")).toBe(false);
-  edits.type("lr", typed("5"));
-  edits.type("lr", typed("6"));
-  edits.once({ what: "add" }); // needs what was typed before it
+  expect(edits.isPending("lr")).toBe(true);
+  edits.acknowledge(2);
+  expect(edits.isPending("lr")).toBe(false);
+  edits.sendLatest("lr", typed("5"));
+  edits.sendLatest("lr", typed("6"));
+  edits.sendNow({ what: "add" }); // needs what was typed before it
   expect(sent.slice(2).map(([, change]) => change)).toEqual([typed("5"), typed("6"), { what: "add" }]);
-  edits.forget();
-  expect(edits.waits("lr")).toBe(false);
+  edits.clear();
+  expect(edits.isPending("lr")).toBe(false);
 });

@@ -1,41 +1,41 @@
 import { describe, expect, test } from "vitest";
-import { isLog, isOutside, scaleFor, scaleOn, settled, timeTicks, timeWords, valueTicks } from "../../src/sweep/figures/axes.js";
-import { bestFew, nearestCurve, Reach, valueAt } from "../../src/sweep/figures/curves.js";
-import { busyShares, Ended, lanesOf, LOST, neighbours, runningBars } from "../../src/sweep/figures/timeline.js";
-import { Model } from "../../src/sweep/model.js";
+import { formatTime, isLog, isOutside, makeScale, robustScale, settled, timeTicks, valueTicks } from "../../src/sweep/figures/axes.js";
+import { bestTrials, CurveExtent, nearestCurve, valueAt } from "../../src/sweep/figures/curves.js";
+import { busyShares, contiguousRuns, EndedBars, lanesOf, LOST, runningBars } from "../../src/sweep/figures/timeline.js";
+import { SweepModel } from "../../src/sweep/model.js";
 
 /** @typedef {import("../../src/sweep/figures/timeline.js").Bar} Bar */
 
 describe("a scale", () => {
   test("is logarithmic where all is positive and spans more than two decades", () => {
-    expect(isLog(scaleFor([0.001, 0.01, 1]))).toBe(true);
-    expect(isLog(scaleFor([0.1, 1, 9]))).toBe(false);
-    expect(isLog(scaleFor([-1, 0.001, 1000]))).toBe(false);
+    expect(isLog(robustScale([0.001, 0.01, 1]))).toBe(true);
+    expect(isLog(robustScale([0.1, 1, 9]))).toBe(false);
+    expect(isLog(robustScale([-1, 0.001, 1000]))).toBe(false);
   });
   test("leaves out what lies far off, unless it must be seen", () => {
     const values = [...Array.from({ length: 100 }, (_, i) => i / 100), -1e6];
-    expect(isOutside(scaleFor(values), -1e6)).toBe(true);
-    expect(isOutside(scaleFor(values, [-1e6]), -1e6)).toBe(false);
+    expect(isOutside(robustScale(values), -1e6)).toBe(true);
+    expect(isOutside(robustScale(values, [-1e6]), -1e6)).toBe(false);
   });
   test.each([[[]], [[3]], [[0, 0]], [[-5, -5]]])("of %j has a width", (values) => {
-    const [low, high] = scaleFor(values).domain();
+    const [low, high] = robustScale(values).domain();
     expect(high).toBeGreaterThan(low);
   });
   test("stays while it is good enough", () => {
-    const was = scaleFor([0, 1]);
-    expect(settled(was, scaleFor([0.02, 0.98]))).toBe(was);
-    expect(settled(was, scaleFor([0, 1.2]))).not.toBe(was);
-    expect(settled(was, scaleFor([0.4, 0.6]))).not.toBe(was);
+    const was = robustScale([0, 1]);
+    expect(settled(was, robustScale([0.02, 0.98]))).toBe(was);
+    expect(settled(was, robustScale([0, 1.2]))).not.toBe(was);
+    expect(settled(was, robustScale([0.4, 0.6]))).not.toBe(was);
   });
   test("has round ticks", () => {
-    expect(valueTicks(scaleOn(0, 1, false), 5)).toEqual([0, 0.2, 0.4, 0.6000000000000001, 0.8, 1]);
-    expect(valueTicks(scaleOn(0.01, 1, true), 3)).toEqual([0.01, 0.1, 1]);
+    expect(valueTicks(makeScale(0, 1, false), 5)).toEqual([0, 0.2, 0.4, 0.6000000000000001, 0.8, 1]);
+    expect(valueTicks(makeScale(0.01, 1, true), 3)).toEqual([0.01, 0.1, 1]);
   });
 });
 
 describe("time", () => {
   test.each([[0, "0 s"], [0.25, "0.25 s"], [59, "59 s"], [60, "1 min"], [90, "1 min 30 s"], [3600, "1 h"], [5400, "1 h 30 min"], [93_600, "1 d 2 h"], [-3, "−3 s"]])(
-    "%s is %s", (seconds, words) => expect(timeWords(seconds)).toBe(words));
+    "%s is %s", (seconds, words) => expect(formatTime(seconds)).toBe(words));
   test("has ticks that people count in", () => {
     expect(timeTicks(0, 130, 5)).toEqual([0, 30, 60, 90, 120]);
     expect(timeTicks(0, 7200, 5)).toEqual([0, 1800, 3600, 5400, 7200]);
@@ -53,31 +53,31 @@ describe("curves", () => {
   });
 
   test("only those that have grown are drawn further, and all if one is another", () => {
-    const reach = new Reach();
+    const reach = new CurveExtent();
     const curves = new Map(Array.from({ length: 1100 }, (_, n) => [n, { steps: [...Array(10).keys()], values: Array(10).fill(n / 1100) }]));
-    expect(reach.look(curves, [])).toHaveLength(1100);
+    expect(reach.update(curves, [])).toHaveLength(1100);
     const { version } = reach;
     curves.get(7)?.steps.push(9.5);
     curves.get(7)?.values.push(0.5);
-    expect(reach.look(curves, [])).toEqual([7]);
+    expect(reach.update(curves, [])).toEqual([7]);
     expect(reach.version).toBe(version);
     curves.set(7, { steps: [1], values: [2] });
-    expect(reach.look(curves, [])).toHaveLength(1100);
+    expect(reach.update(curves, [])).toHaveLength(1100);
     expect(reach.version).toBeGreaterThan(version);
   });
 
   test.each([["max", [2, 0]], ["min", [3, 0]]])("the best of a sweep for %s", (direction, expected) => {
-    const model = new Model();
+    const model = new SweepModel();
     model.apply({ snapshot: true, head: { direction, parameters: [] }, trials: { number: [0, 1, 2, 3], state: [2, 5, 2, 2], value: [0.5, null, 0.9, 0.1] } });
-    expect(bestFew(model, 2)).toEqual(expected);
+    expect(bestTrials(model, 2)).toEqual(expected);
   });
 });
 
 describe("lanes", () => {
-  test("neighbours are one bar", () => expect(neighbours([5, 1, 2, 3])).toEqual([[1, 3], [5, 5]]));
+  test("neighbours are one bar", () => expect(contiguousRuns([5, 1, 2, 3])).toEqual([[1, 3], [5, 5]]));
 
   test("every engine has one, and every attempt a bar", () => {
-    const model = new Model();
+    const model = new SweepModel();
     model.apply({
       snapshot: true, head: { engines: [[0, "/job:worker/task:0"], [1, "/job:worker/task:1"]], parameters: [] }, status: { engines: [[1, "gone", null]] },
       trials: { number: [0, 1], state: [2, 1], attempt: [1, 2], started: [0, 9], ended: [4, null], ranks: [[0, 1], [7]] },
@@ -85,8 +85,8 @@ describe("lanes", () => {
     });
     const lanes = lanesOf(model);
     expect(lanes).toEqual([{ rank: 0, label: "worker 0", gone: false }, { rank: 1, label: "worker 1", gone: true }, { rank: 7, label: "engine 7", gone: false }]);
-    const ended = new Ended();
-    expect(ended.look(model, lanes)).toBe(0);
+    const ended = new EndedBars();
+    expect(ended.update(model, lanes)).toBe(0);
     const bars = [...ended.bars, ...runningBars(model, lanes, 12)];
     expect(bars.map(({ number, start, end, state, lanes: [[first, last]] }) => [number, start, end, state, first, last])).toEqual([[0, 0, 4, 2, 0, 1], [1, 5, 8, LOST, 2, 2], [1, 9, 12, 1, 2, 2]]);
     expect([...busyShares(bars, 3, 0, 12)]).toEqual([4 / 12, 4 / 12, 6 / 12]);
@@ -94,11 +94,11 @@ describe("lanes", () => {
 
     // Only what is new is looked at: an attempt that has ended now, and not one that goes on.
     model.apply({ snapshot: false, spans: [[1, 2, [7], 9, 20, "pruned"], [2, 1, [0], 5, null, "running"]] });
-    expect(ended.look(model, lanes)).toBe(2);
+    expect(ended.update(model, lanes)).toBe(2);
     expect(ended.bars.slice(2).map(({ number, end }) => [number, end])).toEqual([[1, 20]]);
-    expect(ended.look(model, lanes)).toBe(3);
+    expect(ended.update(model, lanes)).toBe(3);
     model.apply({ snapshot: true, spans: [[0, 1, [0], 0, 4, "finished"]] });
-    expect(ended.look(model, lanes)).toBe(0);
+    expect(ended.update(model, lanes)).toBe(0);
     expect(ended.bars).toHaveLength(1);
   });
 });

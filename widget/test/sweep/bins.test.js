@@ -1,61 +1,61 @@
 import { describe, expect, test } from "vitest";
-import { binned, binsOf, cellsOf, widest } from "../../src/sweep/figures/bins.js";
+import { aggregateCells, binIndices, binsOf, widest } from "../../src/sweep/figures/bins.js";
 import { Brush, maskOf } from "../../src/sweep/figures/brush.js";
-import { bestFew } from "../../src/sweep/figures/curves.js";
-import { easeAt, heightAt, nearestLine, thinned } from "../../src/sweep/figures/parallel.js";
-import { METRIC, Places } from "../../src/sweep/figures/positions.js";
-import { compareValues, inPlace, sortedRows } from "../../src/sweep/table.js";
-import { PARAMETERS, filled } from "./data.js";
+import { bestTrials } from "../../src/sweep/figures/curves.js";
+import { easeAt, heightAt, nearestLine, sampleRows } from "../../src/sweep/figures/parallel.js";
+import { METRIC, TrialPositions } from "../../src/sweep/figures/positions.js";
+import { compareValues, keepOrder, sortedRows } from "../../src/sweep/table.js";
+import { filled, PARAMETERS } from "./data.js";
 
 /** @param {number} count @param {Record<string, any>} [more] */
 function made(count, more) {
   const model = filled(count, more);
-  const places = new Places(model);
-  return { model, places, brush: new Brush(model, places) };
+  const positions = new TrialPositions(model);
+  return { model, positions, brush: new Brush(model, positions) };
 }
 
 describe("bins", () => {
   test("of numbers have round edges, and hold every trial", () => {
-    const { model, places } = made(100);
-    const axis = places.axis("lr");
+    const { model, positions } = made(100);
+    const axis = positions.axis("lr");
     const bins = binsOf(axis, model.parameters.get("lr") ?? [], 8);
     expect(bins.map(({ start }) => start)).toEqual(["0.0001", "0.0003", "0.001", "0.003", "0.01", "0.03"]);
     expect(bins.at(-1)?.text).toBe("0.03 to 0.1");
-    const rows = binned(axis.at, bins);
+    const rows = binIndices(axis.at, bins);
     expect([rows[0], rows[99], Math.min(...rows), Math.max(...rows)]).toEqual([0, 5, 0, 5]);
   });
 
   test("of numbers that trials share are those numbers", () => {
-    const { model, places } = made(12, { parameters: { lr: Array.from({ length: 12 }, (_, i) => [0.001, 0.01, 0.1][i % 3]) } });
-    const axis = places.axis("lr");
+    const { model, positions } = made(12, { parameters: { lr: Array.from({ length: 12 }, (_, i) => [0.001, 0.01, 0.1][i % 3]) } });
+    const axis = positions.axis("lr");
     const bins = binsOf(axis, model.parameters.get("lr") ?? [], 8);
     expect(bins.map(({ text }) => text)).toEqual(["0.001", "0.01", "0.1"]);
-    expect([...binned(axis.at, bins)].slice(0, 3)).toEqual([0, 1, 2]);
+    expect([...binIndices(axis.at, bins)].slice(0, 3)).toEqual([0, 1, 2]);
   });
 
   test("of a choice are its values, neighbours together if they are many, and there is one for none", () => {
-    const { model, places } = made(10);
-    expect(binsOf(places.axis("width"), model.parameters.get("width") ?? [], 8).map(({ text }) => text)).toEqual(["32", "64"]);
-    const momentum = places.axis("momentum");
+    const { model, positions } = made(10);
+    expect(binsOf(positions.axis("width"), model.parameters.get("width") ?? [], 8).map(({ text }) => text)).toEqual(["32", "64"]);
+    const momentum = positions.axis("momentum");
     const bins = binsOf(momentum, model.parameters.get("momentum") ?? [], 4);
     expect(bins.at(-1)?.text).toBe("none");
-    expect(binned(momentum.at, bins)[0]).toBe(bins.length - 1);
+    expect(binIndices(momentum.at, bins)[0]).toBe(bins.length - 1);
     const many = made(2, { parameters: { letter: ["a", "z"] } });
     many.model.head?.parameters.push(/** @type {any} */ ({ name: "letter", kind: "choice", values: [..."abcdefghijklmnopqrstuvwxyz"], text: "", when: null }));
-    expect(binsOf(many.places.axis("letter"), ["a", "z"], 4).map(({ text }) => text)).toEqual(["a … g", "h … n", "o … u", "v … z"]);
+    expect(binsOf(many.positions.axis("letter"), ["a", "z"], 4).map(({ text }) => text)).toEqual(["a … g", "h … n", "o … u", "v … z"]);
   });
 
   test("cells have their best, their median and what became of their trials, of the brushed ones only", () => {
-    const { model, places } = made(12);
-    const xs = binned(places.axis("width").at, binsOf(places.axis("width"), [], 4));
+    const { model, positions } = made(12);
+    const xs = binIndices(positions.axis("width").at, binsOf(positions.axis("width"), [], 4));
     const ys = new Int16Array(12);
-    const [even, odd] = cellsOf(model, xs, ys, 2, 1, null);
+    const [even, odd] = aggregateCells(model, xs, ys, 2, 1, null);
     expect([even.rows.length, even.best]).toEqual([6, 0]);
     expect(even.median).toBeCloseTo(4 / 12);
     expect(odd.counts).toEqual([0, 2, 2, 0, 2, 0]);
-    const [brushed] = cellsOf(model, xs, ys, 2, 1, Uint8Array.from({ length: 12 }, (_, i) => Number(i === 6)));
+    const [brushed] = aggregateCells(model, xs, ys, 2, 1, Uint8Array.from({ length: 12 }, (_, i) => Number(i === 6)));
     expect([brushed.rows, brushed.best]).toEqual([[6], 6]);
-    const [failed] = cellsOf(model, xs, ys, 2, 1, Uint8Array.from({ length: 12 }, (_, i) => Number(i === 4)));
+    const [failed] = aggregateCells(model, xs, ys, 2, 1, Uint8Array.from({ length: 12 }, (_, i) => Number(i === 4)));
     expect([failed.best, failed.median, failed.counts[5]]).toEqual([-1, NaN, 1]);
   });
 
@@ -71,7 +71,7 @@ describe("the brush", () => {
     const { model, brush } = made(100);
     brush.set({ lr: [0, 0.5], width: [0.5, 1] });
     expect(model.brushedCount).toBe(25);
-    expect(brush.words()).toBe("lr ≤ 0.00316, width 64");
+    expect(brush.describe()).toBe("lr ≤ 0.00316, width 64");
     brush.set({ lr: null });
     expect(model.brushedCount).toBe(50);
     brush.clear();
@@ -79,11 +79,11 @@ describe("the brush", () => {
   });
 
   test("leaves out what has no value there, and grows with what comes", () => {
-    const { model, places, brush } = made(12);
+    const { model, positions, brush } = made(12);
     brush.set({ [METRIC]: [0, 1] });
     expect(model.brushedCount).toBe(10); // two are NaN
     model.apply({ trials: { number: [12], state: [2], value: [0.5], parameters: { lr: [0.01] } } });
-    places.forget();
+    positions.invalidate();
     brush.refresh();
     expect(model.brushedCount).toBe(11);
   });
@@ -102,12 +102,12 @@ describe("lines", () => {
   test("of too many trials are the best ones and a fair choice, the same each time", () => {
     const ranked = Array.from({ length: 10_000 }, (_, i) => i);
     const number = Int32Array.from(ranked);
-    const some = thinned(ranked, null, number, 800);
+    const some = sampleRows(ranked, null, number, 800);
     expect(some.length).toBeGreaterThan(700);
     expect(some.length).toBeLessThanOrEqual(800);
     expect(some.slice(-100)).toEqual(ranked.slice(0, 100).reverse()); // the best are drawn last
     expect(some.filter((row) => row >= 5000).length).toBeGreaterThan(250);
-    expect(thinned(ranked, Uint8Array.from(ranked, (row) => Number(row % 2 === 0)), number, 10_000)).toHaveLength(5000);
+    expect(sampleRows(ranked, Uint8Array.from(ranked, (row) => Number(row % 2 === 0)), number, 10_000)).toHaveLength(5000);
   });
 
   test("the nearest to the pointer, also of those that have no value on an axis", () => {
@@ -121,28 +121,28 @@ describe("lines", () => {
 describe("ranks", () => {
   test("the best trial is a finished one, even if others are better", () => {
     const state = [4, 2, 3, 2, 1, 5]; // stopped, finished, pruned, finished, running, failed
-    const { model, places } = made(6, { state, value: [0.1, 3, 0.2, 2, 0.3, 0.4] });
+    const { model, positions } = made(6, { state, value: [0.1, 3, 0.2, 2, 0.3, 0.4] });
     /** @type {any} */ (model.status).best = 3;
-    expect(places.ranked().map((row) => model.number[row])).toEqual([3, 1, 0, 2, 4, 5]);
-    expect(bestFew(model, 3)).toEqual([3, 1, 0]);
+    expect(positions.ranked().map((row) => model.number[row])).toEqual([3, 1, 0, 2, 4, 5]);
+    expect(bestTrials(model, 3)).toEqual([3, 1, 0]);
     const all = Int16Array.from({ length: 6 }, () => 0);
-    expect(cellsOf(model, all, all, 1, 1, null)[0].best).toBe(3);
+    expect(aggregateCells(model, all, all, 1, 1, null)[0].best).toBe(3);
   });
 
   test("the best first, those without a value last, by number where equal", () => {
-    const { model, places } = made(6, { state: Array(6).fill(2), value: [3, "NaN", 1, "Infinity", 1, null] });
-    expect(places.ranked().map((row) => model.number[row])).toEqual([2, 4, 0, 3, 1, 5]);
+    const { model, positions } = made(6, { state: Array(6).fill(2), value: [3, "NaN", 1, "Infinity", 1, null] });
+    expect(positions.ranked().map((row) => model.number[row])).toEqual([2, 4, 0, 3, 1, 5]);
     /** @type {any} */ (model.head).direction = "max";
-    places.forget();
-    expect(places.ranked()).toEqual([0, 2, 4, 3, 1, 5]);
+    positions.invalidate();
+    expect(positions.ranked()).toEqual([0, 2, 4, 3, 1, 5]);
   });
 
   test("goodness is 1 for the best and 0 for the worst that is told apart", () => {
-    const { places } = made(6, { value: [3, "NaN", 1, 2, 5, null] });
-    expect([2, 4, 3].map((row) => places.goodness(row))).toEqual([1, 0, expect.closeTo(0.75)]);
-    expect(places.goodness(1)).toBeNaN();
-    expect(made(1, { value: [4] }).places.goodness(0)).toBe(1);
-    expect(made(1, { value: [null] }).places.goodness(0)).toBeNaN();
+    const { positions } = made(6, { value: [3, "NaN", 1, 2, 5, null] });
+    expect([2, 4, 3].map((row) => positions.quality(row))).toEqual([1, 0, expect.closeTo(0.75)]);
+    expect(positions.quality(1)).toBeNaN();
+    expect(made(1, { value: [4] }).positions.quality(0)).toBe(1);
+    expect(made(1, { value: [null] }).positions.quality(0)).toBeNaN();
   });
 
   test("sorted by any column, what is missing last both ways", () => {
@@ -155,5 +155,5 @@ describe("ranks", () => {
 });
 
 test("rows under the pointer keep their places: what is gone leaves, what is new comes at the end", () => {
-  expect(inPlace([3, 1, 2], [0, 1, 2, 4])).toEqual([1, 2, 0, 4]);
+  expect(keepOrder([3, 1, 2], [0, 1, 2, 4])).toEqual([1, 2, 0, 4]);
 });

@@ -2,10 +2,10 @@
 import { beforeAll, beforeEach, expect, test } from "vitest";
 import { Layer } from "../../src/sweep/figures/canvas.js";
 
-/** @typedef {import("../../src/sweep/figures/figure.js").Page} Page */
+/** @typedef {import("../../src/sweep/figures/figure.js").Drawing} Page */
 
 /** @type {HTMLCanvasElement[]} */
-let put = [];
+let drawOnto = [];
 /** @type {Page} */
 let page;
 /** @type {number[]} */
@@ -17,16 +17,16 @@ beforeAll(() => {
 });
 
 beforeEach(() => {
-  [put, drawn] = [[], []];
-  const canvas = { drawImage: (/** @type {HTMLCanvasElement} */ surface) => put.push(surface) };
+  [drawOnto, drawn] = [[], []];
+  const canvas = { drawImage: (/** @type {HTMLCanvasElement} */ surface) => drawOnto.push(surface) };
   page = /** @type {any} */ ({ canvas, width: 10, height: 10, ratio: 1 });
 });
 
 /** @param {Layer} layer */
 function frame(layer) {
   layer.work((_, items) => drawn.push(...items));
-  layer.put(page);
-  return put[put.length - 1];
+  layer.drawOnto(page);
+  return drawOnto[drawOnto.length - 1];
 }
 
 test("a frame draws no more than it may, and the last one ends it", () => {
@@ -36,7 +36,7 @@ test("a frame draws no more than it may, and the last one ends it", () => {
     frame(layer);
     expect(drawn.length).toBeLessThanOrEqual(count);
   }
-  while (!layer.whole()) frame(layer);
+  while (!layer.isComplete()) frame(layer);
   expect(drawn).toEqual(MANY);
 });
 
@@ -47,9 +47,9 @@ test("what was whole is shown until what comes next is, unless it lies elsewhere
   layer.begin("here", "b", page, () => MANY);
   expect(frame(layer)).toBe(first);
   expect(layer.begin("here", "c", page, () => [2])).toBe(false); // b would never be whole
-  while (!layer.whole()) frame(layer);
-  layer.put(page);
-  expect(put[put.length - 1]).not.toBe(first);
+  while (!layer.isComplete()) frame(layer);
+  layer.drawOnto(page);
+  expect(drawOnto[drawOnto.length - 1]).not.toBe(first);
   expect(layer.begin("here", "c", page, () => [2])).toBe(true);
   expect(layer.begin("there", "c", page, () => MANY)).toBe(true);
   expect(frame(layer)).toBe(layer.made.surface);

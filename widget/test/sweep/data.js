@@ -1,5 +1,5 @@
 // Trials for tests of a sweep's page: what the kernel would send.
-import { Model } from "../../src/sweep/model.js";
+import { SweepModel } from "../../src/sweep/model.js";
 
 export const HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>";
 
@@ -31,7 +31,7 @@ export function snapshot(count, more = {}) {
 
 /** @param {number} count @param {Record<string, any>} [more] */
 export function filled(count, more) {
-  const model = new Model();
+  const model = new SweepModel();
   model.apply(snapshot(count, more));
   return model;
 }

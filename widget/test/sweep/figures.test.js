@@ -1,11 +1,11 @@
 // @vitest-environment happy-dom
 import { beforeAll, beforeEach, describe, expect, test } from "vitest";
-import { makeBestLine } from "../../src/sweep/figures/best.js";
-import { Model } from "../../src/sweep/model.js";
-import { makeSmallCurves } from "../../src/sweep/figures/curves.js";
+import { makeBestSoFar } from "../../src/sweep/figures/best.js";
+import { SweepModel } from "../../src/sweep/model.js";
+import { makeLearningCurves } from "../../src/sweep/figures/curves.js";
 import { makeTimeline } from "../../src/sweep/figures/timeline.js";
 
-/** @type {Model} */
+/** @type {SweepModel} */
 let model;
 const HOSTILE = "<img src=x onerror=alert(1)>";
 
@@ -18,7 +18,7 @@ beforeAll(() => {
 });
 
 beforeEach(() => {
-  model = new Model();
+  model = new SweepModel();
   const [steps, values] = [[1, 2, 3], [[0.1, 0.2, 0.3], [0.2, 0.5, 0.9], [0.1, 0.1, 0.2], [0.3, 0.4, 0.5]]];
   model.apply({
     snapshot: true,
@@ -32,7 +32,7 @@ beforeEach(() => {
   });
 });
 
-/** @param {(model: Model) => { element: HTMLElement, draw: () => void, destroy: () => void }} makeView */
+/** @param {(model: SweepModel) => { element: HTMLElement, draw: () => void, destroy: () => void }} makeView */
 function shown(makeView) {
   const view = makeView(model);
   document.body.replaceChildren(view.element);
@@ -43,7 +43,7 @@ function shown(makeView) {
   return { element: view.element, destroy: () => view.destroy(), box, press, words, text: () => view.element.textContent ?? "" };
 }
 
-test.each([["curves", makeSmallCurves], ["the best line", makeBestLine], ["the timeline", makeTimeline]])("%s is a figure with a name, a focus and words", (_, makeView) => {
+test.each([["curves", makeLearningCurves], ["the best line", makeBestSoFar], ["the timeline", makeTimeline]])("%s is a figure with a name, a focus and words", (_, makeView) => {
   const view = shown(makeView);
   expect(view.element.tagName).toBe("FIGURE");
   expect(view.element.querySelector("figcaption")).not.toBeNull();
@@ -59,7 +59,7 @@ test.each([["curves", makeSmallCurves], ["the best line", makeBestLine], ["the t
 
 describe("keys", () => {
   test("go from the best curve to the next, and choose", () => {
-    const view = shown(makeSmallCurves);
+    const view = shown(makeLearningCurves);
     view.press("ArrowDown");
     expect(model.hovered).toBe(1);
     view.press("ArrowDown", "ArrowDown", "Enter");
@@ -72,7 +72,7 @@ describe("keys", () => {
   });
 
   test("go through the trials as they ended, those that run last", () => {
-    const view = shown(makeBestLine);
+    const view = shown(makeBestSoFar);
     view.press("ArrowRight", "ArrowRight");
     expect(model.hovered).toBe(1);
     view.press("End");
@@ -95,21 +95,21 @@ describe("keys", () => {
 });
 
 test("the words say what is to be seen", () => {
-  expect(shown(makeSmallCurves).words()).toBe("Curves of 4 trials. Best: trial 1 0.9000, trial 0 0.3000, trial 3 0.5000, trial 2 0.2000.");
-  expect(shown(makeBestLine).words()).toBe("Best so far 0.9000, by trial 1 after 40 s, improved 2 times. Trials: 1 running, 2 finished, 1 pruned; 1 min 40 s since the start.");
+  expect(shown(makeLearningCurves).words()).toBe("Curves of 4 trials. Best: trial 1 0.9000, trial 0 0.3000, trial 3 0.5000, trial 2 0.2000.");
+  expect(shown(makeBestSoFar).words()).toBe("Best so far 0.9000, by trial 1 after 40 s, improved 2 times. Trials: 1 running, 2 finished, 1 pruned; 1 min 40 s since the start.");
   expect(shown(makeTimeline).words()).toBe(`5 attempts on 2 engines in 1 min 40 s, 1 running. Busy: worker 0 85%, ${HOSTILE} (lost) 38%.`);
 });
 
 test("the best so far is the header's, also after a promotion that made a trial worse", () => {
   const best = [[70, 0, 0.3]];
   model.apply({ best, status: { state: "running", now: 100, best: 0, counts: { finished: 2 }, engines: [] } });
-  expect(shown(makeBestLine).words()).toContain("Best so far 0.3000, by trial 0 after 1 min 10 s, improved 2 times.");
+  expect(shown(makeBestSoFar).words()).toContain("Best so far 0.3000, by trial 0 after 1 min 10 s, improved 2 times.");
 });
 
 test("what an empty sweep shows is said", () => {
-  model = new Model();
-  expect(shown(makeSmallCurves).words()).toContain("Best: none yet");
-  expect(shown(makeBestLine).words()).toContain("No value yet");
+  model = new SweepModel();
+  expect(shown(makeLearningCurves).words()).toContain("Best: none yet");
+  expect(shown(makeBestSoFar).words()).toContain("No value yet");
   expect(shown(makeTimeline).text()).toContain("no engines yet");
 });
 

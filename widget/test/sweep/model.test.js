@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { Model } from "../../src/sweep/model.js";
+import { SweepModel } from "../../src/sweep/model.js";
 
 const HEAD = { metric: "loss", direction: "min", parameters: [
   { name: "lr", kind: "log", low: 1e-4, high: 0.1, text: "log(0.0001, 0.1)", when: null },
@@ -27,7 +27,7 @@ function bytes(...pairs) {
 
 /** @param {[number, number, number | string | null][]} [rows] */
 function opened(rows = [[4, 2, 0.5], [9, 1, null]]) {
-  const model = new Model();
+  const model = new SweepModel();
   model.apply({ snapshot: true, head: HEAD, status: { state: "running" }, trials: columns(rows), spans: [[4, 1, [0], 0, 1, "finished"]], best: [[1, 4, 0.5]] });
   return model;
 }

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
-import { oklch, rampFor, shadeOf } from "../../src/sweep/figures/colormap.js";
+import { colormapFor, oklch, shadeIndex } from "../../src/sweep/figures/colormap.js";
 import { choiceScale, numberScale, scaleOf, stepFor } from "../../src/sweep/figures/scales.js";
-import { sameKey } from "../../src/sweep/model.js";
+import { valueKey } from "../../src/sweep/model.js";
 
 /** @param {any} parameter @param {any[]} [seen] */
 const scale = (parameter, seen = []) => scaleOf({ name: "p", text: "", when: null, ...parameter }, seen);
@@ -9,48 +9,48 @@ const scale = (parameter, seen = []) => scaleOf({ name: "p", text: "", when: nul
 describe("where values lie", () => {
   test("evenly, or in logarithms, and back", () => {
     const even = scale({ kind: "uniform", low: 0, high: 4 });
-    expect([0, 1, 4].map(even.place)).toEqual([0, 0.25, 1]);
+    expect([0, 1, 4].map(even.position)).toEqual([0, 0.25, 1]);
     expect(even.value(0.25)).toBe(1);
     const log = scale({ kind: "log", low: 1e-4, high: 1 });
-    expect(log.place(0.01)).toBeCloseTo(0.5);
+    expect(log.position(0.01)).toBeCloseTo(0.5);
     expect(log.value(0.75)).toBeCloseTo(0.1);
     const whole = scale({ kind: "int", low: 1, high: 9 });
     expect(whole.value(0.26)).toBe(3);
-    expect(scale({ kind: "int", low: 16, high: 256, log: true }).place(64)).toBeCloseTo(0.5);
+    expect(scale({ kind: "int", low: 16, high: 256, log: true }).position(64)).toBeCloseTo(0.5);
   });
 
   test("nowhere, without a value", () => {
-    for (const one of [scale({ kind: "uniform", low: 0, high: 1 }), scale({ kind: "choice", values: ["a"] })]) expect(one.place(undefined)).toBeNaN();
-    expect(scale({ kind: "uniform", low: 0, high: 1 }).place(NaN)).toBeNaN();
+    for (const one of [scale({ kind: "uniform", low: 0, high: 1 }), scale({ kind: "choice", values: ["a"] })]) expect(one.position(undefined)).toBeNaN();
+    expect(scale({ kind: "uniform", low: 0, high: 1 }).position(NaN)).toBeNaN();
   });
 
   test("outside of the space too: an edit or a clone puts them there", () => {
-    expect([0.5, 2].map(scale({ kind: "uniform", low: 0, high: 1 }, [0.5, 2, undefined]).place)).toEqual([0.25, 1]);
-    expect(scale({ kind: "log", low: 0.1, high: 1 }, [0.001]).place(0.001)).toBe(0);
-    expect(scale({ kind: "log", low: 0.1, high: 1 }, [-1]).place(1)).toBe(1); // no logarithm of that
+    expect([0.5, 2].map(scale({ kind: "uniform", low: 0, high: 1 }, [0.5, 2, undefined]).position)).toEqual([0.25, 1]);
+    expect(scale({ kind: "log", low: 0.1, high: 1 }, [0.001]).position(0.001)).toBe(0);
+    expect(scale({ kind: "log", low: 0.1, high: 1 }, [-1]).position(1)).toBe(1); // no logarithm of that
     const choice = scale({ kind: "choice", values: ["b", "a"] }, ["c", "a", undefined]);
     expect(choice.values).toEqual(["b", "a", "c"]);
   });
 
   test("of a parameter that the space has no more", () => {
-    expect(scaleOf(undefined, [1e-5, 0.1]).place(1e-3)).toBeCloseTo(0.5);
-    expect(scaleOf(undefined, [1, 3]).place(2)).toBeCloseTo(0.5);
+    expect(scaleOf(undefined, [1e-5, 0.1]).position(1e-3)).toBeCloseTo(0.5);
+    expect(scaleOf(undefined, [1, 3]).position(2)).toBeCloseTo(0.5);
     expect(scaleOf(undefined, ["x", 2]).values).toEqual([2, "x"]);
-    expect(scaleOf(undefined, []).place(1)).toBeNaN();
+    expect(scaleOf(undefined, []).position(1)).toBeNaN();
     expect(scale({ kind: "uniform", low: 0, high: 1 }, ["text", 0.5]).values).toEqual([0.5, "text"]); // its kind was another once
   });
 
   test("in the middle, where there is but one value", () => {
-    expect(numberScale(3, 3, false).place(3)).toBe(0.5);
-    expect(numberScale(3, 3, false).ticks(5)).toEqual([{ place: 0.5, text: "3" }]);
-    expect(scale({ kind: "fixed", values: [20] }).place(20)).toBe(0.5);
+    expect(numberScale(3, 3, false).position(3)).toBe(0.5);
+    expect(numberScale(3, 3, false).ticks(5)).toEqual([{ position: 0.5, text: "3" }]);
+    expect(scale({ kind: "fixed", values: [20] }).position(20)).toBe(0.5);
   });
 
   test("1 and True and the text 1 are three choices, and lists are values", () => {
     const choice = choiceScale([1, true, "1", [32, 16], null], []);
-    expect([1, true, "1", [32, 16], null].map((value) => choice.place(value) * 5)).toEqual([0.5, 1.5, 2.5, 3.5, 4.5]);
+    expect([1, true, "1", [32, 16], null].map((value) => choice.position(value) * 5)).toEqual([0.5, 1.5, 2.5, 3.5, 4.5]);
     expect(choice.ticks(9).map(({ text }) => text)).toEqual(["1", "True", "1", "(32, 16)", "None"]);
-    expect(new Set([1, true, "1"].map(sameKey)).size).toBe(3);
+    expect(new Set([1, true, "1"].map(valueKey)).size).toBe(3);
   });
 });
 
@@ -74,8 +74,8 @@ describe("ticks and parts", () => {
 
   test("a part in words", () => {
     const even = scale({ kind: "uniform", low: 0, high: 1 });
-    expect([even.words(0, 1), even.words(0, 0.5), even.words(0.25, 1), even.words(0.25, 0.5)]).toEqual(["all", "≤ 0.5", "≥ 0.25", "0.25 to 0.5"]);
-    expect(choiceScale(["a", "b", "c"], []).words(1 / 3, 1)).toBe("b, c");
+    expect([even.describe(0, 1), even.describe(0, 0.5), even.describe(0.25, 1), even.describe(0.25, 0.5)]).toEqual(["all", "≤ 0.5", "≥ 0.25", "0.25 to 0.5"]);
+    expect(choiceScale(["a", "b", "c"], []).describe(1 / 3, 1)).toBe("b, c");
   });
 });
 
@@ -83,12 +83,12 @@ describe("colours", () => {
   test("go evenly from the page's own lightness to what stands out", () => {
     const light = (/** @type {string} */ css) => (css.match(/\d+/g) ?? []).reduce((sum, one, i) => sum + [0.2126, 0.7152, 0.0722][i] * Number(one) ** 2.2, 0);
     for (const dark of [false, true]) {
-      const { css, ink } = rampFor(dark);
+      const { css, ink } = colormapFor(dark);
       const shades = css.map(light);
       expect(shades).toEqual(shades.toSorted((a, b) => (dark ? a - b : b - a)));
       expect(new Set(ink)).toEqual(new Set(["#101014", "#ffffff"]));
     }
-    expect([shadeOf(-1), shadeOf(0), shadeOf(1), shadeOf(2)]).toEqual([0, 0, 63, 63]);
+    expect([shadeIndex(-1), shadeIndex(0), shadeIndex(1), shadeIndex(2)]).toEqual([0, 0, 63, 63]);
   });
 
   test("are those of OKLCH", () => {

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { FINISHED, drawGlyphs, FAILED, PRUNED, RUNNING, STATES, STOPPED, WAITING } from "../../src/sweep/states.js";
+import { drawGlyphs, FAILED, FINISHED, PRUNED, RUNNING, STATES, STOPPED, WAITING } from "../../src/sweep/states.js";
 
 test("each state is where it travels as a number", () => {
   expect(STATES.map(({ name }) => name)).toEqual(["waiting", "running", "finished", "pruned", "stopped", "failed"]);

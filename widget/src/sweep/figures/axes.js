@@ -3,9 +3,9 @@
 import { linearTicks, logTicks } from "../../chart/ticks.js";
 import { scaleLinear, scaleLog } from "d3-scale";
 import { formatTick } from "../../text/format.js";
-import { OVER } from "../states.js";
+import { FINAL_STATES } from "../states.js";
 
-/** @typedef {import("./figure.js").Page} Page */
+/** @typedef {import("./figure.js").Drawing} Drawing */
 /** @typedef {{ left: number, top: number, width: number, height: number }} Area CSS pixels */
 /** @typedef {import("d3-scale").ScaleContinuousNumeric<number, number, number>} Scale linear or logarithmic; NaN for what is not on it */
 
@@ -19,10 +19,10 @@ const FRACTIONS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
  * @param {number[]} values finite ones @param {number[]} must be seen
  * @returns {Scale}
  */
-export function scaleFor(values, must = []) {
+export function robustScale(values, must = []) {
   const sorted = Float64Array.from(values).sort();
   const seen = must.filter(Number.isFinite);
-  if (sorted.length === 0 && seen.length === 0) return scaleOn(0, 1, false);
+  if (sorted.length === 0 && seen.length === 0) return makeScale(0, 1, false);
   const least = Math.min(sorted[0] ?? Infinity, ...seen);
   const most = Math.max(sorted[sorted.length - 1] ?? -Infinity, ...seen);
   const log = least > 0 && Math.log10(most / least) > DECADES;
@@ -34,11 +34,11 @@ export function scaleFor(values, must = []) {
   for (const value of seen) [low, high] = [Math.min(low, place(value)), Math.max(high, place(value))];
   const room = ROOM * (high - low) || Math.abs(high) * 0.1 || 0.5;
   const end = (/** @type {number} */ at) => (log ? Math.min(Number.MAX_VALUE, Math.max(Number.MIN_VALUE, 10 ** at)) : at);
-  return scaleOn(end(low - room), end(high + room), log);
+  return makeScale(end(low - room), end(high + room), log);
 }
 
 /** A scale from 0 at the lower end to 1 at the upper. @param {number} low @param {number} high @param {boolean} log @returns {Scale} */
-export function scaleOn(low, high, log) {
+export function makeScale(low, high, log) {
   return (log ? scaleLog() : scaleLinear()).domain([low, high]).unknown(NaN);
 }
 
@@ -85,12 +85,12 @@ export function timeTicks(from, to, most) {
 /** Where an axis of time ends: a little after now, so that it does not move ten times a second; at the end of a sweep that is over.
  * @param {number} was @param {number} now @param {string | undefined} state of the sweep @param {number} ahead */
 export function timeEnd(was, now, state, ahead) {
-  if (OVER.includes(state ?? "")) return now || 1;
+  if (FINAL_STATES.includes(state ?? "")) return now || 1;
   return now > was || now < was / 2 ? now * ahead || 1 : was;
 }
 
 /** Seconds in words: 0.5 s, 30 s, 5 min, 1 h 30 min, 2 d. @param {number} seconds */
-export function timeWords(seconds) {
+export function formatTime(seconds) {
   const whole = Math.round(seconds);
   if (Math.abs(seconds) < 60) return `${formatTick(Number(seconds.toFixed(3)))} s`.replace("-", "−");
   const parts = [[Math.floor(whole / 86400), "d"], [Math.floor(whole / 3600) % 24, "h"], [Math.floor(whole / 60) % 60, "min"], [whole % 60, "s"]];
@@ -98,8 +98,8 @@ export function timeWords(seconds) {
   return said.slice(0, 2).map(([count, unit]) => `${count} ${unit}`).join(" ");
 }
 
-/** Lines and figures of an axis of values, at the left. @param {Page} page @param {Area} area @param {Scale} scale */
-export function drawValueAxis({ canvas, theme, font }, area, scale) {
+/** Lines and figures of an axis of values, at the left. @param {Drawing} page @param {Area} area @param {Scale} scale */
+export function drawYAxis({ canvas, theme, font }, area, scale) {
   canvas.font = font;
   canvas.textAlign = "right";
   canvas.textBaseline = "middle";
@@ -113,8 +113,8 @@ export function drawValueAxis({ canvas, theme, font }, area, scale) {
   }
 }
 
-/** Lines and figures of an axis at the foot. @param {Page} page @param {Area} area @param {{ at: number, text: string }[]} ticks @param {string} [unit] written at its end */
-export function drawFootAxis({ canvas, theme, font, width }, area, ticks, unit = "") {
+/** Lines and figures of an axis at the foot. @param {Drawing} page @param {Area} area @param {{ at: number, text: string }[]} ticks @param {string} [unit] written at its end */
+export function drawXAxis({ canvas, theme, font, width }, area, ticks, unit = "") {
   canvas.font = font;
   canvas.textBaseline = "top";
   const foot = area.top + area.height + 6;
@@ -141,7 +141,7 @@ export function chartHeight(width) {
   return Math.max(190, Math.min(320, Math.round(width * 0.5)));
 }
 
-/** The part of a page in which a chart's marks lie. @param {Page} page @returns {Area} */
+/** The part of a page in which a chart's marks lie. @param {Drawing} page @returns {Area} */
 export function chartArea({ width, height }) {
   return { left: 48, top: 8, width: Math.max(40, width - 48 - 14), height: height - 8 - 26 };
 }

@@ -4,50 +4,50 @@ import { scaleLinear } from "d3-scale";
 import { make, setText, setTexts } from "../../dom/elements.js";
 import { formatCount, formatValue } from "../../text/format.js";
 import { drawGlyphs, FAILED, FINISHED, PRUNED, RUNNING, STATES, STOPPED, WAITING } from "../states.js";
-import { chartArea, chartHeight, drawFootAxis, drawValueAxis, isOutside, scaleFor, settled, timeEnd, timeTicks, timeWords } from "./axes.js";
+import { chartArea, chartHeight, drawXAxis, drawYAxis, formatTime, isOutside, robustScale, settled, timeEnd, timeTicks } from "./axes.js";
 import { Layer } from "./canvas.js";
-import { along, sameBrush, Sheet, timeFacts, writeName } from "./figure.js";
+import { CanvasFigure, drawLabel, listNavigation, sameBrush, timeFacts } from "./figure.js";
 
-/** @typedef {import("../model.js").Model} Model */
-/** @typedef {import("./figure.js").Page} Page */
-/** @typedef {{ area: import("./axes.js").Area, x: import("d3-scale").ScaleLinear<number, number>, y: import("./axes.js").Scale }} Place */
+/** @typedef {import("../model.js").SweepModel} SweepModel */
+/** @typedef {import("./figure.js").Drawing} Drawing */
+/** @typedef {{ area: import("./axes.js").Area, x: import("d3-scale").ScaleLinear<number, number>, y: import("./axes.js").Scale }} Plot */
 
 const NEAR = 12; // CSS pixels from a mark at which it is meant
-const A_FRAME = 2500; // marks
+const MARKS_A_FRAME = 2500; // marks
 const AHEAD = 1.08; // room on the time axis
 const MANY = 2000; // trials from which each is a dot only
 /** Width and height of a dot, where each trial is one: shapes that are told apart and cost little. @type {Record<number, [number, number]>} */
 const DOTS = { [FINISHED]: [2.5, 2.5], [PRUNED]: [3.5, 1.25], [STOPPED]: [1.25, 3.5] };
 const HELP = "Click a mark to choose its trial. Keys: left and right go through the trials as they ended, Enter chooses, Escape chooses none.";
 
-/** @param {Model} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
-export function makeBestLine(model) {
-  return new BestLine(model);
+/** @param {SweepModel} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
+export function makeBestSoFar(model) {
+  return new BestSoFar(model);
 }
 
-class BestLine {
-  /** @param {Model} model */
+class BestSoFar {
+  /** @param {SweepModel} model */
   constructor(model) {
     this.model = model;
-    this.marks = new Layer(A_FRAME);
-    this.scale = scaleFor([]);
+    this.marks = new Layer(MARKS_A_FRAME);
+    this.scale = robustScale([]);
     this.end = 1;
     this.version = 0; // another when a mark is
     this.placing = 0; // another when all marks lie elsewhere
     this.dirty = true;
-    /** @type {Place | null} */
-    this.place = null;
-    this.sheet = new Sheet(model, {
-      name: "bestline", title: "Best so far", help: HELP, at: (x, y) => this.at(x, y),
-      spot: (number) => this.place && spotOf(model, this.place, model.row(number), nowOf(model)),
-      move: along(() => inTime(model), ["ArrowRight", "ArrowUp"], ["ArrowLeft", "ArrowDown"]),
+    /** @type {Plot | null} */
+    this.plot = null;
+    this.figure = new CanvasFigure(model, {
+      name: "bestline", title: "Best so far", help: HELP, trialAt: (x, y) => this.trialAt(x, y),
+      positionOf: (number) => this.plot && positionOfTrial(model, this.plot, model.row(number), nowOf(model)),
+      moveByKey: listNavigation(() => trialsInTime(model), ["ArrowRight", "ArrowUp"], ["ArrowLeft", "ArrowDown"]),
       facts: (row) => timeFacts(model, row),
     });
     this.key = make("span", { class: "nbd-key" }, make("i"), make("span"), make("b"));
     this.counts = make("span", { class: "nbd-legend" });
     this.beyond = make("span", {});
-    this.sheet.note.append(this.key, this.counts, this.beyond);
-    this.element = this.sheet.element;
+    this.figure.note.append(this.key, this.counts, this.beyond);
+    this.element = this.figure.element;
     /** @type {Uint8Array | null} */
     this.mask = null;
     this.marked = new Float64Array(0); // by row: when and how it ended, as far as it was looked at
@@ -55,36 +55,36 @@ class BestLine {
   }
 
   draw() {
-    const { model, sheet } = this;
-    const page = sheet.page(chartHeight);
+    const { model, figure } = this;
+    const page = figure.page(chartHeight);
     if (!page) return;
     const now = nowOf(model);
-    const ended = this.dirty ? this.look(now) : [];
+    const ended = this.dirty ? this.update(now) : [];
     if (!sameBrush(this.mask, model.brushed)) this.version++;
     this.mask = model.brushed;
     const area = chartArea(page);
-    const place = (this.place = {
+    const plot = (this.plot = {
       area,
       x: scaleLinear([0, this.end], [area.left, area.left + area.width]),
       y: this.scale.copy().range([area.top + area.height, area.top]).clamp(true),
     });
-    drawValueAxis(page, area, this.scale);
-    drawFootAxis(page, area, timeTicks(0, this.end, Math.max(2, area.width / 76)).map((time) => ({ at: place.x(time), text: timeWords(time) })));
+    drawYAxis(page, area, this.scale);
+    drawXAxis(page, area, timeTicks(0, this.end, Math.max(2, area.width / 76)).map((time) => ({ at: plot.x(time), text: formatTime(time) })));
     const spot = [page.width, page.height, page.ratio, page.theme.ink, page.theme.good, this.placing].join();
     if (!this.marks.begin(spot, String(this.version), page, () => endedRows(model))) this.marks.add(ended);
-    this.marks.work((canvas, rows) => drawMarks(canvas, model, place, page, rows));
-    const done = this.marks.whole() && this.marks.key === String(this.version);
-    this.marks.put(page);
-    drawStairs(page, place, model, now);
-    this.drawRunning(page, place, now);
-    this.drawMeant(page, place, now);
+    this.marks.work((canvas, rows) => drawMarks(canvas, model, plot, page, rows));
+    const done = this.marks.isComplete() && this.marks.key === String(this.version);
+    this.marks.drawOnto(page);
+    drawSteps(page, plot, model, now);
+    this.drawRunning(page, plot, now);
+    this.drawHighlighted(page, plot, now);
     this.write(page);
-    sheet.goOn(done, () => this.draw());
-    sheet.describe(() => summary(model));
+    figure.continueDrawing(done, () => this.draw());
+    figure.describe(() => summary(model));
   }
 
   /** Looks at what is new. @param {number} now @returns {number[]} rows that have ended since */
-  look(now) {
+  update(now) {
     const { model } = this;
     this.dirty = false;
     const end = timeEnd(this.end, now, model.status?.state, AHEAD);
@@ -109,37 +109,37 @@ class BestLine {
     const { model } = this;
     const values = Array.from(model.value.subarray(0, model.count)).filter((value, row) => Number.isFinite(value) && model.state[row] !== RUNNING);
     const best = model.best.slice(-3).map(({ value }) => value); // the first ones may lie far off
-    const scale = settled(this.scale, scaleFor(values, best));
+    const scale = settled(this.scale, robustScale(values, best));
     if (scale !== this.scale) this.placing++;
     this.scale = scale;
     this.outside = values.filter((value) => isOutside(this.scale, value)).length;
   }
 
-  /** Those that run are at the edge of what has been. @param {Page} page @param {Place} place @param {number} now */
-  drawRunning({ canvas, theme }, place, now) {
+  /** Those that run are at the edge of what has been. @param {Drawing} page @param {Plot} plot @param {number} now */
+  drawRunning({ canvas, theme }, plot, now) {
     const { model } = this;
-    const x = Math.round(place.x(now)) + 0.5;
+    const x = Math.round(plot.x(now)) + 0.5;
     canvas.fillStyle = theme.grid;
-    canvas.fillRect(x - 0.5, place.area.top, 1, place.area.height);
+    canvas.fillRect(x - 0.5, plot.area.top, 1, plot.area.height);
     canvas.fillStyle = STATES[RUNNING].color(theme);
     for (let row = 0; row < model.count; row++) {
       if (model.state[row] !== RUNNING) continue;
       const value = currentValue(model, row);
       canvas.globalAlpha = !model.brushed || model.brushed[row] ? 1 : 0.25;
       // One that has said nothing yet stands at the foot.
-      if (Number.isFinite(value)) canvas.fillRect(x - 4, Math.round(place.y(value)) - 1, 9, 2);
-      else canvas.fillRect(x - 4, place.area.top + place.area.height - 2, 9, 2);
+      if (Number.isFinite(value)) canvas.fillRect(x - 4, Math.round(plot.y(value)) - 1, 9, 2);
+      else canvas.fillRect(x - 4, plot.area.top + plot.area.height - 2, 9, 2);
     }
     canvas.globalAlpha = 1;
   }
 
-  /** The chosen trial and the one that is pointed at. @param {Page} page @param {Place} place @param {number} now */
-  drawMeant(page, place, now) {
+  /** The chosen trial and the one that is pointed at. @param {Drawing} page @param {Plot} plot @param {number} now */
+  drawHighlighted(page, plot, now) {
     const { canvas, theme } = page;
     const { model } = this;
     for (const [number, color] of /** @type {[number, string][]} */ ([[model.chosen, theme.accent], [model.hovered, theme.ink]])) {
       const row = model.row(number);
-      const spot = row < 0 || model.state[row] === WAITING ? null : spotOf(model, place, row, now);
+      const spot = row < 0 || model.state[row] === WAITING ? null : positionOfTrial(model, plot, row, now);
       if (!spot) continue;
       canvas.fillStyle = theme.surface;
       canvas.beginPath();
@@ -151,21 +151,21 @@ class BestLine {
       canvas.stroke();
       drawGlyphs(canvas, model.state[row], [spot.x, spot.y], 4.5, STATES[model.state[row]].color(theme));
       canvas.textBaseline = "middle";
-      canvas.textAlign = spot.x > place.area.left + place.area.width - 60 ? "right" : "left";
+      canvas.textAlign = spot.x > plot.area.left + plot.area.width - 60 ? "right" : "left";
       const x = spot.x + (canvas.textAlign === "right" ? -12 : 12);
-      writeName(page, number, x, spot.y, color);
+      drawLabel(page, number, x, spot.y, color);
     }
   }
 
-  /** The key. @param {Page} page */
+  /** The key. @param {Drawing} page */
   write({ theme }) {
     const { model } = this;
     const best = bestOf(model);
-    this.sheet.call(`Best ${model.head?.metric ?? "value"} so far`);
+    this.figure.setTitle(`Best ${model.head?.metric ?? "value"} so far`);
     this.key.style.setProperty("--tone", theme.good);
     this.key.hidden = !best;
     if (best) {
-      setText(this.key.children[1], `trial ${best.number}, after ${timeWords(best.time)}`);
+      setText(this.key.children[1], `trial ${best.number}, after ${formatTime(best.time)}`);
       setText(this.key.children[2], formatValue(best.value));
     }
     const counts = model.status?.counts ?? {};
@@ -174,17 +174,17 @@ class BestLine {
   }
 
   /** @param {number} x @param {number} y */
-  at(x, y) {
-    const { model, place } = this;
-    if (!place) return -1;
+  trialAt(x, y) {
+    const { model, plot } = this;
+    if (!plot) return -1;
     const now = nowOf(model);
     let [found, least] = [-1, NEAR * NEAR];
     for (let row = 0; row < model.count; row++) {
       if (model.state[row] === WAITING || (model.brushed && !model.brushed[row])) continue;
       const time = model.state[row] === RUNNING ? now : model.ended[row];
-      const across = place.x(time) - x;
+      const across = plot.x(time) - x;
       if (!(Math.abs(across) < NEAR)) continue;
-      const spot = spotOf(model, place, row, now);
+      const spot = positionOfTrial(model, plot, row, now);
       const far = spot ? across * across + (spot.y - y) ** 2 : Infinity;
       if (far < least) [found, least] = [model.number[row], far];
     }
@@ -193,32 +193,32 @@ class BestLine {
 
   destroy() {
     this.off();
-    this.sheet.destroy();
+    this.figure.destroy();
   }
 }
 
-/** How long the sweep has been going on, in seconds. @param {Model} model */
+/** How long the sweep has been going on, in seconds. @param {SweepModel} model */
 function nowOf(model) {
   let now = model.status?.now ?? 0;
   for (let row = 0; row < model.count; row++) if (model.ended[row] > now) now = model.ended[row];
   return now;
 }
 
-/** What a running trial last said. @param {Model} model @param {number} row */
+/** What a running trial last said. @param {SweepModel} model @param {number} row */
 function currentValue(model, row) {
   const curve = model.curves.get(model.number[row]);
   return curve?.values.at(-1) ?? model.value[row];
 }
 
-/** Where a trial's mark is; one without a value is at the foot. @param {Model} model @param {Place} place @param {number} row @param {number} now */
-function spotOf(model, place, row, now) {
+/** Where a trial's mark is; one without a value is at the foot. @param {SweepModel} model @param {Plot} plot @param {number} row @param {number} now */
+function positionOfTrial(model, plot, row, now) {
   const running = model.state[row] === RUNNING;
   const [time, value] = running ? [now, currentValue(model, row)] : [model.ended[row], model.value[row]];
   if (!Number.isFinite(time)) return null;
-  return { x: place.x(time), y: Number.isFinite(value) ? place.y(value) : place.area.top + place.area.height };
+  return { x: plot.x(time), y: Number.isFinite(value) ? plot.y(value) : plot.area.top + plot.area.height };
 }
 
-/** Rows of all trials that have ended: the most ordinary first, and those that are brushed last, on top. @param {Model} model */
+/** Rows of all trials that have ended: the most ordinary first, and those that are brushed last, on top. @param {SweepModel} model */
 function endedRows(model) {
   /** @type {number[][]} */
   const heaps = [[], [], [], []];
@@ -229,14 +229,14 @@ function endedRows(model) {
   return heaps.flat();
 }
 
-/** @param {CanvasRenderingContext2D} canvas @param {Model} model @param {Place} place @param {Page} page @param {number[]} rows */
-function drawMarks(canvas, model, place, { theme }, rows) {
+/** @param {CanvasRenderingContext2D} canvas @param {SweepModel} model @param {Plot} plot @param {Drawing} page @param {number[]} rows */
+function drawMarks(canvas, model, plot, { theme }, rows) {
   const many = model.count > MANY;
   const r = many ? 2 : model.count > 300 ? 2.75 : 4;
   /** @type {Map<string, { state: number, brushed: boolean, places: number[] }>} */
   const groups = new Map();
   for (const row of rows) {
-    const spot = spotOf(model, place, row, 0);
+    const spot = positionOfTrial(model, plot, row, 0);
     if (!spot) continue;
     const [state, brushed] = [model.state[row], !model.brushed || model.brushed[row] === 1];
     const key = `${state},${brushed}`;
@@ -257,44 +257,44 @@ function drawMarks(canvas, model, place, { theme }, rows) {
   canvas.globalAlpha = 1;
 }
 
-/** @param {Page} page @param {Place} place @param {Model} model @param {number} now */
-function drawStairs({ canvas, theme }, place, { best }, now) {
+/** @param {Drawing} page @param {Plot} plot @param {SweepModel} model @param {number} now */
+function drawSteps({ canvas, theme }, plot, { best }, now) {
   if (best.length === 0) return;
   canvas.beginPath();
-  canvas.moveTo(place.x(best[0].time), place.y(best[0].value));
+  canvas.moveTo(plot.x(best[0].time), plot.y(best[0].value));
   best.forEach(({ time, value }, i) => {
-    if (i > 0) canvas.lineTo(place.x(time), place.y(best[i - 1].value));
-    canvas.lineTo(place.x(time), place.y(value));
+    if (i > 0) canvas.lineTo(plot.x(time), plot.y(best[i - 1].value));
+    canvas.lineTo(plot.x(time), plot.y(value));
   });
   const last = best[best.length - 1];
-  canvas.lineTo(place.x(Math.max(now, last.time)), place.y(last.value));
+  canvas.lineTo(plot.x(Math.max(now, last.time)), plot.y(last.value));
   for (const [color, width] of /** @type {[string, number][]} */ ([[theme.surface, 5], [theme.good, 2.25]])) {
     canvas.strokeStyle = color;
     canvas.lineWidth = width;
     canvas.stroke();
   }
-  drawGlyphs(canvas, FINISHED, best.flatMap(({ time, value }) => [place.x(time), place.y(value)]), 4, theme.good);
+  drawGlyphs(canvas, FINISHED, best.flatMap(({ time, value }) => [plot.x(time), plot.y(value)]), 4, theme.good);
 }
 
-/** Trials in the order in which they ended, those that run last. @param {Model} model */
-function inTime(model) {
+/** Trials in the order in which they ended, those that run last. @param {SweepModel} model */
+function trialsInTime(model) {
   const rows = [];
   for (let row = 0; row < model.count; row++) if (model.state[row] !== WAITING) rows.push(row);
   const time = (/** @type {number} */ row) => (model.state[row] === RUNNING ? Infinity : model.ended[row]);
   return rows.sort((a, b) => (time(a) === time(b) ? a - b : time(a) - time(b))).map((row) => model.number[row]);
 }
 
-/** @param {Model} model */
+/** @param {SweepModel} model */
 function summary(model) {
   const best = bestOf(model);
   const counts = model.status?.counts ?? {};
   const said = STATES.filter(({ name }) => counts[name] > 0).map(({ name }) => `${formatCount(counts[name])} ${name}`);
   const steps = model.best.filter(({ value }, i) => i === 0 || model.better(value, model.best[i - 1].value)).length;
-  const found = best ? `Best so far ${formatValue(best.value)}, by trial ${best.number} after ${timeWords(best.time)}, improved ${steps === 1 ? "once" : `${formatCount(steps)} times`}.` : "No value yet.";
-  return `${found} Trials: ${said.join(", ")}; ${timeWords(nowOf(model))} since the start.`;
+  const found = best ? `Best so far ${formatValue(best.value)}, by trial ${best.number} after ${formatTime(best.time)}, improved ${steps === 1 ? "once" : `${formatCount(steps)} times`}.` : "No value yet.";
+  return `${found} Trials: ${said.join(", ")}; ${formatTime(nowOf(model))} since the start.`;
 }
 
-/** The latest improvement, which is the header's best trial: the ledger has both. @param {Model} model */
+/** The latest improvement, which is the header's best trial: the ledger has both. @param {SweepModel} model */
 function bestOf(model) {
   return model.row(model.status?.best ?? -1) < 0 ? undefined : model.best.at(-1);
 }

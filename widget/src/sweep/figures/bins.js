@@ -1,7 +1,7 @@
 // A heat map's cells: the bins of two axes, and what the trials in each cell came to. Pure.
 import { bisectRight, median } from "d3-array";
-import { valueWords } from "../format.js";
-import { sameKey } from "../model.js";
+import { formatParameter } from "../format.js";
+import { valueKey } from "../model.js";
 
 /** @typedef {{ from: number, to: number, text: string, start: string | null }} Bin places; `start` names its lower edge, null where the bin is a value */
 /** @typedef {{ x: number, y: number, rows: number[], best: number, median: number, counts: number[] }} Cell `best` is a row or -1; counts by state */
@@ -37,40 +37,40 @@ function numberBins(scale, values, most) {
   for (const value of values) {
     if (value === undefined) continue;
     count++;
-    if (different.size <= FEW) different.set(sameKey(value), value);
+    if (different.size <= FEW) different.set(valueKey(value), value);
   }
   if (different.size > 1 && different.size <= Math.min(FEW, most) && count >= 2 * different.size) {
     const sorted = [...different.values()].sort((a, b) => a - b);
-    const places = sorted.map(scale.place);
+    const positions = sorted.map(scale.position);
     return sorted.map((value, i) => ({
-      from: i === 0 ? 0 : (places[i - 1] + places[i]) / 2, to: i === sorted.length - 1 ? 1 : (places[i] + places[i + 1]) / 2, text: valueWords(value), start: null,
+      from: i === 0 ? 0 : (positions[i - 1] + positions[i]) / 2, to: i === sorted.length - 1 ? 1 : (positions[i] + positions[i + 1]) / 2, text: formatParameter(value), start: null,
     }));
   }
-  const inner = scale.ticks(most - 1).map(({ place }) => place).filter((place) => place > 0.02 && place < 0.98);
+  const inner = scale.ticks(most - 1).map(({ position }) => position).filter((position) => position > 0.02 && position < 0.98);
   const edges = [0, ...inner, 1];
-  const text = (/** @type {number} */ place) => valueWords(Number(Number(scale.value(place)).toPrecision(3)));
+  const text = (/** @type {number} */ position) => formatParameter(Number(Number(scale.value(position)).toPrecision(3)));
   return edges.slice(1).map((to, i) => ({ from: edges[i], to, text: `${text(edges[i])} to ${text(to)}`, start: text(edges[i]) }));
 }
 
 /** The bin of each row, -1 where none is. @param {Float32Array} at places @param {Bin[]} bins @returns {Int16Array} */
-export function binned(at, bins) {
+export function binIndices(at, bins) {
   const none = bins.findIndex(({ from }) => Number.isNaN(from));
   const ends = bins.filter(({ from }) => !Number.isNaN(from)).map(({ to }) => Math.fround(to));
-  return Int16Array.from(at, (place) => {
-    if (Number.isNaN(place)) return none;
-    return Math.min(ends.length - 1, bisectRight(ends, place));
+  return Int16Array.from(at, (position) => {
+    if (Number.isNaN(position)) return none;
+    return Math.min(ends.length - 1, bisectRight(ends, position));
   });
 }
 
 /**
  * What lies in each cell, of the brushed trials only if any are.
- * @param {import("../model.js").Model} model
+ * @param {import("../model.js").SweepModel} model
  * @param {Int16Array} xs @param {Int16Array} ys bins by row
  * @param {number} columns @param {number} lines
  * @param {Uint8Array | null} mask
  * @returns {Cell[]} line by line
  */
-export function cellsOf(model, xs, ys, columns, lines, mask) {
+export function aggregateCells(model, xs, ys, columns, lines, mask) {
   const cells = Array.from({ length: columns * lines }, (_, i) => /** @type {Cell} */ ({ x: i % columns, y: Math.floor(i / columns), rows: [], best: -1, median: NaN, counts: Array(STATES).fill(0) }));
   for (let row = 0; row < model.count; row++) {
     if (xs[row] < 0 || ys[row] < 0 || (mask && !mask[row])) continue;

@@ -2,32 +2,32 @@
 // Not d3-brush, which makes SVG elements for a pointer only: each axis here is a slider for keys and screen readers, too,
 // a brush on choices covers whole values, and it stays with its values when an axis gets other ends.
 import { make, setText } from "../../dom/elements.js";
-import { isHeld, taken } from "../../dom/keyboard.js";
+import { consume, hasModifier } from "../../dom/keyboard.js";
 import { formatCount } from "../../text/format.js";
 import { clamp } from "./scales.js";
 
-/** @typedef {import("./scales.js").Part} Part */
+/** @typedef {import("./scales.js").ValueRange} ValueRange */
 /** @typedef {[number, number]} Span */
 
 export class Brush {
-  /** @param {import("../model.js").Model} model @param {import("./positions.js").Places} places */
-  constructor(model, places) {
+  /** @param {import("../model.js").SweepModel} model @param {import("./positions.js").TrialPositions} positions */
+  constructor(model, positions) {
     this.model = model;
-    this.places = places;
-    /** @type {Map<string, Part>} */
+    this.positions = positions;
+    /** @type {Map<string, ValueRange>} */
     this.parts = new Map();
   }
 
   /** The brushed places of an axis, or null. @param {string} name @returns {[number, number] | null} */
   span(name) {
     const part = this.parts.get(name);
-    return part ? this.places.axis(name).scale.span(part) : null;
+    return part ? this.positions.axis(name).scale.span(part) : null;
   }
 
   /** @param {Record<string, [number, number] | null>} spans by axis; null takes its brush away */
   set(spans) {
     for (const [name, span] of Object.entries(spans)) {
-      if (span && span[1] > span[0]) this.parts.set(name, this.places.axis(name).scale.part(...span));
+      if (span && span[1] > span[0]) this.parts.set(name, this.positions.axis(name).scale.part(...span));
       else this.parts.delete(name);
     }
     this.refresh();
@@ -41,15 +41,15 @@ export class Brush {
   /** Says which rows are brushed, as trials or axes are now. */
   refresh() {
     if (this.parts.size === 0) return this.model.brush(null);
-    const spans = [...this.parts.keys()].map((name) => ({ at: this.places.axis(name).at, span: /** @type {[number, number]} */ (this.span(name)) }));
+    const spans = [...this.parts.keys()].map((name) => ({ at: this.positions.axis(name).at, span: /** @type {[number, number]} */ (this.span(name)) }));
     this.model.brush(maskOf(this.model.count, spans));
   }
 
   /** What is brushed, in words. */
-  words() {
+  describe() {
     return [...this.parts.keys()].map((name) => {
-      const { title, scale } = this.places.axis(name);
-      return `${title} ${scale.words(.../** @type {[number, number]} */ (this.span(name)))}`;
+      const { title, scale } = this.positions.axis(name);
+      return `${title} ${scale.describe(.../** @type {[number, number]} */ (this.span(name)))}`;
     }).join(", ");
   }
 }
@@ -88,7 +88,7 @@ export class AxisBrush {
   /**
    * @param {import("./positions.js").Axis} axis
    * @param {number} x @param {number} top @param {number} height @param {number} room CSS pixels
-   * @param {import("../model.js").Model} model
+   * @param {import("../model.js").SweepModel} model
    */
   show(axis, x, top, height, room, model) {
     this.axis = axis;
@@ -102,7 +102,7 @@ export class AxisBrush {
     const span = this.span();
     this.mark.hidden = !span;
     if (span) Object.assign(this.mark.style, { bottom: `${100 * span[0]}%`, height: `${100 * (span[1] - span[0])}%` });
-    const words = span ? `${axis.scale.words(...span)}, ${formatCount(model.brushedCount)} trials brushed` : "not brushed";
+    const words = span ? `${axis.scale.describe(...span)}, ${formatCount(model.brushedCount)} trials brushed` : "not brushed";
     for (const [name, value] of [["aria-label", axis.title], ["aria-valuenow", String(Math.round(span ? 50 * (span[0] + span[1]) : 50))], ["aria-valuetext", words]]) {
       if (this.slider.getAttribute(name) !== value) this.slider.setAttribute(name, value);
     }
@@ -114,22 +114,22 @@ export class AxisBrush {
 
   /** @param {Span | null} span */
   set(span) {
-    if (this.axis) this.brush.set({ [this.axis.name]: span && snapped(span, this.axis.scale.values?.length ?? 0) });
+    if (this.axis) this.brush.set({ [this.axis.name]: span && snapToValues(span, this.axis.scale.values?.length ?? 0) });
   }
 
   /** @param {PointerEvent} event */
   press(event) {
     if (event.button !== 0) return;
     const { slider, height } = this;
-    const placeOf = (/** @type {PointerEvent} */ { clientY }) => ended(1 - (clientY - slider.getBoundingClientRect().top) / height, EDGE / height);
-    const start = placeOf(event);
+    const positionOf = (/** @type {PointerEvent} */ { clientY }) => snapToEnds(1 - (clientY - slider.getBoundingClientRect().top) / height, EDGE / height);
+    const start = positionOf(event);
     const span = this.span();
-    const drag = span ? dragOf(span, start, EDGE / height) : null;
+    const drag = span ? brushDrag(span, start, EDGE / height) : null;
     const inside = Boolean(span && start >= span[0] && start <= span[1]);
     let moved = false;
     const move = (/** @type {PointerEvent} */ at) => {
       moved ||= Math.abs(at.clientY - event.clientY) > MOVED;
-      if (moved) this.set(drag ? drag(placeOf(at)) : [Math.min(start, placeOf(at)), Math.max(start, placeOf(at))]);
+      if (moved) this.set(drag ? drag(positionOf(at)) : [Math.min(start, positionOf(at)), Math.max(start, positionOf(at))]);
     };
     const end = () => {
       slider.removeEventListener("pointermove", move);
@@ -153,17 +153,17 @@ export class AxisBrush {
 
   /** @param {KeyboardEvent} event */
   onKey(event) {
-    if (isHeld(event)) return;
+    if (hasModifier(event)) return;
     const span = this.span();
-    const next = keyed(span, event.key, event.shiftKey, this.axis?.scale.values?.length ?? 0);
+    const next = brushAfterKey(span, event.key, event.shiftKey, this.axis?.scale.values?.length ?? 0);
     if (next === undefined || (next === null && !span)) return;
     this.set(next);
-    taken(event);
+    consume(event);
   }
 }
 
 /** What a drag that starts in or at the brush does to it; null if it starts elsewhere. @param {Span} span @param {number} start @param {number} edge @returns {((to: number) => Span) | null} */
-export function dragOf([from, to], start, edge) {
+export function brushDrag([from, to], start, edge) {
   if (Math.abs(start - to) <= edge) return (at) => [Math.min(from, at), Math.max(from, at)];
   if (Math.abs(start - from) <= edge) return (at) => [Math.min(to, at), Math.max(to, at)];
   if (start < from || start > to) return null;
@@ -171,7 +171,7 @@ export function dragOf([from, to], start, edge) {
 }
 
 /** The brush after a key; undefined if the key is for nothing. @param {Span | null} span @param {string} key @param {boolean} shift @param {number} count of values of a choice, 0 for numbers @returns {Span | null | undefined} */
-export function keyed(span, key, shift, count) {
+export function brushAfterKey(span, key, shift, count) {
   if (key === "Escape" || key === "Delete" || key === "Backspace") return null;
   const step = count ? 1 / count : STEP;
   const by = /** @type {Record<string, number>} */ ({ ArrowUp: step, ArrowDown: -step, ArrowRight: step, ArrowLeft: -step, PageUp: 5 * step, PageDown: -5 * step, Home: -1, End: 1 })[key];
@@ -181,9 +181,9 @@ export function keyed(span, key, shift, count) {
   return shifted(span, by);
 }
 
-/** A place on an axis; near its end, and beyond it, that end: what lies there would be hard to take in. @param {number} place @param {number} edge */
-export function ended(place, edge) {
-  return place <= edge ? 0 : place >= 1 - edge ? 1 : place;
+/** A place on an axis; near its end, and beyond it, that end: what lies there would be hard to take in. @param {number} position @param {number} edge */
+export function snapToEnds(position, edge) {
+  return position <= edge ? 0 : position >= 1 - edge ? 1 : position;
 }
 
 /** Moved along as far as there is room. @param {Span} span @param {number} by @returns {Span} */
@@ -193,7 +193,7 @@ function shifted([from, to], by) {
 }
 
 /** Of values without anything in between, whole ones. @param {Span} span @param {number} count 0 for numbers @returns {Span} */
-export function snapped([from, to], count) {
+export function snapToValues([from, to], count) {
   if (!count) return [from, to];
   const low = Math.min(count - 1, Math.floor(from * count + 1e-6));
   return [low / count, Math.max(low + 1, Math.ceil(to * count - 1e-6)) / count];

@@ -1,10 +1,10 @@
 // A canvas in the pixels of the device, cleared and ready to be drawn on in CSS pixels.
 
 /** @param {HTMLCanvasElement} surface @param {number} width @param {number} height CSS pixels @returns {CanvasRenderingContext2D | null} */
-export function fit(surface, width, height) {
+export function resizeCanvas(surface, width, height) {
   const canvas = surface.getContext("2d");
   if (!canvas) return null;
-  const ratio = ratioNow();
+  const ratio = pixelRatio();
   const [across, down] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (surface.width !== across) surface.width = across;
   if (surface.height !== down) surface.height = down;
@@ -18,12 +18,12 @@ export function fit(surface, width, height) {
   return canvas;
 }
 
-export function ratioNow() {
+export function pixelRatio() {
   return globalThis.devicePixelRatio || 1;
 }
 
 /** Text cut with "…" so that it fits. @param {CanvasRenderingContext2D} canvas @param {string} text @param {number} width CSS pixels */
-export function fitted(canvas, text, width) {
+export function truncateText(canvas, text, width) {
   if (canvas.measureText(text).width <= width) return text;
   let length = Math.min(text.length - 1, Math.ceil((text.length * width) / canvas.measureText(text).width));
   while (length > 0 && canvas.measureText(`${text.slice(0, length)}…`).width > width) length--;
@@ -45,20 +45,20 @@ export class Layer {
     /** @type {number[]} */
     this.items = [];
     this.done = 0;
-    this.place = this.key = "";
+    this.geometry = this.key = "";
     this.partial = true; // nothing whole is there to show
   }
 
   /**
    * Begins anew if what it shows is no longer what is wanted; not before the last one is whole, or it never would be.
-   * @param {string} place another where what was drawn lies elsewhere now @param {string} key
-   * @param {import("./figure.js").Page} page @param {() => number[]} list of what is to be drawn
+   * @param {string} geometry another where what was drawn lies elsewhere now @param {string} key
+   * @param {import("./figure.js").Drawing} page @param {() => number[]} list of what is to be drawn
    * @returns {boolean} whether it has begun
    */
-  begin(place, key, { width, height, ratio }, list) {
-    const moved = place !== this.place;
-    if (!moved && (key === this.key || !this.whole())) return false;
-    [this.place, this.key] = [place, key];
+  begin(geometry, key, { width, height, ratio }, list) {
+    const moved = geometry !== this.geometry;
+    if (!moved && (key === this.key || !this.isComplete())) return false;
+    [this.geometry, this.key] = [geometry, key];
     this.partial ||= moved;
     const { surface, canvas } = this.made;
     surface.width = Math.round(width * ratio); // which clears it
@@ -66,27 +66,27 @@ export class Layer {
     canvas?.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.items = list();
     this.done = 0;
-    if (this.whole()) this.finish();
+    if (this.isComplete()) this.finish();
     return true;
   }
 
   /** More to draw on what is there. @param {number[]} items */
   add(items) {
     if (items.length === 0) return;
-    if (this.whole()) {
+    if (this.isComplete()) {
       [this.items, this.done] = [[], 0];
       if (!this.partial) [this.shown, this.made, this.partial] = [this.made, this.shown, true];
     }
     for (const item of items) this.items.push(item);
   }
 
-  whole() {
+  isComplete() {
     return this.done >= this.items.length;
   }
 
   /** Draws what there is time for. @param {(canvas: CanvasRenderingContext2D, items: number[]) => void} draw */
   work(draw) {
-    if (this.whole()) return;
+    if (this.isComplete()) return;
     const end = performance.now() + BUDGET;
     const most = Math.min(this.items.length, this.done + this.most);
     while (this.made.canvas && this.done < most && performance.now() < end) {
@@ -94,15 +94,15 @@ export class Layer {
       draw(this.made.canvas, this.items.slice(this.done, to));
       this.done = to;
     }
-    if (this.whole()) this.finish();
+    if (this.isComplete()) this.finish();
   }
 
   finish() {
     [this.shown, this.made, this.partial] = [this.made, this.shown, false];
   }
 
-  /** @param {import("./figure.js").Page} page */
-  put({ canvas, width, height }) {
+  /** @param {import("./figure.js").Drawing} page */
+  drawOnto({ canvas, width, height }) {
     const { surface } = this.partial ? this.made : this.shown;
     if (surface.width > 0 && surface.height > 0) canvas.drawImage(surface, 0, 0, width, height);
   }

@@ -3,7 +3,7 @@
 // viridis all but vanishes on a white page, and have no ink that is legible on every shade.
 import { clamp } from "./scales.js";
 
-/** @typedef {{ css: string[], ink: string[] }} Ramp from the worst to the best, and what is legible on each */
+/** @typedef {{ css: string[], ink: string[] }} Colormap from the worst to the best, and what is legible on each */
 
 const SHADES = 64;
 // Lightness, chroma and hue in OKLCH at the ends, along hues from yellow over green and blue to violet.
@@ -13,8 +13,8 @@ const DIM = { l: 0.3, c: 0.09, h: 290 };
 const BRIGHT = { l: 0.92, c: 0.17, h: 105 };
 const MIDDLE = 0.045; // more chroma half way, where there is room for it
 
-/** @param {boolean} dark whether the page is @returns {Ramp} */
-export function rampFor(dark) {
+/** @param {boolean} dark whether the page is @returns {Colormap} */
+export function colormapFor(dark) {
   const [worst, best] = dark ? [DIM, BRIGHT] : [PALE, DEEP];
   const shades = Array.from({ length: SHADES }, (_, i) => {
     const t = i / (SHADES - 1);
@@ -25,7 +25,7 @@ export function rampFor(dark) {
 }
 
 /** Which shade a share has: 0 for the worst, 1 for the best. @param {number} share */
-export function shadeOf(share) {
+export function shadeIndex(share) {
   return clamp(Math.round(share * (SHADES - 1)), 0, SHADES - 1);
 }
 

@@ -6,15 +6,15 @@ import { linearTicks } from "../../chart/ticks.js";
 import { make, setText, setTexts } from "../../dom/elements.js";
 import { formatCount, formatTick, formatValue } from "../../text/format.js";
 import { drawGlyphs, FAILED, FINISHED, PRUNED, STATES } from "../states.js";
-import { chartArea, chartHeight, drawFootAxis, drawValueAxis, isOutside, scaleFor, scaleOn, settled, valueTicks } from "./axes.js";
+import { chartArea, chartHeight, drawXAxis, drawYAxis, isOutside, makeScale, robustScale, settled, valueTicks } from "./axes.js";
 import { Layer } from "./canvas.js";
 import { clamp } from "./scales.js";
-import { along, sameBrush, Sheet, writeName } from "./figure.js";
+import { CanvasFigure, drawLabel, listNavigation, sameBrush } from "./figure.js";
 
-/** @typedef {import("../model.js").Model} Model */
+/** @typedef {import("../model.js").SweepModel} SweepModel */
 /** @typedef {import("../model.js").Curve} Curve */
-/** @typedef {import("./figure.js").Page} Page */
-/** @typedef {{ x: import("d3-scale").ScaleLinear<number, number>, y: import("./axes.js").Scale, area: import("./axes.js").Area }} Place */
+/** @typedef {import("./figure.js").Drawing} Drawing */
+/** @typedef {{ x: import("d3-scale").ScaleLinear<number, number>, y: import("./axes.js").Scale, area: import("./axes.js").Area }} Plot */
 
 const BEST = 5;
 const A_FRAME = 500; // curves
@@ -22,102 +22,102 @@ const NEAR = 14; // CSS pixels from a curve at which it is meant
 const MARKED = 200; // trials up to which each curve's end has its glyph
 const HELP = "Click a curve to choose its trial. Keys: arrows go to the next better or worse trial, Enter chooses, Escape chooses none.";
 
-/** @param {Model} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
-export function makeSmallCurves(model) {
-  return new SmallCurves(model);
+/** @param {SweepModel} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
+export function makeLearningCurves(model) {
+  return new LearningCurves(model);
 }
 
-class SmallCurves {
-  /** @param {Model} model */
+class LearningCurves {
+  /** @param {SweepModel} model */
   constructor(model) {
     this.model = model;
-    this.reach = new Reach();
-    this.all = new Strokes();
-    this.brushed = new Strokes();
+    this.extent = new CurveExtent();
+    this.all = new CurveLayer();
+    this.brushed = new CurveLayer();
     /** @type {number[]} */
     this.best = [];
-    /** @type {Place | null} */
-    this.place = null;
+    /** @type {Plot | null} */
+    this.plot = null;
     this.changed = 0; // counts what was new in the data
     this.brushes = 0;
     /** @type {Uint8Array | null} */
     this.mask = null;
     this.dirty = true;
     const ranked = () => ranking(model, model.curves.keys());
-    this.sheet = new Sheet(model, {
+    this.figure = new CanvasFigure(model, {
       name: "smallcurves", title: "Learning curves", help: HELP,
-      at: (x, y) => this.at(x, y),
-      spot: (number) => this.place && endOf(this.place, model.curves.get(number)),
-      move: along(ranked, ["ArrowDown", "ArrowRight"], ["ArrowUp", "ArrowLeft"]),
+      trialAt: (x, y) => this.trialAt(x, y),
+      positionOf: (number) => this.plot && endOf(this.plot, model.curves.get(number)),
+      moveByKey: listNavigation(ranked, ["ArrowDown", "ArrowRight"], ["ArrowUp", "ArrowLeft"]),
       facts: (row) => stepFact(model.curves.get(model.number[row])),
     });
     this.keys = ["best", "chosen", "brushed", "others"].map((kind) => make("span", { class: `nbd-key nbd-key-${kind}` }, make("i"), make("span")));
     this.ends = make("span", { class: "nbd-legend" });
-    this.sheet.note.append(...this.keys, this.ends);
-    this.element = this.sheet.element;
+    this.figure.note.append(...this.keys, this.ends);
+    this.element = this.figure.element;
     this.off = model.on(["data"], () => (this.dirty = true));
   }
 
   draw() {
-    const { model, reach } = this;
-    const page = this.sheet.page(chartHeight);
+    const { model, extent } = this;
+    const page = this.figure.page(chartHeight);
     if (!page) return;
-    const grown = this.dirty ? this.look() : [];
+    const grown = this.dirty ? this.update() : [];
     if (!sameBrush(this.mask, model.brushed)) this.brushes++;
     this.mask = model.brushed;
     const area = chartArea(page);
-    const from = Math.min(reach.first, 0);
-    const place = (this.place = {
+    const from = Math.min(extent.first, 0);
+    const plot = (this.plot = {
       area,
-      x: scaleLinear([from, reach.end > from ? reach.end : from + 1], [area.left, area.left + area.width]),
-      y: reach.scale.copy().range([area.top + area.height, area.top]),
+      x: scaleLinear([from, extent.end > from ? extent.end : from + 1], [area.left, area.left + area.width]),
+      y: extent.scale.copy().range([area.top + area.height, area.top]),
     });
-    this.drawAxes(page, place, from);
-    const done = this.drawMany(page, place, grown);
-    this.drawFew(page, place);
+    this.drawAxes(page, plot, from);
+    const done = this.drawBackground(page, plot, grown);
+    this.drawHighlighted(page, plot);
     this.write(page);
-    this.sheet.goOn(done, () => this.draw());
-    this.sheet.describe(() => summary(model, this.best));
+    this.figure.continueDrawing(done, () => this.draw());
+    this.figure.describe(() => summary(model, this.best));
   }
 
   /** Looks at what is new. @returns {number[]} trials whose curves have grown */
-  look() {
+  update() {
     this.dirty = false;
     this.changed++;
-    this.best = bestFew(this.model, BEST).filter((number) => this.model.curves.has(number));
-    return this.reach.look(this.model.curves, this.best);
+    this.best = bestTrials(this.model, BEST).filter((number) => this.model.curves.has(number));
+    return this.extent.update(this.model.curves, this.best);
   }
 
-  /** @param {Page} page @param {Place} place @param {number} from */
-  drawAxes(page, place, from) {
-    drawValueAxis(page, place.area, this.reach.scale);
-    const steps = valueTicks(scaleOn(from, this.reach.end, false), Math.max(2, place.area.width / 60)).filter(Number.isInteger);
-    const ticks = (steps.length > 0 ? steps : linearTicks(from, this.reach.end, 1)).map((step) => ({ at: place.x(step), text: formatTick(step) }));
-    drawFootAxis(page, place.area, ticks, "step");
+  /** @param {Drawing} page @param {Plot} plot @param {number} from */
+  drawAxes(page, plot, from) {
+    drawYAxis(page, plot.area, this.extent.scale);
+    const steps = valueTicks(makeScale(from, this.extent.end, false), Math.max(2, plot.area.width / 60)).filter(Number.isInteger);
+    const ticks = (steps.length > 0 ? steps : linearTicks(from, this.extent.end, 1)).map((step) => ({ at: plot.x(step), text: formatTick(step) }));
+    drawXAxis(page, plot.area, ticks, "step");
   }
 
-  /** The curves that do not stand out. @param {Page} page @param {Place} place @param {number[]} grown @returns {boolean} whether there was time for all */
-  drawMany(page, place, grown) {
-    const { model, reach } = this;
+  /** The curves that do not stand out. @param {Drawing} page @param {Plot} plot @param {number[]} grown @returns {boolean} whether there was time for all */
+  drawBackground(page, plot, grown) {
+    const { model, extent } = this;
     const { curves, brushed } = model;
-    const few = reach.points <= FEW;
-    const spot = [page.width, page.height, page.ratio, page.theme.fan, page.theme.muted, reach.version].join();
+    const few = extent.points <= FEW;
+    const spot = [page.width, page.height, page.ratio, page.theme.fan, page.theme.muted, extent.version].join();
     const key = few ? String(this.changed) : "many";
     const isBrushed = (/** @type {number} */ number) => brushed?.[model.row(number)] === 1;
     const style = { marks: curves.size <= MARKED, dashes: few, color: page.theme.fan, alpha: opacity(curves.size), width: 1 };
-    this.all.draw(model, page, place, style, spot, key, () => [...curves.keys()], grown);
+    this.all.draw(model, page, plot, style, spot, key, () => [...curves.keys()], grown);
     page.canvas.globalAlpha = brushed ? 0.4 : 1;
-    this.all.layer.put(page);
+    this.all.layer.drawOnto(page);
     page.canvas.globalAlpha = 1;
-    if (!brushed) return this.all.whole();
+    if (!brushed) return this.all.isComplete();
     const plain = { ...style, marks: model.brushedCount <= MARKED, color: page.theme.muted, alpha: opacity(model.brushedCount), width: 1.25 };
-    this.brushed.draw(model, page, place, plain, spot, `${key},${this.brushes}`, () => [...curves.keys()].filter(isBrushed), grown.filter(isBrushed));
-    this.brushed.layer.put(page);
-    return this.all.whole() && this.brushed.whole();
+    this.brushed.draw(model, page, plot, plain, spot, `${key},${this.brushes}`, () => [...curves.keys()].filter(isBrushed), grown.filter(isBrushed));
+    this.brushed.layer.drawOnto(page);
+    return this.all.isComplete() && this.brushed.isComplete();
   }
 
-  /** Those that stand out. @param {Page} page @param {Place} place */
-  drawFew(page, place) {
+  /** Those that stand out. @param {Drawing} page @param {Plot} plot */
+  drawHighlighted(page, plot) {
     const { model } = this;
     const { canvas, theme } = page;
     const others = this.best.filter((number) => number !== model.chosen && number !== model.hovered); // each is named once
@@ -126,12 +126,12 @@ class SmallCurves {
     if (model.chosen >= 0) lines.push([model.chosen, theme.accent, 2.5]);
     if (model.hovered >= 0 && model.hovered !== model.chosen) lines.push([model.hovered, theme.ink, 2]);
     canvas.save();
-    clip(canvas, place);
+    clip(canvas, plot);
     for (const [number, color, width] of lines) {
       const curve = model.curves.get(number);
       if (!curve) continue;
-      strokeCurve(canvas, place, curve, 0, { color: theme.surface, alpha: 0.75, width: width + 2.5, dash: false });
-      strokeCurve(canvas, place, curve, 0, { color, alpha: 1, width, dash: model.state[model.row(number)] === PRUNED });
+      strokeCurve(canvas, plot, curve, 0, { color: theme.surface, alpha: 0.75, width: width + 2.5, dash: false });
+      strokeCurve(canvas, plot, curve, 0, { color, alpha: 1, width, dash: model.state[model.row(number)] === PRUNED });
     }
     canvas.restore();
     canvas.textAlign = "right";
@@ -139,24 +139,24 @@ class SmallCurves {
     /** @type {{ x: number, y: number }[]} */
     const labels = [];
     for (const [number, color] of lines.reverse()) {
-      const end = endOf(place, model.curves.get(number));
+      const end = endOf(plot, model.curves.get(number));
       if (!end) continue;
       const ordinary = model.state[model.row(number)] === FINISHED && color === theme.good;
       drawGlyphs(canvas, model.state[model.row(number)], [end.x, end.y], ordinary ? 3 : 4.5, color);
       if (color === theme.good && number !== this.best[0]) continue; // the ends of the best lie close together
-      const x = Math.min(end.x + 5, place.area.left + place.area.width);
-      const isFree = (/** @type {number} */ y) => y > place.area.top + 11 && !labels.some((other) => Math.abs(other.y - y) < 13 && Math.abs(other.x - x) < 36);
+      const x = Math.min(end.x + 5, plot.area.left + plot.area.width);
+      const isFree = (/** @type {number} */ y) => y > plot.area.top + 11 && !labels.some((other) => Math.abs(other.y - y) < 13 && Math.abs(other.x - x) < 36);
       const y = [end.y - 6, end.y + 18, end.y - 20, end.y + 32].find(isFree);
       if (y === undefined) continue;
       labels.push({ x, y });
-      writeName(page, number, x, y, color);
+      drawLabel(page, number, x, y, color);
     }
   }
 
-  /** The key. @param {Page} page */
+  /** The key. @param {Drawing} page */
   write({ theme }) {
     const { model } = this;
-    this.sheet.call(`${model.head?.metric ?? "Metric"} by step`);
+    this.figure.setTitle(`${model.head?.metric ?? "Metric"} by step`);
     const others = model.curves.size;
     const missing = model.count - others;
     const said = [
@@ -176,12 +176,12 @@ class SmallCurves {
   }
 
   /** @param {number} x @param {number} y */
-  at(x, y) {
-    const { model, place } = this;
-    if (!place || x < place.area.left - NEAR || x > place.area.left + place.area.width + NEAR) return -1;
-    const step = place.x.invert(x);
-    const perPixel = place.x.invert(x + 1) - step;
-    const distance = (/** @type {number} */ value) => Math.abs(place.y(value) - y) / NEAR;
+  trialAt(x, y) {
+    const { model, plot } = this;
+    if (!plot || x < plot.area.left - NEAR || x > plot.area.left + plot.area.width + NEAR) return -1;
+    const step = plot.x.invert(x);
+    const perPixel = plot.x.invert(x + 1) - step;
+    const distance = (/** @type {number} */ value) => Math.abs(plot.y(value) - y) / NEAR;
     const near = (/** @type {Iterable<number>} */ trials) => nearestCurve(trials, model.curves, step, NEAR * perPixel, distance);
     const first = near([...this.best, model.chosen]); // what stands out is easier to hit
     if (first >= 0 || !model.brushed) return first >= 0 ? first : near(model.curves.keys());
@@ -190,12 +190,12 @@ class SmallCurves {
 
   destroy() {
     this.off();
-    this.sheet.destroy();
+    this.figure.destroy();
   }
 }
 
 /** Many curves on a layer: each is drawn up to where it goes, and further when it has grown. */
-class Strokes {
+class CurveLayer {
   constructor() {
     this.layer = new Layer(A_FRAME);
     /** @type {Map<number, number>} */
@@ -203,23 +203,23 @@ class Strokes {
     this.wanted = "";
   }
 
-  /** @param {Model} model @param {Page} page @param {Place} place @param {{ marks: boolean, dashes: boolean, color: string, alpha: number, width: number }} style
+  /** @param {SweepModel} model @param {Drawing} page @param {Plot} plot @param {{ marks: boolean, dashes: boolean, color: string, alpha: number, width: number }} style
    * @param {string} spot @param {string} key @param {() => number[]} list @param {number[]} grown since it was last drawn */
-  draw(model, page, place, style, spot, key, list, grown) {
+  draw(model, page, plot, style, spot, key, list, grown) {
     this.wanted = `${spot} ${key}`;
     if (this.layer.begin(spot, key, page, list)) this.drawn.clear();
     else if (key === this.layer.key) this.layer.add(grown);
     this.layer.work((canvas, items) => {
       canvas.save();
-      clip(canvas, place);
+      clip(canvas, plot);
       for (const number of items) {
         const curve = model.curves.get(number);
         if (!curve || this.drawn.get(number) === curve.steps.length) continue;
         const state = model.state[model.row(number)];
         const start = Math.max(0, (this.drawn.get(number) ?? 0) - 1);
-        strokeCurve(canvas, place, curve, start, { ...style, dash: style.dashes && state === PRUNED });
+        strokeCurve(canvas, plot, curve, start, { ...style, dash: style.dashes && state === PRUNED });
         this.drawn.set(number, curve.steps.length);
-        const end = style.marks && (state === PRUNED || state === FAILED) ? endOf(place, curve) : null;
+        const end = style.marks && (state === PRUNED || state === FAILED) ? endOf(plot, curve) : null;
         if (end) drawGlyphs(canvas, state, [end.x, end.y], 3.5, STATES[state].color(page.theme));
       }
       canvas.restore();
@@ -227,13 +227,13 @@ class Strokes {
     });
   }
 
-  whole() {
-    return this.layer.whole() && this.wanted === `${this.layer.place} ${this.layer.key}`;
+  isComplete() {
+    return this.layer.isComplete() && this.wanted === `${this.layer.geometry} ${this.layer.key}`;
   }
 }
 
 /** Gives all that is drawn one colour: many faint lines over one another come to another one, since each is rounded.
- * @param {CanvasRenderingContext2D} canvas @param {Page} page @param {string} color */
+ * @param {CanvasRenderingContext2D} canvas @param {Drawing} page @param {string} color */
 function tint(canvas, page, color) {
   canvas.globalCompositeOperation = "source-in";
   canvas.fillStyle = color;
@@ -246,16 +246,16 @@ function opacity(count) {
   return 0.75 * Math.min(1, (36 / count) ** 0.7);
 }
 
-/** @param {CanvasRenderingContext2D} canvas @param {Place} place */
+/** @param {CanvasRenderingContext2D} canvas @param {Plot} plot */
 function clip(canvas, { area }) {
   canvas.beginPath();
   canvas.rect(area.left - 5, area.top - 4, area.width + 10, area.height + 8);
   canvas.clip();
 }
 
-/** @param {CanvasRenderingContext2D} canvas @param {Place} place @param {Curve} curve @param {number} start
+/** @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Curve} curve @param {number} start
  * @param {{ color: string, alpha: number, width: number, dash: boolean }} style */
-function strokeCurve(canvas, place, { steps, values }, start, style) {
+function strokeCurve(canvas, plot, { steps, values }, start, style) {
   canvas.strokeStyle = style.color;
   canvas.lineWidth = style.width;
   canvas.globalAlpha = style.alpha;
@@ -263,12 +263,12 @@ function strokeCurve(canvas, place, { steps, values }, start, style) {
   canvas.beginPath();
   let pen = false;
   for (let i = start; i < steps.length; i++) {
-    const [x, y] = [place.x(steps[i]), place.y(values[i])];
+    const [x, y] = [plot.x(steps[i]), plot.y(values[i])];
     if (!Number.isFinite(y)) pen = false; // a gap, where the value is not a number
     else if (pen) canvas.lineTo(x, y);
     else {
       canvas.moveTo(x, y);
-      if (!Number.isFinite(place.y(values[i + 1]))) canvas.lineTo(x + 1, y); // a point alone would not be seen
+      if (!Number.isFinite(plot.y(values[i + 1]))) canvas.lineTo(x + 1, y); // a point alone would not be seen
       pen = true;
     }
   }
@@ -276,15 +276,15 @@ function strokeCurve(canvas, place, { steps, values }, start, style) {
   canvas.globalAlpha = 1;
 }
 
-/** Where a curve ends on the page. @param {Place} place @param {Curve | undefined} curve */
-function endOf(place, curve) {
+/** Where a curve ends on the page. @param {Plot} plot @param {Curve | undefined} curve */
+function endOf(plot, curve) {
   const last = curve?.values.findLastIndex(Number.isFinite) ?? -1;
   if (!curve || last < 0) return null;
-  const [low, high] = place.y.domain();
-  return { x: place.x(curve.steps[last]), y: place.y(clamp(curve.values[last], low, high)) };
+  const [low, high] = plot.y.domain();
+  return { x: plot.x(curve.steps[last]), y: plot.y(clamp(curve.values[last], low, high)) };
 }
 
-/** The best first; those with no value last. @param {Model} model @param {Iterable<number>} trials */
+/** The best first; those with no value last. @param {SweepModel} model @param {Iterable<number>} trials */
 function ranking(model, trials) {
   const outranks = (/** @type {number} */ a, /** @type {number} */ b) => Number(model.outranks(model.row(a), model.row(b)));
   return [...trials].sort((a, b) => outranks(b, a) - outranks(a, b) || a - b);
@@ -296,7 +296,7 @@ function stepFact(curve) {
   return curve && last >= 0 ? [`at step ${formatCount(curve.steps[last])}: ${formatValue(curve.values[last])}`] : [];
 }
 
-/** @param {Model} model @param {number[]} best */
+/** @param {SweepModel} model @param {number[]} best */
 function summary(model, best) {
   const said = best.map((number) => `trial ${number} ${formatValue(model.value[model.row(number)])}`);
   const chosen = model.chosen >= 0 ? ` Trial ${model.chosen} is chosen.` : "";
@@ -310,11 +310,11 @@ const AHEAD = 1.1; // how much further the steps may go before everything is dra
 export const FEW = 10_000; // points up to which all is drawn anew when something changes
 
 /** How far the curves reach, kept up to date by looking only at points that are new. */
-export class Reach {
+export class CurveExtent {
   constructor() {
     this.version = 0; // another when nothing that was drawn can stay
     /** @type {import("./axes.js").Scale} */
-    this.scale = scaleFor([]);
+    this.scale = robustScale([]);
     this.end = 1; // the last step on the axis
     this.points = this.scaled = 0; // those there are, and those there were when the scale was made
     [this.first, this.last] = [Infinity, -Infinity]; // steps
@@ -330,18 +330,18 @@ export class Reach {
   }
 
   /** @param {Map<number, Curve>} curves @param {number[]} best @returns {number[]} the trials whose curves have grown */
-  look(curves, best) {
-    let grown = this.grownIn(curves);
+  update(curves, best) {
+    let grown = this.newPoints(curves);
     if (!grown) {
       this.clear();
-      grown = this.grownIn(curves) ?? [];
+      grown = this.newPoints(curves) ?? [];
     }
     if (grown.length > 0) this.rescale(curves, best);
     return grown;
   }
 
   /** @param {Map<number, Curve>} curves @returns {number[] | null} null if some curve is not the one that it was */
-  grownIn(curves) {
+  newPoints(curves) {
     const grown = [];
     if (curves.size < this.known.size) return null;
     for (const [number, curve] of curves) {
@@ -365,7 +365,7 @@ export class Reach {
     const many = this.points > FEW;
     const outside = must.some((value) => isOutside(this.scale, value));
     if (!many || outside || this.points > this.scaled * AHEAD) {
-      const scale = settled(this.scale, scaleFor(sample(curves, this.points), must));
+      const scale = settled(this.scale, robustScale(sample(curves, this.points), must));
       if (scale !== this.scale) this.version++;
       [this.scale, this.scaled] = [scale, this.points];
     }
@@ -387,8 +387,8 @@ function sample(curves, points) {
   return values;
 }
 
-/** The trials with the best values, the best one first. @param {Model} model @param {number} most @returns {number[]} */
-export function bestFew(model, most) {
+/** The trials with the best values, the best one first. @param {SweepModel} model @param {number} most @returns {number[]} */
+export function bestTrials(model, most) {
   /** @type {number[]} rows */
   const best = [];
   for (let row = 0; row < model.count; row++) {

@@ -5,59 +5,59 @@ import { make, setText } from "../../dom/elements.js";
 import { readColours } from "../../dom/theme.js";
 import { formatValue } from "../../text/format.js";
 import { RUNNING, STATES } from "../states.js";
-import { timeWords } from "./axes.js";
+import { formatTime } from "./axes.js";
 
-/** @typedef {import("../model.js").Model} Model */
+/** @typedef {import("../model.js").SweepModel} SweepModel */
 /** @typedef {import("../../dom/theme.js").Colours} Colours */
-/** @typedef {{ canvas: CanvasRenderingContext2D, width: number, height: number, ratio: number, theme: Colours, font: string }} Page sizes in CSS pixels */
+/** @typedef {{ canvas: CanvasRenderingContext2D, width: number, height: number, ratio: number, theme: Colours, font: string }} Drawing sizes in CSS pixels */
 /** @typedef {(number: number, key: string) => number | null} Move from a trial (-1: none) by a key to another; null if the key is for nothing */
 /**
- * @typedef {object} Plan
+ * @typedef {object} FigureOptions
  * @property {string} name for the style sheet
  * @property {string} title
  * @property {string} help what pointer and keys do
- * @property {(x: number, y: number) => number} at the trial at a place of the page, or -1
- * @property {Move} move
- * @property {(number: number) => { x: number, y: number } | null} spot where a trial is on the page
+ * @property {(x: number, y: number) => number} trialAt the trial at a place of the page, or -1
+ * @property {Move} moveByKey
+ * @property {(number: number) => { x: number, y: number } | null} positionOf where a trial is on the page
  * @property {(row: number) => string[]} [facts] more than its state and value to say of a trial
  */
-/** @typedef {{ colours: import("../../dom/theme.js").Colours, ramp: import("./colormap.js").Ramp, font: string }} Look what all figures share */
-/** @typedef {{ places: import("./positions.js").Places, brush: import("./brush.js").Brush, look: Look, table: string }} Options `table` is the id of the table with the same data */
+/** @typedef {{ colours: import("../../dom/theme.js").Colours, colormap: import("./colormap.js").Colormap, font: string }} FigureTheme what all figures share */
+/** @typedef {{ positions: import("./positions.js").TrialPositions, brush: import("./brush.js").Brush, theme: FigureTheme, table: string }} SharedOptions `table` is the id of the table with the same data */
 
 const CALM = 2000; // milliseconds between summaries, which a screen reader may read out
 const FONT = "11px";
 
-export class Sheet {
-  /** @param {Model} model @param {Plan} plan */
-  constructor(model, plan) {
+export class CanvasFigure {
+  /** @param {SweepModel} model @param {FigureOptions} options */
+  constructor(model, options) {
     this.model = model;
-    this.plan = plan;
+    this.options = options;
     this.surface = make("canvas", { "aria-hidden": "true" });
     this.surface.style.cssText = "display:block;width:100%";
     this.readout = new Readout();
-    const summary = `nbd-${plan.name}-${Math.random().toString(36).slice(2)}`;
+    const summary = `nbd-${options.name}-${Math.random().toString(36).slice(2)}`;
     this.summary = make("span", { class: "nbd-spoken", id: summary });
     this.spoken = make("span", { class: "nbd-spoken", role: "status" });
     this.box = make("div", {
       class: "nbd-plot nbd-sheet", tabindex: "0", role: "application", "aria-roledescription": "chart",
-      "aria-label": plan.title, "aria-describedby": summary, "aria-description": plan.help,
+      "aria-label": options.title, "aria-describedby": summary, "aria-description": options.help,
     }, this.surface, this.readout.element);
     this.box.style.position = "relative";
-    this.title = make("span", { class: "nbd-chart-title", title: plan.help }, plan.title);
+    this.title = make("span", { class: "nbd-chart-title", title: options.help }, options.title);
     this.note = make("span", { class: "nbd-legend" });
-    this.element = make("figure", { class: `nbd-chart nbd-${plan.name}` }, make("figcaption", {}, this.title, this.note), this.box, this.summary, this.spoken);
+    this.element = make("figure", { class: `nbd-chart nbd-${options.name}` }, make("figcaption", {}, this.title, this.note), this.box, this.summary, this.spoken);
     this.shown = -1; // the trial whose values are shown
     this.pending = this.due = 0;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.later = undefined;
-    this.box.addEventListener("pointermove", (event) => this.point(event));
+    this.box.addEventListener("pointermove", (event) => this.onPointerMove(event));
     this.box.addEventListener("pointerleave", () => this.leave());
-    this.box.addEventListener("click", (event) => model.choose(this.under(event)));
+    this.box.addEventListener("click", (event) => model.choose(this.trialUnder(event)));
     this.box.addEventListener("keydown", (event) => this.onKey(event));
     this.box.addEventListener("blur", () => this.leave());
   }
 
-  /** The canvas, empty and in the pixels of the device; null while nothing has a width. @param {(width: number) => number} heightFor @returns {Page | null} */
+  /** The canvas, empty and in the pixels of the device; null while nothing has a width. @param {(width: number) => number} heightFor @returns {Drawing | null} */
   page(heightFor) {
     if (this.shown !== this.model.hovered) this.readout.hide(); // another view shows another one
     const width = this.box.clientWidth;
@@ -77,14 +77,14 @@ export class Sheet {
   }
 
   /** @param {MouseEvent} event */
-  under(event) {
+  trialUnder(event) {
     const { left, top } = this.surface.getBoundingClientRect();
-    return this.plan.at(event.clientX - left, event.clientY - top);
+    return this.options.trialAt(event.clientX - left, event.clientY - top);
   }
 
   /** @param {PointerEvent} event */
-  point(event) {
-    const number = this.under(event);
+  onPointerMove(event) {
+    const number = this.trialUnder(event);
     const { left, top } = this.surface.getBoundingClientRect();
     this.box.style.cursor = number < 0 ? "" : "pointer";
     this.model.hover(number);
@@ -101,7 +101,7 @@ export class Sheet {
     const row = this.model.row(number);
     this.shown = number;
     if (row < 0) return this.readout.hide();
-    const entries = [this.valueOf(row), ...(this.plan.facts?.(row) ?? [])].map((text) => ({ tone: "transparent", kind: "fact", label: unbroken(text), value: "", where: "" }));
+    const entries = [this.valueOf(row), ...(this.options.facts?.(row) ?? [])].map((text) => ({ tone: "transparent", kind: "fact", label: withoutBreaks(text), value: "", where: "" }));
     this.readout.show(this.nameOf(row), entries, x, this.box.clientWidth);
     const { element } = this.readout;
     for (const line of element.querySelectorAll("i")) line.hidden = true; // no line is meant
@@ -122,7 +122,7 @@ export class Sheet {
   /** @param {KeyboardEvent} event */
   onKey(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const { model, plan } = this;
+    const { model, options } = this;
     const here = model.hovered >= 0 ? model.hovered : model.chosen;
     if (event.key === "Enter" || event.key === " ") model.choose(here);
     else if (event.key === "Escape" && here >= 0) {
@@ -130,14 +130,14 @@ export class Sheet {
       model.choose(-1);
       this.readout.hide();
     } else {
-      const there = plan.move(here, event.key);
+      const there = options.moveByKey(here, event.key);
       if (there === null) return;
       model.hover(there);
       const row = model.row(there);
       if (row >= 0) {
-        const said = [this.nameOf(row).slice(2), this.valueOf(row), ...(plan.facts?.(row) ?? [])];
+        const said = [this.nameOf(row).slice(2), this.valueOf(row), ...(options.facts?.(row) ?? [])];
         setText(this.spoken, said.join(", "));
-        const { x, y } = plan.spot(there) ?? { x: 0, y: 0 };
+        const { x, y } = options.positionOf(there) ?? { x: 0, y: 0 };
         this.show(there, x, y);
       }
     }
@@ -146,7 +146,7 @@ export class Sheet {
   }
 
   /** @param {string} title */
-  call(title) {
+  setTitle(title) {
     setText(this.title, title);
     if (this.box.getAttribute("aria-label") !== title) this.box.setAttribute("aria-label", title);
   }
@@ -163,7 +163,7 @@ export class Sheet {
   }
 
   /** Goes on in the next frame with what there was no time for. @param {boolean} done @param {() => void} draw */
-  goOn(done, draw) {
+  continueDrawing(done, draw) {
     cancelAnimationFrame(this.pending);
     this.pending = done ? 0 : requestAnimationFrame(draw);
   }
@@ -184,12 +184,12 @@ export function sameBrush(was, now) {
 }
 
 /** A number stays on a line with its unit. @param {string} text */
-function unbroken(text) {
+function withoutBreaks(text) {
   return text.replace(/(\d) (?=[a-zµ])/g, "$1\u00a0");
 }
 
-/** The name of a trial beside its mark, to be read on whatever is there. @param {Page} page @param {number} number @param {number} x @param {number} y @param {string} color */
-export function writeName({ canvas, theme, font }, number, x, y, color) {
+/** The name of a trial beside its mark, to be read on whatever is there. @param {Drawing} page @param {number} number @param {number} x @param {number} y @param {string} color */
+export function drawLabel({ canvas, theme, font }, number, x, y, color) {
   canvas.font = `600 ${font}`;
   canvas.lineWidth = 3;
   canvas.strokeStyle = theme.surface;
@@ -202,7 +202,7 @@ export function writeName({ canvas, theme, font }, number, x, y, color) {
 
 /** A move along a list of trials: keys to the next, the one before, the first and the last.
  * @param {() => number[]} list of trial numbers, in the order of the keys @param {string[]} next @param {string[]} before @returns {Move} */
-export function along(list, next, before) {
+export function listNavigation(list, next, before) {
   return (number, key) => {
     const by = next.includes(key) ? 1 : before.includes(key) ? -1 : 0;
     if (!by && key !== "Home" && key !== "End") return null;
@@ -216,10 +216,10 @@ export function along(list, next, before) {
   };
 }
 
-/** @param {Model} model @param {number} row */
+/** @param {SweepModel} model @param {number} row */
 export function timeFacts(model, row) {
   const [start, end] = [model.started[row], model.ended[row]];
   if (!Number.isFinite(start)) return [];
-  if (!Number.isFinite(end) || model.state[row] === RUNNING) return [`started after ${timeWords(start)}`];
-  return [`${timeWords(start)} – ${timeWords(end)}, duration ${timeWords(end - start)}`];
+  if (!Number.isFinite(end) || model.state[row] === RUNNING) return [`started after ${formatTime(start)}`];
+  return [`${formatTime(start)} – ${formatTime(end)}, duration ${formatTime(end - start)}`];
 }

@@ -1,47 +1,47 @@
 // A heat map over any two parameters: a cell's colour is its best value; its median, trials and states stand in it
 // as far as there is room.
-import { fact, Readout } from "../../chart/readout.js";
+import { plainEntry, Readout } from "../../chart/readout.js";
 import { make, setText } from "../../dom/elements.js";
-import { isHeld, taken } from "../../dom/keyboard.js";
+import { consume, hasModifier } from "../../dom/keyboard.js";
 import { formatCount, formatValue } from "../../text/format.js";
-import { numberWords, plural } from "../format.js";
+import { formatNumber, plural } from "../format.js";
 import { drawGlyphs, FAILED, PRUNED, RUNNING, STATES, STOPPED } from "../states.js";
-import { binned, binsOf, cellsOf, widest } from "./bins.js";
-import { fit, fitted } from "./canvas.js";
-import { shadeOf } from "./colormap.js";
+import { aggregateCells, binIndices, binsOf, widest } from "./bins.js";
+import { resizeCanvas, truncateText } from "./canvas.js";
+import { shadeIndex } from "./colormap.js";
 import { METRIC } from "./positions.js";
 import { clamp } from "./scales.js";
 
 /** @typedef {import("./bins.js").Bin} Bin */
 /** @typedef {import("./bins.js").Cell} Cell */
 /** @typedef {{ left: number, top: number, width: number, height: number }} Area CSS pixels */
-/** @typedef {{ x: number, y: number }} Place a bin on each axis; -1 where it is on the axis itself */
+/** @typedef {{ x: number, y: number }} BinPosition a bin on each axis; -1 where it is on the axis itself */
 /**
  * @typedef {object} Heatmap
- * @property {import("../model.js").Model} model
- * @property {import("./figure.js").Options} options
+ * @property {import("../model.js").SweepModel} model
+ * @property {import("./figure.js").SharedOptions} options
  * @property {Area} area
  * @property {Bin[]} columns
  * @property {Bin[]} lines
  * @property {import("./bins.js").Cell[]} cells line by line
  * @property {[number, number] | null} brushedX places
  * @property {[number, number] | null} brushedY
- * @property {Record<"hovered" | "chosen" | "cursor", Place | null>} marks
+ * @property {Record<"hovered" | "chosen" | "cursor", BinPosition | null>} marks
  * @property {{ x: string, y: string }} titles
  */
 
 const HELP = "Click a cell to choose its best trial. Drag along an axis, or Shift and drag over cells, to brush. " +
   "Keys: arrows go from cell to cell, Enter chooses the best trial, B brushes the cell, Escape brushes nothing.";
-const [LEAST, LINE, MOST_HIGH] = [46, 50, 400]; // CSS pixels of a cell's width, its height, and all lines
+const [CELL_WIDTH, CELL_HEIGHT, MOST_HIGH] = [46, 50, 400]; // CSS pixels of a cell's width, its height, and all lines
 const MOST_BINS = 12;
 const NAMED = 6; // trials of a cell that are named
 
-/** @param {import("../model.js").Model} model @param {import("./figure.js").Options} options */
+/** @param {import("../model.js").SweepModel} model @param {import("./figure.js").SharedOptions} options */
 export function makeHeatmap(model, options) {
-  let offered = ""; // of the parameters that can be chosen
+  let axisChoices = ""; // of the parameters that can be chosen
   let xName = "";
   let yName = "";
-  let workedFor = "";
+  let computedFor = "";
   /** @type {Bin[]} */
   let columns = [];
   /** @type {Bin[]} */
@@ -61,15 +61,15 @@ export function makeHeatmap(model, options) {
   /** @type {Area} */
   let area = { left: 0, top: 0, width: 0, height: 0 };
   let cursor = { x: 0, y: 0 };
-  /** @type {{ from: Place, moved: boolean } | null} */
+  /** @type {{ from: BinPosition, moved: boolean } | null} */
   let drag = null;
   const across = make("select", { "aria-label": "Across" });
   const down = make("select", { "aria-label": "Down" });
-  for (const select of [across, down]) select.addEventListener("change", () => take(across.value, down.value));
-  const ramp = make("i", { class: "nbs-ramp" });
+  for (const select of [across, down]) select.addEventListener("change", () => setAxes(across.value, down.value));
+  const colormap = make("i", { class: "nbs-ramp" });
   const low = make("span");
   const high = make("span");
-  const legend = make("span", { class: "nbs-ramp-legend" }, low, ramp, high);
+  const legend = make("span", { class: "nbs-ramp-legend" }, low, colormap, high);
   const surface = make("canvas", { "aria-hidden": "true" });
   const readout = new Readout();
   const spoken = make("span", { class: "nbd-spoken", role: "status" });
@@ -79,7 +79,7 @@ export function makeHeatmap(model, options) {
       make("span", { class: "nbs-choice" }, across, make("span", { "aria-hidden": "true" }, "×"), down)), legend), box, spoken);
   surface.addEventListener("pointerdown", press);
   surface.addEventListener("pointermove", move);
-  surface.addEventListener("pointerup", lift);
+  surface.addEventListener("pointerup", release);
   surface.addEventListener("pointercancel", () => (drag = null));
   box.addEventListener("pointerleave", leave);
   box.addEventListener("blur", leave);
@@ -87,7 +87,7 @@ export function makeHeatmap(model, options) {
   box.addEventListener("keydown", onKey);
 
   /** @param {string} x @param {string} y parameters */
-  function take(x, y) {
+  function setAxes(x, y) {
     xName = x;
     yName = y;
     cursor = { x: 0, y: 0 };
@@ -96,23 +96,23 @@ export function makeHeatmap(model, options) {
 
   function draw() {
     const width = box.clientWidth;
-    offer();
+    updateAxisChoices();
     if (width === 0 || !xName) return;
-    work(width);
+    compute(width);
     const height = area.top + area.height + 36;
-    const canvas = fit(surface, width, height);
+    const canvas = resizeCanvas(surface, width, height);
     const marks = { hovered: cellOf(model.hovered), chosen: cellOf(model.chosen), cursor: box.matches(":focus-visible") ? cursor : null };
     const titles = { x: axis("x").title, y: axis("y").title };
-    if (canvas) drawHeat(canvas, { model, options, area, columns, lines, cells, brushedX, brushedY, marks, titles });
+    if (canvas) drawHeatmap(canvas, { model, options, area, columns, lines, cells, brushedX, brushedY, marks, titles });
     writeLegend();
-    box.setAttribute("aria-label", `${axis("y").title} by ${axis("x").title}: ${cellWords(cellAt(cursor))}`);
+    box.setAttribute("aria-label", `${axis("y").title} by ${axis("x").title}: ${describeCell(cellAt(cursor))}`);
   }
 
   /** Lets one choose among the parameters that there are now. */
-  function offer() {
-    const names = options.places.names();
-    if (names.join("\n") === offered) return;
-    offered = names.join("\n");
+  function updateAxisChoices() {
+    const names = options.positions.names();
+    if (names.join("\n") === axisChoices) return;
+    axisChoices = names.join("\n");
     for (const select of [across, down]) select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
     const [x, y] = widest(model.head?.parameters ?? []) ?? [names[0] ?? "", names[0] ?? ""];
     if (!names.includes(xName)) xName = x;
@@ -123,30 +123,30 @@ export function makeHeatmap(model, options) {
 
   /** @param {"x" | "y"} which */
   function axis(which) {
-    return options.places.axis(which === "x" ? xName : yName);
+    return options.positions.axis(which === "x" ? xName : yName);
   }
 
   /** Works out bins and cells, if anything they are made of has changed. @param {number} width */
-  function work(width) {
-    const { places, brush } = options;
+  function compute(width) {
+    const { positions, brush } = options;
     const left = clamp(width * 0.2, 56, 104);
     const room = width - left - 6;
-    const key = [places.version, xName, yName, width].join("\n");
-    const changed = key !== workedFor;
+    const key = [positions.version, xName, yName, width].join("\n");
+    const changed = key !== computedFor;
     if (changed) {
-      workedFor = key;
+      computedFor = key;
       const enough = Math.ceil(1.3 * Math.sqrt(model.count)); // more bins are mostly empty
-      const most = clamp(Math.min(enough, Math.floor(room / LEAST)), 3, MOST_BINS);
+      const most = clamp(Math.min(enough, Math.floor(room / CELL_WIDTH)), 3, MOST_BINS);
       columns = binsOf(axis("x"), model.parameters.get(xName) ?? [], most);
-      xs = binned(axis("x").at, columns);
+      xs = binIndices(axis("x").at, columns);
       const upwards = binsOf(axis("y"), model.parameters.get(yName) ?? [], clamp(enough, 3, MOST_BINS - 3));
-      ys = binned(axis("y").at, upwards).map((line) => (line < 0 ? line : upwards.length - 1 - line));
+      ys = binIndices(axis("y").at, upwards).map((line) => (line < 0 ? line : upwards.length - 1 - line));
       lines = upwards.reverse();
     }
-    area = { left, top: 20, width: room, height: clamp(lines.length * LINE, 120, MOST_HIGH) };
+    area = { left, top: 20, width: room, height: clamp(lines.length * CELL_HEIGHT, 120, MOST_HIGH) };
     if (changed || mask !== model.brushed) {
       mask = model.brushed;
-      cells = cellsOf(model, xs, ys, columns.length, lines.length, mask);
+      cells = aggregateCells(model, xs, ys, columns.length, lines.length, mask);
     }
     brushedX = brush.span(xName);
     brushedY = brush.span(yName);
@@ -158,40 +158,40 @@ export function makeHeatmap(model, options) {
     cursor = { x: clamp(x, 0, columns.length - 1), y: clamp(y, 0, lines.length - 1) };
   }
 
-  /** @param {Place | null} place @returns {Cell | undefined} */
-  function cellAt(place) {
-    return place && place.x >= 0 && place.y >= 0 ? cells[place.y * columns.length + place.x] : undefined;
+  /** @param {BinPosition | null} position @returns {Cell | undefined} */
+  function cellAt(position) {
+    return position && position.x >= 0 && position.y >= 0 ? cells[position.y * columns.length + position.x] : undefined;
   }
 
-  /** The cell that a trial is in. @param {number} number @returns {Place | null} */
+  /** The cell that a trial is in. @param {number} number @returns {BinPosition | null} */
   function cellOf(number) {
     const row = model.row(number);
     return row < 0 || row >= xs.length || xs[row] < 0 || ys[row] < 0 ? null : { x: xs[row], y: ys[row] };
   }
 
   function writeLegend() {
-    const { places, look } = options;
-    const { scale, title } = places.axis(METRIC);
-    const { worst, best } = places.ends();
+    const { positions, theme } = options;
+    const { scale, title } = positions.axis(METRIC);
+    const { worst, best } = positions.colourDomain();
     const max = best > worst;
     legend.hidden = !cells.some((cell) => cell.best >= 0);
     setText(low, `${title} ${formatValue(scale.value(worst))}`);
     setText(high, formatValue(scale.value(best)));
-    const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => look.ramp.css[shadeOf(share)]).join(", ");
-    ramp.style.background = `linear-gradient(to right, ${stops})`;
+    const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => theme.colormap.css[shadeIndex(share)]).join(", ");
+    colormap.style.background = `linear-gradient(to right, ${stops})`;
     legend.title = `The colour of a cell is its best ${title}: the ${max ? "highest" : "lowest"} is best`;
   }
 
   /** @param {Cell} cell */
-  function whereOf({ x, y }) {
+  function cellTitle({ x, y }) {
     return `${axis("x").title} ${columns[x].text}, ${axis("y").title} ${lines[y].text}`;
   }
 
   /** @param {Cell | undefined} cell */
-  function cellWords(cell) {
+  function describeCell(cell) {
     if (!cell) return "no trials yet";
     const said = cell.rows.length ? facts(cell).map(([name, value]) => `${name} ${value}`).join(", ") : model.brushed ? "no brushed trials" : "no trials";
-    return `${whereOf(cell)}: ${said}`;
+    return `${cellTitle(cell)}: ${said}`;
   }
 
   /** @param {Cell} cell @returns {[string, string][]} */
@@ -202,8 +202,8 @@ export function makeHeatmap(model, options) {
     return /** @type {[string, string][]} */ ([...best, ["", `${plural(cell.rows.length, "trial")}: ${some}${cell.rows.length > NAMED ? ", …" : ""}`], ["", states]]);
   }
 
-  /** @param {MouseEvent} event @returns {Place} */
-  function under(event) {
+  /** @param {MouseEvent} event @returns {BinPosition} */
+  function binUnder(event) {
     const { left, top } = surface.getBoundingClientRect();
     const [across, down] = [(event.clientX - left - area.left) / area.width, (event.clientY - top - area.top) / area.height];
     const bin = (/** @type {number} */ share, /** @type {number} */ count) => (share < 0 ? -1 : Math.min(count - 1, Math.floor(share * count)));
@@ -213,7 +213,7 @@ export function makeHeatmap(model, options) {
 
   /** @param {PointerEvent} event */
   function press(event) {
-    const from = under(event);
+    const from = binUnder(event);
     const onAxis = from.x < 0 || from.y < 0;
     if (event.button !== 0 || (!onAxis && !event.shiftKey)) return;
     drag = { from, moved: false };
@@ -224,7 +224,7 @@ export function makeHeatmap(model, options) {
 
   /** @param {PointerEvent} event */
   function move(event) {
-    const here = under(event);
+    const here = binUnder(event);
     if (drag) {
       const { from } = drag;
       drag.moved ||= here.x !== from.x || here.y !== from.y;
@@ -238,8 +238,8 @@ export function makeHeatmap(model, options) {
   }
 
   /** @param {PointerEvent} event */
-  function lift(event) {
-    const here = under(event);
+  function release(event) {
+    const here = binUnder(event);
     const was = drag;
     drag = null;
     if (was) {
@@ -266,12 +266,12 @@ export function makeHeatmap(model, options) {
   /** @param {Cell | undefined} cell @param {number} left */
   function show(cell, left) {
     if (!cell || cell.rows.length === 0) return readout.hide();
-    readout.show(whereOf(cell), facts(cell).map(([label, value]) => fact(label, value)), left, box.clientWidth);
+    readout.show(cellTitle(cell), facts(cell).map(([label, value]) => plainEntry(label, value)), left, box.clientWidth);
     const below = area.top + ((cell.y + 1) * area.height) / lines.length + 6;
     readout.element.style.top = `${cell.y < lines.length / 2 ? below : Math.max(0, below - area.height / lines.length - readout.element.offsetHeight - 12)}px`;
   }
 
-  /** Brushes all from one bin to another, of the axes that both are on. @param {Place} from @param {Place} to */
+  /** Brushes all from one bin to another, of the axes that both are on. @param {BinPosition} from @param {BinPosition} to */
   function brushFrom(from, to) {
     const spans = /** @type {Record<string, [number, number] | null>} */ ({});
     if (from.x >= 0) spans[xName] = spanOf(columns, from.x, to.x);
@@ -283,7 +283,7 @@ export function makeHeatmap(model, options) {
     options.brush.set({ [xName]: null, [yName]: null });
   }
 
-  /** Whether exactly this bin of an axis is brushed. @param {Place} place */
+  /** Whether exactly this bin of an axis is brushed. @param {BinPosition} position */
   function isBrushed({ x, y }) {
     const same = (/** @type {[number, number] | null | undefined} */ a, /** @type {[number, number] | null} */ b) => Boolean(a && b && Math.abs(a[0] - b[0]) + Math.abs(a[1] - b[1]) < 1e-3);
     return (x < 0 || same(brushedX, spanOf(columns, x, x))) && (y < 0 || same(brushedY, spanOf(lines, y, y)));
@@ -291,17 +291,17 @@ export function makeHeatmap(model, options) {
 
   /** @param {KeyboardEvent} event */
   function onKey(event) {
-    if (isHeld(event)) return;
+    if (hasModifier(event)) return;
     const by = /** @type {Record<string, [number, number]>} */ ({ ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] })[event.key];
     if (by) goTo(cursor.x + by[0], cursor.y + by[1]);
     else if (event.key === "Enter" || event.key === " ") chooseBest(cellAt(cursor));
     else if (event.key === "b" || event.key === "B") isBrushed(cursor) ? unbrush() : brushFrom(cursor, cursor);
     else if (event.key === "Escape" && (brushedX || brushedY)) unbrush();
     else return;
-    taken(event);
+    consume(event);
     const cell = cellAt(cursor);
     model.hover(cell && cell.best >= 0 ? model.number[cell.best] : -1);
-    setText(spoken, cellWords(cell));
+    setText(spoken, describeCell(cell));
     show(cell, area.left + ((cursor.x + 0.5) * area.width) / columns.length);
     draw();
   }
@@ -322,17 +322,17 @@ const GLYPH = 11; // CSS pixels
 const MARKED = [RUNNING, FAILED, PRUNED, STOPPED]; // finished trials are the ordinary case
 
 /** @param {CanvasRenderingContext2D} canvas @param {Heatmap} heat worked out */
-export function drawHeat(canvas, heat) {
+export function drawHeatmap(canvas, heat) {
   const { area, columns, lines, cells, options, marks } = heat;
-  const { colours } = options.look;
+  const { colours } = options.theme;
   const [wide, high] = [area.width / columns.length, area.height / lines.length];
-  const box = (/** @type {Place} */ { x, y }) => [area.left + x * wide + GAP / 2, area.top + y * high + GAP / 2, wide - GAP, high - GAP];
+  const box = (/** @type {BinPosition} */ { x, y }) => [area.left + x * wide + GAP / 2, area.top + y * high + GAP / 2, wide - GAP, high - GAP];
   canvas.textBaseline = "middle";
   for (const cell of cells) drawCell(canvas, heat, cell, /** @type {[number, number, number, number]} */ (box(cell)));
   drawAxes(canvas, heat, wide, high);
-  const outline = (/** @type {Place | null} */ place, /** @type {string} */ color, /** @type {number} */ width) => {
-    if (!place) return;
-    const [x, y, w, h] = box(place);
+  const outline = (/** @type {BinPosition | null} */ position, /** @type {string} */ color, /** @type {number} */ width) => {
+    if (!position) return;
+    const [x, y, w, h] = box(position);
     canvas.strokeStyle = color;
     canvas.lineWidth = width;
     canvas.beginPath();
@@ -350,27 +350,27 @@ export function drawHeat(canvas, heat) {
  */
 function drawCell(canvas, heat, cell, [x, y, w, h]) {
   const { model, options } = heat;
-  const { colours, ramp, font } = options.look;
-  const shade = cell.best < 0 ? -1 : shadeOf(options.places.goodness(cell.best));
+  const { colours, colormap, font } = options.theme;
+  const shade = cell.best < 0 ? -1 : shadeIndex(options.positions.quality(cell.best));
   canvas.beginPath();
   canvas.roundRect(x, y, w, h, 3);
-  canvas.fillStyle = shade < 0 ? colours.grid : ramp.css[shade];
+  canvas.fillStyle = shade < 0 ? colours.grid : colormap.css[shade];
   canvas.globalAlpha = shade < 0 && cell.rows.length === 0 ? 0.45 : 1;
   canvas.fill();
   canvas.globalAlpha = 1;
   if (cell.rows.length === 0) return;
-  const ink = shade < 0 ? colours.ink : ramp.ink[shade];
+  const ink = shade < 0 ? colours.ink : colormap.ink[shade];
   const [n, middle] = [cell.rows.length, x + w / 2];
   const numbers = h < 28 || shade < 0 ? [] : [model.value[cell.best]];
   if (numbers.length > 0 && h >= 46 && n > 1) numbers.push(cell.median);
-  const lines = numbers.map((value, i) => (i ? "~" : "") + (w < 56 ? numberWords(Number(value.toPrecision(2))) : formatValue(value)));
+  const lines = numbers.map((value, i) => (i ? "~" : "") + (w < 56 ? formatNumber(Number(value.toPrecision(2))) : formatValue(value)));
   const step = 14;
   const top = y + h / 2 - (lines.length * step) / 2;
   canvas.fillStyle = ink;
   canvas.textAlign = "center";
   lines.forEach((text, i) => {
     canvas.font = i === 0 ? font.replace("11px", "600 12px") : font;
-    canvas.fillText(fitted(canvas, text, w - 2), middle, top + i * step);
+    canvas.fillText(truncateText(canvas, text, w - 2), middle, top + i * step);
   });
   canvas.font = font;
   drawMarks(canvas, cell, middle, top + lines.length * step, w, ink);
@@ -394,13 +394,13 @@ function drawMarks(canvas, cell, middle, y, w, ink) {
 /** @param {CanvasRenderingContext2D} canvas @param {Heatmap} heat @param {number} wide @param {number} high */
 function drawAxes(canvas, heat, wide, high) {
   const { area, columns, lines, options } = heat;
-  const { colours, font } = options.look;
+  const { colours, font } = options.theme;
   canvas.font = font;
   canvas.fillStyle = colours.muted;
   const bottom = area.top + area.height;
   let free = 0; // from where on there is room for another name
   const write = (/** @type {string} */ text, /** @type {number} */ x, /** @type {number} */ most) => {
-    const shown = fitted(canvas, text, most);
+    const shown = truncateText(canvas, text, most);
     const half = canvas.measureText(shown).width / 2;
     const at = Math.min(Math.max(x, area.left + half - 4), area.left + area.width - half + 2);
     if (at - half < free) return;
@@ -416,19 +416,19 @@ function drawAxes(canvas, heat, wide, high) {
   });
   canvas.textAlign = "right";
   lines.forEach((bin, i) => {
-    canvas.fillText(fitted(canvas, bin.start === null ? bin.text : bin.text.replace(" to ", "–"), area.left - 14), area.left - 8, area.top + (i + 0.5) * high);
+    canvas.fillText(truncateText(canvas, bin.start === null ? bin.text : bin.text.replace(" to ", "–"), area.left - 14), area.left - 8, area.top + (i + 0.5) * high);
   });
   canvas.fillStyle = colours.ink;
   canvas.textAlign = "center";
-  canvas.fillText(fitted(canvas, heat.titles.x, area.width), area.left + area.width / 2, bottom + 28);
+  canvas.fillText(truncateText(canvas, heat.titles.x, area.width), area.left + area.width / 2, bottom + 28);
   canvas.textAlign = "left";
-  canvas.fillText(fitted(canvas, heat.titles.y, area.width), 0, area.top - 12);
+  canvas.fillText(truncateText(canvas, heat.titles.y, area.width), 0, area.top - 12);
   drawBrushed(canvas, heat, wide, high);
 }
 
 /** A bar along each axis, as far as it is brushed. @param {CanvasRenderingContext2D} canvas @param {Heatmap} heat @param {number} wide @param {number} high */
 function drawBrushed(canvas, { area, columns, lines, brushedX, brushedY, options }, wide, high) {
-  canvas.fillStyle = options.look.colours.accent;
+  canvas.fillStyle = options.theme.colours.accent;
   const each = (/** @type {Bin[]} */ bins, /** @type {[number, number] | null} */ span, /** @type {(i: number) => void} */ mark) =>
     span && bins.forEach(({ from, to }, i) => from < span[1] - 1e-6 && to > span[0] + 1e-6 && mark(i));
   each(columns, brushedX, (i) => canvas.fillRect(area.left + i * wide, area.top + area.height + 1, wide, 3));

@@ -1,37 +1,37 @@
 // Parallel coordinates: an axis for each parameter and one for the metric, a line for each trial. Lines are drawn
 // into pictures that are kept; what is pointed at, chosen or brushed is drawn over them.
-import { fact, Readout } from "../../chart/readout.js";
+import { plainEntry, Readout } from "../../chart/readout.js";
 import { make, setText } from "../../dom/elements.js";
 import { formatCount, formatValue } from "../../text/format.js";
-import { parametersOf, valueWords } from "../format.js";
+import { formatParameter, parametersOf } from "../format.js";
 import { drawGlyphs, FAILED, FINISHED, PRUNED, STATES, STOPPED } from "../states.js";
 import { AxisBrush } from "./brush.js";
-import { fit, ratioNow } from "./canvas.js";
-import { shadeOf } from "./colormap.js";
+import { pixelRatio, resizeCanvas } from "./canvas.js";
+import { shadeIndex } from "./colormap.js";
 import { METRIC } from "./positions.js";
 import { clamp } from "./scales.js";
 
 /** @typedef {import("./positions.js").Axis} Axis */
-/** @typedef {{ xs: number[], at: Float32Array[], top: number, height: number, none: number }} Lines where axes stand, where trials lie on them, and how high those lie that have none */
+/** @typedef {{ xs: number[], at: Float32Array[], top: number, height: number, none: number }} LineGeometry where axes stand, where trials lie on them, and how high those lie that have none */
 
 const HELP = "Drag along an axis to brush it, click the brush to take it away; click a line to choose its trial. " +
   "Keys on an axis: up and down move the brush, with Shift its upper end, Escape takes it away.";
 const [TOP, HEIGHT, NONE, BOTTOM] = [30, 210, 18, 12]; // CSS pixels: of names, of the axes, below them of what has no value
 const [LEFT, RIGHT, NEAREST] = [44, 58, 66]; // CSS pixels beside the axes, and between two
 const MOST_AXES = 30;
-const [MOST_LIT, MOST_DIM] = [500, 400]; // lines drawn: more look the same, and take longer
+const [MOST_SHOWN, MOST_UNBRUSHED] = [500, 400]; // lines drawn: more look the same, and take longer
 const FEW = 60; // lines up to which they are wide: a pixel's width is drawn ten times as fast
-const CALM = 1000; // milliseconds
+const REDRAW_EVERY = 1000; // milliseconds
 const REACH = 8; // CSS pixels from a line at which it is meant
 const NAMED = 8; // parameters beside the pointer
 
-/** @param {import("../model.js").Model} model @param {import("./figure.js").Options} options */
+/** @param {import("../model.js").SweepModel} model @param {import("./figure.js").SharedOptions} options */
 export function makeParallel(model, options) {
-  const dim = new Picture();
-  const lit = new Picture();
+  const unbrushedLayer = new CachedLayer();
+  const shownLayer = new CachedLayer();
   /** @type {number[]} */
   let rows = []; // that are lit
-  /** @type {Lines} */
+  /** @type {LineGeometry} */
   let lines = { xs: [], at: [], top: TOP, height: HEIGHT, none: TOP + HEIGHT + NONE };
   /** @type {AxisBrush[]} */
   const brushes = [];
@@ -52,9 +52,9 @@ export function makeParallel(model, options) {
   const element = make("figure", { class: "nbd-chart nbs-parallel" }, make("figcaption", {},
     make("span", { class: "nbd-chart-title", title: HELP }, "Parallel coordinates"),
     make("span", { class: "nbd-legend" }, key("finished"), key("pruned", "nbs-dashed"), key("failed", "nbs-failed"), note)), frame);
-  surface.addEventListener("pointermove", point);
+  surface.addEventListener("pointermove", onPointerMove);
   surface.addEventListener("pointerleave", leave);
-  surface.addEventListener("click", (event) => model.choose(under(event)));
+  surface.addEventListener("click", (event) => model.choose(trialUnder(event)));
 
   function draw() {
     const width = box.clientWidth;
@@ -64,19 +64,19 @@ export function makeParallel(model, options) {
     const height = TOP + HEIGHT + NONE + BOTTOM;
     const step = (whole - LEFT - RIGHT) / Math.max(1, shown.length - 1);
     lines = { ...lines, xs: shown.map((_, i) => LEFT + i * step), at: shown.map(({ at }) => at) };
-    const canvas = fit(surface, whole, height);
+    const canvas = resizeCanvas(surface, whole, height);
     inner.style.height = `${height}px`;
     placeBrushes(shown, step);
     if (!canvas) return;
     if (mask !== model.brushed) [mask, brushCount] = [model.brushed, brushCount + 1];
-    const scene = [versionNow(), whole, ratioNow(), shown.map(({ name }) => name), options.look.ramp.css[0], options.look.colours.muted].join("\n");
-    drawPictures(scene, whole, height);
-    if (model.brushed) dim.put(canvas, whole, height, 1);
-    lit.put(canvas, whole, height, 1);
+    const scene = [versionNow(), whole, pixelRatio(), shown.map(({ name }) => name), options.theme.colormap.css[0], options.theme.colours.muted].join("\n");
+    drawLayers(scene, whole, height);
+    if (model.brushed) unbrushedLayer.drawOnto(canvas, whole, height, 1);
+    shownLayer.drawOnto(canvas, whole, height, 1);
     drawFailed(canvas);
     drawAxes(canvas, shown);
-    drawMarked(canvas, model.hovered, 1.5);
-    drawMarked(canvas, model.chosen, 2.5);
+    drawHighlighted(canvas, model.hovered, 1.5);
+    drawHighlighted(canvas, model.chosen, 2.5);
     drawTicks(canvas, shown);
     const count = model.brushed ? model.brushedCount : model.count;
     setText(note, rows.length < count ? `${formatCount(rows.length)} of ${formatCount(count)} lines are drawn` : "");
@@ -84,57 +84,57 @@ export function makeParallel(model, options) {
 
   /** Of the lines: of more than are drawn, single ones are drawn anew only now and then. */
   function versionNow() {
-    const { version } = options.places;
+    const { version } = options.positions;
     const wait = due - performance.now();
     clearTimeout(later);
-    if (version !== drawn && model.count > MOST_LIT && wait > 0) later = setTimeout(draw, wait);
-    else if (version !== drawn) [drawn, due] = [version, performance.now() + CALM];
+    if (version !== drawn && model.count > MOST_SHOWN && wait > 0) later = setTimeout(draw, wait);
+    else if (version !== drawn) [drawn, due] = [version, performance.now() + REDRAW_EVERY];
     return drawn;
   }
 
   /** Axes of what is not the same in all trials, and the metric's. @returns {Axis[]} */
   function axesShown() {
-    const { places } = options;
-    const axes = places.names().map((name) => places.axis(name));
+    const { positions } = options;
+    const axes = positions.names().map((name) => positions.axis(name));
     const varied = axes.filter(({ scale }) => !scale.values || scale.values.length > 1);
-    return [...varied.slice(0, MOST_AXES), places.axis(METRIC)];
+    return [...varied.slice(0, MOST_AXES), positions.axis(METRIC)];
   }
 
   /** @param {string} scene what the lines depend on, but for the brush @param {number} width @param {number} height */
-  function drawPictures(scene, width, height) {
-    const { places, look } = options;
+  function drawLayers(scene, width, height) {
+    const { positions, theme } = options;
     if (model.brushed) {
-      dim.draw(scene, width, height, (canvas) => {
-        canvas.strokeStyle = look.colours.muted;
-        const rows = thinned(places.ranked(), null, model.number, MOST_DIM);
-        canvas.lineWidth = 1 / ratioNow();
+      unbrushedLayer.draw(scene, width, height, (canvas) => {
+        canvas.strokeStyle = theme.colours.muted;
+        const rows = sampleRows(positions.ranked(), null, model.number, MOST_UNBRUSHED);
+        canvas.lineWidth = 1 / pixelRatio();
         canvas.globalAlpha = clamp(20 / rows.length, 0.08, 0.3);
         for (const row of rows) {
           canvas.beginPath();
-          trace(canvas, lines, row);
+          tracePath(canvas, lines, row);
           canvas.stroke();
         }
       });
     }
-    lit.draw(`${scene}\n${brushCount}`, width, height, (canvas) => {
-      rows = thinned(places.ranked(), model.brushed, model.number, MOST_LIT);
-      canvas.lineWidth = rows.length > FEW ? 1 / ratioNow() : 1.5;
+    shownLayer.draw(`${scene}\n${brushCount}`, width, height, (canvas) => {
+      rows = sampleRows(positions.ranked(), model.brushed, model.number, MOST_SHOWN);
+      canvas.lineWidth = rows.length > FEW ? 1 / pixelRatio() : 1.5;
       canvas.globalAlpha = clamp(150 / rows.length, 0.45, 0.9);
-      drawLines(canvas, lines, rows, model, (row) => places.goodness(row), look);
+      drawLines(canvas, lines, rows, model, (row) => positions.quality(row), theme);
     });
   }
 
   /** @param {CanvasRenderingContext2D} canvas @param {Axis[]} shown */
   function drawAxes(canvas, shown) {
     const { xs } = lines;
-    canvas.fillStyle = options.look.colours.muted;
+    canvas.fillStyle = options.theme.colours.muted;
     for (const x of xs) canvas.fillRect(x - 0.5, TOP, 1, HEIGHT);
-    drawRamp(canvas, xs[shown.length - 1], options.look.ramp);
+    drawRamp(canvas, xs[shown.length - 1], options.theme.colormap);
   }
 
   /** Over all else, with a halo: they are read where lines are thick. @param {CanvasRenderingContext2D} canvas @param {Axis[]} shown */
   function drawTicks(canvas, shown) {
-    const { colours, font } = options.look;
+    const { colours, font } = options.theme;
     const { xs, none } = lines;
     canvas.font = font;
     canvas.textAlign = "left";
@@ -149,20 +149,20 @@ export function makeParallel(model, options) {
     };
     shown.forEach(({ scale, at }, i) => {
       const room = (xs[i + 1] ?? xs[i] + RIGHT) - xs[i] - 12;
-      for (const { place, text } of spread(scale.ticks(6), 13 / HEIGHT)) {
-        const y = TOP + (1 - place) * HEIGHT;
+      for (const { position, text } of thinTicks(scale.ticks(6), 13 / HEIGHT)) {
+        const y = TOP + (1 - position) * HEIGHT;
         canvas.fillStyle = colours.muted;
         canvas.fillRect(xs[i] - 3, y - 0.5, 6, 1);
-        write(cut(text, room), xs[i] + 9, y);
+        write(truncate(text, room), xs[i] + 9, y);
       }
       if (at.some(Number.isNaN)) write("none", xs[i] + 9, none);
     });
   }
 
-  /** The metric's axis shows its colours. @param {CanvasRenderingContext2D} canvas @param {number} x @param {import("./colormap.js").Ramp} ramp */
-  function drawRamp(canvas, x, ramp) {
+  /** The metric's axis shows its colours. @param {CanvasRenderingContext2D} canvas @param {number} x @param {import("./colormap.js").Colormap} colormap */
+  function drawRamp(canvas, x, colormap) {
     const gradient = canvas.createLinearGradient(0, TOP, 0, TOP + HEIGHT);
-    for (let i = 0; i <= 16; i++) gradient.addColorStop(i / 16, ramp.css[shadeOf(options.places.goodAt(1 - i / 16))]);
+    for (let i = 0; i <= 16; i++) gradient.addColorStop(i / 16, colormap.css[shadeIndex(options.positions.qualityAt(1 - i / 16))]);
     canvas.fillStyle = gradient;
     canvas.fillRect(x - 3, TOP, 6, HEIGHT);
   }
@@ -171,34 +171,34 @@ export function makeParallel(model, options) {
   function drawFailed(canvas) {
     const { xs, at, top, height, none } = lines;
     const last = xs.length - 1;
-    const places = rows.filter((row) => model.state[row] === FAILED).slice(-60).flatMap((row) => {
+    const positions = rows.filter((row) => model.state[row] === FAILED).slice(-60).flatMap((row) => {
       const y = last > 0 && !Number.isNaN(at[last - 1][row]) ? top + (1 - at[last - 1][row]) * height : none;
       const end = Number.isNaN(at[last][row]) ? none : top + (1 - at[last][row]) * height;
       return last > 0 ? [(xs[last - 1] + xs[last]) / 2, (y + end) / 2] : [];
     });
-    if (places.length) drawGlyphs(canvas, FAILED, places, 4, options.look.colours.bad);
+    if (positions.length) drawGlyphs(canvas, FAILED, positions, 4, options.theme.colours.bad);
   }
 
   /** @param {CanvasRenderingContext2D} canvas @param {number} number of a trial @param {number} width */
-  function drawMarked(canvas, number, width) {
+  function drawHighlighted(canvas, number, width) {
     const row = model.row(number);
-    const { look } = options;
+    const { theme } = options;
     if (row < 0) return;
     canvas.lineJoin = "round";
     const stroke = (/** @type {string} */ color, /** @type {number} */ wide) => {
       canvas.strokeStyle = color;
       canvas.lineWidth = wide;
       canvas.beginPath();
-      trace(canvas, lines, row);
+      tracePath(canvas, lines, row);
       canvas.stroke();
     };
-    stroke(look.colours.surface, width + 3.5);
-    stroke(look.colours.ink, width);
-    canvas.fillStyle = look.colours.ink;
+    stroke(theme.colours.surface, width + 3.5);
+    stroke(theme.colours.ink, width);
+    canvas.fillStyle = theme.colours.ink;
     canvas.beginPath();
     lines.xs.forEach((x, i) => {
-      const place = lines.at[i][row];
-      const y = Number.isNaN(place) ? lines.none : TOP + (1 - place) * HEIGHT;
+      const position = lines.at[i][row];
+      const y = Number.isNaN(position) ? lines.none : TOP + (1 - position) * HEIGHT;
       canvas.moveTo(x + width + 1, y);
       canvas.arc(x, y, width + 1, 0, 2 * Math.PI);
     });
@@ -216,23 +216,23 @@ export function makeParallel(model, options) {
   }
 
   /** @param {MouseEvent} event @returns {number} the trial under the pointer, or -1 */
-  function under(event) {
+  function trialUnder(event) {
     const { left, top } = surface.getBoundingClientRect();
     const row = nearestLine(lines, rows, event.clientX - left, event.clientY - top, REACH);
     return row < 0 ? -1 : model.number[row];
   }
 
   /** @param {PointerEvent} event */
-  function point(event) {
-    const number = under(event);
+  function onPointerMove(event) {
+    const number = trialUnder(event);
     surface.style.cursor = number < 0 ? "" : "pointer";
     model.hover(number);
     const row = model.row(number);
     if (row < 0) return readout.hide();
     const { left, top, width } = frame.getBoundingClientRect();
     const { glyph, name } = STATES[model.state[row]];
-    readout.show(`${glyph} trial ${number}, ${name}`, [fact(model.head?.metric ?? "value", formatValue(model.value[row])),
-      ...parametersOf(model, row).slice(0, NAMED).map(([parameter, value]) => fact(parameter, valueWords(value)))], event.clientX - left, width);
+    readout.show(`${glyph} trial ${number}, ${name}`, [plainEntry(model.head?.metric ?? "value", formatValue(model.value[row])),
+      ...parametersOf(model, row).slice(0, NAMED).map(([parameter, value]) => plainEntry(parameter, formatParameter(value)))], event.clientX - left, width);
     readout.element.style.top = `${clamp(event.clientY - top + 12, 0, frame.clientHeight - readout.element.offsetHeight)}px`;
   }
 
@@ -250,7 +250,7 @@ export function makeParallel(model, options) {
 }
 
 /** A picture of lines that is kept as long as what it shows is the same. */
-class Picture {
+class CachedLayer {
   constructor() {
     this.surface = document.createElement("canvas");
     this.key = "";
@@ -260,12 +260,12 @@ class Picture {
   draw(key, width, height, paint) {
     if (key === this.key) return;
     this.key = key;
-    const canvas = fit(this.surface, width, height);
+    const canvas = resizeCanvas(this.surface, width, height);
     if (canvas) paint(canvas);
   }
 
   /** @param {CanvasRenderingContext2D} canvas @param {number} width @param {number} height @param {number} alpha */
-  put(canvas, width, height, alpha) {
+  drawOnto(canvas, width, height, alpha) {
     canvas.globalAlpha = alpha;
     if (this.surface.width > 0) canvas.drawImage(this.surface, 0, 0, width, height);
     canvas.globalAlpha = 1;
@@ -273,13 +273,13 @@ class Picture {
 }
 
 /** Ticks that are at least so far from one another. @param {import("./scales.js").Tick[]} ticks @param {number} apart */
-export function spread(ticks, apart) {
-  const size = Math.ceil(apart / Math.max(1e-9, Math.abs((ticks[1]?.place ?? 1) - (ticks[0]?.place ?? 0))));
+export function thinTicks(ticks, apart) {
+  const size = Math.ceil(apart / Math.max(1e-9, Math.abs((ticks[1]?.position ?? 1) - (ticks[0]?.position ?? 0))));
   return ticks.filter((_, i) => i % size === 0);
 }
 
 /** @param {string} text @param {number} room CSS pixels */
-function cut(text, room) {
+function truncate(text, room) {
   const most = Math.max(3, Math.floor(room / 6));
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
@@ -290,27 +290,27 @@ const GROUPS = 16; // of shades: lines of one are one path
 
 /** Up to `most` rows, the best and a fair choice of the others, which stays the same while others come and go.
  * @param {number[]} ranked rows, the best first @param {Uint8Array | null} mask @param {Int32Array} number @param {number} most @returns {number[]} the best last */
-export function thinned(ranked, mask, number, most) {
+export function sampleRows(ranked, mask, number, most) {
   const rows = mask ? ranked.filter((row) => mask[row]) : ranked;
   if (rows.length <= most) return rows.toReversed();
   const sure = most >> 3;
   const share = ((most - sure) / (rows.length - sure)) * 2 ** 32;
-  return rows.filter((row, i) => i < sure || scatter(number[row]) < share).slice(0, most).reverse();
+  return rows.filter((row, i) => i < sure || hashTrial(number[row]) < share).slice(0, most).reverse();
 }
 
 /** A number from 0 to 2**32 that looks drawn by lot, always the same for a trial. @param {number} number */
-export function scatter(number) {
+export function hashTrial(number) {
   let mixed = Math.imul(number ^ 0x9e3779b9, 0x85ebca6b);
   mixed = Math.imul(mixed ^ (mixed >>> 13), 0xc2b2ae35);
   return (mixed ^ (mixed >>> 16)) >>> 0;
 }
 
-/** Adds a row's line to the path. @param {CanvasRenderingContext2D} canvas @param {Lines} lines @param {number} row */
-export function trace(canvas, { xs, at, top, height, none }, row) {
+/** Adds a row's line to the path. @param {CanvasRenderingContext2D} canvas @param {LineGeometry} lines @param {number} row */
+export function tracePath(canvas, { xs, at, top, height, none }, row) {
   let [x, y] = [0, 0];
   for (let i = 0; i < xs.length; i++) {
-    const place = at[i][row];
-    const here = Number.isNaN(place) ? none : top + (1 - place) * height;
+    const position = at[i][row];
+    const here = Number.isNaN(position) ? none : top + (1 - position) * height;
     if (i === 0) canvas.moveTo(xs[0], here);
     else {
       const middle = (x + xs[i]) / 2;
@@ -320,7 +320,7 @@ export function trace(canvas, { xs, at, top, height, none }, row) {
   }
 }
 
-/** Where a row's line is at an x. @param {Lines} lines @param {number} row @param {number} segment that x lies on @param {number} ease of x, see `easeAt` */
+/** Where a row's line is at an x. @param {LineGeometry} lines @param {number} row @param {number} segment that x lies on @param {number} ease of x, see `easeAt` */
 export function heightAt({ at, top, height, none }, row, segment, ease) {
   const y = (/** @type {number} */ i) => (Number.isNaN(at[i][row]) ? none : top + (1 - at[i][row]) * height);
   return y(segment) + (y(segment + 1) - y(segment)) * ease;
@@ -337,7 +337,7 @@ export function easeAt(share) {
   return low * low * (3 - 2 * low);
 }
 
-/** The nearest of some rows' lines at a place, or -1. @param {Lines} lines @param {ArrayLike<number>} rows @param {number} x @param {number} y @param {number} reach CSS pixels */
+/** The nearest of some rows' lines at a place, or -1. @param {LineGeometry} lines @param {ArrayLike<number>} rows @param {number} x @param {number} y @param {number} reach CSS pixels */
 export function nearestLine(lines, rows, x, y, reach) {
   const { xs } = lines;
   const segment = Math.max(0, Math.min(xs.length - 2, xs.findIndex((right) => right > x) - 1));
@@ -353,22 +353,22 @@ export function nearestLine(lines, rows, x, y, reach) {
 
 /**
  * Draws rows in the colours of their values, the last on top: pruned and stopped ones dashed, those without a value plain.
- * @param {CanvasRenderingContext2D} canvas @param {Lines} lines @param {number[]} rows
- * @param {{ state: Uint8Array }} model @param {(row: number) => number} goodness
- * @param {import("./figure.js").Look} look
+ * @param {CanvasRenderingContext2D} canvas @param {LineGeometry} lines @param {number[]} rows
+ * @param {{ state: Uint8Array }} model @param {(row: number) => number} quality
+ * @param {import("./figure.js").FigureTheme} theme
  */
-export function drawLines(canvas, lines, rows, model, goodness, look) {
+export function drawLines(canvas, lines, rows, model, quality, theme) {
   /** @type {Map<string, { color: string, dash: number[], rows: number[], rank: number }>} */
   const groups = new Map();
   for (const row of rows) {
     const state = model.state[row];
-    const good = goodness(row);
+    const good = quality(row);
     const group = Number.isNaN(good) ? -1 : Math.round(good * (GROUPS - 1));
     const dashed = state === PRUNED || state === STOPPED;
     const key = group < 0 ? `state ${state}` : `${group} ${dashed}`;
     let one = groups.get(key);
     if (!one) {
-      const color = group >= 0 ? look.ramp.css[shadeOf(group / (GROUPS - 1))] : state === FAILED ? look.colours.bad : state === FINISHED ? look.colours.muted : look.colours.accent;
+      const color = group >= 0 ? theme.colormap.css[shadeIndex(group / (GROUPS - 1))] : state === FAILED ? theme.colours.bad : state === FINISHED ? theme.colours.muted : theme.colours.accent;
       groups.set(key, (one = { color, dash: dashed ? [4, 3] : [], rows: [], rank: group * 2 + (dashed ? 0 : 1) }));
     }
     one.rows.push(row);
@@ -378,7 +378,7 @@ export function drawLines(canvas, lines, rows, model, goodness, look) {
     canvas.setLineDash(dash);
     for (let from = 0; from < some.length; from += 64) { // a path of thousands is slower than its parts
       canvas.beginPath();
-      for (const row of some.slice(from, from + 64)) trace(canvas, lines, row);
+      for (const row of some.slice(from, from + 64)) tracePath(canvas, lines, row);
       canvas.stroke();
     }
   }

@@ -1,5 +1,5 @@
 // Where each trial lies on each axis, and how good it is: worked out once for all views whenever trials change.
-import { isLog, scaleFor } from "./axes.js";
+import { isLog, robustScale } from "./axes.js";
 import { clamp, numberScale, scaleOf } from "./scales.js";
 
 /** @typedef {{ name: string, title: string, scale: import("./scales.js").Scale, at: Float32Array }} Axis `at` by row: 0 to 1, NaN for none */
@@ -9,8 +9,8 @@ export const METRIC = "";
 
 const [FEW, WORST] = [20, 0.08]; // of more trials than a few, this share is no longer told apart
 
-export class Places {
-  /** @param {import("../model.js").Model} model */
+export class TrialPositions {
+  /** @param {import("../model.js").SweepModel} model */
   constructor(model) {
     this.model = model;
     this.version = 0;
@@ -23,7 +23,7 @@ export class Places {
   }
 
   /** Trials have changed. */
-  forget() {
+  invalidate() {
     this.version++;
     this.axes.clear();
     this.order = null;
@@ -47,38 +47,38 @@ export class Places {
   parameter(name) {
     const values = this.model.parameters.get(name) ?? [];
     const scale = scaleOf(this.model.head?.parameters.find((one) => one.name === name), values);
-    return { name, title: name, scale, at: placed(values, scale.place) };
+    return { name, title: name, scale, at: positionsOf(values, scale.position) };
   }
 
   /** @returns {Axis} */
   metric() {
     const { value } = this.model;
     const finite = Array.from(value).filter(Number.isFinite);
-    const shown = scaleFor(finite, [finite.reduce((a, b) => (this.model.better(a, b) ? a : b), NaN)]);
+    const shown = robustScale(finite, [finite.reduce((a, b) => (this.model.better(a, b) ? a : b), NaN)]);
     const [low, high] = shown.domain();
     const scale = numberScale(low, high, isLog(shown));
-    return { name: METRIC, title: this.model.head?.metric ?? "value", scale, at: placed(value, scale.place) };
+    return { name: METRIC, title: this.model.head?.metric ?? "value", scale, at: positionsOf(value, scale.position) };
   }
 
   /** How good a row's value is: 1 is the best so far, 0 the worst that is told apart; NaN without one. @param {number} row */
-  goodness(row) {
-    return this.goodAt(this.axis(METRIC).at[row]);
+  quality(row) {
+    return this.qualityAt(this.axis(METRIC).at[row]);
   }
 
-  /** The same of a place on the metric's axis. @param {number} place */
-  goodAt(place) {
-    const { worst, best } = this.ends();
-    return worst === best ? (Number.isNaN(place) ? NaN : 1) : clamp((place - worst) / (best - worst), 0, 1);
+  /** The same of a place on the metric's axis. @param {number} position */
+  qualityAt(position) {
+    const { worst, best } = this.colourDomain();
+    return worst === best ? (Number.isNaN(position) ? NaN : 1) : clamp((position - worst) / (best - worst), 0, 1);
   }
 
   /** Where on the metric's axis the colours end: few values are worse than their worst. @returns {{ worst: number, best: number }} */
-  ends() {
+  colourDomain() {
     if (this.colours) return this.colours;
     const { at } = this.axis(METRIC);
-    const places = at.filter((place) => !Number.isNaN(place)).sort();
-    if (this.model.head?.direction !== "max") places.reverse();
-    const pick = (/** @type {number} */ share) => places[Math.floor(share * (places.length - 1))] ?? 0;
-    return (this.colours = { worst: pick(places.length > FEW ? WORST : 0), best: pick(1) });
+    const positions = at.filter((position) => !Number.isNaN(position)).sort();
+    if (this.model.head?.direction !== "max") positions.reverse();
+    const pick = (/** @type {number} */ share) => positions[Math.floor(share * (positions.length - 1))] ?? 0;
+    return (this.colours = { worst: pick(positions.length > FEW ? WORST : 0), best: pick(1) });
   }
 
   /** Rows, the best first: those that have finished, then the others; those without a value last. @returns {number[]} */
@@ -98,9 +98,9 @@ export class Places {
   }
 }
 
-/** @param {ArrayLike<any>} values @param {(value: any) => number} place */
-function placed(values, place) {
+/** @param {ArrayLike<any>} values @param {(value: any) => number} position */
+function positionsOf(values, position) {
   const at = new Float32Array(values.length);
-  for (let row = 0; row < at.length; row++) at[row] = place(values[row]);
+  for (let row = 0; row < at.length; row++) at[row] = position(values[row]);
   return at;
 }

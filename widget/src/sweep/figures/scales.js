@@ -1,21 +1,21 @@
 // Where a parameter's values lie on an axis, from 0 to 1, and back; its ticks, and words for a part of it. Pure.
 import { linearTicks, logTicks } from "../../chart/ticks.js";
-import { numberWords, valueWords } from "../format.js";
-import { sameKey } from "../model.js";
-import { scaleOn } from "./axes.js";
+import { formatNumber, formatParameter } from "../format.js";
+import { valueKey } from "../model.js";
+import { makeScale } from "./axes.js";
 
 /** @typedef {import("../model.js").Parameter} Parameter */
-/** @typedef {{ place: number, text: string }} Tick */
-/** @typedef {{ low: any, high: any }} Part from a value to a value, null for an open end */
+/** @typedef {{ position: number, text: string }} Tick */
+/** @typedef {{ low: any, high: any }} ValueRange from a value to a value, null for an open end */
 /**
  * @typedef {object} Scale
  * @property {any[] | null} values of a choice in their order; null where all in between can be
- * @property {(value: any) => number} place 0 to 1; NaN for none
- * @property {(place: number) => any} value
+ * @property {(value: any) => number} position 0 to 1; NaN for none
+ * @property {(position: number) => any} value
  * @property {(most: number) => Tick[]} ticks
- * @property {(from: number, to: number) => Part} part
- * @property {(part: Part) => [number, number]} span the places of a part, wherever the ends of the axis are by now
- * @property {(from: number, to: number) => string} words
+ * @property {(from: number, to: number) => ValueRange} part
+ * @property {(part: ValueRange) => [number, number]} span the places of a part, wherever the ends of the axis are by now
+ * @property {(from: number, to: number) => string} describe
  */
 
 const DECADES = 2; // a parameter that is no longer in the space, and spans so many, is shown in logarithms
@@ -23,7 +23,7 @@ const MOST_TICKS = 60;
 
 /** @param {Parameter | undefined} parameter undefined if it is no longer in the space @param {any[]} seen values of trials: some may lie outside of the space @returns {Scale} */
 export function scaleOf(parameter, seen) {
-  const kind = parameter?.kind ?? guess(seen);
+  const kind = parameter?.kind ?? guessKind(seen);
   if (kind === "choice" || kind === "fixed") return choiceScale(parameter?.values ?? [], seen);
   const finite = seen.filter((value) => typeof value === "number" && Number.isFinite(value));
   const ends = [parameter?.low, parameter?.high].filter((end) => end !== undefined);
@@ -36,7 +36,7 @@ export function scaleOf(parameter, seen) {
 }
 
 /** @param {any[]} seen @returns {Parameter["kind"]} */
-function guess(seen) {
+function guessKind(seen) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of seen) {
     if (value === undefined) continue;
@@ -52,15 +52,15 @@ function guess(seen) {
  * @returns {Scale}
  */
 export function numberScale(low, high, log, whole = false) {
-  const axis = scaleOn(low, high, log).clamp(true);
+  const axis = makeScale(low, high, log).clamp(true);
   const value = (/** @type {number} */ at) => (whole ? Math.round(axis.invert(at)) : axis.invert(at));
-  const place = (/** @type {any} */ one) => (typeof one === "number" ? axis(one) : NaN);
+  const position = (/** @type {any} */ one) => (typeof one === "number" ? axis(one) : NaN);
   return {
-    values: null, place, value,
-    ticks: (most) => numberTicks(low, high, log, whole, most).map((tick) => ({ place: place(tick), text: numberWords(tick) })),
+    values: null, position, value,
+    ticks: (most) => numberTicks(low, high, log, whole, most).map((tick) => ({ position: position(tick), text: formatNumber(tick) })),
     part: (a, b) => ({ low: a <= 0 ? null : value(a), high: b >= 1 ? null : value(b) }),
-    span: (part) => [part.low === null ? 0 : place(part.low), part.high === null ? 1 : place(part.high)],
-    words: (a, b) => (a <= 0 && b >= 1 ? "all" : a <= 0 ? `≤ ${round(value(b))}` : b >= 1 ? `≥ ${round(value(a))}` : `${round(value(a))} to ${round(value(b))}`),
+    span: (part) => [part.low === null ? 0 : position(part.low), part.high === null ? 1 : position(part.high)],
+    describe: (a, b) => (a <= 0 && b >= 1 ? "all" : a <= 0 ? `≤ ${round(value(b))}` : b >= 1 ? `≥ ${round(value(a))}` : `${round(value(a))} to ${round(value(b))}`),
   };
 }
 
@@ -81,31 +81,31 @@ export function stepFor(reach, most, whole) {
 
 /** Values that have no in between, evenly. Not d3's scaleBand, which has no inverse: a brush needs one. @param {any[]} listed @param {any[]} seen @returns {Scale} */
 export function choiceScale(listed, seen) {
-  const places = new Map(listed.map((value, i) => /** @type {[any, number]} */ ([sameKey(value), i])));
+  const positions = new Map(listed.map((value, i) => /** @type {[any, number]} */ ([valueKey(value), i])));
   const values = [...listed];
-  const others = seen.filter((value) => value !== undefined && !places.has(sameKey(value)) && places.set(sameKey(value), -1));
+  const others = seen.filter((value) => value !== undefined && !positions.has(valueKey(value)) && positions.set(valueKey(value), -1));
   others.sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a) < String(b) ? -1 : 1));
-  for (const value of others) places.set(sameKey(value), values.push(value) - 1);
+  for (const value of others) positions.set(valueKey(value), values.push(value) - 1);
   const count = Math.max(1, values.length);
   const index = (/** @type {number} */ at) => clamp(Math.floor(at * count), 0, count - 1);
   const within = (/** @type {number} */ from, /** @type {number} */ to) => values.filter((_, i) => (i + 0.5) / count >= from && (i + 0.5) / count <= to);
   return {
     values,
-    place: (value) => (value === undefined ? NaN : ((places.get(sameKey(value)) ?? NaN) + 0.5) / count),
+    position: (value) => (value === undefined ? NaN : ((positions.get(valueKey(value)) ?? NaN) + 0.5) / count),
     value: (at) => values[index(at)],
-    ticks: () => values.map((value, i) => ({ place: (i + 0.5) / count, text: valueWords(value) })),
+    ticks: () => values.map((value, i) => ({ position: (i + 0.5) / count, text: formatParameter(value) })),
     part: (from, to) => ({ low: within(from, to)[0] ?? null, high: within(from, to).at(-1) ?? null }),
     span: ({ low, high }) => {
-      const [a, b] = [places.get(sameKey(low)), places.get(sameKey(high))];
+      const [a, b] = [positions.get(valueKey(low)), positions.get(valueKey(high))];
       return a === undefined || b === undefined ? [0, 0] : [a / count, (b + 1) / count];
     },
-    words: (from, to) => within(from, to).map(valueWords).join(", ") || "none",
+    describe: (from, to) => within(from, to).map(formatParameter).join(", ") || "none",
   };
 }
 
 /** To three digits: as exactly as one drags. @param {number} value */
 function round(value) {
-  return numberWords(Number(value.toPrecision(3)));
+  return formatNumber(Number(value.toPrecision(3)));
 }
 
 /** @param {number} value @param {number} low @param {number} high */

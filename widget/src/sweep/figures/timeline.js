@@ -4,13 +4,13 @@ import { scaleLinear } from "d3-scale";
 import { make, setText, setTexts } from "../../dom/elements.js";
 import { formatCount, shortTask } from "../../text/format.js";
 import { drawGlyphs, FAILED, RUNNING, STATES } from "../states.js";
-import { drawFootAxis, timeEnd, timeTicks, timeWords } from "./axes.js";
+import { drawXAxis, formatTime, timeEnd, timeTicks } from "./axes.js";
 import { Layer } from "./canvas.js";
-import { along, sameBrush, Sheet, timeFacts } from "./figure.js";
+import { CanvasFigure, listNavigation, sameBrush, timeFacts } from "./figure.js";
 
-/** @typedef {import("../model.js").Model} Model */
-/** @typedef {import("./figure.js").Page} Page */
-/** @typedef {{ left: number, top: number, width: number, height: number, lane: number, from: number, to: number, x: import("d3-scale").ScaleLinear<number, number> }} Place */
+/** @typedef {import("../model.js").SweepModel} SweepModel */
+/** @typedef {import("./figure.js").Drawing} Drawing */
+/** @typedef {{ left: number, top: number, width: number, height: number, lane: number, from: number, to: number, x: import("d3-scale").ScaleLinear<number, number> }} Plot */
 /** @typedef {{ rank: number, label: string, gone: boolean }} Lane */
 /**
  * @typedef {object} Bar
@@ -33,19 +33,19 @@ const LABEL = 13; // CSS pixels from label to label
 const HELP = "Click a bar to choose its trial. Keys: left and right go through an engine's trials, up and down from engine to engine, " +
   "plus and minus show less and more time, 0 shows all, Enter chooses, Escape chooses none.";
 
-/** @param {Model} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
+/** @param {SweepModel} model @returns {{ element: HTMLElement, draw: () => void, destroy: () => void }} */
 export function makeTimeline(model) {
   return new Timeline(model);
 }
 
 class Timeline {
-  /** @param {Model} model */
+  /** @param {SweepModel} model */
   constructor(model) {
     this.model = model;
     this.layer = new Layer(A_FRAME);
     /** @type {Lane[]} */
     this.lanes = [];
-    this.ended = new Ended();
+    this.ended = new EndedBars();
     /** @type {Bar[]} */
     this.running = [];
     this.shares = new Float64Array(0); // how busy each engine was
@@ -58,19 +58,19 @@ class Timeline {
     this.dirty = true;
     this.version = 0;
     this.lane = 0; // on which the keys are
-    /** @type {Place | null} */
-    this.place = null;
-    this.sheet = new Sheet(model, {
-      name: "timeline", title: "Engines", help: HELP, at: (x, y) => this.barAt(x, y)?.number ?? -1,
-      spot: (number) => this.spot(number),
-      move: (number, key) => this.move(number, key),
+    /** @type {Plot | null} */
+    this.plot = null;
+    this.figure = new CanvasFigure(model, {
+      name: "timeline", title: "Engines", help: HELP, trialAt: (x, y) => this.barAt(x, y)?.number ?? -1,
+      positionOf: (number) => this.positionOf(number),
+      moveByKey: (number, key) => this.moveByKey(number, key),
       facts: (row) => this.facts(row),
     });
     this.busy = make("span", {});
     this.how = make("span", { class: "nbd-legend" });
     this.buttons = make("span", { class: "nbs-actions", role: "group", "aria-label": "Time shown" });
-    this.sheet.note.append(this.busy, this.how, this.buttons);
-    this.element = this.sheet.element;
+    this.figure.note.append(this.busy, this.how, this.buttons);
+    this.element = this.figure.element;
     this.off = model.on(["data"], () => (this.dirty = true));
   }
 
@@ -80,26 +80,26 @@ class Timeline {
 
   draw() {
     const { model } = this;
-    const before = this.dirty ? this.look() : this.ended.bars.length;
+    const before = this.dirty ? this.update() : this.ended.bars.length;
     if (!sameBrush(this.mask, model.brushed)) this.version++;
     this.mask = model.brushed;
     const count = Math.max(1, this.lanes.length);
     const lane = Math.max(count > CROWD ? LOWEST : LOW, Math.min(HIGHEST, Math.floor(TALL / count)));
-    const page = this.sheet.page(() => 4 + lane * count + 26);
+    const page = this.figure.page(() => 4 + lane * count + 26);
     if (!page) return;
-    const place = (this.place = this.placeFor(page, lane));
-    drawFootAxis(page, place, timeTicks(place.from, place.to, Math.max(2, place.width / 76)).map((time) => ({ at: place.x(time), text: timeWords(time) })));
-    this.drawLanes(page, place);
-    const done = this.drawEnded(page, place, before);
-    this.drawBars(page.canvas, page, place, null, this.running);
-    this.drawMeant(page, place);
+    const plot = (this.plot = this.placeFor(page, lane));
+    drawXAxis(page, plot, timeTicks(plot.from, plot.to, Math.max(2, plot.width / 76)).map((time) => ({ at: plot.x(time), text: formatTime(time) })));
+    this.drawLanes(page, plot);
+    const done = this.drawEnded(page, plot, before);
+    this.drawBars(page.canvas, page, plot, null, this.running);
+    this.drawHighlighted(page, plot);
     this.write();
-    this.sheet.goOn(done, () => this.draw());
-    this.sheet.describe(() => this.summary());
+    this.figure.continueDrawing(done, () => this.draw());
+    this.figure.describe(() => this.summary());
   }
 
   /** Looks at what is new. @returns {number} from which bar on they are new */
-  look() {
+  update() {
     const { model } = this;
     this.dirty = false;
     this.now = Math.max(model.status?.now ?? 0, ...model.spans.slice(-50).map(({ end }) => end || 0));
@@ -107,30 +107,30 @@ class Timeline {
     this.running = runningBars(model, this.lanes, this.now);
     this.end = timeEnd(this.end, this.now, model.status?.state, AHEAD);
     this.shownOf = "";
-    return this.ended.look(model, this.lanes);
+    return this.ended.update(model, this.lanes);
   }
 
-  /** @param {Page} page @param {Place} place @param {number} before bars that are drawn */
-  drawEnded(page, place, before) {
+  /** @param {Drawing} page @param {Plot} plot @param {number} before bars that are drawn */
+  drawEnded(page, plot, before) {
     const { bars, version } = this.ended;
-    const spot = [page.width, page.height, page.ratio, page.theme.ink, page.theme.good, place.left, place.from, place.to, version].join();
+    const spot = [page.width, page.height, page.ratio, page.theme.ink, page.theme.good, plot.left, plot.from, plot.to, version].join();
     const key = String(this.version);
     const from = (/** @type {number} */ first) => {
       /** @type {number[]} */
       const seen = [];
-      for (let i = first; i < bars.length; i++) if (bars[i].end >= place.from && bars[i].start <= place.to) seen.push(i);
+      for (let i = first; i < bars.length; i++) if (bars[i].end >= plot.from && bars[i].start <= plot.to) seen.push(i);
       return seen;
     };
     if (!this.layer.begin(spot, key, page, () => from(0))) this.layer.add(from(before));
-    if (!this.layer.whole()) {
-      const hatch = hatching(page);
-      this.layer.work((canvas, items) => this.drawBars(canvas, page, place, hatch, items.map((item) => bars[item])));
+    if (!this.layer.isComplete()) {
+      const hatch = hatchPattern(page);
+      this.layer.work((canvas, items) => this.drawBars(canvas, page, plot, hatch, items.map((item) => bars[item])));
     }
-    this.layer.put(page);
-    return this.layer.whole() && this.layer.key === key;
+    this.layer.drawOnto(page);
+    return this.layer.isComplete() && this.layer.key === key;
   }
 
-  /** @param {Page} page @param {number} lane @returns {Place} */
+  /** @param {Drawing} page @param {number} lane @returns {Plot} */
   placeFor(page, lane) {
     page.canvas.font = page.font;
     const widest = Math.max(0, ...this.lanes.slice(0, 200).map((lane) => page.canvas.measureText(nameOf(lane)).width));
@@ -144,41 +144,41 @@ class Timeline {
     return { x, left, top: 4, width, height: lane * Math.max(1, this.lanes.length), lane, from, to };
   }
 
-  /** Names of engines, and how busy they were. @param {Page} page @param {Place} place */
-  drawLanes({ canvas, theme, font }, place) {
-    const shown = `${place.from},${this.now}`;
-    if (shown !== this.shownOf) this.shares = busyShares(this.bars, this.lanes.length, place.from, this.now);
+  /** Names of engines, and how busy they were. @param {Drawing} page @param {Plot} plot */
+  drawLanes({ canvas, theme, font }, plot) {
+    const shown = `${plot.from},${this.now}`;
+    if (shown !== this.shownOf) this.shares = busyShares(this.bars, this.lanes.length, plot.from, this.now);
     this.shownOf = shown;
-    const every = Math.ceil(LABEL / place.lane);
+    const every = Math.ceil(LABEL / plot.lane);
     canvas.font = font;
     canvas.textBaseline = "middle";
     this.lanes.forEach((lane, i) => {
-      const y = place.top + i * place.lane;
+      const y = plot.top + i * plot.lane;
       canvas.fillStyle = theme.grid;
-      if (place.lane >= 10 || i % every === 0) canvas.fillRect(place.left, y + place.lane - 1, place.width, 1);
+      if (plot.lane >= 10 || i % every === 0) canvas.fillRect(plot.left, y + plot.lane - 1, plot.width, 1);
       if (i % every !== 0) {
-        if (lane.gone) drawGlyphs(canvas, FAILED, [place.left - 6, y + place.lane / 2], 3, theme.bad); // its name has no room
+        if (lane.gone) drawGlyphs(canvas, FAILED, [plot.left - 6, y + plot.lane / 2], 3, theme.bad); // its name has no room
         return;
       }
       canvas.textAlign = "right";
       canvas.fillStyle = lane.gone ? theme.bad : theme.muted;
-      canvas.fillText(nameOf(lane), place.left - 8, y + place.lane / 2, place.left - 10);
+      canvas.fillText(nameOf(lane), plot.left - 8, y + plot.lane / 2, plot.left - 10);
       canvas.fillStyle = theme.ink;
-      canvas.fillText(`${Math.round(100 * (this.shares[i]))}%`, place.left + place.width + 40, y + place.lane / 2);
+      canvas.fillText(`${Math.round(100 * (this.shares[i]))}%`, plot.left + plot.width + 40, y + plot.lane / 2);
     });
   }
 
-  /** @param {CanvasRenderingContext2D} canvas @param {Page} page @param {Place} place @param {CanvasPattern | null} hatch @param {Bar[]} bars */
-  drawBars(canvas, page, place, hatch, bars) {
+  /** @param {CanvasRenderingContext2D} canvas @param {Drawing} page @param {Plot} plot @param {CanvasPattern | null} hatch @param {Bar[]} bars */
+  drawBars(canvas, page, plot, hatch, bars) {
     const { model } = this;
     canvas.save();
     canvas.beginPath();
-    canvas.rect(place.left, place.top, place.width, place.height);
+    canvas.rect(plot.left, plot.top, plot.width, plot.height);
     canvas.clip();
     for (const bar of bars) {
       const plain = !model.brushed || model.brushed[model.row(bar.number)] === 1;
       canvas.globalAlpha = plain ? 1 : 0.16;
-      for (const { x, y, width, height } of boxes(place, bar)) {
+      for (const { x, y, width, height } of boxes(plot, bar)) {
         canvas.fillStyle = bar.state === LOST ? hatch ?? page.theme.bad : STATES[bar.state].color(page.theme);
         canvas.fillRect(x, y, width, height);
         if (bar.state === LOST && width > 3) {
@@ -193,18 +193,18 @@ class Timeline {
     canvas.restore();
   }
 
-  /** @param {Page} page @param {Place} place */
-  drawMeant({ canvas, theme }, place) {
+  /** @param {Drawing} page @param {Plot} plot */
+  drawHighlighted({ canvas, theme }, plot) {
     const { model } = this;
     canvas.save();
     canvas.beginPath();
-    canvas.rect(place.left - 3, place.top - 3, place.width + 6, place.height + 6);
+    canvas.rect(plot.left - 3, plot.top - 3, plot.width + 6, plot.height + 6);
     canvas.clip();
     for (const [number, color] of /** @type {[number, string][]} */ ([[model.chosen, theme.accent], [model.hovered, theme.ink]])) {
       if (number < 0) continue;
       for (const bar of this.bars) {
-        if (bar.number !== number || bar.end < place.from) continue;
-        for (const { x, y, width, height } of boxes(place, bar)) {
+        if (bar.number !== number || bar.end < plot.from) continue;
+        for (const { x, y, width, height } of boxes(plot, bar)) {
           canvas.setLineDash([]);
           for (const [tone, line] of /** @type {[string, number][]} */ ([[theme.surface, 5], [color, 2.5]])) {
             canvas.strokeStyle = tone;
@@ -230,7 +230,7 @@ class Timeline {
     windows.forEach((seconds, i) => {
       const button = /** @type {HTMLElement} */ (this.buttons.children[i] ?? this.buttons.appendChild(this.button()));
       button.dataset.seconds = String(seconds);
-      setText(button, seconds ? `last ${timeWords(seconds)}` : "all");
+      setText(button, seconds ? `last ${formatTime(seconds)}` : "all");
       button.setAttribute("aria-pressed", String(seconds === this.window));
     });
     this.buttons.hidden = windows.length < 2;
@@ -250,28 +250,28 @@ class Timeline {
 
   /** @param {number} x @param {number} y */
   barAt(x, y) {
-    const { place } = this;
-    if (!place || x < place.left - 3 || x > place.left + place.width + 3) return null;
-    const lane = Math.floor((y - place.top) / place.lane);
+    const { plot } = this;
+    if (!plot || x < plot.left - 3 || x > plot.left + plot.width + 3) return null;
+    const lane = Math.floor((y - plot.top) / plot.lane);
     let found = null;
     let least = 4; // CSS pixels beside a bar that may be too narrow to hit
     for (const bar of this.bars) {
       if (!bar.lanes.some(([first, last]) => lane >= first && lane <= last)) continue;
-      const far = Math.max(place.x(bar.start) - x, x - place.x(bar.end), 0);
+      const far = Math.max(plot.x(bar.start) - x, x - plot.x(bar.end), 0);
       if (far < least || (far === 0 && least === 0)) [found, least] = [bar, far];
     }
     return found;
   }
 
   /** @param {number} number @param {string} key */
-  move(number, key) {
+  moveByKey(number, key) {
     if (key === "+" || key === "=" || key === "-" || key === "0") {
       const windows = [0, ...WINDOWS.filter((seconds) => seconds < this.now).reverse()];
       const at = windows.indexOf(this.window) + (key === "0" ? -windows.length : key === "-" ? -1 : 1);
       this.show(windows[Math.max(0, Math.min(windows.length - 1, at))]);
       return number;
     }
-    const bars = this.bars.filter(({ end }) => end >= (this.place?.from ?? 0)).sort((a, b) => a.start - b.start);
+    const bars = this.bars.filter(({ end }) => end >= (this.plot?.from ?? 0)).sort((a, b) => a.start - b.start);
     const mine = bars.find((bar) => bar.number === number && holds(bar, this.lane)) ?? bars.findLast((bar) => bar.number === number);
     if (mine && !holds(mine, this.lane)) this.lane = mine.lanes[0]?.[0] ?? 0;
     if (key === "ArrowUp" || key === "ArrowDown") {
@@ -281,14 +281,14 @@ class Timeline {
       const near = bars.filter((bar) => holds(bar, this.lane)).reduce((/** @type {Bar | null} */ best, bar) => (!best || far(bar) < far(best) ? bar : best), null);
       return near?.number ?? number;
     }
-    return along(() => [...new Set(bars.filter((bar) => holds(bar, this.lane)).map((bar) => bar.number))], ["ArrowRight"], ["ArrowLeft"])(number, key);
+    return listNavigation(() => [...new Set(bars.filter((bar) => holds(bar, this.lane)).map((bar) => bar.number))], ["ArrowRight"], ["ArrowLeft"])(number, key);
   }
 
   /** @param {number} number */
-  spot(number) {
-    const { place } = this;
+  positionOf(number) {
+    const { plot } = this;
     const bar = this.bars.findLast((each) => each.number === number);
-    const [box] = place && bar ? boxes(place, bar) : [];
+    const [box] = plot && bar ? boxes(plot, bar) : [];
     return box ? { x: box.x + box.width / 2, y: box.y + box.height } : null;
   }
 
@@ -307,14 +307,14 @@ class Timeline {
   summary() {
     const shares = [...this.shares];
     const said = this.lanes.slice(0, 16).map(({ label, gone }, i) => `${label}${gone ? " (lost)" : ""} ${Math.round(100 * (shares[i] ?? 0))}%`);
-    const time = this.window ? `in the last ${timeWords(this.window)}` : `in ${timeWords(this.now)}`;
+    const time = this.window ? `in the last ${formatTime(this.window)}` : `in ${formatTime(this.now)}`;
     const more = this.lanes.length > 16 ? `, and ${this.lanes.length - 16} more` : "";
     return `${formatCount(this.bars.length)} attempts on ${this.lanes.length} engines ${time}, ${this.running.length} running. Busy: ${said.join(", ") || "none"}${more}.`;
   }
 
   destroy() {
     this.off();
-    this.sheet.destroy();
+    this.figure.destroy();
   }
 }
 
@@ -328,18 +328,18 @@ function holds(bar, lane) {
   return bar.lanes.some(([first, last]) => lane >= first && lane <= last);
 }
 
-/** A bar's boxes on the page: one for each run of neighbouring lanes. @param {Place} place @param {Bar} bar */
-function boxes(place, bar) {
-  const left = Math.max(place.left - 4, place.x(bar.start));
-  const right = Math.max(left, place.x(bar.end));
+/** A bar's boxes on the page: one for each run of neighbouring lanes. @param {Plot} plot @param {Bar} bar */
+function boxes(plot, bar) {
+  const left = Math.max(plot.left - 4, plot.x(bar.start));
+  const right = Math.max(left, plot.x(bar.end));
   const gap = right - left > 3 ? 1 : 0; // between one bar and the next
-  const rim = place.lane >= 10 ? 2 : 1;
+  const rim = plot.lane >= 10 ? 2 : 1;
   return bar.lanes.map(([first, last]) => ({
-    x: left, y: place.top + first * place.lane + rim - 1, width: Math.max(0.75, right - left - gap), height: (last - first + 1) * place.lane - rim,
+    x: left, y: plot.top + first * plot.lane + rim - 1, width: Math.max(0.75, right - left - gap), height: (last - first + 1) * plot.lane - rim,
   }));
 }
 
-/** How it ended and which trial it was, as far as there is room. @param {CanvasRenderingContext2D} canvas @param {Page} page @param {Bar} bar
+/** How it ended and which trial it was, as far as there is room. @param {CanvasRenderingContext2D} canvas @param {Drawing} page @param {Bar} bar
  * @param {number} x @param {number} y @param {number} width @param {number} height */
 function writeBar(canvas, { theme, font }, { state, number }, x, y, width, height) {
   if (height < 9 || width < 14 || state === LOST) return;
@@ -354,8 +354,8 @@ function writeBar(canvas, { theme, font }, { state, number }, x, y, width, heigh
   canvas.fillText(text, x + 14, y + height / 2 + 0.5);
 }
 
-/** Stripes, for what was lost. @param {Page} page */
-function hatching({ canvas, theme, ratio }) {
+/** Stripes, for what was lost. @param {Drawing} page */
+function hatchPattern({ canvas, theme, ratio }) {
   const size = Math.round(6 * ratio);
   const tile = make("canvas", { width: String(size), height: String(size) });
   const ink = tile.getContext("2d");
@@ -377,7 +377,7 @@ function hatching({ canvas, theme, ratio }) {
 
 export const LOST = STATES.length;
 
-/** A lane for each engine: those that the sweep began with, and any that it had besides. @param {Model} model @returns {Lane[]} */
+/** A lane for each engine: those that the sweep began with, and any that it had besides. @param {SweepModel} model @returns {Lane[]} */
 export function lanesOf(model) {
   const tasks = new Map(model.head?.engines ?? []);
   for (const [rank] of model.status?.engines ?? []) if (!tasks.has(rank)) tasks.set(rank, "");
@@ -389,11 +389,11 @@ export function lanesOf(model) {
 
 /** @param {number} number @param {number} attempt @param {number[]} ranks @param {number} start @param {number} end @param {number} state @param {Map<number, number>} laneOf @returns {Bar} */
 function barOf(number, attempt, ranks, start, end, state, laneOf) {
-  return { number, attempt, start, end: Math.max(start, end), state, lanes: neighbours(ranks.flatMap((rank) => laneOf.get(rank) ?? [])) };
+  return { number, attempt, start, end: Math.max(start, end), state, lanes: contiguousRuns(ranks.flatMap((rank) => laneOf.get(rank) ?? [])) };
 }
 
 /** The bars of attempts that have ended, kept up to date by looking only at spans that are new. */
-export class Ended {
+export class EndedBars {
   constructor() {
     /** @type {Bar[]} */
     this.bars = [];
@@ -406,8 +406,8 @@ export class Ended {
     this.version = 0; // another when bars that were there may be gone
   }
 
-  /** @param {Model} model @param {Lane[]} lanes @returns {number} from which bar on they are new */
-  look(model, lanes) {
+  /** @param {SweepModel} model @param {Lane[]} lanes @returns {number} from which bar on they are new */
+  update(model, lanes) {
     const named = lanes.map(({ rank }) => rank).join();
     if (named !== this.lanes || model.spans.length < this.seen || model.spans[0] !== this.first) {
       Object.assign(this, { bars: [], lanes: named, first: model.spans[0], seen: 0, open: [], version: this.version + 1 });
@@ -416,8 +416,8 @@ export class Ended {
     const laneOf = new Map(lanes.map(({ rank }, i) => [rank, i]));
     const places = this.open;
     for (; this.seen < model.spans.length; this.seen++) places.push(this.seen);
-    this.open = places.filter((place) => {
-      const { number, attempt, ranks, start, end, how } = model.spans[place];
+    this.open = places.filter((plot) => {
+      const { number, attempt, ranks, start, end, how } = model.spans[plot];
       if (!Number.isFinite(end)) return true; // its trial runs, and is in a row
       this.bars.push(barOf(number, attempt, ranks, start, end, stateOf(how), laneOf));
       return false;
@@ -426,7 +426,7 @@ export class Ended {
   }
 }
 
-/** A bar for each trial that runs. @param {Model} model @param {Lane[]} lanes @param {number} now @returns {Bar[]} */
+/** A bar for each trial that runs. @param {SweepModel} model @param {Lane[]} lanes @param {number} now @returns {Bar[]} */
 export function runningBars(model, lanes, now) {
   const laneOf = new Map(lanes.map(({ rank }, i) => [rank, i]));
   const bars = [];
@@ -444,7 +444,7 @@ function stateOf(how) {
 }
 
 /** Numbers as runs of neighbours. @param {number[]} lanes @returns {[number, number][]} */
-export function neighbours(lanes) {
+export function contiguousRuns(lanes) {
   /** @type {[number, number][]} */
   const runs = [];
   for (const lane of [...lanes].sort((a, b) => a - b)) {
