@@ -18,7 +18,7 @@ import { INbdist } from './token';
 
 const feed: JupyterFrontEndPlugin<INbdist> = {
   id: 'nbdist:feed',
-  description: 'Follows what the Jupyter server says of clusters, runs and sweeps.',
+  description: 'Follows the state of clusters, runs and sweeps on the Jupyter server.',
   autoStart: true,
   provides: INbdist,
   optional: [ITranslator],
@@ -40,7 +40,7 @@ const settings: JupyterFrontEndPlugin<Settings> = {
     const found = new Settings();
     found.changed.connect(() => {
       if (found.error !== null) {
-        const text = trans.__('The settings of nbdist cannot be used, the defaults are in force: %1', found.error);
+        const text = trans.__('The settings of nbdist are not valid, so the defaults apply: %1', found.error);
         Notification.warning(text, { autoClose: false });
       }
     });

@@ -19,7 +19,7 @@ export const DEFAULTS: SettingValues = { workers: 2, ps: 0, flags: '', attachRun
 export const PLUGIN = 'nbdist:plugin';
 
 /**
- * The user's settings, and the defaults until they are there; `changed` says that they are others.
+ * The user's settings, and the defaults until they are loaded; `changed` is emitted when they change.
  *
  *     settings.changed.connect(() => form.begin(settings.values.workers));
  */
@@ -62,7 +62,7 @@ export class Settings {
 
 export const INbdistSettings = new Token<Settings>('nbdist:INbdistSettings', "The user's settings of nbdist.");
 
-/** The registry tells what it objects to as a list, one entry for each value. */
+/** The registry rejects with a list of errors, one for each invalid value. */
 function errorText(error: unknown): string {
   if (!Array.isArray(error)) {
     return error instanceof Error ? error.message : String(error);

@@ -10,4 +10,4 @@ export interface INbdist {
   readonly trans: TranslationBundle;
 }
 
-export const INbdist = new Token<INbdist>('nbdist:INbdist', 'What the Jupyter server says of clusters, runs and sweeps.');
+export const INbdist = new Token<INbdist>('nbdist:INbdist', 'The state of clusters, runs and sweeps on the Jupyter server.');

@@ -151,7 +151,7 @@ def test_a_cell_runs_on_workers_by_button_and_by_key(lab: Lab) -> None:
     toast(page, page.locator(BUTTON), "begins with %%bash")
     assert sources(page)[2] == "%%bash\nls"
     lab.command("notebook:change-cell-to-markdown")
-    toast(page, page.locator(BUTTON), "Only a code cell")
+    toast(page, page.locator(BUTTON), "Only code cells")
 
 
 def test_attach_code_goes_below_the_active_cell_whatever_the_kernel_does(lab: Lab) -> None:
@@ -230,7 +230,7 @@ def test_a_cluster_that_a_notebook_uses_is_stopped_only_on_a_second_word(lab: La
     expect(accept).to_be_disabled()
     lab.screenshot("commands-grow-cluster")
     field.fill("1")
-    toast(page, accept, "gets 1 more worker.")
+    toast(page, accept, "Adding 1 worker to")
     until(page, lambda: workers(page) == [2])
 
     in_palette(page, "Stop a Cluster").first.click()

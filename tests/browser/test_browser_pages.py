@@ -94,7 +94,7 @@ def test_pages_of_a_run_and_a_sweep_need_no_kernel(drawing_lab: Lab) -> None:
     expect(page.locator(f"{PAGE} .nbd-plot canvas").first).to_be_visible()
 
     shutil.rmtree(folder)
-    expect(page.locator(f"{PAGE} > [role=status]")).to_contain_text("is not there")
+    expect(page.locator(f"{PAGE} > [role=status]")).to_contain_text("There is no run")
     expect(page.locator(f"{PAGE} .nbd-plot canvas").first).to_be_visible()  # what it has drawn stays
 
 

@@ -205,7 +205,7 @@ def test_notebook_7_draws_them_too(notebook_server: LabServer, chromium: Browser
         expect(page.locator(".nbs-brushing [role=status]")).to_contain_text("trials: lr")
         # A page is below the notebook, which has the main area for itself; it says if a run is not there.
         place.command("nbdist:open-run", {"id": "nothing"})
-        expect(page.locator(".nbd-Page [role=status]")).to_contain_text("The run nothing is not there")
+        expect(page.locator(".nbd-Page [role=status]")).to_contain_text("There is no run nothing")
         box = page.locator(".nbd-Page").bounding_box()
         assert box is not None
         assert box["height"] > 300

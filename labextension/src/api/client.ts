@@ -138,7 +138,7 @@ export class Client {
       );
       text = await response.text();
     } catch (error) {
-      console.warn('nbdist:', error); // a browser says little of why, and not to users
+      console.warn('nbdist:', error); // a browser gives little detail
       throw new ApiError(0, 'The Jupyter server cannot be reached. Try again when it is back.');
     }
     const answer = parsed(text);
@@ -153,7 +153,7 @@ function parsed(text: string): unknown {
   try {
     return text ? JSON.parse(text) : undefined;
   } catch {
-    return undefined; // a proxy's page, say; its status tells
+    return undefined; // for example a proxy's error page; its status is used
   }
 }
 

@@ -10,10 +10,9 @@ const POLL = 2000; // milliseconds between two questions where no stream can be 
 const RETRY = [500, 1000, 2000, 5000, 15000]; // milliseconds before the stream is tried again
 
 /**
- * The state of clusters, runs and sweeps as the server tells it.
+ * The state of clusters, runs and sweeps on the server.
  *
- * A WebSocket brings what changes. While it cannot be had the state is asked for every 2 s; a page that is hidden
- * asks for nothing.
+ * A WebSocket sends the changes. Without one the state is polled every 2 s. A hidden page sends no requests.
  */
 export class Feed implements IDisposable {
   constructor(readonly client: Client) {
@@ -24,12 +23,12 @@ export class Feed implements IDisposable {
     return this._state;
   }
 
-  /** What went wrong last, while it is so. */
+  /** The current error; null if there is none. */
   get error(): string | null {
     return this._error;
   }
 
-  /** Whether there is a server that has answered last, be it with a refusal. */
+  /** Whether the server answered the last request, also with an error. */
   get reachable(): boolean {
     return this._reachable;
   }
@@ -38,7 +37,7 @@ export class Feed implements IDisposable {
     return this._connection;
   }
 
-  /** The state, or how it comes, is another. */
+  /** Emitted when the state or the connection has changed. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -47,7 +46,7 @@ export class Feed implements IDisposable {
     return this._disposed;
   }
 
-  /** Have the tasks of a cluster told, too; null for none. */
+  /** Request the tasks of a cluster, too; null for none. */
   requestTasks(cluster: string | null): void {
     if (cluster !== this._cluster) {
       this._cluster = cluster;
@@ -72,7 +71,7 @@ export class Feed implements IDisposable {
     };
   }
 
-  /** Whether a part of the page shows the state, so that it is kept up to date. */
+  /** Whether a view shows the state, so that it is kept up to date. */
   get hasViews(): boolean {
     return this._views.size > 0;
   }
@@ -154,7 +153,7 @@ export class Feed implements IDisposable {
     void this.poll();
   }
 
-  /** Ask now and then, until the stream may be tried again. */
+  /** Poll until the stream may be opened again. */
   private async poll(): Promise<void> {
     window.clearTimeout(this._timer);
     if (this._disposed || this._socket || !this.visible) {
@@ -216,7 +215,7 @@ export class Feed implements IDisposable {
   private _disposed = false;
 }
 
-/** What the state is after changes; items that are as before stay the same objects, and so do their lists. */
+/** Apply changes to a state; unchanged items and lists stay the same objects. */
 export function applyChanges(state: State, changes: Changes): State {
   const cluster = changes.cluster !== undefined ? changes.cluster : state.cluster;
   const tasks = cluster === state.cluster ? state.tasks : [];

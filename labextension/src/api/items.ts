@@ -40,7 +40,7 @@ export interface Cluster extends Actionable {
   runs: string[];
   /** Code that attaches a notebook to it. */
   attach: string;
-  /** What its bring-up has said so far. */
+  /** The output of its start so far. */
   lines: string[];
   error: string | null;
 }

@@ -8,7 +8,7 @@ import { pickItem, confirm, askCount } from './dialogs';
 import { RefusedError, withNotifications } from './notify';
 
 const MAX_WORKERS = 256; // workers that are added at once
-const ID = ['string', 'The id of a cluster; without one it is asked for.'] as const;
+const ID = ['string', 'The id of a cluster; a dialog asks for it if it is missing.'] as const;
 
 /** Commands for clusters: stop one, add workers or remove them, give a task another process. */
 export function addClusterCommands(context: CommandContext): void {
@@ -25,19 +25,19 @@ export function addClusterCommands(context: CommandContext): void {
     label: trans.__('Add Workers to a Cluster…'),
     caption: trans.__('Start more workers in a cluster that is up'),
     icon: addIcon,
-    describedBy: argsSchema({ id: ID, workers: ['integer', 'How many; without it that is asked for.'] }),
+    describedBy: argsSchema({ id: ID, workers: ['integer', 'The number of workers; a dialog asks for it if it is missing.'] }),
     execute: args => withNotifications(args, () => grow(stringArg(args['id']), args['workers'], context))
   });
   commands.addCommand('nbdist:shrink-cluster', {
     label: trans.__('Remove Workers from a Cluster…'),
     caption: trans.__('End the last workers of a cluster that is up'),
     icon: removeIcon,
-    describedBy: argsSchema({ id: ID, workers: ['integer', 'How many; without it that is asked for.'] }),
+    describedBy: argsSchema({ id: ID, workers: ['integer', 'The number of workers; a dialog asks for it if it is missing.'] }),
     execute: args => withNotifications(args, () => shrink(stringArg(args['id']), args['workers'], context))
   });
   commands.addCommand('nbdist:restart-task', {
     label: trans.__('Restart a Task…'),
-    caption: trans.__('Give a task of a cluster another process'),
+    caption: trans.__('Start a new process for a task of a cluster'),
     icon: refreshIcon,
     describedBy: argsSchema({ id: ID, task: ['string', 'Such as worker:1; null for all tasks that have died.'] }),
     execute: args => withNotifications(args, () => restart(stringArg(args['id']), args['task'], context))
@@ -72,7 +72,7 @@ async function grow(id: string | null, wanted: unknown, context: CommandContext)
       : await askCount(title, trans.__('How many more, 1 to %1', MAX_WORKERS), MAX_WORKERS, trans);
   if (workers !== null) {
     await client.grow(cluster.id, workers);
-    return trans._n('%2 gets %1 more worker.', '%2 gets %1 more workers.', workers, cluster.title);
+    return trans._n('Adding %1 worker to %2.', 'Adding %1 workers to %2.', workers, cluster.title);
   }
 }
 
@@ -89,7 +89,7 @@ async function shrink(id: string | null, wanted: unknown, context: CommandContex
     typeof wanted === 'number' ? wanted : await askCount(title, trans.__('How many, 1 to %1', most), most, trans);
   if (workers !== null) {
     await client.shrink(cluster.id, workers);
-    return trans._n('%2 loses %1 worker.', '%2 loses %1 workers.', workers, cluster.title);
+    return trans._n('Removing %1 worker from %2.', 'Removing %1 workers from %2.', workers, cluster.title);
   }
 }
 
@@ -102,7 +102,7 @@ async function restart(id: string | null, task: unknown, context: CommandContext
   }
   if (task === null) {
     await client.restart(cluster.id, null);
-    return trans.__('The tasks that have died get other processes.');
+    return trans.__('The dead tasks are being restarted.');
   }
   const { tasks } = await client.state(cluster.id);
   const picked = typeof task === 'string' ? taskByName(cluster, tasks, task, context) : await pickTask(cluster, tasks, context);
@@ -112,14 +112,14 @@ async function restart(id: string | null, task: unknown, context: CommandContext
   const name = shortTaskName(picked.name);
   if (await confirm(trans.__('Restart %1?', name), restartWarnings(picked, trans), trans.__('Restart'), trans)) {
     await client.restart(cluster.id, name);
-    return trans.__('%1 gets another process.', name);
+    return trans.__('%1 is being restarted.', name);
   }
 }
 
 function clusterById(id: string, clusters: readonly Cluster[], { nbdist: { trans } }: CommandContext): Cluster {
   const cluster = clusters.find(one => one.id === id);
   if (!cluster) {
-    throw new RefusedError(trans.__('There is no cluster %1 any more.', id));
+    throw new RefusedError(trans.__('Cluster %1 does not exist any more.', id));
   }
   return cluster;
 }
@@ -152,9 +152,9 @@ function pickCluster(clusters: readonly Cluster[], wish: string, { nbdist: { tra
   return pickItem(able, nameOf, { title: trans.__('Choose a cluster'), label: trans.__('Cluster'), none }, trans);
 }
 
-/** What is to be said to a user who is about to stop a cluster; nothing if nobody would miss it. */
+/** The consequences of stopping a cluster; empty if nothing uses it. */
 export function stopWarnings(cluster: Cluster, sweeps: readonly Sweep[], trans: TranslationBundle): string[] {
-  const reasons = cluster.runs.map(run => trans.__('Run %1 is on it, and ends.', run));
+  const reasons = cluster.runs.map(run => trans.__('Run %1 uses it and ends.', run));
   for (const sweep of sweeps) {
     if (sweep.cluster === cluster.id && sweep.state === 'running') {
       reasons.push(trans.__('Sweep %1 uses it.', sweep.name || sweep.id));
@@ -165,7 +165,7 @@ export function stopWarnings(cluster: Cluster, sweeps: readonly Sweep[], trans: 
     reasons.push(
       owner.session
         ? trans.__('%1 is open and uses it.', lastPart(owner.session))
-        : trans.__('What started it is still there: process %1.', owner.pid)
+        : trans.__('The process that started it is still running: %1.', owner.pid)
     );
   }
   if (cluster.kind === 'ipyparallel') {
@@ -174,14 +174,14 @@ export function stopWarnings(cluster: Cluster, sweeps: readonly Sweep[], trans: 
   return reasons;
 }
 
-/** What is to be said to a user who is about to give a task another process; nothing if it has died. */
+/** The consequences of restarting a task; empty if it is dead. */
 export function restartWarnings(task: Task, trans: TranslationBundle): string[] {
   if (task.state === 'dead') {
     return [];
   }
-  const reasons = [trans.__('The task is alive: what it has in its memory is lost.')];
+  const reasons = [trans.__('The task is running: the data in its memory is lost.')];
   if (task.run !== null) {
-    reasons.push(trans.__('Run %1 is on it, and loses a task.', task.run));
+    reasons.push(trans.__('Run %1 uses it and loses a task.', task.run));
   }
   return reasons;
 }

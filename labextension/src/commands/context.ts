@@ -23,7 +23,7 @@ export function stringArg(value: unknown): string | null {
 export function argsSchema(
   properties: Record<string, readonly [type: 'string' | 'boolean' | 'integer', sentence: string]> = {}
 ): Partial<CommandRegistry.Description> {
-  const all = { ...properties, quiet: ['boolean', 'Leave it to the caller to show what goes wrong.'] as const };
+  const all = { ...properties, quiet: ['boolean', 'Throw errors to the caller instead of showing them.'] as const };
   const each = Object.entries(all).map(([name, [type, description]]) => [name, { type, description }]);
   return { args: { type: 'object', properties: Object.fromEntries(each) } };
 }

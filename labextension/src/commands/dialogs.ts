@@ -3,7 +3,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
 import { RefusedError } from './notify';
 
-/** Have one of several things chosen by name; null if the user leaves it. With none to choose it says `none`. */
+/** Let the user pick an item by name; null if the dialog is cancelled. Raises RefusedError with `none` if there are no items. */
 export async function pickItem<Item>(
   items: readonly Item[],
   nameOf: (item: Item) => string,
@@ -34,7 +34,7 @@ export function uniqueNames(names: readonly string[]): string[] {
   });
 }
 
-/** Ask before something is done that there are reasons against; without any it need not be asked. */
+/** Ask for confirmation and show the reasons against it; without reasons return true at once. */
 export async function confirm(
   title: string,
   reasons: readonly string[],

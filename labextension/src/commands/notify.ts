@@ -1,6 +1,6 @@
 import { Notification } from '@jupyterlab/apputils';
 
-/** What a command will not do, and why; shown as a warning, not as a failure. */
+/** A command refuses, with a reason; shown as a warning, not as an error. */
 export class RefusedError extends Error {
   constructor(why: string) {
     super(why);

@@ -70,7 +70,7 @@ const FOR_PALETTE = [
 export function addRefreshCommand({ app, nbdist: { feed, trans } }: CommandContext): void {
   app.commands.addCommand('nbdist:refresh', {
     label: trans.__('Refresh Clusters and Runs'),
-    caption: trans.__('Ask the server again what there is'),
+    caption: trans.__('Read clusters, runs and sweeps from the server again'),
     icon: refreshIcon,
     describedBy: argsSchema(),
     execute: args =>

@@ -11,7 +11,7 @@ import { RefusedError, withNotifications } from './notify';
 export const RUN_CONTROLS = ['pause', 'resume'] as const;
 type RunControl = (typeof RUN_CONTROLS)[number];
 
-const ID = ['string', 'The id of a run; without one it is asked for.'] as const;
+const ID = ['string', 'The id of a run; a dialog asks for it if it is missing.'] as const;
 
 /** Commands for runs: stop, pause or resume one, change its learning rate, look into its folder. */
 export function addRunCommands(context: CommandContext): void {
@@ -19,7 +19,7 @@ export function addRunCommands(context: CommandContext): void {
   const { client, trans } = context.nbdist;
   commands.addCommand('nbdist:stop-run', {
     label: trans.__('Stop a Run…'),
-    caption: trans.__('Stop training; what was trained so far is kept'),
+    caption: trans.__('Stop training and keep the trained model'),
     icon: stopIcon,
     describedBy: argsSchema({ id: ID }),
     execute: args =>
@@ -58,7 +58,7 @@ export function addRunCommands(context: CommandContext): void {
   });
   commands.addCommand('nbdist:set-learning-rate', {
     label: trans.__('Change the Learning Rate of a Run…'),
-    caption: trans.__('Train at another learning rate from the next step on'),
+    caption: trans.__('Change the learning rate from the next step on'),
     describedBy: argsSchema({ id: ID }),
     execute: args =>
       withNotifications(args, async () => {
@@ -142,7 +142,7 @@ export function addManageCommands(context: CommandContext): void {
   };
   commands.addCommand('nbdist:rename-run', {
     label: trans.__('Rename a Run…'),
-    caption: trans.__('Give a run another name; its id stays'),
+    caption: trans.__('Change the name of a run; its id stays the same'),
     describedBy: argsSchema({ id: ID }),
     execute: args =>
       withNotifications(args, () =>
@@ -287,7 +287,7 @@ export function addTensorBoardCommands(context: CommandContext): void {
     label: trans.__('Open a Run in TensorBoard…'),
     caption: trans.__('Show the curves of a run in TensorBoard'),
     icon: launchIcon,
-    describedBy: argsSchema({ id: ['string', 'The id of a run; without one it is asked for.'] }),
+    describedBy: argsSchema({ id: ['string', 'The id of a run; a dialog asks for it if it is missing.'] }),
     execute: args =>
       withNotifications(args, async () => {
         const id = stringArg(args['id']);
@@ -321,7 +321,7 @@ async function open(id: string, shown: string, { nbdist: { client, trans } }: Co
   try {
     const url = await client.openTensorBoard(id);
     if (tab) {
-      tab.location.replace(url); // nothing happens if the user has closed it meanwhile
+      tab.location.replace(url); // does nothing if the user has closed the tab
     } else {
       const show = (): void => void window.open(url, '_blank', 'noopener');
       const actions = [{ label: trans.__('Open'), callback: show }];

@@ -13,7 +13,7 @@ export function addSweepCommands(context: CommandContext): void {
     label: ({ wish }) => labelOf(wish, trans),
     caption: trans.__('Trials that are done are kept'),
     describedBy: argsSchema({
-      id: ['string', 'The id of a sweep; without one it is asked for.'],
+      id: ['string', 'The id of a sweep; a dialog asks for it if it is missing.'],
       wish: ['string', 'pause, resume or stop.']
     }),
     isEnabled: ({ wish }) => isSweepControl(wish),

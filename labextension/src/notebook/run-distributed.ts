@@ -76,7 +76,7 @@ function loadExtension(kernel: Kernel.IKernelConnection, trans: TranslationBundl
     silent: true,
     store_history: false,
     allow_stdin: false,
-    stop_on_error: false // the cell itself then says that there is no such magic
+    stop_on_error: false // the cell then reports that the magic is missing
   });
   const failed = (why: string): unknown => Notification.error(why, { autoClose: false });
   future.done.then(
@@ -90,7 +90,7 @@ function loadExtension(kernel: Kernel.IKernelConnection, trans: TranslationBundl
         );
       }
     },
-    () => undefined // the kernel was restarted or ended meanwhile, and the cell says so
+    () => undefined // the kernel was restarted or has ended, which the cell reports
   );
 }
 
@@ -104,7 +104,7 @@ export interface CellFacts {
   readonly language: string;
 }
 
-/** What to do: run the cell as it is, put a line above it first, or say why neither is possible. */
+/** What to do: run the cell as it is, put a line above it first, or refuse with a reason. */
 export type Step = { do: 'run' } | { do: 'wrap'; line: string } | { do: 'refuse'; why: string };
 
 const CELL_MAGIC = /^%%([\w.]+)/;
@@ -119,7 +119,7 @@ const NOTEBOOKS_OWN = /^%(cluster|graph|(re)?load_ext\s+nbdist)\b/;
  */
 export function wrap(cell: CellFacts, flags: string, trans: TranslationBundle): Step {
   if (cell.type !== 'code') {
-    return refuse(trans.__('Only a code cell can be run on the workers.'));
+    return refuse(trans.__('Only code cells can run on the workers.'));
   }
   if (cell.language && !/^i?python/i.test(cell.language)) {
     return refuse(trans.__('The workers run Python, and the language of this notebook is %1.', cell.language));

@@ -14,7 +14,7 @@ import type { INbdist } from '../token';
 
 const EVERY = 2000; // milliseconds between two questions at least
 
-/** What the server says of it: how it stands, and the data of its figures. */
+/** The server's answer: the state of the item, and the data of its figures. */
 export interface Answer<Details, Bundle> {
   details: Details;
   bundle: Bundle;
@@ -49,7 +49,7 @@ export abstract class Page<Details, Bundle> extends Widget {
   protected abstract actions(details: Details): Action[];
   /** Its name, for the tab. */
   protected abstract nameOf(details: Details): string;
-  /** What is said if it is not there, or not any more. */
+  /** The message if the item does not exist, or was deleted. */
   protected abstract notFoundText(): string;
 
   override dispose(): void {
@@ -113,7 +113,7 @@ export abstract class Page<Details, Bundle> extends Widget {
 
   private async refresh(): Promise<void> {
     if (!this.isVisible && this.drawing) {
-      this.item = undefined; // so that it is asked for when it is seen again
+      this.item = undefined; // so that it is fetched when the page is shown again
       return;
     }
     try {
@@ -125,9 +125,9 @@ export abstract class Page<Details, Bundle> extends Widget {
       }
     } catch (error) {
       if (!this.isDisposed) {
-        const gone = error instanceof ApiError && error.status === 404;
-        this.failed = error instanceof ApiError && !gone;
-        this.showError(gone ? this.notFoundText() : this.errorText(error));
+        const missing = error instanceof ApiError && error.status === 404;
+        this.failed = error instanceof ApiError && !missing;
+        this.showError(missing ? this.notFoundText() : this.errorText(error));
         this.buttons.offer([]);
         if (!this.drawing) {
           this.place.replaceChildren();
@@ -225,7 +225,7 @@ export class PageButtons {
       busy = true;
       write();
       void Promise.resolve(this.commands.execute(shown.command, shown.args))
-        .catch(() => undefined) // the command has said what went wrong
+        .catch(() => undefined) // the command has shown the error
         .finally(() => {
           busy = false;
           write();

@@ -27,10 +27,10 @@ interface PageKind {
   argument: string;
   /** What can be chosen, newest first. */
   choices(state: State): { id: string; state: string }[];
-  /** How one is asked for, and what it is. */
+  /** The title and the label of the dialog that picks one. */
   question: string;
   noun: string;
-  /** What is said if there is nothing to choose. */
+  /** The message if there is nothing to choose. */
   none: string;
   make(id: string): AnyPage;
 }
@@ -50,7 +50,7 @@ export const pages: JupyterFrontEndPlugin<void> = {
         label: trans.__('Open Run…'),
         caption: trans.__('Show the curves of a run, its code and its files'),
         icon: nbdistIcon,
-        argument: 'The id of the run; one is asked for without it.',
+        argument: 'The id of the run; a dialog asks for it if it is missing.',
         choices: ({ runs }) => runs.map(({ id, status }) => ({ id, state: status })),
         question: trans.__('Choose a run'),
         noun: trans.__('Run'),
@@ -63,7 +63,7 @@ export const pages: JupyterFrontEndPlugin<void> = {
         label: trans.__('Open Grid of a Sweep…'),
         caption: trans.__('Show the trials of a sweep'),
         icon: nbdistIcon,
-        argument: 'The id of the sweep; one is asked for without it.',
+        argument: 'The id of the sweep; a dialog asks for it if it is missing.',
         choices: ({ sweeps }) => sweeps,
         question: trans.__('Choose a sweep'),
         noun: trans.__('Sweep'),

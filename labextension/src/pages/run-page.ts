@@ -33,7 +33,7 @@ export class RunPage extends Page<RunDetails, RunBundle> {
     this.after.append(...Object.values(rest).map(({ element }) => element));
     void nbdist.client.about().then(
       about => (this.about = about),
-      () => undefined // then nobody knows why TensorBoard could not be opened, and opening it will say
+      () => undefined // opening TensorBoard then reports why it cannot be opened
     );
   }
 
@@ -62,7 +62,7 @@ export class RunPage extends Page<RunDetails, RunBundle> {
   }
 
   protected override notFoundText(): string {
-    return this.nbdist.trans.__('The run %1 is not there: its folder was deleted, or never was here.', this.itemId);
+    return this.nbdist.trans.__('There is no run %1: its folder was deleted, or it ran on another machine.', this.itemId);
   }
 
   protected override renderDetails({ details, bundle }: Answer<RunDetails, RunBundle>): void {

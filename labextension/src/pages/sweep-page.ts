@@ -42,13 +42,13 @@ export class SweepPage extends Page<Sweep, SweepBundle> {
   }
 
   protected override notFoundText(): string {
-    return this.nbdist.trans.__('The sweep %1 is not there: its folder was deleted, or never was here.', this.itemId);
+    return this.nbdist.trans.__('There is no sweep %1: its folder was deleted, or it ran on another machine.', this.itemId);
   }
 
   protected override renderDetails({ details, bundle: { shown, of } }: Answer<Sweep, SweepBundle>): void {
     const { trans } = this.nbdist;
     this.error.show(details.error, !details.error, text => [preformatted(text ?? '', trans.__('Error'))]);
-    this.room.textContent = shown < of ? trans.__('%1 of %2 trials are shown: the best, and some of all others.', shown, of) : '';
+    this.room.textContent = shown < of ? trans.__('%1 of %2 trials are shown: the best, and a sample of the others.', shown, of) : '';
     this.note.textContent = details.note ?? '';
   }
 

@@ -12,9 +12,9 @@ export const RUN: BundleKind<RunBundle> = {
   read: readRun,
   draw: drawRun,
   id: bundle => bundle.head.run,
-  attaches: trans => trans.__('shows the run in a kernel again.'),
-  below: (told, { leftOut }, trans) => {
-    const parts = leftOut ? [make('p', {}, curvesLeftOut(leftOut, trans)), ...told] : told;
+  attaches: trans => trans.__('opens the run in a kernel.'),
+  below: (texts, { leftOut }, trans) => {
+    const parts = leftOut ? [make('p', {}, curvesLeftOut(leftOut, trans)), ...texts] : texts;
     return parts.length ? [make('div', { class: 'nbd-told' }, ...parts)] : [];
   }
 };
@@ -25,15 +25,15 @@ export const SWEEP: BundleKind<SweepBundle> = {
   draw: drawSweep,
   id: bundle => bundle.snapshot.head.id,
   attaches: trans => trans.__('follows the sweep from a kernel, where trials can be added, stopped and cloned.'),
-  below: (told, { snapshot, shown, of, leftOut }, trans) => {
+  below: (texts, { snapshot, shown, of, leftOut }, trans) => {
     const parts: HTMLElement[] = [];
     if (shown < of) {
-      parts.push(make('p', {}, trans.__('%1 of %2 trials had room in the notebook: the best, and some of all others.', shown, of)));
+      parts.push(make('p', {}, trans.__('%1 of %2 trials are saved in the notebook: the best, and a sample of the others.', shown, of)));
     }
     if (leftOut) {
       parts.push(make('p', {}, curvesLeftOut(leftOut, trans)));
     }
-    const words = told.filter(part => !part.querySelector('table')); // the grid has a table of its own
+    const words = texts.filter(part => !part.querySelector('table')); // the grid has a table of its own
     if (words.length) {
       const folded = make('details', {}, make('summary', {}, trans.__('Summary')), ...words);
       folded.open = snapshot.status.state === 'failed';
@@ -64,5 +64,5 @@ async function drawSweep(first: SweepBundle): Promise<Drawing<SweepBundle>> {
 }
 
 function curvesLeftOut(count: number, trans: TranslationBundle): string {
-  return trans._n('%1 curve had no room in the notebook.', '%1 curves had no room in the notebook.', count);
+  return trans._n('%1 curve was too large to save in the notebook.', '%1 curves were too large to save in the notebook.', count);
 }

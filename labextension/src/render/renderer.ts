@@ -17,8 +17,8 @@ export interface BundleKind<Bundle> {
   id(bundle: Bundle): string;
   /** What `nb.attach(...)` does with it. */
   attaches(trans: TranslationBundle): string;
-  /** What is told below the drawing, of what the bundle's HTML tells. */
-  below(told: HTMLElement[], bundle: Bundle, trans: TranslationBundle): HTMLElement[];
+  /** The elements below the drawing; `texts` come from the bundle's HTML. */
+  below(texts: HTMLElement[], bundle: Bundle, trans: TranslationBundle): HTMLElement[];
 }
 
 export interface RenderContext {
@@ -52,8 +52,8 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
 
   private put(bundle: Bundle, data: IRenderMime.IMimeModel['data']): void {
     const { kind, around: context } = this;
-    const told = htmlTexts(textOf(data['text/html']));
-    const below = kind.below(told, bundle, context.trans);
+    const texts = htmlTexts(textOf(data['text/html']));
+    const below = kind.below(texts, bundle, context.trans);
     const line = attachFooter(kind.id(bundle), kind.attaches(context.trans), context.trans, context.commands);
     this.endWait();
     if (this.drawing) {
@@ -147,7 +147,7 @@ export function python(value: string): string {
   return /^[\w.:-]*$/.test(value) ? `'${value}'` : JSON.stringify(value);
 }
 
-/** What a bundle tells besides its curves: the words of its HTML, as elements of ours with text in them. */
+/** The texts of a bundle's HTML, as new elements without attributes. */
 
 const KEPT = new Set(['P', 'STRONG', 'SMALL', 'CODE', 'PRE', 'TABLE', 'THEAD', 'TBODY', 'TR', 'TH', 'TD', 'DETAILS', 'SUMMARY']);
 const MOST = 20_000; // elements

@@ -44,7 +44,7 @@ interface ButtonProps {
 }
 
 /**
- * A button of a row. One that cannot be pressed says why, and stays in the keyboard's reach for that.
+ * A button of a row. A disabled one shows the reason and can still be focused.
  *
  * JupyterLab's `ToolbarButtonComponent` takes a disabled button out of the keyboard's reach, and answers the
  * Enter key twice.
@@ -52,7 +52,7 @@ interface ButtonProps {
 export const ActionButton = memo(function ActionButton(props: ButtonProps): ReactElement {
   const { store, row, action, pending, reachable } = props;
   const Icon = ICONS[action.icon];
-  const text = pending ? store.trans.__('%1: under way', action.label) : action.label;
+  const text = pending ? store.trans.__('%1: in progress', action.label) : action.label;
   const act = (): void => void store.model.execute(row, action.id, action.command, action.args);
   return (
     <Button

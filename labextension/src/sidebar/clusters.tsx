@@ -46,7 +46,7 @@ interface RowProps {
   reachable: boolean;
 }
 
-/** One cluster; drawn again only when something of it is another. */
+/** One cluster; rendered again only when its data change. */
 export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElement {
   const { store, cluster, runs, chosen, reachable } = props;
   const { trans, model } = store;

@@ -57,7 +57,7 @@ export function percentOf(done: number, total: number): number {
   return total > 0 ? Math.min(100, Math.max(0, Math.floor((100 * done) / total))) : 0;
 }
 
-/** A moment as people say it here: the time if it is today, the day otherwise. */
+/** A time in the user's locale: the time of day if it is today, the date otherwise. */
 export function formatMoment(seconds: number, now: number = Date.now() / 1000): string {
   const [then, today] = [new Date(seconds * 1000), new Date(now * 1000)];
   if (then.toDateString() === today.toDateString()) {

@@ -7,7 +7,7 @@ import { ApiError } from '../api/client';
 import type { About, Cluster } from '../api/items';
 import type { INbdist } from '../token';
 
-/** What goes on in one row: the action that is under way, and what the last one failed with. */
+/** The pending action of a row, and the error of the last one. */
 export interface Activity {
   readonly pending: string | null;
   readonly error: string | null;
@@ -15,7 +15,7 @@ export interface Activity {
 
 const QUIET: Activity = { pending: null, error: null };
 
-/** What the panel knows besides the server's state: which cluster is chosen, and how actions go. */
+/** The panel's own state: the selected cluster, and the actions of rows. */
 export class SidebarModel implements IDisposable {
   constructor(
     readonly nbdist: INbdist,
@@ -25,7 +25,7 @@ export class SidebarModel implements IDisposable {
     this.follow();
   }
 
-  /** Another cluster is chosen, or an action began or ended. */
+  /** Emitted when another cluster is selected, or an action begins or ends. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -35,12 +35,12 @@ export class SidebarModel implements IDisposable {
     return this._selected;
   }
 
-  /** What this server can do; null until it has said so. */
+  /** The capabilities of the server; null until they are loaded. */
   get about(): About | null {
     return this._about;
   }
 
-  /** Ask what this server can do: TensorBoard, say, may have been installed since it was asked last. */
+  /** Load the capabilities of the server: TensorBoard may have been installed since the last time. */
   async loadAbout(): Promise<void> {
     try {
       const about = await this.nbdist.client.about();
@@ -49,7 +49,7 @@ export class SidebarModel implements IDisposable {
         this._changed.emit();
       }
     } catch {
-      // The feed tells that the server cannot be reached; this is asked again when the panel is shown again.
+      // The feed reports that the server cannot be reached; the panel loads this again when it is shown.
     }
   }
 
@@ -68,19 +68,19 @@ export class SidebarModel implements IDisposable {
     this._changed.emit(); // also where it was shown before, by itself
   }
 
-  /** What goes on in a row; the same object as long as nothing changes. */
+  /** The activity of a row; the same object as long as nothing changes. */
   activity(key: string): Activity {
     return this._activities.get(key) ?? QUIET;
   }
 
-  /** Execute a command for a row, which shows that it is under way, and what it fails with. */
+  /** Execute a command for a row, which shows that it is pending, and its error. */
   async execute(key: string, action: string, command: string, args: ReadonlyPartialJSONObject): Promise<void> {
     if (this.activity(key).pending !== null) {
       return; // a second click
     }
     this.setActivity(key, { pending: action, error: null });
     try {
-      await this.commands.execute(command, { ...args, quiet: true }); // the row tells of what goes wrong
+      await this.commands.execute(command, { ...args, quiet: true }); // the row shows the error
       this.setActivity(key, QUIET);
     } catch (error) {
       if (error instanceof ApiError && error.status === 0) {
@@ -128,17 +128,17 @@ export class SidebarModel implements IDisposable {
 
   private readonly _changed = new Signal<this, void>(this);
   private readonly _activities = new Map<string, Activity>();
-  private readonly _unreached = new Set<string>(); // rows with an action that the server did not hear of
+  private readonly _unreached = new Set<string>(); // rows with an action that did not reach the server
   private _about: About | null = null;
   private _selected: string | null = null;
   private _preferred: string | null = null;
   private _disposed = false;
 }
 
-/** The cluster to show: the wished one, else the newest that runs, else the newest of all. */
-export function selectFrom(clusters: readonly Cluster[], wish: string | null): string | null {
+/** The cluster to show: the user's choice, else the newest that runs, else the newest of all. */
+export function selectFrom(clusters: readonly Cluster[], preferred: string | null): string | null {
   const found =
-    clusters.find(cluster => cluster.id === wish) ??
+    clusters.find(cluster => cluster.id === preferred) ??
     clusters.find(cluster => cluster.state === 'running' && cluster.kind === 'nbdist') ??
     clusters.find(cluster => cluster.state === 'running') ??
     clusters[0];

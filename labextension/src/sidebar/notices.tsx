@@ -14,12 +14,12 @@ export function Notices({ store }: { store: SectionStore }): ReactElement {
       {connection === 'offline' && (
         <p className="nbd-Notice nbd-mod-bad" title={trouble ?? undefined}>
           {reached
-            ? trans.__('The server does not answer as it should, trying again: %1', trouble ?? '')
+            ? trans.__('The server answers with an error, trying again: %1', trouble ?? '')
             : trans.__('The server cannot be reached, trying again.')}
         </p>
       )}
       {connection === 'polling' && (
-        <p className="nbd-Notice">{trans.__('No live connection: asking every 2 seconds.')}</p>
+        <p className="nbd-Notice">{trans.__('No live connection: polling every 2 seconds.')}</p>
       )}
       {about?.problem && <p className="nbd-Notice nbd-mod-bad">{about.problem}</p>}
       {problems.map(problem => (

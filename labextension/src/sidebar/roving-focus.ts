@@ -39,7 +39,7 @@ interface Rows<Node extends HTMLElement> {
 /**
  * Let the arrow keys walk through a list. Its rows have `data-row` (their key), the places in them `data-stop`.
  *
- * `onMove` is told of the row that an arrow key leads to.
+ * `onMove` is called with the row that receives the focus by an arrow key.
  */
 export function useRovingFocus<Node extends HTMLElement>(
   keys: readonly string[],
@@ -47,10 +47,10 @@ export function useRovingFocus<Node extends HTMLElement>(
 ): Rows<Node> {
   const ref = useRef<Node>(null);
   const focused = useRef(false);
-  const [wish, setWish] = useState<string | null>(null);
-  const current = wish !== null && keys.includes(wish) ? wish : (keys[0] ?? null);
+  const [preferred, setPreferred] = useState<string | null>(null);
+  const current = preferred !== null && keys.includes(preferred) ? preferred : (keys[0] ?? null);
   useEffect(() => {
-    // What had the focus is gone, with its row or alone: the user stays in the list.
+    // The focused element was removed: keep the focus in the list.
     if (focused.current && document.activeElement === document.body && current !== null) {
       stopsOf(rowsOf(ref.current).find(row => row.dataset['row'] === current))[0]?.focus();
     }
@@ -60,7 +60,7 @@ export function useRovingFocus<Node extends HTMLElement>(
     current,
     onFocus: event => {
       focused.current = true;
-      setWish(rowAt(event.target)?.dataset['row'] ?? null);
+      setPreferred(rowAt(event.target)?.dataset['row'] ?? null);
     },
     onBlur: event => {
       focused.current = !event.target.isConnected;

@@ -45,7 +45,7 @@ interface EmptyProps {
   code?: string;
 }
 
-/** A section with nothing in it says what would be here, and what to type for it. */
+/** The text of an empty section, with the code that fills it. */
 export function Empty({ children, code }: EmptyProps): ReactElement {
   return (
     <div className="nbd-Empty">
@@ -59,7 +59,7 @@ export function Empty({ children, code }: EmptyProps): ReactElement {
 export function NoClusters({ store, known }: { store: SectionStore; known: boolean }): ReactElement {
   const { trans, model } = store;
   if (!known) {
-    return <Empty>{trans.__('Looking for clusters…')}</Empty>;
+    return <Empty>{trans.__('Loading clusters…')}</Empty>;
   }
   return (
     <div className="nbd-Empty">

@@ -11,7 +11,7 @@ import { Progress, Sparkline } from './sparkline';
 import { stateLabel } from './state-icon';
 import { useSelector, type SectionStore } from './store';
 
-/** The runs: those that go on first, then the newest. */
+/** The runs: active ones first, then the newest. */
 export function Runs({ store }: { store: SectionStore }): ReactElement {
   const all = useSelector(store, () => store.state.runs);
   const about = useSelector(store, () => store.model.about);
@@ -29,7 +29,7 @@ export function Runs({ store }: { store: SectionStore }): ReactElement {
     return known ? (
       <Empty code="%%distribute">{trans.__('No runs yet. To train on a cluster, begin a cell with:')}</Empty>
     ) : (
-      <Empty>{trans.__('Looking for runs…')}</Empty>
+      <Empty>{trans.__('Loading runs…')}</Empty>
     );
   }
   return (
@@ -75,7 +75,7 @@ interface RowProps {
   reachable: boolean;
 }
 
-/** One run; drawn again only when something of it is another. */
+/** One run; rendered again only when its data change. */
 export const RunRow = memo(function RunRow({ store, run, about, reachable }: RowProps): ReactElement {
   const { trans } = store;
   const sign = stateLabel(run.status, trans);
@@ -145,13 +145,13 @@ export function Notes({ note, error, whole = error }: NotesProps): ReactElement 
   );
 }
 
-/** How many runs are drawn at first, and how many more at each wish. */
+/** How many runs are drawn at first, and how many more at each click. */
 export const PAGE = 50;
 
 /** From how many rows on there is a field that filters them. */
 export const MANY = 12;
 
-/** Runs that go on first, the newest first among each. */
+/** Active runs first, the newest first among each. */
 export function activeFirst(runs: readonly Run[]): Run[] {
   return [...runs.filter(isActive), ...runs.filter(run => !isActive(run))];
 }

@@ -162,7 +162,7 @@ interface ToolProps {
 /**
  * A button of the panel's toolbar.
  *
- * JupyterLab's `ToolbarButton` says "not pressed" of what is never pressed down, which no screen reader should say.
+ * JupyterLab's `ToolbarButton` has aria-pressed="false", so that screen readers announce a toggle button.
  */
 export class ToolButton extends ReactWidget {
   constructor(private readonly props: ToolProps) {

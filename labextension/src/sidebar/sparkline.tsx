@@ -80,11 +80,11 @@ export const Sparkline = memo(function Sparkline({ name, curve, trans }: Sparkli
 });
 
 interface ProgressProps {
-  /** What goes on, for those who listen. */
+  /** The name of the progress bar, for screen readers. */
   label: string;
-  /** 0 to 100; null where nobody knows how much there is to do. */
+  /** 0 to 100; null if the total is unknown. */
   percent: number | null;
-  /** What it says of itself, such as "340 of 1000". */
+  /** Its text, such as "340 of 1000". */
   text: string;
   state: string;
 }

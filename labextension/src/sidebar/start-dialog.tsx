@@ -94,12 +94,12 @@ export class StartForm extends ReactWidget {
     this.values = initialValues(about, first);
   }
 
-  /** What is asked of the server; null while a field has a fault. */
+  /** The request for the server; null while a field is invalid. */
   getValue(): StartRequest | null {
     return Object.keys(validate(this.values, this.trans)).length ? null : startRequest(this.values);
   }
 
-  /** Say that the server is being asked, or what it refuses. */
+  /** Show that the request is pending, or why the server refused it. */
   setStatus(state: { busy: boolean; trouble: string | null }): void {
     this.busy = state.busy;
     this.trouble = state.trouble;

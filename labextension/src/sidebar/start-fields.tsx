@@ -62,7 +62,7 @@ export function StartFields({ first, about, busy, trouble, trans, onChange }: Fi
   const whole = { type: 'number', step: 1, inputMode: 'numeric' };
   return (
     <div aria-busy={busy}>
-      <p>{trans.__('A cluster started here belongs to no notebook: it runs until it is stopped.')}</p>
+      <p>{trans.__('A cluster started here is independent of notebooks: it runs until it is stopped.')}</p>
       {text('name', trans.__('Name'), { placeholder: trans.__('automatic'), maxLength: 48 })}
       {text('workers', trans.__('Workers'), { ...whole, min: 1 })}
       {text('ps', trans.__('Parameter servers'), { ...whole, min: 0 })}
@@ -156,7 +156,7 @@ export function validate(values: StartValues, trans: TranslationBundle): Partial
   return faults;
 }
 
-/** What is asked of the server; the fields have no faults. */
+/** The request for the server; the fields must be valid. */
 export function startRequest(values: StartValues): StartRequest {
   const gpus = values.gpus === 'auto' || values.gpus === 'none' ? values.gpus : Number(values.gpus);
   return {

@@ -11,7 +11,7 @@ export interface StateLabel {
   word: string;
 }
 
-/** How a state of a cluster, task, run or sweep is shown; one that nobody has named is shown as it is. */
+/** How a state of a cluster, task, run or sweep is shown; an unknown state is shown as it is. */
 export function stateLabel(state: string, trans: TranslationBundle): StateLabel {
   const [shape, tone] = APPEARANCE[state] ?? ['ring', 'plain'];
   return { shape, tone, word: words(trans)[state] ?? state };
@@ -69,7 +69,7 @@ function words(trans: TranslationBundle): Record<string, string> {
   return table;
 }
 
-/** A state's shape; its word stands beside it, so that it says nothing to a screen reader. */
+/** The icon of a state. Screen readers skip it, because the state's name stands beside it. */
 export function StateIcon({ sign }: { sign: StateLabel }): ReactElement {
   return (
     <svg

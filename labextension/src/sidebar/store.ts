@@ -5,7 +5,7 @@ import type { Connection } from '../api/feed';
 import type { State } from '../api/items';
 import type { Activity, SidebarModel } from './model';
 
-/** What a section draws. While the section is not seen it stands still, and nothing is drawn. */
+/** The state that a section renders. While the section is hidden it does not change, and nothing is rendered. */
 export class SectionStore {
   constructor(readonly model: SidebarModel) {
     this._state = model.nbdist.feed.state;
@@ -37,7 +37,7 @@ export class SectionStore {
     return this._changed;
   }
 
-  /** Say whether the section is seen. */
+  /** Set whether the section is visible. */
   setVisible(seen: boolean): void {
     this._visible = seen;
     this.update();
@@ -66,7 +66,7 @@ export class SectionStore {
   private _visible = false;
 }
 
-/** A part of what a section draws; it is drawn again only when that part is another. */
+/** Select a part of the state; the component is rendered again only when that part changes. */
 export function useSelector<Part>(store: SectionStore, select: (store: SectionStore) => Part): Part {
   const subscribe = useCallback(
     (tell: () => void) => {
@@ -78,7 +78,7 @@ export function useSelector<Part>(store: SectionStore, select: (store: SectionSt
   return useSyncExternalStore(subscribe, () => select(store));
 }
 
-/** What goes on in a row. */
+/** The pending action and the last error of a row. */
 export function useActivity(store: SectionStore, key: string): Activity {
   return useSelector(store, () => store.model.activity(key));
 }

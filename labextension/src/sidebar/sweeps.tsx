@@ -21,7 +21,7 @@ export function Sweeps({ store }: { store: SectionStore }): ReactElement {
     return known ? (
       <Empty code="%%sweep">{trans.__('No sweeps yet. To try many parameters at once, begin a cell with:')}</Empty>
     ) : (
-      <Empty>{trans.__('Looking for sweeps…')}</Empty>
+      <Empty>{trans.__('Loading sweeps…')}</Empty>
     );
   }
   return (
@@ -39,7 +39,7 @@ interface RowProps {
   reachable: boolean;
 }
 
-/** One sweep; drawn again only when something of it is another. */
+/** One sweep; rendered again only when its data change. */
 export const SweepRow = memo(function SweepRow({ store, sweep, reachable }: RowProps): ReactElement {
   const { trans } = store;
   const sign = stateLabel(sweep.state, trans);

@@ -11,7 +11,7 @@ import { useSelector, type SectionStore } from './store';
 
 /** The tasks of the chosen cluster as a table; columns that no task has are left out. */
 export function Tasks({ store }: { store: SectionStore }): ReactElement {
-  const told = useSelector(store, () => store.state.cluster === store.model.selected);
+  const loaded = useSelector(store, () => store.state.cluster === store.model.selected);
   const tasks = useSelector(store, () => (store.state.cluster === store.model.selected ? store.state.tasks : NONE));
   const cluster = useSelector(store, () => store.state.clusters.find(one => one.id === store.model.selected));
   const { trans } = store;
@@ -20,7 +20,7 @@ export function Tasks({ store }: { store: SectionStore }): ReactElement {
   const found = columnsOf(tasks, trans);
   const columns = useMemo(() => found, [found.map(column => column.id).join()]);
   if (!cluster || !tasks.length) {
-    return <NoTasks store={store} cluster={cluster} told={told} />;
+    return <NoTasks store={store} cluster={cluster} loaded={loaded} />;
   }
   const gpus = columns.some(column => column.id === 'gpu');
   return (
@@ -60,7 +60,7 @@ export function Tasks({ store }: { store: SectionStore }): ReactElement {
   );
 }
 
-const NONE: Task[] = []; // while the server tells of another cluster's
+const NONE: Task[] = []; // while the server sends the tasks of another cluster
 
 interface RowProps {
   store: SectionStore;
@@ -70,7 +70,7 @@ interface RowProps {
   reachable: boolean;
 }
 
-/** One task; drawn again only when something of it is another. */
+/** One task; rendered again only when its data change. */
 export const TaskRow = memo(function TaskRow({ store, task, cluster, columns, reachable }: RowProps): ReactElement {
   const { trans } = store;
   const sign = stateLabel(task.state, trans);
@@ -130,15 +130,15 @@ function Slow({ text, state }: { text: string; state: string }): ReactElement {
   );
 }
 
-function NoTasks({ store, cluster, told }: { store: SectionStore; cluster: Cluster | undefined; told: boolean }): ReactElement {
+function NoTasks({ store, cluster, loaded }: { store: SectionStore; cluster: Cluster | undefined; loaded: boolean }): ReactElement {
   const { trans } = store;
   if (!cluster) {
-    return <Empty>{trans.__('The tasks of a cluster stand here when it runs.')}</Empty>;
+    return <Empty>{trans.__('The tasks of a running cluster are listed here.')}</Empty>;
   }
   if (cluster.state === 'starting') {
     return <Empty>{trans.__('%1 is starting.', cluster.title)}</Empty>;
   }
-  return <Empty>{told ? trans.__('%1 has no tasks.', cluster.title) : trans.__('Looking at its tasks…')}</Empty>;
+  return <Empty>{loaded ? trans.__('%1 has no tasks.', cluster.title) : trans.__('Loading its tasks…')}</Empty>;
 }
 
 /** A column of the table of tasks. Its width is its class's, and narrow panels hide it by its class. */

@@ -6,10 +6,10 @@ import { INbdistSettings, type Settings } from '../settings';
 import { INbdist } from '../token';
 import { type Cells, StatusItem } from './status-item';
 
-/** What goes on, in JupyterLab's status bar; a click shows the panel. */
+/** The running clusters, runs and sweeps in JupyterLab's status bar; a click shows the panel. */
 export const status: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:status',
-  description: 'Says in the status bar how many clusters and runs there are.',
+  description: 'Shows the numbers of clusters and runs in the status bar.',
   autoStart: true,
   requires: [INbdist],
   optional: [IStatusBar, INbdistSettings],

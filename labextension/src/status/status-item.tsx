@@ -41,12 +41,12 @@ export class StatusItem extends ReactWidget {
     this.follow();
   }
 
-  /** Whether there is something to say. */
+  /** Whether the item has a text. */
   get active(): boolean {
     return this.text !== '';
   }
 
-  /** There is something to say, or no more. */
+  /** Emitted when `active` changes. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -105,7 +105,7 @@ export class StatusItem extends ReactWidget {
   private text = '';
 }
 
-/** What stands in the status bar, such as "nbdist: 2 clusters · 1 run 43%"; empty where nothing goes on. */
+/** What stands in the status bar, such as "nbdist: 2 clusters · 1 run 43%"; empty if nothing runs. */
 export function statusText({ clusters, runs, sweeps }: State, trans: TranslationBundle): string {
   const parts: string[] = [];
   const up = clusters.filter(cluster => cluster.state !== 'stale' && cluster.state !== 'failed').length;

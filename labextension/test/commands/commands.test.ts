@@ -93,7 +93,7 @@ describe('nbdist:stop-cluster', () => {
     begin({ clusters: [{ ...CLUSTER, runs: ['r1'], owner }] });
     user.answers = ['Cancel', 'Stop'];
     await quietly('nbdist:stop-cluster', { id: 'c1' });
-    expect(user.shown[0]!.text).toMatch(/Run r1 is on it.*[^/]train\.ipynb is open/);
+    expect(user.shown[0]!.text).toMatch(/Run r1 uses it.*[^/]train\.ipynb is open/);
     expect(client.asked).toEqual([]);
     await quietly('nbdist:stop-cluster', { id: 'c1' });
     expect(client.asked).toEqual([['stop', 'c1']]);
@@ -109,7 +109,7 @@ describe('nbdist:stop-cluster', () => {
 
   it('says so where there is none, or not the one', async () => {
     await expect(quietly('nbdist:stop-cluster', {})).rejects.toThrow('There is no cluster');
-    await expect(quietly('nbdist:stop-cluster', { id: 'c9' })).rejects.toThrow('no cluster c9');
+    await expect(quietly('nbdist:stop-cluster', { id: 'c9' })).rejects.toThrow('Cluster c9 does not exist');
   });
 
   it('lets the caller have what the server says', async () => {
@@ -150,7 +150,7 @@ describe('nbdist:restart-task', () => {
   it('asks before it restarts one that lives', async () => {
     user.answers = ['Restart'];
     await quietly('nbdist:restart-task', { id: 'c1', task: 'worker:0' });
-    expect(user.shown[0]!.text).toMatch(/alive.*Run r1/);
+    expect(user.shown[0]!.text).toMatch(/running.*Run r1/);
     expect(client.asked).toEqual([['restart', 'c1', 'worker:0']]);
   });
 
@@ -268,7 +268,7 @@ describe('a command that nobody shows the errors of', () => {
     await commands.execute('nbdist:stop-cluster', { id: 'c1' });
     expect(user.told).toEqual([
       'info: Cluster c1 is being stopped.',
-      'warning: There is no cluster c9 any more.',
+      'warning: Cluster c9 does not exist any more.',
       'error: no reason'
     ]);
   });

@@ -176,7 +176,7 @@ describe('the page of a run', () => {
     await vi.advanceTimersByTimeAsync(3000);
     const said = page.node.querySelector<HTMLElement>('[role=status].nbd-Bundle-trouble')!;
     expect(said.hidden).toBe(false);
-    expect(said.textContent).toContain('The run r1 is not there');
+    expect(said.textContent).toContain('There is no run r1');
     expect(page.node.querySelectorAll('figure')).toHaveLength(1);
     expect(button(page, 'Stop the run')).toBeUndefined();
   });

@@ -110,7 +110,7 @@ describe('a saved run', () => {
     expect(node.textContent).toContain('printed');
     expect(node.textContent).not.toContain('headline');
     expect(node.textContent).not.toContain('alert');
-    expect(node.textContent).toContain('2 curves had no room');
+    expect(node.textContent).toContain('2 curves were too large to save');
   });
 
   it('takes other data without being made anew', async () => {

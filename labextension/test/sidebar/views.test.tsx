@@ -149,7 +149,7 @@ describe('what stands above', () => {
     expect(place.textContent).toContain('12 more runs are not listed');
     feed.reachable = true;
     act(() => feed.tell({}));
-    expect(place.textContent).toContain('does not answer as it should, trying again: 404 Not Found');
+    expect(place.textContent).toContain('answers with an error, trying again: 404 Not Found');
   });
 });
 
