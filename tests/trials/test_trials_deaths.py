@@ -17,7 +17,7 @@ from nbdist.errors import FailedPreconditionError, UnavailableError
 from nbdist.metrics.log import write_whole
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
-from nbdist.sweep import log
+from nbdist.sweep import event_log
 from nbdist.trials import workers as engine_files
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def test_a_full_disk_stops_nothing_for_ever(
 
     sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(8))}, cluster=cluster)
     until(lambda: len(began(marks)) == 3)
-    monkeypatch.setattr(log, "write_whole", full)
+    monkeypatch.setattr(event_log, "write_whole", full)
     (marks / "open").touch()
     assert "No space left on device" in until(lambda: sweep.trouble)
     assert len(began(marks)) == 3  # what is not written down is not begun
