@@ -28,7 +28,6 @@ from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 Array: TypeAlias = np.ndarray[Any, Any]
 WORDS = "words"
 COUNT = 10  # whether to stop, whether a learning rate follows, its eight bytes: exact in a float of any size
-OVER_NETWORK = ("ring", "hierarchical", "nccl", "mpi")
 
 
 class AllReduceStrategy(Strategy):
@@ -127,7 +126,7 @@ class AllReduceReplica(Replica):
     def _share_out(self) -> None:
         """Make the buckets of a group that is new."""
         group, local = self._group, self._strategy.world.local_size
-        overlap = len(self._plan) > 1 and (group.kind in OVER_NETWORK or count_cores() >= 2 * local)
+        overlap = len(self._plan) > 1 and (group.over_network or count_cores() >= 2 * local)
         self._buckets = Buckets(group, self._plan, "sum", overlap=overlap)
         self._gradients = [self._buckets.views[name] for name in self._names]
         self._unmarked = set(self._names)

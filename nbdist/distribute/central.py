@@ -14,6 +14,7 @@ import numpy as np
 from nbdist.data import Dataset
 from nbdist.distribute.parameter_server import ParameterServerStrategy
 from nbdist.distribute.sharing import one_order
+from nbdist.distribute.spec import StrategySpec
 from nbdist.distribute.threads import Threads
 from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
@@ -152,3 +153,13 @@ class SharingReplica(OneDevice):
     def close(self) -> None:
         """Leave the group."""
         self._group.close()
+
+
+SPEC = StrategySpec(
+    CentralStorageStrategy.name,
+    make=lambda config: CentralStorageStrategy(
+        world=config.world, prefix=config.prefix, transport=config.transport
+    ),
+    synchronous=True,
+    in_graph=True,
+)

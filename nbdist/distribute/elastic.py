@@ -14,6 +14,7 @@ import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.distribute.agreement import same_variables
+from nbdist.distribute.spec import COLLECTIVE, Setting, StrategySpec, whole_number
 from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
@@ -163,3 +164,22 @@ class ElasticReplica(OneDevice):
         self.waited += self._group.waited - waited
         self._stops = bool(self._words[0])
         return int(self._words[1])
+
+
+SPEC = StrategySpec(
+    ElasticAveragingStrategy.name,
+    make=lambda config: ElasticAveragingStrategy(world=config.world, **config.settings),
+    synchronous=False,
+    settings=(
+        whole_number("every", "TAU", "steps between two pulls towards the centre (default 10)", least=1),
+        Setting(
+            "alpha",
+            "how far each pull goes (default 0.9 / workers)",
+            float,
+            "A",
+            is_valid=lambda value: isinstance(value, (int, float)) and 0 < value <= 1,
+            expected="a number above 0 and at most 1",
+        ),
+        COLLECTIVE,
+    ),
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbdist.distribute.all_reduce import AllReduceStrategy
+from nbdist.distribute.spec import COLLECTIVE, StrategySpec
 from nbdist.distribute.threads import Threads
 from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
@@ -62,3 +63,13 @@ class MirroredStrategy(AllReduceStrategy):
     def form(self) -> Collective:
         """Return this replica's end of a group of all."""
         return super().form() if self._threads is None else self._threads.group(self.replica_index)
+
+
+SPEC = StrategySpec(
+    MirroredStrategy.name,
+    make=lambda config: MirroredStrategy(world=config.world, **config.settings),
+    synchronous=True,
+    survives_worker_loss=True,
+    for_trials=True,
+    settings=(COLLECTIVE,),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nbdist.distribute.all_reduce import AllReduceStrategy
+from nbdist.distribute.spec import COLLECTIVE, StrategySpec
 
 
 class MultiWorkerMirroredStrategy(AllReduceStrategy):
@@ -16,3 +17,13 @@ class MultiWorkerMirroredStrategy(AllReduceStrategy):
     """
 
     name = "multi_worker"
+
+
+SPEC = StrategySpec(
+    MultiWorkerMirroredStrategy.name,
+    make=lambda config: MultiWorkerMirroredStrategy(world=config.world, **config.settings),
+    synchronous=True,
+    survives_worker_loss=True,
+    for_trials=True,
+    settings=(COLLECTIVE,),
+)

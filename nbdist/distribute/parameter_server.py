@@ -10,13 +10,14 @@ import contextlib
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.distribute.sharing import one_order
+from nbdist.distribute.spec import TRANSPORT, Setting, StrategyConfig, StrategySpec, whole_number
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.placement import round_robin
 from nbdist.optim import Optimizer
@@ -371,3 +372,69 @@ class ServedReplica(Replica):
         """Return what each link has, in the order of the variables."""
         following = [iter(arrays) for arrays in by_link]
         return [next(following[place]) for place in places]
+
+
+def _make(config: StrategyConfig) -> ParameterServerStrategy:
+    world = config.world
+    assert world.task is not None
+    settings = dict(config.settings)
+    settings.pop("collective", None)  # without --strategy: for what the body itself does together
+    backups = settings.pop("backups", None)
+    if backups is not None:
+        settings["aggregate"] = world.size - backups
+    return ParameterServerStrategy(
+        world.task,
+        ranks=world.ranks,
+        run=world.run,
+        prefix=config.prefix,
+        check=world.check,
+        synchronous=config.synchronous,
+        transport=config.transport,
+        **settings,
+    )
+
+
+def _check(settings: Mapping[str, Any], workers: int | None) -> None:
+    backups = settings.get("backups")
+    if backups is not None and settings.get("aggregate") is not None:
+        raise InvalidArgumentError(
+            "--backups N and --aggregate R say the same (R is the workers less the backups): give one"
+        )
+    if workers is not None and backups is not None and backups >= workers:
+        raise InvalidArgumentError(
+            f"--backups {backups} of {workers} workers leaves none whose gradients make a step; "
+            f"at most {workers - 1} can be"
+        )
+
+
+def _needed(settings: Mapping[str, Any], synchronous: bool, workers: int) -> int:
+    """Return how many gradients make a step."""
+    aggregate: int | None = settings.get("aggregate")
+    if not synchronous:
+        return 1
+    return workers - (settings.get("backups") or 0) if aggregate is None else aggregate
+
+
+SPEC = StrategySpec(
+    ParameterServerStrategy.name,
+    make=_make,
+    synchronous=None,
+    survives_worker_loss=True,
+    in_graph=True,
+    uses_parameter_servers=True,
+    settings=(
+        whole_number(
+            "backups", "N", "--sync: of the workers N are backups; late gradients go", 0, synchronous=True
+        ),
+        whole_number(
+            "aggregate", "R", "--sync: R gradients make a step (default: one a worker)", 1, synchronous=True
+        ),
+        whole_number(
+            "staleness", "S", "--async: steps ahead of the slowest that one may be", 0, synchronous=False
+        ),
+        Setting("locking", "nobody reads parameters in the middle of an update", read=None, default=False),
+        TRANSPORT,
+    ),
+    check=_check,
+    needed=_needed,
+)

@@ -7,37 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from nbdist.distribute.registry import SETTINGS, STRATEGIES, default_strategy, owners
+from nbdist.distribute.spec import StrategySpec
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.runtime.task import Roster, TaskInfo
-
-STRATEGIES = ("ps", "mirrored", "multi_worker", "central", "elastic", "one_device")
-TRIAL_STRATEGIES = ("multi_worker", "mirrored")  # of the engines that train one trial together
-TOGETHER = ("mirrored", "multi_worker", "central")
-"""Strategies whose replicas make every step together."""
-
-
-SURVIVING = ("mirrored", "multi_worker", "ps")
-"""Strategies whose replicas go on after a death of one; synchronous servers only with backups."""
-
+from nbdist.wire.collective.registry import COLLECTIVES
 
 REPLICATIONS = ("between-graph", "in-graph")
 DATA = ("client", "workers")
-IN_GRAPH = (None, "ps", "central")
-"""Strategies that in-graph replication has a meaning for."""
-
-
-COLLECTIVE_KINDS = ("auto", "local", "shm", "ring", "hierarchical", "nccl", "mpi")
-BELONGS: dict[str, tuple[tuple[str, ...], bool | None]] = {
-    "backups": (("ps",), True),
-    "aggregate": (("ps",), True),
-    "staleness": (("ps",), False),
-    "locking": (("ps",), None),
-    "collective": (("mirrored", "multi_worker", "elastic", "one_device"), None),
-    "min_workers": (SURVIVING, None),
-    "every": (("elastic",), None),
-    "alpha": (("elastic",), None),
-}
-"""Settings by the strategies that they belong to, and whether those must be synchronous."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +23,8 @@ class Options:
 
     ``strategy`` None means: parameter servers if the cluster has any, else each replica by itself, or with
     ``synchronous`` a copy of the parameters on each worker. ``synchronous`` None means what the strategy
-    does of itself. ``backups`` to ``alpha`` are settings of single strategies, see :data:`BELONGS`.
+    does of itself. ``backups`` to ``alpha`` are settings of single strategies: each is declared in the
+    strategy's `StrategySpec`, and listed in :data:`nbdist.distribute.registry.SETTINGS`.
     ``replication`` is "between-graph", where every task runs the body and builds a graph of its own, or
     "in-graph", where the notebook's process runs it and one graph drives all tasks. ``data`` says whether
     in that case the "client" (the notebook) feeds every batch, or the "workers" read them.
@@ -80,15 +58,17 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.strategy is not None:
-            choose("--strategy", self.strategy, STRATEGIES)
+            choose("--strategy", self.strategy, tuple(STRATEGIES))
         choose("--replication", self.replication, REPLICATIONS)
-        if self.replication == "in-graph" and self.strategy not in IN_GRAPH:
+        if self.replication == "in-graph" and self.spec is not None and not self.spec.in_graph:
+            taken = " or ".join(spec.name for spec in STRATEGIES.values() if spec.in_graph)
             raise InvalidArgumentError(
                 f"--strategy {self.strategy} has every worker keep parameters of its own, and --replication "
                 "in-graph has this notebook drive all workers together, with the parameters in one place: "
-                "drop one of the two, or take --strategy ps or central"
+                f"drop one of the two, or take --strategy {taken}"
             )
-        self._check_steps()
+        if self.spec is not None:
+            self.spec.check_steps(self.synchronous)
         self._check_settings()
         choose("--data", self.data, DATA)
         if self.data == "workers" and self.replication != "in-graph":
@@ -96,7 +76,6 @@ class Options:
                 "--data workers belongs to --replication in-graph; between-graph, each worker reads its own "
                 "data in any case: drop --data"
             )
-        choose("--transport", self.transport, ("auto", "socket"))
         if self.epochs is not None and not _whole(self.epochs, 1):
             raise InvalidArgumentError(f"--epochs is a whole number above 0, got {self.epochs!r}")
         if self.seed is not None and not _whole(self.seed, 0):
@@ -119,7 +98,7 @@ class Options:
         {'every': 5}
         """
         defaults = {field.name: field.default for field in fields(self)}
-        given = {name: getattr(self, name) for name in BELONGS}
+        given = {one.name: getattr(self, one.name) for one in SETTINGS.values() if not one.ignored_elsewhere}
         return {name: value for name, value in given.items() if value != defaults[name]}
 
     @property
@@ -134,66 +113,46 @@ class Options:
         >>> Options(strategy="ps", synchronous=True, backups=1).least(workers=4, servers=1)
         3
         """
-        strategy = self.strategy or ("ps" if servers else None)
-        needed = 1
-        if strategy == "ps" and self.synchronous:
-            needed = workers - (self.backups or 0) if self.aggregate is None else self.aggregate
-        if strategy not in SURVIVING or needed >= workers or self.replication == "in-graph":
+        spec = self.spec or STRATEGIES[default_strategy(bool(servers))]
+        needed = spec.needed(self.settings(), bool(self.synchronous), workers)
+        if not spec.survives_worker_loss or needed >= workers or self.replication == "in-graph":
             return None
         return max(needed, self.min_workers or 1)
 
     @property
     def uses_servers(self) -> bool:
         """Whether parameter servers, if there are any, take part."""
-        return self.strategy in (None, "ps")
+        return self.spec is None or self.spec.uses_parameter_servers
 
-    def _check_steps(self) -> None:
-        if self.strategy in TOGETHER and self.synchronous is False:
-            raise InvalidArgumentError(
-                f"replicas of --strategy {self.strategy} make every step together: drop --async, or take "
-                "--strategy ps or elastic"
-            )
-        if self.strategy in ("elastic", "one_device") and self.synchronous:
-            raise InvalidArgumentError(
-                f"replicas of --strategy {self.strategy} make steps of their own: drop --sync, or take "
-                "--strategy multi_worker"
-            )
+    @property
+    def spec(self) -> StrategySpec | None:
+        """What there is to know about the strategy, if one was named."""
+        return None if self.strategy is None else STRATEGIES[self.strategy]
 
     def _check_settings(self) -> None:
-        for name in self.settings():
-            strategies, synchronous = BELONGS[name]
-            name = name.replace("_", "-")
+        settings = self.settings()
+        for name in settings:
+            setting = SETTINGS[name]
+            strategies, synchronous = owners(setting), setting.synchronous
             if self.replication == "in-graph":
                 raise InvalidArgumentError(
-                    f"--{name} belongs to --replication between-graph, where every worker steps by itself"
+                    f"{setting.flag} belongs to --replication between-graph, where every worker steps by "
+                    "itself"
                 )
             if self.strategy is not None and self.strategy not in strategies:
                 raise InvalidArgumentError(
-                    f"--{name} belongs to --strategy {' or '.join(strategies)}, not {self.strategy}"
+                    f"{setting.flag} belongs to --strategy {' or '.join(strategies)}, not {self.strategy}"
                 )
             if synchronous is not None and bool(self.synchronous) is not synchronous:
                 raise InvalidArgumentError(
-                    f"--{name} belongs to {'--sync' if synchronous else '--async'}: replicas that "
+                    f"{setting.flag} belongs to {'--sync' if synchronous else '--async'}: replicas that "
                     f"{'make a step together' if synchronous else 'go at their own pace'}. "
                     f"{'Add --sync' if synchronous else 'Drop --sync'}"
                 )
-        if self.backups is not None and self.aggregate is not None:
-            raise InvalidArgumentError(
-                "--backups N and --aggregate R say the same (R is the workers less the backups): give one"
-            )
-        for name, value, least in (
-            ("backups", self.backups, 0),
-            ("aggregate", self.aggregate, 1),
-            ("staleness", self.staleness, 0),
-            ("min_workers", self.min_workers, 1),
-            ("every", self.every, 1),
-        ):
-            if value is not None and not _whole(value, least):
-                name = name.replace("_", "-")
-                raise InvalidArgumentError(f"--{name} is a whole number of {least} or more, got {value!r}")
-        if self.alpha is not None and not (isinstance(self.alpha, (int, float)) and 0 < self.alpha <= 1):
-            raise InvalidArgumentError(f"--alpha is a number above 0 and at most 1, got {self.alpha!r}")
-        choose("--collective", self.collective, COLLECTIVE_KINDS)
+        for spec in STRATEGIES.values():
+            spec.check(settings, None)
+        for setting in SETTINGS.values():
+            setting.check(getattr(self, setting.name))
 
 
 def _whole(value: object, least: int) -> bool:
@@ -202,15 +161,13 @@ def _whole(value: object, least: int) -> bool:
 
 def check_numbers(options: Options, workers: int) -> None:
     """Raise if the options ask for more workers than take part."""
-    if options.backups is not None and options.backups >= workers:
+    for spec in STRATEGIES.values():
+        spec.check(options.settings(), workers)
+    collective = COLLECTIVES.get(options.collective)
+    if collective is not None and collective.single and workers > 1:
         raise InvalidArgumentError(
-            f"--backups {options.backups} of {workers} workers leaves none whose gradients make a step; "
-            f"at most {workers - 1} can be"
-        )
-    if options.collective == "local" and workers > 1:
-        raise InvalidArgumentError(
-            f"--collective local is for one worker alone, and {workers} take part; drop it, or choose one "
-            "with --on"
+            f"--collective {collective.name} is for one worker alone, and {workers} take part; drop it, or "
+            "choose one with --on"
         )
     if options.min_workers is not None and options.min_workers > workers:
         raise InvalidArgumentError(

@@ -14,6 +14,7 @@ from nbdist.cluster.adopt import adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import this_process
 from nbdist.cluster.launch import start_cluster
+from nbdist.distribute.registry import SETTINGS, default_strategy, owners
 from nbdist.errors import (
     InvalidArgumentError,
     NbdistError,
@@ -27,7 +28,7 @@ from nbdist.runs.delivery import Delivery, Given, missing_name, without_closure
 from nbdist.runs.follow import View
 from nbdist.runs.in_graph.start import InGraph
 from nbdist.runs.monitor import what_next
-from nbdist.runs.options import BELONGS, TOGETHER, Options, check_numbers, select
+from nbdist.runs.options import Options, check_numbers, select
 from nbdist.runs.push import Packed
 from nbdist.runs.run import Run
 from nbdist.runs.task.agent import install
@@ -102,7 +103,7 @@ def start_run(
             run=run_id,
             folder=str(folder),
             ranks=tuple(info.rank for info in workers),
-            strategy=options.strategy or ("ps" if _servers(cluster) else "one_device"),
+            strategy=options.strategy or default_strategy(bool(_servers(cluster))),
             synchronous=bool(options.synchronous),
             transport=options.transport,
             seed=seed,
@@ -193,21 +194,19 @@ def any_cluster(report: Callable[[str], object]) -> Cluster:
 def _resolved(options: Options, cluster: Cluster) -> Options:
     """Choose the strategy, if none was named: parameter servers where there are any."""
     has_ps = bool(_servers(cluster))
-    if options.strategy == "ps" and not has_ps:
-        raise InvalidArgumentError(
-            "--strategy ps needs a parameter server and the cluster has none; "
-            "start one with: %cluster stop, then %cluster start --workers 2 --ps 1"
-        )
+    if options.spec is not None:
+        options.spec.check_servers(has_ps)
+        if options.spec.synchronous:
+            options = dataclasses.replace(options, synchronous=True)
     if options.replication == "in-graph":  # without a parameter server the first worker keeps the variables
-        central = options.strategy == "central"
-        return dataclasses.replace(options, synchronous=True) if central else options
+        return options
     if options.strategy is None and options.synchronous:
-        options = dataclasses.replace(options, strategy="ps" if has_ps else "multi_worker")
+        options = dataclasses.replace(options, strategy=default_strategy(has_ps, together=True))
     telling = [name for name in options.settings() if name != "collective"]
     if options.strategy is None and telling:  # a setting of one strategy alone says which is meant
-        options = dataclasses.replace(options, strategy=BELONGS[telling[0]][0][0])
+        options = dataclasses.replace(options, strategy=owners(SETTINGS[telling[0]])[0])
         return _resolved(options, cluster)
-    return dataclasses.replace(options, synchronous=options.synchronous or options.strategy in TOGETHER)
+    return dataclasses.replace(options, synchronous=bool(options.synchronous))
 
 
 def _servers(cluster: Cluster) -> list[TaskInfo]:

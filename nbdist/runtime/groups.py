@@ -34,7 +34,7 @@ from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.wire.collective.base import Collective, Member
 from nbdist.wire.collective.local import thread_group
-from nbdist.wire.collective.registry import Exchange, form
+from nbdist.wire.collective.registry import COLLECTIVES, Exchange, form
 from nbdist.wire.collective.shm.sync import Watch
 from nbdist.wire.rpc.client import Peer, Sender
 from nbdist.wire.rpc.envelope import error_frame, error_from
@@ -222,7 +222,7 @@ def called(infos: Sequence[TaskInfo]) -> str:
 
 def check_alone(kind: str) -> None:
     """Refuse a kind that one replica alone cannot use."""
-    if kind not in ("auto", "local"):
+    if kind not in ("auto", *(spec.name for spec in COLLECTIVES.values() if spec.single)):
         raise InvalidArgumentError(f"collective {kind!r} is for several replicas, this is one alone")
 
 

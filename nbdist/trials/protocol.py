@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nbdist.distribute.registry import STRATEGIES, default_strategy
 from nbdist.runs.delivery import Given, Pushed
 from nbdist.runs.task.body import Order
 
@@ -21,7 +22,7 @@ class SweepOrder:
     sweep: str
     folder: str
     metric: str
-    strategy: str = "one_device"
+    strategy: str = default_strategy()
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the strategy, by the names of Options."""
     pushed: Given | Pushed = field(default_factory=Given)
@@ -81,8 +82,8 @@ def strategy_for(sweep: SweepOrder, trial: TrialOrder) -> str:
     >>> strategy_for(SweepOrder("s", "/s", "loss"), TrialOrder(0, 1, (0, 1), {}, 7))
     'multi_worker'
     """
-    together = len(trial.ranks) > 1 and sweep.strategy == "one_device"
-    return "multi_worker" if together else sweep.strategy
+    together = len(trial.ranks) > 1 and not STRATEGIES[sweep.strategy].for_trials
+    return default_strategy(together=True) if together else sweep.strategy
 
 
 def order_of(sweep: SweepOrder, trial: TrialOrder) -> Order:

@@ -16,6 +16,7 @@ from typing import Any
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import living, this_process
+from nbdist.distribute.registry import default_strategy, trial_strategies
 from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -24,7 +25,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.runs.delivery import Given
-from nbdist.runs.options import COLLECTIVE_KINDS, TRIAL_STRATEGIES, choose, select
+from nbdist.runs.options import choose, select
 from nbdist.runs.start import any_cluster, check_given, prepare
 from nbdist.runs.task.body import check_source
 from nbdist.sweep.event_log import EventLog
@@ -35,9 +36,7 @@ from nbdist.sweep.state import Ledger
 from nbdist.trials.protocol import SweepOrder
 from nbdist.trials.store import LOG, Record, new_sweep_folder, read_about, sweep_folder, write_about
 from nbdist.trials.sweep import Sweep, as_space
-
-"""Under which several engines can train a trial together."""
-
+from nbdist.wire.collective.registry import KINDS
 
 _sweeps: weakref.WeakSet[Sweep] = weakref.WeakSet()
 
@@ -76,8 +75,8 @@ def start_sweep(
     searched = as_space(space)
     check_names(trial, searched)
     if strategy is not None:
-        choose("--strategy", strategy, TRIAL_STRATEGIES)
-    choose("--collective", collective, COLLECTIVE_KINDS)
+        choose("--strategy", strategy, trial_strategies())
+    choose("--collective", collective, KINDS)
     opened = open_sweep(  # before a cluster is brought up for it
         searched,
         metric=metric,
@@ -107,7 +106,7 @@ def start_sweep(
             "cluster": cluster.id,
             "ranks": ranks,
             "everyone": on is None,
-            "strategy": strategy or ("one_device" if per_trial == 1 else "multi_worker"),
+            "strategy": strategy or default_strategy(together=per_trial > 1),
             "settings": settings,
             "function": not isinstance(trial, str),
             "push": list(push or ()),

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbdist.distribute.registry import STRATEGIES, default_strategy, headings, trial_strategies
 from nbdist.errors import InvalidArgumentError, nearest
-from nbdist.runs.options import COLLECTIVE_KINDS, DATA, REPLICATIONS, STRATEGIES, TRIAL_STRATEGIES
+from nbdist.runs.options import DATA, REPLICATIONS
 from nbdist.sweep.parse import words
 from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS
+from nbdist.wire.collective.registry import KINDS
 
 WIDEST = 24  # characters of a flag and its value that the explanation stands beside
 
@@ -175,27 +177,9 @@ DISTRIBUTE_FLAGS = grouped({
             "a graph on every worker (default), or one for all, driven from here",
         ),
     },
-    "With --strategy ps": {
-        "--backups": Flag("backups", int, "N", "--sync: of the workers N are backups; late gradients go"),
-        "--aggregate": Flag("aggregate", int, "R", "--sync: R gradients make a step (default: one a worker)"),
-        "--staleness": Flag("staleness", int, "S", "--async: steps ahead of the slowest that one may be"),
-        "--locking": Flag("locking", help="nobody reads parameters in the middle of an update"),
-        "--transport": Flag("transport", str, "auto|socket", "how parameters travel"),
-    },
-    "With --strategy mirrored and multi_worker": {
-        "--collective": Flag(
-            "collective", str, "auto|shm|ring|hierarchical|nccl|mpi",
-            "how gradients are summed, and what nb.collective uses (default: the best)",
-        ),
-    },
-    "With --strategy elastic": {
-        "--every": Flag("every", int, "TAU", "steps between two pulls towards the centre (default 10)"),
-        "--alpha": Flag("alpha", float, "A", "how far each pull goes (default 0.9 / workers)"),
-    },
-    "When a worker dies": {
-        "--min-workers": Flag(
-            "min_workers", int, "N", "go on while N workers are left (mirrored, multi_worker, ps; default 1)"
-        ),
+    **{
+        heading: {one.flag: Flag(one.name, one.read, one.shows, one.help) for one in settings}
+        for heading, settings in headings().items()
     },
     "With --replication in-graph": {
         "--data": Flag("data", str, "|".join(DATA), "who reads the data: this notebook, or each worker"),
@@ -258,9 +242,10 @@ SWEEP_FLAGS = grouped({
     "Where": {
         "--per-trial": Flag("per_trial", int, "K", "engines that train a trial together (default 1)"),
         "--strategy": Flag(
-            "strategy", str, "|".join(TRIAL_STRATEGIES), "how these do (default multi_worker)"
+            "strategy", str, "|".join(trial_strategies()),
+            f"how these do (default {default_strategy(together=True)})",
         ),
-        "--collective": Flag("collective", str, "|".join(COLLECTIVE_KINDS), "how gradients are summed there"),
+        "--collective": Flag("collective", str, "|".join(KINDS), "how gradients are summed there"),
         "--on": Flag("on", str, "worker:0-2", "which engines (default: all workers)"),
     },
     "The sweep": {

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbdist.distribute.registry import STRATEGIES
 from nbdist.errors import InvalidArgumentError
 from nbdist.runs.options import Options, check_numbers, parse_on, select
 from nbdist.runs.shutdown import ABORT_SECONDS, GIVE_UP_AFTER, REPLACE_AFTER, SIGNAL_AFTER, Ladder
@@ -70,8 +71,7 @@ def test_a_selection_says_what_it_selects(numbers: list[int]) -> None:
     [
         (
             {"strategy": "pss"},
-            "no --strategy 'pss'; choose from ps, mirrored, multi_worker, central, elastic, one_device; "
-            "did you mean ps?",
+            f"no --strategy 'pss'; choose from {', '.join(STRATEGIES)}; did you mean ps?",
         ),
         ({"replication": "in"}, "no --replication 'in'; choose from between-graph, in-graph"),
         ({"replication": "in-graph", "strategy": "one_device"}, "drop one of the two"),

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbdist.distribute.registry import STRATEGIES
 from nbdist.errors import InvalidArgumentError
-from nbdist.runs.options import STRATEGIES, Options
+from nbdist.runs.options import Options
 from nbdist.ui.flags import Flag, names, parse, unknown, usage
 from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
 

@@ -20,6 +20,8 @@ from types import TracebackType
 from typing import Any
 
 from nbdist.cluster.folder import busy_with, clusters_folder
+from nbdist.distribute.registry import MIN_WORKERS, STRATEGIES
+from nbdist.distribute.spec import StrategyConfig
 from nbdist.errors import (
     AbortedError,
     InvalidArgumentError,
@@ -43,7 +45,7 @@ from nbdist.train.callbacks import History
 from nbdist.train.context import Checkpoints
 from nbdist.train.custom.api import end_loops
 from nbdist.train.step_timing import StepLog
-from nbdist.train.strategy import OneDeviceStrategy, Strategy
+from nbdist.train.strategy import Strategy
 
 OWN_FILES = (__file__,)  # which no traceback has to show
 CUT_OFF = (AbortedError, UnavailableError)  # what a replica is told by another that has stopped
@@ -491,48 +493,8 @@ def _is_own(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith((OWN, "<nbdist ")) or frame.filename == contextlib.__file__
 
 
-# Which strategy an order asks for; imported where it is used, for a task needs one of them.
-
-REPLICATED = {
-    "mirrored": ("nbdist.distribute.mirrored", "MirroredStrategy"),
-    "multi_worker": ("nbdist.distribute.multi_worker", "MultiWorkerMirroredStrategy"),
-    "elastic": ("nbdist.distribute.elastic", "ElasticAveragingStrategy"),
-}
-"""Strategies whose replicas keep parameters of their own."""
-
-
 def strategy_of(order: Order, world: World, prefix: str) -> Strategy:
     """Return the strategy of an order, for the replica that this task is in its world."""
-    assert world.task is not None
-    settings = {name: value for name, value in order.settings.items() if name != "min_workers"}
-    if order.strategy == "one_device":
-        return OneDeviceStrategy()
-    if order.strategy in REPLICATED:
-        module, name = REPLICATED[order.strategy]
-        made: Callable[..., Strategy] = getattr(import_module(module), name)
-        return made(world=world, **settings)
-    if order.strategy == "central":
-        from nbdist.distribute.central import CentralStorageStrategy
-
-        return CentralStorageStrategy(world=world, prefix=prefix, transport=order.transport)
-    from nbdist.distribute.parameter_server import ParameterServerStrategy
-
-    return ParameterServerStrategy(
-        world.task,
-        ranks=world.ranks,
-        run=world.run,
-        prefix=prefix,
-        check=world.check,
-        synchronous=order.synchronous,
-        transport=order.transport,
-        **_of_servers(settings, world.size),
-    )
-
-
-def _of_servers(settings: dict[str, Any], replicas: int) -> dict[str, Any]:
-    """Return the settings of parameter servers: backups are replicas whose gradients a step does not need."""
-    settings.pop("collective", None)  # that is for what the body itself does together
-    backups = settings.pop("backups", None)
-    if backups is not None:
-        settings["aggregate"] = replicas - backups
-    return settings
+    settings = {name: value for name, value in order.settings.items() if name != MIN_WORKERS.name}
+    config = StrategyConfig(world, order.synchronous, order.transport, prefix, settings)
+    return STRATEGIES[order.strategy].make(config)

@@ -43,6 +43,8 @@ class Collective(ABC):
     array. Results are the same to the last bit on all ranks.
     """
 
+    over_network: ClassVar[bool] = False
+    """Whether calls wait for a network, so that one is worth making while gradients are still computed."""
     kind: ClassVar[str]
     """How values travel: "local", "shm", "ring" or "hierarchical"."""
 

@@ -28,6 +28,7 @@ class HierarchicalCollective(Collective):
     """A rank of a group on several hosts; `ring` is there for leaders."""
 
     kind = "hierarchical"
+    over_network = True
 
     def __init__(self, member: Member, inner: Collective, ring: RingCollective | None) -> None:
         super().__init__(member.rank, member.called, member.check)

@@ -49,6 +49,7 @@ class NcclCollective(Collective):
     """A rank of a group whose ranks have a GPU each."""
 
     kind = "nccl"
+    over_network = True
 
     def __init__(self, member: Member, control: Collective, gpu: Gpu) -> None:
         super().__init__(member.rank, member.called, member.check)

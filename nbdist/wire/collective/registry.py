@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from nbdist.errors import (
@@ -30,14 +31,40 @@ from nbdist.wire.collective.ring import RingSeat
 from nbdist.wire.collective.shm.collective import ShmSeat
 
 Exchange = Callable[[dict[str, Any]], Sequence[dict[str, Any]]]
-COLLECTIVES: dict[str, Callable[[Member], Seat]] = {
-    "local": LocalSeat,
-    "shm": ShmSeat,
-    "ring": RingSeat,
-    "hierarchical": HierarchicalSeat,
-    "mpi": MpiSeat,
-    "nccl": lambda member: NcclSeat(member, COLLECTIVES[choose(member.hosts)]),
+
+
+@dataclass(frozen=True)
+class CollectiveSpec:
+    """All that the rest of the system asks about a collective.
+
+    ``make`` returns what a rank brings to a new group. ``single``: it is for one rank alone. ``one_host``: it
+    is for ranks of one host.
+    """
+
+    name: str
+    make: Callable[[Member], Seat]
+    single: bool = False
+    one_host: bool = False
+
+
+def _over_gpus(member: Member) -> Seat:
+    return NcclSeat(member, COLLECTIVES[choose(member.hosts)].make)
+
+
+COLLECTIVES: dict[str, CollectiveSpec] = {
+    spec.name: spec
+    for spec in (
+        CollectiveSpec("local", LocalSeat, single=True, one_host=True),
+        CollectiveSpec("shm", ShmSeat, one_host=True),
+        CollectiveSpec("ring", RingSeat),
+        CollectiveSpec("hierarchical", HierarchicalSeat),
+        CollectiveSpec("nccl", _over_gpus),
+        CollectiveSpec("mpi", MpiSeat),
+    )
 }
+
+KINDS = ("auto", *COLLECTIVES)
+"""What ``--collective`` takes."""
 
 
 def choose(hosts: Sequence[str], kind: str = "auto") -> str:
@@ -49,14 +76,17 @@ def choose(hosts: Sequence[str], kind: str = "auto") -> str:
     >>> choose(["a"]), choose(["a", "a"]), choose(["a", "b"]), choose(["a", "a", "b"])
     ('local', 'shm', 'ring', 'hierarchical')
     """
-    if kind not in ("auto", *COLLECTIVES):
-        raise InvalidArgumentError(f"no collective {kind!r}; {choices(kind, ['auto', *COLLECTIVES])}")
+    if kind not in KINDS:
+        raise InvalidArgumentError(f"no collective {kind!r}; {choices(kind, KINDS)}")
     several = len(set(hosts)) > 1
-    if kind == "local" and len(hosts) > 1:
-        raise InvalidArgumentError(f"collective 'local' is for one rank, not {len(hosts)}; take 'auto'")
-    if kind == "shm" and several:
-        raise InvalidArgumentError("collective 'shm' is for ranks of one host; take 'hierarchical' or 'auto'")
     if kind != "auto":
+        spec = COLLECTIVES[kind]
+        if spec.single and len(hosts) > 1:
+            raise InvalidArgumentError(f"collective {kind!r} is for one rank, not {len(hosts)}; take 'auto'")
+        if spec.one_host and several:
+            raise InvalidArgumentError(
+                f"collective {kind!r} is for ranks of one host; take 'hierarchical' or 'auto'"
+            )
         return kind
     if len(hosts) == 1:
         return "local"
@@ -75,8 +105,8 @@ def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float 
     `kind` named cannot be had on one of them.
     """
     chosen = choose(member.hosts, kind)
-    if chosen == "local":
-        return LocalSeat(member).join([{}])
+    if COLLECTIVES[chosen].single:
+        return COLLECTIVES[chosen].make(member).join([{}])
     seat: Seat | None = None
     trouble: NbdistError | None = None
     try:
@@ -111,5 +141,5 @@ def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float 
 def _sit(member: Member, kind: str, with_gpu: bool) -> Seat:
     if with_gpu:
         with suppress(MissingExtra, UnavailableError):
-            return NcclSeat(member, COLLECTIVES[kind], needed=False)
-    return COLLECTIVES[kind](member)
+            return NcclSeat(member, COLLECTIVES[kind].make, needed=False)
+    return COLLECTIVES[kind].make(member)

@@ -73,6 +73,7 @@ class RingCollective(Collective):
     """A rank of a ring."""
 
     kind = "ring"
+    over_network = True
 
     def __init__(self, member: Member, neighbours: Transport) -> None:
         super().__init__(member.rank, member.called, member.check)

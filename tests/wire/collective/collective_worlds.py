@@ -30,7 +30,7 @@ def members(hosts: Sequence[str], **options: Any) -> list[Member]:
 
 def formed(hosts: Sequence[str], kind: str, **options: Any) -> list[Collective]:
     """Return the ranks of a group, each to be used by one thread."""
-    seats = [COLLECTIVES[kind](member) for member in members(hosts, **options)]
+    seats = [COLLECTIVES[kind].make(member) for member in members(hosts, **options)]
     cards = [seat.card for seat in seats]
     with ThreadPoolExecutor(len(seats)) as pool:
         return list(pool.map(lambda seat: seat.join(cards), seats))
@@ -110,7 +110,7 @@ def sit(kind, member):
     global seat
     member["keys"] = ClusterKeys.from_dict(member["keys"])
     member["hosts"], member["names"] = tuple(member["hosts"]), tuple(member["names"])
-    seat = COLLECTIVES[kind](Member(**member))
+    seat = COLLECTIVES[kind].make(Member(**member))
     return seat.card
 
 def join(cards):

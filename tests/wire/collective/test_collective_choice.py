@@ -113,7 +113,7 @@ def test_a_rank_that_does_not_come_is_named(kind: str) -> None:
     from nbdist.wire.collective.registry import COLLECTIVES
 
     everyone = members(["a", "a"])
-    seats = [COLLECTIVES[kind](member) for member in everyone]
+    seats = [COLLECTIVES[kind].make(member) for member in everyone]
     cards = [seat.card for seat in seats]
     with pytest.raises(TimeoutError, match=r"rank 1 \(/job:worker/task:1\)"):
         seats[0].join(cards, timeout=0.1)

@@ -40,6 +40,7 @@ class MpiCollective(Collective):
     """A rank of a group in an MPI world."""
 
     kind = "mpi"
+    over_network = True
 
     def __init__(self, member: Member, lanes: Lanes) -> None:
         super().__init__(member.rank, member.called, member.check)
