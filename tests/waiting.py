@@ -31,7 +31,7 @@ class Followed(Protocol):
     def error(self) -> object:
         """What went wrong in it."""
 
-    def pump(self) -> bool:
+    def poll(self) -> bool:
         """Handle what has arrived; return whether the run is over."""
 
 
@@ -44,7 +44,7 @@ def until(
     """Return what a condition gives, once that is true; fail after some seconds, or when ``during`` ends."""
     deadline, pause = time.monotonic() + seconds + SLACK_SECONDS, threading.Event()
     while not (found := condition()):
-        assert during is None or not during.pump(), f"the run is over: {during and during.error}"
+        assert during is None or not during.poll(), f"the run is over: {during and during.error}"
         assert time.monotonic() < deadline, f"it did not happen within {seconds:g} s. {describe()}"
         pause.wait(POLL_SECONDS)
     return found

@@ -34,7 +34,7 @@ from nbdist.runs.follow import View
 from nbdist.runs.history import runs
 from nbdist.runs.options import Options, select
 from nbdist.runs.outcome import MOST_BYTES, decode, read_outcome
-from nbdist.runs.protocols import Replacement, Tasks
+from nbdist.runs.protocols import RunReplacement, RunTasks
 from nbdist.runs.run import Run
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.client import Peer
@@ -233,7 +233,7 @@ def _opened(
 ) -> Run:
     """Return the run, filled with what there was so far; of one that is over, with its end."""
     record = found.record
-    tasks: Tasks = joined or Gone(found.members)
+    tasks: RunTasks = joined or Gone(found.members)
     outcomes = Outcomes(
         record.id, found.folder, joined, found.workers, lambda rank, known: found.lacking(run, rank, known)
     )
@@ -242,7 +242,7 @@ def _opened(
         tasks, record, found.folder, found.workers, found.options, outcomes, None,
         towers=found.towers, at_end=at_end,
     )  # fmt: skip
-    outcomes.over = run.through
+    outcomes.over = run.ended_bodies
     if joined is not None:
         joined.cluster.going_on.add(record.id)
     if make_view is not None:
@@ -254,13 +254,13 @@ def _opened(
     for info in found.workers:
         answer = answers.get(info.rank)
         if answer is not None and "progress" in answer.meta:
-            run.join(info, answer)
+            run.apply_backfill(info, answer)
         else:
-            run.hear_text(info, _printed_by(found, info))
-    run.began(time.monotonic() - max(0.0, (record.ended or time.time()) - record.created))
-    if joined is None or len(run.through) == len(found.workers):
+            run.show_printed(info, _printed_by(found, info))
+    run.set_began(time.monotonic() - max(0.0, (record.ended or time.time()) - record.created))
+    if joined is None or len(run.ended_bodies) == len(found.workers):
         deadline = time.monotonic() + OVER_SECONDS
-        while not run.pump() and time.monotonic() < deadline:
+        while not run.poll() and time.monotonic() < deadline:
             time.sleep(0.002)
     return run
 
@@ -323,7 +323,7 @@ class Joined:
         """Interrupt a task."""
         return self.cluster.signal(rank, signum)
 
-    def replace(self, tasks: list[TaskInfo]) -> Replacement:
+    def replace(self, tasks: list[TaskInfo]) -> RunReplacement:
         """Begin to replace tasks that did not stop."""
         return self.cluster.replace(tasks)
 
@@ -361,7 +361,7 @@ class Gone:
         """Return False: there is no process."""
         return False
 
-    def replace(self, tasks: list[TaskInfo]) -> Replacement:
+    def replace(self, tasks: list[TaskInfo]) -> RunReplacement:
         """Raise UnavailableError: there is nothing to be replaced."""
         raise UnavailableError("the tasks of this run have ended")
 
@@ -389,7 +389,7 @@ class Outcomes:
         self,
         run: str,
         folder: Path,
-        tasks: Tasks | None,
+        tasks: RunTasks | None,
         workers: Sequence[TaskInfo],
         lacking: Callable[[int, Mapping[int, Any]], Any],
     ) -> None:

@@ -30,7 +30,7 @@ from nbdist.optim.base import number
 from nbdist.train.context import Context, Control
 
 if TYPE_CHECKING:
-    from nbdist.runs.progress import Tally
+    from nbdist.runs.progress import ProgressTracker
 
 SETTINGS = ("learning_rate",)
 LOOK_SECONDS = 0.005  # between two looks at a run that this thread follows, and waits for an answer of
@@ -80,7 +80,7 @@ class Followed(Protocol):
 
     id: str
     status: str
-    tally: Tally
+    tally: ProgressTracker
 
     @property
     def over(self) -> bool:
@@ -90,8 +90,8 @@ class Followed(Protocol):
     def trains(self) -> bool:
         """Whether it trains, or is meant to."""
 
-    def pump(self) -> bool:
-        """Look once at everything that may have changed; whether the run is over."""
+    def poll(self) -> bool:
+        """Poll the run once; return whether it has ended."""
 
     def send(self, word: dict[str, Any]) -> None:
         """Have a word sent to all bodies at the next look."""
@@ -102,7 +102,7 @@ class Controls:
 
     def __init__(self, run: Followed) -> None:
         self._run, self._number = run, 0
-        self._follower, self._looking = threading.get_ident(), False
+        self._follower, self._polling = threading.get_ident(), False
         self._news = threading.Condition()
 
     def act(self, kind: str, value: Any = None) -> None:
@@ -130,8 +130,8 @@ class Controls:
                 "or an optimizer's step in its body"
             )
         self._run.send(word)
-        if self._follower == threading.get_ident() and not self._looking:
-            self._run.pump()
+        if self._follower == threading.get_ident() and not self._polling:
+            self._run.poll()
 
     def pause(self) -> None:
         """Ask for a pause, which has a number that no other one has."""
@@ -176,13 +176,13 @@ class Controls:
         return Path(found["path"])
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
+    def polling(self) -> Iterator[None]:
         """Note who follows the run, while it looks; who waits for news is woken then."""
-        self._follower, self._looking = threading.get_ident(), True
+        self._follower, self._polling = threading.get_ident(), True
         try:
             yield
         finally:
-            self._looking = False
+            self._polling = False
             with self._news:
                 self._news.notify_all()
 
@@ -197,7 +197,7 @@ class Controls:
             with self._news:
                 self._news.wait_for(lambda: condition() or self._run.over, seconds)
             return
-        if self._looking:
+        if self._polling:
             raise FailedPreconditionError("who shows a run cannot wait for it: use run.controls.act")
-        while not condition() and not self._run.pump() and time.monotonic() < deadline:
+        while not condition() and not self._run.poll() and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)

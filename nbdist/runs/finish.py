@@ -1,6 +1,6 @@
-"""How a run ends: what it came to, what its chief brings home, its tasks free again, its run.json.
+"""The end of a run: its status, the chief's results, the release of its tasks, its run.json.
 
-Outcomes are what bodies returned, by rank.
+Outcomes are what the bodies returned, by rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.metrics.run_folder import RunFile, read_run, write_run
-from nbdist.runs.monitor import Watch, error_again
+from nbdist.runs.monitor import RunMonitor, error_from_record
 from nbdist.runs.outcome import keep_light, unpack
 from nbdist.runtime.task import TaskInfo
 
@@ -25,17 +25,19 @@ WRITE_SECONDS = 1.0
 def verdict(
     record: RunFile, outcomes: Outcomes, error: NbdistError | None, interrupted: bool, wants_training: bool
 ) -> tuple[NbdistError | None, str]:
-    """Return what went wrong in a run whose bodies are over, and its status.
+    """Return the error of a run whose bodies have ended, and its status.
 
     >>> verdict(RunFile("digits"), {0: {"trainings": 1}}, None, interrupted=False, wants_training=True)
     (None, 'finished')
     """
-    if record.status in ENDED:  # long ago
+    if record.status in ENDED:  # it had ended before this process attached to it
         if record.status != "failed":
             return None, record.status
         unknown = "it failed, and its run.json does not say why"
-        return error or error_again(record.error or unknown), record.status
-    interrupted = interrupted or any(outcome.get("stopped") for outcome in outcomes.values())  # by others too
+        return error or error_from_record(record.error or unknown), record.status
+    interrupted = interrupted or any(
+        outcome.get("stopped") for outcome in outcomes.values()
+    )  # or by another client
     if error is None and wants_training and not trained(outcomes) and not interrupted:
         error = FailedPreconditionError(
             "the body never trained: a strategy or epochs were asked for, but no model.fit(...) ran on "
@@ -49,26 +51,26 @@ def trained(outcomes: Outcomes) -> bool:
     return any(outcome.get("trainings") for outcome in outcomes.values())
 
 
-def brought_home(outcome: Mapping[str, Any], chief: str) -> tuple[dict[str, Any], list[str]]:
-    """Return what the chief's body left, by name, and what is to be said of the rest."""
+def fetched(outcome: Mapping[str, Any], chief: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the results of the chief's body by name, and notes about those that could not be fetched."""
     found: dict[str, Any] = {}
     notes: list[str] = []
     for name, packed in outcome.get("results", {}).items():
         try:
             found[name] = unpack(packed)
-        except NbdistError as error:  # a layer of a kind that only the tasks know
+        except NbdistError as error:  # a layer of a class that only the tasks have
             notes.append(f"{name} stayed on {chief}: {error}")
     found.update(outcome.get("values", {}))  # of a body in this process
     return found, [*notes, *outcome.get("left", ())]
 
 
-def release(watch: Watch, tasks: Sequence[TaskInfo]) -> None:
+def release(monitor: RunMonitor, tasks: Sequence[TaskInfo]) -> None:
     """Free the tasks of a run."""
-    waits = watch.servers if trained(watch.outcomes) else ()
+    waits = monitor.servers if trained(monitor.outcomes) else ()
     for info in tasks:
-        # A server writes its part of the timeline then, and the next line may be cluster.stop().
+        # A server writes its part of the timeline at its release; the user's next line may be cluster.stop().
         wait = WRITE_SECONDS if info in waits else 0.0
-        watch.tell(info, "run.release", {"run": watch.run, "folder": str(watch.folder)}, wait)
+        monitor.send(info, "run.release", {"run": monitor.run, "folder": str(monitor.folder)}, wait)
 
 
 def ended_at(record: RunFile, outcomes: Mapping[int, Mapping[str, Any]]) -> float:
@@ -77,20 +79,21 @@ def ended_at(record: RunFile, outcomes: Mapping[int, Mapping[str, Any]]) -> floa
     return record.ended or (max(ends) if ends and all(ends) else time.time())
 
 
-def write(record: RunFile, status: str, error: NbdistError | None, watch: Watch) -> None:
-    """Write a run's end into its folder, and what is worth keeping. Raises OSError if the disk is full.
+def write(record: RunFile, status: str, error: NbdistError | None, monitor: RunMonitor) -> None:
+    """Write a run's end into run.json, and its histories. Raises OSError if the disk is full.
 
-    Of two clients who follow a run the first one to see its end writes it: the other may see the cluster end.
+    The first client that sees the end writes it. A second one must not: it may have seen the cluster end
+    first.
     """
-    with suppress(NbdistError):  # one that cannot be read is written anew
+    with suppress(NbdistError):  # a damaged one is replaced
         if read_run(record.id).status in ENDED:
             return
-    ended = ended_at(record, watch.outcomes)
-    shown = trained(watch.outcomes) or bool(watch.store.series)
+    ended = ended_at(record, monitor.outcomes)
+    has_points = trained(monitor.outcomes) or bool(monitor.store.series)
     record = dataclasses.replace(
-        record, status=status, ended=ended, error=str(error or ""), trained=shown,
-        paused=watch.tally.paused(time.monotonic()),
+        record, status=status, ended=ended, error=str(error or ""), trained=has_points,
+        paused=monitor.tally.paused(time.monotonic()),
     )  # fmt: skip
-    write_run(record, wait=bool(watch.store.series))  # a plain cell does not wait for the disk
-    if trained(watch.outcomes):
-        keep_light(watch.folder, watch.outcomes)
+    write_run(record, wait=bool(monitor.store.series))  # a plain cell need not wait for the disk
+    if trained(monitor.outcomes):
+        keep_light(monitor.folder, monitor.outcomes)

@@ -1,4 +1,9 @@
-"""How a run is followed: a look now and then at all that may have changed, and a view that is told of it."""
+"""Follows a run: `RunFollower` polls it and updates its view, and sleeps between two polls.
+
+The time between two polls grows from 10 to 70 ms, because polling costs the tasks' own cores time; an outcome
+that arrives ends the sleep (`WakeableSleep`), and the last messages are then polled every millisecond.
+`InterruptDebounce` tells an interrupt, which stops the run, from the end of this process, which must not.
+"""
 
 from __future__ import annotations
 
@@ -11,131 +16,128 @@ from typing import TYPE_CHECKING, Protocol
 
 from nbdist.metrics.run_folder import sync_run
 from nbdist.runs.control import Controls
-from nbdist.runs.monitor import Watch
+from nbdist.runs.monitor import RunMonitor
 from nbdist.runs.progress import Standing
 from nbdist.runs.task.reporting import Displayed
 
 if TYPE_CHECKING:
     from nbdist.runs.run import Run
 
-FIRST_PAUSE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.001, 0.07  # seconds; an outcome ends a pause early
-CALMER = 1.5  # from one pause to the next
-STANDING_SECONDS = 0.09  # between two looks at how far the run is, for the view: it draws ten times a second
+FIRST_SLEEP, SHORTEST_SLEEP, LONGEST_SLEEP = 0.01, 0.001, 0.07  # seconds
+BACKOFF = 1.5  # factor from one sleep to the next
+PROGRESS_SECONDS = 0.09  # between two updates of the view's progress; it draws ten times a second
+RESTART_SECONDS = 0.25  # in which the kernel's shutdown message follows its interrupt signal
 
 
-class Following:
-    """Looks at a run through its ``watch``, and rests between two looks; all from one thread, but ``wake``.
+class RunFollower:
+    """Polls a run through its ``monitor`` and updates ``view``; all from one thread, except ``wake``.
 
-    What goes wrong beside the run is put into ``notes``, and the run goes on.
+    Failures of the view and of the disk are added to ``notes``; the run continues.
     """
 
-    def __init__(self, watch: Watch, controls: Controls, view: View | None, notes: list[str]) -> None:
+    def __init__(self, monitor: RunMonitor, controls: Controls, view: View | None, notes: list[str]) -> None:
         self.view = view
-        """What shows the run, if anything does."""
-        self._watch, self._controls, self._notes = watch, controls, notes
-        self._pause, self._seconds = Pause(), FIRST_PAUSE
-        self._shown_news, self._show_after = 0, 0.0
-        self._secured = False
+        """Shows the run; None if nothing does."""
+        self._monitor, self._controls, self._notes = monitor, controls, notes
+        self._sleep, self._seconds = WakeableSleep(), FIRST_SLEEP
+        self._shown_messages, self._show_after = 0, 0.0
+        self._synced = False
 
-    def look(self) -> bool:
-        """Look once at everything that may have changed; whether there is nothing more to wait for."""
-        with self._controls.looking():
-            self._watch.look()
-        self._secure()
-        # A short cell is followed closely, a long one calmly: looking costs the tasks' own cores time.
-        ending = bool(self._watch.calls.ready_ranks())
-        self._seconds = SHORTEST_PAUSE if ending else min(self._seconds * CALMER, LONGEST_PAUSE)
-        now, news = time.monotonic(), self._watch.tally.news
-        if news != self._shown_news and now >= self._show_after:
-            self._shown_news, self._show_after = news, now + STANDING_SECONDS
+    def poll(self) -> bool:
+        """Poll the run once and update the view; return whether the run has ended."""
+        with self._controls.polling():
+            self._monitor.poll()
+        self._sync_record()
+        ending = bool(self._monitor.calls.ready_ranks())
+        self._seconds = SHORTEST_SLEEP if ending else min(self._seconds * BACKOFF, LONGEST_SLEEP)
+        now, messages = time.monotonic(), self._monitor.tally.messages
+        if messages != self._shown_messages and now >= self._show_after:
+            self._shown_messages, self._show_after = messages, now + PROGRESS_SECONDS
             self.show(lambda view: view.progress(self.standing()))
         self.show(lambda view: view.tick())
-        return self._watch.complete()
+        return self._monitor.complete()
 
-    def rest(self) -> None:
-        """Rest until the next look, on this thread."""
-        self._pause.rest(self._seconds)
+    def sleep(self) -> None:
+        """Block this thread until the next poll is due."""
+        self._sleep.sleep(self._seconds)
 
-    async def rest_on_loop(self) -> None:
-        """Rest until the next look, while this thread's event loop goes on."""
-        await self._pause.rest_on_loop(self._seconds)
+    async def sleep_on_loop(self) -> None:
+        """Wait until the next poll is due, on this thread's event loop."""
+        await self._sleep.sleep_on_loop(self._seconds)
 
     def wake(self) -> None:
-        """Have the next look come at once; from any thread."""
-        self._pause.wake()
+        """Make the next poll due now; from any thread."""
+        self._sleep.wake()
 
     def standing(self) -> Standing:
-        """Return how far the run is now."""
-        return self._watch.tally.standing(time.monotonic(), self._watch.store)
+        """Return the run's progress now."""
+        return self._monitor.tally.standing(time.monotonic(), self._monitor.store)
 
-    def show(self, tell: Callable[[View], object]) -> None:
-        """Tell the view; one that fails is left out, for the run matters more than how it is shown."""
+    def show(self, update: Callable[[View], object]) -> None:
+        """Update the view; one that fails is dropped, and the run continues without it."""
         if self.view is not None:
             try:
-                tell(self.view)
+                update(self.view)
             except Exception as error:
-                failed = f"the view of run {self._watch.run} failed: {type(error).__name__}: {error}"
+                failed = f"the view of run {self._monitor.run} failed: {type(error).__name__}: {error}"
                 self._notes.append(failed)
                 self.view = None
 
-    def _secure(self) -> None:
-        """See to it that run.json outlives a power failure, once there is something in its logs."""
-        if self._secured or not self._watch.store.series:
+    def _sync_record(self) -> None:
+        """Write run.json through to the disk once the logs have points: it survives a power failure."""
+        if self._synced or not self._monitor.store.series:
             return
-        self._secured = True
+        self._synced = True
         try:
-            sync_run(self._watch.run)
+            sync_run(self._monitor.run)
         except OSError as error:
-            self._notes.append(f"run.json could not be brought to the disk: {error}")
+            self._notes.append(f"run.json could not be written through to the disk: {error}")
 
 
 class View(Protocol):
-    """What shows a run; every call comes from the thread that follows it."""
+    """Shows a run; all calls come from the thread that follows the run."""
 
     def tick(self) -> None:
-        """Show what is new; called many times a second."""
+        """Draw changes; called at every poll."""
 
     def progress(self, standing: Standing) -> None:
-        """Take note of how far the run is."""
+        """Show the run's progress."""
 
     def output(self, task: str, text: str) -> None:
-        """Append what a task printed."""
+        """Append a task's output."""
 
     def display(self, task: str, shown: Displayed) -> None:
         """Show an object that a task displayed."""
 
     def end(self, run: Run) -> None:
-        """Show the run's end for good."""
+        """Show the run's end."""
 
 
-# The pause between two looks at a run, which ends early when there is something to see.
+class WakeableSleep:
+    """A sleep, on a thread or an event loop, that ``wake`` ends from any thread.
 
-
-class Pause:
-    """Who follows a run rests in it, on a thread or on a loop; ``wake`` ends the rest, from any thread.
-
-    >>> pause = Pause()
-    >>> pause.wake()  # while nobody rests: the next rest is none
-    >>> pause.rest(60.0)
+    >>> sleep = WakeableSleep()
+    >>> sleep.wake()  # before the sleep: it ends at once
+    >>> sleep.sleep(60.0)
     """
 
     def __init__(self) -> None:
         self._woken = threading.Event()
-        self._tell: Callable[[], object] = lambda: None
+        self._wake_loop: Callable[[], object] = lambda: None
 
     def wake(self) -> None:
-        """End the rest of this moment, or the next one."""
+        """End the present sleep, or else the next one."""
         self._woken.set()
-        with suppress(RuntimeError):  # the loop has ended, and nobody rests on it
-            self._tell()
+        with suppress(RuntimeError):  # the loop has ended, and nothing sleeps on it
+            self._wake_loop()
 
-    def rest(self, seconds: float) -> None:
-        """Rest on this thread."""
+    def sleep(self, seconds: float) -> None:
+        """Block this thread."""
         self._woken.wait(seconds)
-        self._woken.clear()  # before the next look, which sees whatever it was
+        self._woken.clear()  # before the next poll, which finds what it was set for
 
-    async def rest_on_loop(self, seconds: float) -> None:
-        """Rest while this thread's event loop goes on."""
+    async def sleep_on_loop(self, seconds: float) -> None:
+        """Wait on this thread's event loop."""
         loop = asyncio.get_running_loop()
         over = loop.create_future()
 
@@ -144,61 +146,59 @@ class Pause:
                 over.set_result(None)
 
         timer = loop.call_later(seconds, end)
-        self._tell = lambda: loop.call_soon_threadsafe(end)
+        self._wake_loop = lambda: loop.call_soon_threadsafe(end)
         if self._woken.is_set():
             end()
         try:
             await over
         finally:
             timer.cancel()
-            self._tell = lambda: None
+            self._wake_loop = lambda: None
             self._woken.clear()
 
 
-# An interrupt stops a run, unless this process ends: Jupyter says so just after its signal.
+class InterruptDebounce:
+    """Decides whether an interrupt stops run ``run``, or this process ends and the run continues without it.
 
-RESTART_SECONDS = 0.25  # within which the word follows an interrupt that the kernel is being restarted
+    Jupyter interrupts a kernel before it shuts it down, and sends the shutdown message just after the signal.
+    So the first interrupt counts only once `RESTART_SECONDS` have passed without that message; a second
+    interrupt counts at once. ``process_ends`` returns whether the message has arrived; where it is None, as
+    in a script, every interrupt counts at once.
 
-
-class Leaving:
-    """Tells an interrupt from the end of this process, after which run ``run`` goes on without it.
-
-    ``asked`` tells whether this process is ending; without it every interrupt is one at once.
-
-    >>> Leaving("20261120-digits").signalled(again=False)
+    >>> InterruptDebounce("20261120-digits").interrupt(again=False)
     True
     """
 
     def __init__(self, run: str) -> None:
-        self.asked: Callable[[], bool] | None = None
+        self.process_ends: Callable[[], bool] | None = None
         self._run = run
         self._stop_at: float | None = None
 
     @property
-    def now(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether this process ends."""
-        return self.asked is not None and self.asked()
+        return self.process_ends is not None and self.process_ends()
 
-    def signalled(self, again: bool) -> bool:
-        """Take note of an interrupt; whether the run is to stop at once, as it does ``again`` and again."""
-        if self.asked is None or self._stop_at is not None or again:
+    def interrupt(self, again: bool) -> bool:
+        """Record an interrupt; return whether it counts at once, as one that comes ``again`` does."""
+        if self.process_ends is None or self._stop_at is not None or again:
             self._stop_at = None
             return True
         self._stop_at = time.monotonic() + RESTART_SECONDS
         return False
 
-    def passed(self) -> bool:
-        """Whether the run is to stop now, for no word of an end has followed an interrupt; said once."""
-        if self._stop_at is None or time.monotonic() < self._stop_at or self.now:
+    def is_due(self) -> bool:
+        """Whether a recorded interrupt counts now; True once for each."""
+        if self._stop_at is None or time.monotonic() < self._stop_at or self.is_ending:
             return False
         self._stop_at = None
         return True
 
-    def stay(self) -> None:
+    def raise_if_ending(self) -> None:
         """Raise KeyboardInterrupt if this process ends."""
-        if self.now:
+        if self.is_ending:
             error = KeyboardInterrupt(f"the kernel ends; run {self._run} continues: nb.attach({self._run!r})")
-            # A whole traceback takes IPython a second, and Jupyter waits little longer for the kernel's end.
-            # IPython asks every exception for this method, of which its type knows nothing.
+            # IPython needs a second for a whole traceback, and Jupyter waits little longer for the kernel's
+            # end. IPython looks up this method on every exception; the exception's type does not declare it.
             error._render_traceback_ = lambda: [f"KeyboardInterrupt: {error}"]  # type: ignore[attr-defined]
             raise error

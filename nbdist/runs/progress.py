@@ -107,11 +107,11 @@ class _Heard:
         return ((s1 - s0) / seconds, (e1 - e0) / seconds) if seconds > 0 else (0.0, 0.0)
 
 
-class Tally:
+class ProgressTracker:
     """Adds up what replicas say."""
 
     def __init__(self, replicas: int, synchronous: bool) -> None:
-        self.news = 0
+        self.messages = 0
         self.synchronous = synchronous
         self._heard = [_Heard() for _ in range(replicas)]
         self.checkpoint: dict[str, Any] | None = None
@@ -123,7 +123,7 @@ class Tally:
 
     def hear(self, replica: int, progress: dict[str, Any], now: float) -> None:
         """Take in one replica's progress."""
-        self.news += 1
+        self.messages += 1
         self._began = now if self._began is None else self._began
         heard = self._heard[replica]
         own = sum(progress.get("spent", {}).values())
@@ -182,13 +182,13 @@ class Tally:
         """Examples that all replicas have trained on, with repetitions."""
         return sum(heard.examples for heard in self._heard)
 
-    def began(self, when: float) -> None:
-        """Take note that the run began then, on the clock of ``now``: before anybody here heard of it."""
+    def set_began(self, when: float) -> None:
+        """Set when the run began, on the clock of ``now``: before its first message arrived here."""
         self._began = when
 
     def lose(self, replica: int, now: float) -> None:
         """Note that a replica is lost, and training continues on the others."""
-        self.news += 1
+        self.messages += 1
         heard = self._heard[replica]
         heard.state, heard.total = LOST, heard.step
         heard.past.clear()

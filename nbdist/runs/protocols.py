@@ -1,4 +1,4 @@
-"""What a run needs of the tasks it is on, and of bodies on their way: so little that a test can stand in."""
+"""What a run needs of a cluster's tasks and of the calls that run its bodies; tests pass stand-ins."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.client import Peer
 
 
-class Tasks(Protocol):
-    """The tasks of a cluster, as a run needs them; see :class:`nbdist.cluster.cluster.Cluster`."""
+class RunTasks(Protocol):
+    """The tasks of a cluster; see :class:`nbdist.cluster.cluster.Cluster`."""
 
     @property
     def tasks(self) -> list[TaskInfo]:
@@ -19,36 +19,36 @@ class Tasks(Protocol):
         """Return this thread's connection to a task."""
 
     def signal(self, rank: int, signum: int) -> bool:
-        """Interrupt a task."""
+        """Send a signal to a task's process; return whether there was one."""
 
-    def replace(self, tasks: list[TaskInfo]) -> Replacement:
-        """End tasks and begin to give them other processes; UnavailableError while others are replaced."""
+    def replace(self, tasks: list[TaskInfo]) -> RunReplacement:
+        """Begin to replace tasks' processes; UnavailableError while another client changes the cluster."""
 
     def dead(self) -> list[TaskInfo]:
-        """Return the tasks that are gone."""
+        """Return the tasks whose processes have ended."""
 
     def controller_died(self) -> str | None:
-        """Return how the controller ended, if it has."""
+        """Return how the cluster's parent process ended, None while it lives."""
 
     def status(self) -> list[dict[str, Any]]:
         """Return a row per task, with how it ended."""
 
 
-class Replacement(Protocol):
-    """Tasks on their way to other processes; see :class:`nbdist.cluster.resize.Replacement`."""
+class RunReplacement(Protocol):
+    """A replacement of tasks that is under way; see :class:`nbdist.cluster.resize.Replacement`."""
 
     tasks: list[TaskInfo]
     notes: list[str]
 
     def look(self) -> bool:
-        """Do what can be done now; whether all is done."""
+        """Do what can be done now, without waiting; return whether all is done."""
 
 
-class Calls(Protocol):
-    """Bodies on their way; see :class:`nbdist.cluster.calls.Calls`."""
+class RunCalls(Protocol):
+    """The calls that run a run's bodies; see :class:`nbdist.cluster.calls.Calls`."""
 
     def ready_ranks(self) -> list[int]:
-        """Return the ranks whose outcome is known."""
+        """Return the ranks whose outcome has arrived."""
 
     def outcome(self, rank: int) -> Any:
-        """Return what a rank returned, or the exception that it raised."""
+        """Return what a rank's body returned, or the exception that it raised."""

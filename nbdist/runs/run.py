@@ -1,4 +1,11 @@
-"""A run: one body on several tasks, followed from the client until its results are home."""
+"""`Run`: one body on several tasks, followed from the client until its results are fetched.
+
+Whatever follows a run (``wait``, ``follow``, the user interface, a thread) calls ``poll`` repeatedly, from
+one thread at a time, and sleeps between two calls. `RunMonitor` does the work of a poll. At the end, in this
+order: results are fetched, ``deliver`` puts them into the namespace, ``status`` changes, the tasks are
+released, run.json is written, the view shows the end. A cell that waits for ``over`` therefore finds the
+results.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,6 @@ import atexit
 import math
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,30 +32,315 @@ from nbdist.metrics.timeline import Timeline
 from nbdist.runs import finish
 from nbdist.runs.backfill import collect, steps_of
 from nbdist.runs.control import KEPT_SECONDS, Controls
-from nbdist.runs.follow import Following, Leaving, View
+from nbdist.runs.follow import InterruptDebounce, RunFollower, View
 from nbdist.runs.history import Labelled
-from nbdist.runs.monitor import Hint, Watch
+from nbdist.runs.monitor import Hint, RunMonitor
 from nbdist.runs.options import Options
-from nbdist.runs.progress import Standing, Tally
-from nbdist.runs.protocols import Calls, Tasks
+from nbdist.runs.progress import ProgressTracker, Standing
+from nbdist.runs.protocols import RunCalls, RunTasks
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.wire.rpc.frame import Frame
 
-FOLLOWED_SECONDS = 0.05  # between two checks for the end of the thread that follows a run
-LEAVE_SECONDS = 2.0  # limit for that thread to end at the end of this process
-
-# What a run came to, in numbers: from what its bodies returned, and the points that they logged.
+END_SECONDS = 0.05  # between two checks for the end of the thread that follows a run
+JOIN_SECONDS = 2.0  # limit for that thread to end at the end of this process
 
 
-class Totals(ABC):
-    """What all replicas came to together. ``outcomes`` are what bodies returned, by rank; it grows.
+class Run(Labelled):
+    """Handle on a run. ``status`` is "running", then "finished", "stopped" or "failed".
 
-    ``tally`` has the progress of the replicas.
+    ``history`` and ``model`` are what the body assigned to these names on the chief; ``results`` has all
+    fetched values by name, ``run.metrics()`` the points of every replica.
+
+    The body runs on ``workers``, a replica each; or in the notebook's own process, which drives ``towers``.
     """
 
-    def __init__(self, outcomes: dict[int, dict[str, Any]], store: RunStore, tally: Tally) -> None:
-        self.outcomes, self.store, self.tally = outcomes, store, tally
+    def __init__(
+        self,
+        cluster: RunTasks,
+        record: RunFile,
+        folder: Path,
+        workers: list[TaskInfo],
+        options: Options,
+        calls: RunCalls,
+        view: View | None,
+        *,
+        towers: Sequence[TaskInfo] = (),
+        at_end: Callable[[], object] = lambda: None,
+        hint: Hint | None = None,
+    ) -> None:
+        self.id, self.folder, self.options = record.id, folder, options
+        self.tasks = [info.name for info in towers or workers]
+        self.status = "running"
+        self.history: History | None = None
+        self.model: Any = None
+        self.results: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.tally = ProgressTracker(len(self.tasks), bool(options.synchronous))
+        self.seed = record.seed
+        self._cluster, self._record, self._workers = cluster, record, workers
+        self._towers, self._at_end = list(towers), at_end
+        self._servers = [info for info in cluster.tasks if info.job == "ps" and options.uses_servers]
+        store = RunStore()
+        self._monitor = RunMonitor(
+            record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
+            store=store, tally=self.tally,
+            least=options.least(len(workers), len(self._servers)), trains=options.wants_training,
+            printed=lambda task, text: self._follower.show(lambda view: view.output(task, text)),
+            hint=hint,
+            displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
+            noted=self.notes.append,
+        )  # fmt: skip
+        self.outcomes, self.store = self._monitor.outcomes, store
+        self.controls = Controls(self)
+        self._follower = RunFollower(self._monitor, self.controls, view, self.notes)
+        self._debounce = InterruptDebounce(record.id)
+        self.timeline_type: type[Timeline] = Timeline
+        """The type that `timeline` returns; the user interface puts one here that shows itself."""
+        self.shown_by: Callable[[Run], object] = print
+        """Called by `show`; the user interface puts a view here."""
+        self.deliver: Callable[[Run], object] = lambda run: None
+        """Called once with the fetched results, before ``over`` is true, on the following thread."""
+        self._last: Standing | None = None
+        self._thread: threading.Thread | None = None
+        self._left, self._has_ended = threading.Event(), threading.Event()
+        self._shown_notes, self._is_to_train = 0, options.wants_training
+
+    @property
+    def view(self) -> View | None:
+        """The view that shows the run, None if there is none."""
+        return self._follower.view
+
+    def show_in(self, view: View) -> None:
+        """Show the run in a view from now on."""
+        self._follower.view = view
+
+    @property
+    def process_ends(self) -> Callable[[], bool] | None:
+        """Returns whether this process is ending; the user interface sets one that asks the kernel."""
+        return self._debounce.process_ends
+
+    @process_ends.setter
+    def process_ends(self, asked: Callable[[], bool] | None) -> None:
+        self._debounce.process_ends = asked
+
+    # For users.
+
+    def metrics(self) -> Any:
+        """Return all points so far: a DataFrame if pandas is installed, else a dict of NumPy columns.
+
+        The columns are ``replica``, ``series`` (the name), ``step``, ``value`` and ``time`` (seconds since
+        1970). All points come from the logs in the run's folder. For a replica that wrote its log on another
+        machine there are the points that were sent to this one: all of a series up to 2,048 points, above
+        that a sample with the first, the last and all spikes.
+        """
+        return table(every_point(self.folder, self.store))
+
+    def timeline(self, step: int | None = None, steps: int = 1) -> Timeline:
+        """Return a timeline of all tasks in one training step, or in several.
+
+        - ``step``: the last step shown, from 1 on; None for a recent one: of a single step the latest whose
+          duration is near the median (the title has its number), of several the latest ones
+        - ``steps``: how many, from 1 on
+
+        It shows itself as a chart; ``save("step.png")`` writes that, ``save("step.json")`` a Chrome trace.
+        While the run is under way the tasks are asked; afterwards it is read from the run's folder. Raises
+        FailedPreconditionError if nothing was trained, InvalidArgumentError for a step that was not recorded.
+        """
+        tasks = [*self._workers, *self._towers, *self._servers]
+        found = collect(self.id, self.folder, self._cluster, tasks, self.over)
+        name = self.options.name
+        return steps_of(found, self.timeline_type, self.id, name, step, steps, self.over)
+
+    def stop(self) -> None:
+        """Ask all replicas to stop after their current step; the model keeps what it has learned.
+
+        A body that does not stop is signalled after 1.5 s, and its process is replaced after 4 s. May be
+        called from any thread.
+        """
+        if self.over:
+            return
+        self._monitor.request_stop()
+
+    def pause(self) -> None:
+        """Pause all replicas before their next step. May be called from any thread.
+
+        Raises FailedPreconditionError if the run has ended or does not train.
+        """
+        self.controls.pause()
+
+    def resume(self) -> None:
+        """Continue after a pause. May be called from any thread; raises as `pause` does."""
+        self.controls.ask("resume")
+
+    def set(self, **settings: float) -> None:
+        """Change settings of the training from the next step on: ``run.set(learning_rate=0.01)``.
+
+        - ``learning_rate``: a finite number of 0 or more
+
+        May be called from any thread. Raises InvalidArgumentError for another name or value, else as `pause`.
+        """
+        self.controls.set(settings)
+
+    def checkpoint(self, timeout: float = KEPT_SECONDS) -> Path:
+        """Have the chief write a checkpoint of the model; return the file's path there, for ``nb.nn.load``.
+
+        - ``timeout``: seconds to wait for the end of a step, above 0
+
+        A loop without a model writes its variables to a safetensors file. May be called from any thread.
+        Raises DeadlineExceededError after ``timeout``, ResourceExhaustedError if the disk is full, else as
+        `pause`; the run continues in all cases.
+        """
+        return self.controls.checkpoint(timeout)
+
+    def wait(self) -> Run:
+        """Wait until the run has ended and return it; an interrupt stops it. Raises the run's error."""
+        while not self.over:
+            self._debounce.raise_if_ending()
+            try:
+                self._poll_and_sleep()
+            except KeyboardInterrupt:
+                self.debounce_interrupt()
+        while not self.settled:
+            self._has_ended.wait(END_SECONDS)
+        return self._conclude()
+
+    def wait_until(self, step: int, timeout: float | None = None) -> Run:
+        """Wait until the run has made so many updates, and return it; the run continues.
+
+        ``step`` counts as the live view does: synchronous replicas make one update together, others one each.
+        ``timeout`` is in seconds; None waits for as long as the run trains. An interrupt ends the wait, not
+        the run. Raises DeadlineExceededError after ``timeout``, FailedPreconditionError if the run ends
+        before that step, the error of the run if it fails, InvalidArgumentError for an invalid step.
+
+            run = nb.launch(body, background=True)
+            run.wait_until(step=1_000).set(learning_rate=0.001)
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise InvalidArgumentError(f"step is a whole number of 0 or more, got {step!r}")
+        if timeout is not None and not 0 <= timeout < math.inf:
+            raise InvalidArgumentError(
+                f"timeout is a number of seconds of 0 or more, or None, got {timeout!r}"
+            )
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while self.standing().step < step:
+            if self.over:
+                if self.error is not None:
+                    raise self.error
+                made = f"after {self.standing().step} updates, before step {step}"
+                raise FailedPreconditionError(f"run {self.id} ended ({self.status}) {made}")
+            if time.monotonic() >= deadline:
+                now = self.standing().step
+                raise DeadlineExceededError(
+                    f"run {self.id} is at step {now} after {timeout:g} s, before step {step}: it continues; "
+                    "wait longer with a larger timeout"
+                )
+            self._debounce.raise_if_ending()
+            self._poll_and_sleep()
+        return self
+
+    def _poll_and_sleep(self) -> None:
+        """Poll the run once, then wait a moment; if a thread follows the run, only wait."""
+        if self._is_followed_elsewhere():
+            self._has_ended.wait(END_SECONDS)
+        elif not self.poll():
+            self._follower.sleep()
+
+    async def follow(self) -> Run:
+        """Wait like :meth:`wait`, on the event loop."""
+        while not self.over:
+            self._debounce.raise_if_ending()
+            try:
+                await self.follow_quietly()
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                self.debounce_interrupt()
+        return self._conclude()
+
+    async def follow_quietly(self) -> None:
+        """Poll on the event loop until the run has ended or this process ends; does not raise its error."""
+        while not (self.poll() or self._debounce.is_ending):
+            await self._follower.sleep_on_loop()
+
+    def follow_on_thread(self) -> None:
+        """Follow the run from a separate thread until it ends, for a script without an event loop.
+
+        ``over``, ``status`` and ``standing`` then advance by themselves, and ``wait`` only waits. If this
+        process ends first, the run continues on its tasks.
+        """
+        if self.over or self._thread is not None:
+            return
+        name = f"nbdist follows run {self.id}"
+        self._thread = threading.Thread(target=self._follow_alone, name=name, daemon=True)
+        atexit.register(self._leave)
+        self._thread.start()
+
+    def _follow_alone(self) -> None:
+        self._monitor.resubscribe()  # each connection belongs to one thread
+        while not (self.poll() or self._left.is_set() or self._debounce.is_ending):
+            self._follower.sleep()
+        atexit.unregister(self._leave)
+
+    def _leave(self) -> None:
+        """End the thread before the process ends, which closes the connections that the thread uses."""
+        self._left.set()
+        self.wake()
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
+
+    def _is_followed_elsewhere(self) -> bool:
+        """Whether another thread follows the run."""
+        thread = self._thread
+        return thread not in (None, threading.current_thread()) and thread.is_alive()
+
+    def wake(self) -> None:
+        """Make the next poll due now; from any thread."""
+        self._follower.wake()
+
+    def show(self) -> None:
+        """Show the run in this cell: live while it is under way, with its final curves afterwards."""
+        self.shown_by(self)
+
+    @property
+    def name(self) -> str:
+        """The name that the user gave it with `rename`, else the one that it was started with."""
+        return self.labels.name or self.options.name
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self.status != "running"
+
+    @property
+    def settled(self) -> bool:
+        """Whether the run has ended and its results are fetched and shown."""
+        return self.over and (self._has_ended.is_set() or not self._is_followed_elsewhere())
+
+    @property
+    def trains(self) -> bool:
+        """Whether the body trains, or was started with options of a training."""
+        return self._is_to_train or self._monitor.has_trained
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Have a command sent to all replicas at the next poll; see :mod:`nbdist.runs.control`."""
+        self._monitor.commands.append(command)
+
+    @property
+    def error(self) -> NbdistError | None:
+        """The first failure, None if there was none."""
+        return self._monitor.error
+
+    def interrupt(self) -> None:
+        """Stop the run, as an interrupt in the notebook does; a second call hurries to the signal."""
+        self._monitor.interrupted = True
+        if self._monitor.escalation.interrupt():
+            self.stop()
+
+    def debounce_interrupt(self) -> None:
+        """Interrupt the run, unless this process turns out to be ending; see `InterruptDebounce`."""
+        if self._debounce.interrupt(again=self._monitor.interrupted):
+            self.interrupt()
+
+    # Its numbers: from the outcomes, and from the points that the bodies have logged.
 
     @property
     def global_step(self) -> int:
@@ -58,16 +349,16 @@ class Totals(ABC):
 
     @property
     def dropped(self) -> int:
-        """Gradients of all replicas that came too late for their synchronous step and were not applied."""
+        """Gradients of all replicas that arrived too late for their synchronous step and were not applied."""
         return sum(outcome.get("dropped", 0) for outcome in self.outcomes.values())
 
     @property
     def skipped(self) -> int:
-        """Gradients of all replicas that were no numbers, and left out as ``fit(nan="skip")`` asks."""
+        """Gradients of all replicas that contained NaN and were skipped, as ``fit(nan="skip")`` asks."""
         return sum(outcome.get("skipped", 0) for outcome in self.outcomes.values())
 
     def last_epoch(self, replica: int) -> dict[str, float]:
-        """Return a replica's mean loss and metrics over its last epoch."""
+        """Return a replica's mean loss and metrics over its last epoch, {} if it has ended none."""
         for outcome in self.outcomes.values():
             if replica in outcome.get("last_epochs", ()):
                 return dict(outcome["last_epochs"][replica])
@@ -102,337 +393,37 @@ class Totals(ABC):
         steps = [int(one.step) for one in last if one is not None]
         return (max(steps) if self.tally.synchronous else sum(steps)) if steps else 0
 
-    @property
-    @abstractmethod
-    def over(self) -> bool:
-        """Whether the run has ended."""
+    # Attaching to a run that another process has started; before it is followed.
 
-    @abstractmethod
-    def standing(self) -> Standing:
-        """Return the progress of the run now."""
+    def apply_backfill(self, info: TaskInfo, answer: Frame) -> None:
+        """Apply a worker's answer to the subscription; its later messages follow."""
+        self._monitor.apply_backfill(info, answer)
 
-
-def training_seconds(store: RunStore, tally: Tally) -> float:
-    """Return the seconds of training between the first and the last point of a loss, without pauses."""
-    spans = [store.points(i, "loss")[2] for i in store.replicas if "loss" in store.series]
-    longest = max((float(times[-1] - times[0]) for times in spans if len(times) > 1), default=0.0)
-    return max(0.0, longest - tally.rested)
-
-
-class Run(Labelled, Totals):
-    """Handle on a run. ``status`` is "running", then "finished", "stopped" or "failed".
-
-    ``history`` and ``model`` are what the body left under these names on the chief; ``results`` has all
-    that came home, ``run.metrics()`` the points of every replica.
-
-    Bodies run on ``workers``, a replica each; or one in the notebook itself drives ``towers``, its replicas.
-    """
-
-    def __init__(
-        self,
-        cluster: Tasks,
-        record: RunFile,
-        folder: Path,
-        workers: list[TaskInfo],
-        options: Options,
-        calls: Calls,
-        view: View | None,
-        *,
-        towers: Sequence[TaskInfo] = (),
-        at_end: Callable[[], object] = lambda: None,
-        hint: Hint | None = None,
-    ) -> None:
-        self.id, self.folder, self.options = record.id, folder, options
-        self.tasks = [info.name for info in towers or workers]
-        self.status = "running"
-        self.history: History | None = None
-        self.model: Any = None
-        self.results: dict[str, Any] = {}
-        self.notes: list[str] = []
-        self.tally = Tally(len(self.tasks), bool(options.synchronous))
-        self.seed = record.seed
-        self._cluster, self._record, self._workers = cluster, record, workers
-        self._towers, self._at_end = list(towers), at_end
-        self._servers = [info for info in cluster.tasks if info.job == "ps" and options.uses_servers]
-        store = RunStore()
-        self._watch = Watch(
-            record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
-            store=store, tally=self.tally,
-            least=options.least(len(workers), len(self._servers)), trains=options.wants_training,
-            printed=lambda task, text: self._following.show(lambda view: view.output(task, text)),
-            hint=hint,
-            displayed=lambda task, shown: self._following.show(lambda view: view.display(task, shown)),
-            noted=self.notes.append,
-        )  # fmt: skip
-        super().__init__(self._watch.outcomes, store, self.tally)
-        self.controls = Controls(self)
-        self._following = Following(self._watch, self.controls, view, self.notes)
-        self._leaving = Leaving(record.id)
-        self.timeline_type: type[Timeline] = Timeline
-        """What `timeline` returns; the user interface puts one here that shows itself."""
-        self.shown_by: Callable[[Run], object] = print
-        """What `show` calls; the user interface puts a view here."""
-        self.deliver: Callable[[Run], object] = lambda run: None
-        """Called once with the fetched results, before ``over`` is true, on the following thread."""
-        self._last: Standing | None = None
-        self._follower: threading.Thread | None = None
-        self._left, self._has_ended = threading.Event(), threading.Event()
-        self._told, self._is_to_train = 0, options.wants_training
-
-    @property
-    def view(self) -> View | None:
-        """What shows the run, if anything does."""
-        return self._following.view
-
-    def show_in(self, view: View) -> None:
-        """Show the run in a view from now on."""
-        self._following.view = view
-
-    @property
-    def leaving(self) -> Callable[[], bool] | None:
-        """Whether this process is ending; the user interface puts here what asks its kernel."""
-        return self._leaving.asked
-
-    @leaving.setter
-    def leaving(self, asked: Callable[[], bool] | None) -> None:
-        self._leaving.asked = asked
-
-    # What users call.
-
-    def metrics(self) -> Any:
-        """Return all points so far: a DataFrame if pandas is installed, else a dict of NumPy columns.
-
-        The columns are ``replica``, ``series`` (the name), ``step``, ``value`` and ``time`` (seconds since
-        1970). Every point comes from the logs in the run's folder; of a replica that wrote its log on another
-        machine there is what came to this one: spikes, first and last, and up to 2,048 points a series all.
-        """
-        return table(every_point(self.folder, self.store))
-
-    def timeline(self, step: int | None = None, steps: int = 1) -> Timeline:
-        """Return a timeline of every task in one training step, or in ``steps`` of them up to ``step``.
-
-        Without ``step`` a single step is the latest with a duration near the median of the recorded steps
-        (the title gives its number); several steps are the latest ones.
-
-        It shows itself as a chart; ``save("step.png")`` writes that, ``save("step.json")`` a Chrome trace.
-        While the run goes on its tasks are asked, afterwards it comes from the run's folder. Raises
-        FailedPreconditionError if nothing was trained, InvalidArgumentError for a step that is not on record.
-        """
-        tasks = [*self._workers, *self._towers, *self._servers]
-        found = collect(self.id, self.folder, self._cluster, tasks, self.over)
-        name = self.options.name
-        return steps_of(found, self.timeline_type, self.id, name, step, steps, self.over)
-
-    def stop(self) -> None:
-        """Ask all replicas to stop after their current step; what was trained is kept.
-
-        A body that does not look is signalled, as by an interrupt. May be called from any thread.
-        """
-        if self.over:
-            return
-        self._watch.ask_to_stop()
-
-    def pause(self) -> None:
-        """Have all replicas rest between two steps. May be called from any thread, like the next three."""
-        self.controls.pause()
-
-    def resume(self) -> None:
-        """Let paused replicas go on."""
-        self.controls.ask("resume")
-
-    def set(self, **settings: float) -> None:
-        """Change the training from the next step on: ``run.set(learning_rate=0.01)``."""
-        self.controls.set(settings)
-
-    def checkpoint(self, timeout: float = KEPT_SECONDS) -> Path:
-        """Have the chief write the model as it is now; returns the file's path there, for ``nb.nn.load``.
-
-        A loop without a model leaves its variables in a safetensors file. Raises DeadlineExceededError if no
-        step ends within ``timeout`` seconds, ResourceExhaustedError if the disk is full; the run goes on.
-        """
-        return self.controls.checkpoint(timeout)
-
-    def wait(self) -> Run:
-        """Wait until the run is over; raises what went wrong. An interrupt stops the run."""
-        while not self.over:
-            self._leaving.stay()
-            try:
-                self._look_and_rest()
-            except KeyboardInterrupt:
-                self.signalled()
-        while not self.settled:
-            self._has_ended.wait(FOLLOWED_SECONDS)
-        return self._conclude()
-
-    def wait_until(self, step: int, timeout: float | None = None) -> Run:
-        """Wait until the run has made so many updates, and return it; the run continues.
-
-        ``step`` counts as the live view does: synchronous replicas make one update together, others one each.
-        ``timeout`` is in seconds; None waits for as long as the run trains. An interrupt ends the wait, not
-        the run. Raises DeadlineExceededError after ``timeout``, FailedPreconditionError if the run ends
-        before that step, the error of the run if it fails, InvalidArgumentError for an invalid step.
-
-            run = nb.launch(body, background=True)
-            run.wait_until(step=1_000).set(learning_rate=0.001)
-        """
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise InvalidArgumentError(f"step is a whole number of 0 or more, got {step!r}")
-        if timeout is not None and not 0 <= timeout < math.inf:
-            raise InvalidArgumentError(
-                f"timeout is a number of seconds of 0 or more, or None, got {timeout!r}"
-            )
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while self.standing().step < step:
-            if self.over:
-                if self.error is not None:
-                    raise self.error
-                made = f"after {self.standing().step} updates, before step {step}"
-                raise FailedPreconditionError(f"run {self.id} ended ({self.status}) {made}")
-            if time.monotonic() >= deadline:
-                now = self.standing().step
-                raise DeadlineExceededError(
-                    f"run {self.id} is at step {now} after {timeout:g} s, before step {step}: it continues; "
-                    "wait longer with a larger timeout"
-                )
-            self._leaving.stay()
-            self._look_and_rest()
-        return self
-
-    def _look_and_rest(self) -> None:
-        """Poll the run once, then wait a moment; if a thread follows the run, only wait."""
-        if self._is_followed_elsewhere():
-            self._has_ended.wait(FOLLOWED_SECONDS)
-        elif not self.pump():
-            self._following.rest()
-
-    async def follow(self) -> Run:
-        """Wait like :meth:`wait`, while the event loop goes on."""
-        while not self.over:
-            self._leaving.stay()
-            try:
-                await self.followed()
-            except (KeyboardInterrupt, asyncio.CancelledError):
-                self.signalled()
-        return self._conclude()
-
-    async def followed(self) -> None:
-        """Look at the run until it is over, while the event loop goes on; raises nothing of the run's.
-
-        Returns as well when this process ends, and the run goes on.
-        """
-        while not (self.pump() or self._leaving.now):
-            await self._following.rest_on_loop()
-
-    def follow_on_thread(self) -> None:
-        """Follow the run from a separate thread until it ends, for a script without an event loop.
-
-        ``over``, ``status`` and ``standing`` then advance by themselves, and ``wait`` only waits. If this
-        process ends first, the run continues on its tasks.
-        """
-        if self.over or self._follower is not None:
-            return
-        name = f"nbdist follows run {self.id}"
-        self._follower = threading.Thread(target=self._follow_alone, name=name, daemon=True)
-        atexit.register(self._leave)
-        self._follower.start()
-
-    def _follow_alone(self) -> None:
-        self._watch.subscribe_anew()  # each connection belongs to one thread
-        while not (self.pump() or self._left.is_set() or self._leaving.now):
-            self._following.rest()
-        atexit.unregister(self._leave)
-
-    def _leave(self) -> None:
-        """End the thread before the process ends, which closes the connections that the thread uses."""
-        self._left.set()
-        self.wake()
-        if self._follower is not None:
-            self._follower.join(LEAVE_SECONDS)
-
-    def _is_followed_elsewhere(self) -> bool:
-        """Whether another thread follows the run."""
-        follower = self._follower
-        return follower not in (None, threading.current_thread()) and follower.is_alive()
-
-    def wake(self) -> None:
-        """Have the next look come at once, for there is something to see; from any thread."""
-        self._following.wake()
-
-    def show(self) -> None:
-        """Show the run here: live while it goes on; afterwards too, to look at its curves closely."""
-        self.shown_by(self)
-
-    @property
-    def name(self) -> str:
-        """The name that the user has given it, else the one that it was started with."""
-        return self.labels.name or self.options.name
-
-    @property
-    def over(self) -> bool:
-        """Whether the run has ended."""
-        return self.status != "running"
-
-    @property
-    def settled(self) -> bool:
-        """Whether the run has ended, and the thread that follows it has fetched and shown the results."""
-        return self.over and (self._has_ended.is_set() or not self._is_followed_elsewhere())
-
-    @property
-    def trains(self) -> bool:
-        """Whether it trains, or is meant to."""
-        return self._is_to_train or self._watch.has_trained
-
-    def send(self, word: dict[str, Any]) -> None:
-        """Have a word for all replicas sent at the next look; see :mod:`nbdist.runs.control`."""
-        self._watch.asked.append(word)
-
-    @property
-    def error(self) -> NbdistError | None:
-        """What went wrong first, if anything did."""
-        return self._watch.error
-
-    def interrupt(self) -> None:
-        """Stop at a step boundary; a task that does not is signalled, and ended and replaced after 4 s."""
-        self._watch.interrupted = True
-        if self._watch.ladder.first():
-            self.stop()
-
-    def signalled(self) -> None:
-        """Interrupt the run in a moment, unless this process ends: Jupyter says so just after its signal."""
-        if self._leaving.signalled(again=self._watch.interrupted):
-            self.interrupt()
-
-    # Joining one that is under way. Before it is followed.
-
-    def join(self, info: TaskInfo, answer: Frame) -> None:
-        """Take in what a worker has answered to "run.watch"; its news follow."""
-        self._watch.join(info, answer)
-
-    def hear_text(self, info: TaskInfo, text: str) -> None:
-        """Take in what a worker had printed."""
+    def show_printed(self, info: TaskInfo, text: str) -> None:
+        """Show output that a worker has printed before."""
         if text:
-            self._following.show(lambda view: view.output(info.name, text))
+            self._follower.show(lambda view: view.output(info.name, text))
 
-    def began(self, when: float) -> None:
-        """Take note that the run began then, on the clock of ``time.monotonic``."""
-        self.tally.began(when)
+    def set_began(self, when: float) -> None:
+        """Set when the run began, on the clock of ``time.monotonic``."""
+        self.tally.set_began(when)
 
     @property
-    def through(self) -> Collection[int]:
-        """The ranks that have said that their bodies are over; it grows."""
-        return self._watch.through
+    def ended_bodies(self) -> Collection[int]:
+        """The ranks whose bodies have ended; it grows."""
+        return self._monitor.ended_bodies
 
-    # Following. All from one thread.
+    # Polling, from one thread.
 
-    def pump(self) -> bool:
-        """Look once at everything that may have changed; whether the run is over."""
+    def poll(self) -> bool:
+        """Receive, send and check everything once, without waiting; return whether the run has ended."""
         if self.over:
             return True
         if self._is_followed_elsewhere():
             return False
-        if self._leaving.passed():
+        if self._debounce.is_due():
             self.interrupt()
-        if self._following.look():
+        if self._follower.poll():
             self._finish()
         return self.over
 
@@ -442,36 +433,36 @@ class Run(Labelled, Totals):
         if self.over:
             return
         chief = self._workers[0]
-        found, left = finish.brought_home(self.outcomes.get(chief.rank) or {}, chief.name)
+        found, left = finish.fetched(self.outcomes.get(chief.rank) or {}, chief.name)
         self.results.update(found)
         self.notes.extend(left)
         self.history, self.model = self.results.get("history"), self.results.get("model")
         self.deliver(self)  # before `over` is true: a cell that waits for `over` then finds the results
-        self._watch.error, self.status = finish.verdict(
-            self._record, self.outcomes, self.error, self._watch.interrupted, self._is_to_train
+        self._monitor.error, self.status = finish.verdict(
+            self._record, self.outcomes, self.error, self._monitor.interrupted, self._is_to_train
         )
         self._last = self._standing_at_end()
-        finish.release(self._watch, self._cluster.tasks)
+        finish.release(self._monitor, self._cluster.tasks)
         self._at_end()
-        if self._watch.stuck and str(self.error) != self._watch.stuck:
-            self.notes.append(self._watch.stuck)
+        if self._monitor.stuck and str(self.error) != self._monitor.stuck:
+            self.notes.append(self._monitor.stuck)
         if self._record.status not in finish.ENDED:
             try:
-                finish.write(self._record, self.status, self.error, self._watch)
+                finish.write(self._record, self.status, self.error, self._monitor)
             except OSError as error:
                 self.notes.append(f"run.json could not be written: {error}")
-        self._following.show(lambda view: view.progress(self.standing()))
-        self._following.show(lambda view: view.end(self))
+        self._follower.show(lambda view: view.progress(self.standing()))
+        self._follower.show(lambda view: view.end(self))
         self._has_ended.set()
 
-    def untold(self) -> list[str]:
-        """Return the notes that were not yet asked for."""
-        news = self.notes[self._told :]
-        self._told = len(self.notes)
-        return news
+    def new_notes(self) -> list[str]:
+        """Return the notes that were added since the last call."""
+        new = self.notes[self._shown_notes :]
+        self._shown_notes = len(self.notes)
+        return new
 
     def _conclude(self) -> Run:
-        for note in self.untold():
+        for note in self.new_notes():
             print(note)
         if self.error is not None:
             raise self.error
@@ -479,11 +470,11 @@ class Run(Labelled, Totals):
 
     def standing(self) -> Standing:
         """Return the progress of the run now; for a run that has ended, its last progress and its outcome."""
-        return self._last or self._following.standing()
+        return self._last or self._follower.standing()
 
     def _standing_at_end(self) -> Standing:
         """Return the final progress: its state is the run's, and its clock has stopped."""
-        found = self._following.standing()
+        found = self._follower.standing()
         ended = finish.ended_at(self._record, self.outcomes)
         paused = self.tally.paused(time.monotonic())
         elapsed = max(0.0, min(found.elapsed, ended - self._record.created - paused))
@@ -491,3 +482,10 @@ class Run(Labelled, Totals):
 
     def __repr__(self) -> str:
         return f"<Run {self.id}: {self.status}, {len(self.tasks)} replicas>"
+
+
+def training_seconds(store: RunStore, tally: ProgressTracker) -> float:
+    """Return the seconds of training between the first and the last point of a loss, without pauses."""
+    spans = [store.points(i, "loss")[2] for i in store.replicas if "loss" in store.series]
+    longest = max((float(times[-1] - times[0]) for times in spans if len(times) > 1), default=0.0)
+    return max(0.0, longest - tally.rested)

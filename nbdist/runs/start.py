@@ -27,7 +27,7 @@ from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions,
 from nbdist.runs.delivery import Delivery, Given, missing_name, without_closure
 from nbdist.runs.follow import View
 from nbdist.runs.in_graph.start import InGraph
-from nbdist.runs.monitor import what_next
+from nbdist.runs.monitor import remedy
 from nbdist.runs.options import Options, check_numbers, select
 from nbdist.runs.push import Packed
 from nbdist.runs.run import Run
@@ -93,7 +93,7 @@ def start_run(
             try:
                 cluster.peer(info.rank).answer(one)
             except UnavailableError as error:  # frozen, say
-                raise UnavailableError(f"{error}. {what_next(info, [])}") from None
+                raise UnavailableError(f"{error}. {remedy(info, [])}") from None
         seed = record.seed
         assert seed is not None
         if packed is not None:
@@ -222,7 +222,7 @@ def _check_alive(cluster: Cluster, workers: list[TaskInfo], options: Options) ->
     for info in dead:
         if info.rank in needed:
             raise TaskDiedError(
-                f"{info.name} (pid {info.pid}) of cluster {cluster.id} has died. {what_next(info, dead)}"
+                f"{info.name} (pid {info.pid}) of cluster {cluster.id} has died. {remedy(info, dead)}"
             )
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import FailedPreconditionError, NbdistError, ResourceExhaustedError, WorkerError
 from nbdist.runs.monitor import Hint, with_hint
-from nbdist.runs.shutdown import REPLACE_AFTER, SIGNAL_AFTER, Replacing
+from nbdist.runs.shutdown import REPLACE_AFTER, SIGNAL_AFTER, StuckTaskReplacer
 from nbdist.sweep import commands
 from nbdist.sweep.events import EndState, Reported, Started
 from nbdist.sweep.state import Ledger, Trial
@@ -425,7 +425,7 @@ class Pressing:
         self._engines = engines
         self.told: dict[Attempt, tuple[float, int]] = {}
         """Since when each is to end, and how many rungs it has seen."""
-        self._replacing: list[Replacing] = []
+        self._replacing: list[StuckTaskReplacer] = []
 
     def press(self, ending: Mapping[Attempt, tuple[str, float]]) -> None:
         """Do what is due: for each attempt why it is aborted, empty if it is stopped, and how patiently."""
@@ -440,7 +440,7 @@ class Pressing:
             elif rung == 2 and now - since >= REPLACE_AFTER * patience:
                 stuck = self._engines.infos(*key)
                 if stuck:
-                    one = Replacing(self._engines.cluster)
+                    one = StuckTaskReplacer(self._engines.cluster)
                     one.begin(stuck, REPLACE_AFTER * patience)
                     self._replacing.append(one)
             else:
@@ -451,7 +451,7 @@ class Pressing:
         """Go on with engines that are being replaced."""
         for one in self._replacing:
             if one.under_way:
-                one.look()
+                one.poll()
         self._replacing = [one for one in self._replacing if one.under_way or one.error is not None]
 
     @property
@@ -462,4 +462,4 @@ class Pressing:
     @property
     def trouble(self) -> str | None:
         """What could not be replaced, if that is so."""
-        return next((one.told for one in self._replacing if one.error is not None), None)
+        return next((one.report for one in self._replacing if one.error is not None), None)

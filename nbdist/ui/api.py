@@ -194,7 +194,7 @@ def start(
         body, options, cluster=cluster, make_view=view,
         given=given, first_line=first_line,
     )  # fmt: skip
-    run.timeline_type, run.shown_by, run.leaving = TimelineView, show, leaving
+    run.timeline_type, run.shown_by, run.process_ends = TimelineView, show, leaving
     return run
 
 
@@ -250,10 +250,10 @@ def attach(
         if run_id is None or not sweeps():
             raise
         raise NotFoundError(f"{error}; it is no sweep either: nb.sweeps() lists those") from None
-    run.timeline_type, run.shown_by, run.leaving = TimelineView, show, leaving
+    run.timeline_type, run.shown_by, run.process_ends = TimelineView, show, leaving
     if run.over:
         _into_notebook(run)
-        for note in run.untold():
+        for note in run.new_notes():
             print(note)
     else:
         run.deliver = _into_notebook
@@ -539,7 +539,7 @@ async def _tell_at_end(run: Run) -> None:
 async def _follow(run: Run) -> None:
     while True:
         try:
-            await run.followed()
+            await run.follow_quietly()
             break
         except KeyboardInterrupt:  # meant for the cell that runs now
             continue
@@ -547,5 +547,5 @@ async def _follow(run: Run) -> None:
 
 
 def _tell(run: Run) -> None:
-    for note in run.untold():
+    for note in run.new_notes():
         print(note)

@@ -21,7 +21,7 @@ from nbdist.cluster.adopt import announce, start_or_adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
 from nbdist.runs.delivery import Given
-from nbdist.runs.follow import Leaving
+from nbdist.runs.follow import InterruptDebounce
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
 from nbdist.trials.sweep import Sweep
@@ -456,17 +456,17 @@ async def await_sweep(line: str, cell: str, before: int = 1) -> None:
 
 async def _end_of(sweep: Sweep) -> None:
     """Wait for a sweep; an interrupt ends it, but a kernel that is restarted leaves it to go on."""
-    leaving_ = Leaving(sweep.id)
-    leaving_.asked = leaving
+    debounce = InterruptDebounce(sweep.id)
+    debounce.process_ends = leaving
     ended, still_hope = False, sweep.patience()
     while not sweep.over:
-        leaving_.stay()
+        debounce.raise_if_ending()
         still_hope()
         try:
             await asyncio.sleep(LOOK_SECONDS)
         except (KeyboardInterrupt, asyncio.CancelledError):
-            ended = leaving_.signalled(again=ended) or ended
-        if (ended or leaving_.passed()) and not sweep.ledger.closed:
+            ended = debounce.interrupt(again=ended) or ended
+        if (ended or debounce.is_due()) and not sweep.ledger.closed:
             ended = True
             sweep.close()
     sweep.conclude()

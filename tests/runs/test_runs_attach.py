@@ -60,7 +60,7 @@ PATIENCE = 60.0
 
 def wait(run: Run, seconds: float = PATIENCE) -> Run:
     """Wait for a run's end, not for ever."""
-    until(run.pump, seconds)
+    until(run.poll, seconds)
     return run.wait()
 
 
@@ -100,7 +100,7 @@ def begin(cluster: Cluster, gate: Path, epochs: int = 6, **options: Any) -> Run:
 
 def test_a_second_client_has_all_and_both_see_the_end(cluster: Cluster, gate: Path) -> None:
     first = begin(cluster, gate)
-    until(lambda: first.pump() or at_gate(first.folder, 3))
+    until(lambda: first.poll() or at_gate(first.folder, 3))
     heard = Heard()
     second = attach_run(first.id, make_view=lambda run: heard)
     assert second.status == "running"
@@ -121,7 +121,7 @@ def test_a_second_client_has_all_and_both_see_the_end(cluster: Cluster, gate: Pa
 def test_each_of_two_clients_may_stop_it(cluster: Cluster, gate: Path) -> None:
     gate.touch()
     first = begin(cluster, gate, epochs=10**6, strategy="one_device")
-    until(lambda: first.pump() or len(first.store.replicas) == 3)
+    until(lambda: first.poll() or len(first.store.replicas) == 3)
     second = attach_run(first.id)
     second.stop()
     wait(second)
@@ -140,7 +140,7 @@ def test_who_was_left_out_catches_up(cluster: Cluster, gate: Path, ends: bool) -
     heard = Heard()
     run = begin(cluster, gate, deaf=True, strategy="one_device")
     run.show_in(heard)
-    until(lambda: run.pump() or all("unheard" in heard.text.get(name, "") for name in run.tasks))
+    until(lambda: run.poll() or all("unheard" in heard.text.get(name, "") for name in run.tasks))
     gate.touch()
     wait(run)
     same_points(run)
@@ -207,7 +207,7 @@ options = eval(sys.argv[3])
 cluster = start_cluster(workers=2, ps=1, report=None, orphan_timeout=60.0)
 run = start_run(body, Options(**options), cluster=cluster)
 deadline = time.monotonic() + 60
-while not run.pump() and time.monotonic() < deadline and len(run.store.replicas) < 2:
+while not run.poll() and time.monotonic() < deadline and len(run.store.replicas) < 2:
     time.sleep(0.01)
 print(cluster.id, run.id, flush=True)
 os.kill(os.getpid(), 9)

@@ -11,7 +11,7 @@ import pytest
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, WorkerError
-from nbdist.runs.monitor import body_error, error_again
+from nbdist.runs.monitor import body_error, error_from_record
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
 from nbdist.runs.task.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
@@ -70,13 +70,13 @@ def test_an_error_is_what_it_was_when_its_run_is_looked_at_later(
 
     info = TaskInfo("worker", 1, 1, "host", 7, "", "CPU:0", 0)
     told = str(body_error(info, describe_error(raised(fail), Control())))
-    again = error_again(told)
+    again = error_from_record(told)
     assert isinstance(again, WorkerError)
     assert (str(again), again.task, again.ename, again.evalue) == (told, info.name, name, message)
 
 
 def test_what_no_body_raised_stays_what_it_was() -> None:
-    again = error_again("the cluster is ending")
+    again = error_from_record("the cluster is ending")
     assert (type(again), str(again)) == (NbdistError, "the cluster is ending")
 
 
@@ -156,7 +156,7 @@ def test_a_stopped_run_keeps_a_model_of_an_earlier_body(cluster: Cluster) -> Non
     start_run(MODEL.format(name="model"), Options(on="worker:0"), cluster=cluster).wait()
     run = start_run(FIT.format(name="model", epochs=10**7), Options(on="worker:0"), cluster=cluster)
     while not run.store.series:
-        run.pump()
+        run.poll()
     run.stop()
     assert run.wait().status == "stopped"
     assert run.model.predict([[1, 1, 1]]).shape == (1, 2)

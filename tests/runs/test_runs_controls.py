@@ -144,8 +144,8 @@ def paused(run: Run, gate: Path | None = None) -> list[int]:
     until(lambda: min(steps_of(run)) > 2, during=run)
     run.pause()
     if gate is not None:
-        for info in run._watch.workers:  # who answers has heard what was said before
-            run._watch._cluster.peer(info.rank).call("run.hello")
+        for info in run._monitor.workers:  # who answers has heard what was said before
+            run._monitor._cluster.peer(info.rank).call("run.hello")
         gate.touch()
     until(lambda: states_of(run) == {"paused"}, during=run)
     news(run, 1)  # who had got further by one step says so
@@ -362,7 +362,7 @@ def test_nobody_counts_as_frozen_because_the_run_is_paused(
         assert run.wait().status == "finished"
     finally:
         cluster.submit(look_every, before[0], on=servers).results(timeout=PATIENCE)
-    assert run._watch.lost == set()
+    assert run._monitor.lost == set()
     assert steps_of(run) == [3 * epochs] * 3
     shared = options["strategy"] != "elastic" and not options.get("synchronous")
     assert run.global_step == 3 * epochs * (3 if shared and options["strategy"] == "ps" else 1)
@@ -379,7 +379,7 @@ def test_one_that_dies_while_the_run_is_paused_is_done_without(start: Callable[.
     paused(run)
     run.set(learning_rate=0.001)
     os.kill(cluster.tasks[2].pid, signal.SIGKILL)
-    until(lambda: run._watch.lost == {cluster.tasks[2].rank}, during=run)
+    until(lambda: run._monitor.lost == {cluster.tasks[2].rank}, during=run)
     before = steps_of(run)
     run.resume()
     until(lambda: min(steps_of(run)[:2]) > max(before) + 5, during=run)

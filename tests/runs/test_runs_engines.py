@@ -586,7 +586,7 @@ def test_a_run_ends_with_the_cluster_that_is_stopped_under_it(start: Callable[..
     cluster = start(workers=1, ps=0)
     run = start_run(TRAIN.format(epochs=10**6), Options(), cluster=cluster)
     while not run.store.series:
-        run.pump()
+        run.poll()
     cluster.stop()
     with pytest.raises(TaskDiedError, match=r"the cluster was stopped here\. What run .* logged is in"):
         run.wait()
@@ -642,7 +642,7 @@ def test_stop_from_another_thread_reaches_a_body_that_does_not_look(cluster: Clu
     body = "print('begun', flush=True)\nwhile True: pass"
     run = start_run(body, Options(), cluster=cluster, make_view=lambda run: heard)
     while len(heard.text) < 3:
-        run.pump()
+        run.poll()
     stopper = threading.Thread(target=run.stop)
     stopper.start()
     run.wait()

@@ -79,11 +79,11 @@ def test_an_error_on_one_rank_ends_the_cell(
     run = start_run(body, Options(**options), cluster=cluster)
     began, pause = time.monotonic(), threading.Event()
     while 2 not in run.outcomes:
-        run.pump()
+        run.poll()
         assert time.monotonic() - began < 30
         pause.wait(0.005)
     raised = time.monotonic()
-    while not run.pump():
+    while not run.poll():
         pause.wait(0.005)
     assert time.monotonic() - raised < 2 + SLACK_SECONDS
     error = run.error
@@ -110,7 +110,7 @@ def test_a_body_that_could_not_begin_before_does_not_begin_any_more(
     run = start_run(body, Options(on="worker:0,2"), cluster=cluster)
     deadline, pause = time.monotonic() + 10 + PATIENCE, threading.Event()
     while run.error is None:
-        run.pump()
+        run.poll()
         assert time.monotonic() < deadline
         pause.wait(0.005)
     cluster.peer(0).call("run.hello")  # who answers has heard what was said before

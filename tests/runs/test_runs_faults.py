@@ -43,7 +43,7 @@ ENDLESS = MODEL + "history = model.fit(nb.data.Dataset.from_arrays(x, y).batch(2
 def until_it_trains(run: Run) -> Run:
     deadline, pause = time.monotonic() + 30, threading.Event()
     while len(run.store.replicas) < len(run.tasks):
-        assert not run.pump(), f"the run is over: {run.error}"
+        assert not run.poll(), f"the run is over: {run.error}"
         assert time.monotonic() < deadline
         pause.wait(0.005)
     return run
@@ -111,7 +111,9 @@ def test_a_dead_worker_is_named_and_the_others_can_go_on(start: Callable[..., Cl
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_fit_that_not_every_worker_calls_is_an_error(cluster: Cluster, rank: int) -> None:
     body = MODEL + f"if nb.task.rank == {rank}:\n    model.fit(x, y)"
-    with pytest.raises(FailedPreconditionError, match=r"ended without its part in fit number 1: "):
+    with pytest.raises(
+        FailedPreconditionError, match=r"is waiting in fit\(\) call 1, but .* finished after 0"
+    ):
         start_run(body, Options(on="worker:0-1"), cluster=cluster).wait()
     assert start_run("n = 4", Options(), cluster=cluster).wait().results == {"n": 4}
 
@@ -198,10 +200,10 @@ class JustNow:
 
 def test_an_outcome_that_comes_after_the_look_at_them_is_not_lost(cluster: Cluster) -> None:
     run = start_run("n = 8", Options(on="worker:0"), cluster=cluster)
-    assert run._watch.calls.wait(10 + SLACK_SECONDS)
-    run._watch.calls = JustNow(run._watch.calls)  # type: ignore[assignment]
-    while not run._watch.through:
-        run._watch.hear(cluster.tasks[0])
+    assert run._monitor.calls.wait(10 + SLACK_SECONDS)
+    run._monitor.calls = JustNow(run._monitor.calls)  # type: ignore[assignment]
+    while not run._monitor.ended_bodies:
+        run._monitor.receive(cluster.tasks[0])
     assert run.wait().results == {"n": 8}
 
 
@@ -213,15 +215,15 @@ def test_who_only_waits_for_a_large_model_to_come_home_is_not_hurried(
     signalled: list[int] = []
     monkeypatch.setattr(cluster, "signal", lambda rank, number: signalled.append(rank))
     run = start_run("n = 6", Options(on="worker:0"), cluster=cluster)
-    calls, run._watch.calls = run._watch.calls, Withheld()  # type: ignore[assignment]
+    calls, run._monitor.calls = run._monitor.calls, Withheld()  # type: ignore[assignment]
     deadline = time.monotonic() + 10 + PATIENCE
-    while not run._watch.through:
-        run.pump()
+    while not run._monitor.ended_bodies:
+        run.poll()
         assert time.monotonic() < deadline
     run.interrupt()
     for _ in range(3):
-        assert not run.pump()
-    run._watch.calls = calls
+        assert not run.poll()
+    run._monitor.calls = calls
     assert run.wait().results == {"n": 6}
     assert signalled == []
 

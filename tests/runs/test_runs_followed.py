@@ -105,7 +105,7 @@ def test_waiting_until_a_step(begin: Callable[..., Run]) -> None:
     with pytest.raises(DeadlineExceededError, match="before step 1000000000: it continues"):
         run.wait_until(step=1_000_000_000, timeout=0.05)
     waits, main = threading.Event(), threading.main_thread()
-    run.leaving = lambda: threading.current_thread() is main and waits.set() is not None
+    run.process_ends = lambda: threading.current_thread() is main and waits.set() is not None
     with interrupted_when(waits.is_set), pytest.raises(KeyboardInterrupt):
         run.wait_until(step=1_000_000_000)
     assert not run.over

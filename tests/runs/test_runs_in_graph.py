@@ -353,14 +353,14 @@ def test_towers_are_reserved(
     begin: Callable[..., Run], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = "import nbdist.runs.task.agent as agents\nagents.RESERVED_SECONDS = {seconds}"
-    monkeypatch.setattr(monitor, "HOLD_SECONDS", 0.05)
+    monkeypatch.setattr(monitor, "RESERVE_SECONDS", 0.05)
     first = begin(ENDLESS, on="worker:0-1", synchronous=True)
     try:
         cluster.run(short.format(seconds=2.0), on=[0, 1])
         began = time.monotonic()
         until(lambda: time.monotonic() - began > 2.5, during=first)
         for replication in ("in-graph", "between-graph"):
-            first.pump()  # nobody says otherwise that they are held, however long the others take
+            first.poll()  # nobody says otherwise that they are held, however long the others take
             with pytest.raises(FailedPreconditionError, match=f"task:0 is busy with run {first.id}"):
                 start_run("1", Options(replication=replication), cluster=cluster)
         second = begin("who = nb.task.name", on="worker:2").wait()  # other workers are free

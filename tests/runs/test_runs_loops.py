@@ -28,7 +28,7 @@ def stopped(run: Run) -> None:
     """Stop a run as soon as it trains, and wait for its end."""
     pause, deadline = threading.Event(), time.monotonic() + 30
     while (run.store.last(0, "loss") if "loss" in run.store.series else None) is None:
-        assert not run.pump(), f"the run is over: {run.error}"
+        assert not run.poll(), f"the run is over: {run.error}"
         assert time.monotonic() < deadline
         pause.wait(0.01)
     run.stop()

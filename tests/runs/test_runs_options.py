@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nbdist.distribute.registry import STRATEGIES
 from nbdist.errors import InvalidArgumentError
 from nbdist.runs.options import Options, check_numbers, parse_on, select
-from nbdist.runs.shutdown import ABORT_SECONDS, GIVE_UP_AFTER, REPLACE_AFTER, SIGNAL_AFTER, Ladder
+from nbdist.runs.shutdown import ABORT_SECONDS, GIVE_UP_AFTER, REPLACE_AFTER, SIGNAL_AFTER, Escalation
 from nbdist.runtime.task import TaskInfo
 
 
@@ -139,67 +139,67 @@ class Clock:
         return self.now
 
 
-def test_the_ladder_signals_and_then_replaces() -> None:
+def test_the_escalation_signals_and_then_replaces() -> None:
     clock = Clock()
-    ladder = Ladder(clock)
-    assert ladder.due() is None
-    ladder.begin_abort()
+    escalation = Escalation(clock)
+    assert escalation.due() is None
+    escalation.begin()
     clock.now += SIGNAL_AFTER - 0.1
-    assert ladder.due() is None
+    assert escalation.due() is None
     clock.now += 0.2
-    assert ladder.due() == "signal"
-    assert ladder.due() is None
+    assert escalation.due() == "signal"
+    assert escalation.due() is None
     clock.now += REPLACE_AFTER
-    assert ladder.due() == "replace"
-    assert ladder.due() is None
+    assert escalation.due() == "replace"
+    assert escalation.due() is None
 
 
 def test_a_second_interrupt_hurries_to_the_signal_only() -> None:
     clock = Clock()
-    ladder = Ladder(clock)
-    assert ladder.first()
-    assert not ladder.first()
-    assert ladder.due() == "signal"
-    assert not ladder.first()
-    assert ladder.due() is None
+    escalation = Escalation(clock)
+    assert escalation.interrupt()
+    assert not escalation.interrupt()
+    assert escalation.due() == "signal"
+    assert not escalation.interrupt()
+    assert escalation.due() is None
     clock.now += REPLACE_AFTER
-    assert ladder.due() == "replace"
+    assert escalation.due() == "replace"
 
 
-def test_a_ladder_that_aborts_does_so_before_it_signals() -> None:
+def test_an_escalation_that_aborts_does_so_before_it_signals() -> None:
     clock = Clock()
-    ladder = Ladder(clock, aborts=True)
-    assert ladder.first()
+    escalation = Escalation(clock, aborts=True)
+    assert escalation.interrupt()
     clock.now += SIGNAL_AFTER
-    assert (ladder.due(), ladder.due()) == ("abort", None)
+    assert (escalation.due(), escalation.due()) == ("abort", None)
     clock.now += ABORT_SECONDS
-    assert (ladder.due(), ladder.due()) == ("signal", None)
+    assert (escalation.due(), escalation.due()) == ("signal", None)
     clock.now += GIVE_UP_AFTER
-    assert ladder.due() == "give up"
+    assert escalation.due() == "give up"
 
 
 def test_a_second_interrupt_hurries_through_abort_and_signal() -> None:
-    ladder = Ladder(Clock(), aborts=True)
-    assert ladder.first()
-    assert not ladder.first()
-    assert (ladder.due(), ladder.due(), ladder.due()) == ("abort", "signal", None)
+    escalation = Escalation(Clock(), aborts=True)
+    assert escalation.interrupt()
+    assert not escalation.interrupt()
+    assert (escalation.due(), escalation.due(), escalation.due()) == ("abort", "signal", None)
 
 
 def test_an_abort_does_not_start_the_clock_again() -> None:
     clock = Clock()
-    ladder = Ladder(clock)
-    ladder.first()
+    escalation = Escalation(clock)
+    escalation.interrupt()
     clock.now += SIGNAL_AFTER
-    assert ladder.due() == "signal"
+    assert escalation.due() == "signal"
     clock.now += REPLACE_AFTER - SIGNAL_AFTER - 0.1
-    ladder.begin_abort()
-    assert ladder.due() is None
+    escalation.begin()
+    assert escalation.due() is None
     clock.now += 0.2
-    assert ladder.due() == "replace"
+    assert escalation.due() == "replace"
 
 
 def test_an_interrupt_after_an_abort_hurries_too() -> None:
-    ladder = Ladder(Clock())
-    ladder.begin_abort()
-    assert not ladder.first()
-    assert ladder.due() == "signal"
+    escalation = Escalation(Clock())
+    escalation.begin()
+    assert not escalation.interrupt()
+    assert escalation.due() == "signal"

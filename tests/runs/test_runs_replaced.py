@@ -1,4 +1,4 @@
-"""The last rung of the ladder: a task that does not stop is ended and replaced, and nothing else is."""
+"""The last step of the escalation: a task that does not stop is ended and replaced, and nothing else is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nbdist.runs import shutdown
 from nbdist.runs.attach import attach_run
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
-from nbdist.runs.shutdown import Ladder
+from nbdist.runs.shutdown import Escalation
 from nbdist.runs.start import start_run
 from nbdist.wire.rpc.client import Peer
 
@@ -77,18 +77,18 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever heeds the signal has the time for it, on a busy machine too; see `last_rung`."""
+    """Whoever heeds the signal has the time for it, on a busy machine too; see `last_step`."""
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.3)
     monkeypatch.setattr(shutdown, "FAILED_AFTER", 0.3)
     monkeypatch.setattr(shutdown, "REPLACE_AFTER", 600.0)
 
 
-def last_rung(run: Run, *stuck: int) -> None:
+def last_step(run: Run, *stuck: int) -> None:
     """Have the tasks replaced that are stuck, as soon as all others have ended."""
     ranks = {info.rank for info in run._workers}
     until(lambda: ranks - run.outcomes.keys() == set(stuck), during=run)
-    ladder = run._watch.ladder
-    ladder._rungs = [(0.0, name) for _, name in ladder._rungs]
+    escalation = run._monitor.escalation
+    escalation._steps = [(0.0, step) for _, step in escalation._steps]
 
 
 def on_ranks(stuck: dict[int, str], others: str) -> str:
@@ -99,7 +99,7 @@ def on_ranks(stuck: dict[int, str], others: str) -> str:
 
 def to_its_end(run: Run, seconds: float = 20.0) -> None:
     deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not run.pump():
+    while not run.poll():
         assert time.monotonic() < deadline, "the run does not end"
         pause.wait(0.005)
 
@@ -127,24 +127,24 @@ def check_it_trains_right(cluster: Cluster) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_the_rungs() -> None:
+def test_the_steps() -> None:
     now = 0.0
-    ladder = Ladder(lambda: now)
-    assert ladder.due() is None
-    ladder.begin_abort()
-    rungs = {}
+    escalation = Escalation(lambda: now)
+    assert escalation.due() is None
+    escalation.begin()
+    steps = {}
     for now in (0.0, 1.4, 1.5, 3.9, 4.0, 9.0):
-        rungs[now] = ladder.due()
-    assert {at: rung for at, rung in rungs.items() if rung} == {1.5: "signal", 4.0: "replace"}
+        steps[now] = escalation.due()
+    assert {at: step for at, step in steps.items() if step} == {1.5: "signal", 4.0: "replace"}
     now = 0.0
-    ladder = Ladder(lambda: now)
-    ladder.begin_abort(failed=True)
+    escalation = Escalation(lambda: now)
+    escalation.begin(failed=True)
     now = 1.0
-    assert ladder.due() == "signal"
+    assert escalation.due() == "signal"
     now = 0.0
-    body_here = Ladder(lambda: now, aborts=True)
-    assert body_here.first()
-    assert not body_here.first()  # hurries to the signal, not to the end
+    body_here = Escalation(lambda: now, aborts=True)
+    assert body_here.interrupt()
+    assert not body_here.interrupt()  # hurries to the signal, not to the end
     assert [body_here.due() for _ in range(3)] == ["abort", "signal", None]
     now = 5.0
     assert body_here.due() == "give up"
@@ -153,22 +153,22 @@ def test_the_rungs() -> None:
 def test_who_looks_late_skips_no_rung_and_leaves_each_its_time() -> None:
     """A notebook that was busy meanwhile: what ends by the signal is not replaced in the same breath."""
     now = 0.0
-    ladder = Ladder(lambda: now)
-    ladder.begin_abort()
+    escalation = Escalation(lambda: now)
+    escalation.begin()
     now = 30.0
-    assert [ladder.due(), ladder.due()] == ["signal", None]
+    assert [escalation.due(), escalation.due()] == ["signal", None]
     now = 32.4
-    assert ladder.due() is None
+    assert escalation.due() is None
     now = 32.5
-    assert ladder.due() == "replace"
+    assert escalation.due() == "replace"
     now = 0.0
-    ladder = Ladder(lambda: now)
-    ladder.first()
+    escalation = Escalation(lambda: now)
+    escalation.interrupt()
     now = 1.0
-    ladder.first()
-    assert [ladder.due(), ladder.due()] == ["signal", None]
+    escalation.interrupt()
+    assert [escalation.due(), escalation.due()] == ["signal", None]
     now = 4.0  # a second interrupt makes nothing later
-    assert ladder.due() == "replace"
+    assert escalation.due() == "replace"
 
 
 @engines
@@ -190,7 +190,7 @@ def test_a_task_that_cannot_be_stopped_is_replaced(
     if body is HOLDING:
         until(lambda: is_silent(cluster, 1), during=run)
     run.interrupt()
-    last_rung(run, 1)
+    last_step(run, 1)
     assert run.wait().status == "stopped"
     old, new = before[1], cluster.tasks[1]
     told = capsys.readouterr().out
@@ -233,7 +233,7 @@ def test_several_are_replaced_at_once_the_chief_too(start: Start, heard: Heard, 
     cluster.run("kept = 5")
     run = begun(cluster, on_ranks({0: MASKED, 2: SWALLOWING}, LISTENING), heard)
     run.stop()  # as the button does
-    last_rung(run, 0, 2)
+    last_step(run, 0, 2)
     to_its_end(run)
     assert run.status == "stopped"
     assert [info.rank for info in cluster.tasks if info not in before] == [0, 2]
@@ -252,7 +252,7 @@ def test_a_frozen_worker_is_replaced_and_what_was_trained_is_kept(
     frozen = cluster.tasks[1].pid
     freeze(frozen)
     run.interrupt()
-    last_rung(run, 1)
+    last_step(run, 1)
     to_its_end(run)
     assert run.status == "stopped", run.error
     assert run.model is not None
@@ -271,7 +271,7 @@ def test_an_error_stays_what_is_raised_and_who_hangs_is_replaced(
     masked = MASKED.replace("time.sleep", f"open({hangs!r}, 'w').close(); time.sleep")
     run = start_run(on_ranks({0: fails, 1: masked}, LISTENING), Options(), cluster=cluster)
     pid = cluster.tasks[1].pid
-    last_rung(run, 1)
+    last_step(run, 1)
     with pytest.raises(WorkerError, match=r"(?s)Traceback.*ZeroDivisionError: mine.*/job:worker/task:0"):
         run.wait()
     assert run.status == "failed"
@@ -288,7 +288,7 @@ def test_who_attached_to_the_run_may_do_it_and_who_started_it_is_told(
     old = cluster.tasks[1]
     attached = attach_run(run.id)
     attached.interrupt()
-    last_rung(attached, 1)
+    last_step(attached, 1)
     to_its_end(attached)
     assert attached.status == "stopped"
     assert any(f"(pid {old.pid}) did not stop" in note for note in attached.notes)
@@ -361,7 +361,7 @@ def test_an_impatient_user_changes_nothing(start: Start, heard: Heard, hurried: 
     cluster = start(workers=2)
     run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
     deadline = time.monotonic() + 20
-    while not run.pump():  # an interrupt at every turn
+    while not run.poll():  # an interrupt at every turn
         run.interrupt()
         assert time.monotonic() < deadline
     assert run.status == "stopped"

@@ -19,7 +19,7 @@ from runs_heard import Heard
 
 from nbdist.metrics.store import RunStore
 from nbdist.runs.options import Options
-from nbdist.runs.progress import Standing, Stragglers, Tally
+from nbdist.runs.progress import ProgressTracker, Standing, Stragglers
 from nbdist.runs.run import Run
 from nbdist.runs.start import start_run
 
@@ -133,12 +133,12 @@ def news(step: int, busy: float, state: str = "running") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def standing(tally: Tally, now: float) -> Standing:
+def standing(tally: ProgressTracker, now: float) -> Standing:
     return tally.standing(now, RunStore())
 
 
 def test_a_straggler_is_one_while_it_trains() -> None:
-    tally = Tally(3, synchronous=False)
+    tally = ProgressTracker(3, synchronous=False)
     for tenth in range(30):
         for i, step in enumerate((0.05, 0.05, 0.1)):
             tally.hear(i, news(int(tenth / 10 / step), tenth / 10), tenth / 10)
@@ -156,7 +156,7 @@ def test_a_straggler_is_one_while_it_trains() -> None:
 
 
 def test_one_that_says_nothing_while_others_do_is_silent() -> None:
-    tally = Tally(3, synchronous=True)
+    tally = ProgressTracker(3, synchronous=True)
     tally.hear(0, news(1, 0.1), 0.0)
     tally.hear(1, news(1, 0.1), 0.0)
     tally.hear(0, news(20, 1.9), 1.9)
@@ -237,7 +237,7 @@ def test_the_slow_worker_is_named(begin: Callable[..., Run], body: str, options:
     run = begin(body, **options)
     deadline, pause = time.monotonic() + 30, threading.Event()
     while 1 not in slow_ones(run):
-        assert not run.pump(), f"the run is over: {run.error}"
+        assert not run.poll(), f"the run is over: {run.error}"
         assert time.monotonic() < deadline
         pause.wait(0.01)
     run.stop()
@@ -280,7 +280,7 @@ def test_the_slow_tower_is_named(begin: Callable[..., Run], cluster: Cluster, sy
     deadline, pause = time.monotonic() + 60, threading.Event()
     with halting(cluster.tasks[1].pid):
         while 1 not in slow_ones(run):
-            assert not run.pump(), f"the run is over: {run.error}"
+            assert not run.poll(), f"the run is over: {run.error}"
             assert time.monotonic() < deadline
             pause.wait(0.01)
     run.stop()
@@ -296,7 +296,7 @@ def test_a_worker_that_stands_still_is_silent_until_it_speaks_again(
 
     def until(wanted: set[str]) -> None:
         while run.standing().replicas[1].state not in wanted:
-            assert not run.pump(), f"the run is over: {run.error}"
+            assert not run.poll(), f"the run is over: {run.error}"
             assert time.monotonic() < deadline
             pause.wait(0.01)
 

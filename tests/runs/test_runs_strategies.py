@@ -157,9 +157,9 @@ def test_two_interrupts_inside_a_collective(
 ) -> None:
     body = "if nb.collective.rank() != 1: nb.collective.barrier()\nwhile True: pass"
     run = begin(body, collective=collective)
-    until(lambda: run.tally.news > 3 * len(run.tasks), during=run)
+    until(lambda: run.tally.messages > 3 * len(run.tasks), during=run)
     run.interrupt()
-    run.pump()
+    run.poll()
     run.interrupt()
     seconds, _ = seconds_to_end(run)
     assert seconds < 3 + SLACK_SECONDS

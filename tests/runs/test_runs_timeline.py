@@ -146,7 +146,7 @@ def test_the_tasks_are_asked_while_the_run_goes_on(begin: Callable[..., Run]) ->
     deadline, pause = time.monotonic() + 90, threading.Event()
     # Another replica's points may be the first to come.
     while "loss" not in run.store.series or (at := run.store.last(0, "loss")) is None or at.step < 5000:
-        assert not run.pump()
+        assert not run.poll()
         assert time.monotonic() < deadline
         pause.wait(0.005)
     step = run.timeline()

@@ -14,16 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbdist.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError
+from nbdist.metrics.run_folder import RunFile
 from nbdist.metrics.store import RunStore
 from nbdist.nn import Dense, Sequential
 from nbdist.runs import outcome
+from nbdist.runs.attach import Gone
 from nbdist.runs.control import said
+from nbdist.runs.options import Options
 from nbdist.runs.outcome import pack, unpack
-from nbdist.runs.progress import WINDOW, Standing, Tally
-from nbdist.runs.run import Totals
+from nbdist.runs.progress import WINDOW, ProgressTracker
+from nbdist.runs.run import Run
 from nbdist.runs.task import reporting
 from nbdist.runs.task.body import assigned_names, certain_names, describe_error
 from nbdist.runs.task.reporting import Output
+from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context, Control, Progress
 
@@ -248,7 +252,7 @@ def told(step: int, examples: int = 0, total: int | None = 100, state: str = "ru
 
 
 def test_asynchronous_replicas_add_up() -> None:
-    tally, store = Tally(2, synchronous=False), RunStore()
+    tally, store = ProgressTracker(2, synchronous=False), RunStore()
     for second in range(3):
         tally.hear(0, told(10 * second), float(second))
         tally.hear(1, told(20 * second), float(second))
@@ -262,7 +266,7 @@ def test_asynchronous_replicas_add_up() -> None:
 
 
 def test_synchronous_replicas_step_together() -> None:
-    tally = Tally(2, synchronous=True)
+    tally = ProgressTracker(2, synchronous=True)
     for second in range(3):
         for replica in range(2):
             tally.hear(replica, told(10 * second), float(second))
@@ -272,7 +276,7 @@ def test_synchronous_replicas_step_together() -> None:
 
 
 def test_rates_are_of_the_last_seconds() -> None:
-    tally = Tally(1, synchronous=False)
+    tally = ProgressTracker(1, synchronous=False)
     tally.hear(0, told(0), 0.0)
     for tenth in range(1, 101):
         tally.hear(0, told(1000 + tenth), 100 + tenth / 10)
@@ -281,14 +285,14 @@ def test_rates_are_of_the_last_seconds() -> None:
 
 
 def test_news_that_are_read_late_make_no_rate() -> None:
-    tally = Tally(1, synchronous=False)
+    tally = ProgressTracker(1, synchronous=False)
     for tenth in range(1, 101):  # ten seconds of training, read within a tenth of a second
         tally.hear(0, told(5 * tenth) | {"spent": {"compute": tenth / 10}}, 20 + tenth / 1000)
     assert tally.standing(20.1, RunStore()).steps_per_second == pytest.approx(50)
 
 
 def test_elapsed_stands_still_while_the_run_is_paused() -> None:
-    tally, store = Tally(2, synchronous=False), RunStore()
+    tally, store = ProgressTracker(2, synchronous=False), RunStore()
     for replica in range(2):
         tally.hear(replica, told(10), 0.0)
     tally.hear(0, told(20, state="paused"), 2.0)
@@ -302,7 +306,7 @@ def test_elapsed_stands_still_while_the_run_is_paused() -> None:
 
 
 def test_a_pause_that_is_heard_of_late_is_as_long_as_its_replica_says() -> None:
-    tally, store = Tally(1, synchronous=False), RunStore()
+    tally, store = ProgressTracker(1, synchronous=False), RunStore()
     # A cell computed until 8.0.
     tally.hear(0, told(20, state="paused") | {"paused": 6.0, "spent": {"compute": 2.0}}, 8.0)
     assert [tally.standing(now, store).elapsed for now in (8.0, 9.0)] == [2.0, 2.0]
@@ -310,16 +314,22 @@ def test_a_pause_that_is_heard_of_late_is_as_long_as_its_replica_says() -> None:
     assert (tally.standing(10.0, store).elapsed, tally.paused(10.0), tally.rested) == (3.0, 7.0, 0.0)
 
 
-class FakeTotals(Totals):
-    over = True
+class NoCalls:
+    """Bodies that have no outcome yet."""
 
-    def standing(self) -> Standing:
-        return self.tally.standing(2.0, self.store)
+    def ready_ranks(self) -> list[int]:
+        return []
+
+    def outcome(self, rank: int) -> object:
+        raise AssertionError("no rank is ready")
 
 
 @pytest.mark.parametrize(("synchronous", "rate"), [(True, 10), (False, 20)])
-def test_a_run_counts_updates_and_not_replicas(synchronous: bool, rate: int) -> None:
-    run = FakeTotals({}, RunStore(), Tally(2, synchronous))
+def test_a_run_counts_updates_and_not_replicas(synchronous: bool, rate: int, tmp_path: Path) -> None:
+    workers = [TaskInfo("worker", i, i, "", 0, "", "", 0) for i in range(2)]
+    options, record = Options(synchronous=synchronous), RunFile("digits", status="running")
+    run = Run(Gone(workers), record, tmp_path, workers, options, NoCalls(), None)
+    run.status = "finished"
     assert (run.steps_per_second, run.examples_per_second) == (0.0, 0.0)
     for replica in range(2):
         steps = range(1, 31)
@@ -328,7 +338,7 @@ def test_a_run_counts_updates_and_not_replicas(synchronous: bool, rate: int) -> 
     assert run.seconds == pytest.approx(2.9)
     assert run.steps_per_second == pytest.approx(30 * (rate / 10) / 2.9)
     assert run.examples_per_second == pytest.approx(600 / 2.9)
-    run.over = False
+    run.status = "running"
     for replica in range(2):
         run.tally.hear(replica, told(40) | {"examples": 400}, 1.0)
     assert (run.steps_per_second, run.examples_per_second) == (rate, 200)
@@ -344,7 +354,7 @@ def test_a_pause_that_a_stop_ends_counts_if_a_step_follows() -> None:
 
 
 def test_what_is_not_known_is_not_made_up() -> None:
-    tally, store = Tally(2, synchronous=False), RunStore()
+    tally, store = ProgressTracker(2, synchronous=False), RunStore()
     standing = tally.standing(0.0, store)
     assert (standing.state, standing.step, standing.total, standing.seconds_left) == (
         "starting",

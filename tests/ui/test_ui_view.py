@@ -11,7 +11,7 @@ import pytest
 from nbdist.errors import NbdistError, TaskDiedError, WorkerError
 from nbdist.metrics.store import RunStore
 from nbdist.runs.options import Options
-from nbdist.runs.progress import ReplicaStanding, Standing, Tally
+from nbdist.runs.progress import ProgressTracker, ReplicaStanding, Standing
 from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui.display import run as view
@@ -34,7 +34,7 @@ class FakeRun:
         self.trains = True
         self.asked: list[tuple[str, float | None]] = []
         self.controls = SimpleNamespace(act=lambda kind, rate: self.asked.append((kind, rate)))
-        self.tally = Tally(len(TASKS), bool(options.get("synchronous")))
+        self.tally = ProgressTracker(len(TASKS), bool(options.get("synchronous")))
 
     def last_epoch(self, replica: int) -> dict[str, float]:
         return self.epochs.get(replica, {})
@@ -127,7 +127,7 @@ def test_what_the_page_wants_is_done_with_the_run(displays: list[FakeDisplay]) -
 def test_the_standing_is_passed_on_whole(displays: list[FakeDisplay]) -> None:
     run = FakeRun()
     run.store.extend(1, "staleness", [1], [3.0], [1.0])
-    tally = Tally(2, synchronous=False)
+    tally = ProgressTracker(2, synchronous=False)
     for second in range(2):
         for replica in range(2):
             told = Progress(

@@ -151,7 +151,7 @@ def stop_run(say: Say, *, id: str) -> None:
     with attached(id) as run:
         run.stop()
         deadline = time.monotonic() + STOP_SECONDS
-        while read_run(id).status not in ENDED and not run.pump():
+        while read_run(id).status not in ENDED and not run.poll():
             if time.monotonic() > deadline:
                 raise DeadlineExceededError(f"run {id} has not stopped within {STOP_SECONDS:g} s; try again")
             time.sleep(0.05)
@@ -201,7 +201,7 @@ def await_effect(run: Run, condition: Callable[[], bool], effect: str) -> None:
     """Wait until a command to a run's replicas has taken effect between two of their steps."""
     deadline = time.monotonic() + EFFECT_SECONDS
     while not condition():
-        if run.pump():
+        if run.poll():
             raise FailedPreconditionError(f"run {run.id} ended ({run.status}) before it had {effect}")
         if time.monotonic() > deadline:
             raise DeadlineExceededError(

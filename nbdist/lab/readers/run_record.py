@@ -19,7 +19,7 @@ from nbdist.metrics import run_folder
 from nbdist.metrics.run_folder import STATUSES
 from nbdist.metrics.store import RunStore
 from nbdist.runs.history import Labels, error_line
-from nbdist.runs.progress import BUSY, PAUSED, Standing, Tally
+from nbdist.runs.progress import BUSY, PAUSED, ProgressTracker, Standing
 
 LONGEST = run_folder.LONGEST
 GOING = ("preparing", "running", "paused")
@@ -447,8 +447,8 @@ class Pace:
         self.words[replica], self._heard[replica] = word, now
         self._latest = max(self._latest, word.time)
 
-    def _new(self) -> Tally:
-        return Tally(self._replicas, self._synchronous)
+    def _new(self) -> ProgressTracker:
+        return ProgressTracker(self._replicas, self._synchronous)
 
     def pass_time(self, now: float) -> None:
         """Let replicas that say nothing new be as far as they were, at this later time."""

@@ -27,7 +27,7 @@ from nbdist.metrics.log import Batch
 from nbdist.metrics.tensorboard import events_folder
 from nbdist.runs.in_graph.thread import BodyThread, Gate, printing_here
 from nbdist.runs.in_graph.towers import Towers
-from nbdist.runs.protocols import Replacement
+from nbdist.runs.protocols import RunReplacement
 from nbdist.runs.task.agent import Agent
 from nbdist.runs.task.body import Order, check_fetched, perform
 from nbdist.runs.task.reporting import Live, Output
@@ -257,7 +257,7 @@ class WithClient:
         """Interrupt a task; the client's body by an exception, for the process is the notebook's."""
         return self._interrupt() if rank == self._client.rank else self._cluster.signal(rank, signum)
 
-    def replace(self, tasks: list[TaskInfo]) -> Replacement:
+    def replace(self, tasks: list[TaskInfo]) -> RunReplacement:
         """Begin to replace tasks of the cluster."""
         return self._cluster.replace(tasks)
 

@@ -51,19 +51,21 @@ def body() -> Body:
 
 @pytest.fixture
 def run(own_home: Path, body: Body) -> Run:
-    folder = run_folder("leaving")
+    folder = run_folder("interrupted")
     folder.mkdir(mode=0o700, exist_ok=True)
-    return Run(Gone([WORKER]), RunFile("leaving", status="running"), folder, [WORKER], Options(), body, None)
+    return Run(
+        Gone([WORKER]), RunFile("interrupted", status="running"), folder, [WORKER], Options(), body, None
+    )
 
 
 def asked_to_stop(run: Run) -> bool:
-    return run._watch.interrupted
+    return run._monitor.interrupted
 
 
 def test_an_interrupt_stops_after_a_moment(run: Run, body: Body) -> None:
     began = time.monotonic()
     asked: list[float] = []
-    run.leaving = lambda: False
+    run.process_ends = lambda: False
 
     def look() -> None:
         if asked_to_stop(run):
@@ -86,7 +88,7 @@ def test_where_no_kernel_ends_an_interrupt_stops_at_once(run: Run, body: Body) -
 
 def test_a_second_interrupt_does_not_wait(run: Run, body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "RESTART_SECONDS", 10 * PATIENCE)
-    run.leaving = lambda: False
+    run.process_ends = lambda: False
     body.then = [body.interrupt, body.interrupt, body.end]
     began = time.monotonic()
     run.wait()
@@ -97,10 +99,10 @@ def test_a_second_interrupt_does_not_wait(run: Run, body: Body, monkeypatch: pyt
 def test_a_process_that_ends_leaves_its_run_alone(run: Run, body: Body) -> None:
     """As in Jupyter: the signal first, and a moment later the word that the kernel is to end."""
     ends: list[bool] = []
-    run.leaving = lambda: bool(ends)
+    run.process_ends = lambda: bool(ends)
     body.then = [body.interrupt, *[lambda: None] * 5, lambda: ends.append(True)]
     with pytest.raises(
-        KeyboardInterrupt, match=r"the kernel ends; run leaving continues: nb.attach\('leaving'\)"
+        KeyboardInterrupt, match=r"the kernel ends; run interrupted continues: nb.attach\('interrupted'\)"
     ):
         run.wait()
     assert not asked_to_stop(run)
@@ -108,7 +110,7 @@ def test_a_process_that_ends_leaves_its_run_alone(run: Run, body: Body) -> None:
 
 
 def test_without_a_signal_it_leaves_too(run: Run, body: Body) -> None:
-    run.leaving = lambda: True
+    run.process_ends = lambda: True
     with pytest.raises(KeyboardInterrupt, match="the kernel ends"):
         run.wait()
     assert not asked_to_stop(run)
@@ -121,7 +123,7 @@ async def followed(run: Run, body: Body, then: Callable[[asyncio.Task[Run]], obj
 
 
 def test_a_users_own_cancel_stops_the_run(run: Run, body: Body) -> None:
-    run.leaving = lambda: False
+    run.process_ends = lambda: False
 
     def cancel(task: asyncio.Task[Run]) -> None:
         task.cancel()
@@ -136,7 +138,7 @@ def test_a_users_own_cancel_stops_the_run(run: Run, body: Body) -> None:
 
 def test_a_task_that_is_cancelled_by_a_kernel_that_ends_stops_nothing(run: Run, body: Body) -> None:
     ends: list[bool] = []
-    run.leaving = lambda: bool(ends)
+    run.process_ends = lambda: bool(ends)
 
     def cancel(task: asyncio.Task[Run]) -> None:
         task.cancel()
@@ -159,7 +161,7 @@ def test_a_loop_that_ends_stops_nothing(run: Run) -> None:
 
 
 def test_the_stop_button_acts_at_once(run: Run, body: Body) -> None:
-    run.leaving = lambda: False
+    run.process_ends = lambda: False
     run.interrupt()
     assert asked_to_stop(run)
     body.end()

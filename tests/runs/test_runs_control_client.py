@@ -16,7 +16,7 @@ from nbdist.errors import (
 )
 from nbdist.metrics.store import RunStore
 from nbdist.runs.control import Controls, heed, said
-from nbdist.runs.progress import Tally
+from nbdist.runs.progress import ProgressTracker
 from nbdist.train.context import Context, Control, Progress
 
 PATIENCE = 30.0
@@ -80,7 +80,7 @@ class Some:
 
     def __init__(self) -> None:
         self.status, self.trains, self.sent = "running", True, list[dict[str, Any]]()
-        self.tally, self.pumps, self.answers = Tally(1, False), 0, list[dict[str, Any]]()
+        self.tally, self.pumps, self.answers = ProgressTracker(1, False), 0, list[dict[str, Any]]()
         self.controls = Controls(self)
 
     @property
@@ -90,8 +90,8 @@ class Some:
     def send(self, word: dict[str, Any]) -> None:
         self.sent.append(word)
 
-    def pump(self) -> bool:
-        with self.controls.looking():
+    def poll(self) -> bool:
+        with self.controls.polling():
             self.pumps += 1
             if self.answers and self.sent:
                 self.tally.checkpoint = self.answers.pop(0)
@@ -175,14 +175,14 @@ def test_another_thread_asks_and_waits_and_the_follower_sends() -> None:
         thread.join(0.001)
     assert run.pumps == 0
     run.answers = [answer(1)]
-    run.pump()
+    run.poll()
     thread.join(PATIENCE)
     assert found == [Path("/x/step-3/model.safetensors")]
 
 
 def test_who_shows_a_run_asks_and_does_not_wait() -> None:
     run = Some()
-    with run.controls.looking():
+    with run.controls.polling():
         run.controls.act("pause")
         with pytest.raises(FailedPreconditionError, match=r"use run\.controls\.act"):
             run.controls.checkpoint()
@@ -195,7 +195,7 @@ def told(state: str, step: int, **more: Any) -> dict[str, Any]:
 
 
 def test_a_pause_leaves_rates_and_what_is_left_as_they_were() -> None:
-    tally, store = Tally(1, True), RunStore()
+    tally, store = ProgressTracker(1, True), RunStore()
     for second in range(3):
         tally.hear(0, told("running", 10 * second), second)
     before = tally.standing(2, store)
@@ -210,7 +210,7 @@ def test_a_pause_leaves_rates_and_what_is_left_as_they_were() -> None:
 
 
 def test_a_run_is_paused_when_nobody_trains() -> None:
-    tally, store = Tally(3, False), RunStore()
+    tally, store = ProgressTracker(3, False), RunStore()
     for replica, state in enumerate(["paused", "running", "finished"]):
         tally.hear(replica, told(state, 3), 0.0)
     assert tally.standing(0.0, store).state == "running"
@@ -219,7 +219,7 @@ def test_a_run_is_paused_when_nobody_trains() -> None:
 
 
 def test_the_rate_in_force_is_the_one_that_all_name_who_know() -> None:
-    tally, store = Tally(3, False), RunStore()
+    tally, store = ProgressTracker(3, False), RunStore()
     assert tally.standing(0.0, store).learning_rate is None
     tally.hear(0, told("running", 3, learning_rate=0.1, checkpoint=answer(1)), 0.0)
     tally.hear(1, told("running", 3, learning_rate=None), 0.0)
