@@ -1,4 +1,4 @@
-// Marks of steering and faults on a run's curves: a vertical line, a sign at its top, and text below the charts.
+// Annotations of a run's curves (commands and faults): a vertical line, a glyph at its top, and text below the charts.
 import { CLOCK, MEAN } from "../comm/frames.js";
 import { make, setText } from "../dom/elements.js";
 import { formatCount } from "../text/format.js";

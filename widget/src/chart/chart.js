@@ -225,7 +225,7 @@ export class Chart {
     event.stopPropagation(); // the notebook has uses for the same keys
   }
 
-  /** The cursor goes to a point of the line, and what is shown goes along. @param {Line} mainLine @param {number} index */
+  /** The cursor goes to a point of the line, and the shown range follows. @param {Line} mainLine @param {number} index */
   goTo(mainLine, index) {
     const x = mainLine.xs[Math.max(0, Math.min(mainLine.xs.length - 1, index))];
     this.active = true;
@@ -380,7 +380,7 @@ function drawMarkers(canvas, plot, { xs, ys }, colours) {
   }
 }
 
-/** A mark here and there, so that a line is told from others without its colour.
+/** A mark here and there, so that a line can be recognized without its colour.
  * @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line */
 function drawDiamonds(canvas, plot, { xs, ys }) {
   const r = 4 * plot.ratio;

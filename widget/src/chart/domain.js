@@ -89,7 +89,7 @@ export function extent(lists) {
   return low === undefined ? null : [low, high];
 }
 
-const FEWEST = 5; // values among which a spike can be told from a steep curve
+const FEWEST = 5; // values from which on a spike can be distinguished from a steep curve
 const FAR = 2; // times the range of the others, beyond which a spike leaves the plot
 
 /**

@@ -39,7 +39,7 @@ export class Readout {
   }
 }
 
-/** What stands beside the pointer. @param {string} label @param {string} value */
+/** An entry of the readout without a line. @param {string} label @param {string} value */
 export function plainEntry(label, value) {
   return { label: label || value, value: label && value, tone: "transparent", kind: "fact", where: "" };
 }

@@ -3,9 +3,9 @@ import { decodeFrame } from "./frames.js";
 
 /** @typedef {{ sequence: number, incomplete: boolean, requestedAt: number, receivedAt: number }} FrameSequence */
 /** @typedef {(kind: string, more?: object) => void} Send */
-/** @typedef {"ack" | "snapshot" | null} Reply what the kernel is told of a message */
+/** @typedef {"ack" | "snapshot" | null} Reply the reply to a message */
 /**
- * What is joined: it is told when it has to be drawn anew, and when the kernel has gone.
+ * A page that is connected: redraw is called when it has to be drawn again, disconnect when the kernel has ended.
  * @typedef {{ element: HTMLElement, disconnect: () => void, redraw: () => void, close: () => void, over: () => boolean }} Page
  */
 
@@ -18,7 +18,7 @@ export function newFrameSequence(now) {
 }
 
 /**
- * A message with a frame arrived: applies it, if it is its turn; returns what the kernel is to be told.
+ * Applies a frame if it is the next one; returns the reply to the kernel.
  * @template {{ snapshot: boolean }} M
  * @param {FrameSequence} link
  * @param {M} message
@@ -34,7 +34,7 @@ export function applyFrame(link, message, bytes, now, apply) {
   return verdict === "apply" ? "ack" : verdict === "ask" ? "snapshot" : null;
 }
 
-/** What the kernel is told that the page has: nothing, if something is missing. @param {FrameSequence} link */
+/** The last frame that the page has applied; 0 if one is missing. @param {FrameSequence} link */
 export function lastApplied(link) {
   return link.incomplete ? 0 : link.sequence;
 }
@@ -73,9 +73,9 @@ export function isSilent(link, now) {
   return true;
 }
 
-// Joins a page to its kernel: when it can be seen, what has gone lost, when the kernel has gone.
+// Connects a page: reports whether it is on the screen, asks for lost frames, and finds that the kernel has ended.
 
-const POLL = 1000; // milliseconds between looks at whether the kernel has gone quiet
+const POLL = 1000; // milliseconds between checks whether the kernel is silent
 
 /**
  * Show a page in `el`; returns what takes it away.
@@ -94,7 +94,7 @@ export function connect({ model, el }, make, receiveMessage) {
     try {
       model.send({ kind, view: name, visible: visible(), sequence: lastApplied(link), ...more });
     } catch {
-      page.disconnect(); // the kernel restarted or ended, and its end of the line with it
+      page.disconnect(); // the kernel restarted or ended, and closed the channel
     }
   };
 
@@ -114,7 +114,7 @@ export function connect({ model, el }, make, receiveMessage) {
     if (now === onScreen) return;
     onScreen = now;
     send("visible");
-    page.redraw(); // what changed meanwhile
+    page.redraw(); // data may have changed while it was hidden
   });
   seen.observe(page.element);
   const onVisibility = () => send("visible");

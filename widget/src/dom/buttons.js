@@ -1,4 +1,4 @@
-// Buttons that can be switched off and keep the focus, and those that ask once more.
+// Buttons: one that keeps the focus while it is disabled, one that opens a panel, one that asks for confirmation.
 import { make } from "./elements.js";
 
 /** @param {string} text @param {string} title @param {() => void} act */
@@ -40,7 +40,7 @@ export function disclosureButton(text, title, what, onChange = () => {}) {
   return Object.assign(made, { setOpen });
 }
 
-/** What cannot be taken back is asked once more. @param {string} text @param {string} title @param {string} question @param {string} yes @param {() => void} act */
+/** Asks for confirmation of what cannot be undone. @param {string} text @param {string} title @param {string} question @param {string} yes @param {() => void} act */
 export function confirmButton(text, title, question, yes, act) {
   const ask = (/** @type {boolean} */ open) => {
     confirmation.hidden = !open;
@@ -52,7 +52,7 @@ export function confirmButton(text, title, question, yes, act) {
     ask(false);
     act();
   });
-  const no = button("No", "Nothing happens", () => ask(false));
+  const no = button("No", "Cancel", () => ask(false));
   go.classList.add("nbs-grave");
   const confirmation = make("span", { class: "nbs-sure", role: "group", "aria-label": question }, question, go, no);
   confirmation.hidden = true;

@@ -14,12 +14,12 @@ function isViewKey(event) {
   return !held && event.key !== "Escape" && !(event.shiftKey && event.key === "Enter");
 }
 
-/** JupyterLab hears of a key last. @param {KeyboardEvent} event */
+/** JupyterLab's handlers run after the view's. @param {KeyboardEvent} event */
 function stopKey(event) {
   if (isViewKey(event)) event.stopPropagation();
 }
 
-/** Notebook 7 hears of a key first, and takes a slider's arrows unless it is told not to. @param {KeyboardEvent} event @param {HTMLElement} element */
+/** Notebook 7's handlers run before the view's and take a slider's arrows, unless the target has this attribute. @param {KeyboardEvent} event @param {HTMLElement} element */
 function suppressShortcuts(event, element) {
   const { target } = event;
   if (!(target instanceof Element) || !element.contains(target)) return;

@@ -1,5 +1,6 @@
-// What can be done with a run: pause, checkpoint, stop, learning rate. Each is asked of the kernel, and
-// shown as asked until the run's progress shows that it was done.
+// The commands on a run: pause, checkpoint, stop, learning rate. Each is sent to the kernel and shown as
+// pending until the run's progress shows that it was carried out.
+import { button } from "../dom/buttons.js";
 import { make, setText } from "../dom/elements.js";
 import { LearningRateControl, sameRate } from "./learning-rate.js";
 
@@ -16,9 +17,9 @@ export class RunControls {
     this.progress = {};
     /** @type {string[]} */
     this.kinds = [];
-    this.pause = button("Pause", "Wait between two steps; nothing is lost", () => this.ask(this.progress.state === "paused" ? "resume" : "pause"));
-    this.checkpoint = button("Checkpoint", "Save all parameters now, while training goes on", () => this.ask("checkpoint"));
-    this.stop = button("Stop", "End the run; what it has trained is kept", () => this.ask("stop"));
+    this.pause = button("Pause", "Pause after the current step", () => this.ask(this.progress.state === "paused" ? "resume" : "pause"));
+    this.checkpoint = button("Checkpoint", "Save a checkpoint now; training continues", () => this.ask("checkpoint"));
+    this.stop = button("Stop", "End the run and keep the trained parameters", () => this.ask("stop"));
     this.element = make("div", { class: "nbd-actions", role: "group", "aria-label": "Run control" }, this.pause, this.checkpoint, this.stop);
     this.rate = new LearningRateControl(name, (rate) => this.ask("set", rate));
   }
@@ -28,13 +29,13 @@ export class RunControls {
     if (kind === "set" ? false : this.pending.has(kind)) return;
     this.pending.set(kind, ask(kind, value, this.progress, performance.now()));
     this.send(kind, value);
-    setTimeout(() => this.show(this.progress, this.kinds), TIMEOUT + 100); // whatever became of it
+    setTimeout(() => this.show(this.progress, this.kinds), TIMEOUT + 100); // carried out or not
     this.write();
   }
 
   /**
    * @param {Record<string, any>} progress
-   * @param {string[]} kinds that somebody acts on now
+   * @param {string[]} kinds of the commands that the run accepts now
    */
   show(progress, kinds) {
     this.progress = progress;
@@ -63,25 +64,16 @@ export class RunControls {
   }
 }
 
-/** @param {string} text @param {string} title @param {() => void} act */
-function button(text, title, act) {
-  const made = make("button", { class: "nbd-button", type: "button", title }, text);
-  made.addEventListener("click", () => {
-    if (made.getAttribute("aria-disabled") !== "true") act();
-  });
-  return made;
-}
-
-/** What is being done cannot be asked again; the button keeps the focus. @param {HTMLElement} element @param {string} text @param {boolean} busy */
+/** Sets a button's text; a busy one ignores clicks but keeps the focus. @param {HTMLElement} element @param {string} text @param {boolean} busy */
 function setLabel(element, text, busy) {
   setText(element, text);
   if (busy) element.setAttribute("aria-disabled", "true");
   else element.removeAttribute("aria-disabled");
 }
 
-// What was asked of the kernel and has not come to pass. Pure: it is told the time and sends nothing.
+// Commands that the run has not carried out yet. Pure: the caller passes the time.
 
-export const TIMEOUT = 15_000; // milliseconds after which something may be asked again, whatever became of it
+export const TIMEOUT = 15_000; // milliseconds after which a command may be sent again, carried out or not
 
 /**
  * @param {CommandKind} kind
@@ -95,7 +87,7 @@ export function ask(kind, value, progress, now) {
 }
 
 /**
- * Whether the run's progress shows what was asked for, or says why not; or nobody will any more.
+ * Whether the run's progress shows that a command was carried out or failed, or its time is over.
  * @param {PendingCommand} pending
  * @param {Record<string, any>} progress
  * @param {number} now milliseconds
@@ -107,7 +99,7 @@ export function isSettled({ kind, value, since, before }, progress, now) {
   return kind === "set" && typeof progress.learning_rate === "number" && sameRate(progress.learning_rate, value ?? NaN);
 }
 
-/** What changes in the progress when something of this kind was done or failed. @param {CommandKind} kind @param {Record<string, any>} progress */
+/** What changes in the progress when a command of this kind was carried out or failed. @param {CommandKind} kind @param {Record<string, any>} progress */
 function outcomeOf(kind, { checkpoint, problem }) {
   return JSON.stringify([problem?.kind === kind ? problem.number : null, kind === "checkpoint" ? checkpoint ?? null : null]);
 }

@@ -6,7 +6,7 @@ import { RunControls } from "./controls.js";
 const GLYPHS = /** @type {Record<string, string>} */ ({
   starting: "◌", running: "●", paused: "❚❚", stopping: "◍", finished: "✓", stopped: "■", failed: "✕", disconnected: "○", lost: "○", damaged: "✕",
 });
-/** States after which nothing comes; disconnected is the page's own, when the kernel is gone, the last two the Jupyter server's. */
+/** Final states: the view sets disconnected when the kernel has ended; lost and damaged are set by the Jupyter server. */
 export const FINAL_STATES = ["finished", "stopped", "failed", "disconnected", "lost", "damaged"];
 
 export class Header {
@@ -42,7 +42,7 @@ export class Header {
   show(head, progress) {
     const state = String(progress.state ?? "starting");
     const over = FINAL_STATES.includes(state);
-    const moving = !over && state !== "paused"; // how fast it was says nothing of what is left
+    const moving = !over && state !== "paused"; // a paused run has no remaining time
     const total = progress.total ?? head.total ?? null;
     const step = progress.step ?? null;
     const unit = String(progress.unit ?? "steps");

@@ -13,11 +13,11 @@ export class LearningRateControl {
     this.keyHeld = false;
     this.slider = make("input", {
       type: "range", min: String(-DECADES), max: String(DECADES), step: "0.05", class: "nbd-rate-slider",
-      "aria-label": "Learning rate", title: "Learning rate: acts when let go",
+      "aria-label": "Learning rate", title: "Learning rate: applied when you release the slider",
     });
     this.field = make("input", {
       type: "number", min: "0", step: "any", class: "nbd-rate-field", "aria-label": "Learning rate value",
-      "aria-describedby": `${name}-rate-word`, autocomplete: "off", title: "Learning rate: acts with Enter",
+      "aria-describedby": `${name}-rate-word`, autocomplete: "off", title: "Learning rate: press Enter to apply",
     });
     this.status = make("span", { class: "nbd-rate-word", id: `${name}-rate-word`, role: "status" });
     this.element = make("div", { class: "nbd-rate", role: "group", "aria-label": "Learning rate" },
@@ -34,7 +34,7 @@ export class LearningRateControl {
       this.showStatus("");
       this.updateValueText();
     });
-    // Keys move it step by step: it is let go with the key.
+    // Keys move it step by step: releasing the key releases the slider.
     slider.addEventListener("keydown", () => (this.keyHeld = true));
     const release = () => {
       this.keyHeld = false;
@@ -62,7 +62,7 @@ export class LearningRateControl {
     return rateAtPosition(Number(this.slider.value), this.first ?? 1);
   }
 
-  /** Sends what stands in the field, if it was edited and is a rate. */
+  /** Sends the text of the field, if it was edited and is a rate. */
   submitField() {
     if (!this.edited) return;
     const read = readRate(this.field.value);
@@ -149,7 +149,7 @@ export function sliderPosition(rate, first) {
   return Math.max(-DECADES, Math.min(DECADES, Math.log10(rate / first)));
 }
 
-/** A rate as it is written: digits enough to tell it from others, no zeros in their thousands. @param {number} rate */
+/** A rate as it is written: enough digits to distinguish it from others, without trailing zeros. @param {number} rate */
 export function rateText(rate) {
   const text = String(Number(rate.toPrecision(6)));
   return text.length <= 8 ? text : String(Number(rate.toPrecision(3)));

@@ -7,7 +7,7 @@ import { formatCount, shortTask } from "../text/format.js";
 /** @typedef {{ task: string, text: string, open: string, cut: number }} OutputUpdate */
 
 const LIMIT = 200_000; // characters kept per rank, as in Python
-const OPENED = 4; // ranks whose output is unfolded at first
+const OPENED = 4; // ranks whose output is open at first
 const MOST_COLOURED = 4_000; // elements kept per rank: the oldest lines lose their colours beyond them
 const MOST_UNREAD = 99; // lines that are counted on a tab
 
@@ -46,7 +46,7 @@ class RankOutput {
     this.kept = this.lines = this.written = this.news = 0;
   }
 
-  /** @param {OutputUpdate} news @param {boolean} visible whether somebody sees it */
+  /** @param {OutputUpdate} news @param {boolean} visible whether it is on the screen */
   add({ text, open, cut }, visible) {
     const seen = this.text.clientHeight > 0;
     if (seen) this.following = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 4;

@@ -22,7 +22,7 @@ export class ReplicaCards {
     this.cards = new Map();
     this.grid = make("div", { class: "nbd-strip" });
     this.grid.addEventListener("keydown", (event) => this.onKey(event));
-    this.tabStop = 0; // the replica whose card Tab comes to, where there are many
+    this.tabStop = 0; // the replica whose card is the Tab stop, where there are many
     this.key = make("div", { class: "nbd-parts", "aria-hidden": "true" }, make("span", {}, "step time:"),
       ...Object.entries(TIME_PARTS).map(([part, word]) => make("span", {}, make("i", { "data-part": part }), word))); // each bar has a text label
     this.element = make("div", { class: "nbd-replicas", role: "group", "aria-label": "Replicas" }, this.grid, this.key);

@@ -14,7 +14,7 @@ import { ChartPicker, ChartToolbar } from "./toolbar.js";
 
 /** @typedef {import("../chart/curves.js").ChartSpec} ChartSpec */
 /** @typedef {{ title: string, run: string, tasks: string[], total: number | null, controls?: string[], again?: string, charts: ChartSpec[], series: string[] }} Head */
-/** @typedef {(kind: string, more?: Record<string, unknown>) => void} Send tells the kernel */
+/** @typedef {(kind: string, more?: Record<string, unknown>) => void} Send sends a message to the kernel */
 /**
  * @typedef {object} Message
  * @property {"frame"} kind
@@ -29,7 +29,7 @@ import { ChartPicker, ChartToolbar } from "./toolbar.js";
 /** @typedef {{ byTime: boolean, log: boolean, smoothing: number, chosen: number | null, table: boolean }} ViewSettings */
 
 const GAP = 24; // CSS pixels between charts
-const NARROWEST = 300; // of a chart that stands beside another
+const NARROWEST = 300; // of a chart that is beside another
 const NO_CHARTS = { titles: [], count: 0, most: 0 }; // to choose from
 const TABLE_EVERY = 500; // milliseconds
 
@@ -155,7 +155,7 @@ export class RunView {
     this.picker.show(choosable, this.head.charts.map(({ title }) => title));
     this.replicas.show(this.progress.per_replica ?? {}, this.shared.labels);
     if (!this.charts.length) return;
-    // While JupyterLab changes its theme nothing has a width, and nobody says when it is over.
+    // While JupyterLab changes its theme nothing has a width, and there is no event when it has finished.
     const whole = (this.width = this.grid.clientWidth || this.width);
     if (whole === 0) return; // never yet on a screen
     this.shared.colours = readColours(this.element);
@@ -166,7 +166,7 @@ export class RunView {
     this.showTable();
   }
 
-  /** Writes the table, now and then: nobody reads it ten times a second. */
+  /** Writes the table, at most every TABLE_EVERY milliseconds. */
   showTable() {
     const wait = this.tableDue - performance.now();
     clearTimeout(this.tableTimer);
@@ -186,7 +186,7 @@ export class RunView {
   }
 }
 
-// The charts as a table, for those who do not see them, and for exact values.
+// The charts as a table, for screen readers and for exact values.
 
 const HEADINGS = (/** @type {string} */ one) => ["curve", "latest", `at ${one}`, "lowest", "highest", "points"];
 

@@ -1,4 +1,4 @@
-// The space editor's page: draws what the kernel says, and sends what is done to it.
+// The space editor: draws the kernel's state and sends the user's edits.
 import { make, setText } from "../dom/elements.js";
 import { button, enable, field, labelled, mark, select, setOptions } from "./fields.js";
 import { ParameterRow } from "./parameter.js";
@@ -7,7 +7,7 @@ import { describeCount, plural, startProblem } from "./state.js";
 /** @typedef {import("./state.js").State} State */
 /** @typedef {Record<string, unknown> & { what: string }} Change */
 
-const PATIENCE = 1500; // milliseconds after which the page says what it waits for
+const PATIENCE = 1500; // milliseconds after which the page shows that it waits
 
 export class Editor {
   /** @param {string} view unique in the page @param {(kind: string, more?: Record<string, unknown>) => void} say */
@@ -66,7 +66,7 @@ export class Editor {
     setText(this.count, describeCount(state));
     this.count.classList.toggle("nbe-problem", state.trials_problem !== "");
     mark(this.trials, state.trials_problem !== "", this.count.id);
-    setText(this.text, state.text ?? (state.too_long ? "(longer than %%sweep takes: use editor.space)" : "(not right yet)"));
+    setText(this.text, state.text ?? (state.too_long ? "(longer than %%sweep takes: use editor.space)" : "(not valid yet)"));
     enable(this.copy, state.text !== null);
     this.showStart(state);
   }
@@ -139,7 +139,7 @@ export class Editor {
     if (!this.lost) setText(this.waiting, "");
   }
 
-  /** The kernel is gone, and what the page shows with it cannot be changed any more. */
+  /** Disables the editor: the kernel has ended. */
   disconnect() {
     if (this.lost) return;
     this.lost = true;
@@ -173,7 +173,7 @@ export class Editor {
   }
 }
 
-// Edits on their way to the kernel: what it has not answered yet stays as it was typed.
+// Edits that the kernel has not answered: their fields keep the typed text.
 
 export class EditQueue {
   /** @param {(number: number, change: Change) => void} send */
@@ -194,7 +194,7 @@ export class EditQueue {
     return this.number;
   }
 
-  /** What stands in a field now; while one is on its way only the latest follows. @param {string} field @param {Change} change */
+  /** Sends a field's text; while an edit of it is unanswered, only the latest text follows. @param {string} field @param {Change} change */
   sendLatest(field, change) {
     if (this.sent.has(field)) this.queued.set(field, change);
     else this.post(field, change);
@@ -214,7 +214,7 @@ export class EditQueue {
     for (const [field, change] of queued) this.post(field, change);
   }
 
-  /** The kernel has heard everything up to a number. @param {number} number */
+  /** The kernel has applied all edits up to a number. @param {number} number */
   acknowledge(number) {
     for (const [field, sent] of this.sent) {
       if (sent > number) continue;
@@ -225,12 +225,12 @@ export class EditQueue {
     }
   }
 
-  /** Whether the page knows better than the kernel what stands in a field. @param {string} field */
+  /** Whether an edit of a field is unanswered: the page then keeps its own text. @param {string} field */
   isPending(field) {
     return this.sent.has(field);
   }
 
-  /** The kernel will not answer any more. */
+  /** Drops all edits: the kernel has ended. */
   clear() {
     this.sent.clear();
     this.queued.clear();

@@ -123,7 +123,7 @@ export class ParameterRow {
 
   /** @param {Row} row @param {Row[]} rows */
   showNames(row, rows) {
-    const name = row.name || "without a name";
+    const name = row.name || "unnamed";
     const position = rows.indexOf(row);
     setText(this.legend, `Parameter ${name}`);
     const buttons = /** @type {[HTMLButtonElement, string, boolean][]} */ ([
@@ -221,10 +221,10 @@ class ConditionField {
   /** @param {Condition | null} condition @param {Row[]} others */
   show(condition, others) {
     this.condition = condition;
-    const options = /** @type {[string, string][]} */ ([[ALWAYS, condition || this.at ? "(no condition)" : "(always)"], ...others.map((one) => [String(one.id), one.name || "without a name"])]);
-    const gone = condition && typeof condition.on === "string";
-    if (gone) options.push([`name:${condition.on}`, `${condition.on} (not there)`]);
-    setOptions(this.on, options, condition ? (gone ? `name:${condition.on}` : String(condition.on)) : ALWAYS);
+    const options = /** @type {[string, string][]} */ ([[ALWAYS, condition || this.at ? "(no condition)" : "(always)"], ...others.map((one) => [String(one.id), one.name || "unnamed"])]);
+    const missing = condition && typeof condition.on === "string";
+    if (missing) options.push([`name:${condition.on}`, `${condition.on} (missing)`]);
+    setOptions(this.on, options, condition ? (missing ? `name:${condition.on}` : String(condition.on)) : ALWAYS);
     const values = condition ? checkboxValues(others.find((one) => one.id === condition.on)) : null;
     this.is.hidden = !condition;
     this.boxes.hidden = !values;
@@ -306,7 +306,7 @@ function among(values) {
   };
 }
 
-/** What stands in a field, as a number; NaN if it is none. @param {string} text */
+/** The number in a field; NaN if it is not a number. @param {string} text */
 export function parseNumber(text) {
   return text.trim() === "" ? NaN : Number(text);
 }

@@ -1,4 +1,4 @@
-// What the kernel says that the editor shows (nbdist/ui/space_editor/editor.py).
+// The kernel's state of the editor (nbdist/ui/space_editor/editor.py).
 
 /**
  * @typedef {{ on: number | string, name: string, values: string, read: string[] }} Condition
@@ -37,7 +37,7 @@ export function plural(count, word) {
   return `${count.toLocaleString("en-US")} ${word}${count === 1 ? "" : "s"}`;
 }
 
-/** Why Start cannot be pressed; empty if it can. @param {State} state */
+/** Why Start is disabled; empty if it is enabled. @param {State} state */
 export function startProblem(state) {
   const wrong = state.rows.filter((row) => row.problem).length;
   if (wrong) return `${plural(wrong, "parameter")} ${wrong === 1 ? "has" : "have"} to be put right first.`;

@@ -1,4 +1,4 @@
-// Commands on their way to the kernel, each with a number, and the answers that come back.
+// Commands to the kernel: each has a number, which its answer repeats.
 import { make, setText } from "../dom/elements.js";
 
 /** @typedef {{ ok: boolean, message: string, number?: number, text?: string }} Answer */
@@ -8,7 +8,7 @@ export class CommandChannel {
   /** @param {(kind: string, more: Record<string, unknown>) => void} send */
   constructor(send) {
     this.send = send;
-    this.next = Math.floor(Math.random() * 2 ** 40); // every view of a sweep hears all answers: numbers must differ
+    this.next = Math.floor(Math.random() * 2 ** 40); // every view of a sweep receives all answers, so the numbers must differ
     /** @type {Map<number, (answer: Answer) => void>} */
     this.pending = new Map();
   }
@@ -28,17 +28,17 @@ export class CommandChannel {
     this.pending.delete(asked);
   }
 
-  /** Nobody will answer any more. @param {string} message */
+  /** Fails all pending commands: the kernel has ended. @param {string} message */
   failAll(message) {
     for (const resolve of this.pending.values()) resolve({ ok: false, message });
     this.pending.clear();
   }
 }
 
-const BUSY_AFTER = 1000; // milliseconds: the kernel answers at once, unless a cell has it
+const BUSY_AFTER = 1000; // milliseconds: the kernel answers at once, unless it runs a cell
 const WAITING = "waiting for the running cell; Pause, Resume and Stop in the sidebar act at once";
 
-/** Where an answer is shown, beside what was asked. */
+/** Shows the state of a command and its answer. */
 export class CommandStatus {
   constructor() {
     this.element = make("div", { class: "nbs-told", role: "status" });

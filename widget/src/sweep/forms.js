@@ -1,4 +1,4 @@
-// What a clone or a promotion is to be: small forms that are filled with the trial's own values.
+// Forms for a clone and for a promotion, filled with the trial's own values.
 import { button } from "../dom/buttons.js";
 import { make } from "../dom/elements.js";
 import { formatCount } from "../text/format.js";
@@ -7,7 +7,7 @@ import { editableText, formatNumber, formatParameter } from "./format.js";
 import { valueKey } from "./model.js";
 
 /** @typedef {import("./model.js").Parameter} Parameter */
-/** @typedef {{ value: any, note?: string } | { problem: string }} Parsed a value of undefined is none; a note is no hindrance */
+/** @typedef {{ value: any, note?: string } | { problem: string }} Parsed a value of undefined is none; a note does not prevent it */
 
 /** A clone with changes: a field for each parameter. */
 export class CloneForm {
@@ -22,7 +22,7 @@ export class CloneForm {
     this.status = new CommandStatus();
     this.list = make("div", { class: "nbs-fields" });
     this.element = make("form", { class: "nbs-form", id: `${name}-clone`, "aria-label": "Clone with changes" }, this.list,
-      make("div", { class: "nbs-row" }, button("Clone", "A new trial with these parameters", () => this.send()), this.status.element));
+      make("div", { class: "nbs-row" }, button("Clone", "Start a new trial with these parameters", () => this.send()), this.status.element));
     this.element.addEventListener("submit", (event) => event.preventDefault());
     this.element.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && event.target instanceof HTMLInputElement) this.send();
@@ -74,13 +74,13 @@ export class PromoteForm {
     this.epochs = make("input", { id: `${name}-epochs`, type: "number", min: "1", step: "1", placeholder: "as before" });
     this.engines = make("input", { id: `${name}-engines`, type: "number", min: "1", step: "1", placeholder: "as before" });
     this.element = make("form", { class: "nbs-form", id: `${name}-promote`, "aria-label": "Promote" },
-      make("p", { class: "nbs-help" }, "Trains on from its checkpoint, and is not pruned again."),
+      make("p", { class: "nbs-help" }, "Continues training from the trial's checkpoint, without pruning."),
       make("div", { class: "nbs-fields" },
         make("div", { class: "nbs-field" }, make("label", { for: this.epochs.id }, "epochs"), this.epochs),
         make("div", { class: "nbs-field" }, make("label", { for: this.engines.id }, "engines"), this.engines)),
       make("div", { class: "nbs-row" },
-        button("Continue from its checkpoint", "With the epochs and engines above", () => this.send(readCount(this.engines))),
-        button("On the whole cluster", "On every engine there is", () => this.send(this.all()))),
+        button("Continue from its checkpoint", "Use the epochs and engines above", () => this.send(readCount(this.engines))),
+        button("On the whole cluster", "Use every engine of the cluster", () => this.send(this.all()))),
       this.status.element);
     this.element.addEventListener("submit", (event) => event.preventDefault());
   }
@@ -109,7 +109,7 @@ export class PromoteForm {
   }
 }
 
-/** What stands in a field: null for nothing, NaN for what is no whole number from 1. @param {HTMLInputElement} field @returns {number | null} */
+/** The number in a field: null if it is empty, NaN if it is not a whole number of at least 1. @param {HTMLInputElement} field @returns {number | null} */
 function readCount(field) {
   if (field.value.trim() === "" && !field.validity?.badInput) return null;
   const value = Number(field.value);
@@ -148,7 +148,7 @@ export function parseValue(typed) {
 }
 
 /**
- * What is to be changed for a new trial, or the first thing that is wrong.
+ * The changed parameters of a new trial, or the first problem.
  * @param {{ parameter: Parameter, before: any, read: () => Parsed }[]} fields
  * @returns {{ changes: Record<string, any>, notes: string[] } | { problem: string }}
  */

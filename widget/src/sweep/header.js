@@ -22,16 +22,16 @@ export class Header {
     this.chip = make("span", { class: "nbd-chip", role: "status" }, this.glyph, this.state);
     const command = (/** @type {string} */ kind, more = {}) => this.status.follow(ask(kind, more));
     this.edit = new SpaceForm(name, ask, () => this.editing.setOpen(false));
-    this.editing = disclosureButton("Edit the space", "What trials may be from now on", this.edit.element);
-    this.pause = button("Pause", "Running trials go on; no new one starts", () => command(this.model.status?.state === "paused" ? "resume" : "pause"));
+    this.editing = disclosureButton("Edit the space", "Change the search space of new trials", this.edit.element);
+    this.pause = button("Pause", "Running trials continue; no new trial starts", () => command(this.model.status?.state === "paused" ? "resume" : "pause"));
     this.number = make("input", { class: "nbs-number", type: "number", min: "1", max: String(MOST), step: "1", value: "10", "aria-label": "Trials to add" });
-    this.add = button("Add trials", "So many more trials are wanted", () => {
+    this.add = button("Add trials", "Add this many trials to the sweep", () => {
       const trials = Number(this.number.value);
       if (Number.isInteger(trials) && trials >= 1 && trials <= MOST) command("add", { trials });
-      else this.status.show(`"${this.number.value}" is no number of trials; give one from 1 to ${formatCount(MOST)}`, true);
+      else this.status.show(`"${this.number.value}" is not a number of trials; enter 1 to ${formatCount(MOST)}`, true);
     });
     this.number.addEventListener("keydown", (event) => event.key === "Enter" && this.add.click());
-    this.end = confirmButton("Stop sweep", "Running trials are stopped; everything is kept", "Stop the sweep?", "Stop it", () => command("close"));
+    this.end = confirmButton("Stop sweep", "Stop all running trials; results and checkpoints are kept", "Stop the sweep?", "Stop it", () => command("close"));
     this.actions = make("div", { class: "nbs-actions", role: "group", "aria-label": "Sweep control" },
       this.pause, make("span", { class: "nbs-adder" }, this.number, this.add), this.editing, this.end);
     this.segments = SEGMENTS.map((state) => make("i", { "data-state": state }));
@@ -57,7 +57,7 @@ export class Header {
     setText(this.state, state);
     this.chip.dataset.state = state;
     setText(this.pause, state === "paused" ? "Resume" : "Pause");
-    this.pause.dataset.title = state === "paused" ? "New trials start again" : "Running trials go on; no new one starts";
+    this.pause.dataset.title = state === "paused" ? "Start new trials again" : "Running trials continue; no new trial starts";
     this.actions.hidden = state === "disconnected" || status.closed;
     enable(this.pause, !over);
     if (this.actions.hidden) this.editing.setOpen(false);
@@ -111,7 +111,7 @@ const OUTSIDE = [["finish", "let them finish"], ["stop", "stop them"]];
 export class SpaceForm {
   /** @param {string} name unique in the page @param {import("./commands.js").SendCommand} ask @param {() => void} close */
   constructor(name, ask, close) {
-    this.shown = ""; // what the kernel last said
+    this.shown = ""; // the kernel's latest text
     this.status = new CommandStatus();
     this.field = make("textarea", { class: "nbs-space", id: `${name}-space`, spellcheck: "false", rows: "4", "aria-describedby": `${name}-space-help` });
     this.choices = OUTSIDE.map(([value]) => make("input", { type: "radio", name: `${name}-outside`, value }));
@@ -120,14 +120,14 @@ export class SpaceForm {
       const space = this.field.value.split("\n").map((line) => line.trim()).filter(Boolean).join(" ");
       const outside = this.choices.find((one) => one.checked)?.value;
       const { ok } = await this.status.follow(ask("edit", { space, outside }));
-      if (ok) this.shown = this.field.value; // what comes next from the kernel may take its place
+      if (ok) this.shown = this.field.value; // the kernel's next text may replace it
     };
     this.element = make("form", { class: "nbs-form", id: `${name}-edit` },
       make("label", { for: `${name}-space` }, "Search space for new trials"), this.field,
       make("p", { class: "nbs-help", id: `${name}-space-help` }, "One parameter a line: lr=log(1e-4, 1e-1)  hidden=[32, 64]  layers=int(1, 4)  dropout=uniform(0, 0.5)"),
       make("fieldset", {}, make("legend", {}, "Running trials outside of it"),
         ...OUTSIDE.map(([, words], i) => make("label", {}, this.choices[i], words))),
-      make("div", { class: "nbs-row" }, button("Change the space", "Trials asked for from now on are of this space", send), button("Close", "Nothing changes", close), this.status.element));
+      make("div", { class: "nbs-row" }, button("Change the space", "Sample new trials from this space", send), button("Close", "Close without a change", close), this.status.element));
     this.element.addEventListener("submit", (event) => event.preventDefault());
   }
 

@@ -1,4 +1,4 @@
-// All that the page knows of a sweep: merges what the kernel sends, and says who has something to draw.
+// The state of a sweep on the page: merges the kernel's messages and notifies the views that have to redraw.
 import { FINISHED, STATES } from "./states.js";
 
 /** @typedef {"data" | "chosen" | "hovered" | "brushed"} Kind */
@@ -6,12 +6,12 @@ import { FINISHED, STATES } from "./states.js";
 /** @typedef {{ id: string, name: string, metric: string, direction: "max" | "min", began: number, sampler: string, pruner: string, per_trial: number, seed: string, space: string, again: string, engines: [number, string][], parameters: Parameter[] }} Head */
 /** @typedef {{ state: string, now: number, wanted: number, counts: Record<string, number>, engines: [number, "busy" | "free" | "gone", number | null][], trouble: string | null, best: number | null, trials_per_second: number | null, seconds_left: number | null, closed: boolean }} Status */
 /** @typedef {{ steps: number[], values: number[] }} Curve */
-/** @typedef {{ number: number, attempt: number, ranks: number[], start: number, end: number, how: string }} Span `end` is NaN while it goes on */
+/** @typedef {{ number: number, attempt: number, ranks: number[], start: number, end: number, how: string }} Span `end` is NaN while the attempt runs */
 
 const NUMBERS = /** @type {const} */ (["value", "step", "attempt", "parent", "asked", "started", "ended"]);
 const PAIR = 8; // bytes of a point: two float32
 
-/** Trials stand in rows, in the order in which they came; a column has `count` of them. */
+/** Trials are rows, in the order of their arrival; each column has `count` values. */
 export class SweepModel {
   constructor() {
     /** @type {Head | null} */
@@ -128,8 +128,8 @@ export class SweepModel {
       this.seed[row] = trials.seed?.[i] ?? null;
     });
     const keepsNull = new Set(this.head?.parameters.filter(({ when, values }) => !when && values?.includes(null)).map(({ name }) => name));
-    const gone = (/** @type {string} */ name) => (/** @type {any} */ value) => (value === null && !keepsNull.has(name) ? undefined : value);
-    for (const [name, column] of Object.entries(parameters)) writeColumn(this.parameters, name, this.count, undefined, rows, column, gone(name));
+    const readParameter = (/** @type {string} */ name) => (/** @type {any} */ value) => (value === null && !keepsNull.has(name) ? undefined : value);
+    for (const [name, column] of Object.entries(parameters)) writeColumn(this.parameters, name, this.count, undefined, rows, column, readParameter(name));
     for (const [name, column] of Object.entries(metrics)) writeColumn(this.metrics, name, this.count, NaN, rows, column, number);
     for (const column of this.parameters.values()) while (column.length < this.count) column.push(undefined);
     for (const column of this.metrics.values()) while (column.length < this.count) column.push(NaN);
@@ -150,7 +150,7 @@ export class SweepModel {
     });
   }
 
-  /** A span that goes on is told again when it ends. @param {Span} span */
+  /** Adds a span, or replaces it: the kernel sends a span at its start and again at its end. @param {Span} span */
   applySpan(span) {
     for (let i = this.spans.length - 1; i >= 0; i--) {
       const one = this.spans[i];
@@ -161,7 +161,7 @@ export class SweepModel {
     this.spans.push(span);
   }
 
-  /** Rows that are new are not brushed, until whoever brushes says so. @param {{ number: Int32Array, brushed: Uint8Array | null } | null} before a snapshot */
+  /** Carries the brush over to the new rows: a new trial is not brushed until the brush is refreshed. @param {{ number: Int32Array, brushed: Uint8Array | null } | null} before a snapshot */
   remapBrush(before) {
     const mask = new Uint8Array(this.count);
     if (before) before.number.forEach((trial, row) => this.row(trial) >= 0 && (mask[this.row(trial)] = before.brushed?.[row] ?? 0));
@@ -242,7 +242,7 @@ export function numbers(values) {
  * @param {Map<string, T[]>} columns
  * @param {string} name
  * @param {number} count rows in all
- * @param {T} missing what stands in a row that has none
+ * @param {T} missing value of a row that has none
  * @param {number[]} rows
  * @param {any[]} values
  * @param {(value: any) => T} read

@@ -1,4 +1,4 @@
-// The chosen trial: what it is and came to, what it printed, and what can be done with it.
+// The chosen trial: its parameters, results and output, and the commands on it.
 import { button, disclosureButton, enable } from "../dom/buttons.js";
 import { make, setPairs, setText } from "../dom/elements.js";
 import { formatCount, formatDuration, formatExact } from "../text/format.js";
@@ -17,7 +17,7 @@ export function makeTrialPanel(model, { name, ask }) {
   const glyph = make("span", { class: "nbs-glyph", "aria-hidden": "true" });
   const title = make("span", { class: "nbd-chart-title", role: "heading", "aria-level": "4" });
   const word = make("span", { class: "nbs-state" });
-  const closeButton = button("Close", "Choose no trial", () => model.choose(-1));
+  const closeButton = button("Close", "Clear the choice", () => model.choose(-1));
   const figure = make("div", { class: "nbs-value" }, make("b"), make("span"));
   const parameters = make("dl", { class: "nbs-list nbs-parameters" });
   const facts = make("dl", { class: "nbs-list nbs-facts" });
@@ -27,11 +27,11 @@ export function makeTrialPanel(model, { name, ask }) {
   const clone = new CloneForm(model, name, ask);
   const promote = new PromoteForm(model, name, ask);
   const command = (/** @type {string} */ kind) => status.follow(ask(kind, { number: model.chosen }));
-  const stop = button("Stop", "Its engine is free for another trial; what it has trained is kept", () => command("stop"));
-  const retry = button("Retry", "It starts again with the same parameters and seed", () => command("retry"));
+  const stop = button("Stop", "Stop the trial and free its engine; results and checkpoints are kept", () => command("stop"));
+  const retry = button("Retry", "Run the trial again with the same parameters and seed", () => command("retry"));
   const only = (/** @type {() => ReturnType<typeof disclosureButton>} */ other) => (/** @type {boolean} */ open) => open && other().setOpen(false);
   /** @type {ReturnType<typeof disclosureButton>} */
-  const cloning = disclosureButton("Clone…", "A new trial with changes", clone.element, only(() => promoting));
+  const cloning = disclosureButton("Clone…", "Start a new trial with changed parameters", clone.element, only(() => promoting));
   /** @type {ReturnType<typeof disclosureButton>} */
   const promoting = disclosureButton("Promote…", "Train longer, or on more engines, from its checkpoint", promote.element, only(() => cloning));
   const fill = button("Insert parameters as cell", "Write its parameters into the next cell if that is empty, else into a new one", () => insertCell());
@@ -109,16 +109,16 @@ export function makeTrialPanel(model, { name, ask }) {
     ].filter(([, text]) => text && text !== "–"));
   }
 
-  /** Only what applies can be asked for. @param {number} state */
+  /** Enables the commands that apply to a state. @param {number} state */
   function enableActions(state) {
     const { status } = model;
     const over = status?.closed || status?.state === "disconnected";
     const why = status?.closed ? "The sweep was stopped" : "The kernel is not running";
     const set = (/** @type {HTMLElement} */ one, /** @type {boolean} */ can, /** @type {string} */ not) => enable(one, can && !over, over ? why : not);
-    set(stop, state <= RUNNING, "It does not run");
-    set(retry, state > FINISHED, state === FINISHED ? "It is finished: clone it to run its parameters again" : "Stop it before it is tried again");
+    set(stop, state <= RUNNING, "The trial is not running");
+    set(retry, state > FINISHED, state === FINISHED ? "The trial has finished; clone it to run its parameters again" : "Stop the trial before you retry it");
     set(cloning, true, "");
-    set(promoting, state > RUNNING, "It is not over yet");
+    set(promoting, state > RUNNING, "The trial has not ended");
     enable(fill, status?.state !== "disconnected");
     if (over) for (const one of [cloning, promoting]) one.setOpen(false);
   }

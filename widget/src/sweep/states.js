@@ -1,4 +1,4 @@
-// What a trial can be: each state has a name, a colour of the theme, and a glyph, so that it is told without its colour.
+// What a trial can be: each state has a name, a colour of the theme, and a glyph, so that it can be recognized without its colour.
 
 /** @typedef {import("../dom/theme.js").Colours} Colours */
 /** @typedef {{ name: string, glyph: string, color: (theme: Colours) => string, trace: Trace }} State */
@@ -84,5 +84,5 @@ function cross(canvas, x, y, r) {
   canvas.moveTo(x - r * 0.76, y + r * 0.76);
   canvas.lineTo(x + r * 0.76, y - r * 0.76);
 }
-/** States after which nothing comes; disconnected is the page's own, when the kernel is gone, the last two the Jupyter server's. */
+/** Final states: the view sets disconnected when the kernel has ended; lost and damaged are set by the Jupyter server. */
 export const FINAL_STATES = ["finished", "stopped", "failed", "disconnected", "lost", "damaged"];

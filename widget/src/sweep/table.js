@@ -1,4 +1,4 @@
-// All trials as a table: the data behind the figures, for those who do not see them, and for exact values.
+// All trials as a table: the data behind the figures, for screen readers and for exact values.
 import { button, enable } from "../dom/buttons.js";
 import { make, setChildCount, setText } from "../dom/elements.js";
 import { formatCount, formatDuration, formatExact } from "../text/format.js";
@@ -8,7 +8,7 @@ import { STATES } from "./states.js";
 /** @typedef {{ key: string, title: string, value: ((row: number) => any) | null, text: (row: number) => string }} Column without a value: by rank */
 
 const SIZE = 40; // rows of a page
-const CALM = 500; // milliseconds: nobody reads it ten times a second
+const CALM = 500; // milliseconds between updates
 const MOST_COLUMNS = 40;
 
 /** @param {import("./model.js").SweepModel} model @param {import("./figures/figure.js").SharedOptions} options */
@@ -24,15 +24,15 @@ export function makeTable(model, options) {
   let mask = undefined;
   /** @type {number[]} */
   let rows = [];
-  let hovering = false; // rows keep their places while the pointer is over them: the one that is meant is clicked
+  let hovering = false; // rows keep their places while the pointer is over the table, so that a click hits the right one
   /** @type {Column[]} */
   let columns = [];
   const caption = make("caption", {});
   const head = make("tr");
   const body = make("tbody");
   const range = make("span", { class: "nbs-range", role: "status" });
-  const back = button("Previous", "The trials before these", () => turn(-1));
-  const on = button("Next", "The trials after these", () => turn(1));
+  const back = button("Previous", "Previous page of trials", () => turn(-1));
+  const on = button("Next", "Next page of trials", () => turn(1));
   const element = make("section", { class: "nbs-table", id: options.table, "aria-label": "Table of trials" },
     make("div", { class: "nbs-table-head" }, make("span", { class: "nbd-chart-title" }, "Trials"), range, back, on),
     make("div", { class: "nbd-scroll", tabindex: "0", role: "group", "aria-label": "Table of trials" },
@@ -141,7 +141,7 @@ export function makeTable(model, options) {
     mark();
   }
 
-  /** Which row is chosen or pointed at, and which one the Tab key comes to. */
+  /** Marks the chosen row and the one under the pointer, and sets the Tab stop. */
   function mark() {
     const { chosen, hovered } = model;
     const lines = /** @type {HTMLElement[]} */ ([...body.children]);
@@ -228,7 +228,7 @@ export function sortedRows(ranked, mask, value, down) {
   return rows.sort((a, b) => compareValues(keys.get(a), keys.get(b), down ? -1 : 1)); // equal ones: the better first
 }
 
-/** The rows as they stood, without those that are gone, and new ones at the end. @param {number[]} rows @param {number[]} now */
+/** The rows in their previous order, without removed ones, then the new ones. @param {number[]} rows @param {number[]} now */
 export function keepOrder(rows, now) {
   const [known, there] = [new Set(rows), new Set(now)];
   return [...rows.filter((row) => there.has(row)), ...now.filter((row) => !known.has(row))];

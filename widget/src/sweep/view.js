@@ -47,7 +47,7 @@ export class SweepView {
     /** @type {View[]} */
     this.views = [parallel, heatmap, best, curves, timeline, table, panel];
     this.brushStatus = make("span", { role: "status" });
-    this.clear = button("Show all", "Nothing is brushed any more", () => brush.clear());
+    this.clear = button("Show all", "Clear the brush", () => brush.clear());
     this.hint = make("span", {}, "Drag along an axis to brush"); // its line is always there: nothing moves under the pointer
     this.brushed = make("div", { class: "nbs-brushing" }, this.brushStatus, this.hint, this.clear);
     this.figures = make("div", { class: "nbs-figures-area", role: "group", "aria-label": "Figures" },
@@ -96,7 +96,7 @@ export class SweepView {
     this.hint.hidden = Boolean(brushed);
     for (const view of this.views) if (!this.unseen.has(view.element)) view.draw();
     if (this.element.clientWidth > 0) this.hiddenFrames = HIDDEN_FRAMES;
-    else if (this.hiddenFrames-- > 0) this.redraw(); // nothing could be drawn, and nobody says when it can
+    else if (this.hiddenFrames-- > 0) this.redraw(); // hidden: try again in the next frame, as there is no event for it
   }
 
   /** The theme may have changed, and canvases do not follow it by themselves. */
@@ -107,7 +107,7 @@ export class SweepView {
     this.theme.colormap = isLight(style.color) ? COLORMAPS.dark : COLORMAPS.light; // light letters are on a dark page
   }
 
-  /** The kernel is gone; what was drawn stays. */
+  /** Shows that the kernel has ended; the figures stay. */
   disconnect() {
     const { status, head } = this.model;
     this.commands.failAll("the kernel is not running");

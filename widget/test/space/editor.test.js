@@ -96,10 +96,10 @@ test("a condition is chosen and ticked", () => {
   expect(said.pop().change).toEqual({ what: "condition", id: 2, at: 0, on: null });
 });
 
-test("a condition on a parameter that is gone keeps its name", () => {
+test("a condition on a parameter that was removed keeps its name", () => {
   const editor = shown([row(2, "momentum", { when: [{ on: "opt", name: "opt", values: "'sgd'", read: ["'sgd'"] }] })]);
   const [line] = part(editor, 2).conditions.lines;
-  expect(line.on.selectedOptions[0].text).toBe("opt (not there)");
+  expect(line.on.selectedOptions[0].text).toBe("opt (missing)");
   expect([line.typed.hidden, line.typed.value]).toEqual([false, "'sgd'"]);
 });
 

@@ -161,7 +161,7 @@ describe("what can be asked of the sweep", () => {
     field.value = "2.5";
     button("Add trials").click();
     expect(kinds()).toEqual([]);
-    expect(query(".nbd-header > .nbs-told").textContent).toContain('"2.5" is no number of trials');
+    expect(query(".nbd-header > .nbs-told").textContent).toContain('"2.5" is not a number of trials');
     field.value = "25";
     button("Add trials").click();
     expect(said.at(-1)).toMatchObject({ kind: "add", trials: 25 });

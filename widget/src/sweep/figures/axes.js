@@ -58,7 +58,7 @@ export function isOutside(scale, value) {
   return value < low || value > high;
 }
 
-/** The scale that was, if one that is now right is hardly another: marks that stay need not be drawn anew. @param {Scale} was @param {Scale} now */
+/** The previous scale if the new one differs little from it, so that the marks need not be redrawn. @param {Scale} was @param {Scale} now */
 export function settled(was, now) {
   const [[low, high], [wasLow, wasHigh]] = [endsOf(now), endsOf(was)];
   const slack = 0.15 * (high - low);

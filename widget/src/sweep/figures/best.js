@@ -12,11 +12,11 @@ import { CanvasFigure, drawLabel, listNavigation, sameBrush, timeFacts } from ".
 /** @typedef {import("./figure.js").Drawing} Drawing */
 /** @typedef {{ area: import("./axes.js").Area, x: import("d3-scale").ScaleLinear<number, number>, y: import("./axes.js").Scale }} Plot */
 
-const NEAR = 12; // CSS pixels from a mark at which it is meant
+const NEAR = 12; // CSS pixels around a mark within which the pointer hits it
 const MARKS_A_FRAME = 2500; // marks
 const AHEAD = 1.08; // room on the time axis
 const MANY = 2000; // trials from which each is a dot only
-/** Width and height of a dot, where each trial is one: shapes that are told apart and cost little. @type {Record<number, [number, number]>} */
+/** Width and height of a dot, where each trial is one: shapes that differ and are cheap to draw. @type {Record<number, [number, number]>} */
 const DOTS = { [FINISHED]: [2.5, 2.5], [PRUNED]: [3.5, 1.25], [STOPPED]: [1.25, 3.5] };
 const HELP = "Click a mark to choose its trial. Keys: left and right go through the trials as they ended, Enter chooses, Escape chooses none.";
 
@@ -32,8 +32,8 @@ class BestSoFar {
     this.marks = new Layer(MARKS_A_FRAME);
     this.scale = robustScale([]);
     this.end = 1;
-    this.version = 0; // another when a mark is
-    this.placing = 0; // another when all marks lie elsewhere
+    this.version = 0; // changes when a mark changes
+    this.placing = 0; // changes when all marks move
     this.dirty = true;
     /** @type {Plot | null} */
     this.plot = null;
@@ -83,7 +83,7 @@ class BestSoFar {
     figure.describe(() => summary(model));
   }
 
-  /** Looks at what is new. @param {number} now @returns {number[]} rows that have ended since */
+  /** Reads new data. @param {number} now @returns {number[]} rows that have ended since the last call */
   update(now) {
     const { model } = this;
     this.dirty = false;
@@ -115,7 +115,7 @@ class BestSoFar {
     this.outside = values.filter((value) => isOutside(this.scale, value)).length;
   }
 
-  /** Those that run are at the edge of what has been. @param {Drawing} page @param {Plot} plot @param {number} now */
+  /** Draws the running trials at the current time. @param {Drawing} page @param {Plot} plot @param {number} now */
   drawRunning({ canvas, theme }, plot, now) {
     const { model } = this;
     const x = Math.round(plot.x(now)) + 0.5;
@@ -126,14 +126,14 @@ class BestSoFar {
       if (model.state[row] !== RUNNING) continue;
       const value = currentValue(model, row);
       canvas.globalAlpha = !model.brushed || model.brushed[row] ? 1 : 0.25;
-      // One that has said nothing yet stands at the foot.
+      // A trial without a report is drawn at the bottom.
       if (Number.isFinite(value)) canvas.fillRect(x - 4, Math.round(plot.y(value)) - 1, 9, 2);
       else canvas.fillRect(x - 4, plot.area.top + plot.area.height - 2, 9, 2);
     }
     canvas.globalAlpha = 1;
   }
 
-  /** The chosen trial and the one that is pointed at. @param {Drawing} page @param {Plot} plot @param {number} now */
+  /** Draws the chosen trial and the one under the pointer. @param {Drawing} page @param {Plot} plot @param {number} now */
   drawHighlighted(page, plot, now) {
     const { canvas, theme } = page;
     const { model } = this;
@@ -197,20 +197,20 @@ class BestSoFar {
   }
 }
 
-/** How long the sweep has been going on, in seconds. @param {SweepModel} model */
+/** The time since the start of the sweep, in seconds. @param {SweepModel} model */
 function nowOf(model) {
   let now = model.status?.now ?? 0;
   for (let row = 0; row < model.count; row++) if (model.ended[row] > now) now = model.ended[row];
   return now;
 }
 
-/** What a running trial last said. @param {SweepModel} model @param {number} row */
+/** The value that a running trial reported last. @param {SweepModel} model @param {number} row */
 function currentValue(model, row) {
   const curve = model.curves.get(model.number[row]);
   return curve?.values.at(-1) ?? model.value[row];
 }
 
-/** Where a trial's mark is; one without a value is at the foot. @param {SweepModel} model @param {Plot} plot @param {number} row @param {number} now */
+/** The position of a trial's mark; one without a value is at the bottom. @param {SweepModel} model @param {Plot} plot @param {number} row @param {number} now */
 function positionOfTrial(model, plot, row, now) {
   const running = model.state[row] === RUNNING;
   const [time, value] = running ? [now, currentValue(model, row)] : [model.ended[row], model.value[row]];

@@ -1,4 +1,4 @@
-// A heat map's cells: the bins of two axes, and what the trials in each cell came to. Pure.
+// A heat map's cells: the bins of two axes, and the results of the trials in each cell. Pure.
 import { bisectRight, median } from "d3-array";
 import { formatParameter } from "../format.js";
 import { valueKey } from "../model.js";
@@ -21,7 +21,7 @@ export function binsOf({ scale, at }, values, most) {
   return bins;
 }
 
-/** Values that have no in between: neighbours together, if they are many. @param {string[]} texts @param {number} most @returns {Bin[]} */
+/** Bins of a choice: one for each value, or for several neighbours if there are many. @param {string[]} texts @param {number} most @returns {Bin[]} */
 function grouped(texts, most) {
   const size = Math.ceil(texts.length / Math.max(1, most));
   return Array.from({ length: Math.ceil(texts.length / size) }, (_, i) => {

@@ -24,7 +24,7 @@ export class Brush {
     return part ? this.positions.axis(name).scale.span(part) : null;
   }
 
-  /** @param {Record<string, [number, number] | null>} spans by axis; null takes its brush away */
+  /** @param {Record<string, [number, number] | null>} spans by axis; null removes its brush */
   set(spans) {
     for (const [name, span] of Object.entries(spans)) {
       if (span && span[1] > span[0]) this.parts.set(name, this.positions.axis(name).scale.part(...span));
@@ -38,7 +38,7 @@ export class Brush {
     this.refresh();
   }
 
-  /** Says which rows are brushed, as trials or axes are now. */
+  /** Recomputes which rows are brushed, from the current trials and axes. */
   refresh() {
     if (this.parts.size === 0) return this.model.brush(null);
     const spans = [...this.parts.keys()].map((name) => ({ at: this.positions.axis(name).at, span: /** @type {[number, number]} */ (this.span(name)) }));
@@ -64,9 +64,9 @@ export function maskOf(count, spans) {
   return mask;
 }
 
-// The brush on one axis: drawn, moved and taken away by pointer or by keys.
+// The brush on one axis: created, moved and removed with the pointer or with keys.
 
-const EDGE = 6; // CSS pixels from an end of the brush at which that end is meant
+const EDGE = 6; // CSS pixels around an end of the brush within which a press drags that end
 const MOVED = 3; // CSS pixels from which a press is a drag
 const STEP = 0.04; // of the axis by one key
 
@@ -170,7 +170,7 @@ export function brushDrag([from, to], start, edge) {
   return (at) => shifted([from, to], at - start);
 }
 
-/** The brush after a key; undefined if the key is for nothing. @param {Span | null} span @param {string} key @param {boolean} shift @param {number} count of values of a choice, 0 for numbers @returns {Span | null | undefined} */
+/** The brush after a key; undefined if the key has no meaning here. @param {Span | null} span @param {string} key @param {boolean} shift @param {number} count of values of a choice, 0 for numbers @returns {Span | null | undefined} */
 export function brushAfterKey(span, key, shift, count) {
   if (key === "Escape" || key === "Delete" || key === "Backspace") return null;
   const step = count ? 1 / count : STEP;

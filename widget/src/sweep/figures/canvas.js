@@ -30,8 +30,8 @@ export function truncateText(canvas, text, width) {
   return length > 0 ? `${text.slice(0, length)}…` : "";
 }
 
-// A picture kept beside the page: what changes seldom is drawn on it once, a bounded part each frame, and put under
-// what changes often. While a new one is made the last one is shown, if it is of the same place.
+// An offscreen layer for what changes rarely: it is drawn in parts, a bounded time each frame, and then copied under what
+// changes often. While a new layer is drawn the previous one is shown, if it has the same geometry.
 
 const BUDGET = 4; // milliseconds a frame
 const CHUNK = 50; // items between looks at the clock

@@ -1,5 +1,5 @@
 // Learning curves of all trials over one another: the best few and the chosen one stand out, those that are brushed
-// are plain, others faint. The many are drawn once, a part each frame, and only what stands out is drawn anew.
+// are plain, others faint. The many are drawn once, a part each frame, and only what stands out is redrawn every time.
 import { bisectRight } from "d3-array";
 import { scaleLinear } from "d3-scale";
 import { linearTicks } from "../../chart/ticks.js";
@@ -18,7 +18,7 @@ import { CanvasFigure, drawLabel, listNavigation, sameBrush } from "./figure.js"
 
 const BEST = 5;
 const A_FRAME = 500; // curves
-const NEAR = 14; // CSS pixels from a curve at which it is meant
+const NEAR = 14; // CSS pixels around a curve within which the pointer hits it
 const MARKED = 200; // trials up to which each curve's end has its glyph
 const HELP = "Click a curve to choose its trial. Keys: arrows go to the next better or worse trial, Enter chooses, Escape chooses none.";
 
@@ -80,7 +80,7 @@ class LearningCurves {
     this.figure.describe(() => summary(model, this.best));
   }
 
-  /** Looks at what is new. @returns {number[]} trials whose curves have grown */
+  /** Reads new data. @returns {number[]} trials whose curves have grown */
   update() {
     this.dirty = false;
     this.changed++;
@@ -232,7 +232,7 @@ class CurveLayer {
   }
 }
 
-/** Gives all that is drawn one colour: many faint lines over one another come to another one, since each is rounded.
+/** Gives all that is drawn one colour: many faint lines over one another would change it, since each is rounded.
  * @param {CanvasRenderingContext2D} canvas @param {Drawing} page @param {string} color */
 function tint(canvas, page, color) {
   canvas.globalCompositeOperation = "source-in";
@@ -303,20 +303,20 @@ function summary(model, best) {
   return `Curves of ${formatCount(model.curves.size)} trials. Best: ${said.join(", ") || "none yet"}.${chosen}`;
 }
 
-// What the view of curves has to know of them: how far they reach, which are best, and which is at a place. Pure.
+// The extent of the curves, the best ones, and the one under the pointer. Pure.
 
 const SAMPLE = 20_000; // values that a scale is made from
-const AHEAD = 1.1; // how much further the steps may go before everything is drawn anew
-export const FEW = 10_000; // points up to which all is drawn anew when something changes
+const AHEAD = 1.1; // how far the step axis extends beyond the last step, so that it is rarely redrawn
+export const FEW = 10_000; // points up to which everything is redrawn on a change
 
-/** How far the curves reach, kept up to date by looking only at points that are new. */
+/** How far the curves reach, updated from new points only. */
 export class CurveExtent {
   constructor() {
-    this.version = 0; // another when nothing that was drawn can stay
+    this.version = 0; // changes when everything has to be redrawn
     /** @type {import("./axes.js").Scale} */
     this.scale = robustScale([]);
     this.end = 1; // the last step on the axis
-    this.points = this.scaled = 0; // those there are, and those there were when the scale was made
+    this.points = this.scaled = 0; // the current number, and the number at the last change of the scale
     [this.first, this.last] = [Infinity, -Infinity]; // steps
     /** @type {Map<number, { curve: Curve, count: number }>} */
     this.known = new Map();

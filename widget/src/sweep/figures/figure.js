@@ -1,4 +1,4 @@
-// What a view of trials over a canvas is made of: a figure with its caption, a canvas in device pixels, a box with
+// The base of a figure of trials on a canvas: a figure with its caption, a canvas in device pixels, a box with
 // exact values beside the pointer, keys that go from trial to trial, and the same in words.
 import { Readout } from "../../chart/readout.js";
 import { make, setText } from "../../dom/elements.js";
@@ -10,7 +10,7 @@ import { formatTime } from "./axes.js";
 /** @typedef {import("../model.js").SweepModel} SweepModel */
 /** @typedef {import("../../dom/theme.js").Colours} Colours */
 /** @typedef {{ canvas: CanvasRenderingContext2D, width: number, height: number, ratio: number, theme: Colours, font: string }} Drawing sizes in CSS pixels */
-/** @typedef {(number: number, key: string) => number | null} Move from a trial (-1: none) by a key to another; null if the key is for nothing */
+/** @typedef {(number: number, key: string) => number | null} Move from a trial (-1: none) by a key to another; null if the key has no meaning here */
 /**
  * @typedef {object} FigureOptions
  * @property {string} name for the style sheet
@@ -104,7 +104,7 @@ export class CanvasFigure {
     const entries = [this.valueOf(row), ...(this.options.facts?.(row) ?? [])].map((text) => ({ tone: "transparent", kind: "fact", label: withoutBreaks(text), value: "", where: "" }));
     this.readout.show(this.nameOf(row), entries, x, this.box.clientWidth);
     const { element } = this.readout;
-    for (const line of element.querySelectorAll("i")) line.hidden = true; // no line is meant
+    for (const line of element.querySelectorAll("i")) line.hidden = true; // these entries have no line
     element.style.top = `${Math.max(0, Math.min(y + 14, this.surface.clientHeight - element.offsetHeight - 4))}px`;
   }
 
@@ -151,7 +151,7 @@ export class CanvasFigure {
     if (this.box.getAttribute("aria-label") !== title) this.box.setAttribute("aria-label", title);
   }
 
-  /** What is to be seen, in words; now and then, so that it is not read out ten times a second. @param {() => string} write */
+  /** Writes a summary for screen readers, at most every two seconds. @param {() => string} write */
   describe(write) {
     const wait = this.due - performance.now();
     clearTimeout(this.later);
@@ -162,7 +162,7 @@ export class CanvasFigure {
     }
   }
 
-  /** Goes on in the next frame with what there was no time for. @param {boolean} done @param {() => void} draw */
+  /** Continues an unfinished drawing in the next animation frame. @param {boolean} done @param {() => void} draw */
   continueDrawing(done, draw) {
     cancelAnimationFrame(this.pending);
     this.pending = done ? 0 : requestAnimationFrame(draw);

@@ -1,5 +1,5 @@
-// A heat map over any two parameters: a cell's colour is its best value; its median, trials and states stand in it
-// as far as there is room.
+// A heat map over any two parameters: a cell's colour is its best value; its median, trials and states are written in it
+// where there is room.
 import { plainEntry, Readout } from "../../chart/readout.js";
 import { make, setText } from "../../dom/elements.js";
 import { consume, hasModifier } from "../../dom/keyboard.js";
@@ -57,7 +57,7 @@ export function makeHeatmap(model, options) {
   /** @type {[number, number] | null} */
   let brushedY = null;
   /** @type {Uint8Array | null | undefined} */
-  let mask = undefined; // that the cells were worked out with
+  let mask = undefined; // that the cells were computed with
   /** @type {Area} */
   let area = { left: 0, top: 0, width: 0, height: 0 };
   let cursor = { x: 0, y: 0 };
@@ -108,7 +108,7 @@ export function makeHeatmap(model, options) {
     box.setAttribute("aria-label", `${axis("y").title} by ${axis("x").title}: ${describeCell(cellAt(cursor))}`);
   }
 
-  /** Lets one choose among the parameters that there are now. */
+  /** Updates the choice of parameters. */
   function updateAxisChoices() {
     const names = options.positions.names();
     if (names.join("\n") === axisChoices) return;
@@ -126,7 +126,7 @@ export function makeHeatmap(model, options) {
     return options.positions.axis(which === "x" ? xName : yName);
   }
 
-  /** Works out bins and cells, if anything they are made of has changed. @param {number} width */
+  /** Computes bins and cells, if their inputs have changed. @param {number} width */
   function compute(width) {
     const { positions, brush } = options;
     const left = clamp(width * 0.2, 56, 104);
@@ -409,7 +409,7 @@ function drawAxes(canvas, heat, wide, high) {
   };
   canvas.textAlign = "center";
   columns.forEach((bin, i) => {
-    // An edge's name stands at the edge, a value's in the middle.
+    // The label of an edge is at the edge, that of a value in the middle.
     if (bin.start === null) return write(bin.text, area.left + (i + 0.5) * wide, wide - 2);
     write(bin.start, area.left + i * wide, Infinity);
     if (columns[i + 1]?.start == null) write(bin.text.split(" to ")[1], area.left + (i + 1) * wide, Infinity);

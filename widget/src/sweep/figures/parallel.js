@@ -1,5 +1,5 @@
 // Parallel coordinates: an axis for each parameter and one for the metric, a line for each trial. Lines are drawn
-// into pictures that are kept; what is pointed at, chosen or brushed is drawn over them.
+// into cached layers; the trials under the pointer, chosen or brushed are drawn over them.
 import { plainEntry, Readout } from "../../chart/readout.js";
 import { make, setText } from "../../dom/elements.js";
 import { formatCount, formatValue } from "../../text/format.js";
@@ -12,7 +12,7 @@ import { METRIC } from "./positions.js";
 import { clamp } from "./scales.js";
 
 /** @typedef {import("./positions.js").Axis} Axis */
-/** @typedef {{ xs: number[], at: Float32Array[], top: number, height: number, none: number }} LineGeometry where axes stand, where trials lie on them, and how high those lie that have none */
+/** @typedef {{ xs: number[], at: Float32Array[], top: number, height: number, none: number }} LineGeometry where axes stand, where trials lie on them, and the height of those without a value */
 
 const HELP = "Drag along an axis to brush it, click the brush to take it away; click a line to choose its trial. " +
   "Keys on an axis: up and down move the brush, with Shift its upper end, Escape takes it away.";
@@ -22,7 +22,7 @@ const MOST_AXES = 30;
 const [MOST_SHOWN, MOST_UNBRUSHED] = [500, 400]; // lines drawn: more look the same, and take longer
 const FEW = 60; // lines up to which they are wide: a pixel's width is drawn ten times as fast
 const REDRAW_EVERY = 1000; // milliseconds
-const REACH = 8; // CSS pixels from a line at which it is meant
+const REACH = 8; // CSS pixels around a line within which the pointer hits it
 const NAMED = 8; // parameters beside the pointer
 
 /** @param {import("../model.js").SweepModel} model @param {import("./figure.js").SharedOptions} options */
@@ -82,7 +82,7 @@ export function makeParallel(model, options) {
     setText(note, rows.length < count ? `${formatCount(rows.length)} of ${formatCount(count)} lines are drawn` : "");
   }
 
-  /** Of the lines: of more than are drawn, single ones are drawn anew only now and then. */
+  /** The version of the drawn lines. With more trials than are drawn, new ones redraw them at most once a second. */
   function versionNow() {
     const { version } = options.positions;
     const wait = due - performance.now();
@@ -132,7 +132,7 @@ export function makeParallel(model, options) {
     drawRamp(canvas, xs[shown.length - 1], options.theme.colormap);
   }
 
-  /** Over all else, with a halo: they are read where lines are thick. @param {CanvasRenderingContext2D} canvas @param {Axis[]} shown */
+  /** Over all else, with a halo, so that they are legible between many lines. @param {CanvasRenderingContext2D} canvas @param {Axis[]} shown */
   function drawTicks(canvas, shown) {
     const { colours, font } = options.theme;
     const { xs, none } = lines;
@@ -167,7 +167,7 @@ export function makeParallel(model, options) {
     canvas.fillRect(x - 3, TOP, 6, HEIGHT);
   }
 
-  /** A cross on each line of a trial that failed, where it would come to its value. @param {CanvasRenderingContext2D} canvas */
+  /** A cross on each line of a trial that failed, where the line reaches the metric's axis. @param {CanvasRenderingContext2D} canvas */
   function drawFailed(canvas) {
     const { xs, at, top, height, none } = lines;
     const last = xs.length - 1;
@@ -249,7 +249,7 @@ export function makeParallel(model, options) {
   return { element, draw, destroy };
 }
 
-/** A picture of lines that is kept as long as what it shows is the same. */
+/** A layer of lines, cached until its key changes. */
 class CachedLayer {
   constructor() {
     this.surface = document.createElement("canvas");
@@ -298,7 +298,7 @@ export function sampleRows(ranked, mask, number, most) {
   return rows.filter((row, i) => i < sure || hashTrial(number[row]) < share).slice(0, most).reverse();
 }
 
-/** A number from 0 to 2**32 that looks drawn by lot, always the same for a trial. @param {number} number */
+/** A hash from 0 to 2**32 of a trial's number. @param {number} number */
 export function hashTrial(number) {
   let mixed = Math.imul(number ^ 0x9e3779b9, 0x85ebca6b);
   mixed = Math.imul(mixed ^ (mixed >>> 13), 0xc2b2ae35);

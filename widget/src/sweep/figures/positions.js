@@ -1,4 +1,4 @@
-// Where each trial lies on each axis, and how good it is: worked out once for all views whenever trials change.
+// The position of each trial on each axis, and its quality: computed once for all views when trials change.
 import { isLog, robustScale } from "./axes.js";
 import { clamp, numberScale, scaleOf } from "./scales.js";
 
@@ -7,7 +7,7 @@ import { clamp, numberScale, scaleOf } from "./scales.js";
 /** The name of the axis of the sweep's own metric: no parameter can be called so. */
 export const METRIC = "";
 
-const [FEW, WORST] = [20, 0.08]; // of more trials than a few, this share is no longer told apart
+const [FEW, WORST] = [20, 0.08]; // with more than FEW trials, the worst 8% share one colour
 
 export class TrialPositions {
   /** @param {import("../model.js").SweepModel} model */
@@ -60,7 +60,7 @@ export class TrialPositions {
     return { name: METRIC, title: this.model.head?.metric ?? "value", scale, at: positionsOf(value, scale.position) };
   }
 
-  /** How good a row's value is: 1 is the best so far, 0 the worst that is told apart; NaN without one. @param {number} row */
+  /** The quality of a row's value: 1 is the best so far, 0 the worst with a colour of its own; NaN without one. @param {number} row */
   quality(row) {
     return this.qualityAt(this.axis(METRIC).at[row]);
   }
@@ -71,7 +71,7 @@ export class TrialPositions {
     return worst === best ? (Number.isNaN(position) ? NaN : 1) : clamp((position - worst) / (best - worst), 0, 1);
   }
 
-  /** Where on the metric's axis the colours end: few values are worse than their worst. @returns {{ worst: number, best: number }} */
+  /** The positions on the metric's axis of the worst and the best colour; up to 8% of the values are worse. @returns {{ worst: number, best: number }} */
   colourDomain() {
     if (this.colours) return this.colours;
     const { at } = this.axis(METRIC);

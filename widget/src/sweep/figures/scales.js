@@ -9,7 +9,7 @@ import { makeScale } from "./axes.js";
 /** @typedef {{ low: any, high: any }} ValueRange from a value to a value, null for an open end */
 /**
  * @typedef {object} Scale
- * @property {any[] | null} values of a choice in their order; null where all in between can be
+ * @property {any[] | null} values of a choice in their order; null for a continuous range
  * @property {(value: any) => number} position 0 to 1; NaN for none
  * @property {(position: number) => any} value
  * @property {(most: number) => Tick[]} ticks
@@ -79,7 +79,7 @@ export function stepFor(reach, most, whole) {
   return whole ? Math.max(1, Math.round(step)) : step;
 }
 
-/** Values that have no in between, evenly. Not d3's scaleBand, which has no inverse: a brush needs one. @param {any[]} listed @param {any[]} seen @returns {Scale} */
+/** A scale of the values of a choice, at equal distances. Not d3's scaleBand, which has no inverse: a brush needs one. @param {any[]} listed @param {any[]} seen @returns {Scale} */
 export function choiceScale(listed, seen) {
   const positions = new Map(listed.map((value, i) => /** @type {[any, number]} */ ([valueKey(value), i])));
   const values = [...listed];

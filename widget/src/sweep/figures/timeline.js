@@ -1,4 +1,4 @@
-// When each engine had which trial: a lane for each engine, a bar for each attempt, its colour and shape saying how
+// Which trial each engine ran, and when: a lane for each engine, a bar for each attempt, its colour and shape saying how
 // it ended, and at the right how much of the time the engine was busy.
 import { scaleLinear } from "d3-scale";
 import { make, setText, setTexts } from "../../dom/elements.js";
@@ -17,7 +17,7 @@ import { CanvasFigure, listNavigation, sameBrush, timeFacts } from "./figure.js"
  * @property {number} number of the trial
  * @property {number} attempt
  * @property {number} start seconds
- * @property {number} end seconds; of one that goes on, now
+ * @property {number} end seconds; the current time while it runs
  * @property {number} state how it ended; LOST if its engine did
  * @property {[number, number][]} lanes the first and the last of each run of neighbours
  */
@@ -28,7 +28,7 @@ const CROWD = 96; // engines from which lanes may be lower still
 const WINDOWS = [60, 600, 3600, 21600]; // seconds that can be looked at
 const A_FRAME = 2500; // bars
 const AHEAD = 1.05; // room on the time axis
-const STEPS = 30; // in which the time shown goes on, if it is a part
+const STEPS = 30; // in which a window of time advances
 const LABEL = 13; // CSS pixels from label to label
 const HELP = "Click a bar to choose its trial. Keys: left and right go through an engine's trials, up and down from engine to engine, " +
   "plus and minus show less and more time, 0 shows all, Enter chooses, Escape chooses none.";
@@ -98,7 +98,7 @@ class Timeline {
     this.figure.describe(() => this.summary());
   }
 
-  /** Looks at what is new. @returns {number} from which bar on they are new */
+  /** Reads new data. @returns {number} the index of the first new bar */
   update() {
     const { model } = this;
     this.dirty = false;
@@ -135,7 +135,7 @@ class Timeline {
     page.canvas.font = page.font;
     const widest = Math.max(0, ...this.lanes.slice(0, 200).map((lane) => page.canvas.measureText(nameOf(lane)).width));
     const left = Math.min(Math.ceil(widest) + 10, Math.round(page.width * 0.3));
-    // It goes on in steps, so that what is drawn need not be drawn anew ten times a second.
+    // The window advances in steps, so that the layer is not redrawn ten times a second.
     const step = this.window / STEPS;
     const to = this.window ? Math.ceil(this.now / step) * step : this.end;
     const from = this.window ? Math.max(0, to - this.window) : 0;
@@ -373,7 +373,7 @@ function hatchPattern({ canvas, theme, ratio }) {
   return pattern;
 }
 
-// Which bars stand in which lanes of the timeline, and how busy each engine was. Pure.
+// The bars of each lane, and how busy each engine was. Pure.
 
 export const LOST = STATES.length;
 
@@ -402,11 +402,11 @@ export class EndedBars {
     this.first = undefined;
     this.seen = 0; // spans
     /** @type {number[]} */
-    this.open = []; // places of spans that went on when they were looked at
-    this.version = 0; // another when bars that were there may be gone
+    this.open = []; // indices of spans that had not ended at the last update
+    this.version = 0; // changes when bars may have been removed
   }
 
-  /** @param {SweepModel} model @param {Lane[]} lanes @returns {number} from which bar on they are new */
+  /** @param {SweepModel} model @param {Lane[]} lanes @returns {number} the index of the first new bar */
   update(model, lanes) {
     const named = lanes.map(({ rank }) => rank).join();
     if (named !== this.lanes || model.spans.length < this.seen || model.spans[0] !== this.first) {
