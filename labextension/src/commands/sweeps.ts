@@ -50,7 +50,7 @@ async function controlSweep(id: string | null, wish: unknown, { nbdist: { client
     wish === 'stop' ? [trans.__('No new trials start and running ones end. Finished trials are kept.')] : [];
   if (id !== null && (await confirm(trans.__('Stop sweep %1?', id), reasons, trans.__('Stop'), trans))) {
     await client.controlSweep(id, wish);
-    return trans.__('Sweep %1 is told.', id);
+    return trans.__('Sweep %1 received the command.', id);
   }
 }
 
