@@ -18,7 +18,7 @@ from nbdist.lab.handlers.act import (
     RunBoard,
     RunCommand,
     RunLabels,
-    SweepWish,
+    SendSweepCommand,
 )
 from nbdist.lab.handlers.base import NoSuchRoute
 from nbdist.lab.handlers.read import About, CurrentState, OneFile, OneRun, OneSweep
@@ -27,6 +27,7 @@ from nbdist.lab.state import real_views
 from nbdist.lab.stream import Stream
 from nbdist.lab.tensorboard import proxy
 from nbdist.lab.tensorboard.manager import Boards
+from nbdist.sweep.commands import REMOTE
 
 
 class NbdistLab(ExtensionApp):
@@ -74,7 +75,7 @@ TABLE: tuple[tuple[str, type[Any]], ...] = (
     (f"/runs/{ID}/files/(.+)", OneFile),
     (f"/runs/{ID}/tensorboard", RunBoard),
     (f"/sweeps/{ID}(/data)?", OneSweep),
-    (f"/sweeps/{ID}/(stop|pause|resume)", SweepWish),
+    (f"/sweeps/{ID}/({'|'.join(REMOTE)})", SendSweepCommand),
 )
 
 

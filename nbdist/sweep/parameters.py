@@ -379,7 +379,7 @@ def number(value: object, what: str) -> float:
 def whole(value: object, what: str) -> int:
     """Return it as an int, also if it is a float without a fraction."""
     value = plain(value)
-    if not is_number(value) or value != int(value):
+    if not is_number(value) or value != value // 1:  # so are infinity and NaN refused
         raise InvalidArgumentError(f"the {what} must be a whole number, got {value!r}")
     return int(value)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError
@@ -151,3 +151,28 @@ def _called(name: str, node: ast.Call) -> Parameter:
 def _shown(signature: inspect.Signature) -> str:
     names = [str(one.replace(annotation=one.empty)) for one in signature.parameters.values()]
     return f"({', '.join(names)})"
+
+
+def as_space(given: object, now: Space | None = None) -> Space:
+    """Return a space that was given as a space, as text, as a mapping, or by an editor that has one.
+
+    None stands for ``now``. Raises InvalidArgumentError for anything else.
+
+    >>> print(as_space("lr=log(1e-4, 1e-1) width=[32, 64]"))
+    lr=log(0.0001, 0.1) width=[32, 64]
+    """
+    if given is None and now is not None:
+        return now
+    if isinstance(given, Space):
+        return given
+    if isinstance(given, str):
+        return read_space(given)
+    of_editor = getattr(given, "space", None)
+    if isinstance(of_editor, Space):
+        return of_editor
+    if isinstance(given, Mapping):
+        return Space(given)
+    raise InvalidArgumentError(
+        "a space is text such as 'lr=log(1e-4, 1e-1)', a mapping of names to ranges, or a Space, "
+        f"got {given!r:.80}"
+    )

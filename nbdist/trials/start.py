@@ -30,12 +30,13 @@ from nbdist.runs.start import any_cluster, check_given, prepare
 from nbdist.runs.task.body import check_source
 from nbdist.sweep.event_log import EventLog
 from nbdist.sweep.events import Direction
+from nbdist.sweep.parse import as_space
 from nbdist.sweep.space import Space
 from nbdist.sweep.start import LONGEST_BODY, open_sweep
 from nbdist.sweep.state import Ledger
 from nbdist.trials.protocol import SweepOrder
 from nbdist.trials.store import LOG, Record, new_sweep_folder, read_about, sweep_folder, write_about
-from nbdist.trials.sweep import Sweep, as_space
+from nbdist.trials.sweep import Sweep
 from nbdist.wire.collective.registry import KINDS
 
 _sweeps: weakref.WeakSet[Sweep] = weakref.WeakSet()

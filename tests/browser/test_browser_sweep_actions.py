@@ -157,7 +157,7 @@ def test_the_sweep_is_paused_edited_made_longer_and_ended(at: SweepPage) -> None
 
     control.get_by_label("Trials to add").fill("3")
     press(at, control, "Add trials", name, Added)
-    expect(grid.locator(".nbs-told").first).to_contain_text("3 more trials")
+    expect(grid.locator(".nbs-told").first).to_contain_text("trials added: 3")
     expect(grid.get_by_role("progressbar")).to_have_attribute("aria-valuetext", "4 of 8 trials done")
     expect(count(grid, "running")).to_have_text("2")
 

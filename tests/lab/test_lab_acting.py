@@ -179,12 +179,12 @@ def test_a_run_is_paused_and_resumed_and_gets_another_learning_rate(
     assert post(server, "/runs/r/fly", {}).status == 404
 
 
-@pytest.mark.parametrize("wish", ["pause", "resume", "stop"])
-def test_a_sweep_is_told_what_is_wished(server: Server, doer: Doer, wish: str) -> None:
+@pytest.mark.parametrize("command", ["pause", "resume", "stop"])
+def test_a_command_is_sent_to_a_sweep(server: Server, doer: Doer, command: str) -> None:
     fakes.sweeps.items = [sweep_item("s")]
-    assert post(server, f"/sweeps/s/{wish}", {}).status == 202
+    assert post(server, f"/sweeps/s/{command}", {}).status == 202
     assert post(server, "/sweeps/s/stop", {}).status == 409
-    assert asked(server, doer) == [{"do": "wish", "id": "s", "wish": wish}]
+    assert asked(server, doer) == [{"do": "command_sweep", "id": "s", "command": command}]
     assert set(server.get("/state")["sweeps"][0]["why"]) == {"pause", "resume", "stop"}
     let_go(server, doer, UnavailableError("its notebook does not answer"))
     assert server.get("/state")["sweeps"][0]["error"] == "its notebook does not answer"

@@ -58,7 +58,7 @@ ROUTES = {
     "/nbdist/api/v1/clean": Route(f"{API}/clean", {"POST": 200}),
     "/nbdist/api/v1/runs/([^/]+)/tensorboard": Route(f"{API}/runs/{SECRET}/tensorboard", {"POST": 200}),
     "/nbdist/api/v1/sweeps/([^/]+)(/data)?": Route(f"{API}/sweeps/{SECRET}", READ),
-    "/nbdist/api/v1/sweeps/([^/]+)/(stop|pause|resume)": Route(f"{API}/sweeps/{SECRET}/stop", {"POST": 202}),
+    "/nbdist/api/v1/sweeps/([^/]+)/(pause|resume|stop)": Route(f"{API}/sweeps/{SECRET}/stop", {"POST": 202}),
     "/nbdist/tensorboard/([^/]+)(/.*)?": Route(f"nbdist/tensorboard/{SECRET}/data/x", PAGE),
     "/nbdist(?:/.*)?": Route("nbdist/api/v2/state", {}, else_=404),
 }

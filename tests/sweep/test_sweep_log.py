@@ -22,7 +22,7 @@ from nbdist.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from nbdist.sweep import log as log_module
+from nbdist.sweep import event_log as log_module
 from nbdist.sweep.event_log import FORMAT, EventLog, parse, read_events
 from nbdist.sweep.events import (
     EVENT,

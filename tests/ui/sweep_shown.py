@@ -42,7 +42,7 @@ class Engine(NamedTuple):
 
 
 class ShownSweep:
-    """Has the face of a sweep's handle; what is wished of it is written down in ``wished``."""
+    """Has the interface of a sweep's handle; ``executed`` lists the commands and queries."""
 
     def __init__(self, space: Space = SPACE, trials: int = 24, **created: Any) -> None:
         self.id, self.name = "261120-2130-mnist", "mnist"
@@ -54,7 +54,7 @@ class ShownSweep:
         self.error: NbdistError | None = None
         self.size = 2
         self.engine_names: dict[int, str] = {}
-        self.wished: list[tuple[Any, ...]] = []
+        self.executed: list[tuple[str, dict[str, Any]]] = []
         self.refuses: Exception | None = None
 
     def tell(self, *events: Event) -> ShownSweep:
@@ -94,47 +94,21 @@ class ShownSweep:
             for rank in range(self.size)
         ]
 
-    def _wish(self, *wish: Any) -> None:
+    def command(self, name: str, /, **arguments: Any) -> list[Event]:
+        self._execute(name, arguments)
+        return [Cloned(BEGAN, 99, {}, 0, arguments["number"])] if name == "clone" else []
+
+    def _execute(self, name: str, arguments: dict[str, Any]) -> None:
         if self.refuses is not None:
             raise self.refuses
-        self.wished.append(wish)
-
-    def pause(self) -> None:
-        self._wish("pause")
-
-    def resume(self) -> None:
-        self._wish("resume")
-
-    def close(self) -> None:
-        self._wish("close")
-
-    def add(self, trials: int) -> None:
-        self._wish("add", trials)
-
-    def edit(self, space: str | Space, *, outside: Any = "finish") -> None:
-        self._wish("edit", space, outside)
-
-    def stop(self, number: int) -> None:
-        self._wish("stop", number)
-
-    def retry(self, number: int) -> None:
-        self._wish("retry", number)
-
-    def clone(self, number: int, /, **changes: Any) -> int:
-        self._wish("clone", number, changes)
-        return 99
-
-    def promote(
-        self, number: int, /, *, epochs: int | None = None, per_trial: int | None = None, **changes: Any
-    ) -> None:
-        self._wish("promote", number, epochs, per_trial, changes)
+        self.executed.append((name, arguments))
 
     def output(self, number: int) -> str:
-        self._wish("output", number)
+        self._execute("output", {"number": number})
         return "epoch 1\n"
 
     def as_code(self, number: int) -> str:
-        self._wish("cell", number)
+        self._execute("cell", {"number": number})
         return "lr = 0.01\n"
 
 

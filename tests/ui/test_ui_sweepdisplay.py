@@ -236,7 +236,7 @@ def moving() -> int:
     return sum(thread.is_alive() for thread in threads)
 
 
-def test_a_wish_on_the_grid_of_a_sweep_that_is_over_brings_it_back(sweep: ShownSweep, said: Said) -> None:
+def test_a_command_on_the_grid_of_a_finished_sweep_continues_it(sweep: ShownSweep, said: Said) -> None:
     async def notebook() -> None:
         sweep.end()
         shown = SweepDisplay(sweep, where="page")

@@ -10,6 +10,7 @@ from sweep_shown import BEGAN, GridModel, GridPage, SentGrid, ShownSweep, random
 
 from nbdist.errors import FailedPreconditionError
 from nbdist.sweep.events import Asked
+from nbdist.sweep.parse import read_space
 from nbdist.ui.widgets.sweep import LONGEST_OUTPUT
 from nbdist.ui.widgets.sweep_feed import SweepFeed
 
@@ -85,27 +86,29 @@ def test_the_last_frame_is_complete(view: SentGrid, sweep: ShownSweep) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wished"),
+    ("said", "executed"),
     [
-        ({"kind": "pause"}, ("pause",)),
-        ({"kind": "resume"}, ("resume",)),
-        ({"kind": "close"}, ("close",)),
-        ({"kind": "stop", "number": 3}, ("stop", 3)),
-        ({"kind": "retry", "number": 3}, ("retry", 3)),
-        ({"kind": "clone", "number": 3, "changes": {"lr": 0.1}}, ("clone", 3, {"lr": 0.1})),
+        ({"kind": "pause"}, ("pause", {})),
+        ({"kind": "resume"}, ("resume", {})),
+        ({"kind": "close"}, ("close", {})),
+        ({"kind": "stop", "number": 3}, ("stop", {"number": 3})),
+        ({"kind": "retry", "number": 3}, ("retry", {"number": 3})),
+        ({"kind": "clone", "number": 3, "changes": {"lr": 0.1}},
+         ("clone", {"number": 3, "changes": {"lr": 0.1}})),
         ({"kind": "promote", "number": 3, "epochs": 9, "per_trial": None, "changes": {}},
-         ("promote", 3, 9, None, {})),
-        ({"kind": "add", "trials": 8}, ("add", 8)),
-        ({"kind": "edit", "space": "lr=0.1", "outside": "stop"}, ("edit", "lr=0.1", "stop")),
-        ({"kind": "cell", "number": 3}, ("cell", 3)),
-        ({"kind": "output", "number": 3}, ("output", 3)),
+         ("promote", {"number": 3, "epochs": 9, "per_trial": None, "changes": {}})),
+        ({"kind": "add", "trials": 8}, ("add", {"trials": 8})),
+        ({"kind": "edit", "space": "lr=0.1", "outside": "stop"},
+         ("edit", {"space": read_space("lr=0.1"), "changes": {}, "outside": "stop"})),
+        ({"kind": "cell", "number": 3}, ("cell", {"number": 3})),
+        ({"kind": "output", "number": 3}, ("output", {"number": 3})),
     ],
 )  # fmt: skip
-def test_each_wish_reaches_the_sweep_and_is_answered(
-    view: SentGrid, sweep: ShownSweep, said: dict[str, Any], wished: tuple[Any, ...]
+def test_each_command_is_executed_and_answered(
+    view: SentGrid, sweep: ShownSweep, said: dict[str, Any], executed: tuple[str, dict[str, Any]]
 ) -> None:
     view.page_says(**said, asked=41)
-    assert sweep.wished == [wished]
+    assert sweep.executed == [executed]
     [answer] = view.answers
     assert (answer["kind"], answer["asked"], answer["ok"]) == ("answer", 41, True)
     assert answer["message"]
@@ -123,7 +126,7 @@ def test_each_wish_reaches_the_sweep_and_is_answered(
     assert view.answers[-1]["message"] == "RuntimeError: <b>no loop</b>"
 
 
-def test_a_sweep_that_was_over_goes_on_when_the_page_wishes_so(view: SentGrid, sweep: ShownSweep) -> None:
+def test_a_command_from_the_page_continues_a_finished_sweep(view: SentGrid, sweep: ShownSweep) -> None:
     page = GridPage(view)
     sweep.end()
     view.finish()
@@ -154,14 +157,14 @@ def test_a_sweep_that_was_over_goes_on_when_the_page_wishes_so(view: SentGrid, s
         {"kind": "edit", "space": "lr=1", "outside": "burn"},
     ],
 )
-def test_what_is_no_wish_reaches_nobody(view: SentGrid, sweep: ShownSweep, said: dict[str, Any]) -> None:
+def test_an_invalid_message_executes_nothing(view: SentGrid, sweep: ShownSweep, said: dict[str, Any]) -> None:
     view.page_says(**said, asked=1)
-    assert sweep.wished == []
+    assert sweep.executed == []
     assert view.answers[0]["ok"] is False
     assert "Error" not in view.answers[0]["message"]
 
 
-def test_what_nobody_knows_is_not_answered(view: SentGrid) -> None:
+def test_an_unknown_message_is_not_answered(view: SentGrid) -> None:
     view.page_says("dance", asked=1)
     assert view.answers == view.sent == []
 

@@ -211,12 +211,12 @@ def await_effect(run: Run, condition: Callable[[], bool], effect: str) -> None:
         time.sleep(0.02)
 
 
-def wish(say: Say, *, id: str, wish: str) -> None:
-    """Have a sweep paused, resumed or stopped by the process that drives it."""
-    from nbdist.trials.requests import wish_of
+def command_sweep(say: Say, *, id: str, command: str) -> None:
+    """Send a command to the process that drives a sweep."""
+    from nbdist.trials.command_file import send_command
     from nbdist.trials.store import sweep_folder
 
-    wish_of(sweep_folder(id), wish)
+    send_command(sweep_folder(id), command)
 
 
 DOES: dict[str, Callable[..., None]] = {
@@ -231,7 +231,7 @@ DOES: dict[str, Callable[..., None]] = {
     "pause_run": pause_run,
     "resume_run": resume_run,
     "set_run": set_run,
-    "wish": wish,
+    "command_sweep": command_sweep,
 }
 
 

@@ -112,16 +112,18 @@ class RunBoard(Handler):
         self.finish(json.dumps({"url": await self.service.boards.open(checked_id(run))}))
 
 
-class SweepWish(Handler):
-    """``POST nbdist/api/v1/sweeps/ID/stop``, ``.../pause`` and ``.../resume``."""
+class SendSweepCommand(Handler):
+    """``POST nbdist/api/v1/sweeps/ID/stop``, ``.../pause`` and ``.../resume``; see `commands.REMOTE`."""
 
     @web.authenticated
-    async def post(self, sweep: str, wish: str) -> None:
-        """Begin to tell the process that drives a sweep what is wished of it."""
+    async def post(self, sweep: str, command: str) -> None:
+        """Begin to send a command to the process that drives a sweep."""
         nothing(self.body())
         id = checked_id(sweep)
-        await self.service.check("sweeps", id, wish)
-        self.service.actions.begin("sweeps", id, wish, {"do": "wish", "id": id, "wish": wish})
+        await self.service.check("sweeps", id, command)
+        self.service.actions.begin(
+            "sweeps", id, command, {"do": "command_sweep", "id": id, "command": command}
+        )
         self.accept({})
 
 

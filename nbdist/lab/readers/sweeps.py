@@ -36,6 +36,7 @@ from nbdist.lab.readers.run_record import (
     shortened,
     text,
 )
+from nbdist.sweep.commands import REMOTE
 from nbdist.sweep.event_log import FORMAT, LogPart, holder_of, parse
 from nbdist.sweep.events import Closed, Created
 from nbdist.sweep.scheduler import state_of
@@ -257,7 +258,6 @@ MOST_PARAMETERS = 50
 DIGITS = 6
 OVER = ("finished", "stopped", "failed")
 DONE = (*OVER, "damaged")
-WISHES = ("pause", "resume", "stop")
 
 
 def item_of(
@@ -298,7 +298,7 @@ def item_of(
         "note": "; ".join(notes) or None,
         "error": shortened(reason) if state == "failed" else None,
         "attach": attach_code(sweep),
-        "can": {wish: wish not in why for wish in WISHES},
+        "can": {command: command not in why for command in REMOTE},
         "why": why,
     }  # fmt: skip
 
@@ -321,13 +321,15 @@ def broken_item(sweep: str, name: str, why: str, about: Mapping[str, Any], chang
         "note": None,
         "error": shortened(why),
         "attach": attach_code(sweep),
-        "can": dict.fromkeys(WISHES, False),
-        "why": dict.fromkeys(WISHES, "its log cannot be read"),
+        "can": dict.fromkeys(REMOTE, False),
+        "why": dict.fromkeys(REMOTE, "its log cannot be read"),
     }
 
 
 def why_not(sweep: str, state: str, holder: int | None, closed: bool) -> dict[str, str]:
-    """Return what cannot be wished of a sweep, and why; its log has one writer, who has to be there.
+    """Return the commands that a sweep does not accept now, with the reason.
+
+    The log has one writer: without a process that drives the sweep it accepts no command.
 
     >>> why_not("s1", "running", 42, closed=False)
     {'resume': 'it is not paused'}
@@ -335,12 +337,13 @@ def why_not(sweep: str, state: str, holder: int | None, closed: bool) -> dict[st
     "no process drives it any more: nb.attach('s1') takes it over"
     """
     if state in OVER:
-        return dict.fromkeys(WISHES, "it has ended")
+        return dict.fromkeys(REMOTE, "it has ended")
     if holder is None:
-        return dict.fromkeys(WISHES, f"no process drives it any more: {again(sweep)} takes it over")
+        return dict.fromkeys(REMOTE, f"no process drives it any more: {again(sweep)} takes it over")
     if closed:
-        return dict.fromkeys(WISHES, "it is being stopped: its last trials end")
-    return {"pause": "it is paused"} if state == "paused" else {"resume": "it is not paused"}
+        return dict.fromkeys(REMOTE, "it is being stopped: its last trials end")
+    now, why = ("paused", "it is paused") if state == "paused" else ("running", "it is not paused")
+    return {name: why for name, row in REMOTE.items() if row.needs not in ("", now)}
 
 
 def best_so_far(ledger: Ledger) -> dict[str, list[float]]:

@@ -21,7 +21,7 @@ import anywidget
 import traitlets
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, choices
-from nbdist.sweep.parse import MOST_TEXT, read_space
+from nbdist.sweep.parse import MOST_TEXT, as_space
 from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS
 from nbdist.sweep.space import Space
@@ -71,7 +71,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
         self.sweep: object = None
         """What the last Start made."""
         self._lock = threading.RLock()  # a page's messages may come in a thread of their own
-        self._drafts: Drafts = () if space is None else drafts_of(_as_space(space))
+        self._drafts: Drafts = () if space is None else drafts_of(as_space(space))
         self._sampler, self._pruner = _known(sampler, SAMPLERS), _known(pruner, PRUNERS)
         self._trials = _typed_count(trials)
         self._callbacks: list[Callable[[SpaceEditor], object]] = []
@@ -93,7 +93,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
 
     @space.setter
     def space(self, space: Space | Mapping[str, object] | str) -> None:
-        found = drafts_of(_as_space(space))
+        found = drafts_of(as_space(space))
         with self._lock:
             self._drafts = found
             self._show()
@@ -312,19 +312,6 @@ def _run_sweep(editor: SpaceEditor) -> object:
         sampler=editor.sampler,
         pruner=editor.pruner,
         **editor.options,
-    )
-
-
-def _as_space(space: Space | Mapping[str, object] | str) -> Space:
-    if isinstance(space, Space):
-        return space
-    if isinstance(space, str):
-        return read_space(space)
-    if isinstance(space, Mapping):
-        return Space(space)
-    raise InvalidArgumentError(
-        "a space is a Space, a mapping of names to ranges, or a text such as 'lr=log(1e-4, 1e-1)', "
-        f"got {space!r:.80}"
     )
 
 
