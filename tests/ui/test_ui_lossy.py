@@ -30,7 +30,7 @@ def watched(seed: int, lost: float) -> Page:
             page.say("visible")
         view.tick(tick / 10)
         page.take_all()
-        if page.visible and tick % 20 == 19:  # it has been quiet for long: see tooQuiet in comm/connection.js
+        if page.visible and tick % 20 == 19:  # it has been quiet for long: see isSilent in comm/connection.js
             page.say("snapshot")
     page.visible = True
     page.say("visible")
