@@ -19,7 +19,9 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--bytes", type=int, required=True)
-    parser.add_argument("--lent", action="store_true", help="in an array that the group lends, if it does")
+    parser.add_argument(
+        "--lent", action="store_true", help="in a symmetric buffer of the group, if it has one"
+    )
     return parser.parse_args()
 
 

@@ -118,7 +118,7 @@ BENCHMARKS: list[Benchmark | Survey] = [
         Benchmark(
             f"p6.{peer}-{size}-{ranks}{'-lent' * lent}",
             f"all-reduce of {size} of float32 in place, {ranks} ranks on one host"
-            + ", in an array that nbdist lends, as its buckets are" * lent,
+            + ", in a symmetric buffer of nbdist, as its buckets are" * lent,
             "us/call",
             name,
             here("nbdist_allreduce", "--ranks", ranks, "--bytes", nbytes, *["--lent"] * lent),

@@ -178,7 +178,7 @@ class DistributedOptimizer(Optimizer):
         key = (group, gradient.shape, gradient.dtype)
         row = self._rows.get(key)
         if row is None:
-            row = self._rows[key] = group.lend(gradient.shape, gradient.dtype)
+            row = self._rows[key] = group.symmetric_buffer(gradient.shape, gradient.dtype)
         np.copyto(row, gradient)
         group.all_reduce(row, self._op, out=row)
         self._inner.apply(parameters, row, slots, step)

@@ -26,7 +26,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 
 from nbdist.errors import FailedPreconditionError, MissingExtra
-from nbdist.wire.collective.mpi.world import World, enter_world
+from nbdist.wire.collective.mpi.world import MpiWorld, enter_world
 
 MOST_BYTES = 1 << 20  # of one request, and of all that the ranks publish
 # MPICH without libfabric uses UCX. These settings leave only its abstract sockets, which are refused.
@@ -169,7 +169,7 @@ def fields_of(line: bytes) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def check_world(world: World, size: int, opened: Iterable[str]) -> None:
+def check_world(world: MpiWorld, size: int, opened: Iterable[str]) -> None:
     """Raise FailedPreconditionError if MPI has not found its world, or has opened sockets for other users."""
     if world.comm.size != size:
         raise FailedPreconditionError(

@@ -12,7 +12,7 @@ from nbdist.runtime.session.cluster import know
 from nbdist.runtime.task import Task, TaskInfo, current, host_identity, segment_prefix, set_current
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.frame import Frame
-from nbdist.wire.rpc.server import Sender
+from nbdist.wire.rpc.server import Caller
 
 _opened: dict[str, Any] = {}
 
@@ -56,7 +56,7 @@ def join_roster(roster: list[dict[str, Any]], cluster_id: str) -> str:
     return task.name
 
 
-def _hear_roster(task: Task, frame: Frame, sender: Sender) -> Frame:
+def _hear_roster(task: Task, frame: Frame, sender: Caller) -> Frame:
     """Take the roster in which others have been replaced. Runs on the Server's thread."""
     task.meet(tuple(TaskInfo.from_dict(entries) for entries in frame.meta["tasks"]))
     _meet(task)

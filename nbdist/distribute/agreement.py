@@ -31,6 +31,6 @@ def same_variables(group: Collective, variables: Sequence[tuple[str, Array]]) ->
         for number, (a, b) in enumerate(zip_longest(everyone[0], theirs, fillvalue="nothing")):
             if a != b:
                 raise InvalidArgumentError(
-                    f"the replicas built different models: variable {number} is {a} on {group.called[0]} and "
-                    f"{b} on {group.called[rank]}; build the same model on every worker"
+                    f"the replicas built different models: variable {number} is {a} on {group.labels[0]} and "
+                    f"{b} on {group.labels[rank]}; build the same model on every worker"
                 )

@@ -222,10 +222,10 @@ class AllReduceReplica(Replica):
     def resume(self, updates: int, rate: float, mark: int) -> None:
         """Go on after so many updates, at a learning rate; raise unless all replicas do, from one state."""
         marks = self._group.all_gather(np.array([updates, mark], np.int64))
-        for name, theirs in zip(self._group.called, marks, strict=True):
+        for name, theirs in zip(self._group.labels, marks, strict=True):
             if (theirs != marks[0]).any():
                 raise DataLossError(
-                    f"{name} continues from another state than {self._group.called[0]}: all replicas need "
+                    f"{name} continues from another state than {self._group.labels[0]}: all replicas need "
                     "the chief's file, on a file system that they share"
                 )
         self.global_step, self._optimizer.learning_rate = updates, rate

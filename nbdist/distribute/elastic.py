@@ -98,8 +98,9 @@ class ElasticReplica(OneDevice):
             for parameters, _, _ in self._flats:
                 group.broadcast(parameters, root=0, out=parameters)
             self._centres = [parameters.copy() for parameters, _, _ in self._flats]
-            self._pulls = [group.lend(centre.shape, centre.dtype) for centre in self._centres]
-            self._words = group.lend((2,), np.int64)  # replicas that want to stop; whose epoch has ended
+            self._pulls = [group.symmetric_buffer(centre.shape, centre.dtype) for centre in self._centres]
+            # replicas that want to stop; whose epoch has ended
+            self._words = group.symmetric_buffer((2,), np.int64)
         except BaseException as error:
             self.abort(error)
             self.close()

@@ -27,7 +27,7 @@ from nbdist.runs.push import Packed, build, pack
 from nbdist.runtime.server import Handler
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.hosts import host_identity
-from nbdist.wire.rpc.client import Peer, Sender
+from nbdist.wire.rpc.client import Caller, Peer
 from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.shm import Segment, SharedFile
 
@@ -227,7 +227,7 @@ class Receiver:
         for push in list(self._files):
             self.drop(push)
 
-    def _open(self, frame: Frame, sender: Sender) -> Frame:
+    def _open(self, frame: Frame, sender: Caller) -> Frame:
         push, size = frame.meta["push"], frame.meta["size"]
         if not isinstance(push, str) or type(size) is not int or not 0 < size <= MOST_BYTES:
             raise InvalidArgumentError(
@@ -237,14 +237,14 @@ class Receiver:
         self._files[push] = SharedFile(self._prefix, size)
         return Frame("push.opened", {"file": self._files[push].name})
 
-    def _part(self, frame: Frame, sender: Sender) -> Frame:
+    def _part(self, frame: Frame, sender: Caller) -> Frame:
         file, at = self._files.get(frame.meta["push"]), frame.meta["at"]
         if file is None or type(at) is not int or len(frame.arrays) != 1:
             raise InvalidArgumentError("push.part follows push.open, with an offset and one array of bytes")
         file.write([(at, memoryview(np.ascontiguousarray(frame.arrays[0]).view(np.uint8).reshape(-1).data))])
         return Frame("push.written")
 
-    def _close(self, frame: Frame, sender: Sender) -> None:
+    def _close(self, frame: Frame, sender: Caller) -> None:
         self.drop(str(frame.meta["push"]))
 
 

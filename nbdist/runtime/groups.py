@@ -35,8 +35,8 @@ from nbdist.runtime.task import Task, TaskInfo, find_rank
 from nbdist.wire.collective.base import Collective, Member
 from nbdist.wire.collective.local import thread_group
 from nbdist.wire.collective.registry import COLLECTIVES, Exchange, form
-from nbdist.wire.collective.shm.sync import Watch
-from nbdist.wire.rpc.client import Peer, Sender
+from nbdist.wire.collective.shm.sync import ProcessMonitor
+from nbdist.wire.rpc.client import Caller, Peer
 from nbdist.wire.rpc.envelope import error_frame, error_from
 from nbdist.wire.rpc.frame import Frame
 
@@ -289,14 +289,14 @@ class Gathering:
         self._runs.pop(run, None)
         self._past.append(run)
 
-    def _heed(self, handler: Callable[[Frame, Sender], None], frame: Frame, sender: Sender) -> None:
+    def _heed(self, handler: Callable[[Frame, Caller], None], frame: Frame, sender: Caller) -> None:
         run = str(frame.meta["run"])
         if run not in self._past:
             handler(frame, sender)
         elif frame.kind in ("group.card", "group.roll"):
             _push(sender, self._failure(AbortedError(f"run {run} has ended without this replica")))
 
-    def _card(self, frame: Frame, sender: Sender) -> None:
+    def _card(self, frame: Frame, sender: Caller) -> None:
         here, name = self._of(frame.meta["run"]), str(frame.meta["group"])
         rank, ranks = int(frame.meta["rank"]), tuple(frame.meta["ranks"])
         if rank not in ranks or len(frame.arrays) != 1:
@@ -319,7 +319,7 @@ class Gathering:
         elif over := sorted(missing & here.over):
             self._answer(here.groups.pop(name), self._failure(_over(over[0])))
 
-    def _roll(self, frame: Frame, sender: Sender) -> None:
+    def _roll(self, frame: Frame, sender: Caller) -> None:
         here, name = self._of(frame.meta["run"]), str(frame.meta["group"])
         rank, ranks = int(frame.meta["rank"]), tuple(frame.meta["ranks"])
         if rank in here.lost:
@@ -338,10 +338,10 @@ class Gathering:
             present = [rank for rank in roll.ranks if rank in roll.came]
             self._answer(here.rolls.pop(name), Frame("group.present", {"ranks": present}))
 
-    def _gone(self, frame: Frame, sender: Sender) -> None:
+    def _gone(self, frame: Frame, sender: Caller) -> None:
         self.lose(str(frame.meta["run"]), [int(rank) for rank in frame.meta["gone"]])
 
-    def _ended(self, frame: Frame, sender: Sender) -> None:
+    def _ended(self, frame: Frame, sender: Caller) -> None:
         here = self._of(frame.meta["run"])
         here.over.add(int(frame.meta["rank"]))
         for name in list(here.groups):
@@ -364,7 +364,7 @@ class Gathering:
 @dataclass
 class _Group:
     ranks: tuple[int, ...]
-    came: dict[int, tuple[Sender, Array]] = field(default_factory=dict)
+    came: dict[int, tuple[Caller, Array]] = field(default_factory=dict)
 
 
 @dataclass
@@ -383,7 +383,7 @@ def _over(rank: int) -> UnavailableError:
     )
 
 
-def _push(sender: Sender, frame: Frame) -> None:
+def _push(sender: Caller, frame: Frame) -> None:
     with suppress(ConnectionError):  # it has died; the others learn of it in the group
         sender.push(frame)
 
@@ -399,7 +399,7 @@ class Survivors:
 
     def __init__(self, task: Task, others: Sequence[TaskInfo]) -> None:
         here = [info for info in others if info.host == task.info.host]
-        self._watch = Watch({info.rank: info.pid for info in here})
+        self._watch = ProcessMonitor({info.rank: info.pid for info in here})
         self._peers = {
             info.rank: Peer(info.address, task.keys, name=info.name) for info in others if info not in here
         }

@@ -31,10 +31,10 @@ from nbdist.runtime.spec import ClusterSpec, chief_of
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.frame import Frame
-from nbdist.wire.rpc.server import Listener, Sender
+from nbdist.wire.rpc.server import Caller, Listener
 from nbdist.wire.shm import own_prefix, remove_abandoned
 
-Handler = Callable[[Frame, Sender], Frame | None]
+Handler = Callable[[Frame, Caller], Frame | None]
 log = logging.getLogger(__name__)
 
 
@@ -198,7 +198,7 @@ class Server:
                 return
             self._answer(*message)
 
-    def _answer(self, sender: Sender, frame: Frame) -> None:
+    def _answer(self, sender: Caller, frame: Frame) -> None:
         handler = self._handlers.get(frame.kind)
         try:
             if handler is None:
@@ -212,7 +212,7 @@ class Server:
             log.debug("handler of %r failed on %s", frame.kind, self.name, exc_info=True)
             sender.fail(error, self.name)
 
-    def _answer_ping(self, frame: Frame, sender: Sender) -> Frame:
+    def _answer_ping(self, frame: Frame, sender: Caller) -> Frame:
         identity = {"job": self.job, "index": self.index, "name": self.name, "pid": os.getpid()}
         return Frame("pong", {**identity, "incarnation": self.incarnation, "version": nbdist_version()})
 

@@ -40,7 +40,7 @@ from nbdist.train.callbacks import History
 from nbdist.train.context import Context
 from nbdist.train.resume import TrainingStates
 from nbdist.trials.protocol import STATE, SweepOrder, TrialOrder, order_of, run_name
-from nbdist.wire.rpc.client import Sender
+from nbdist.wire.rpc.client import Caller
 from nbdist.wire.rpc.frame import Frame, encode
 
 SILENT_SECONDS = 30.0  # of a driver, after which it counts as gone
@@ -62,7 +62,7 @@ class Desk:
         self._begun: dict[str, dict[int, int]] = {}  # the last attempt at each trial, by sweep
         self._reported: dict[tuple[str, int, int], Reports] = {}  # of the present trial, and of those ends
         self._line: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
-        self._driver: Sender | None = None
+        self._driver: Caller | None = None
         self._enlisted = ("", "")  # the driver's sweep and token
         self._heard = 0.0
         server = here.task.server
@@ -132,7 +132,7 @@ class Desk:
 
     # The Server's thread.
 
-    def _enlist(self, frame: Frame, sender: Sender) -> None:
+    def _enlist(self, frame: Frame, sender: Caller) -> None:
         sweep, token = frame.meta["sweep"], frame.meta["token"]
         heard = time.monotonic() - self._heard < SILENT_SECONDS
         if heard and self._enlisted[0] == sweep and token < self._enlisted[1]:
@@ -151,7 +151,7 @@ class Desk:
             self.agent.watch(run_name(sweep, present.number, present.attempt), sender)
         sender.push(self._standing(sweep, held))
 
-    def _tell_reports(self, sweep: str, trial: Mapping[str, Any] | None, sender: Sender) -> None:
+    def _tell_reports(self, sweep: str, trial: Mapping[str, Any] | None, sender: Caller) -> None:
         """Push what a trial has reported so far."""
         if trial is None:
             return
@@ -162,7 +162,7 @@ class Desk:
         if frame is not None:
             sender.push(frame)
 
-    def _start(self, frame: Frame, sender: Sender) -> None:
+    def _start(self, frame: Frame, sender: Caller) -> None:
         if sender != self._driver:
             return  # of a driver that has died since
         self._heard = time.monotonic()
@@ -187,7 +187,7 @@ class Desk:
         elif not mine:
             sender.push(self._standing(sweep))
 
-    def _leave(self, frame: Frame, sender: Sender) -> Frame:
+    def _leave(self, frame: Frame, sender: Caller) -> Frame:
         left = Frame("trial.left")
         if sender != self._driver:
             return left

@@ -24,7 +24,7 @@ from nbdist.errors import FailedPreconditionError, MissingExtra, TaskDiedError, 
 from nbdist.runs.options import Options
 from nbdist.runs.start import start_run
 from nbdist.wire.collective.mpi import world as mpi_world
-from nbdist.wire.collective.mpi.world import World
+from nbdist.wire.collective.mpi.world import MpiWorld
 
 pytestmark = pytest.mark.engines
 
@@ -192,7 +192,7 @@ def test_what_is_missing_is_said_before_anything_starts(own_home: Path, monkeypa
 
 
 def test_sockets_that_other_users_reach_are_refused() -> None:
-    world = World(None, SimpleNamespace(size=2), "w")
+    world = MpiWorld(None, SimpleNamespace(size=2), "w")
     before = mpi.reachable()
     mpi.check_world(world, 2, set())
     with socket.create_server(("127.0.0.1", 0)) as port, socket.socket(socket.AF_UNIX) as abstract:
@@ -202,7 +202,7 @@ def test_sockets_that_other_users_reach_are_refused() -> None:
         with pytest.raises(FailedPreconditionError, match=rf"listens on 127\.0\.0\.1:{number}, the abstract"):
             mpi.check_world(world, 2, opened)
     with pytest.raises(FailedPreconditionError, match="a world of 1 instead of 2 ranks"):
-        mpi.check_world(World(None, SimpleNamespace(size=1), "w"), 2, set())
+        mpi.check_world(MpiWorld(None, SimpleNamespace(size=1), "w"), 2, set())
 
 
 def test_a_rank_that_breaks_the_protocol_loses_its_connection_only() -> None:

@@ -19,12 +19,12 @@ from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.distribute.simulation.rings import edges
 from nbdist.errors import InvalidArgumentError
-from nbdist.wire.collective.base import Broken, Collective, Lookout, Member, Trouble, call_ranks
-from nbdist.wire.collective.call import Call
+from nbdist.wire.collective.base import AbortCheck, Collective, GroupBroken, GroupFailure, Member, rank_labels
+from nbdist.wire.collective.call import CollectiveCall
 from nbdist.wire.collective.hierarchical import HierarchicalCollective
-from nbdist.wire.collective.local import LocalCollective, Table
+from nbdist.wire.collective.local import LocalCollective, ThreadRendezvous
 from nbdist.wire.collective.ring import RingCollective
-from nbdist.wire.collective.schedule import layout
+from nbdist.wire.collective.schedule import host_groups
 
 Array: TypeAlias = np.ndarray[Any, Any]
 PATIENCE_SECONDS = 60.0  # of real time, for a letter of another thread
@@ -77,8 +77,8 @@ class VirtualNeighbours:
         own: SimpleQueue[Any],
     ) -> None:
         self.doing: Callable[[], str] = lambda: "forming the group"
-        self.also: Callable[[], None] = lambda: None
-        self.lookout = Lookout()
+        self.also_check: Callable[[], None] = lambda: None
+        self.abort_check = AbortCheck()
         self.source, self.target = source, target
         """The hosts of this rank and of the next one."""
         self._clock, self._cost = clock, cost
@@ -106,9 +106,11 @@ class VirtualNeighbours:
             arrives, number, value = self._own.get(timeout=PATIENCE_SECONDS)
         except Empty:
             text = f"no letter within {PATIENCE_SECONDS:.0f} s: {self.doing()}"
-            raise Broken(Trouble("DeadlineExceededError", text)) from None
+            raise GroupBroken(GroupFailure("DeadlineExceededError", text)) from None
         if number != edge:
-            raise Broken(Trouble("DataLossError", f"letter {number} instead of {edge}: {self.doing()}"))
+            raise GroupBroken(
+                GroupFailure("DataLossError", f"letter {number} instead of {edge}: {self.doing()}")
+            )
         cost = self._cost
         taken = cost.message_s + value.nbytes * cost.socket_s_per_byte
         self._clock.now = max(self._clock.now, arrives) + taken
@@ -121,7 +123,7 @@ class VirtualNeighbours:
     def check(self) -> None:
         """Find nothing: what goes wrong is raised in every thread by itself."""
 
-    def tell(self, trouble: Trouble) -> None:
+    def announce_failure(self, failure: GroupFailure) -> None:
         """Tell nobody."""
 
     def leave(self) -> None:
@@ -131,15 +133,15 @@ class VirtualNeighbours:
         """Hold nothing."""
 
 
-class VirtualTable(Table):
+class VirtualRendezvous(ThreadRendezvous):
     """Where the ranks of one host meet: all leave at the time at which the call is done."""
 
-    def __init__(self, called: Sequence[str], clocks: Sequence[Clock], cost: Cost) -> None:
-        super().__init__(called)
+    def __init__(self, labels: Sequence[str], clocks: Sequence[Clock], cost: Cost) -> None:
+        super().__init__(labels)
         self._clocks, self._cost = clocks, cost
 
     def _finish(self, sequence: int) -> None:
-        call: Call = self._here[0][0]
+        call: CollectiveCall = self._here[0][0]
         super()._finish(sequence)
         taken = self._cost.shared_memory_s(call.what, call.nbytes, len(self._clocks))
         done = max(clock.now for clock in self._clocks) + taken
@@ -155,15 +157,15 @@ def _groups(
         return [*_ring(everyone, hosts, clocks, cost, ends)]
     if kind != "hierarchical":
         raise InvalidArgumentError(f"no collective {kind!r} to rehearse; choose from ring, hierarchical")
-    places = layout([str(host) for host in hosts])
-    leaders = [ranks[0] for ranks in places]
+    broadcast_route = host_groups([str(host) for host in hosts])
+    leaders = [ranks[0] for ranks in broadcast_route]
     rings = dict(zip(leaders, _ring(leaders, hosts, clocks, cost, ends), strict=True))
     groups: dict[int, Collective] = {}
-    for ranks in places:
-        called = call_ranks([f"worker {rank}" for rank in ranks])
-        table = VirtualTable(called, [clocks[rank] for rank in ranks], cost)
+    for ranks in broadcast_route:
+        labels = rank_labels([f"worker {rank}" for rank in ranks])
+        rendezvous = VirtualRendezvous(labels, [clocks[rank] for rank in ranks], cost)
         for place, rank in enumerate(ranks):
-            inner = LocalCollective(place, called, table)
+            inner = LocalCollective(place, labels, rendezvous)
             groups[rank] = HierarchicalCollective(_member(rank, hosts), inner, rings.get(rank))
     return [groups[rank] for rank in everyone]
 

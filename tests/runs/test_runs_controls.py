@@ -313,12 +313,12 @@ def test_a_checkpoint_while_it_trains_is_of_its_step(
 
 
 IN_NO_TIME = """
-from nbdist.wire.collective.shm.sync import Watch
-kept, Watch.frozen.__defaults__ = Watch.frozen.__defaults__, (0.0,)  # seconds in which one counts as frozen
+from nbdist.wire.collective.shm.sync import ProcessMonitor
+kept, ProcessMonitor.frozen.__defaults__ = ProcessMonitor.frozen.__defaults__, (0.0,)  # seconds
 try:
 {body}
 finally:
-    Watch.frozen.__defaults__ = kept
+    ProcessMonitor.frozen.__defaults__ = kept
 """
 
 

@@ -13,8 +13,8 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.service import Holding
 from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.ps.trace import ServiceLog
-from nbdist.wire.collective.shm.sync import Watch
-from nbdist.wire.rpc.client import Sender
+from nbdist.wire.collective.shm.sync import ProcessMonitor
+from nbdist.wire.rpc.client import Caller
 from nbdist.wire.rpc.frame import Frame
 
 LAYOUT = Layout.of([("v", (3,), "<f4")])
@@ -58,7 +58,7 @@ def holding(rules: Rules, joined: dict[int, FakeSender], seen: set[int], unseen:
         call()
 
     one = Holding("v", 1, rules, LAYOUT, "replica 0", "ps:0", ServiceLog(rules.replicas), now)
-    one.processes = cast(Watch, FakeWatch(seen, unseen))
+    one.processes = cast(ProcessMonitor, FakeWatch(seen, unseen))
     meta = {
         "optimizer": {"name": "sgd", "learning_rate": 1.0},
         "shared": False,
@@ -66,7 +66,7 @@ def holding(rules: Rules, joined: dict[int, FakeSender], seen: set[int], unseen:
         "first": True,
     }
     one.make(meta, (np.zeros(3, np.float32),), "")
-    one.senders.update(cast(dict[int, Sender], joined))
+    one.senders.update(cast(dict[int, Caller], joined))
     return one
 
 

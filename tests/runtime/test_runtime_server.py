@@ -14,7 +14,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistE
 from nbdist.runtime.server import Server, choose_task
 from nbdist.runtime.spec import ClusterSpec
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.rpc.client import Peer, Sender
+from nbdist.wire.rpc.client import Caller, Peer
 from nbdist.wire.rpc.frame import Frame
 
 
@@ -47,9 +47,9 @@ def test_every_server_has_an_incarnation_of_its_own(server: Server) -> None:
 
 
 def test_a_handler_answers_now_or_later(server: Server, peer: Peer) -> None:
-    waiting: list[Sender] = []
+    waiting: list[Caller] = []
 
-    def later(frame: Frame, sender: Sender) -> None:
+    def later(frame: Frame, sender: Caller) -> None:
         waiting.append(sender)
         threading.Thread(target=server.post, args=(answer,)).start()  # only now is there one to answer
 
@@ -63,10 +63,10 @@ def test_a_handler_answers_now_or_later(server: Server, peer: Peer) -> None:
 
 
 def test_a_failing_handler_is_the_callers_error_and_the_thread_goes_on(server: Server, peer: Peer) -> None:
-    def broken(frame: Frame, sender: Sender) -> Frame:
+    def broken(frame: Frame, sender: Caller) -> Frame:
         raise FailedPreconditionError("variable 'w' is not initialised")
 
-    def buggy(frame: Frame, sender: Sender) -> Frame:
+    def buggy(frame: Frame, sender: Caller) -> Frame:
         return {}["key"]  # type: ignore[return-value]
 
     server.on("broken", broken)
@@ -84,7 +84,7 @@ def test_a_failing_handler_is_the_callers_error_and_the_thread_goes_on(server: S
 
 
 def test_frames_are_pushed_to_whoever_asked(server: Server, peer: Peer) -> None:
-    watchers: list[Sender] = []
+    watchers: list[Caller] = []
     server.on("watch", lambda frame, sender: watchers.append(sender) or Frame("ok"))
     peer.call("watch")
     server.post(lambda: [sender.push(Frame("news", {"n": n})) for n in range(2) for sender in watchers])
@@ -93,7 +93,7 @@ def test_frames_are_pushed_to_whoever_asked(server: Server, peer: Peer) -> None:
 
 
 def test_pushing_to_one_who_has_gone_says_so(server: Server) -> None:
-    watchers: list[Sender] = []
+    watchers: list[Caller] = []
     failures: list[BaseException] = []
     server.on("watch", lambda frame, sender: watchers.append(sender) or Frame("ok"))
     with Peer(server.address, server.keys) as gone:
@@ -113,7 +113,7 @@ def test_pushing_to_one_who_has_gone_says_so(server: Server) -> None:
 
 
 def test_replies_and_pushes_go_out_on_the_servers_thread_only(server: Server, peer: Peer) -> None:
-    senders: list[Sender] = []
+    senders: list[Caller] = []
     server.on("watch", lambda frame, sender: senders.append(sender) or Frame("ok"))
     peer.call("watch")
     with pytest.raises(FailedPreconditionError, match=r"server\.post"):

@@ -28,11 +28,11 @@ from nbdist.errors import (
 )
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc import client
-from nbdist.wire.rpc.client import Listener, Peer, Sender
+from nbdist.wire.rpc.client import Caller, Listener, Peer
 from nbdist.wire.rpc.envelope import ENVELOPE, PIECE
 from nbdist.wire.rpc.frame import MAX_ARRAYS, MAX_BYTES, Frame
 
-Handler = Callable[[Frame, Sender], None]
+Handler = Callable[[Frame, Caller], None]
 
 
 class Echo:
@@ -53,7 +53,7 @@ class Echo:
                     self.answer(*message)
         self.listener.close()
 
-    def answer(self, sender: Sender, frame: Frame) -> None:
+    def answer(self, sender: Caller, frame: Frame) -> None:
         self.seen.append(frame.kind)
         if frame.kind == "echo":
             sender.reply(frame)

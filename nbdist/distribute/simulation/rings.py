@@ -16,15 +16,15 @@ import numpy as np
 from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.errors import InvalidArgumentError
-from nbdist.wire.collective.call import Call, describe
-from nbdist.wire.collective.schedule import AGREEMENT, BEGIN, Phase, RingSchedule, layout, phases
+from nbdist.wire.collective.call import CollectiveCall, describe
+from nbdist.wire.collective.schedule import AGREEMENT, BEGIN, Phase, RingSchedule, host_groups, phases
 
 Array: TypeAlias = np.ndarray[Any, Any]
 BYTES = np.dtype(np.uint8)
 
 
 @lru_cache(maxsize=256)
-def all_reduce(count: int, dtype: np.dtype[Any], size: int) -> Call:
+def all_reduce(count: int, dtype: np.dtype[Any], size: int) -> CollectiveCall:
     """Return the call that all ranks make to sum up `count` items."""
     return describe("all_reduce", (count,), dtype, size, "sum")
 
@@ -38,26 +38,26 @@ class SimulatedRing:
         self._edges = edges(hosts, cost)
         self._free = np.zeros(self.size)
 
-    def run(self, call: Call, clocks: Array) -> Array:
+    def run(self, call: CollectiveCall, clocks: Array) -> Array:
         """Return when each rank is done, given when each begins."""
         if self.size == 1:
             return clocks
         if call.what == "broadcast":
             raise InvalidArgumentError("broadcasts are not simulated: no step has one")
-        way, cost = _way(call), self._cost
+        schedule, cost = _way(call), self._cost
         sent = np.zeros(self.size, np.int64)
         ranks, before = np.arange(self.size), np.arange(-1, self.size - 1)
-        sizes = _sizes(way, call.work.itemsize)
+        sizes = _sizes(schedule, call.work.itemsize)
         coming: deque[tuple[Array, Any]] = deque()
-        for number, step in way.moves():
+        for number, step in schedule.actions():
             if step != BEGIN:
                 arrived, taken = coming.popleft()
                 clocks = np.maximum(clocks, arrived) + (cost.message_s + taken * cost.socket_s_per_byte)
-            if step == way.letters - 1:
+            if step == schedule.messages - 1:
                 continue
             nbytes = sizes[number]
             if isinstance(nbytes, np.ndarray):
-                nbytes = nbytes[(ranks - (step + 1) - way.shift) % self.size]
+                nbytes = nbytes[(ranks - (step + 1) - schedule.shift) % self.size]
             clocks = clocks + (cost.message_s + nbytes * cost.socket_s_per_byte)
             self._free = np.maximum(clocks, self._free) + nbytes / self._edges.rate
             sent += nbytes
@@ -65,7 +65,7 @@ class SimulatedRing:
             coming.append((arriving, nbytes[before] if isinstance(nbytes, np.ndarray) else nbytes))
         for rank, host in enumerate(self._hosts):
             after = self._hosts[(rank + 1) % self.size]
-            self._traffic.add(host, after, way.rounds * way.letters, int(sent[rank]))
+            self._traffic.add(host, after, schedule.rounds * schedule.messages, int(sent[rank]))
         return clocks
 
 
@@ -74,11 +74,11 @@ class SimulatedHierarchy:
 
     def __init__(self, hosts: Sequence[int], cost: Cost, traffic: Traffic) -> None:
         self._cost = cost
-        self._hosts = layout([str(host) for host in hosts])
+        self._hosts = host_groups([str(host) for host in hosts])
         self._leaders = np.array([ranks[0] for ranks in self._hosts])
         self._ring = SimulatedRing([hosts[rank] for rank in self._leaders], cost, traffic)
 
-    def run(self, call: Call, clocks: Array) -> Array:
+    def run(self, call: CollectiveCall, clocks: Array) -> Array:
         """Return when each rank is done, given when each begins."""
         clocks = clocks.copy()
         for phase in AGREEMENT:
@@ -127,24 +127,24 @@ def edges(hosts: Sequence[int], cost: Cost) -> Edges:
 
 
 @lru_cache(maxsize=64)
-def _way(call: Call) -> RingSchedule:
+def _way(call: CollectiveCall) -> RingSchedule:
     return RingSchedule.of(call)
 
 
 @lru_cache(maxsize=64)
-def _part(phase: Phase, dtype: np.dtype[Any], op: str, size: int) -> Call:
+def _part(phase: Phase, dtype: np.dtype[Any], op: str, size: int) -> CollectiveCall:
     return describe(phase.what, (phase.items,), dtype, size, op if phase.what == "all_reduce" else "")
 
 
 @lru_cache(maxsize=64)
-def _sizes(way: RingSchedule, itemsize: int) -> list[Any]:
+def _sizes(schedule: RingSchedule, itemsize: int) -> list[Any]:
     """Return the bytes of each round's pieces: one number if all are alike, else by share."""
     return [
-        _alike([way.piece(number, share) for share in range(way.size)], itemsize)
-        for number in range(way.rounds)
+        _alike([schedule.chunk(number, share) for share in range(schedule.size)], itemsize)
+        for number in range(schedule.rounds)
     ]
 
 
-def _alike(pieces: Sequence[slice], itemsize: int) -> Any:
-    nbytes = [(piece.stop - piece.start) * itemsize for piece in pieces]
+def _alike(chunks: Sequence[slice], itemsize: int) -> Any:
+    nbytes = [(chunk.stop - chunk.start) * itemsize for chunk in chunks]
     return nbytes[0] if len(set(nbytes)) == 1 else np.array(nbytes)

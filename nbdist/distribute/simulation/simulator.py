@@ -28,7 +28,7 @@ from nbdist.graph.placement import round_robin
 from nbdist.runtime.layout import ALIGNMENT, Layout
 from nbdist.runtime.ps.sync import Rules
 from nbdist.wire.collective.buckets import BUCKET_BYTES, plan_buckets
-from nbdist.wire.collective.call import Call
+from nbdist.wire.collective.call import CollectiveCall
 
 FLOAT = np.dtype(np.float32)
 VARIABLES = 64
@@ -38,7 +38,7 @@ COLLECTIVE_STEPS, SERVER_STEPS = 3, 3
 class Reducer(Protocol):
     """Ranks that reduce together."""
 
-    def run(self, call: Call, clocks: Array) -> Array:
+    def run(self, call: CollectiveCall, clocks: Array) -> Array:
         """Return when each rank is done, given when each begins."""
 
 

@@ -41,7 +41,7 @@ from nbdist.runtime.server import Handler
 from nbdist.runtime.task import Task
 from nbdist.train.context import Control
 from nbdist.train.step_timing import StepLog
-from nbdist.wire.rpc.client import Sender
+from nbdist.wire.rpc.client import Caller
 from nbdist.wire.rpc.frame import Frame
 
 RESERVED_SECONDS = 30.0  # a reservation that no body follows is void after this
@@ -147,7 +147,7 @@ class Agent:
         if self._reserved is not None and self._reserved[0] == holder:
             self._reserved = None
 
-    def watch(self, run: str, sender: Sender) -> None:
+    def watch(self, run: str, sender: Caller) -> None:
         """Have a connection told the news of a run here. On the Server's thread."""
         self._watchers.add(run, sender)
 
@@ -169,7 +169,7 @@ class Agent:
             self._watchers.drop(live.run)
         return watched
 
-    def _reserve(self, frame: Frame, sender: Sender) -> Frame:
+    def _reserve(self, frame: Frame, sender: Caller) -> Frame:
         run = frame.meta["run"]
         busy = self._busy()
         if busy is not None and (self._live is not None or busy != run):
@@ -201,7 +201,7 @@ class Agent:
         needs = self._needs[1] if run == self._needs[0] else None
         return {"run": run, "ranks": needs, "lost": self.groups.lost(run or "")}
 
-    def _watch(self, frame: Frame, sender: Sender) -> Frame | None:
+    def _watch(self, frame: Frame, sender: Caller) -> Frame | None:
         run, live = frame.meta["run"], self._live
         over = self.kept.answer(run)
         if frame.meta.get("again"):  # from who hears nothing: it may have been left out, or not
@@ -214,7 +214,7 @@ class Agent:
             return live.so_far(self.task.rank, ended=False)
         return Frame("run.watched", {"state": "waiting" if self._is_here(run) else "unknown"})
 
-    def _watch_again(self, run: str, sender: Sender, over: Frame | None) -> None:
+    def _watch_again(self, run: str, sender: Caller, over: Frame | None) -> None:
         """Push all there was so far to who is not told the news any more, and those that follow."""
         live = self._live
         if over is None and not self._watchers.has(run, sender):
@@ -224,40 +224,40 @@ class Agent:
         if over is not None:
             sender.push(over)
 
-    def _outcome(self, frame: Frame, sender: Sender) -> Frame:
+    def _outcome(self, frame: Frame, sender: Caller) -> Frame:
         run = frame.meta["run"]
         found = self.kept.page(run, int(frame.meta.get("at", 0)))
         return found or Frame("run.outcome", {"state": "coming" if self._is_here(run) else "unknown"})
 
-    def _stop(self, frame: Frame, sender: Sender) -> Frame:
+    def _stop(self, frame: Frame, sender: Caller) -> Frame:
         here = self._is_here(frame.meta["run"])
         if here:
             self.control(frame.meta["run"]).stop_requested = True
         return Frame("run.stopping", {"running": here})
 
-    def _heed(self, frame: Frame, sender: Sender) -> Frame:
+    def _heed(self, frame: Frame, sender: Caller) -> Frame:
         here = self._is_here(frame.meta["run"])
         if here:
             heed(self.control(frame.meta["run"]), frame.meta)
         return Frame("run.heeded", {"running": here})
 
-    def _end_training(self, frame: Frame, sender: Sender) -> None:
+    def _end_training(self, frame: Frame, sender: Caller) -> None:
         """End one training early: a callback of the chief wants it (sent from task to task)."""
         if self._is_here(frame.meta["run"]):
             self.control(frame.meta["run"]).ended_training = int(frame.meta["number"])
 
-    def _lost(self, frame: Frame, sender: Sender) -> Frame:
+    def _lost(self, frame: Frame, sender: Caller) -> Frame:
         """Note that workers of a run are gone and the others go on."""
         self.groups.lose(frame.meta["run"], [int(rank) for rank in frame.meta["ranks"]])
         return Frame("run.lost")
 
-    def _abort(self, frame: Frame, sender: Sender) -> Frame:
+    def _abort(self, frame: Frame, sender: Caller) -> Frame:
         here = self._is_here(frame.meta["run"])
         if here:
             self.control(frame.meta["run"]).aborted = str(frame.meta["reason"])
         return Frame("run.aborting", {"running": here})
 
-    def _timeline(self, frame: Frame, sender: Sender) -> Frame:
+    def _timeline(self, frame: Frame, sender: Caller) -> Frame:
         part = self.recorded.part(frame.meta["run"]).encode()
         return Frame("run.timeline", {}, (np.frombuffer(part, np.uint8),))
 
@@ -267,7 +267,7 @@ class Agent:
             return []
         return self._step_log[1].spans(self.task.name)
 
-    def _release(self, frame: Frame, sender: Sender) -> Frame:
+    def _release(self, frame: Frame, sender: Caller) -> Frame:
         run = frame.meta["run"]
         if self._live is None and self._reserved is not None and self._reserved[0] == run:
             self._reserved = None
@@ -320,9 +320,9 @@ class Watchers:
     """The connections that are told the news, by run. All on the Server's thread."""
 
     def __init__(self) -> None:
-        self._of: dict[str, list[Sender]] = {}
+        self._of: dict[str, list[Caller]] = {}
 
-    def add(self, run: str, sender: Sender) -> None:
+    def add(self, run: str, sender: Caller) -> None:
         """Have a connection told from now on; once, however often it asks."""
         if not self.has(run, sender):
             self._of.setdefault(run, []).append(sender)
@@ -335,7 +335,7 @@ class Watchers:
             except ConnectionError:  # a client that went away, or does not read: the log has it all
                 self._of[run].remove(sender)
 
-    def has(self, run: str, sender: Sender) -> bool:
+    def has(self, run: str, sender: Caller) -> bool:
         """Whether a connection is told the news of a run."""
         return sender in self._of.get(run, ())
 

@@ -53,14 +53,14 @@ from nbdist.runtime.ps.sync import COUNTED, REFUSED, STEPPED, STOPPED, Answer, R
 from nbdist.runtime.ps.trace import ServiceLog, ServiceLogs
 from nbdist.runtime.server import Server
 from nbdist.runtime.tables import RowGradient, Table
-from nbdist.wire.collective.shm.sync import FROZEN_SECONDS, Watch
-from nbdist.wire.rpc.client import Sender
+from nbdist.wire.collective.shm.sync import FROZEN_SECONDS, ProcessMonitor
+from nbdist.wire.rpc.client import Caller
 from nbdist.wire.rpc.envelope import error_frame
 from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.shm import Doorbell, Ringer, Segment, require_plain
 
 Array = np.ndarray[Any, Any]
-OneWay = Callable[[Frame, Sender], None]
+OneWay = Callable[[Frame, Caller], None]
 clock = time.perf_counter
 LOOK_SECONDS = 1.0  # between two checks for dead or frozen replicas
 
@@ -76,7 +76,7 @@ class ParameterService:
         self._free_numbers = itertools.cycle(range(1 << 16))
         self._bell: BellThread | None = None
         self._stop_looking: Callable[[], None] | None = None
-        handlers: dict[str, Callable[[Frame, Sender], Frame | None]] = {
+        handlers: dict[str, Callable[[Frame, Caller], Frame | None]] = {
             "ps.open": self._answered(self._open),
             "ps.pull": self._pull,
             "ps.push": self._answered(self._push),
@@ -102,10 +102,10 @@ class ParameterService:
 
     # Opening. Runs on the server's thread, as all handlers do.
 
-    def _answered(self, handler: OneWay) -> Callable[[Frame, Sender], None]:
+    def _answered(self, handler: OneWay) -> Callable[[Frame, Caller], None]:
         """Push what a one-way request raises back to its replica, which waits for an answer by push."""
 
-        def answered(frame: Frame, sender: Sender) -> None:
+        def answered(frame: Frame, sender: Caller) -> None:
             try:
                 handler(frame, sender)
             except Exception as error:
@@ -113,7 +113,7 @@ class ParameterService:
 
         return answered
 
-    def _open(self, frame: Frame, sender: Sender) -> None:
+    def _open(self, frame: Frame, sender: Caller) -> None:
         """Answer by push, now or once the chief has come: the replica looks around while it waits."""
         meta = frame.meta
         layout = Layout.of(meta["layout"])
@@ -132,7 +132,7 @@ class ParameterService:
             name, post = self._server.name, self._server.post
             holding = Holding(meta["shard"], number, rules, layout, who, name, log, post, tables)
             pids = {replica: int(pid) for replica, pid in enumerate(meta.get("pids", ())) if pid}
-            holding.processes = Watch(pids)
+            holding.processes = ProcessMonitor(pids)
             self._look_around()
             self._holdings[holding.name] = self._numbers[number] = holding
         holding.require(layout, tables, rules, who)
@@ -158,7 +158,7 @@ class ParameterService:
             for replica in list(holding.opening):
                 holding.admit(replica, self._listen)
 
-    def _fill(self, frame: Frame, sender: Sender) -> Frame:
+    def _fill(self, frame: Frame, sender: Caller) -> Frame:
         """Store a part of the chief's initial values of a table; the last part admits all replicas."""
         holding, shard = self._find(frame)
         with shard.lock:
@@ -166,14 +166,14 @@ class ParameterService:
         self._admit(holding)
         return Frame("ps.filled")
 
-    def _table(self, frame: Frame, sender: Sender) -> Frame:
+    def _table(self, frame: Frame, sender: Caller) -> Frame:
         """Send the current values of a part of a table."""
         _, shard = self._find(frame)
         first, stop = int(frame.meta["first"]), int(frame.meta["stop"])
         with shard.lock:
             return Frame("ps.part", {}, (shard.tables.arrays[int(frame.meta["table"])][first:stop].copy(),))
 
-    def _done(self, frame: Frame, sender: Sender) -> Frame:
+    def _done(self, frame: Frame, sender: Caller) -> Frame:
         """Release a replica that has read the final tables."""
         holding, _ = self._find(frame)
         holding.reading.discard(int(frame.meta["replica"]))
@@ -225,7 +225,7 @@ class ParameterService:
 
     # The same through sockets. Runs on the server's thread.
 
-    def _pull(self, frame: Frame, sender: Sender) -> Frame:
+    def _pull(self, frame: Frame, sender: Caller) -> Frame:
         holding, shard = self._find(frame)
         begun = clock()
         with shard.lock:
@@ -235,7 +235,7 @@ class ParameterService:
         holding.log.parameters("socket", int(frame.meta["replica"]), begun, clock())
         return Frame("ps.parameters", meta, (copy, *rows))
 
-    def _push(self, frame: Frame, sender: Sender) -> None:
+    def _push(self, frame: Frame, sender: Caller) -> None:
         holding, shard = self._find(frame)
         replica, token = int(frame.meta["replica"]), int(frame.meta["token"])
         holding.senders[replica] = sender
@@ -249,17 +249,17 @@ class ParameterService:
         whole: Gradient = [*flats, *shard.tables.checked(rows)]
         self._take(holding, shard, "socket", replica, token, whole, int(frame.meta["version"]))
 
-    def _count(self, frame: Frame, sender: Sender) -> Frame:
+    def _count(self, frame: Frame, sender: Caller) -> Frame:
         _, shard = self._find(frame)
         shard.count()
         return Frame("ps.counted")
 
-    def _rate(self, frame: Frame, sender: Sender) -> Frame:
+    def _rate(self, frame: Frame, sender: Caller) -> Frame:
         _, shard = self._find(frame)
         shard.set_rate(checked_rate(frame.meta["learning_rate"]))
         return Frame("ps.rated")
 
-    def _leave(self, frame: Frame, sender: Sender) -> None:
+    def _leave(self, frame: Frame, sender: Caller) -> None:
         """Release a replica; all that leave are answered together, when the parameters are final."""
         holding, shard = self._find(frame)
         replica = int(frame.meta["replica"])
@@ -385,13 +385,13 @@ class Holding:
     shard: ParameterShard | None = None
     mailbox: Mailbox | None = None
     note: str = ""
-    opening: dict[int, tuple[Sender, dict[str, Any]]] = field(default_factory=dict)
-    senders: dict[int, Sender] = field(default_factory=dict)
+    opening: dict[int, tuple[Caller, dict[str, Any]]] = field(default_factory=dict)
+    senders: dict[int, Caller] = field(default_factory=dict)
     ringers: dict[int, Ringer] = field(default_factory=dict)
-    leaving: dict[int, Sender] = field(default_factory=dict)
+    leaving: dict[int, Caller] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     called: dict[int, str] = field(default_factory=dict)
-    processes: Watch | None = None
+    processes: ProcessMonitor | None = None
     frozen: set[int] = field(default_factory=set)
     _gradients: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
 
@@ -597,7 +597,7 @@ class Holding:
             )
 
 
-def push(sender: Sender, frame: Frame) -> None:
+def push(sender: Caller, frame: Frame) -> None:
     """Push a frame to a replica that may be dead; runs on the server's thread."""
     with suppress(ConnectionError):  # it has died or been cut off; the cluster reports that to the client
         sender.push(frame)

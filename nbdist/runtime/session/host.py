@@ -37,7 +37,7 @@ from nbdist.runtime.session.store import LOOK_EVERY, Store
 from nbdist.wire.channel.sender import Address, Letter
 from nbdist.wire.rpc.envelope import error_frame
 from nbdist.wire.rpc.frame import Frame
-from nbdist.wire.rpc.server import Sender
+from nbdist.wire.rpc.server import Caller
 
 if TYPE_CHECKING:
     from nbdist.runtime.server import Server
@@ -116,7 +116,7 @@ class SessionHost:
     def attach(self, server: Server) -> None:
         """Answer sessions' calls to a Server."""
 
-        def open_station(frame: Frame, sender: Sender) -> None:
+        def open_station(frame: Frame, sender: Caller) -> None:
             def ready(found: Address | Exception) -> None:
                 if isinstance(found, Address):
                     server.post(lambda: sender.reply(Frame("session.station", found.to_dict())))
@@ -131,11 +131,11 @@ class SessionHost:
                 )
             self.open(wanted, ready)
 
-        def reset(frame: Frame, sender: Sender) -> Frame:
+        def reset(frame: Frame, sender: Caller) -> Frame:
             self.store.reset([str(name) for name in frame.meta["containers"]])
             return Frame("session.was_reset")
 
-        def describe(frame: Frame, sender: Sender) -> Frame:
+        def describe(frame: Frame, sender: Caller) -> Frame:
             return Frame("session.task", {
                 "task": self.task,
                 "devices": self.devices,

@@ -27,11 +27,19 @@ from nbdist.errors import (
     NbdistError,
     UnavailableError,
 )
-from nbdist.wire.collective.call import Call, check_out, describe, is_on_device, like, to_host
+from nbdist.wire.collective.call import CollectiveCall, check_out, describe, is_on_device, like, to_host
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.frame import Array
 
-__all__ = ["Broken", "Collective", "Member", "Seat", "Trouble", "call_ranks", "same_group"]
+__all__ = [
+    "Collective",
+    "Endpoint",
+    "GroupBroken",
+    "GroupFailure",
+    "Member",
+    "check_same_group",
+    "rank_labels",
+]
 KNOWN_CALLS = 256
 
 
@@ -48,22 +56,22 @@ class Collective(ABC):
     kind: ClassVar[str]
     """How values travel: "local", "shm", "ring" or "hierarchical"."""
 
-    def __init__(self, rank: int, called: Sequence[str], check: Callable[[], None] | None = None) -> None:
-        self.lookout = Lookout.of(check)
+    def __init__(self, rank: int, labels: Sequence[str], check: Callable[[], None] | None = None) -> None:
+        self.abort_check = AbortCheck.of(check)
         """What is looked at beside the group while this rank waits."""
-        self.rank, self.size, self.called = rank, len(called), tuple(called)
+        self.rank, self.size, self.labels = rank, len(labels), tuple(labels)
         self.sequence = 0
         """How many collective calls this rank has begun."""
         self.notes: list[str] = []
         """What people should know, such as that shared memory is full."""
         self.waited = 0.0
         """Seconds so far that went by in calls until all ranks had come."""
-        self.within: Collective | None = None
+        self.parent: Collective | None = None
         """The group that this one is a part of."""
-        self._trouble: Trouble | None = None
+        self._failure: GroupFailure | None = None
         self._current = describe("barrier", (0,), _NOTHING.dtype, self.size)
         self._inside = self._closed = False
-        self._calls: dict[Any, Call] = {}
+        self._calls: dict[Any, CollectiveCall] = {}
 
     def all_reduce(self, x: Any, op: str = "mean", out: Array | None = None) -> Array:
         """Return the sum, mean, min, max or product of all ranks' x, on every rank.
@@ -89,10 +97,10 @@ class Collective(ABC):
         """Return when every rank has called it."""
         self._run(self._call("barrier", _NOTHING), _NOTHING, _NOTHING)
 
-    def lend(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Return an array of zeros that an all-reduce in place is fastest on; every rank asks alike.
+    def symmetric_buffer(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Return an array of zeros on which an all-reduce in place is fastest; all ranks call it alike.
 
-        It is good for this group's `all_reduce(x, out=x)`, on all ranks or on none, and stays valid after it.
+        Use it for this group's `all_reduce(x, out=x)`, on all ranks or on none; it outlives the group.
         """
         return np.zeros(tuple(shape), dtype)
 
@@ -108,12 +116,12 @@ class Collective(ABC):
 
         May be called from any thread; the first reason counts.
         """
-        self.break_with(Trouble("AbortedError", f"{self._me} aborted: {reason}"))
+        self.break_with(GroupFailure("AbortedError", f"{self._me} aborted: {reason}"))
 
     def check(self) -> None:
         """Raise the reason if the group is broken, as far as can be seen without waiting."""
-        if self._trouble is not None:
-            raise self._trouble.error()
+        if self._failure is not None:
+            raise self._failure.error()
 
     def close(self) -> None:
         """Leave the group and give its resources up; safe to repeat.
@@ -124,17 +132,17 @@ class Collective(ABC):
             return
         self._closed = True
         if self._inside:  # another thread is, and lets go of everything as soon as it is out
-            self.break_with(Trouble("AbortedError", f"{self._me} closed its group during a call"))
+            self.break_with(GroupFailure("AbortedError", f"{self._me} closed its group during a call"))
         else:
             self._leave()
             self._release()
 
     @abstractmethod
-    def _perform(self, call: Call, x: Array, out: Array) -> None:
-        """Do a call together with the others; raise Broken when that cannot be any more."""
+    def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        """Do a call together with the others; raise GroupBroken when that cannot be any more."""
 
     @abstractmethod
-    def _spread(self, trouble: Trouble) -> None:
+    def _announce_failure(self, failure: GroupFailure) -> None:
         """Tell all ranks that the group is broken; from any thread, never blocking for long."""
 
     @abstractmethod
@@ -153,7 +161,7 @@ class Collective(ABC):
         call = self._call(what, x, op, root)
         return self._run(call, x, call.output(out, self.rank))
 
-    def _on_device(self, call: Call, x: Any, out: Any) -> Array:
+    def _on_device(self, call: CollectiveCall, x: Any, out: Any) -> Array:
         """Do a call on a CuPy array; its values go through the host, where a kind knows no other way."""
         check_out(call, out, self.rank)
         return like(x, self._run(call, to_host(x), call.output(None, self.rank)), out)
@@ -161,15 +169,15 @@ class Collective(ABC):
     @property
     def doing(self) -> str:
         """The last call that the user made, for people."""
-        if self.within is not None:
-            return self.within.doing
+        if self.parent is not None:
+            return self.parent.doing
         return f"{self._current.text}, collective #{self.sequence}"
 
     @property
     def _me(self) -> str:
-        return self.called[self.rank]
+        return self.labels[self.rank]
 
-    def _call(self, what: str, x: Any, op: str = "", root: int = -1) -> Call:
+    def _call(self, what: str, x: Any, op: str = "", root: int = -1) -> CollectiveCall:
         key = (what, x.dtype, x.shape, op, root)
         call = self._calls.get(key)
         if call is None:
@@ -179,15 +187,15 @@ class Collective(ABC):
             self._calls[key] = call
         return call
 
-    def _run(self, call: Call, x: Array, out: Array) -> Array:
-        if self._inside or self._closed or self._trouble is not None:
+    def _run(self, call: CollectiveCall, x: Array, out: Array) -> Array:
+        if self._inside or self._closed or self._failure is not None:
             raise self._unusable()
         self._inside = True  # an interrupt comes at calls only, so not before the next line
         try:
             self.sequence += 1
             self._current = call
-            if self.lookout.watches:
-                self.lookout()
+            if self.abort_check.is_set:
+                self.abort_check()
             self._perform(call, x, out)
         except BaseException as error:
             try:
@@ -195,9 +203,9 @@ class Collective(ABC):
             except KeyboardInterrupt:  # a second one; the others must be told nevertheless
                 self._failed(error)
                 raise
-            if isinstance(error, Broken):
-                assert self._trouble is not None
-                raise self.lookout.raised or self._trouble.error() from None
+            if isinstance(error, GroupBroken):
+                assert self._failure is not None
+                raise self.abort_check.raised or self._failure.error() from None
             raise
         finally:
             self._inside = False
@@ -209,24 +217,24 @@ class Collective(ABC):
             self._release()
 
     def _failed(self, error: BaseException) -> None:
-        if isinstance(error, Broken):
-            self.break_with(error.trouble)
+        if isinstance(error, GroupBroken):
+            self.break_with(error.failure)
             return
         if isinstance(error, NbdistError):
-            self.break_with(Trouble(type(error).__name__, str(error)))
+            self.break_with(GroupFailure(type(error).__name__, str(error)))
             return
         what = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"failed ({error!r})"
-        self.break_with(Trouble("AbortedError", f"{self._me} {what} in {self.doing}"))
+        self.break_with(GroupFailure("AbortedError", f"{self._me} {what} in {self.doing}"))
 
-    def break_with(self, trouble: Trouble) -> None:
+    def break_with(self, failure: GroupFailure) -> None:
         """Break the group for a reason that has a kind; the first one counts."""
-        if self._trouble is None:
-            self._trouble = trouble
-        self._spread(self._trouble)
+        if self._failure is None:
+            self._failure = failure
+        self._announce_failure(self._failure)
 
     def _unusable(self) -> NbdistError:
-        if self._trouble is not None:
-            return self._trouble.error("this group of ranks is broken, form another one; it broke when ")
+        if self._failure is not None:
+            return self._failure.error("this group of ranks is broken, form another one; it broke when ")
         if self._inside:
             return FailedPreconditionError(
                 f"another thread of {self._me} is in a collective call; take turns"
@@ -252,16 +260,16 @@ _NOTHING = np.empty(0, np.uint8)
 # What a rank holds before its group is formed; each kind of collective has one.
 
 
-class Seat(ABC):
+class Endpoint(ABC):
     """What one rank brings to a group before it knows the others."""
 
     @property
     @abstractmethod
-    def card(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         """Plain values for the others, which the caller hands to every rank."""
 
     @abstractmethod
-    def join(self, cards: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
+    def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
         """Meet the others, whose cards are given in the order of ranks; return the group once all are there.
 
         Raises UnavailableError when one does not come within `timeout` seconds.
@@ -276,7 +284,7 @@ class Seat(ABC):
 
 
 @dataclass(frozen=True)
-class Trouble:
+class GroupFailure:
     """Why a group is broken: the name of the error that everyone raises, and its text."""
 
     kind: str
@@ -294,42 +302,42 @@ class Trouble:
         return f"{self.kind}\n{self.text}".encode()[:room]
 
     @classmethod
-    def unpack(cls, raw: bytes) -> Trouble:
+    def unpack(cls, raw: bytes) -> GroupFailure:
         """Return what `pack` packed."""
         kind, _, text = raw.decode(errors="ignore").partition("\n")
         return cls(kind, text)
 
 
-class Broken(Exception):
+class GroupBroken(Exception):
     """A group broke while this rank waited; becomes the error that the trouble names."""
 
-    def __init__(self, trouble: Trouble) -> None:
-        super().__init__(trouble.text)
-        self.trouble = trouble
+    def __init__(self, failure: GroupFailure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
 
 
 #     What a rank looks at beside its group while it waits: a run's abort flag, for example.
 #
-# lookout = Lookout.of(member.check)
+# lookout = AbortCheck.of(member.check)
 # lookout()               # often; it calls the check every 0.1 s at most
 # lookout.raised          # what the check raised, to be raised where the call was made
 
 LOOK_EVERY = 0.1  # seconds; whoever sleeps wakes as often, so that no look is more than 0.2 s late
 
 
-class Lookout:
+class AbortCheck:
     """Calls a check from time to time; without one it does nothing."""
 
     def __init__(self, check: Callable[[], None] | None = None) -> None:
         self._check = check
-        self.watches = check is not None
+        self.is_set = check is not None
         """Whether there is anything to look at."""
         self._next = 0.0
         self.raised: BaseException | None = None
         """What the check has raised."""
 
     @classmethod
-    def of(cls, check: Callable[[], None] | None) -> Lookout:
+    def of(cls, check: Callable[[], None] | None) -> AbortCheck:
         """Return a check's lookout; a lookout is its own, so that the parts of a group can share one."""
         return check if isinstance(check, cls) else cls(check)
 
@@ -391,27 +399,27 @@ class Member:
         return len(self.hosts)
 
     @property
-    def called(self) -> tuple[str, ...]:
+    def labels(self) -> tuple[str, ...]:
         """How errors call the ranks, such as `rank 1 (/job:worker/task:1)`."""
-        return call_ranks(self.names, self.numbers)
+        return rank_labels(self.names, self.numbers)
 
 
-def call_ranks(names: Sequence[str], numbers: Sequence[int] = ()) -> tuple[str, ...]:
+def rank_labels(names: Sequence[str], numbers: Sequence[int] = ()) -> tuple[str, ...]:
     """Return how errors call ranks of these names.
 
-    >>> call_ranks(["ps", "worker"])
+    >>> rank_labels(["ps", "worker"])
     ('rank 0 (ps)', 'rank 1 (worker)')
     """
     return tuple(f"rank {number} ({name})" for number, name in zip(numbers or range(len(names)), names))
 
 
-def same_group(member: Member, cards: Sequence[dict[str, Any]]) -> None:
+def check_same_group(member: Member, infos: Sequence[dict[str, Any]]) -> None:
     """Refuse cards that are not those of this very group."""
-    if len(cards) != member.size:
-        raise UnavailableError(f"{len(cards)} cards for {member.size} ranks")
-    for rank, card in enumerate(cards):
-        if card.get("incarnation") != member.incarnation:
+    if len(infos) != member.size:
+        raise UnavailableError(f"{len(infos)} cards for {member.size} ranks")
+    for rank, info in enumerate(infos):
+        if info.get("incarnation") != member.incarnation:
             raise UnavailableError(
-                f"{member.called[rank]} is of incarnation {card.get('incarnation')!r} of the "
+                f"{member.labels[rank]} is of incarnation {info.get('incarnation')!r} of the "
                 f"group, this is {member.incarnation}"
             )

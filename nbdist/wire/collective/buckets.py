@@ -31,7 +31,7 @@ FIRST_BYTES = 1 << 20  # the first one is small, so that something travels early
 
 
 @dataclass(frozen=True)
-class Place:
+class BucketSlice:
     """Where a tensor stands in its bucket, in items."""
 
     name: str
@@ -45,7 +45,7 @@ class Bucket:
     """Tensors of one dtype that are reduced together, as one row."""
 
     dtype: np.dtype[Any]
-    places: tuple[Place, ...]
+    places: tuple[BucketSlice, ...]
 
     @property
     def count(self) -> int:
@@ -71,7 +71,7 @@ def plan_buckets(
     """
     buckets: list[Bucket] = []
     names: set[str] = set()
-    places: list[Place] = []
+    places: list[BucketSlice] = []
     dtype: np.dtype[Any] | None = None
     at = 0
     for name, shape, given in tensors:
@@ -85,7 +85,7 @@ def plan_buckets(
             buckets.append(Bucket(dtype, tuple(places)))
             places, at = [], 0
         dtype = kind
-        places.append(Place(name, tuple(shape), at, at + count))
+        places.append(BucketSlice(name, tuple(shape), at, at + count))
         step = max(1, align // kind.itemsize)
         at += -(-count // step) * step
     if places:
@@ -106,7 +106,7 @@ class Buckets:
         self, group: Collective, plan: Sequence[Bucket], op: str = "mean", overlap: bool = True
     ) -> None:
         self._group, self._plan, self._op, self._overlap = group, plan, op, overlap
-        self.rows: list[Array] = [group.lend((bucket.count,), bucket.dtype) for bucket in plan]
+        self.rows: list[Array] = [group.symmetric_buffer((bucket.count,), bucket.dtype) for bucket in plan]
         """The buckets themselves, flat."""
         self._places: dict[str, tuple[int, Array]] = {
             place.name: (number, row[place.start : place.stop].reshape(place.shape))

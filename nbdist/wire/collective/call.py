@@ -38,10 +38,10 @@ REDUCING = ("all_reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True, eq=False)  # one object per kind of call, so that looking it up costs nothing
-class Call:
+class CollectiveCall:
     """What one collective call does; every rank must make the same one.
 
-    `root` is -1 where there is none, `loan` is which lent array it is about, -1 for one that is not lent.
+    `root` is -1 where there is none, `buffer` is the symmetric buffer it works in, -1 for ordinary arrays.
     """
 
     what: str
@@ -50,7 +50,7 @@ class Call:
     size: int
     op: str = ""
     root: int = -1
-    loan: int = -1
+    buffer: int = -1
 
     @cached_property
     def text(self) -> str:
@@ -58,7 +58,7 @@ class Call:
         if self.what == "barrier":
             return "barrier()"
         first = f"op={self.op!r}, " if self.op else f"root={self.root}, " if self.root >= 0 else ""
-        lent = f", in lent array {self.loan}" if self.loan >= 0 else ""
+        lent = f", in symmetric buffer {self.buffer}" if self.buffer >= 0 else ""
         return f"{self.what}({first}dtype={self.dtype}, shape={self.shape}{lent})"
 
     @cached_property
@@ -143,9 +143,9 @@ class Call:
 
 def describe(
     what: str, shape: tuple[int, ...], dtype: np.dtype[Any], size: int, op: str = "", root: int = -1
-) -> Call:
+) -> CollectiveCall:
     """Return the call that this rank makes; InvalidArgumentError for one that nobody can make."""
-    call = Call(what, shape, dtype.newbyteorder("="), size, op, root)
+    call = CollectiveCall(what, shape, dtype.newbyteorder("="), size, op, root)
     if dtype.hasobject or (dtype.itemsize == 0 and call.count):
         raise InvalidArgumentError(f"{what} of dtype {dtype}: only values of a fixed size can travel")
     if dtype.itemsize > LARGEST_ITEM:
@@ -168,7 +168,7 @@ def describe(
     return call
 
 
-def combine(call: Call, parts: Sequence[Array], out: Array) -> None:
+def combine(call: CollectiveCall, parts: Sequence[Array], out: Array) -> None:
     """Reduce the ranks' parts, in the order of ranks, into `out`; all are of the dtype `call.work`.
 
     `out` may be one of the first two parts.
@@ -183,12 +183,12 @@ def combine(call: Call, parts: Sequence[Array], out: Array) -> None:
         np.true_divide(out, call.divisor, out=out)
 
 
-def flat(call: Call, x: Array) -> Array:
+def flat(call: CollectiveCall, x: Array) -> Array:
     """Return x as one row of the dtype that travels; a copy only if it has to be."""
     return np.ascontiguousarray(x, call.work).reshape(-1)
 
 
-def compare(calls: dict[int, str], sequence: int, called: Sequence[str]) -> str:
+def compare(calls: dict[int, str], sequence: int, labels: Sequence[str]) -> str:
     """Return what to tell everyone when ranks do not make the same call; empty if they do.
 
     >>> compare({0: "barrier()", 1: "barrier()"}, 1, ["a", "b"])
@@ -198,8 +198,8 @@ def compare(calls: dict[int, str], sequence: int, called: Sequence[str]) -> str:
     for rank in sorted(calls):
         if calls[rank] != calls[first]:
             return (
-                f"ranks do not agree on collective #{sequence}: {called[first]} calls {calls[first]}, "
-                f"{called[rank]} calls {calls[rank]}; every rank has to make the same calls, in the same "
+                f"ranks do not agree on collective #{sequence}: {labels[first]} calls {calls[first]}, "
+                f"{labels[rank]} calls {calls[rank]}; every rank has to make the same calls, in the same "
                 "order, with the same op, dtype and shape"
             )
     return ""
@@ -212,10 +212,10 @@ def _mean_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
 # Where a result is written item by item, in whatever order its pieces come.
 
 
-class Row:
+class FlatOutput:
     """The items of `out` as one row: `out` itself, or a row beside it where that would not do."""
 
-    def __init__(self, call: Call, out: Array, x: Array) -> None:
+    def __init__(self, call: CollectiveCall, out: Array, x: Array) -> None:
         self._out = out
         # An input that overlaps the output, but is not it, would be overwritten before it is read.
         self._direct = out.flags.c_contiguous and (
@@ -273,7 +273,7 @@ def like(x: Any, values: Array, out: Any = None) -> Array:
     return taken
 
 
-def check_out(call: Call, out: Any, rank: int) -> None:
+def check_out(call: CollectiveCall, out: Any, rank: int) -> None:
     """Refuse what cannot take the result of a call whose input is on a device."""
     if out is None:
         return

@@ -15,12 +15,20 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import NbdistError
-from nbdist.wire.collective.base import Broken, Collective, Lookout, Member, Seat, Trouble, same_group
-from nbdist.wire.collective.call import Call, compare, flat
-from nbdist.wire.collective.local import LocalSeat
-from nbdist.wire.collective.ring import RingCollective, RingSeat
-from nbdist.wire.collective.schedule import AGREEMENT, TEXT_BYTES, Phase, layout, phases
-from nbdist.wire.collective.shm.collective import ShmCollective, ShmSeat
+from nbdist.wire.collective.base import (
+    AbortCheck,
+    Collective,
+    Endpoint,
+    GroupBroken,
+    GroupFailure,
+    Member,
+    check_same_group,
+)
+from nbdist.wire.collective.call import CollectiveCall, compare, flat
+from nbdist.wire.collective.local import LocalEndpoint
+from nbdist.wire.collective.ring import RingCollective, RingEndpoint
+from nbdist.wire.collective.schedule import AGREEMENT, TEXT_BYTES, Phase, host_groups, phases
+from nbdist.wire.collective.shm.collective import ShmCollective, ShmEndpoint
 from nbdist.wire.rpc.frame import Array
 
 
@@ -31,20 +39,20 @@ class HierarchicalCollective(Collective):
     over_network = True
 
     def __init__(self, member: Member, inner: Collective, ring: RingCollective | None) -> None:
-        super().__init__(member.rank, member.called, member.check)
+        super().__init__(member.rank, member.labels, member.check)
         self._inner, self._ring = inner, ring
-        inner.within = self
+        inner.parent = self
         if ring is not None:
-            ring.within = self
-        self._hosts = layout(member.hosts)
+            ring.parent = self
+        self._hosts = host_groups(member.hosts)
         self._host = next(number for number, ranks in enumerate(self._hosts) if member.rank in ranks)
         self.notes += [*inner.notes, *(ring.notes if ring is not None else [])]
         if ring is not None and isinstance(inner, ShmCollective):
             # A leader waits in one group at a time; what befalls the other has to reach it nevertheless.
-            ring.also_watch(inner.check)
-            inner.also_watch(ring.check)
+            ring.also_check(inner.check)
+            inner.also_check(ring.check)
 
-    def _perform(self, call: Call, x: Array, out: Array) -> None:
+    def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
         try:
             begun = time.perf_counter()
             self._agree(call)
@@ -57,7 +65,7 @@ class HierarchicalCollective(Collective):
                 rows = slice(*call.rows(self.rank)) if call.what == "reduce_scatter" else ...
                 np.copyto(out, self._reduced(call, x)[rows], casting="same_kind")
         except NbdistError as error:
-            raise Broken(Trouble(type(error).__name__, str(error))) from None
+            raise GroupBroken(GroupFailure(type(error).__name__, str(error))) from None
 
     def _do(self, phase: Phase, x: Array, op: str = "", out: Array | None = None) -> Array:
         """Do one phase of a call; a rank that does not lead leaves the leaders' to its leader."""
@@ -73,7 +81,7 @@ class HierarchicalCollective(Collective):
         group.barrier()
         return x
 
-    def _agree(self, call: Call) -> None:
+    def _agree(self, call: CollectiveCall) -> None:
         """Compare the calls of all ranks, by their texts, before any value moves."""
         text = np.zeros(TEXT_BYTES, np.uint8)
         raw = call.text.encode()[:TEXT_BYTES]
@@ -86,11 +94,11 @@ class HierarchicalCollective(Collective):
 
     def _compare(self, ranks: Sequence[int], texts: Array) -> None:
         calls = {rank: text.tobytes().rstrip(b"\0").decode() for rank, text in zip(ranks, texts)}
-        trouble = compare(calls, self.sequence, self.called)
-        if trouble:
-            raise Broken(Trouble("InvalidArgumentError", trouble))
+        failure = compare(calls, self.sequence, self.labels)
+        if failure:
+            raise GroupBroken(GroupFailure("InvalidArgumentError", failure))
 
-    def _reduced(self, call: Call, x: Array) -> Array:
+    def _reduced(self, call: CollectiveCall, x: Array) -> Array:
         op = "sum" if call.op == "mean" else call.op
         first, *others = phases(call, self._hosts, self._host)
         value = self._do(first, flat(call, x), op)
@@ -100,13 +108,13 @@ class HierarchicalCollective(Collective):
             np.true_divide(value, call.divisor, out=value)
         return value.reshape(call.shape)
 
-    def _broadcast(self, call: Call, x: Array) -> Array:
+    def _broadcast(self, call: CollectiveCall, x: Array) -> Array:
         value = np.array(x, call.work, order="C")
         for phase in phases(call, self._hosts, self._host):
             self._do(phase, value, out=value)
         return value
 
-    def _all_gather(self, call: Call, x: Array, out: Array) -> None:
+    def _all_gather(self, call: CollectiveCall, x: Array, out: Array) -> None:
         gather, between, hand_out = phases(call, self._hosts, self._host)
         most = max(map(len, self._hosts))
         here = np.zeros((most, call.count), call.work)
@@ -128,10 +136,10 @@ class HierarchicalCollective(Collective):
         """Return what a rank of this host, or another leader, is seen to do."""
         return self._inner.peek() or ("" if self._ring is None else self._ring.peek())
 
-    def _spread(self, trouble: Trouble) -> None:
+    def _announce_failure(self, failure: GroupFailure) -> None:
         if self._ring is not None:
-            self._ring.break_with(trouble)
-        self._inner.break_with(trouble)
+            self._ring.break_with(failure)
+        self._inner.break_with(failure)
 
     def _leave(self) -> None:
         """The inner groups say it as they are closed."""
@@ -142,45 +150,45 @@ class HierarchicalCollective(Collective):
         self._inner.close()
 
 
-class HierarchicalSeat(Seat):
-    """A rank's seat on its host, and a leader's seat in the ring."""
+class HierarchicalEndpoint(Endpoint):
+    """A rank's endpoint on its host, and a leader's endpoint in the ring."""
 
     def __init__(self, member: Member) -> None:
         # The host's group and the ring look out for the whole: one of them is what a rank waits in.
-        self._member = member = replace(member, check=Lookout.of(member.check))
-        ranks = next(ranks for ranks in layout(member.hosts) if member.rank in ranks)
+        self._member = member = replace(member, check=AbortCheck.of(member.check))
+        ranks = next(ranks for ranks in host_groups(member.hosts) if member.rank in ranks)
         inner = _part(member, ranks)
         self._ranks = ranks
-        self._leaders = [ranks[0] for ranks in layout(member.hosts)]
-        self._inner: Seat = LocalSeat(inner) if len(ranks) == 1 else ShmSeat(inner)
+        self._leaders = [ranks[0] for ranks in host_groups(member.hosts)]
+        self._inner: Endpoint = LocalEndpoint(inner) if len(ranks) == 1 else ShmEndpoint(inner)
         try:
             leads = member.rank in self._leaders
-            self._ring = RingSeat(_part(member, self._leaders)) if leads else None
+            self._ring = RingEndpoint(_part(member, self._leaders)) if leads else None
         except BaseException:
             self._inner.close()
             raise
 
     @property
-    def card(self) -> dict[str, Any]:
-        """The cards of both seats."""
+    def info(self) -> dict[str, Any]:
+        """The cards of both endpoints."""
         return {
             "incarnation": self._member.incarnation,
-            "inner": self._inner.card,
-            "ring": self._ring.card if self._ring is not None else None,
+            "inner": self._inner.info,
+            "ring": self._ring.info if self._ring is not None else None,
         }
 
-    def join(self, cards: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
+    def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
         """Meet the ranks of this host; leaders then meet the other hosts' leaders."""
         try:
-            same_group(self._member, cards)
-            inner = self._inner.join([cards[rank]["inner"] for rank in self._ranks], timeout)
+            check_same_group(self._member, infos)
+            inner = self._inner.join([infos[rank]["inner"] for rank in self._ranks], timeout)
         except BaseException:
             self.close()
             raise
         ring: Collective | None = None
         try:
             if self._ring is not None:
-                ring = self._ring.join([cards[rank]["ring"] for rank in self._leaders], timeout)
+                ring = self._ring.join([infos[rank]["ring"] for rank in self._leaders], timeout)
             inner.barrier()
         except BaseException as error:
             inner.abort(f"the hosts could not be joined: {error}")
@@ -192,7 +200,7 @@ class HierarchicalSeat(Seat):
         return HierarchicalCollective(self._member, inner, ring)
 
     def close(self) -> None:
-        """Give up both seats."""
+        """Give up both endpoints."""
         self._inner.close()
         if self._ring is not None:
             self._ring.close()

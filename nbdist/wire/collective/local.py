@@ -13,8 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.wire.collective.base import Broken, Collective, Lookout, Member, Seat, Trouble, call_ranks
-from nbdist.wire.collective.call import REDUCING, Call, combine, compare
+from nbdist.wire.collective.base import (
+    AbortCheck,
+    Collective,
+    Endpoint,
+    GroupBroken,
+    GroupFailure,
+    Member,
+    rank_labels,
+)
+from nbdist.wire.collective.call import REDUCING, CollectiveCall, combine, compare
 from nbdist.wire.rpc.frame import Array
 
 
@@ -26,45 +34,45 @@ class LocalCollective(Collective):
     def __init__(
         self,
         rank: int,
-        called: Sequence[str],
-        table: Table,
+        labels: Sequence[str],
+        rendezvous: ThreadRendezvous,
         timeout: float | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(rank, called, check)
-        self._table = table
+        super().__init__(rank, labels, check)
+        self._rendezvous = rendezvous
         self._timeout = timeout
 
-    def _perform(self, call: Call, x: Array, out: Array) -> None:
+    def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
         begun = time.perf_counter()
-        self._table.meet(self.rank, self.sequence, call, x, out, self._timeout, self.lookout)
+        self._rendezvous.meet(self.rank, self.sequence, call, x, out, self._timeout, self.abort_check)
         self.waited += time.perf_counter() - begun
 
-    def _spread(self, trouble: Trouble) -> None:
-        self._table.fail(trouble)
+    def _announce_failure(self, failure: GroupFailure) -> None:
+        self._rendezvous.fail(failure)
 
     def _leave(self) -> None:
-        self._table.leave(self.rank)
+        self._rendezvous.leave(self.rank)
 
     def _release(self) -> None:
         """Nothing is held."""
 
 
-class LocalSeat(Seat):
-    """The seat of one rank alone."""
+class LocalEndpoint(Endpoint):
+    """The endpoint of one rank alone."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
 
     @property
-    def card(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         """Nothing that anyone needs."""
         return {}
 
-    def join(self, cards: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
+    def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
         """Return the group of this rank alone."""
-        alone = self._member.called
-        return LocalCollective(0, alone, Table(alone), check=self._member.check)
+        alone = self._member.labels
+        return LocalCollective(0, alone, ThreadRendezvous(alone), check=self._member.check)
 
     def close(self) -> None:
         """Give up nothing."""
@@ -79,52 +87,52 @@ def thread_group(
     >>> alone.all_reduce(np.arange(3), "sum")
     array([0, 1, 2])
     """
-    called = call_ranks(names)
-    table = Table(called)
-    return [LocalCollective(rank, called, table, timeout, check) for rank in range(len(called))]
+    labels = rank_labels(names)
+    rendezvous = ThreadRendezvous(labels)
+    return [LocalCollective(rank, labels, rendezvous, timeout, check) for rank in range(len(labels))]
 
 
-class Table:
+class ThreadRendezvous:
     """Where the threads meet; the last to come does the work for all."""
 
-    def __init__(self, called: Sequence[str]) -> None:
-        self._called = called
+    def __init__(self, labels: Sequence[str]) -> None:
+        self._labels = labels
         self._changed = threading.Condition()
-        self._here: dict[int, tuple[Call, Array, Array]] = {}
+        self._here: dict[int, tuple[CollectiveCall, Array, Array]] = {}
         self._rounds = 0
         self._left: set[int] = set()
-        self._trouble: Trouble | None = None
+        self._failure: GroupFailure | None = None
 
     def meet(
         self,
         rank: int,
         sequence: int,
-        call: Call,
+        call: CollectiveCall,
         x: Array,
         out: Array,
         timeout: float | None,
-        lookout: Lookout,
+        abort_check: AbortCheck,
     ) -> None:
         """Do a call together with the other threads."""
         with self._changed:
             self._check()
             number = self._rounds
             self._here[rank] = (call, x, out)
-            if len(self._here) == len(self._called):
+            if len(self._here) == len(self._labels):
                 self._finish(sequence)
                 return
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._done(number, deadline, lookout.nap):
-            lookout()
+        while not self._done(number, deadline, abort_check.nap):
+            abort_check()
         with self._changed:
             if self._rounds != number:
                 return
             self._check()
-            missing = sorted(set(range(len(self._called))) - self._here.keys())
-            who = " and ".join(self._called[other] for other in missing)
+            missing = sorted(set(range(len(self._labels))) - self._here.keys())
+            who = " and ".join(self._labels[other] for other in missing)
             what = "has left the group" if self._is_left() else f"did not come within {timeout} s"
-            raise Broken(
-                Trouble(
+            raise GroupBroken(
+                GroupFailure(
                     "UnavailableError", f"{who} {what}: {call.text}, collective #{sequence}, waits for it"
                 )
             )
@@ -134,7 +142,7 @@ class Table:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         with self._changed:
             over: Callable[[], bool] = lambda: bool(
-                self._rounds != number or self._trouble or self._is_left()
+                self._rounds != number or self._failure or self._is_left()
             )
             came = self._changed.wait_for(over, min((t for t in (left, nap) if t is not None), default=None))
         return came or (deadline is not None and time.monotonic() >= deadline)
@@ -143,10 +151,10 @@ class Table:
         """Whether someone has left who is waited for."""
         return bool(self._left - self._here.keys())
 
-    def fail(self, trouble: Trouble) -> None:
+    def fail(self, failure: GroupFailure) -> None:
         """Break the group for all threads."""
         with self._changed:
-            self._trouble = self._trouble or trouble
+            self._failure = self._failure or failure
             self._changed.notify_all()
 
     def leave(self, rank: int) -> None:
@@ -156,16 +164,16 @@ class Table:
             self._changed.notify_all()
 
     def _check(self) -> None:
-        if self._trouble is not None:
-            raise Broken(self._trouble)
+        if self._failure is not None:
+            raise GroupBroken(self._failure)
 
     def _finish(self, sequence: int) -> None:
-        trouble = compare(
-            {rank: call.text for rank, (call, _, _) in self._here.items()}, sequence, self._called
+        failure = compare(
+            {rank: call.text for rank, (call, _, _) in self._here.items()}, sequence, self._labels
         )
-        if trouble:
-            raise Broken(Trouble("InvalidArgumentError", trouble))
-        ranks = range(len(self._called))
+        if failure:
+            raise GroupBroken(GroupFailure("InvalidArgumentError", failure))
+        ranks = range(len(self._labels))
         call = self._here[0][0]
         result = _result(call, [self._here[rank][1] for rank in ranks])
         for rank in ranks:
@@ -177,7 +185,7 @@ class Table:
         self._changed.notify_all()
 
 
-def _result(call: Call, values: list[Array]) -> Array:
+def _result(call: CollectiveCall, values: list[Array]) -> Array:
     if call.what in REDUCING:
         result = np.empty(call.shape, call.work)
         combine(call, [value.astype(call.work, copy=False) for value in values], result)

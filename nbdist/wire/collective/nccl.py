@@ -5,7 +5,7 @@
 
 The control group (shared memory or sockets) carries NumPy arrays, barriers, and what NCCL cannot add up:
 int16, uint16, and products, minima and maxima of complex numbers; those go through the host. Its ranks notice
-who died. A call that is expected (`agreement.History`) costs no message; another is agreed on first. NCCL
+who died. A call that is expected (`agreement.CallHistory`) costs no message; another is agreed on first. NCCL
 combines ranks in an order of its own; its minimum and maximum may pass over NaNs.
 """
 
@@ -31,8 +31,8 @@ from nbdist.errors import (
     NbdistError,
     UnavailableError,
 )
-from nbdist.wire.collective.base import Broken, Collective, Lookout, Member, Seat, Trouble
-from nbdist.wire.collective.call import REDUCING, Call, check_out, compare, is_on_device
+from nbdist.wire.collective.base import AbortCheck, Collective, Endpoint, GroupBroken, GroupFailure, Member
+from nbdist.wire.collective.call import REDUCING, CollectiveCall, check_out, compare, is_on_device
 from nbdist.wire.rpc.frame import Array
 
 SPINS = 2000  # looks at an event before it is left to the scheduler
@@ -51,15 +51,15 @@ class NcclCollective(Collective):
     kind = "nccl"
     over_network = True
 
-    def __init__(self, member: Member, control: Collective, gpu: Gpu) -> None:
-        super().__init__(member.rank, member.called, member.check)
+    def __init__(self, member: Member, control: Collective, gpu: CupyDevice) -> None:
+        super().__init__(member.rank, member.labels, member.check)
         self._hosts, self._bind = member.hosts, member.bind
         self._control, self._gpu = control, gpu
-        control.within = self
+        control.parent = self
         self.notes += control.notes
         self._timeout = member.timeout
         self._deadline: float | None = None
-        self._history = History()
+        self._history = CallHistory()
         self._communicator: Any = None
         self._launch: Launch | None = None
 
@@ -68,8 +68,8 @@ class NcclCollective(Collective):
         super().check()
         self._control.check()
 
-    def _on_device(self, call: Call, x: Any, out: Any) -> Array:
-        if travels(call) is None:
+    def _on_device(self, call: CollectiveCall, x: Any, out: Any) -> Array:
+        if nccl_format(call) is None:
             return super()._on_device(call, x, out)
         check_out(call, out, self.rank)
         for one in (x, out):
@@ -82,7 +82,7 @@ class NcclCollective(Collective):
             out = self._gpu.cupy.empty(call.out_shape(self.rank), call.result)
         return self._run(call, x, out)
 
-    def _perform(self, call: Call, x: Array, out: Array) -> None:
+    def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
         self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
         try:
             if is_on_device(x):
@@ -96,12 +96,12 @@ class NcclCollective(Collective):
             self._drop()
             if isinstance(error, self._gpu.nccl.NcclError):
                 what = f"NCCL failed on {self._me} in {self.doing}: {error}"
-                raise Broken(Trouble("UnavailableError", what)) from error
+                raise GroupBroken(GroupFailure("UnavailableError", what)) from error
             if isinstance(error, NbdistError):
-                raise Broken(Trouble(type(error).__name__, str(error))) from None
+                raise GroupBroken(GroupFailure(type(error).__name__, str(error))) from None
             raise
 
-    def _perform_there(self, call: Call, x: Any, out: Any) -> None:
+    def _perform_there(self, call: CollectiveCall, x: Any, out: Any) -> None:
         text, digest = f"{call.text} on GPUs", -call.digest
         if not self._history.expects(digest):
             self._agree(text)
@@ -135,20 +135,20 @@ class NcclCollective(Collective):
 
     def _ask(self, text: str) -> bool:
         """Exchange what call each rank is in; return False if one is still in the call before."""
-        together, trouble = verdict(self._control.all_gather(to_record(self.sequence, text)), self.called)
-        if trouble:
-            raise Broken(Trouble("InvalidArgumentError", trouble))
+        together, failure = verdict(self._control.all_gather(to_record(self.sequence, text)), self.labels)
+        if failure:
+            raise GroupBroken(GroupFailure("InvalidArgumentError", failure))
         return together
 
     def _look(self, now: float) -> None:
         """Raise why there is no point in waiting, if so."""
         self._control.check()
-        self.lookout()
-        if self._trouble is not None:
-            raise Broken(self._trouble)
+        self.abort_check()
+        if self._failure is not None:
+            raise GroupBroken(self._failure)
         if self._deadline is not None and now >= self._deadline:
-            raise Broken(
-                Trouble(
+            raise GroupBroken(
+                GroupFailure(
                     "DeadlineExceededError", f"other ranks did not come to {self._me} in time: {self.doing}"
                 )
             )
@@ -184,8 +184,8 @@ class NcclCollective(Collective):
             self._communicator.abort()
             self._communicator = self._launch = None
 
-    def _spread(self, trouble: Trouble) -> None:
-        self._control.break_with(trouble)
+    def _announce_failure(self, failure: GroupFailure) -> None:
+        self._control.break_with(failure)
 
     def _leave(self) -> None:
         """The control group says it as it is closed."""
@@ -197,34 +197,34 @@ class NcclCollective(Collective):
         self._control.close()
 
 
-class NcclSeat(Seat):
-    """A rank's GPU and its seat in the control group, which `sit` makes.
+class NcclEndpoint(Endpoint):
+    """A rank's GPU and its endpoint in the control group, which `sit` makes.
 
     Where not every rank has a GPU of its own the control group is the group, unless NCCL is `needed`. Raises
     MissingExtra without CuPy, UnavailableError without its NCCL or without a GPU.
     """
 
-    def __init__(self, member: Member, sit: Callable[[Member], Seat], needed: bool = True) -> None:
+    def __init__(self, member: Member, sit: Callable[[Member], Endpoint], needed: bool = True) -> None:
         self._gpu, self._needed = gpu_here(), needed
-        self._member = replace(member, check=Lookout.of(member.check))
+        self._member = replace(member, check=AbortCheck.of(member.check))
         self._control = sit(self._member)
 
     @property
-    def card(self) -> dict[str, Any]:
-        """That of the seat in the control group, and which GPU it is."""
-        return {**self._control.card, "gpu": self._gpu.place}
+    def info(self) -> dict[str, Any]:
+        """That of the endpoint in the control group, and which GPU it is."""
+        return {**self._control.info, "gpu": self._gpu.place}
 
-    def join(self, cards: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
+    def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
         """Meet the others; NCCL itself is set up at the first call that needs it."""
-        trouble = not_one_each(self._member, cards)
-        if trouble and self._needed:
+        failure = not_one_each(self._member, infos)
+        if failure and self._needed:
             self.close()
-            raise UnavailableError(f"no collective 'nccl': {trouble}")
-        control = self._control.join(cards, timeout)
-        return control if trouble else NcclCollective(self._member, control, self._gpu)
+            raise UnavailableError(f"no collective 'nccl': {failure}")
+        control = self._control.join(infos, timeout)
+        return control if failure else NcclCollective(self._member, control, self._gpu)
 
     def close(self) -> None:
-        """Give up the seat in the control group."""
+        """Give up the endpoint in the control group."""
         self._control.close()
 
 
@@ -268,7 +268,7 @@ def interface_of(address: str) -> str:
     )
 
 
-def gpu_here() -> Gpu:
+def gpu_here() -> CupyDevice:
     """Return this thread's current GPU; raise MissingExtra or UnavailableError if it cannot use NCCL."""
     cupy = _cupy()
     nccl = getattr(cupy.cuda, "nccl", None)
@@ -283,7 +283,7 @@ def gpu_here() -> Gpu:
     if not seen:
         raise UnavailableError("CuPy finds no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES")
     device = cupy.cuda.Device()
-    return Gpu(cupy, nccl, device.id, device.pci_bus_id)
+    return CupyDevice(cupy, nccl, device.id, device.pci_bus_id)
 
 
 def _cupy() -> Any:
@@ -325,7 +325,7 @@ BOOLEAN_OPS = {"sum": "NCCL_MAX", "max": "NCCL_MAX", "product": "NCCL_MIN", "min
 
 
 @dataclass(frozen=True)
-class Travel:
+class NcclFormat:
     """How items go through NCCL: as `each` of its `type` for one of ours, combined by `op`."""
 
     type: str
@@ -333,28 +333,28 @@ class Travel:
     op: str = ""
 
 
-def travels(call: Call) -> Travel | None:
+def nccl_format(call: CollectiveCall) -> NcclFormat | None:
     """Return how a call's items go through NCCL, None if they cannot."""
     work = call.work
     if call.what not in REDUCING:
-        return Travel("NCCL_UINT8", work.itemsize)
+        return NcclFormat("NCCL_UINT8", work.itemsize)
     if work.kind == "b":
-        return Travel("NCCL_UINT8", 1, BOOLEAN_OPS[call.op])
+        return NcclFormat("NCCL_UINT8", 1, BOOLEAN_OPS[call.op])
     if work.kind == "c" and call.op in ("sum", "mean"):
         part = TYPES.get(f"f{work.itemsize // 2}")
-        return Travel(part, 2, "NCCL_SUM") if part else None
+        return NcclFormat(part, 2, "NCCL_SUM") if part else None
     kind = TYPES.get(work.str[1:])
-    return Travel(kind, 1, OPS[call.op]) if kind else None
+    return NcclFormat(kind, 1, OPS[call.op]) if kind else None
 
 
 class Launch:
     """Puts calls on the current stream of a GPU."""
 
-    def __init__(self, gpu: Gpu, communicator: Any, rank: int) -> None:
+    def __init__(self, gpu: CupyDevice, communicator: Any, rank: int) -> None:
         self._cupy, self._nccl, self._number = gpu.cupy, gpu.nccl, gpu.number
         self._communicator, self._rank = communicator, rank
 
-    def __call__(self, call: Call, x: Any, out: Any) -> tuple[Callable[[], bool], Any]:
+    def __call__(self, call: CollectiveCall, x: Any, out: Any) -> tuple[Callable[[], bool], Any]:
         """Begin a call; return whether it is done, as a function, and what must stay until then."""
         cupy = self._cupy
         with cupy.cuda.Device(self._number):  # of this thread, which may have another
@@ -371,8 +371,8 @@ class Launch:
             event.record(stream)
         return lambda: bool(event.done), (given, taken)
 
-    def _send(self, call: Call, given: Any, taken: Any, stream: int) -> None:
-        travel = travels(call)
+    def _send(self, call: CollectiveCall, given: Any, taken: Any, stream: int) -> None:
+        travel = nccl_format(call)
         assert travel is not None
         there, comm = taken.data.ptr, self._communicator
         kind = getattr(self._nccl, travel.type)
@@ -390,7 +390,7 @@ class Launch:
             self._reduce_to_each(call, given, there, travel.each, kind, op, stream)
 
     def _reduce_to_each(
-        self, call: Call, given: Any, there: int, each: int, kind: int, op: int, stream: int
+        self, call: CollectiveCall, given: Any, there: int, each: int, kind: int, op: int, stream: int
     ) -> None:
         """Reduce every rank's rows to it, at once; NCCL's own reduce-scatter gives all the same number."""
         self._nccl.groupStart()
@@ -411,7 +411,7 @@ class Launch:
             self._nccl.groupEnd()
 
 
-def _fits(call: Call, given: Any, out: Any) -> bool:
+def _fits(call: CollectiveCall, given: Any, out: Any) -> bool:
     """Whether NCCL may write straight to `out`: it is a row of the right items, and not partly the input."""
     if not out.flags.c_contiguous or out.dtype != call.work:
         return False
@@ -424,7 +424,7 @@ def _fits(call: Call, given: Any, out: Any) -> bool:
 
 #     Which calls ranks have agreed on, and which they need not ask each other about any more. Pure.
 #
-#     history = History()
+#     history = CallHistory()
 #     if not history.expects(call):       # the same answer on every rank, as all have made the same calls
 #         ...compare the calls of all ranks, once all are there...
 #     history.note(call)
@@ -440,7 +440,7 @@ RECORD_BYTES = 512
 NUMBER_BYTES = 8
 
 
-class History:
+class CallHistory:
     """The calls of a group so far."""
 
     def __init__(self) -> None:
@@ -465,7 +465,7 @@ def to_record(sequence: int, text: str) -> Array:
     return np.frombuffer(raw[:RECORD_BYTES].ljust(RECORD_BYTES, b"\0"), np.uint8)
 
 
-def verdict(records: Array, called: Sequence[str]) -> tuple[bool, str]:
+def verdict(records: Array, labels: Sequence[str]) -> tuple[bool, str]:
     """Return whether all ranks are in one call, and what to tell everyone if it is not the same for all.
 
     A rank that is not there yet has still to find that the call before is done, in which all agreed.
@@ -479,7 +479,7 @@ def verdict(records: Array, called: Sequence[str]) -> tuple[bool, str]:
     if len(set(sequences)) > 1:
         return False, ""
     texts = {rank: raw[NUMBER_BYTES:].rstrip(b"\0").decode(errors="ignore") for rank, raw in enumerate(said)}
-    return True, compare(texts, sequences[0], called)
+    return True, compare(texts, sequences[0], labels)
 
 
 # Which GPU a rank has, and whether every rank has one of its own.
@@ -488,7 +488,7 @@ DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 @dataclass(frozen=True)
-class Gpu:
+class CupyDevice:
     """A GPU that this process can use: CuPy and its NCCL, CuPy's number of it, and its place on the host."""
 
     cupy: Any
@@ -504,16 +504,16 @@ def is_likely() -> bool:
     return "cupy" in sys.modules or any(Path(one).exists() for one in DEVICES)
 
 
-def not_one_each(member: Member, cards: Sequence[dict[str, Any]]) -> str:
+def not_one_each(member: Member, infos: Sequence[dict[str, Any]]) -> str:
     """Return why ranks with these cards have not one GPU each; empty if they have."""
     found: dict[tuple[str, Any], int] = {}
-    for rank, card in enumerate(cards):
-        if not card.get("gpu"):
-            return f"{member.called[rank]} has no GPU that CuPy and NCCL can use"
-        first = found.setdefault((member.hosts[rank], card["gpu"]), rank)
+    for rank, info in enumerate(infos):
+        if not info.get("gpu"):
+            return f"{member.labels[rank]} has no GPU that CuPy and NCCL can use"
+        first = found.setdefault((member.hosts[rank], info["gpu"]), rank)
         if first != rank:
             return (
-                f"{member.called[first]} and {member.called[rank]} share GPU {card['gpu']}; give each one of "
+                f"{member.labels[first]} and {member.labels[rank]} share GPU {info['gpu']}; give each one of "
                 "its own, as with CUDA_VISIBLE_DEVICES"
             )
     return ""

@@ -22,13 +22,13 @@ from nbdist.errors import (
     UnavailableError,
     choices,
 )
-from nbdist.wire.collective.base import Collective, Member, Seat
-from nbdist.wire.collective.hierarchical import HierarchicalSeat
-from nbdist.wire.collective.local import LocalSeat
-from nbdist.wire.collective.mpi.collective import MpiSeat
-from nbdist.wire.collective.nccl import NcclSeat, is_likely
-from nbdist.wire.collective.ring import RingSeat
-from nbdist.wire.collective.shm.collective import ShmSeat
+from nbdist.wire.collective.base import Collective, Endpoint, Member
+from nbdist.wire.collective.hierarchical import HierarchicalEndpoint
+from nbdist.wire.collective.local import LocalEndpoint
+from nbdist.wire.collective.mpi.collective import MpiEndpoint
+from nbdist.wire.collective.nccl import NcclEndpoint, is_likely
+from nbdist.wire.collective.ring import RingEndpoint
+from nbdist.wire.collective.shm.collective import ShmEndpoint
 
 Exchange = Callable[[dict[str, Any]], Sequence[dict[str, Any]]]
 
@@ -42,24 +42,24 @@ class CollectiveSpec:
     """
 
     name: str
-    make: Callable[[Member], Seat]
+    make: Callable[[Member], Endpoint]
     single: bool = False
     one_host: bool = False
 
 
-def _over_gpus(member: Member) -> Seat:
-    return NcclSeat(member, COLLECTIVES[choose(member.hosts)].make)
+def _over_gpus(member: Member) -> Endpoint:
+    return NcclEndpoint(member, COLLECTIVES[choose(member.hosts)].make)
 
 
 COLLECTIVES: dict[str, CollectiveSpec] = {
     spec.name: spec
     for spec in (
-        CollectiveSpec("local", LocalSeat, single=True, one_host=True),
-        CollectiveSpec("shm", ShmSeat, one_host=True),
-        CollectiveSpec("ring", RingSeat),
-        CollectiveSpec("hierarchical", HierarchicalSeat),
+        CollectiveSpec("local", LocalEndpoint, single=True, one_host=True),
+        CollectiveSpec("shm", ShmEndpoint, one_host=True),
+        CollectiveSpec("ring", RingEndpoint),
+        CollectiveSpec("hierarchical", HierarchicalEndpoint),
         CollectiveSpec("nccl", _over_gpus),
-        CollectiveSpec("mpi", MpiSeat),
+        CollectiveSpec("mpi", MpiEndpoint),
     )
 }
 
@@ -107,29 +107,29 @@ def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float 
     chosen = choose(member.hosts, kind)
     if COLLECTIVES[chosen].single:
         return COLLECTIVES[chosen].make(member).join([{}])
-    seat: Seat | None = None
-    trouble: NbdistError | None = None
+    endpoint: Endpoint | None = None
+    failure: NbdistError | None = None
     try:
-        seat = _sit(member, chosen, with_gpu=kind == "auto" and is_likely())
+        endpoint = _sit(member, chosen, with_gpu=kind == "auto" and is_likely())
     except NbdistError as error:
-        trouble = error
+        failure = error
     try:
-        own = {"trouble": str(trouble), "full": isinstance(trouble, ResourceExhaustedError)}
-        cards = exchange(seat.card if seat is not None else own)
-        troubles = {rank: card["trouble"] for rank, card in enumerate(cards) if "trouble" in card}
-        if seat is not None and not troubles:
-            return seat.join(cards, timeout)
+        own = {"trouble": str(failure), "full": isinstance(failure, ResourceExhaustedError)}
+        infos = exchange(endpoint.info if endpoint is not None else own)
+        failures = {rank: info["trouble"] for rank, info in enumerate(infos) if "trouble" in info}
+        if endpoint is not None and not failures:
+            return endpoint.join(infos, timeout)
     except BaseException:
-        if seat is not None:
-            seat.close()
+        if endpoint is not None:
+            endpoint.close()
         raise
-    if seat is not None:
-        seat.close()
-    said = "; ".join(f"{member.names[rank]}: {text}" for rank, text in troubles.items())
-    full = all(cards[rank]["full"] for rank in troubles)
+    if endpoint is not None:
+        endpoint.close()
+    said = "; ".join(f"{member.names[rank]}: {text}" for rank, text in failures.items())
+    full = all(infos[rank]["full"] for rank in failures)
     if kind != "auto" or not full:
-        if trouble is not None and not full:
-            raise trouble
+        if failure is not None and not full:
+            raise failure
         raise (ResourceExhaustedError if full else UnavailableError)(f"no collective {chosen!r}: {said}")
     if member.keys is None:
         raise UnavailableError(f"no room for shared memory, and without keys no ring either: {said}")
@@ -138,8 +138,8 @@ def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float 
     return group
 
 
-def _sit(member: Member, kind: str, with_gpu: bool) -> Seat:
+def _sit(member: Member, kind: str, with_gpu: bool) -> Endpoint:
     if with_gpu:
         with suppress(MissingExtra, UnavailableError):
-            return NcclSeat(member, COLLECTIVES[kind].make, needed=False)
+            return NcclEndpoint(member, COLLECTIVES[kind].make, needed=False)
     return COLLECTIVES[kind].make(member)

@@ -23,16 +23,16 @@ from nbdist.errors import InvalidArgumentError, UnavailableError
 from nbdist.wire.channel.sender import Address, Inbox, Letter, Outbox
 from nbdist.wire.collective.base import (
     LOOK_EVERY,
-    Broken,
+    AbortCheck,
     Collective,
-    Lookout,
+    Endpoint,
+    GroupBroken,
+    GroupFailure,
     Member,
-    Seat,
-    Trouble,
-    same_group,
+    check_same_group,
 )
-from nbdist.wire.collective.call import Call, Row, compare, flat
-from nbdist.wire.collective.schedule import BEGIN, RingSchedule, places
+from nbdist.wire.collective.call import CollectiveCall, FlatOutput, compare, flat
+from nbdist.wire.collective.schedule import BEGIN, RingSchedule, broadcast_route
 from nbdist.wire.rpc.frame import Array
 from nbdist.wire.shm import shared_folder
 
@@ -41,8 +41,8 @@ class Transport(Protocol):
     """How a rank of a ring reaches the next one: `Neighbours`, or a stand-in."""
 
     doing: Callable[[], str]
-    also: Callable[[], None]
-    lookout: Lookout
+    also_check: Callable[[], None]
+    abort_check: AbortCheck
 
     def begin(self, text: str, sequence: int, timeout: float | None) -> None:
         """Begin a call that all ranks describe by `text`."""
@@ -51,15 +51,15 @@ class Transport(Protocol):
         """Send letter `edge` of the call to the rank after."""
 
     def receive(self, edge: int) -> Array:
-        """Return letter `edge` from the rank before, as bytes; raise Broken if it does not come."""
+        """Return letter `edge` from the rank before, as bytes; raise GroupBroken if it does not come."""
 
     def finish(self) -> None:
         """Note that the call is done."""
 
     def check(self) -> None:
-        """Raise Broken if another rank has told of trouble; never wait."""
+        """Raise GroupBroken if another rank has told of trouble; never wait."""
 
-    def tell(self, trouble: Trouble) -> None:
+    def announce_failure(self, failure: GroupFailure) -> None:
         """Tell all ranks, once; from any thread."""
 
     def leave(self) -> None:
@@ -76,8 +76,8 @@ class RingCollective(Collective):
     over_network = True
 
     def __init__(self, member: Member, neighbours: Transport) -> None:
-        super().__init__(member.rank, member.called, member.check)
-        neighbours.lookout = self.lookout
+        super().__init__(member.rank, member.labels, member.check)
+        neighbours.abort_check = self.abort_check
         self._neighbours = neighbours
         neighbours.doing = lambda: self.doing
         self._timeout = member.timeout
@@ -87,18 +87,18 @@ class RingCollective(Collective):
         super().check()
         try:
             self._neighbours.check()
-        except Broken as broken:
-            raise broken.trouble.error() from None
+        except GroupBroken as broken:
+            raise broken.failure.error() from None
 
     def peek(self) -> str:
         """Return whether the rank before "waits" in a call that this one has not begun, or one has "left"."""
         return self._neighbours.peek() if isinstance(self._neighbours, Neighbours) else ""
 
-    def also_watch(self, check: Callable[[], None]) -> None:
-        """Call `check` from time to time while this rank waits; what it raises ends the wait."""
-        self._neighbours.also = check
+    def also_check(self, check: Callable[[], None]) -> None:
+        """CollectiveCall `check` from time to time while this rank waits; what it raises ends the wait."""
+        self._neighbours.also_check = check
 
-    def _perform(self, call: Call, x: Array, out: Array) -> None:
+    def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
         self._neighbours.begin(call.text, self.sequence, self._timeout)
         if self.size == 1:
             np.copyto(out, x, casting="same_kind")  # an all-gather's first axis is 1 long
@@ -106,8 +106,8 @@ class RingCollective(Collective):
             self._agree()
             self._pass_on(call, x, out)
         else:
-            taken = Row(call, out, x)
-            _Passage(self, call, flat(call, x), taken.items).run()
+            taken = FlatOutput(call, out, x)
+            _RingRun(self, call, flat(call, x), taken.items).run()
             taken.finish()
         self._neighbours.finish()
 
@@ -121,21 +121,21 @@ class RingCollective(Collective):
             if step < self.size - 1:
                 self._neighbours.send(step, nothing)
 
-    def _pass_on(self, call: Call, x: Array, out: Array) -> None:
+    def _pass_on(self, call: CollectiveCall, x: Array, out: Array) -> None:
         """Send the root's pieces round, up to the rank before it."""
-        place, pieces = places(call, self.rank)
+        place, chunks = broadcast_route(call, self.rank)
         value = np.ascontiguousarray(x, call.work) if place == 0 else np.empty(call.shape, call.work)
         row = value.reshape(-1)
         # Their numbers follow those of the agreement, so that none is taken for one of it that was lost.
-        for number, piece in enumerate(pieces, self.size - 1):
+        for number, chunk in enumerate(chunks, self.size - 1):
             if place > 0:
-                row[piece] = self._neighbours.receive(number).view(call.work)
+                row[chunk] = self._neighbours.receive(number).view(call.work)
             if place < self.size - 1:
-                self._neighbours.send(number, row[piece])
+                self._neighbours.send(number, row[chunk])
         np.copyto(out, value)
 
-    def _spread(self, trouble: Trouble) -> None:
-        self._neighbours.tell(trouble)
+    def _announce_failure(self, failure: GroupFailure) -> None:
+        self._neighbours.announce_failure(failure)
 
     def _leave(self) -> None:
         self._neighbours.leave()
@@ -144,56 +144,56 @@ class RingCollective(Collective):
         self._neighbours.close()
 
 
-class _Passage:
+class _RingRun:
     """One reduce-scatter, all-gather or both on their way round the ring, as their schedule says."""
 
-    def __init__(self, group: RingCollective, call: Call, given: Array, taken: Array) -> None:
+    def __init__(self, group: RingCollective, call: CollectiveCall, given: Array, taken: Array) -> None:
         self._group, self._call, self._given, self._taken = group, call, given, taken
         self._neighbours, self._rank = group._neighbours, group.rank
-        self._way = RingSchedule.of(call)
+        self._schedule = RingSchedule.of(call)
 
     def run(self) -> None:
-        letters, begun = self._way.letters, time.perf_counter()
+        messages, begun = self._schedule.messages, time.perf_counter()
         waits = True  # for the first letter: that the rank before has come
-        for number, step in self._way.moves():
+        for number, step in self._schedule.actions():
             if step == BEGIN:
                 self._begin(number)
                 continue
-            raw = self._neighbours.receive(number * letters + step)
+            raw = self._neighbours.receive(number * messages + step)
             if waits:
                 waits, self._group.waited = False, self._group.waited + time.perf_counter() - begun
             self._take(number, step, raw.view(self._call.work))
 
     def _begin(self, number: int) -> None:
-        own = self._way.piece(number, self._way.sent(self._rank, 0))
-        if not self._way.reduces:
+        own = self._schedule.chunk(number, self._schedule.sent(self._rank, 0))
+        if not self._schedule.reduces:
             at = self._rank * self._call.count
             own = slice(own.start - at, own.stop - at)
             self._taken[own.start + at : own.stop + at] = self._given[own]
         self._send(number, 0, self._given[own])
 
     def _take(self, number: int, step: int, value: Array) -> None:
-        call, way = self._call, self._way
-        where = way.piece(number, way.received(self._rank, step))
-        if way.reduces and step < way.size - 1:
+        call, schedule = self._call, self._schedule
+        where = schedule.chunk(number, schedule.received(self._rank, step))
+        if schedule.reduces and step < schedule.size - 1:
             value = call.ufunc(value, self._given[where])
-            if step == way.size - 2:
+            if step == schedule.size - 2:
                 if call.op == "mean":
                     np.true_divide(value, call.divisor, out=value)
                 value = value.astype(call.result, copy=False)
-                low = way.shares[self._rank][0] if way.shift else 0
+                low = schedule.shares[self._rank][0] if schedule.shift else 0
                 self._taken[where.start - low : where.stop - low] = value
                 value = value.astype(call.work, copy=False)
         else:
             np.copyto(self._taken[where], value, casting="same_kind")
-        if step < way.letters - 1:
+        if step < schedule.messages - 1:
             self._send(number, step + 1, value)
 
     def _send(self, number: int, step: int, value: Array) -> None:
-        self._neighbours.send(number * self._way.letters + step, value)
+        self._neighbours.send(number * self._schedule.messages + step, value)
 
 
-class RingSeat(Seat):
+class RingEndpoint(Endpoint):
     """A rank's inbox, before the others are known."""
 
     def __init__(self, member: Member) -> None:
@@ -206,16 +206,16 @@ class RingSeat(Seat):
             (shared_folder() / self._inbox.address.bell).unlink()
 
     @property
-    def card(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         """Where this rank's inbox is reached."""
         return {"incarnation": self._member.incarnation, "address": self._inbox.address.to_dict()}
 
-    def join(self, cards: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
+    def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
         """Connect to the ranks before and after, and wait until the ring is closed."""
         member = self._member
         try:
-            same_group(member, cards)
-            addresses = [Address.from_dict(card["address"]) for card in cards]
+            check_same_group(member, infos)
+            addresses = [Address.from_dict(info["address"]) for info in infos]
             group = RingCollective(member, Neighbours(member, self._inbox, addresses))
         except BaseException:
             self.close()
@@ -240,7 +240,7 @@ class RingSeat(Seat):
 # and
 # passed on by those who hear it; a rank that has gone is noticed by both of its neighbours.
 
-DATA, TROUBLE, LEFT = 1, 2, 3  # kinds of letters
+DATA, FAILURE, LEFT = 1, 2, 3  # kinds of letters
 LOOK_SECONDS = LOOK_EVERY  # between two looks at the neighbours' connections
 GRACE_SECONDS = 0.5  # in which a neighbour whose connection ended can still be heard to have left in peace
 
@@ -255,14 +255,14 @@ class Neighbours:
         for rank in (self._after, self._before):
             if rank != member.rank and rank not in self._outboxes:
                 self._outboxes[rank] = self._open(rank)
-        self.lookout = Lookout()
-        self.also: Callable[[], None] = lambda: None
+        self.abort_check = AbortCheck()
+        self.also_check: Callable[[], None] = lambda: None
         """What else is looked at from time to time, and raises if there is no point in waiting."""
         self.doing: Callable[[], str] = lambda: "forming the group"
         self._sending = threading.Lock()
-        self._pieces: deque[Letter] = deque()
-        self._heard: Trouble | None = None  # from another rank, or from another thread of this one
-        self._told = False
+        self._chunks: deque[Letter] = deque()
+        self._failure: GroupFailure | None = None  # from another rank, or from another thread of this one
+        self._announced = False
         self._left: dict[int, int] = {}  # by rank: how many calls it has finished
         self._lost: dict[int, float] = {}  # by rank: since when its connection is gone
         self._text, self._sequence, self._finished = "", 0, 0
@@ -276,7 +276,7 @@ class Neighbours:
         self._first_sent = self._first_received = True
         self.check()
         for rank in self._left:
-            raise Broken(self._has_left(rank))
+            raise GroupBroken(self._has_left(rank))
 
     def finish(self) -> None:
         """Note that the call is done."""
@@ -292,55 +292,55 @@ class Neighbours:
                     DATA, self._member.incarnation, self._sequence, edge, [value.view(np.uint8)], meta
                 )
         except UnavailableError as error:
-            self._listen_once_more(self._after)
-            raise Broken(self._is_gone(self._after, error)) from None
+            self._await_reason(self._after)
+            raise GroupBroken(self._unreachable(self._after, error)) from None
 
     def receive(self, edge: int) -> Array:
-        """Return the next piece from the rank before, as bytes; raise Broken when it will not come.
+        """Return the next piece from the rank before, as bytes; raise GroupBroken when it will not come.
 
         It has to be the one of number `edge`: another means that the connection was lost in between.
         """
-        while not self._pieces:
-            if self._heard is not None:
-                raise Broken(self._heard)
-            self.lookout()
+        while not self._chunks:
+            if self._failure is not None:
+                raise GroupBroken(self._failure)
+            self.abort_check()
             letter = self._inbox.next(LOOK_SECONDS)
             if letter is None:
-                self._look()
+                self._check_neighbours()
             else:
-                self._sort(letter)
+                self._file(letter)
             # The rank before sends in order: what it has not sent by the time it leaves it never will.
-            if not self._pieces:
+            if not self._chunks:
                 for rank, finished in self._left.items():
                     if rank == self._before or finished < self._sequence:
-                        raise Broken(self._has_left(rank))
-        letter = self._pieces.popleft()
+                        raise GroupBroken(self._has_left(rank))
+        letter = self._chunks.popleft()
         # First, for only a call's first letter says what call it is: that one may be what was lost.
         if (letter.step, letter.edge) != (self._sequence, edge):
-            raise Broken(self._lacks(edge, letter))
+            raise GroupBroken(self._missing(edge, letter))
         if self._first_received:
             self._compare(str(letter.meta.get("call")))
             self._first_received = False
         return letter.arrays[0]
 
     def check(self) -> None:
-        """Raise Broken if another rank has told of trouble; never waits."""
+        """Raise GroupBroken if another rank has told of trouble; never waits."""
         while (letter := self._inbox.next(0)) is not None:
-            self._sort(letter)
-        if self._heard is not None:
-            raise Broken(self._heard)
+            self._file(letter)
+        if self._failure is not None:
+            raise GroupBroken(self._failure)
 
     def peek(self) -> str:
         """Return "waits" if the rank before has begun a call that this one has not, "left" if a rank has."""
         self.check()
-        return "waits" if self._pieces else "left" if self._left else ""
+        return "waits" if self._chunks else "left" if self._left else ""
 
-    def tell(self, trouble: Trouble) -> None:
+    def announce_failure(self, failure: GroupFailure) -> None:
         """Tell all ranks, once; from any thread."""
-        if self._told:
+        if self._announced:
             return
-        passed_on = self._heard == trouble
-        self._heard = self._heard or trouble
+        passed_on = self._failure == failure
+        self._failure = self._failure or failure
         self._inbox.wake()
         others = [rank for rank in range(self._member.size) if rank != self._member.rank]
         others.sort(key=lambda rank: rank not in self._outboxes)  # first those who are connected
@@ -349,12 +349,12 @@ class Neighbours:
                 if rank not in self._outboxes and passed_on:
                     continue
                 with suppress(UnavailableError):
-                    self._tell_one(rank, trouble)
-            self._told = True  # now, for an interrupt may have cut off an earlier attempt
+                    self._announce_to(rank, failure)
+            self._announced = True  # now, for an interrupt may have cut off an earlier attempt
 
-    def _tell_one(self, rank: int, trouble: Trouble) -> None:
-        meta = {"kind": trouble.kind, "text": trouble.text}
-        order = (TROUBLE, self._member.incarnation, self._sequence, self._member.rank)
+    def _announce_to(self, rank: int, failure: GroupFailure) -> None:
+        meta = {"kind": failure.kind, "text": failure.text}
+        order = (FAILURE, self._member.incarnation, self._sequence, self._member.rank)
         if rank in self._outboxes:
             with suppress(UnavailableError):
                 self._outboxes[rank].send(*order, meta=meta)
@@ -392,33 +392,33 @@ class Neighbours:
             name=member.names[rank],
         )
 
-    def _sort(self, letter: Letter) -> None:
+    def _file(self, letter: Letter) -> None:
         if letter.plan != self._member.incarnation:
             return  # of another group
         if letter.kind == DATA:
-            self._pieces.append(letter)
-        elif letter.kind == TROUBLE:
-            told = Trouble(str(letter.meta.get("kind")), str(letter.meta.get("text")))
-            self._heard = self._heard or told
+            self._chunks.append(letter)
+        elif letter.kind == FAILURE:
+            failure = GroupFailure(str(letter.meta.get("kind")), str(letter.meta.get("text")))
+            self._failure = self._failure or failure
         elif letter.kind == LEFT:
             self._left[letter.edge] = letter.step
 
     def _compare(self, text: str) -> None:
         calls = {self._before: text, self._member.rank: self._text}
-        trouble = compare(calls, self._sequence, self._member.called)
-        if trouble:
+        failure = compare(calls, self._sequence, self._member.labels)
+        if failure:
             self.check()  # a rank that broke off is a better reason
-            raise Broken(Trouble("InvalidArgumentError", trouble))
+            raise GroupBroken(GroupFailure("InvalidArgumentError", failure))
 
-    def _look(self) -> None:
-        """Raise Broken if a neighbour has gone, or the time is up."""
-        self.also()
+    def _check_neighbours(self) -> None:
+        """Raise GroupBroken if a neighbour has gone, or the time is up."""
+        self.also_check()
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
-            raise Broken(
-                Trouble(
+            raise GroupBroken(
+                GroupFailure(
                     "DeadlineExceededError",
-                    f"{self._member.called[self._before]} sent nothing in time: {self.doing()}",
+                    f"{self._member.labels[self._before]} sent nothing in time: {self.doing()}",
                 )
             )
         for rank in (self._before, self._after):
@@ -428,35 +428,35 @@ class Neighbours:
                 self._outboxes[rank].check()
             except UnavailableError as error:
                 if now - self._lost.setdefault(rank, now) >= GRACE_SECONDS:
-                    raise Broken(self._is_gone(rank, error)) from None
+                    raise GroupBroken(self._unreachable(rank, error)) from None
 
-    def _listen_once_more(self, rank: int) -> None:
+    def _await_reason(self, rank: int) -> None:
         """Learn why a neighbour takes nothing any more, if it has said so: a reason comes before its end."""
         until = time.monotonic() + GRACE_SECONDS
         while (seconds := until - time.monotonic()) > 0:
             letter = self._inbox.next(seconds)
             if letter is not None:
-                self._sort(letter)
-            if self._heard is not None:
-                raise Broken(self._heard)
+                self._file(letter)
+            if self._failure is not None:
+                raise GroupBroken(self._failure)
             if rank in self._left:
-                raise Broken(self._has_left(rank))
+                raise GroupBroken(self._has_left(rank))
 
-    def _lacks(self, edge: int, letter: Letter) -> Trouble:
+    def _missing(self, edge: int, letter: Letter) -> GroupFailure:
         self.check()  # a rank that broke off is a better reason
-        return Trouble(
+        return GroupFailure(
             "DataLossError",
             f"piece {edge} of {self.doing()} is missing, piece {letter.edge} came instead: the "
-            f"connection from {self._member.called[self._before]} was lost in between; form another group",
+            f"connection from {self._member.labels[self._before]} was lost in between; form another group",
         )
 
-    def _has_left(self, rank: int) -> Trouble:
-        return Trouble(
-            "UnavailableError", f"{self._member.called[rank]} has left: {self.doing()} waits for it"
+    def _has_left(self, rank: int) -> GroupFailure:
+        return GroupFailure(
+            "UnavailableError", f"{self._member.labels[rank]} has left: {self.doing()} waits for it"
         )
 
-    def _is_gone(self, rank: int, error: UnavailableError) -> Trouble:
-        return Trouble(
+    def _unreachable(self, rank: int, error: UnavailableError) -> GroupFailure:
+        return GroupFailure(
             "UnavailableError",
-            f"{self._member.called[rank]} is gone; it was cut off: {self.doing()}: {error}",
+            f"{self._member.labels[rank]} is gone; it was cut off: {self.doing()}: {error}",
         )

@@ -1,7 +1,7 @@
 """Who sends what to whom, in which order, in a collective call. Pure: no sockets, no clock.
 
-    way = RingSchedule.of(call)
-    for number, step in way.moves(): ...        # what every rank of a ring does, one after the other
+    schedule = RingSchedule.of(call)
+    for number, step in schedule.actions(): ...        # what every rank of a ring does, one after the other
     phases(call, layout(hosts), host)           # what a host's ranks do, and the leaders between hosts
 
 The ring and the hierarchical collectives follow these, and so do simulations of them.
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from nbdist.wire.collective.call import REDUCING, Call
+from nbdist.wire.collective.call import REDUCING, CollectiveCall
 
-PIECE_BYTES = 1 << 18
-UNDER_WAY = 4  # rounds
+CHUNK_BYTES = 1 << 18
+ROUNDS_IN_FLIGHT = 4  # rounds
 BEGIN = -1
 TEXT_BYTES = 512
 
@@ -41,8 +41,8 @@ class RingSchedule:
     """1 if a reduced piece ends its way on the rank that it belongs to, 0 if just before it is handed out."""
 
     @classmethod
-    def of(cls, call: Call) -> RingSchedule:
-        """Return how a call travels; for a broadcast see `places`."""
+    def of(cls, call: CollectiveCall) -> RingSchedule:
+        """Return how a call travels; for a broadcast see `broadcast_route`."""
         if call.what in ("all_gather", "barrier"):
             shares = [(rank * call.count, (rank + 1) * call.count) for rank in range(call.size)]
         else:
@@ -50,14 +50,14 @@ class RingSchedule:
         return cls(
             call.size,
             tuple(shares),
-            piece_items(call),
+            chunk_items(call),
             call.what in REDUCING,
             call.what != "reduce_scatter",
             int(call.what == "reduce_scatter"),
         )
 
     @cached_property
-    def letters(self) -> int:
+    def messages(self) -> int:
         """How many letters a rank sends, and receives, in each round."""
         return (self.size - 1) * (self.reduces + self.hands_out)
 
@@ -67,7 +67,7 @@ class RingSchedule:
         longest = max(high - low for low, high in self.shares)
         return max(1, -(-longest // self.length))
 
-    def moves(self) -> Iterator[tuple[int, int]]:
+    def actions(self) -> Iterator[tuple[int, int]]:
         """Yield what a rank does, in order, as (round, step); every rank does the same.
 
         At step BEGIN it sends a piece of its own; else it takes the letter of that step in and, unless that
@@ -76,16 +76,16 @@ class RingSchedule:
 
         >>> from nbdist.wire.collective.call import describe
         >>> import numpy as np
-        >>> list(RingSchedule.of(describe("all_reduce", (4,), np.dtype("f4"), size=2, op="sum")).moves())
+        >>> list(RingSchedule.of(describe("all_reduce", (4,), np.dtype("f4"), size=2, op="sum")).actions())
         [(0, -1), (0, 0), (0, 1)]
         """
-        begun = min(UNDER_WAY, self.rounds)
+        begun = min(ROUNDS_IN_FLIGHT, self.rounds)
         coming = deque((number, 0) for number in range(begun))
         yield from ((number, BEGIN) for number in range(begun))
         while coming:
             number, step = coming.popleft()
             yield number, step
-            if step < self.letters - 1:
+            if step < self.messages - 1:
                 coming.append((number, step + 1))
             elif begun < self.rounds:
                 yield begun, BEGIN
@@ -100,38 +100,38 @@ class RingSchedule:
         """Return whose share the piece is of that a rank receives as a round's letter `step`."""
         return self.sent(rank - 1, step)
 
-    def piece(self, number: int, share: int) -> slice:
+    def chunk(self, number: int, share: int) -> slice:
         """Return the items that travel in a round, of one rank's share."""
         low, high = self.shares[share]
         at = min(high, low + number * self.length)
         return slice(at, min(high, at + self.length))
 
 
-def places(call: Call, rank: int) -> tuple[int, list[slice]]:
+def broadcast_route(call: CollectiveCall, rank: int) -> tuple[int, list[slice]]:
     """Return how many ranks before this one pass a broadcast's pieces on, and the pieces.
 
     The root has place 0; place p receives each piece from place p - 1, and all but the last send it on.
     """
-    length = piece_items(call)
-    pieces = [slice(at, min(call.count, at + length)) for at in range(0, call.count, length)]
-    return (rank - call.root) % call.size, pieces
+    length = chunk_items(call)
+    chunks = [slice(at, min(call.count, at + length)) for at in range(0, call.count, length)]
+    return (rank - call.root) % call.size, chunks
 
 
-def piece_items(call: Call) -> int:
+def chunk_items(call: CollectiveCall) -> int:
     """Return how many items travel in one letter at most."""
-    return max(1, PIECE_BYTES // max(1, call.work.itemsize))
+    return max(1, CHUNK_BYTES // max(1, call.work.itemsize))
 
 
-def layout(hosts: Sequence[str]) -> list[list[int]]:
+def host_groups(hosts: Sequence[str]) -> list[list[int]]:
     """Return the ranks of each host, in order; the first of each is the leader.
 
-    >>> layout(["a", "b", "a"])
+    >>> host_groups(["a", "b", "a"])
     [[0, 2], [1]]
     """
-    places: dict[str, list[int]] = {}
+    by_host: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
-        places.setdefault(host, []).append(rank)
-    return list(places.values())
+        by_host.setdefault(host, []).append(rank)
+    return list(by_host.values())
 
 
 class Phase(NamedTuple):
@@ -154,7 +154,7 @@ AGREEMENT = (
 """How all ranks learn that they make the same call, by their texts (bytes), before any value moves."""
 
 
-def phases(call: Call, hosts: Sequence[Sequence[int]], host: int) -> tuple[Phase, ...]:
+def phases(call: CollectiveCall, hosts: Sequence[Sequence[int]], host: int) -> tuple[Phase, ...]:
     """Return what the ranks of one host do for a call, after the agreement; leaders meet in between.
 
     A value crosses the network once per host, not once per rank.

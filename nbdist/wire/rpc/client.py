@@ -37,9 +37,9 @@ from nbdist.wire.rpc.envelope import (
     set_limits,
 )
 from nbdist.wire.rpc.frame import MAX_BYTES, Array, Frame, encode
-from nbdist.wire.rpc.server import Listener, Sender
+from nbdist.wire.rpc.server import Caller, Listener
 
-__all__ = ["Listener", "Peer", "Sender"]
+__all__ = ["Caller", "Listener", "Peer"]
 RECONNECT_SECONDS = 2.0
 REACH_SECONDS = 3.0  # for a first connection, which the far side's kernel accepts
 PATIENCE_SECONDS = 30.0  # for the handshake on it, which a far side that is busy answers late

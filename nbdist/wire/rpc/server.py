@@ -98,7 +98,7 @@ class Listener:
             self._answer_knock()
         return self._socket in ready
 
-    def receive(self) -> tuple[Sender, Frame] | None:
+    def receive(self) -> tuple[Caller, Frame] | None:
         """Return the next message, or None if none is there; what is no frame is answered and dropped."""
         while True:
             try:
@@ -108,11 +108,11 @@ class Listener:
             if not self._socket.rcvmore:  # the last part of a message whose others an interrupt took along
                 self.damaged += 1
                 continue
-            sender = Sender(self, identity, 0)
+            sender = Caller(self, identity, 0)
             try:
                 parts, total = receive_parts(self._socket, self._limit)
                 role, sequence = read_envelope(parts)
-                sender = Sender(self, identity, sequence if role == CALL else 0)
+                sender = Caller(self, identity, sequence if role == CALL else 0)
                 frame = read_frame(parts, total, self._limit)
             except (DataLossError, ResourceExhaustedError) as error:
                 self.damaged += 1
@@ -189,7 +189,7 @@ class Listener:
             self.close()
 
 
-class Sender:
+class Caller:
     """Who sent a message; answers go back through it, on the thread that polls the Listener."""
 
     __slots__ = ("_listener", "_sequence", "identity")
@@ -226,7 +226,7 @@ class Sender:
                 self._listener.transmit(self.identity, role, sequence, frame)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sender) and self.identity == other.identity
+        return isinstance(other, Caller) and self.identity == other.identity
 
     def __hash__(self) -> int:
         return hash(self.identity)

@@ -247,8 +247,8 @@ class CollectiveContract:
     def test_lent_arrays_are_reduced_in_place(self, worlds: Callable[[int], World]) -> None:
         for size in self.sizes:
 
-            def lend(group: Collective) -> Any:
-                small, large = group.lend((3, 5), "f4"), group.lend((700, 1000), "f4")
+            def reduce(group: Collective) -> Any:
+                small, large = group.symmetric_buffer((3, 5), "f4"), group.symmetric_buffer((700, 1000), "f4")
                 assert not small.any()
                 assert not large.any()
                 for number in range(6):
@@ -262,7 +262,7 @@ class CollectiveContract:
                     assert (large[1:] == large[0]).all()
                 return group.all_reduce(large, "mean", large)
 
-            results = worlds(size).all(lend)
+            results = worlds(size).all(reduce)
             for result in results:
                 assert same(result, results[0]), results
 

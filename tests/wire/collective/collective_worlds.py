@@ -30,10 +30,10 @@ def members(hosts: Sequence[str], **options: Any) -> list[Member]:
 
 def formed(hosts: Sequence[str], kind: str, **options: Any) -> list[Collective]:
     """Return the ranks of a group, each to be used by one thread."""
-    seats = [COLLECTIVES[kind].make(member) for member in members(hosts, **options)]
-    cards = [seat.card for seat in seats]
-    with ThreadPoolExecutor(len(seats)) as pool:
-        return list(pool.map(lambda seat: seat.join(cards), seats))
+    endpoints = [COLLECTIVES[kind].make(member) for member in members(hosts, **options)]
+    infos = [endpoint.info for endpoint in endpoints]
+    with ThreadPoolExecutor(len(endpoints)) as pool:
+        return list(pool.map(lambda endpoint: endpoint.join(infos), endpoints))
 
 
 class Rank:
@@ -78,8 +78,8 @@ class Processes:
             assert member.keys is not None
             entries = {**asdict(member), "keys": member.keys.to_dict()}
             rank.ask(do="sit", kind=kind, member=entries)
-        cards = [rank.answer() for rank in self.ranks]
-        assert self.all(do="join", cards=cards) == [kind] * len(cards)
+        infos = [rank.answer() for rank in self.ranks]
+        assert self.all(do="join", infos=infos) == [kind] * len(infos)
 
     def all(self, **order: Any) -> list[Any]:
         for rank in self.ranks:
@@ -107,15 +107,15 @@ def say(value):
     print(json.dumps(value), flush=True)
 
 def sit(kind, member):
-    global seat
+    global endpoint
     member["keys"] = ClusterKeys.from_dict(member["keys"])
     member["hosts"], member["names"] = tuple(member["hosts"]), tuple(member["names"])
-    seat = COLLECTIVES[kind].make(Member(**member))
-    return seat.card
+    endpoint = COLLECTIVES[kind].make(Member(**member))
+    return endpoint.info
 
-def join(cards):
+def join(infos):
     global group
-    group = seat.join(cards)
+    group = endpoint.join(infos)
     return group.kind
 
 def reduce(count):

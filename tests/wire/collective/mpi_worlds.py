@@ -147,7 +147,7 @@ class RemoteGroup:
     def broadcast(self, x: Any, root: int = 0, out: Any = None) -> Any:
         return self._call("broadcast", x, out, root)
 
-    def lend(self, shape: Sequence[int], dtype: Any) -> Array:
+    def symmetric_buffer(self, shape: Sequence[int], dtype: Any) -> Array:
         return np.zeros(tuple(shape), dtype)
 
     def barrier(self) -> None:
@@ -247,9 +247,9 @@ def remote_groups(
         return results
 
     sat = each(lambda rank: ranks[rank].ask("sit", everyone[rank], check is not None))
-    cards = [card for _, card in sat]
+    infos = [info for _, info in sat]
     numbers = [number for number, _ in sat]
-    joined = each(lambda rank: ranks[rank].ask("join", numbers[rank], cards, check=check))
+    joined = each(lambda rank: ranks[rank].ask("join", numbers[rank], infos, check=check))
     assert joined == ["mpi"] * len(ranks)
     for group, number in zip(groups, numbers):
         group.number = number
@@ -296,15 +296,15 @@ class Server:
             raise error
 
     def sit(self, member: Any, checks: bool) -> tuple[int, Any]:
-        from nbdist.wire.collective.mpi.collective import MpiSeat
+        from nbdist.wire.collective.mpi.collective import MpiEndpoint
 
-        seat = MpiSeat(replace(member, check=self._check if checks else None))
+        endpoint = MpiEndpoint(replace(member, check=self._check if checks else None))
         number = len(self._groups)
-        self._groups[number] = seat
-        return number, seat.card
+        self._groups[number] = endpoint
+        return number, endpoint.info
 
-    def join(self, number: int, cards: Any, timeout: float = SECONDS) -> str:
-        self._groups[number] = self._groups[number].join(cards, timeout)
+    def join(self, number: int, infos: Any, timeout: float = SECONDS) -> str:
+        self._groups[number] = self._groups[number].join(infos, timeout)
         return str(self._groups[number].kind)
 
     def sequence(self, number: int) -> int:
@@ -313,11 +313,11 @@ class Server:
     def notes(self, number: int) -> list[str]:
         return list(self._groups[number].notes)
 
-    def known(self) -> int:
+    def open_count(self) -> int:
         from nbdist.wire.collective.mpi import transport
 
-        transport.sweep()
-        return transport.known()
+        transport.free_closed()
+        return transport.open_count()
 
     def open_stray_receive(self) -> None:
         from mpi4py import MPI

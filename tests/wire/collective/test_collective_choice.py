@@ -15,26 +15,26 @@ from nbdist.errors import InvalidArgumentError, ResourceExhaustedError, Unavaila
 from nbdist.wire.collective.base import Collective, Member
 from nbdist.wire.collective.registry import choose, form
 from nbdist.wire.collective.shm import segment
-from nbdist.wire.collective.shm.collective import ShmSeat
+from nbdist.wire.collective.shm.collective import ShmEndpoint
 from nbdist.wire.shm import Segment, shared_folder
 
-Cards = list[dict[str, Any]]
+Infos = list[dict[str, Any]]
 
 
 class Table:
-    """Where ranks lay their cards, as a caller's own way to exchange them."""
+    """Where ranks lay their infos, as a caller's own way to exchange them."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=20)
-        self._cards: Cards = [{}] * size
+        self._infos: Infos = [{}] * size
 
     def exchange(self, rank: int) -> Callable[[dict[str, Any]], Sequence[dict[str, Any]]]:
-        def give(card: dict[str, Any]) -> Cards:
-            self._cards[rank] = card
+        def give(info: dict[str, Any]) -> Infos:
+            self._infos[rank] = info
             self._barrier.wait()
-            cards = list(self._cards)
+            infos = list(self._infos)
             self._barrier.wait()
-            return cards
+            return infos
 
         return give
 
@@ -100,11 +100,11 @@ def test_without_room_for_shared_memory_all_take_sockets_and_say_so(monkeypatch:
 
 def test_a_card_of_another_incarnation_is_refused() -> None:
     one, other = members(["a", "a"])
-    seats = [ShmSeat(one), ShmSeat(replace(other, incarnation=other.incarnation + 1))]
-    cards = [seat.card for seat in seats]
-    for seat in seats:
+    endpoints = [ShmEndpoint(one), ShmEndpoint(replace(other, incarnation=other.incarnation + 1))]
+    infos = [endpoint.info for endpoint in endpoints]
+    for endpoint in endpoints:
         with pytest.raises(UnavailableError, match=r"rank \d \(/job:worker/task:\d\) is of incarnation"):
-            seat.join(cards)
+            endpoint.join(infos)
     assert left(one) == []
 
 
@@ -113,9 +113,9 @@ def test_a_rank_that_does_not_come_is_named(kind: str) -> None:
     from nbdist.wire.collective.registry import COLLECTIVES
 
     everyone = members(["a", "a"])
-    seats = [COLLECTIVES[kind].make(member) for member in everyone]
-    cards = [seat.card for seat in seats]
+    endpoints = [COLLECTIVES[kind].make(member) for member in everyone]
+    infos = [endpoint.info for endpoint in endpoints]
     with pytest.raises(TimeoutError, match=r"rank 1 \(/job:worker/task:1\)"):
-        seats[0].join(cards, timeout=0.1)
-    seats[1].close()
+        endpoints[0].join(infos, timeout=0.1)
+    endpoints[1].close()
     assert left(everyone[0]) == []

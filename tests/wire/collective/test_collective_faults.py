@@ -120,7 +120,7 @@ def test_who_is_stopped_is_frozen_and_who_computes_is_not(monkeypatch: pytest.Mo
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as busy:
         assert busy.stdout
         busy.stdout.readline()
-        one = sync.Watch({3: busy.pid, 4: os.getpid()})
+        one = sync.ProcessMonitor({3: busy.pid, 4: os.getpid()})
         monkeypatch.setattr(sync, "FROZEN_SECONDS", 0.0)
         assert one.frozen() == []
         busy.send_signal(signal.SIGSTOP)

@@ -15,7 +15,7 @@ from mpi_worlds import MpiWorld, RemoteGroup, RemoteRank, remote_groups
 
 from nbdist.errors import AbortedError, DeadlineExceededError, FailedPreconditionError, MissingExtra
 from nbdist.wire.collective.mpi import world as mpi_world
-from nbdist.wire.collective.mpi.collective import MpiSeat
+from nbdist.wire.collective.mpi.collective import MpiEndpoint
 from nbdist.wire.collective.registry import choose
 
 _ranks: list[RemoteRank] = []
@@ -49,7 +49,9 @@ def test_groups_by_the_hundred_leave_nothing_behind() -> None:
         together(groups, lambda group: group.close())
     last = remote_groups(_ranks)
     together(last, lambda group: group.barrier())
-    assert max(rank.ask("known") for rank in _ranks) <= 4, "each group's last words free the one before it"
+    assert max(rank.ask("open_count") for rank in _ranks) <= 4, (
+        "each group's last words free the one before it"
+    )
     together(last, lambda group: group.close())
 
 
@@ -107,27 +109,27 @@ def test_a_process_that_no_mpiexec_started_is_refused(monkeypatch: pytest.Monkey
     for name in mpi_world.STARTED:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(FailedPreconditionError, match=r"%cluster start --launcher mpi, or mpiexec -n 4"):
-        MpiSeat(members(["here"] * 2)[0])
+        MpiEndpoint(members(["here"] * 2)[0])
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(MissingExtra, match=r'pip install "nbdist\[mpi\]" \(needed for .*mpi4py is missing'):
-        MpiSeat(members(["here"] * 2)[0])
+        MpiEndpoint(members(["here"] * 2)[0])
     assert choose(["here"] * 2) == "shm"
     assert choose(["a", "b"], "mpi") == "mpi"
 
 
 def test_ranks_of_two_worlds_are_refused() -> None:
     everyone = members(["here"] * 2)
-    cards = [{"world": "one", "place": rank} for rank in range(2)]
-    assert mpi_world.world_ranks(everyone[0], cards) == [0, 1]
+    infos = [{"world": "one", "place": rank} for rank in range(2)]
+    assert mpi_world.world_ranks(everyone[0], infos) == [0, 1]
     with pytest.raises(FailedPreconditionError, match=r"rank 1 \(.*\) is in another one than rank 0"):
-        mpi_world.world_ranks(everyone[0], [cards[0], {**cards[1], "world": "two"}])
+        mpi_world.world_ranks(everyone[0], [infos[0], {**infos[1], "world": "two"}])
     with pytest.raises(FailedPreconditionError, match=r"one rank of each process.*\[0, 0\]"):
-        mpi_world.world_ranks(everyone[0], [cards[0], cards[0]])
+        mpi_world.world_ranks(everyone[0], [infos[0], infos[0]])
 
 
 def test_who_does_not_come_into_the_world_is_named() -> None:
     everyone = members(["here"] * 2)
-    (number, card), (_, other) = (_ranks[rank].ask("sit", everyone[rank], False) for rank in range(2))
+    (number, info), (_, other) = (_ranks[rank].ask("sit", everyone[rank], False) for rank in range(2))
     with pytest.raises(DeadlineExceededError, match=r"rank 1 \(/job:worker/task:1\) did not come in time"):
-        _ranks[0].ask("join", number, [card, other], 0.2)
+        _ranks[0].ask("join", number, [info, other], 0.2)

@@ -39,7 +39,7 @@ from nbdist.errors import (
 from nbdist.wire.collective import nccl, registry
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.call import describe
-from nbdist.wire.collective.nccl import History, Travel, travels
+from nbdist.wire.collective.nccl import CallHistory, NcclFormat, nccl_format
 
 
 @pytest.fixture(scope="class", autouse=True)
@@ -238,7 +238,7 @@ class TestAgreement:
 
     @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 3))
     def test_expectations_follow_from_the_calls_alone(self, calls: list[int], more: int) -> None:
-        one, other = History(), History()
+        one, other = CallHistory(), CallHistory()
         for call in calls:
             assert one.expects(call) == other.expects(call)
             assert sum(one.expects(any_call) for any_call in range(4)) <= 1
@@ -247,7 +247,7 @@ class TestAgreement:
 
     @given(st.lists(st.integers(0, 3), min_size=1, max_size=8))
     def test_a_step_that_repeats_is_expected_whole(self, step: list[int]) -> None:
-        history = History()
+        history = CallHistory()
         for call in step * 20:
             history.note(call)
         for call in step:
@@ -355,7 +355,7 @@ class TestChoosing:
     def test_auto_goes_on_without_where_one_rank_has_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         here, turns = nccl.gpu_here, iter([True, False, True])
 
-        def some() -> nccl.Gpu:
+        def some() -> nccl.CupyDevice:
             if next(turns):
                 return here()
             raise UnavailableError("CuPy finds no GPU")
@@ -398,7 +398,7 @@ class TestChoosing:
     ) -> None:
         first, here = threading.Lock(), nccl.gpu_here
 
-        def all_but_one() -> nccl.Gpu:
+        def all_but_one() -> nccl.CupyDevice:
             if first.acquire(blocking=False):
                 raise MissingExtra("gpu", "NCCL")
             return here()
@@ -428,23 +428,25 @@ class TestChoosing:
         world.close()
 
 
-class TestTravels:
+class TestNcclFormat:
     @pytest.mark.parametrize(
         ("dtype", "op", "wanted"),
         [
-            ("f4", "sum", Travel("NCCL_FLOAT32", 1, "NCCL_SUM")),
-            ("f2", "mean", Travel("NCCL_FLOAT32", 1, "NCCL_SUM")),
-            ("f2", "max", Travel("NCCL_FLOAT16", 1, "NCCL_MAX")),
-            ("i4", "mean", Travel("NCCL_FLOAT64", 1, "NCCL_SUM")),
-            ("?", "sum", Travel("NCCL_UINT8", 1, "NCCL_MAX")),
-            ("?", "product", Travel("NCCL_UINT8", 1, "NCCL_MIN")),
-            ("c8", "mean", Travel("NCCL_FLOAT32", 2, "NCCL_SUM")),
+            ("f4", "sum", NcclFormat("NCCL_FLOAT32", 1, "NCCL_SUM")),
+            ("f2", "mean", NcclFormat("NCCL_FLOAT32", 1, "NCCL_SUM")),
+            ("f2", "max", NcclFormat("NCCL_FLOAT16", 1, "NCCL_MAX")),
+            ("i4", "mean", NcclFormat("NCCL_FLOAT64", 1, "NCCL_SUM")),
+            ("?", "sum", NcclFormat("NCCL_UINT8", 1, "NCCL_MAX")),
+            ("?", "product", NcclFormat("NCCL_UINT8", 1, "NCCL_MIN")),
+            ("c8", "mean", NcclFormat("NCCL_FLOAT32", 2, "NCCL_SUM")),
             ("c16", "product", None),
             ("i2", "sum", None),
         ],
     )
-    def test_reductions(self, dtype: str, op: str, wanted: Travel | None) -> None:
-        assert travels(describe("all_reduce", (3,), np.dtype(dtype), 2, op)) == wanted
+    def test_reductions(self, dtype: str, op: str, wanted: NcclFormat | None) -> None:
+        assert nccl_format(describe("all_reduce", (3,), np.dtype(dtype), 2, op)) == wanted
 
     def test_copies_are_bytes(self) -> None:
-        assert travels(describe("broadcast", (3,), np.dtype("c16"), 2, "", 1)) == Travel("NCCL_UINT8", 16)
+        assert nccl_format(describe("broadcast", (3,), np.dtype("c16"), 2, "", 1)) == NcclFormat(
+            "NCCL_UINT8", 16
+        )

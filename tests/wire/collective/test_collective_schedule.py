@@ -11,11 +11,11 @@ from nbdist.wire.collective.call import describe
 from nbdist.wire.collective.schedule import (
     AGREEMENT,
     BEGIN,
-    UNDER_WAY,
+    ROUNDS_IN_FLIGHT,
     RingSchedule,
-    layout,
+    broadcast_route,
+    host_groups,
     phases,
-    places,
 )
 
 FLOAT = np.dtype("f4")
@@ -30,35 +30,35 @@ def call_of(what: str, count: int, size: int, root: int = -1) -> object:
 
 @given(WHATS, st.integers(2, 9), st.integers(0, 700_000))
 def test_each_letter_of_each_round_comes_once_and_in_order(what: str, size: int, count: int) -> None:
-    way = RingSchedule.of(call_of(what, count, size))
+    schedule = RingSchedule.of(call_of(what, count, size))
     done: dict[int, int] = {}
-    for number, step in way.moves():
+    for number, step in schedule.actions():
         if step == BEGIN:
             assert number not in done
         assert done.get(number, BEGIN - 1) == step - 1
         done[number] = step
-        assert sum(last < way.letters - 1 for last in done.values()) <= UNDER_WAY
-    assert done == dict.fromkeys(range(way.rounds), way.letters - 1)
+        assert sum(last < schedule.messages - 1 for last in done.values()) <= ROUNDS_IN_FLIGHT
+    assert done == dict.fromkeys(range(schedule.rounds), schedule.messages - 1)
 
 
 @given(WHATS, st.integers(2, 9))
 def test_every_share_goes_where_it_is_needed(what: str, size: int) -> None:
-    way = RingSchedule.of(call_of(what, 64 * size, size))
+    schedule = RingSchedule.of(call_of(what, 64 * size, size))
     ranks = range(size)
     hands = {rank: {rank} for rank in ranks}  # whose values are in the piece that a rank sends next
     whole: list[set[int]] = [set() for _ in ranks]  # whose share a rank has the result of
-    for step in range(way.letters):
-        sent = {(rank + 1) % size: (way.sent(rank, step), hands[rank]) for rank in ranks}
+    for step in range(schedule.messages):
+        sent = {(rank + 1) % size: (schedule.sent(rank, step), hands[rank]) for rank in ranks}
         for rank, (share, values) in sent.items():
-            assert share == way.received(rank, step)
-            if way.reduces and step < size - 1:
+            assert share == schedule.received(rank, step)
+            if schedule.reduces and step < size - 1:
                 assert rank not in values, "nobody is added up twice"
                 values = values | {rank}
                 if step == size - 2:
                     assert values == set(ranks)
                     whole[rank].add(share)
             else:
-                assert way.reduces or values == {share}
+                assert schedule.reduces or values == {share}
                 whole[rank].add(share)
             hands[rank] = values
     for rank in ranks:
@@ -70,29 +70,29 @@ def test_every_share_goes_where_it_is_needed(what: str, size: int) -> None:
 
 @given(WHATS, st.integers(2, 9), st.integers(0, 700_000))
 def test_the_pieces_of_all_rounds_are_all_items_once(what: str, size: int, count: int) -> None:
-    way = RingSchedule.of(call_of(what, count, size))
-    for share, (low, high) in enumerate(way.shares):
-        pieces = [way.piece(number, share) for number in range(way.rounds)]
-        assert [n for piece in pieces for n in (piece.start, piece.stop) if piece.start < piece.stop][
+    schedule = RingSchedule.of(call_of(what, count, size))
+    for share, (low, high) in enumerate(schedule.shares):
+        chunks = [schedule.chunk(number, share) for number in range(schedule.rounds)]
+        assert [n for chunk in chunks for n in (chunk.start, chunk.stop) if chunk.start < chunk.stop][
             ::2
-        ] == list(range(low, high, way.length))
-        assert sum(piece.stop - piece.start for piece in pieces) == high - low
-        assert all(piece.stop - piece.start <= way.length for piece in pieces)
+        ] == list(range(low, high, schedule.length))
+        assert sum(chunk.stop - chunk.start for chunk in chunks) == high - low
+        assert all(chunk.stop - chunk.start <= schedule.length for chunk in chunks)
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 300_000))
 def test_a_broadcast_passes_every_rank_once(size: int, root: int, count: int) -> None:
     root %= size
     call = call_of("broadcast", count, size, root)
-    order = sorted(range(size), key=lambda rank: places(call, rank)[0])
+    order = sorted(range(size), key=lambda rank: broadcast_route(call, rank)[0])
     assert order == [(root + n) % size for n in range(size)]
-    pieces = places(call, root)[1]
-    assert [n for piece in pieces for n in range(count)[piece]] == list(range(count))
+    chunks = broadcast_route(call, root)[1]
+    assert [n for chunk in chunks for n in range(count)[chunk]] == list(range(count))
 
 
 @given(LAYOUTS, st.integers(0, 50), st.data())
 def test_only_leaders_send_between_hosts(hosts: list[str], count: int, data: st.DataObject) -> None:
-    ranks = layout(hosts)
+    ranks = host_groups(hosts)
     assert sorted(rank for one in ranks for rank in one) == list(range(len(hosts)))
     root = data.draw(st.integers(0, len(hosts) - 1))
     for what in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"):

@@ -25,22 +25,24 @@ class TestShm(ControlContract):
 def test_lent_arrays_need_all_ranks_to_ask_alike() -> None:
     for shapes in (((70_000,), (70_001,)), ((3, 30_000), (30_000, 3))):
         world = World(formed(["here"] * 2, "shm"))
-        results = world.all(lambda group, s=shapes: group.lend(s[group.rank], "f4"))
-        assert all(isinstance(one, InvalidArgumentError) and "lend((" in str(one) for one in results), results
+        results = world.all(lambda group, s=shapes: group.symmetric_buffer(s[group.rank], "f4"))
+        assert all(
+            isinstance(one, InvalidArgumentError) and "symmetric_buffer((" in str(one) for one in results
+        ), results
         world.close()
 
 
-def test_a_lent_array_on_one_rank_only_is_named() -> None:
+def test_a_symmetric_buffer_on_one_rank_only_is_named() -> None:
     world = World(formed(["here"] * 2, "shm"))
 
     def half(group: Collective) -> Any:
-        collective = group.lend((70_000,), "f4")
+        collective = group.symmetric_buffer((70_000,), "f4")
         x = collective if group.rank else np.zeros_like(collective)
         return group.all_reduce(x, "sum", x)
 
     for one in world.all(half):
         assert isinstance(one, InvalidArgumentError)
-        assert "in lent array 0" in str(one)
+        assert "in symmetric buffer 0" in str(one)
     world.close()
 
 
@@ -56,15 +58,15 @@ def test_without_room_lent_arrays_are_ordinary_ones(monkeypatch: pytest.MonkeyPa
     unlucky = [0]
     monkeypatch.setattr(collective.Segment, "create", full)
 
-    def lend(group: Collective) -> Any:
+    def reduce(group: Collective) -> Any:
         if group.rank:
             unlucky[0] = threading.get_ident()
         group.barrier()
-        x = group.lend((70_000,), "f4")
+        x = group.symmetric_buffer((70_000,), "f4")
         x[:] = 1
         return group.all_reduce(x, "sum", x)
 
-    for one in world.all(lend):
+    for one in world.all(reduce):
         assert isinstance(one, np.ndarray), one
         assert (one == 2).all()
     assert "another rank has no room" in world.ranks[0].notes[-1]

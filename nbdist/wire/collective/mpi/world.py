@@ -22,18 +22,18 @@ from typing import Any
 
 from nbdist.errors import FailedPreconditionError, MissingExtra
 from nbdist.wire.collective.base import Member
-from nbdist.wire.collective.mpi.transport import let_go
+from nbdist.wire.collective.mpi.transport import stop_receiving
 from nbdist.wire.shm import shared_folder
 
 STARTED = ("PMI_RANK", "PMIX_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK")
 SEGMENT = "mpich_shm_"
 HOW = "start the ranks together: %cluster start --launcher mpi, or mpiexec -n 4 python script.py"
-_entered: list[World] = []
+_entered: list[MpiWorld] = []
 _entering = threading.Lock()
 
 
 @dataclass(frozen=True)
-class World:
+class MpiWorld:
     """The world that this process has entered: mpi4py's MPI, a communicator of our own of all, and a name."""
 
     mpi: Any
@@ -41,7 +41,7 @@ class World:
     name: str
 
 
-def enter_world(finalize: bool = True) -> World:
+def enter_world(finalize: bool = True) -> MpiWorld:
     """Return this process's world; the first time this waits until all processes of the world enter it.
 
     Without `finalize` this process ends without waiting for the others of its world, which may have died;
@@ -54,7 +54,7 @@ def enter_world(finalize: bool = True) -> World:
         return _entered[0]
 
 
-def _enter(finalize: bool) -> World:
+def _enter(finalize: bool) -> MpiWorld:
     if not is_started(os.environ):
         raise FailedPreconditionError(
             f"collective 'mpi': this process is not one that mpiexec started; {HOW}"
@@ -84,7 +84,7 @@ def _enter(finalize: bool) -> World:
     elif mpi4py.rc.finalize is not False:
         # mpi4py would do it later, when Python has freed what messages may still come into.
         atexit.register(_finalize, MPI)
-    return World(MPI, comm, name)
+    return MpiWorld(MPI, comm, name)
 
 
 def _remove_names() -> None:
@@ -110,7 +110,7 @@ def is_segment(path: str, pid: int) -> bool:
 
 def _finalize(mpi: Any) -> None:
     if not mpi.Is_finalized():
-        let_go()
+        stop_receiving()
         mpi.Finalize()
 
 
@@ -123,15 +123,15 @@ def is_started(environment: Mapping[str, str]) -> bool:
     return any(name in environment for name in STARTED)
 
 
-def world_ranks(member: Member, cards: Sequence[dict[str, Any]]) -> list[int]:
+def world_ranks(member: Member, infos: Sequence[dict[str, Any]]) -> list[int]:
     """Return each rank's place in the world; FailedPreconditionError if they are not of one."""
-    for rank, card in enumerate(cards):
-        if card["world"] != cards[0]["world"]:
+    for rank, info in enumerate(infos):
+        if info["world"] != infos[0]["world"]:
             raise FailedPreconditionError(
-                f"collective 'mpi' needs ranks of one MPI world, but {member.called[rank]} is in another one "
-                f"than {member.called[0]}; {HOW}"
+                f"collective 'mpi' needs ranks of one MPI world, but {member.labels[rank]} is in another one "
+                f"than {member.labels[0]}; {HOW}"
             )
-    places = [int(card["place"]) for card in cards]
+    places = [int(info["place"]) for info in infos]
     if len(set(places)) < len(places):
         raise FailedPreconditionError(
             f"collective 'mpi' takes one rank of each process, but these are places in the world: {places}"

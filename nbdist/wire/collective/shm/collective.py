@@ -1,8 +1,13 @@
-"""Collectives of ranks on one host, through memory that all of them see.
+"""Collectives of ranks on one host, through shared memory.
 
-whole    small values, and sums of two ranks: everyone's stands on the desks, and every rank combines it
-pieces   large values: in pieces that stay in cache, and every rank combines its share
-lent     arrays that stand in shared memory themselves
+A call takes one of three protocols, by size and by where its array is:
+
+    eager       small values, and sums of two ranks: each rank publishes its whole value and combines all
+    chunked     large values: in chunks that stay in cache; each rank reduces its share, all read it
+    symmetric   an all-reduce in place of arrays that are in shared memory themselves (`symmetric_buffer`)
+
+The protocols differ in how many waits and copies they take, and stay separate for that reason. All use the
+same sequence counters (sync.py) over the same segments (segment.py, with the memory ordering).
 """
 
 from __future__ import annotations
@@ -17,150 +22,170 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, NbdistError, ResourceExhaustedError, UnavailableError
-from nbdist.wire.collective.base import Broken, Collective, Member, Seat, Trouble, same_group
-from nbdist.wire.collective.call import REDUCING, Call, Row, combine, compare, flat
-from nbdist.wire.collective.shm.segment import BROKEN, EAGER, LEFT, LINE, Desk, eager_bytes, piece_bytes
-from nbdist.wire.collective.shm.sync import Meeting, Turns, Watch
+from nbdist.wire.collective.base import (
+    Collective,
+    Endpoint,
+    GroupBroken,
+    GroupFailure,
+    Member,
+    check_same_group,
+)
+from nbdist.wire.collective.call import REDUCING, CollectiveCall, FlatOutput, combine, compare, flat
+from nbdist.wire.collective.shm.segment import (
+    EAGER_BYTES,
+    FAILED,
+    LEFT,
+    LINE,
+    RankSegment,
+    chunk_bytes,
+    eager_bytes,
+)
+from nbdist.wire.collective.shm.sync import ProcessMonitor, SequenceCounters, Synchronizer
 from nbdist.wire.rpc.frame import Array
 from nbdist.wire.shm import Doorbell, Segment, open_bell, shared_folder
 
 
 class ShmCollective(Collective):
-    """A rank of a group on one host."""
+    """One rank of a group whose ranks are on one host."""
 
     kind = "shm"
 
-    def __init__(self, member: Member, desks: Sequence[Desk], meeting: Meeting) -> None:
-        super().__init__(member.rank, member.called, member.check)
-        self._desks, self._meeting = desks, meeting
-        meeting.lookout = self.lookout
+    def __init__(self, member: Member, segments: Sequence[RankSegment], synchronizer: Synchronizer) -> None:
+        super().__init__(member.rank, member.labels, member.check)
+        self._segments, self._synchronizer = segments, synchronizer
+        synchronizer.abort_check = self.abort_check
         self._timeout, self._prefix = member.timeout, member.prefix
-        self._others = [desks[rank].words for rank in range(self.size) if rank != self.rank]
+        self._others = [segments[rank].words for rank in range(self.size) if rank != self.rank]
         self._eager = eager_bytes(self.size)
-        self._turns = Turns(self.rank, desks, meeting, self.called)
-        self._turns.sequence = lambda: self.sequence
-        self._whole, self._pieces = Whole(self._turns), Pieces(self._turns)
-        self._loans = Loans(self._turns)
+        self._counters = SequenceCounters(self.rank, segments, synchronizer, self.labels)
+        self._counters.sequence = lambda: self.sequence
+        self._eager_calls, self._chunked_calls = (
+            EagerProtocol(self._counters),
+            ChunkedProtocol(self._counters),
+        )
+        self._buffers = SymmetricBuffers(self._counters)
 
-    def meet(self, timeout: float) -> None:
-        """Wait until all ranks have joined, then take the files' names away: nothing can be left behind."""
-        self._meeting.deadline = time.monotonic() + timeout
+    def connect(self, timeout: float) -> None:
+        """Wait until all ranks have joined, then remove the files' names: nothing is left when they end."""
+        self._synchronizer.deadline = time.monotonic() + timeout
         try:
-            self._turns.begin(self._current)
-        except Broken as broken:
-            raise broken.trouble.error() from None
+            self._counters.begin(self._current)
+        except GroupBroken as broken:
+            raise broken.failure.error() from None
         except BaseException as error:
             self._failed(error)
             raise
-        self._meeting.doing = lambda: self.doing
-        for desk in self._desks:
-            desk.remove_name()
-        self._meeting.remove_name()
+        self._synchronizer.doing = lambda: self.doing
+        for segment in self._segments:
+            segment.remove_name()
+        self._synchronizer.remove_name()
 
-    def lend(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Return an array of zeros in shared memory; an ordinary one, and a note, where there is no room."""
-        loan = Loan(self._prefix, tuple(shape), np.dtype(dtype).newbyteorder("="))
+    def symmetric_buffer(self, shape: Sequence[int], dtype: Any) -> Array:
+        """Return zeros in shared memory; where there is no room, an ordinary array, and a note says so."""
+        buffer = SymmetricBuffer(self._prefix, tuple(shape), np.dtype(dtype).newbyteorder("="))
         try:
-            cards = read_cards(self.all_gather(loan.card))
-            trouble = compare(
-                {rank: asked for rank, (_, asked) in enumerate(cards)}, self.sequence, self.called
+            infos = read_infos(self.all_gather(buffer.info))
+            failure = compare(
+                {rank: asked for rank, (_, asked) in enumerate(infos)}, self.sequence, self.labels
             )
-            if trouble:
-                self.break_with(Trouble("InvalidArgumentError", trouble))
-                raise InvalidArgumentError(trouble)
-            opened = loan.open([name for name, _ in cards], self.rank)
+            if failure:
+                self.break_with(GroupFailure("InvalidArgumentError", failure))
+                raise InvalidArgumentError(failure)
+            opened = buffer.open([name for name, _ in infos], self.rank)
             self.barrier()
         finally:
-            loan.remove_name()
+            buffer.remove_name()
         if not opened:
-            self.notes.append(f"lent arrays are ordinary ones: {loan.trouble or 'another rank has no room'}")
-            return super().lend(shape, dtype)
-        self._loans.add(loan)
-        return loan.rows[self.rank].reshape(tuple(shape))
+            self.notes.append(
+                f"symmetric buffers are ordinary arrays: {buffer.failure or 'another rank has no room'}"
+            )
+            return super().symmetric_buffer(shape, dtype)
+        self._buffers.add(buffer)
+        return buffer.rows[self.rank].reshape(tuple(shape))
 
     def check(self) -> None:
         """Raise the reason if the group is broken, or a rank has died."""
         super().check()
         try:
-            self._meeting.check()
-        except Broken as broken:
-            raise broken.trouble.error() from None
+            self._synchronizer.check()
+        except GroupBroken as broken:
+            raise broken.failure.error() from None
 
     def peek(self) -> str:
         """Return whether another rank "waits" in a call that this one has not begun, or has "left"."""
-        if self._turns.waits_elsewhere():
+        if self._counters.waits_elsewhere():
             return "waits"
         return "left" if any(words[LEFT] for words in self._others) else ""
 
-    def also_watch(self, check: Callable[[], None]) -> None:
-        """Call `check` from time to time while this rank waits; what it raises ends the wait."""
-        self._meeting.also = check
+    def also_check(self, check: Callable[[], None]) -> None:
+        """CollectiveCall `check` from time to time while this rank waits; what it raises ends the wait."""
+        self._synchronizer.also_check = check
 
-    def _perform(self, call: Call, x: Array, out: Array) -> None:
-        self._meeting.deadline = None if self._timeout is None else time.monotonic() + self._timeout
+    def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        self._synchronizer.deadline = None if self._timeout is None else time.monotonic() + self._timeout
         for words in self._others:
-            if words[BROKEN]:
-                self._meeting.check()
+            if words[FAILED]:
+                self._synchronizer.check()
         reduces = call.what == "all_reduce"
-        if call.nbytes <= EAGER:
-            self._whole.do(call, x, out)
-        elif reduces and (loan := self._loans.find(x, out)) is not None:
-            self._loans.reduce(call, *loan)
+        if call.nbytes <= EAGER_BYTES:
+            self._eager_calls.do(call, x, out)
+        elif reduces and (buffer := self._buffers.find(x, out)) is not None:
+            self._buffers.reduce(call, *buffer)
         elif call.nbytes <= self._eager:
-            self._whole.do(call, x, out)
+            self._eager_calls.do(call, x, out)
         elif reduces and self.size == 2:
-            self._whole.reduce_pair(call, x, out)
+            self._eager_calls.reduce_pair(call, x, out)
         elif call.what in REDUCING:
-            self._pieces.reduce(call, x, out)
+            self._chunked_calls.reduce(call, x, out)
         else:
-            self._pieces.gather(call, x, out)
-        self.waited = self._turns.waited
+            self._chunked_calls.gather(call, x, out)
+        self.waited = self._counters.waited
 
-    def _spread(self, trouble: Trouble) -> None:
-        self._meeting.tell(trouble)
+    def _announce_failure(self, failure: GroupFailure) -> None:
+        self._synchronizer.announce_failure(failure)
 
     def _leave(self) -> None:
-        self._meeting.leave()
+        self._synchronizer.leave()
 
     def _release(self) -> None:
-        self._meeting.close()
+        self._synchronizer.close()
 
 
-class ShmSeat(Seat):
-    """A rank's desk and bell, before the others are known."""
+class ShmEndpoint(Endpoint):
+    """A rank's segment and doorbell, before the others are known."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._desk = Desk.create(member.prefix, member.size)
+        self._segment = RankSegment.create(member.prefix, member.size)
         try:
             self._bell = Doorbell.create(member.prefix)
         except BaseException:
-            self._desk.segment.close()
+            self._segment.close()
             raise
 
     @property
-    def card(self) -> dict[str, Any]:
-        """The names of the desk and the bell, and whose they are."""
+    def info(self) -> dict[str, Any]:
+        """The names of the segment and the doorbell, and the process id."""
         return {
             "incarnation": self._member.incarnation,
-            "desk": self._desk.segment.name,
+            "segment": self._segment.name,
             "bell": self._bell.name,
             "pid": os.getpid(),
         }
 
-    def join(self, cards: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
-        """Open the others' desks and bells, and wait for all."""
+    def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
+        """Open the segments and doorbells of all ranks, and wait until all have joined."""
         member = self._member
         ringers: dict[int, int] = {}
         try:
-            same_group(member, cards)
-            desks = [
-                self._desk if rank == member.rank else Desk.open(card["desk"], member.size)
-                for rank, card in enumerate(cards)
+            check_same_group(member, infos)
+            segments = [
+                self._segment if rank == member.rank else RankSegment.open(info["segment"], member.size)
+                for rank, info in enumerate(infos)
             ]
-            for rank, card in enumerate(cards):
+            for rank, info in enumerate(infos):
                 if rank != member.rank:
-                    ringers[rank] = open_bell(card["bell"])
+                    ringers[rank] = open_bell(info["bell"])
         except BaseException as error:
             for descriptor in ringers.values():
                 os.close(descriptor)
@@ -168,15 +193,15 @@ class ShmSeat(Seat):
             if isinstance(error, (NbdistError, OSError)):
                 raise UnavailableError(f"the group cannot be formed: {error}") from error
             raise
-        watch = Watch({rank: card["pid"] for rank, card in enumerate(cards)})
-        meeting = Meeting(member.rank, desks, member.called, self._bell, ringers, watch)
-        group = ShmCollective(member, desks, meeting)
+        monitor = ProcessMonitor({rank: info["pid"] for rank, info in enumerate(infos)})
+        synchronizer = Synchronizer(member.rank, segments, member.labels, self._bell, ringers, monitor)
+        group = ShmCollective(member, segments, synchronizer)
         group.notes += [
-            f"the end of {member.called[rank]} will not be noticed: its process is not seen here"
-            for rank in watch.unseen()
+            f"the end of {member.labels[rank]} will not be noticed: its process is not seen here"
+            for rank in monitor.unseen()
         ]
         try:
-            group.meet(timeout)
+            group.connect(timeout)
         except BaseException:
             group.close()
             self.close()
@@ -184,44 +209,43 @@ class ShmSeat(Seat):
         return group
 
     def close(self) -> None:
-        """Remove the desk and the bell."""
-        self._desk.segment.close()
+        """Remove the segment and the doorbell."""
+        self._segment.close()
         self._bell.close()
 
 
-#     Calls in which every rank sees everyone's whole value, or piece after piece of it: one meeting for each.
-#
-# Small values go so, for a meeting is what they cost; and between two ranks all sums do, for to combine the
-# whole costs less than to hand the halves out: each value is written once and read once by the other.
-
-KNOWN_PLACES = 256
-NEAR = 1 << 14  # bytes that are in the first-level cache in any case
-PAIR_PIECE = 1 << 19  # bytes; what both ranks touch should stay in cache
+KNOWN_VIEWS = 256
+NEAR = 1 << 14  # bytes that fit in the first-level cache
+PAIR_CHUNK_BYTES = 1 << 19  # bytes; the chunks of both ranks stay in cache
 
 
-class Whole:
-    """Does them for one rank."""
+class EagerProtocol:
+    """Each rank publishes its whole value, or chunk after chunk of it, and combines all: one wait for each.
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns, self._rank = turns, turns.rank
-        self._places: dict[Call, list[list[Array]]] = {}
+    Small values take it because the wait is most of their cost. Sums of two ranks take it at any size: to
+    combine the whole costs less than to hand out the halves, and each value is written once and read once.
+    """
+
+    def __init__(self, counters: SequenceCounters) -> None:
+        self._counters, self._rank = counters, counters.rank
+        self._views: dict[CollectiveCall, list[list[Array]]] = {}
         self._pairs: dict[np.dtype[Any], list[list[Array]]] = {}
 
-    def do(self, call: Call, x: Array, out: Array) -> None:
-        """Do a call whose values stand on the desks as they are."""
-        places = self._places.get(call)
-        if places is None:
-            if len(self._places) >= KNOWN_PLACES:
-                self._places.clear()
-            places = self._places[call] = _places(self._turns.desks, call.work, call.shape)
-        values = places[self._turns.sent % 2]
+    def do(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        """Do a call whose values fit in the eager slots."""
+        views = self._views.get(call)
+        if views is None:
+            if len(self._views) >= KNOWN_VIEWS:
+                self._views.clear()
+            views = self._views[call] = _views(self._counters.segments, call.work, call.shape)
+        values = views[self._counters.sent % 2]
         if call.what != "broadcast" or call.root == self._rank:
             np.copyto(values[self._rank], x)
-        self._turns.begin(call)
+        self._counters.begin(call)
         if call.what == "all_reduce" and call.work == call.result:
             if call.nbytes > NEAR and self._rank < 2 and x.dtype == call.work:
-                # The own value from where it came: one row less to go through. From the third rank on it
-                # may be overwritten before its turn.
+                # Read the own value from x, not from the slot: one row less to read. From the third rank on
+                # `combine` would have overwritten x by then, if x is `out`.
                 values = [*values[: self._rank], x, *values[self._rank + 1 :]]
             combine(call, values, out)
         elif call.what in REDUCING:
@@ -236,128 +260,127 @@ class Whole:
         elif call.what == "broadcast":
             np.copyto(out, values[call.root])
 
-    def reduce_pair(self, call: Call, x: Array, out: Array) -> None:
-        """All-reduce of large values between two ranks: each combines everything, piece by piece."""
-        given, taken = flat(call, x), Row(call, out, x)
-        length = PAIR_PIECE // call.work.itemsize
+    def reduce_pair(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        """All-reduce of large values between two ranks: each combines all items, chunk by chunk."""
+        given, taken = flat(call, x), FlatOutput(call, out, x)
+        length = PAIR_CHUNK_BYTES // call.work.itemsize
         slots = self._pairs.get(call.work)
         if slots is None:
-            slots = self._pairs[call.work] = _places(self._turns.desks, call.work, (length,))
+            slots = self._pairs[call.work] = _views(self._counters.segments, call.work, (length,))
         direct = taken.items.dtype == call.work
         for at in range(0, call.count, length):
             end = min(call.count, at + length)
-            pieces = [slot[: end - at] for slot in slots[self._turns.sent % 2]]
-            np.copyto(pieces[self._rank], given[at:end])
+            chunks = [slot[: end - at] for slot in slots[self._counters.sent % 2]]
+            np.copyto(chunks[self._rank], given[at:end])
             if at == 0:
-                self._turns.begin(call)
+                self._counters.begin(call)
             else:
-                self._turns.put()
-                self._turns.await_put()
-            pieces[self._rank] = given[at:end]  # from where it came: one row less to go through
+                self._counters.put()
+                self._counters.await_put()
+            chunks[self._rank] = given[at:end]  # from x, not from the slot: one row less to read
             result = taken.items[at:end] if direct else np.empty(end - at, call.work)
-            combine(call, pieces, result)
+            combine(call, chunks, result)
             if not direct:
                 np.copyto(taken.items[at:end], result, "same_kind")
         taken.finish()
 
 
-def _places(desks: Sequence[Desk], dtype: np.dtype[Any], shape: tuple[int, ...]) -> list[list[Array]]:
-    return [[desk.eager(turn, dtype, shape) for desk in desks] for turn in (0, 1)]
+def _views(
+    segments: Sequence[RankSegment], dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> list[list[Array]]:
+    return [[segment.eager(slot, dtype, shape) for segment in segments] for slot in (0, 1)]
 
 
-#     Calls with large values: they go over the desks in pieces that stay in cache, through two slots in turn.
-#
-# One slot is filled while the other is read. For a sum every rank combines its share of the items, and hands
-# the result out.
+class ChunkSlots:
+    """Views of the slots of all ranks, for one dtype."""
+
+    def __init__(self, segments: Sequence[RankSegment], dtype: np.dtype[Any]) -> None:
+        self.chunks = [segment.chunks(dtype) for segment in segments]
+        """By rank, slot and share."""
+        self.reduced = [segment.reduced(dtype) for segment in segments]
+        """By rank and slot."""
+        self.length = segments[0].chunk_bytes // dtype.itemsize
 
 
-class Slots:
-    """Views of all desks' slots, for one dtype."""
+class ChunkedProtocol:
+    """Large values pass through two slots in chunks: one slot is written while the other is read.
 
-    def __init__(self, desks: Sequence[Desk], dtype: np.dtype[Any]) -> None:
-        self.pieces = [desk.pieces(dtype) for desk in desks]
-        """By rank, turn and share."""
-        self.reduced = [desk.reduced(dtype) for desk in desks]
-        """By rank and turn."""
-        self.length = desks[0].piece // dtype.itemsize
+    For a sum each rank reduces its share of the items and publishes the result.
+    """
 
+    def __init__(self, counters: SequenceCounters) -> None:
+        self._counters, self._rank = counters, counters.rank
+        self._slots: dict[np.dtype[Any], ChunkSlots] = {}
 
-class Pieces:
-    """Does them for one rank."""
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns, self._rank = turns, turns.rank
-        self._slots: dict[np.dtype[Any], Slots] = {}
-
-    def slots(self, dtype: np.dtype[Any]) -> Slots:
-        """Return the slots of all desks for items of a dtype."""
+    def slots(self, dtype: np.dtype[Any]) -> ChunkSlots:
+        """Return the slots of all ranks for items of a dtype."""
         slots = self._slots.get(dtype)
         if slots is None:
-            slots = self._slots[dtype] = Slots(self._turns.desks, dtype)
+            slots = self._slots[dtype] = ChunkSlots(self._counters.segments, dtype)
         return slots
 
-    def reduce(self, call: Call, x: Array, out: Array) -> None:
-        """Reduce-scatter, then perhaps all-gather; step i takes out piece i - 2 and puts in piece i."""
-        given, taken = flat(call, x), Row(call, out, x)
-        turns, slots = self._turns, self.slots(call.work)
+    def reduce(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        """Reduce-scatter, then perhaps all-gather; step i reads reduced chunk i - 2 and publishes chunk i."""
+        given, taken = flat(call, x), FlatOutput(call, out, x)
+        counters, slots = self._counters, self.slots(call.work)
         shares, length, own = call.shares(LINE), slots.length, self._rank
         rounds = -(-max(high - low for low, high in shares) // length)
         gathers = call.what == "all_reduce"
         low, high = shares[own]
-        base = low if not gathers else 0  # a rank that gets its share alone has room for that only
-        reduced = turns.reduced
+        base = low if not gathers else 0  # in a reduce-scatter `out` has room for the share only
+        reduced = counters.reduced
         for step in range(rounds + 2 if gathers else rounds + 1):
             if gathers and step >= 2:
-                turns.await_reduced(reduced + step - 1)
-                turn = (reduced + step - 2) % 2
+                counters.await_reduced(reduced + step - 1)
+                slot = (reduced + step - 2) % 2
                 for rank, (at, end) in _cut(shares, step - 2, length):
                     if rank != own:
-                        np.copyto(taken.items[at:end], slots.reduced[rank][turn][: end - at], "same_kind")
+                        np.copyto(taken.items[at:end], slots.reduced[rank][slot][: end - at], "same_kind")
             if 1 <= step <= rounds:
                 if step > 1:
-                    turns.await_put()
+                    counters.await_put()
                 at, end = low + (step - 1) * length, min(high, low + step * length)
                 if at < end:
-                    parts = [pieces[(turns.sent - 1) % 2][own][: end - at] for pieces in slots.pieces]
+                    parts = [chunks[(counters.sent - 1) % 2][own][: end - at] for chunks in slots.chunks]
                     parts[own] = given[at:end]
-                    result = slots.reduced[own][turns.reduced % 2][: end - at]
+                    result = slots.reduced[own][counters.reduced % 2][: end - at]
                     combine(call, parts, result)
                     np.copyto(taken.items[at - base : end - base], result, "same_kind")
-                turns.put_reduced()
+                counters.put_reduced()
             if step < rounds:
-                places = slots.pieces[own][turns.sent % 2]
+                views = slots.chunks[own][counters.sent % 2]
                 for rank, (at, end) in _cut(shares, step, length):
                     if rank != own:
-                        np.copyto(places[rank][: end - at], given[at:end])
+                        np.copyto(views[rank][: end - at], given[at:end])
                 if step == 0:
-                    turns.begin(call)
+                    counters.begin(call)
                 else:
-                    turns.put()
+                    counters.put()
         taken.finish()
 
-    def gather(self, call: Call, x: Array, out: Array) -> None:
-        """All-gather or broadcast: each piece goes through all the slots of one turn, in a row."""
-        given, taken = flat(call, x), Row(call, out, x)
-        turns, slots = self._turns, self.slots(call.work)
+    def gather(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        """All-gather or broadcast: each chunk fills all rows of one slot."""
+        given, taken = flat(call, x), FlatOutput(call, out, x)
+        counters, slots = self._counters, self.slots(call.work)
         everyone = range(call.size) if call.what == "all_gather" else (call.root,)
         for at in range(0, call.count, slots.length):
             end = min(call.count, at + slots.length)
             if self._rank in everyone:
-                np.copyto(slots.pieces[self._rank][turns.sent % 2][0][: end - at], given[at:end])
+                np.copyto(slots.chunks[self._rank][counters.sent % 2][0][: end - at], given[at:end])
             if at == 0:
-                turns.begin(call)
+                counters.begin(call)
             else:
-                turns.put()
-                turns.await_put()
+                counters.put()
+                counters.await_put()
             for number, rank in enumerate(everyone):
                 start = number * call.count + at
-                value = slots.pieces[rank][(turns.sent - 1) % 2][0][: end - at]
+                value = slots.chunks[rank][(counters.sent - 1) % 2][0][: end - at]
                 np.copyto(taken.items[start : start + end - at], value)
         taken.finish()
 
 
 def _cut(shares: list[tuple[int, int]], step: int, length: int) -> list[tuple[int, tuple[int, int]]]:
-    """Return the ranks whose share has a `step`-th piece, and where it is."""
+    """Return the ranks whose share has a `step`-th chunk, and where it is."""
     return [
         (rank, (low + step * length, min(high, low + (step + 1) * length)))
         for rank, (low, high) in enumerate(shares)
@@ -365,36 +388,30 @@ def _cut(shares: list[tuple[int, int]], step: int, length: int) -> list[tuple[in
     ]
 
 
-#     Arrays that a group lends: they stand in shared memory, so that an all-reduce in place copies half as
-# much.
-#
-# x = group.lend((1000, 100), np.float32)      # on every rank
-# group.all_reduce(x, "mean", out=x)           # its share comes from all, the rest from one other each
-
-CARD_BYTES = 512
+INFO_BYTES = 512
 NO_ROOM = "-"
 
 
-class Loan:
-    """One lent array, and those of the other ranks that go with it."""
+class SymmetricBuffer:
+    """One array in shared memory, and the arrays of the other ranks that belong to it."""
 
     def __init__(self, prefix: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._shape, self._count, self._dtype = shape, prod(shape), dtype
         self._segment: Segment | None = None
-        self.trouble = ""
+        self.failure = ""
         try:
             self._segment = Segment.create(prefix, self._count * dtype.itemsize)
         except ResourceExhaustedError as error:
-            self.trouble = str(error)
+            self.failure = str(error)
         self.rows: list[Array] = []
         """All ranks' arrays, as one row each."""
 
     @property
-    def card(self) -> Array:
-        """What the other ranks open, and what it is."""
+    def info(self) -> Array:
+        """The name of the segment, and shape and dtype, as bytes."""
         name = self._segment.name if self._segment is not None else NO_ROOM
-        raw = f"{name} lend({self._shape}, {self._dtype})".encode()[:CARD_BYTES]
-        return np.frombuffer(raw.ljust(CARD_BYTES, b"\0"), np.uint8)
+        raw = f"{name} symmetric_buffer({self._shape}, {self._dtype})".encode()[:INFO_BYTES]
+        return np.frombuffer(raw.ljust(INFO_BYTES, b"\0"), np.uint8)
 
     def open(self, names: Sequence[str], rank: int) -> bool:
         """Open the others' arrays; return False if some rank has no room."""
@@ -410,58 +427,61 @@ class Loan:
             (shared_folder() / self._segment.name).unlink(missing_ok=True)
 
 
-class Loans:
-    """The lent arrays of one rank, and what is reduced in them."""
+class SymmetricBuffers:
+    """The symmetric buffers of one rank, and all-reduce in place of them.
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns, self._rank = turns, turns.rank
-        self._loans: dict[int, tuple[int, Loan]] = {}  # by where the array begins
-        self._calls: dict[tuple[Call, int], Call] = {}
+    Each rank reads its share from all ranks and the rest from one other each: half as many copies.
+    """
 
-    def add(self, loan: Loan) -> None:
+    def __init__(self, counters: SequenceCounters) -> None:
+        self._counters, self._rank = counters, counters.rank
+        self._buffers: dict[int, tuple[int, SymmetricBuffer]] = {}  # by where the array begins
+        self._calls: dict[tuple[CollectiveCall, int], CollectiveCall] = {}
+
+    def add(self, buffer: SymmetricBuffer) -> None:
         """Note an array that all ranks have opened."""
-        self._loans[_begin(loan.rows[self._rank])] = (len(self._loans), loan)
+        self._buffers[_begin(buffer.rows[self._rank])] = (len(self._buffers), buffer)
 
-    def find(self, x: Array, out: Array) -> tuple[int, Loan] | None:
-        """Return which lent array a call in place is about, if any."""
-        if not self._loans or x.size == 0:
+    def find(self, x: Array, out: Array) -> tuple[int, SymmetricBuffer] | None:
+        """Return the number and the buffer of an all-reduce in place, or None."""
+        if not self._buffers or x.size == 0:
             return None
-        found = self._loans.get(_begin(x))
+        found = self._buffers.get(_begin(x))
         if found is None or _begin(out) != _begin(x) or not (x.flags.c_contiguous and out.flags.c_contiguous):
             return None
         row = found[1].rows[self._rank]
         return found if row.dtype == x.dtype == out.dtype and row.size == x.size else None
 
-    def reduce(self, call: Call, number: int, loan: Loan) -> None:
-        """All-reduce in place of arrays that every rank sees: combine the own share, copy the others'."""
-        lent = self._calls.get((call, number))
-        if lent is None:
-            lent = self._calls[call, number] = replace(call, loan=number)
-        turns, rank = self._turns, self._rank
-        shares, own, rows = call.shares(LINE), loan.rows[rank], loan.rows
-        turns.begin(lent)
+    def reduce(self, call: CollectiveCall, number: int, buffer: SymmetricBuffer) -> None:
+        """All-reduce in place of arrays that every rank sees: reduce the own share, copy the others'."""
+        in_place = self._calls.get((call, number))
+        if in_place is None:
+            in_place = self._calls[call, number] = replace(call, buffer=number)
+        counters, rank = self._counters, self._rank
+        shares, own, rows = call.shares(LINE), buffer.rows[rank], buffer.rows
+        counters.begin(in_place)
         low, high = shares[rank]
-        length = piece_bytes(call.size) // call.work.itemsize
+        length = chunk_bytes(call.size) // call.work.itemsize
         scratch = np.empty(min(length, high - low), call.work)
         for at in range(low, high, length):
             end = min(high, at + length)
-            # From the third rank on, the own part is read after the result is begun.
+            # From the third rank on, `combine` reads the own part after it has begun to write the result.
             result = own[at:end] if rank < 2 else scratch[: end - at]
             combine(call, [row[at:end] for row in rows], result)
             if rank >= 2:
                 np.copyto(own[at:end], result)
-        turns.put_reduced()
-        turns.await_reduced(turns.reduced)
+        counters.put_reduced()
+        counters.await_reduced(counters.reduced)
         for other, (low, high) in enumerate(shares):
             if other != rank:
                 np.copyto(own[low:high], rows[other][low:high])
-        turns.put()  # only when all have read it may this rank's array change
-        turns.await_put()
+        counters.put()  # this rank may change its array only when all have read it
+        counters.await_put()
 
 
-def read_cards(cards: Array) -> list[tuple[str, str]]:
-    """Return the name of each rank's segment, and what it asked for."""
-    texts = [card.tobytes().rstrip(b"\0").decode() for card in cards]
+def read_infos(infos: Array) -> list[tuple[str, str]]:
+    """Return the name of each rank's segment, and its call as text."""
+    texts = [info.tobytes().rstrip(b"\0").decode() for info in infos]
     return [(name, asked) for name, _, asked in (text.partition(" ") for text in texts)]
 
 

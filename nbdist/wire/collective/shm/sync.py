@@ -1,7 +1,20 @@
-"""How ranks of one host wait for each other's words: spin, then yield, then sleep until rung.
+"""How ranks of one host wait for each other: sequence counters, waiting, wake-ups and failure detection.
 
-A wait ends with what was waited for, or with why it will never come: the group is broken, a rank has left,
-died or is frozen, or the time is up.
+    counters.begin(call)        # publish the first chunk and the call; wait for all ranks, compare the calls
+    counters.put()              # publish another chunk
+    counters.await_put()        # wait until all ranks have published as many
+
+Rounds are kept apart by counting. SENT counts the chunks that a rank has published, REDUCED those that it has
+reduced, over all calls of the group; neither is ever reset. A chunk is in slot ``count % 2``. Two slots
+suffice: a rank writes chunk n only after it has waited for chunk n - 1 of all ranks, and a rank publishes
+chunk n - 1 only after it has finished reading chunk n - 2, which was in the same slot. The same holds for
+reduced chunks with REDUCED, and between two calls the wait in ``begin`` separates them. One slot would need a
+second wait in each round.
+
+A wait has three stages: spin on the word (about 20 microseconds, if every rank has a core), yield (500
+microseconds), then sleep on a doorbell until another rank rings, with a timeout. It ends with the word or
+with the reason why the word will never come: the group failed, a rank left, died or is frozen, or the time is
+up. segment.py explains the memory ordering.
 """
 
 from __future__ import annotations
@@ -14,74 +27,74 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from nbdist.wire.collective.base import LOOK_EVERY, Broken, Lookout, Trouble
-from nbdist.wire.collective.call import Call, compare
+from nbdist.wire.collective.base import LOOK_EVERY, AbortCheck, GroupBroken, GroupFailure
+from nbdist.wire.collective.call import CollectiveCall, compare
 from nbdist.wire.collective.shm.segment import (
     ASLEEP,
-    BROKEN,
     DIGEST,
+    FAILED,
     IN_ORDER,
     LEFT,
     REDUCED,
     SENT,
     THREAD,
-    Desk,
+    RankSegment,
     fence,
 )
 from nbdist.wire.shm import Doorbell, shared_folder
 
-SAY_EVERY = 64  # steps, for a group may be used by another thread than before
-SPINS = 400  # some 20 microseconds; to yield earlier would keep two ranks on one core while another is idle
-YIELDS = 64  # between two looks at the clock
-PATIENCE_SECONDS = 500e-6  # then it sleeps: a core may be what the others wait for
-NAP_SECONDS = 0.01  # a ring may be missed when both sides look at the same moment; this bounds it
-LONGEST_NAP = LOOK_EVERY
-LOOK_SECONDS = 0.2  # between two looks at frozen processes and at what else is watched
+ANNOUNCE_EVERY = 64  # steps: another thread may use the group
+SPINS = 400  # about 20 microseconds; yielding earlier would keep two ranks on one core while another is idle
+YIELDS = 64  # between two reads of the clock
+SPIN_SECONDS = 500e-6  # then it sleeps: the others may need its core
+FIRST_SLEEP = 0.01  # bounds the delay of a missed ring, see segment.py
+LONGEST_SLEEP = LOOK_EVERY
+CHECK_SECONDS = 0.2  # between two checks for frozen processes and of `also_check`
 
 
-class Meeting:
-    """One rank's way to wait for the others of its host and to wake them."""
+class Synchronizer:
+    """Publishes the words of one rank, waits for those of the others, and wakes sleeping ranks."""
 
     def __init__(
         self,
         rank: int,
-        desks: Sequence[Desk],
-        called: Sequence[str],
+        segments: Sequence[RankSegment],
+        labels: Sequence[str],
         bell: Doorbell,
         ringers: dict[int, int],
-        watch: Watch,
+        monitor: ProcessMonitor,
     ) -> None:
-        self._rank, self._called = rank, called
-        self._desks = desks
-        self._words = [desk.words for desk in desks]
-        self._own = desks[rank].words
-        self._others = [other for other in range(len(desks)) if other != rank]
-        self._bell, self._ringers, self._watch = bell, ringers, watch
+        self._rank, self._labels = rank, labels
+        self._segments = segments
+        self._words = [segment.words for segment in segments]
+        self._own = segments[rank].words
+        self._others = [other for other in range(len(segments)) if other != rank]
+        self._bell, self._ringers, self._monitor = bell, ringers, monitor
         self._ringing = threading.Lock()
-        self._spins = SPINS if len(desks) <= (os.cpu_count() or 1) else 1
-        self._parting = Parting(rank, self._words)
+        self._spins = SPINS if len(segments) <= (os.cpu_count() or 1) else 1
+        self._affinity = CoreAffinity(rank, self._words)
         self._poll = select.poll()
         self._poll.register(bell.fileno(), select.POLLIN)
-        watch.register(self._poll)
+        monitor.register(self._poll)
         self.deadline: float | None = None
-        self.lookout = Lookout()
-        self.also: Callable[[], None] = lambda: None
-        """What else is looked at from time to time, and raises if there is no point in waiting."""
+        self.abort_check = AbortCheck()
+        self.also_check: Callable[[], None] = lambda: None
+        """Called every 0.2 s during a sleep; what it raises ends the wait."""
         self.doing: Callable[[], str] = lambda: "forming the group"
 
     def post(self, word: int, value: int) -> None:
-        """Set one of this rank's words, and wake who sleeps."""
+        """Set one of this rank's words, and wake the ranks that sleep."""
         if not IN_ORDER:
             fence()
         self._own[word] = value
-        if value % SAY_EVERY == 1:
-            self._parting.say()
+        if value % ANNOUNCE_EVERY == 1:
+            self._affinity.announce()
         for other in self._others:
             if self._words[other][ASLEEP]:
                 self._ring(other)
 
-    def until(self, word: int, value: int) -> None:
-        """Return when this word of every other rank is at least `value`; raise Broken if that cannot be."""
+    def wait_until(self, word: int, value: int) -> None:
+        """Wait until this word of every other rank is at least `value`; may raise GroupBroken."""
         for other in self._others:
             if self._words[other][word] < value:
                 self._await(other, word, value)
@@ -89,35 +102,35 @@ class Meeting:
             fence()
 
     def check(self) -> None:
-        """Raise Broken if a rank has said that the group is, or has died; never waits."""
-        broken = [(words[BROKEN], rank) for rank, words in enumerate(self._words) if words[BROKEN]]
+        """Raise GroupBroken if a rank has failed or died; never waits."""
+        broken = [(words[FAILED], rank) for rank, words in enumerate(self._words) if words[FAILED]]
         if broken:
-            raise Broken(self._desks[min(broken)[1]].read_trouble())
-        for rank in self._watch.dead():
+            raise GroupBroken(self._segments[min(broken)[1]].read_failure())
+        for rank in self._monitor.dead():
             if not self._words[rank][LEFT]:
-                raise Broken(Trouble("TaskDiedError", f"{self._called[rank]} has died"))
+                raise GroupBroken(GroupFailure("TaskDiedError", f"{self._labels[rank]} has died"))
 
-    def tell(self, trouble: Trouble) -> None:
-        """Say to everyone that the group is broken; from any thread."""
-        self._desks[self._rank].write_trouble(trouble, time.monotonic_ns())
+    def announce_failure(self, failure: GroupFailure) -> None:
+        """Publish why the group failed, and wake all ranks; from any thread."""
+        self._segments[self._rank].write_failure(failure, time.monotonic_ns())
         self._ring_all()
 
     def leave(self) -> None:
-        """Say to everyone that this rank makes no more calls."""
+        """Publish that this rank makes no more calls."""
         self._own[LEFT] = 1
         self._ring_all()
 
     def close(self) -> None:
-        """Let go of bells and processes."""
+        """Close the doorbells and process descriptors."""
         with self._ringing:
             for descriptor in self._ringers.values():
                 os.close(descriptor)
             self._ringers.clear()
-        self._watch.close()
+        self._monitor.close()
         self._bell.close()
 
     def remove_name(self) -> None:
-        """Take the bell's file away, when all who ring it have it open."""
+        """Remove the doorbell's file, once all other ranks have opened it."""
         (shared_folder() / self._bell.name).unlink(missing_ok=True)
 
     def _await(self, other: int, word: int, value: int) -> None:
@@ -126,74 +139,78 @@ class Meeting:
             if line[word] >= value:
                 return
         now = time.perf_counter()
-        self._parting.look(now)
-        tired = now + PATIENCE_SECONDS
+        self._affinity.separate(now)
+        tired = now + SPIN_SECONDS
         while True:
             for _ in range(YIELDS):
                 if line[word] >= value:
                     return
                 os.sched_yield()
-            if self._own[BROKEN]:
+            if self._own[FAILED]:
                 break
-            self.lookout()
+            self.abort_check()
             if time.perf_counter() >= tired:
                 break
         self._sleep(other, word, value)
 
     def _sleep(self, other: int, word: int, value: int) -> None:
         line = self._words[other]
-        nap, looked = NAP_SECONDS, time.monotonic()
+        pause, looked = FIRST_SLEEP, time.monotonic()
         self._own[ASLEEP] = 1
         try:
             while True:
-                fence()  # that this rank sleeps is seen before it looks again
+                fence()  # ASLEEP must be visible before the word is read again
                 if line[word] >= value:
                     return
                 self._check(word, value)
-                self.lookout()
+                self.abort_check()
                 now = time.monotonic()
-                if now - looked > LOOK_SECONDS:
+                if now - looked > CHECK_SECONDS:
                     looked = now
                     self._check_frozen()
-                    self.also()
+                    self.also_check()
                 if self.deadline is not None and now >= self.deadline:
-                    raise Broken(self._late(other))
-                for descriptor, _ in self._poll.poll(nap * 1000):
+                    raise GroupBroken(self._timed_out(other))
+                for descriptor, _ in self._poll.poll(pause * 1000):
                     if descriptor != self._bell.fileno():
                         self._poll.unregister(descriptor)  # a process that ended wakes once
                     else:
                         with suppress(BlockingIOError):
                             os.read(descriptor, 4096)
-                nap = min(LONGEST_NAP, nap * 1.5)
+                pause = min(LONGEST_SLEEP, pause * 1.5)
         finally:
             self._own[ASLEEP] = 0
 
     def _check(self, word: int, value: int) -> None:
-        """Raise why the word will not come, if so."""
-        broken = [(words[BROKEN], rank) for rank, words in enumerate(self._words) if words[BROKEN]]
+        """Raise GroupBroken if the word will never come."""
+        broken = [(words[FAILED], rank) for rank, words in enumerate(self._words) if words[FAILED]]
         if broken:
-            raise Broken(self._desks[min(broken)[1]].read_trouble())
+            raise GroupBroken(self._segments[min(broken)[1]].read_failure())
         left = [rank for rank in self._others if self._words[rank][LEFT]]
-        dead = self._watch.dead()
+        dead = self._monitor.dead()
         for rank in self._others:
-            # Looked at last: a word may have come just before its rank left or died.
+            # Read last: a rank may have set the word just before it left or died.
             if self._words[rank][word] >= value:
                 continue
             if rank in left:
-                what = f"{self._called[rank]} has left: {self.doing()} waits for it"
-                raise Broken(Trouble("UnavailableError", what))
+                what = f"{self._labels[rank]} has left: {self.doing()} waits for it"
+                raise GroupBroken(GroupFailure("UnavailableError", what))
             if rank in dead:
-                what = f"{self._called[rank]} has died; it was cut off: {self.doing()}"
-                raise Broken(Trouble("TaskDiedError", what))
+                what = f"{self._labels[rank]} has died; it was cut off: {self.doing()}"
+                raise GroupBroken(GroupFailure("TaskDiedError", what))
 
     def _check_frozen(self) -> None:
-        for rank in self._watch.frozen():
-            raise Broken(
-                Trouble("UnavailableError", f"{self._called[rank]} is frozen; it was cut off: {self.doing()}")
+        for rank in self._monitor.frozen():
+            raise GroupBroken(
+                GroupFailure(
+                    "UnavailableError", f"{self._labels[rank]} is frozen; it was cut off: {self.doing()}"
+                )
             )
 
-    def _late(self, other: int) -> Trouble:
-        return Trouble("DeadlineExceededError", f"{self._called[other]} did not come in time: {self.doing()}")
+    def _timed_out(self, other: int) -> GroupFailure:
+        return GroupFailure(
+            "DeadlineExceededError", f"{self._labels[other]} did not come in time: {self.doing()}"
+        )
 
     def _ring_all(self) -> None:
         for other in self._others:
@@ -203,12 +220,10 @@ class Meeting:
         with self._ringing:
             descriptor = self._ringers.get(other)
             if descriptor is not None:
-                # A full pipe wakes as well; who has gone needs no waking.
+                # A full pipe wakes as well, and a rank that has ended needs no wake-up.
                 with suppress(BlockingIOError, BrokenPipeError):
                     os.write(descriptor, b"!")
 
-
-# Finds out which processes of this host have died or are frozen, by rank.
 
 FROZEN_SECONDS = 8.0
 STOPPED = ("T", "t")
@@ -238,8 +253,8 @@ class FreezeDetector:
         return sorted(rank for rank, since in self._stopped_since.items() if now - since > seconds)
 
 
-class Watch(FreezeDetector):
-    """Watches processes by rank, also for their end, by a descriptor of each, until it is closed."""
+class ProcessMonitor(FreezeDetector):
+    """Detects the end of processes too, by rank: holds a pidfd of each until it is closed."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         super().__init__(pids)
@@ -281,17 +296,16 @@ def _state(pid: int) -> str:
         return ""
 
 
-#     Ranks that wait for each other on one core part, where there is a core for each.
-#
-# The scheduler leaves them together: they yield to each other every few microseconds, so that both look too
-# recently run to be moved, and each call takes twice as long, for ever.
-
-GROUP_LOOK_EVERY = 0.02  # seconds; a look at the others takes some 15 µs each
+CORE_CHECK_SECONDS = 0.02  # seconds; reading the core of one rank takes about 15 µs
 CORE_FIELD = 36  # of /proc/<pid>/stat, after the name
 
 
-class Parting:
-    """Moves the calling thread of a rank off a core on which another rank runs."""
+class CoreAffinity:
+    """Moves a rank's thread to an idle core when several ranks spin on the same one.
+
+    The scheduler would leave them together: they yield to each other every few microseconds, so both always
+    look too recently run to be moved, and each call takes twice as long.
+    """
 
     def __init__(self, rank: int, words: Sequence[memoryview[int]]) -> None:
         self._own = words[rank]
@@ -299,16 +313,16 @@ class Parting:
         self._next = 0.0
         self._enough = len(words) <= len(os.sched_getaffinity(0))
 
-    def say(self) -> None:
-        """Let the others know which thread this rank is."""
+    def announce(self) -> None:
+        """Publish the id of the calling thread."""
         self._own[THREAD] = threading.get_native_id()
 
-    def look(self, now: float) -> None:
-        """See where the others are, if it is time to, and move if need be; for when this rank waits long."""
+    def separate(self, now: float) -> None:
+        """Move off a core that another rank uses; does nothing more often than every 20 ms."""
         if not self._enough or now < self._next:
             return
-        self._next = now + GROUP_LOOK_EVERY
-        self.say()
+        self._next = now + CORE_CHECK_SECONDS
+        self.announce()
         here = core_of(self._own[THREAD])
         taken = {core_of(words[THREAD]) for words in self._others}
         if here not in taken or here < 0:
@@ -327,70 +341,61 @@ def core_of(thread: int) -> int:
     return -1
 
 
-#     How far the ranks of one host are: what each has put on its desk, over all calls, and how they wait for
-# it.
-#
-#     turns.begin(call)           # the first piece is on the desk; return when everyone's is, of the same
-# call
-#     turns.put()                 # another piece is
-#     turns.await_put()           # until everyone's is
-#
-# SENT counts pieces put on a desk, REDUCED those combined; a slot is chosen by the count modulo 2. A slot is
-# never overwritten too early, for a rank puts a piece into one only after it has seen that all ranks are past
-# the step that read the slot's last piece.
+class SequenceCounters:
+    """The sequence counters of one rank, and its waits for those of the others."""
 
-
-class Turns:
-    """The steps of one rank, and its way to wait for the others'."""
-
-    def __init__(self, rank: int, desks: Sequence[Desk], meeting: Meeting, called: Sequence[str]) -> None:
-        self.rank, self.desks = rank, desks
+    def __init__(
+        self, rank: int, segments: Sequence[RankSegment], synchronizer: Synchronizer, labels: Sequence[str]
+    ) -> None:
+        self.rank, self.segments = rank, segments
         self.sent = self.reduced = 0
         self.waited = 0.0
-        """Seconds that went by until all ranks had come to a call."""
+        """Seconds spent in `begin` until all ranks had made the call."""
         self.sequence: Callable[[], int] = lambda: 0
-        """Which call of the group this is, for people."""
-        self._meeting, self._called = meeting, called
-        self._own = desks[rank].words
-        self._others = [desk.words for desk in desks if desk is not desks[rank]]
-        self._said = [0, 0]  # the digest of the call whose text stands in each place
+        """Returns the number of the group's current call, for error messages."""
+        self._synchronizer, self._labels = synchronizer, labels
+        self._own = segments[rank].words
+        self._others = [segment.words for segment in segments if segment is not segments[rank]]
+        self._written = [0, 0]  # the digest of the call whose text is in each slot
 
-    def begin(self, call: Call) -> None:
-        """Say that this rank's first piece is there and of which call, wait for all, compare."""
-        turn = self.sent % 2
+    def begin(self, call: CollectiveCall) -> None:
+        """Publish the first chunk and its call; wait for all ranks and compare their calls."""
+        slot = self.sent % 2
         digest = call.digest
-        if self._said[turn] != digest:
-            self.desks[self.rank].write_text(turn, call.text)
-            self._own[DIGEST + turn] = self._said[turn] = digest
+        if self._written[slot] != digest:
+            self.segments[self.rank].write_call(slot, call.text)
+            self._own[DIGEST + slot] = self._written[slot] = digest
         self.sent += 1
-        self._meeting.post(SENT, self.sent)
+        self._synchronizer.post(SENT, self.sent)
         begun = time.perf_counter()
-        self._meeting.until(SENT, self.sent)
+        self._synchronizer.wait_until(SENT, self.sent)
         self.waited += time.perf_counter() - begun
         for words in self._others:
-            if words[DIGEST + turn] != digest:
-                self._meeting.check()  # a rank that broke off is a better reason
-                texts = {rank: desk.read_text(turn) for rank, desk in enumerate(self.desks)}
-                raise Broken(Trouble("InvalidArgumentError", compare(texts, self.sequence(), self._called)))
+            if words[DIGEST + slot] != digest:
+                self._synchronizer.check()  # the failure of a rank is a better reason
+                texts = {rank: segment.read_call(slot) for rank, segment in enumerate(self.segments)}
+                raise GroupBroken(
+                    GroupFailure("InvalidArgumentError", compare(texts, self.sequence(), self._labels))
+                )
 
     def put(self) -> None:
-        """Say that another piece is on this rank's desk."""
+        """Publish another chunk."""
         self.sent += 1
-        self._meeting.post(SENT, self.sent)
+        self._synchronizer.post(SENT, self.sent)
 
     def await_put(self) -> None:
-        """Wait until all ranks have put as many pieces as this one."""
-        self._meeting.until(SENT, self.sent)
+        """Wait until all ranks have published as many chunks as this one."""
+        self._synchronizer.wait_until(SENT, self.sent)
 
     def put_reduced(self) -> None:
-        """Say that this rank has combined another piece."""
+        """Publish another reduced chunk."""
         self.reduced += 1
-        self._meeting.post(REDUCED, self.reduced)
+        self._synchronizer.post(REDUCED, self.reduced)
 
     def await_reduced(self, count: int) -> None:
-        """Wait until all ranks have combined `count` pieces, over all calls."""
-        self._meeting.until(REDUCED, count)
+        """Wait until all ranks have published `count` reduced chunks, over all calls."""
+        self._synchronizer.wait_until(REDUCED, count)
 
     def waits_elsewhere(self) -> bool:
-        """Whether another rank has put a piece that this one has not."""
+        """Whether another rank has published a chunk of a call that this one has not begun."""
         return any(words[SENT] > self.sent for words in self._others)

@@ -10,7 +10,7 @@ import pytest
 
 from nbdist.wire.collective.shm import sync
 from nbdist.wire.collective.shm.segment import THREAD
-from nbdist.wire.collective.shm.sync import Parting, core_of
+from nbdist.wire.collective.shm.sync import CoreAffinity, core_of
 
 CORES = sorted(os.sched_getaffinity(0))
 NOBODY = 2**22 + 1  # above the largest id of a thread
@@ -53,13 +53,13 @@ def test_who_shares_a_core_moves_to_one_that_no_rank_has(
     own = threading.get_native_id()
     monkeypatch.setattr(sync, "core_of", {own: 0, 7: 0, 8: 2}.__getitem__)
     rows = words([7, 8, 0])
-    one = Parting(2, rows)
-    one.look(1.0)
+    one = CoreAffinity(2, rows)
+    one.separate(1.0)
     assert rows[2][THREAD] == own
     assert moves == [{1}, {0, 1, 2}]
-    one.look(1.001)
+    one.separate(1.001)
     assert len(moves) == 2, "not again at once"
-    one.look(2.0)
+    one.separate(2.0)
     assert len(moves) == 4
 
 
@@ -70,11 +70,11 @@ def test_who_has_a_core_or_finds_none_free_stays(
     own = threading.get_native_id()
     cores = {own: 0, **dict(enumerate(others, 1))}
     monkeypatch.setattr(sync, "core_of", cores.__getitem__)
-    Parting(0, words([0, *range(1, len(others) + 1)])).look(1.0)
+    CoreAffinity(0, words([0, *range(1, len(others) + 1)])).separate(1.0)
     assert moves == []
 
 
 def test_where_nobody_is_known_nobody_moves(moves: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "core_of", lambda thread: -1)
-    Parting(0, words([0, 0])).look(1.0)
+    CoreAffinity(0, words([0, 0])).separate(1.0)
     assert moves == []
