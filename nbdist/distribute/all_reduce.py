@@ -21,7 +21,7 @@ from nbdist.runtime.groups import World, called
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.runtime.tables import RowGradient, Tables, no_rows
 from nbdist.train.context import current
-from nbdist.train.strategy import Again, Replica, Strategy, Trainable, apart, by_variable, interleaved
+from nbdist.train.strategy import Replica, RetryStep, Strategy, Trainable, apart, by_variable, interleaved
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
@@ -163,7 +163,7 @@ class AllReduceReplica(Replica):
             rows = self._all_rows()
         except UnavailableError as error:
             if self._recover(error):
-                raise Again from None
+                raise RetryStep from None
             return  # it was made: the others had got further
         self._unmarked = set(self._names)
         self.waited += self._group.waited - waited

@@ -89,9 +89,11 @@ class CentralStorageStrategy(Strategy):
         self._parameters = layout_of(model.variables).buffer()  # the same for the copies of this that follow
         return self._threads.companions(self, context)
 
-    def meeting(self) -> Collective:
+    def form_value_group(self) -> Collective:
         """Return this replica's end of a group for values that are no gradients."""
-        return super().meeting() if self._threads is None else self._threads.group(self.replica_index)
+        if self._threads is None:
+            return super().form_value_group()
+        return self._threads.group(self.replica_index)
 
 
 class SharingReplica(OneDevice):

@@ -56,9 +56,11 @@ class MirroredStrategy(AllReduceStrategy):
         """Return the contexts of the other devices' threads."""
         return [] if self._threads is None else self._threads.companions(self, context)
 
-    def meeting(self) -> Collective:
+    def form_value_group(self) -> Collective:
         """Return this replica's end of a group for values that are no gradients."""
-        return super().meeting() if self._threads is None else self._threads.group(self.replica_index)
+        if self._threads is None:
+            return super().form_value_group()
+        return self._threads.group(self.replica_index)
 
     def form(self) -> Collective:
         """Return this replica's end of a group of all."""

@@ -57,9 +57,9 @@ class ReplicaRules(Protocol):
 
 
 class VariableOwner(Protocol):
-    """Who keeps the values of a graph's variables, where no session does: a strategy."""
+    """The owner of the values of a graph's variables, if no session is: a strategy."""
 
-    home: dict[Variable, Any]
+    host_values: dict[Variable, Any]
     """Arrays that have variables' values while no optimizer trains them."""
     savers: list[tuple[Sequence[Variable], Callable[[Sequence[Any], Path], bool]]]
     """What writes a model to a file, given the values of its weights; False if the model is gone."""
@@ -68,10 +68,10 @@ class VariableOwner(Protocol):
         """Return the value of a tensor; what it assigns is assigned."""
 
     def refresh(self) -> None:
-        """Bring the newest values home."""
+        """Fetch the newest values into the host arrays."""
 
     def finish(self) -> None:
-        """Bring the final values home, and train anew from then on."""
+        """Fetch the final values; a later step begins a new training."""
 
 
 Kind = TypeVar("Kind", bound=StrEnum)

@@ -121,7 +121,7 @@ class ModelCalls:
         model.trainings += 1
         found = ModelCopy(held, seed_of(model.seed), model.trainings)
         if graph.owner is not None:
-            graph.owner.home.update(zip(found.variables, model.weights, strict=True))
+            graph.owner.host_values.update(zip(found.variables, model.weights, strict=True))
             graph.owner.savers.append((found.variables, partial(_save, weakref.ref(model))))
         self._recorded[graph] = found
         return found

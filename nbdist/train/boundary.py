@@ -1,8 +1,10 @@
-"""What a replica does between two steps because somebody asked for it: rest, save, learn at another rate.
+"""What a replica does between two steps on request: pause, write a checkpoint, change the learning rate.
 
-if control.words != heard:              # all that a step without a word pays
-    boundary.heed()
-    heard = boundary.heard
+    if control.messages != handled:         # the only cost of a step without a message
+        boundary.handle()
+        handled = boundary.handled
+
+`Boundary` handles the messages of a run's `Control`. The NaN policy of a step stands below it.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from nbdist.train.strategy import Replica
 
 
 class Boundary:
-    """The place between the steps of ``replicas``, which one thread asks; ``save`` writes a checkpoint.
+    """The boundary between two steps of ``replicas``, used by one thread; ``save`` writes a checkpoint.
 
-    ``step`` says how many updates all replicas have made, as these know. ``heard`` is how many words of the
-    control are taken in, ``rested`` how long its pauses had lasted then.
+    ``step`` returns how many updates all replicas have made, as far as these know. ``handled`` counts the
+    messages of the control that were handled, ``rested`` the seconds that its pauses had lasted then.
     """
 
     def __init__(
@@ -33,25 +35,25 @@ class Boundary:
         save: Callable[[Path], Path],
     ) -> None:
         self._context, self._replicas, self._step, self._save = context, replicas, step, save
-        self.heard, self.rested = 0, context.control.rested()
+        self.handled, self.rested = 0, context.control.rested()
         answered = context.progress.checkpoint
         self._answered: int = 0 if answered is None else answered["number"]
 
-    def heed(self) -> float:
-        """Do what was asked for; return the seconds that took, which belong to no step.
+    def handle(self) -> float:
+        """Handle all messages; return the seconds that it took, which belong to no step.
 
-        Rests while the control is paused: a stop and an abort end that, and are left to the caller. Raises
-        Stopped if the replicas' next step cannot be made any more.
+        Waits while the control is paused; a stop or an abort ends the pause, and the caller handles it.
+        Raises Stopped if the replicas' next step cannot be made any more.
         """
         control, progress, begun = self._context.control, self._context.progress, time.perf_counter()
         state = progress.state
         while True:
-            self.heard = control.words
+            self.handled = control.messages
             if not self._rests():
                 break
             self._save_if_asked()
             progress.state = "paused"
-            control.wait(self.heard)
+            control.wait(self.handled)
         if progress.state == "paused":
             progress.state = state
             self._note("wait", "paused", begun)
@@ -61,8 +63,8 @@ class Boundary:
                     progress.last_rest = (progress.step, rested)
                 else:
                     progress.rested += rested
-        if control.rates > self._context.rates_heard and not control.stop_requested:
-            self._context.rates_heard = control.rates
+        if control.rates > self._context.rates_handled and not control.stop_requested:
+            self._context.rates_handled = control.rates
             for replica in self._replicas():
                 replica.set_learning_rate(control.rate)
             self.show_rate()
@@ -71,9 +73,9 @@ class Boundary:
         return time.perf_counter() - begun
 
     def _rests(self) -> bool:
-        """Whether to rest now; where replicas wait for each other, the chief is the first to.
+        """Return whether to pause now; if replicas wait for each other, the chief pauses first.
 
-        It must not wait for one that rests: there would be nobody to write a checkpoint.
+        It must not wait for one that is paused: no replica would then write a checkpoint.
         """
         context, control = self._context, self._context.control
         if not control.rests:
@@ -88,16 +90,16 @@ class Boundary:
         return True
 
     def paused_since(self) -> float:
-        """Return for how many seconds the control was paused since it was heeded last."""
+        """Return the seconds for which the control was paused since it was handled last."""
         return self._context.control.rested() - self.rested
 
     def show_rate(self) -> None:
-        """Let the run know of the learning rate."""
+        """Report the learning rate, if all replicas have the same."""
         rates = {replica.learning_rate for replica in self._replicas()} - {None}
         self._context.progress.learning_rate = rates.pop() if len(rates) == 1 else None
 
     def end(self) -> None:
-        """Answer what was asked for since the last step; the final parameters are there."""
+        """Handle requests since the last step; the parameters are final."""
         self._save_if_asked(final=True)
 
     def _save_if_asked(self, final: bool = False) -> None:
@@ -125,24 +127,24 @@ class Boundary:
             self._context.step_log.note(kind, name, begun, time.perf_counter())
 
 
-# Whether a step has come to numbers: a loss or gradient that is NaN or infinite must not be applied.
+# The NaN policy: a loss or gradient that is NaN or infinite must not be applied.
 
-POLICIES = ("stop", "skip")
+NAN_POLICIES = ("stop", "skip")
 MOST_SAID = 5  # skipped steps of a run that are printed
 
 
 def check_policy(policy: str) -> bool:
-    """Return whether steps that come to no numbers are skipped; they end the training otherwise.
+    """Return whether steps with a NaN or infinite value are skipped; otherwise they end the training.
 
     >>> check_policy("skip"), check_policy("stop")
     (True, False)
     """
-    if policy not in POLICIES:
-        raise InvalidArgumentError(f"no nan={policy!r}; {choices(policy, POLICIES)}")
+    if policy not in NAN_POLICIES:
+        raise InvalidArgumentError(f"no nan={policy!r}; {choices(policy, NAN_POLICIES)}")
     return policy == "skip"
 
 
-def say_skipped(progress: Progress, step: int, wrong: str) -> None:
+def report_skipped(progress: Progress, step: int, wrong: str) -> None:
     """Count a step that leaves this replica's gradient out, and print the first few."""
     progress.skipped += 1
     if progress.skipped <= MOST_SAID:
@@ -150,11 +152,11 @@ def say_skipped(progress: Progress, step: int, wrong: str) -> None:
         print(f"step {step}: {wrong}: this replica's gradient is left out{more}")
 
 
-def what_is_wrong(loss: float, gradients: Sequence[Array]) -> str:
-    """Return what of a step is no finite number, in words; nothing if all is well.
+def describe_nonfinite(loss: float, gradients: Sequence[Array]) -> str:
+    """Return which value of a step is NaN or infinite, in words; "" if none is.
 
     >>> import numpy as np
-    >>> what_is_wrong(1.0, [np.ones(3, np.float32), np.array([1.0, np.inf])])
+    >>> describe_nonfinite(1.0, [np.ones(3, np.float32), np.array([1.0, np.inf])])
     'a gradient is infinite'
     """
     if not math.isfinite(loss):

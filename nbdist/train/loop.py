@@ -1,6 +1,33 @@
-"""The one training loop, for every strategy.
+"""The training loop of ``fit``, the same for every strategy: `train`.
 
-A step is: pull, run the program, push. What the strategy is, the loop does not know.
+A step is: pull, run the program, push. The loop does not know which strategy it runs.
+
+Why replicas that step together cannot deadlock. Every call that waits for other replicas stands at a fixed
+point of this order, the same on all of them, and each point is reached a number of times that all agree on:
+
+    begin                    form groups; broadcast the chief's values
+    for each epoch:
+        for each batch:      all replicas see the same batches (one order, one seed) and take their shares
+            handle messages  waits for no replica
+            agree            waits for no replica: returns a stop that the last push carried
+            pull, program    a replica without an example skips the program, not the pull or the push
+            push             sends the gradients, and with them whether to stop and the next learning rate
+        fetch                to validate, or for callbacks; waits only for updates of steps that all have made
+        end_epoch            agrees whether another epoch follows
+    finish
+
+- No replica leaves the order alone. With all-reduce a stop travels in the next push (``agree``), so that all
+  leave after the same step. With parameter servers a replica may leave at any step: the servers then answer
+  `Stopped` to each replica whose step can no longer be completed.
+- A step that must not be applied (NaN policy "skip", no examples) still pushes: ``skip`` pushes zeros.
+- Within a push, collectives are called in the order of the plan of buckets, which follows from the variables
+  alone; programs may finish gradients in any order (``Buckets.mark``).
+- A replica that fails calls ``abort``, which breaks its groups: replicas that wait for it raise. A replica
+  that dies is noticed by the groups; `RetryStep` then repeats the step with the remaining replicas.
+- A pause is taken by the chief first (`Boundary.handle`), so that it never waits for a paused replica.
+
+In custom loops the same holds for ``strategy.run``; reductions inside a step run in the order in which they
+were traced (``Trace.in_order``), which is the same on all replicas.
 """
 
 from __future__ import annotations
@@ -23,13 +50,13 @@ from nbdist.graph.backend import backend_of, to_device, to_host
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import Stopped
 from nbdist.runtime.tables import gradient_of
-from nbdist.train.boundary import Boundary, check_policy, say_skipped, what_is_wrong
+from nbdist.train.boundary import Boundary, check_policy, describe_nonfinite, report_skipped
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, Control, current, save_variables
 from nbdist.train.device import on_device
-from nbdist.train.resume import Passes
-from nbdist.train.resume_loop import Config, Keeping
-from nbdist.train.strategy import Again, Replica, Trainable, tables_of
+from nbdist.train.resume import EpochBatches
+from nbdist.train.resume_loop import Config, ResumeAdapter
+from nbdist.train.strategy import Replica, RetryStep, Trainable, tables_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 NO_IDS = np.zeros(0, np.int64)
@@ -52,7 +79,7 @@ def train(
 ) -> History:
     """Train ``model`` under the strategy of the current context; its variables end with the final values.
 
-    Ends early, keeping what was trained, when the run is asked to stop. A gradient is not applied if it or
+    Ends early, resume what was trained, when the run is asked to stop. A gradient is not applied if it or
     the loss is not a finite number: with ``nan`` "stop" that raises NanLossError, with "skip" this replica's
     part of the step is left out. ``save`` writes a checkpoint with given values into a folder; without it the
     variables are written by name. ``config`` says what the model is, for the state in which it ends.
@@ -76,7 +103,7 @@ def train(
     try:
         companions = strategy.companions(context, model, optimizer)
         others = [partial(one, companion, model=model.twin()) for companion in companions]
-        with together(others, context.control):
+        with run_replicas(others, context.control):
             return one(context, model=model, validate=validate, callbacks=callbacks, save=save)
     finally:
         context.fitting = False
@@ -101,45 +128,45 @@ def _train(
     epochs = context.epochs or epochs
     context.trainings += 1
     context.progress.trainings = context.trainings
-    keeping = Keeping(context, model, optimizer, config)
-    dataset, place = keeping.begin(dataset, steps_per_epoch)
+    resume = ResumeAdapter(context, model, optimizer, config)
+    dataset, cursor = resume.begin(dataset, steps_per_epoch)
     _begin_progress(context, dataset, epochs, steps_per_epoch)
     history = History(callbacks, context, model.metric_names)
     _require_room(context, model, optimizer)
     replica = own = context.strategy.begin(model, optimizer)
     try:
-        keeping.resume(own, history, epochs)
+        resume.resume(own, history, epochs)
         replica = on_device(own, context.device)
         context.progress.by_updates = replica.by_updates
         history.begin(replica.notes)
         if context.step_log is not None:
             context.step_log.begin(replica)
         loop = _Loop(model, replica, context, history, skip_nan, save)
-        passes = Passes(context.strategy, dataset, steps_per_epoch, place, context.control.check)
-        for epoch in range(place.epoch, epochs):
+        batches = EpochBatches(context.strategy, dataset, steps_per_epoch, cursor, context.control.check)
+        for epoch in range(cursor.epoch, epochs):
             context.progress.epoch, context.progress.epochs = epoch + 1, epochs
             loop.boundary.show_rate()  # a callback may have set it
             before = loop.step
-            goes_on = loop.epoch(passes.following())
-            passes.made(loop.step - before, whole=goes_on)
+            continues = loop.epoch(batches.next_epoch())
+            batches.end_epoch(loop.step - before, whole=continues)
             validates = validate is not None and context.is_chief
-            if goes_on and (validates or callbacks):
+            if continues and (validates or callbacks):
                 try:
                     replica.fetch()
                 except Stopped:
-                    goes_on = False
+                    continues = False
                 else:
                     if callbacks:  # which may look at the model
-                        _bring_home(model, replica)
+                        _copy_to_model(model, replica)
                     if validate is not None and validates:
-                        with _noted(context, "compute", "validation"):
+                        with _timed(context, "compute", "validation"):
                             logs = validate(replica.values)
                         history.validated(logs, loop.of_all())
-            history.end_epoch(epoch, whole=goes_on)
+            history.end_epoch(epoch, whole=continues)
             if history.stop_training and context.end_everywhere is not None and context.is_chief:
                 context.end_everywhere(context.trainings)
             with _waiting(context):
-                ends = replica.end_epoch(not goes_on or history.stop_training)
+                ends = replica.end_epoch(not continues or history.stop_training)
             if ends:
                 break
         context.progress.state = "waiting for the others"
@@ -148,7 +175,7 @@ def _train(
         context.progress.global_step = loop.updates_before + replica.global_step
         context.progress.dropped = loop.dropped_before + replica.dropped
         loop.boundary.end()
-        keeping.end(own, history, passes.place)
+        resume.end(own, history, batches.cursor)
         history.end(replica.global_step)
         return history
     except BaseException as error:
@@ -156,7 +183,7 @@ def _train(
         raise
     finally:
         if context.strategy.keeps_values:
-            _bring_home(model, replica)
+            _copy_to_model(model, replica)
         replica.close()
 
 
@@ -183,16 +210,16 @@ def _require_room(context: Context, model: Trainable, optimizer: Optimizer) -> N
     )
 
 
-def _bring_home(model: Trainable, replica: Replica) -> None:
-    """Give the model the values that the replica has."""
+def _copy_to_model(model: Trainable, replica: Replica) -> None:
+    """Copy the replica's values into the model."""
     for (_, own), value in zip(model.variables, replica.values, strict=True):
         if own is not value:  # a table is trained in place
             np.copyto(own, to_host(value))
 
 
 @contextlib.contextmanager
-def _noted(context: Context, kind: str, name: str) -> Iterator[None]:
-    """Take note of how long something between steps took, inside a ``with``."""
+def _timed(context: Context, kind: str, name: str) -> Iterator[None]:
+    """Record the duration of the block, as something between two steps."""
     begun = time.perf_counter()
     yield
     if context.step_log is not None:
@@ -200,10 +227,10 @@ def _noted(context: Context, kind: str, name: str) -> Iterator[None]:
 
 
 def _waiting(context: Context) -> contextlib.AbstractContextManager[None]:
-    """Take note of how long the other replicas, if there are any, are waited for."""
+    """Record the duration of the block as a wait for the other replicas, if there are any."""
     if context.strategy.alone:
         return contextlib.nullcontext()
-    return _noted(context, "wait", "the other replicas")
+    return _timed(context, "wait", "the other replicas")
 
 
 def _begin_progress(context: Context, dataset: Dataset, epochs: int, steps: int | None) -> None:
@@ -235,7 +262,7 @@ class _Loop:
         save: Save | None,
     ) -> None:
         self.model, self.replica, self.context, self.history = model, replica, context, history
-        self.skip_nan, self._again = skip_nan, False
+        self.skip_nan, self._retry = skip_nan, False
         self.step = context.progress.step
         self.updates_before = context.progress.global_step - replica.global_step
         self.dropped_before = context.progress.dropped
@@ -253,21 +280,21 @@ class _Loop:
         log, prepare = self.history.step, self.model.prepare
         tables, counted = replica.tables, 1 + len(self.model.metric_names)
         batch: tuple[Array, ...] = ()
-        draws, place = self.model.draws, self.context.strategy.place
+        draws, first_example = self.model.draws, self.context.strategy.first_example
         started, number = self.step, self.context.trainings
         clock, xp = time.perf_counter, backend_of(replica.values[0])
         steps = self.context.step_log
         record = steps.add if steps is not None else None
         spent, ended = progress.spent, clock()
         boundary = self.boundary
-        heard, rest = boundary.heard, 0.0
+        handled, rest = boundary.handled, 0.0
         for arrays, size in self._repeated(batches):
-            if control.words != heard:
+            if control.messages != handled:
                 try:
-                    ended += boundary.heed()
+                    ended += boundary.handle()
                 except Stopped:
                     return False
-                heard, rest = boundary.heard, 0.0
+                handled, rest = boundary.handled, 0.0
             if replica.agree(control.stop_requested or control.ended_training == number):
                 return False
             control.check()
@@ -287,11 +314,11 @@ class _Loop:
                 batch = batch if tables else prepare(arrays)
                 if xp is not np:
                     batch = tuple(to_device(a, xp) for a in batch)
-                draw = (self.model.draw(self.step, place(size)),) if draws else ()
+                draw = (self.model.draw(self.step, first_example(size)),) if draws else ()
                 values = self._program(batch)(*batch, self._scale(size), *draw, *gradients)
                 loss = float(values[0]) * (size / mine)
                 rows = values[counted:]  # of each table: gradients, and where they belong
-                wrong = what_is_wrong(loss, [*gradients, *rows[::2]])
+                wrong = describe_nonfinite(loss, [*gradients, *rows[::2]])
                 if tables and not wrong:
                     replica.take([gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)])
                 if wrong and restore is None:
@@ -309,12 +336,12 @@ class _Loop:
                     self._skip(wrong, restore)
                 else:
                     replica.push()
-            except Again:
-                self._again = True
+            except RetryStep:
+                self._retry = True
                 continue
             data, ended = begun - ended, clock()
             late = min(replica.waited - late, ended - computed)
-            if control.words != heard:  # paused meanwhile: others rest already, and it has waited for them
+            if control.messages != handled:  # paused during the step: it waited for others, which paused
                 rest = min(boundary.paused_since(), waited + late)
             spent["data"] += data
             spent["compute"] += computed - pulled
@@ -341,11 +368,11 @@ class _Loop:
     def _repeated(
         self, batches: Iterator[tuple[tuple[Array, ...], int]]
     ) -> Iterator[tuple[tuple[Array, ...], int]]:
-        """Yield batches; one whose step was not made once more, as it is shared out now."""
+        """Yield batches; repeat a batch whose step was not made, with the current shares."""
         for batch in batches:
             yield batch
-            while self._again:
-                self._again = False
+            while self._retry:
+                self._retry = False
                 yield self.context.strategy.batch()
 
     def _write(self, folder: Path) -> Path:
@@ -360,7 +387,7 @@ class _Loop:
         """Leave this replica's part of a step out."""
         restore()
         self.replica.skip()
-        say_skipped(self.context.progress, self.step + 1, wrong)
+        report_skipped(self.context.progress, self.step + 1, wrong)
 
     def _program(self, batch: tuple[Array, ...]) -> Callable[..., tuple[Array, ...]]:
         shapes = tuple(a.shape for a in batch)
@@ -382,11 +409,11 @@ class _Loop:
         return self._scales[size]
 
 
-# Several replicas of one process, each on a thread: the first error of any ends all.
+# Several replicas of one process, each on a thread: the first error of any aborts all.
 
 
 @contextmanager
-def together(others: Sequence[Callable[[], object]], control: Control) -> Iterator[None]:
+def run_replicas(others: Sequence[Callable[[], object]], control: Control) -> Iterator[None]:
     """Run ``others`` on threads while the block runs; leave when all have ended, raising the first error."""
     errors: list[BaseException] = []
 
@@ -414,12 +441,12 @@ def together(others: Sequence[Callable[[], object]], control: Control) -> Iterat
         thread.join()
     if errors:
         if control.aborted is not None and aborted is None:
-            control.aborted = aborted  # it was for these threads only
+            control.aborted = aborted  # the abort was for these threads only
         raise errors[0]
 
 
 def _fail(errors: list[BaseException], control: Control, error: BaseException) -> None:
-    """Keep an error, and cut the others off; what that raises in them comes second."""
+    """Record an error, and abort the others; the errors that this raises in them come later."""
     errors.append(error)
     if isinstance(error, AbortedError) and len(errors) > 1:
         return

@@ -1,10 +1,10 @@
-"""Trainings that can be continued exactly from where they ended: their states, each in one file.
+"""States of trainings, each in one file, from which a training is continued bit for bit: `TrainingStates`.
 
-context.states = TrainingStates(write=folder / "state.safetensors", read=earlier)      # before the body
-model.fit(data, epochs=10)         # goes on from `earlier`, and leaves its own state at its end
+    context.states = TrainingStates(write=folder / "state.safetensors", read=earlier)      # before the body
+    model.fit(data, epochs=10)         # continues `earlier`, and writes its own state at its end
 
-The file is a model's (``nb.nn.load`` reads it) and has more in it: what the optimizer keeps, and as JSON in
-the header all that is no array. It is a draft first, and renamed; nothing waits for the disk.
+The file is a model's (``nb.nn.load`` reads it) and also has the optimizer's slots, and as JSON in the header
+all that is not an array. It is written under a temporary name and renamed, without fsync.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODEL, STATE, CHECK = "nbdist", "nbdist.training", "nbdist.check"
 
 
 @dataclass(frozen=True)
-class Found:
+class SavedState:
     """A state that was read, with its arrays; ``mark`` tells it from others."""
 
     state: State
@@ -78,7 +78,7 @@ class TrainingStates:
         self.awaited = 0
         """The number of the training that is to go on from ``read``, as far as it is known."""
 
-    def find(self, training: int) -> Found | None:
+    def find(self, training: int) -> SavedState | None:
         """Return the state that this training of the run goes on from, if there is one.
 
         Raises NotFoundError if there is no file, DataLossError if it is not what it should be.
@@ -127,7 +127,7 @@ def read_state(path: Path) -> State:
     return _read(path, with_arrays=False)[0]
 
 
-def _whole(path: Path) -> Found:
+def _whole(path: Path) -> SavedState:
     """Return a state with its arrays, checked."""
     state, texts, tensors = _read(path, with_arrays=True)
     arrays = [array for name, array in sorted(tensors.items()) if name.isdigit()]
@@ -136,7 +136,7 @@ def _whole(path: Path) -> Found:
         if not name.isdigit():
             _, slot, number = name.split(".")
             slots.setdefault(int(number), {})[slot] = array
-    return Found(state, arrays, [slots[i] for i in sorted(slots)], checksum(texts, tensors))
+    return SavedState(state, arrays, [slots[i] for i in sorted(slots)], checksum(texts, tensors))
 
 
 def checksum(texts: Mapping[str, str], tensors: Mapping[str, Array]) -> int:
@@ -175,11 +175,11 @@ LOOKED_THROUGH = ("prefetch",)  # what changes nothing about the batches
 
 @dataclass(frozen=True)
 class State:
-    """Where a training was, and what it was made with; plain values."""
+    """The position of a training, and what it was made with; plain values."""
 
     training: int
     """Which training of its run it is, counted from 1."""
-    place: Place
+    place: DataCursor
     seed: int | None
     """What the orders of its data follow from."""
     origin: list[int]
@@ -212,7 +212,7 @@ class State:
         if fields.pop("format") != FORMAT:
             raise ValueError(f"its format is {config['format']!r}, and this version reads {FORMAT}")
         place = fields.pop("place")
-        return cls(place=Place(place["epoch"], place["batches"], tuple(place["opened"])), **fields)
+        return cls(place=DataCursor(place["epoch"], place["batches"], tuple(place["opened"])), **fields)
 
 
 def made_of(dataset: Dataset) -> dict[str, Any]:
@@ -267,18 +267,18 @@ def difference(name: str, then: Any, now: Any) -> str | None:
 
 #     A dataset, gone through epoch after epoch: from the beginning, or from a place where a training ended.
 #
-# passes = Passes(strategy, dataset, steps_per_epoch, place, control.check)
-# for epoch in range(place.epoch, epochs):
-#     for arrays, size in passes.following():
+# batches = EpochBatches(strategy, dataset, steps_per_epoch, cursor, control.check)
+# for epoch in range(cursor.epoch, epochs):
+#     for arrays, size in batches.next_epoch():
 #         ...
-#     passes.made(steps, whole=True)
+#     batches.end_epoch(steps, whole=True)
 
 Batch: TypeAlias = tuple[tuple[Array, ...], int]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a training is in its data: between two batches of an epoch."""
+class DataCursor:
+    """The position of a training in its data: between two batches of an epoch."""
 
     epoch: int = 0
     """How many epochs are over."""
@@ -288,7 +288,7 @@ class Place:
     """How often each shuffle had been opened when the pass began that the next batch is of."""
 
 
-class Passes:
+class EpochBatches:
     """One pass over ``dataset`` for each epoch, or one for all if it is endless."""
 
     def __init__(
@@ -296,31 +296,31 @@ class Passes:
         strategy: Strategy,
         dataset: Dataset,
         steps: int | None,
-        place: Place,
+        cursor: DataCursor,
         check: Callable[[], object],
     ) -> None:
         self._strategy, self._dataset, self._steps, self._check = strategy, dataset, steps, check
-        if place.opened is not None:
-            dataset.reopen(place.opened)
-        self._opened, self._epoch, self._batches = dataset.opened, place.epoch, place.batches
+        if cursor.opened is not None:
+            dataset.reopen(cursor.opened)
+        self._opened, self._epoch, self._batches = dataset.opened, cursor.epoch, cursor.batches
         self._within = False
         self._endless = strategy.batches(dataset) if dataset.endless else None
-        self._over = place.batches
+        self._over = cursor.batches
         if self._endless is not None:
-            self._over += place.epoch * (steps or 0)
+            self._over += cursor.epoch * (steps or 0)
 
     @property
-    def place(self) -> Place:
-        """Where the training is."""
+    def cursor(self) -> DataCursor:
+        """The position of the training now."""
         begun = self._within or self._endless is not None
-        return Place(self._epoch, self._batches, self._opened if begun else self._dataset.opened)
+        return DataCursor(self._epoch, self._batches, self._opened if begun else self._dataset.opened)
 
-    def following(self) -> Iterator[Batch]:
+    def next_epoch(self) -> Iterator[Batch]:
         """Return the batches of the next epoch that are still to come."""
         batches = self._endless
         if batches is None:
             self._opened, batches = self._dataset.opened, self._strategy.batches(self._dataset)
-        for number in range(self._over):  # made again and put aside: what follows is then what followed
+        for number in range(self._over):  # skipped, so that the batches after them are those that followed
             self._check()
             if next(batches, None) is None:
                 raise InvalidArgumentError(
@@ -330,8 +330,8 @@ class Passes:
         self._over = 0
         return itertools.islice(batches, None if self._steps is None else self._steps - self._batches)
 
-    def made(self, steps: int, whole: bool) -> None:
-        """Note that an epoch has ended, after so many steps."""
+    def end_epoch(self, steps: int, whole: bool) -> None:
+        """Record that an epoch has ended, after so many steps."""
         self._within = not whole
         if whole:
             self._epoch, self._batches = self._epoch + 1, 0

@@ -1,9 +1,9 @@
-"""What a training goes on from, and what it leaves: between the loop and the file of its state.
+"""Between the training loop and the file of its state: `ResumeAdapter` loads the state and saves it.
 
-keeping = Keeping(context, model, optimizer, config)            # without context.states it does nothing
-dataset, place = keeping.begin(dataset, steps_per_epoch)        # the model has its weights
-keeping.resume(replica, history, epochs)                        # all else is where it was
-keeping.end(replica, history, place)
+resume = ResumeAdapter(context, model, optimizer, config)       # without context.states it does nothing
+dataset, cursor = resume.begin(dataset, steps_per_epoch)        # the model has its weights
+resume.resume(replica, history, epochs)                         # slots, history and progress are restored
+resume.end(replica, history, cursor)
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context
-from nbdist.train.resume import Found, Place, State, made_of, require_same, settings_of, write_state
+from nbdist.train.resume import DataCursor, SavedState, State, made_of, require_same, settings_of, write_state
 from nbdist.train.strategy import Replica, Trainable
 
 Config = Callable[[], dict[str, Any]]
 
 
-class Keeping:
+class ResumeAdapter:
     """The state of one training on one replica, before and after it."""
 
     def __init__(
@@ -34,19 +34,19 @@ class Keeping:
     ) -> None:
         self._context, self._model, self._optimizer = context, model, optimizer
         self._config = config or dict
-        self._found: Found | None = None
+        self._found: SavedState | None = None
         self._seed = None if context.seed is None else context.seed + context.trainings - 1
         self._given_rate = optimizer.learning_rate
         self._epochs, self._stopped_before = 0, context.control.stop_requested
         self._replicas = 1, 1
 
-    def begin(self, dataset: Dataset, steps: int | None) -> tuple[Dataset, Place]:
-        """Return the dataset in this training's order, and the place to begin at; give the model its values.
+    def begin(self, dataset: Dataset, steps: int | None) -> tuple[Dataset, DataCursor]:
+        """Return the dataset in this training's order, and the position to begin at; load the model's values.
 
         Raises InvalidArgumentError, with the difference, if what is found is of a training unlike this one.
         """
         context, states, strategy = self._context, self._context.states, self._context.strategy
-        self._data, self._steps, place = dataset, steps, Place()
+        self._data, self._steps, cursor = dataset, steps, DataCursor()
         if states is not None:
             if states.read is not None and not strategy.continues:
                 raise InvalidArgumentError(
@@ -55,13 +55,13 @@ class Keeping:
                 )
             self._found = states.find(context.trainings)
             if self._found is not None:
-                place = self._take(self._found)
+                cursor = self._take(self._found)
             elif self._seed is None and strategy.continues and _unseeded(dataset):
                 self._seed = secrets.randbits(32)  # so that whoever goes on has these orders
         self._began = context.progress.step
-        return strategy.dataset(dataset, self._seed), place
+        return strategy.dataset(dataset, self._seed), cursor
 
-    def _take(self, found: Found) -> Place:
+    def _take(self, found: SavedState) -> DataCursor:
         """Check what is found, and give it to the model."""
         state, context = found.state, self._context
         own = self._model.all_arrays([value for _, value in self._model.variables])
@@ -106,14 +106,14 @@ class Keeping:
                 else f"training continues after step {state.step}, in epoch {state.place.epoch + 1}{at}"
             )
 
-    def end(self, replica: Replica, history: History, place: Place) -> None:
+    def end(self, replica: Replica, history: History, cursor: DataCursor) -> None:
         """Leave the state, if it is wanted; a failure ends nothing."""
         context, states, strategy = self._context, self._context.states, self._context.strategy
         if states is None or states.write is None or not context.is_chief:
             return
         stopped_before = self._stopped_before or states.cut
         # Not by a callback, so that later trainings of the run do not begin where this one was to end.
-        states.cut = stopped_before or (place.epoch < self._epochs and not history.stop_training)
+        states.cut = stopped_before or (cursor.epoch < self._epochs and not history.stop_training)
         if stopped_before or context.trainings < states.awaited:
             return  # it is an earlier training that goes on
         if not strategy.continues:
@@ -122,7 +122,7 @@ class Keeping:
         try:
             config = self._config()
             arrays = self._model.all_arrays(replica.values)
-            state = self._state(replica, history, place, self._made_with(config, arrays))
+            state = self._state(replica, history, cursor, self._made_with(config, arrays))
             write_state(states.write, state, config, arrays, replica.slots)
             states.error, states.written = None, True
         except Exception as error:  # a full disk, say: what was trained is as good as before
@@ -131,11 +131,13 @@ class Keeping:
                 f"written to {states.write}: {type(error).__name__}: {error}; it cannot be continued"
             )
 
-    def _state(self, replica: Replica, history: History, place: Place, made_with: dict[str, Any]) -> State:
+    def _state(
+        self, replica: Replica, history: History, cursor: DataCursor, made_with: dict[str, Any]
+    ) -> State:
         progress, rate = self._context.progress, replica.learning_rate
         return State(
             training=self._context.trainings,
-            place=place,
+            place=cursor,
             seed=self._seed,
             origin=self._model.origin(),
             began=self._began,

@@ -32,11 +32,12 @@ from nbdist.runtime.tables import RowGradient, Tables
 
 if TYPE_CHECKING:
     from nbdist.train.context import Context
+    from nbdist.train.custom.runner import Runner
     from nbdist.wire.collective.base import Collective
 
 
-class Again(Exception):
-    """The step under way was not made and is to be begun again: replicas are gone, the others go on."""
+class RetryStep(Exception):
+    """The current step was not made, because replicas were lost: the remaining replicas repeat it."""
 
 
 class Replica(ABC):
@@ -149,10 +150,10 @@ class Replica(ABC):
 
     @abstractmethod
     def push(self) -> None:
-        """Hand this step's gradients over. Raises Again if the step is to be begun again."""
+        """Hand this step's gradients over. Raises RetryStep if the step must be repeated."""
 
     def skip(self) -> None:
-        """Have no part in this step's update; replicas that make it together go on without this one."""
+        """Take no part in this step's update; replicas that make it together continue without this one."""
         for gradient in self.gradients():
             gradient.fill(0)
         self.push()
@@ -163,7 +164,7 @@ class Replica(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is held, in any state."""
+        """Release groups, links and buffers, in any state."""
 
 
 class Strategy(ABC):
@@ -187,6 +188,10 @@ class Strategy(ABC):
     """Whether there are no other replicas, so that none is waited for."""
     no_loops: ClassVar[str] = ""
     """Why loops of one's own cannot be run, if they cannot."""
+    _runner: Runner | None = None
+    """What runs custom loops under this strategy in this process, from its first use on."""
+    _value_group: Collective | None = None
+    """This replica's end of the group for values that are no gradients, once it is formed."""
     keeps_values = True
     """Whether the model ends with this replica's values; of several in one process only one's are kept."""
 
@@ -222,7 +227,7 @@ class Strategy(ABC):
         return []
 
     def end(self) -> None:
-        """Let go of what the replicas of a training had in common, in any state."""
+        """Release what the replicas of a training share, in any state."""
         return
 
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
@@ -239,11 +244,11 @@ class Strategy(ABC):
         """
         return share_of(size, self.num_replicas_in_sync, self.replica_index)
 
-    def place(self, size: int) -> int:
-        """Return the place of this replica's first example of a batch among those of all replicas.
+    def first_example(self, size: int) -> int:
+        """Return the number of this replica's first example of a batch among those of all replicas.
 
-        Random numbers for an example follow from its place. Replicas that go their own ways have places far
-        apart, so that they do not draw alike.
+        An example's random numbers follow from its number. Replicas that train independently get numbers far
+        apart, so that they draw different ones.
         """
         own = self.replica_index << 32 if self.num_replicas_in_sync == 1 else 0
         return own + self.share(size).start  # type: ignore[no-any-return]
@@ -296,7 +301,7 @@ class Strategy(ABC):
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Dataset]) -> Any:
         """Return batches for single replicas, from the dataset that ``dataset_fn(InputContext)`` makes here.
 
-        A pass ends for all together; who has none any more gets empty ones.
+        A pass ends for all together; a replica without a batch gets an empty one until then.
         """
         return _custom().distribute_datasets_from_function(self, dataset_fn)
 
@@ -305,7 +310,7 @@ class Strategy(ABC):
         return _custom().read(self, variable)
 
     def finish(self) -> None:
-        """Wait until all replicas' updates are applied, and bring the final values home.
+        """Wait until all replicas' updates are applied, and fetch the final values.
 
         A run does it at its end. What is trained afterwards is trained anew, by an optimizer without a past.
         """
@@ -315,8 +320,8 @@ class Strategy(ABC):
         """Return the sum or the mean of the arrays of all replicas in sync; each calls it."""
         return import_module("nbdist.train.custom.replicas").all_reduce(self, array, op)  # type: ignore[no-any-return]
 
-    def meeting(self) -> Collective:
-        """Return this replica's end of a group of all replicas in sync; each asks for it once."""
+    def form_value_group(self) -> Collective:
+        """Form a group of all replicas in sync for values that are no gradients; return this end of it."""
         return import_module("nbdist.train.custom.replicas").common_group(self)  # type: ignore[no-any-return]
 
 

@@ -493,7 +493,7 @@ class StrategyContract:
         expected, _ = alone(lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), 60, 20, **made))
         assert_alike(load(found["path"]).get_weights(), expected)
         assert [steps for _, steps in results] == [6] * len(world)
-        assert control.words == 1
+        assert control.messages == 1
 
     def test_paused_it_rests_and_writes_a_checkpoint_all_the_same(self, world: World, tmp_path: Path) -> None:
         """The chief is between two steps: it waits for none that rests. Then it is trained as ever."""
@@ -548,7 +548,7 @@ class StrategyContract:
             try:
                 strategy.run(step, (x,))
             finally:
-                kept.append(strategy._runner.held.home[w])  # type: ignore[attr-defined]  # what is left
+                kept.append(strategy._runner.variables.host_values[w])  # type: ignore[attr-defined]  # what is left
 
         with pytest.raises(NanLossError, match="the loss is NaN at step 1; that gradient was not applied"):
             everywhere(world, body)
@@ -557,7 +557,7 @@ class StrategyContract:
 
 def strategy_ended(strategy: Strategy) -> bool:
     """Whether a stop has reached this process's replicas."""
-    ended: bool = strategy._runner.held.ended  # type: ignore[attr-defined]  # nothing public says so
+    ended: bool = strategy._runner.variables.ended  # type: ignore[attr-defined]  # nothing public says so
     return ended
 
 

@@ -271,7 +271,7 @@ def test_an_error_in_one_tower_ends_all(town: Town) -> None:
         def fail(size: int) -> int:
             raise RuntimeError("tower 2 has lost its way")
 
-        second.place = fail  # type: ignore[method-assign]  # a fault
+        second.first_example = fail  # type: ignore[method-assign]  # a fault
         return found
 
     strategy.companions = failing  # type: ignore[method-assign]  # a fault

@@ -336,10 +336,10 @@ def test_synchronous_replicas_drop_what_one_device_would(
 
 def test_asynchronous_replicas_draw_apart(town: Callable[[int, int], Town]) -> None:
     here = town(1, 2)
-    places = [here.strategy(i, synchronous=False).place(20) for i in range(2)]
+    places = [here.strategy(i, synchronous=False).first_example(20) for i in range(2)]
     assert places[0] == 0
     assert places[1] > 1 << 31
-    assert [here.strategy(i, synchronous=True).place(20) for i in range(2)] == [0, 10]
+    assert [here.strategy(i, synchronous=True).first_example(20) for i in range(2)] == [0, 10]
     assert len(raised(here.train(lambda i: fit_with_dropout(), synchronous=False))) == 2
 
 

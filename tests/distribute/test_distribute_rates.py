@@ -22,7 +22,7 @@ from nbdist.nn import load
 from nbdist.optim import SGD
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Checkpoints
-from nbdist.train.strategy import Again, OneDevice, Replica
+from nbdist.train.strategy import OneDevice, Replica, RetryStep
 
 Array = np.ndarray[Any, Any]
 PATIENCE = 30.0
@@ -110,7 +110,7 @@ def test_a_rate_survives_a_death_in_its_step(capsys: pytest.CaptureFixture[str])
     made[2].close()  # it is gone before it gives its gradients
 
     def again(one: Replica) -> None:
-        with pytest.raises(Again):
+        with pytest.raises(RetryStep):
             step(one)
         step(one)
 

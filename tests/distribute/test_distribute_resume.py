@@ -18,7 +18,7 @@ from nbdist.nn import BatchNorm, Dropout, Sequential
 from nbdist.optim import SGD, Adagrad, Adam, Optimizer
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context
-from nbdist.train.resume import Place, TrainingStates, read_state
+from nbdist.train.resume import DataCursor, TrainingStates, read_state
 
 SIZES = [2, 3]
 
@@ -79,7 +79,7 @@ def test_workers_go_on_together(tmp_path: Path, size: int, optimizer: Callable[[
     expected = everywhere(workers(size, tmp_path / "whole", None), body_of(optimizer, 3))
     everywhere(workers(size, path, None), body_of(optimizer, 3, stops=True))
     state = read_state(path)
-    assert (state.place, state.updates) == (Place(1, 1, (1,)), 5)
+    assert (state.place, state.updates) == (DataCursor(1, 1, (1,)), 5)
     found = everywhere(workers(size, path, path), body_of(optimizer, 3))
     for rank, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         for number, (a, b) in enumerate(zip(ours[0], theirs[0], strict=True)):

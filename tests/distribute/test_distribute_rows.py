@@ -386,7 +386,7 @@ def test_steps_of_two_kinds_train_one_table(towns: Callable[[int, int], Town]) -
             return table * np.float32(1)
 
         strategy.run(by_argument, (np.array([1, 3, 3], np.int32),))
-        (group,) = strategy._runner.held.groups  # type: ignore[attr-defined]
+        (group,) = strategy._runner.variables.groups  # type: ignore[attr-defined]
         tables = [tuple(replica.tables) for replica in group.replicas]
         strategy.run(by_variable)
         seen = np.array(strategy.run(read))

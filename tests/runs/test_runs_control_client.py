@@ -32,9 +32,9 @@ def test_a_word_reaches_the_control() -> None:
     ):
         heed(control, word)
     assert (control.paused, control.rate, control.rates, control.checkpoint) == (True, 0.5, 1, 3)
-    assert (control.pause_number, control.resting, control.words) == (5, True, 4)
+    assert (control.pause_number, control.resting, control.messages) == (5, True, 4)
     heed(control, {"do": "resume"})
-    assert (control.paused, control.resting, control.words) == (False, False, 5)
+    assert (control.paused, control.resting, control.messages) == (False, False, 5)
 
 
 @pytest.mark.parametrize(

@@ -365,16 +365,16 @@ def test_paused_time_counts_from_the_rest_on(passes: Callable[[float], None]) ->
     control.resume()
     control.pause()
     passes(2)
-    assert (control.rested(), control.words) == (0, 1)
+    assert (control.rested(), control.messages) == (0, 1)
     control.rest(1)
     passes(3)
     control.pause()  # again is nothing new
     control.rest(1)
     passes(3)
-    assert (round(control.rested()), control.words) == (6, 2)
+    assert (round(control.rested()), control.messages) == (6, 2)
     control.resume()
     passes(4)
-    assert (round(control.rested()), control.words, control.rests) == (6, 3, False)
+    assert (round(control.rested()), control.messages, control.rests) == (6, 3, False)
 
 
 def test_the_word_that_the_first_replica_rests_may_come_late_or_early() -> None:

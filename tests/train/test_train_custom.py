@@ -30,7 +30,7 @@ from nbdist.nn import compute_average_loss, functional
 from nbdist.optim import SGD, Adam
 from nbdist.train.context import Context, use, use_here
 from nbdist.train.custom.trace import MOST_FORMS, MOST_FUNCTIONS, MOST_SIZES
-from nbdist.train.strategy import Again, OneDevice, OneDeviceStrategy, Strategy
+from nbdist.train.strategy import OneDevice, OneDeviceStrategy, RetryStep, Strategy
 
 Array = np.ndarray[Any, Any]
 
@@ -332,7 +332,7 @@ def test_replicas_of_a_process_go_on_after_an_error(kind: Any) -> None:
 def test_a_stop_ends_the_loop_and_keeps_what_was_trained(strategy: Strategy) -> None:
     context = Context(strategy=strategy, quiet=True)
     w, optimizer = variable(strategy, np.float32(1)), SGD(0.1)
-    del strategy.__dict__["_runner"]
+    strategy._runner = None
     with use_here(context):
         w = variable(strategy, np.float32(1))
 
@@ -359,7 +359,7 @@ def test_a_step_that_is_made_again_assigns_once() -> None:
         def push(self) -> None:
             if not self.failed:
                 self.failed = True
-                raise Again
+                raise RetryStep
             super().push()
 
     class Two(OneDeviceStrategy):

@@ -179,7 +179,12 @@ def test_a_rate_and_a_checkpoint_on_devices(
                     strategy.run(step, batch)
                 Ask().on_epoch_end(epoch, {})
             strategy.finish()
-    found = strategy._runner.held.context.progress.checkpoint if own_loop else context.progress.checkpoint  # type: ignore[attr-defined]
+    trained = context
+    if own_loop:
+        assert strategy._runner is not None
+        trained = strategy._runner.variables.context
+    found = trained.progress.checkpoint
+    assert found is not None
     assert (found["step"], found["error"], optimizer.learning_rate) == (3, None, 0.0)
     weights = [w for w in load(found["path"]).get_weights() if w.ndim == 2]
     assert len(weights) == 2

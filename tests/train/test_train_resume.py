@@ -30,7 +30,7 @@ from nbdist.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from nbdist.train import Callback, EarlyStopping
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.logging import log
-from nbdist.train.resume import Place, TrainingStates, difference, read_state
+from nbdist.train.resume import DataCursor, TrainingStates, difference, read_state
 from nbdist.train.strategy import OneDevice, OneDeviceStrategy
 
 ROWS = 20
@@ -329,7 +329,7 @@ def test_a_stop_asked_for_between_epochs(bench: Bench) -> None:
         return body_of(LAYERS["dropout"], validation_data=(x, y), callbacks=[Stop(on)])(4)
 
     whole, first = bench.run(lambda: body(False)), bench.run(lambda: body(True))
-    assert read_state(bench.state).place == Place(2, 0, (2,))
+    assert read_state(bench.state).place == DataCursor(2, 0, (2,))
     same(whole, first, bench.run(lambda: body(False), read=bench.state))
 
 
@@ -421,7 +421,7 @@ def test_the_training_that_was_stopped_goes_on_and_others_are_made_again(
 
     whole, first = bench.run(body), bench.run(body, stop=8 + 5)
     state = read_state(bench.state)
-    assert (state.training, state.step, state.place) == (2, 13, Place(1, 1, (1,)))
+    assert (state.training, state.step, state.place) == (2, 13, DataCursor(1, 1, (1,)))
     second = bench.run(body, read=bench.state)
     same(late(whole), late(first), late(second))
     assert seen == [1, 2, 2], "none while the state that is continued is further"

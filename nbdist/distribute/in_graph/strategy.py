@@ -132,7 +132,7 @@ class InGraphStrategy(Strategy):
         """Return all of a batch: what each tower gets of it is decided when it is fed."""
         return slice(0, size)
 
-    def place(self, size: int) -> int:
+    def first_example(self, size: int) -> int:
         """Return the place of the batch's first example; towers that go their own ways are far apart."""
         return self.replica_index << 32
 

@@ -25,8 +25,8 @@ from nbdist.train.context import Context, use_here
 from nbdist.train.custom.dataset import DistributedDataset, InputContext, ReplicaBatches
 from nbdist.train.custom.reduce import PerReplica, of_replica, reduce_op, reduced
 from nbdist.train.custom.runner import Runner
-from nbdist.train.custom.trace import leaves, mapped
-from nbdist.train.custom.variables import Held
+from nbdist.train.custom.trace import tree_leaves, tree_map
+from nbdist.train.custom.variables import StrategyVariables
 
 if TYPE_CHECKING:
     from nbdist.train.strategy import Strategy
@@ -38,18 +38,17 @@ _scoped: ContextVar[Context | None] = ContextVar("the context of a strategy's sc
 
 def runner_of(strategy: Strategy) -> Runner:
     """Return what runs a strategy's custom loops in this process, from its first use on."""
-    found: Runner | None = strategy.__dict__.get("_runner")
     if strategy.no_loops:
         raise InvalidArgumentError(
             f"strategy {strategy.name} runs no loops of one's own: {strategy.no_loops}"
         )
-    if found is None:
-        found = strategy.__dict__["_runner"] = Runner(Held(strategy), next(_numbers))
-        _runners.add(found)
-    return found
+    if strategy._runner is None:
+        strategy._runner = Runner(StrategyVariables(strategy), next(_numbers))
+        _runners.add(strategy._runner)
+    return strategy._runner
 
 
-def going_on(strategy: Strategy) -> Runner:
+def active_runner(strategy: Strategy) -> Runner:
     """Return what runs a strategy's loops; its run must not be over, as that of an earlier cell's is."""
     runner = runner_of(strategy)
     if runner.over:
@@ -68,10 +67,10 @@ def scoped() -> Context | None:
 @contextlib.contextmanager
 def scope(strategy: Strategy) -> Iterator[Strategy]:
     """Make a strategy the current one of this thread, and what is made inside a ``with`` its own."""
-    held = going_on(strategy).held
-    token = _scoped.set(held.context)
+    variables = active_runner(strategy).variables
+    token = _scoped.set(variables.context)
     try:
-        with use_here(held.context), held.graph.as_default():
+        with use_here(variables.context), variables.graph.as_default():
             yield strategy
     finally:
         _scoped.reset(token)
@@ -84,26 +83,26 @@ def run(strategy: Strategy, function: Callable[..., Any], arguments: Any, nan: s
         raise InvalidArgumentError(
             f"run: strategy {strategy.name} cannot leave out a replica's part of a step: drop nan='skip'"
         )
-    return going_on(strategy).run(function, arguments, skip)
+    return active_runner(strategy).run(function, arguments, skip)
 
 
 def reduce(strategy: Strategy, op: Any, value: Any, axis: Any) -> Any:
-    """Return the sum or the mean over all replicas in sync, for each value in a tree."""
+    """Return the sum or the mean over all replicas in sync, for each leaf of a pytree."""
     runner, how = runner_of(strategy), reduce_op(op)
-    replicas = len(runner.held.places.all)
+    replicas = len(runner.variables.local.all)
 
     def one(value: Any) -> Any:
         if value is None:
             return None
         values = [of_replica(value, i, replicas) for i in range(replicas)]
-        return reduced(how, values, axis, runner.held.places.all_reduce)
+        return reduced(how, values, axis, runner.variables.local.all_reduce)
 
-    return mapped(one, value)
+    return tree_map(one, value)
 
 
 def distribute_dataset(strategy: Strategy, dataset: Dataset) -> DistributedDataset:
     """Return a dataset of which this process's replicas get their shares."""
-    runner = going_on(strategy)
+    runner = active_runner(strategy)
     return DistributedDataset(runner, dataset, runner.next_seed())
 
 
@@ -111,43 +110,42 @@ def distribute_datasets_from_function(
     strategy: Strategy, make: Callable[[InputContext], Dataset]
 ) -> ReplicaBatches:
     """Return batches for single replicas, which this process's dataset has."""
-    return ReplicaBatches(going_on(strategy), make)
+    return ReplicaBatches(active_runner(strategy), make)
 
 
 def read(strategy: Strategy, variable: Any) -> Any:
-    """Return the newest value of a variable, or of each in a tree."""
-    held = runner_of(strategy).held
-    return mapped(held.read, variable)
+    """Return the newest value of a variable, or of each in a pytree."""
+    variables = runner_of(strategy).variables
+    return tree_map(variables.read, variable)
 
 
 def finish(strategy: Strategy) -> None:
-    """Wait until the updates of all replicas are applied, and bring the final values home."""
-    runner: Runner | None = strategy.__dict__.get("_runner")
-    if runner is not None:
-        runner.held.finish()
+    """Wait until the updates of all replicas are applied, and fetch the final values."""
+    if strategy._runner is not None:
+        strategy._runner.variables.finish()
 
 
 def end_loops(context: Context, *, whole: bool) -> None:
     """End the custom loops of a run on this replica: those of its own strategy, and of others made in it.
 
-    ``whole`` waits until the updates of all replicas are applied; otherwise nobody is waited for. Values come
-    home in both cases.
+    ``whole`` waits until the updates of all replicas are applied; otherwise no replica is waited for. Values
+    are fetched in both cases.
     """
-    runners = [one for one in _runners if one.held.context.control is context.control]
+    runners = [one for one in _runners if one.variables.context.control is context.control]
     for runner in sorted(runners, key=lambda one: one.number):  # in one order on all replicas
         runner.over = True
         if whole:
-            runner.held.finish()
+            runner.variables.finish()
         else:
-            runner.held.abandon()
+            runner.variables.abandon()
 
 
 def local_results(value: Any) -> tuple[Any, ...]:
     """Return the values of this process's replicas."""
-    found = [one for one in leaves(value) if isinstance(one, PerReplica)]
+    found = [one for one in tree_leaves(value) if isinstance(one, PerReplica)]
     if not found:
         return (value,)
-    pick: Callable[[int], Any] = lambda i: mapped(
+    pick: Callable[[int], Any] = lambda i: tree_map(
         lambda one: one.values[i] if isinstance(one, PerReplica) else one, value
     )
     return tuple(pick(i) for i in range(len(found[0])))

@@ -14,11 +14,11 @@ from nbdist.graph.compile.program import compile_program
 from nbdist.graph.compile.specs import Specs, value_order
 from nbdist.graph.op import Shape
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.train.custom.replicas import Group, Place, Program, Ready, Stepping
+from nbdist.train.custom.replicas import LocalReplica, Program, Ready, TracedStep, VariableGroup
 from nbdist.train.custom.trace import Gradient, Trace
-from nbdist.train.custom.variables import Held
+from nbdist.train.custom.variables import StrategyVariables
 
-Trained: TypeAlias = Sequence[tuple[Group, tuple[Gradient, ...]]]
+Trained: TypeAlias = Sequence[tuple[VariableGroup, tuple[Gradient, ...]]]
 """What a step trains, with gradients in the order of the group's variables."""
 
 
@@ -32,16 +32,16 @@ class Call:
     trace: Trace
     arrays: list[Array]
     trained: Trained
-    place: int
-    """Where its first example is in the global batch, for random numbers."""
+    first_example: int
+    """The number of its first example in the global batch, for random numbers."""
     scale: float
     """How many times as many examples the global batch has; 0 if this replica has none."""
 
 
 def program_of(
-    held: Held,
+    variables: StrategyVariables,
     made: Trace,
-    place: Place,
+    local: LocalReplica,
     shapes: tuple[tuple[int, ...], ...],
     trained: Trained,
 ) -> Program:
@@ -58,26 +58,26 @@ def program_of(
 
     def through(rest: Trained) -> Program:
         if not rest:
-            return _program(held, made, place, shapes, trained, values, written)
+            return _program(variables, made, local, shapes, trained, values, written)
         (group, gradients), *others = rest
 
         def compiled(own: Sequence[Array], ready: Ready | None) -> Program:
             values.update(zip(group.trained, own, strict=True))
             if ready is not None:
-                tables = group.replicas[place.index].tables
+                tables = group.replicas[local.index].tables
                 dense = [(i, g.whole) for i, g in enumerate(gradients) if i not in tables]
                 written.update({g: partial(ready, number) for number, g in dense})
             return through(others)
 
-        return group.replicas[place.index].program(Stepping(compiled), shapes)
+        return group.replicas[local.index].program(TracedStep(compiled), shapes)
 
     return through(trained)
 
 
 def _program(
-    held: Held,
+    variables: StrategyVariables,
     made: Trace,
-    place: Place,
+    local: LocalReplica,
     shapes: tuple[tuple[int, ...], ...],
     trained: Trained,
     values: dict[Variable, Array],
@@ -87,13 +87,13 @@ def _program(
     feeds = [*made.feeds, *extra]
     sizes: list[Shape] = [*shapes, *(t.shape for t in extra)]
     # Gradients are asked for from the last variable's on: that is the order in which they come to be.
-    into = [g.whole for group, found in trained for g in _apart(group, place, found)[1]][::-1]
-    tables = [g for group, found in trained for g in _apart(group, place, found)[0]]
+    into = [g.whole for group, found in trained for g in _apart(group, local, found)[1]][::-1]
+    tables = [g for group, found in trained for g in _apart(group, local, found)[0]]
     rows = [[g.whole] if g.rows is None else [g.rows.values, g.rows.indices] for g in tables]
     fetches = [*made.fetches, *made.watched, *made.effects, *(part for parts in rows for part in parts)]
     order = None
     if made.in_order:
-        numbers = {t: n for n, t in enumerate(held.graph.tensors)}
+        numbers = {t: n for n, t in enumerate(variables.graph.tensors)}
         order = sorted(
             value_order([*fetches, *into], Specs.fed(feeds, sizes), frozenset(feeds)), key=numbers.__getitem__
         )
@@ -102,11 +102,11 @@ def _program(
         fetches,
         feeds=feeds,
         shapes=sizes,
-        values=values | held.values(place, missing),
+        values=values | variables.values(local, missing),
         into=into,
-        xp=place.xp,
+        xp=local.xp,
         order=order,
-        kernels=lambda node: partial(_all_reduced, place, node.attrs["op"]),
+        kernels=lambda node: partial(_all_reduced, local, node.attrs["op"]),
         written=written,
     )
     fed, others = len(feeds), len(fetches) - sum(map(len, rows))
@@ -125,13 +125,13 @@ def _program(
 
 
 def lookups_of(
-    made: Trace, place: Place, shapes: tuple[tuple[int, ...], ...], trained: Trained
+    made: Trace, local: LocalReplica, shapes: tuple[tuple[int, ...], ...], trained: Trained
 ) -> Callable[..., list[list[Array]]]:
     """Return ``lookups(*arguments)``: for each group, the row numbers that a step reads in each table.
 
     If they do not follow from the arguments, these are all rows.
     """
-    replicas = [group.replicas[place.index] for group, _ in trained]
+    replicas = [group.replicas[local.index] for group, _ in trained]
     wanted = [
         [made.lookups(group.trained[i]) for i in replica.tables]
         for (group, _), replica in zip(trained, replicas, strict=True)
@@ -156,13 +156,13 @@ def lookups_of(
 
 
 def _apart(
-    group: Group, place: Place, gradients: Sequence[Gradient]
+    group: VariableGroup, local: LocalReplica, gradients: Sequence[Gradient]
 ) -> tuple[list[Gradient], list[Gradient]]:
     """Return the gradients of a replica's tables, and all others."""
-    tables = group.replicas[place.index].tables
+    tables = group.replicas[local.index].tables
     numbered = list(enumerate(gradients))
     return [gradients[i] for i in tables], [g for i, g in numbered if i not in tables]
 
 
-def _all_reduced(place: Place, how: str, x: Array) -> Array:
-    return to_device(place.all_reduce(np.array(to_host(x)), how), place.xp)
+def _all_reduced(local: LocalReplica, how: str, x: Array) -> Array:
+    return to_device(local.all_reduce(np.array(to_host(x)), how), local.xp)

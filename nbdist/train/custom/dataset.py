@@ -28,7 +28,7 @@ class DistributedDataset:
 
     def __init__(self, runner: Runner, dataset: Dataset, seed: int | None) -> None:
         self._runner = runner
-        self._dataset = runner.held.strategy.dataset(dataset, seed)
+        self._dataset = runner.variables.strategy.dataset(dataset, seed)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -40,7 +40,7 @@ class DistributedDataset:
 
     def __iter__(self) -> Iterator[Any]:
         runner = self._runner
-        strategies = [place.context.strategy for place in runner.held.places.all]
+        strategies = [one.context.strategy for one in runner.variables.local.all]
         for element in self._dataset:
             if runner.stopping():
                 return
@@ -56,7 +56,7 @@ class DistributedDataset:
                 share = strategy.share(size)
                 mine = [part[share] for part in parts]
                 scale = size / len(mine[0]) if len(mine[0]) else 0.0
-                runner.yielded += [(part, strategy.place(size), scale) for part in mine]
+                runner.yielded += [(part, strategy.first_example(size), scale) for part in mine]
                 shares.append(rebuild(element, mine))
             yield joined(shares)
         runner.end_pass()
@@ -95,9 +95,9 @@ class ReplicaBatches:
     """
 
     def __init__(self, runner: Runner, make: Callable[[InputContext], Dataset]) -> None:
-        held = runner.held
-        here, replicas = len(held.places.all), held.strategy.num_replicas_in_sync
-        number = held.strategy.replica_index // here if replicas > 1 else 0
+        variables = runner.variables
+        here, replicas = len(variables.local.all), variables.strategy.num_replicas_in_sync
+        number = variables.strategy.replica_index // here if replicas > 1 else 0
         self._runner = runner
         self._dataset = make(InputContext(max(replicas // here, 1), number, replicas))
 
@@ -108,11 +108,11 @@ class ReplicaBatches:
 
     def __iter__(self) -> Iterator[Any]:
         runner, elements = self._runner, iter(self._dataset)
-        places = runner.held.places
+        local = runner.variables.local
         while not runner.stopping():
-            batches = [next(elements, None) for _ in places.all]
+            batches = [next(elements, None) for _ in local.all]
             there = [np.array(batch is not None, np.int64) for batch in batches]
-            if not places.all_reduce(there, "sum"):
+            if not local.all_reduce(there, "sum"):
                 runner.end_pass()
                 return
             yield joined([self._empty() if batch is None else batch for batch in batches])

@@ -16,7 +16,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.composite import Composite
 from nbdist.graph.tensor import Tensor, constant, placeholder
-from nbdist.train.custom.trace import Tracing, leaves, mapped, tracing
+from nbdist.train.custom.trace import Tracing, tracing, tree_leaves, tree_map
 
 Array: TypeAlias = np.ndarray[Any, Any]
 AllReduce: TypeAlias = Callable[[Sequence[Array], str], Array]
@@ -69,16 +69,16 @@ def of_replica(tree: Any, index: int, replicas: int) -> Any:
             )
         return value.values[index]
 
-    return mapped(one, tree)
+    return tree_map(one, tree)
 
 
 def joined(trees: Sequence[Any]) -> Any:
     """Return trees of the same form, one of each replica, as one tree of values of replicas."""
     if len(trees) == 1:
         return trees[0]
-    columns = [list(leaves(tree)) for tree in trees]
+    columns = [list(tree_leaves(tree)) for tree in trees]
     rows = iter(zip(*columns, strict=True))
-    return mapped(lambda _: PerReplica(next(rows)), trees[0])
+    return tree_map(lambda _: PerReplica(next(rows)), trees[0])
 
 
 def reduced(op: ReduceOp, values: Sequence[Any], axis: Any, all_reduce: AllReduce) -> Array:
@@ -163,7 +163,7 @@ class ReplicaContext:
                 return self._tracing.all_reduce(tensor, how.value)
             return tensor.astype(np.float64) if how == "mean" and tensor.dtype.kind in "biu" else tensor
 
-        return mapped(one, value)
+        return tree_map(one, value)
 
 
 def get_replica_context() -> ReplicaContext | None:

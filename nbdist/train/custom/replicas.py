@@ -1,4 +1,7 @@
-"""The replicas of one process, each with its surroundings, its thread and what it has for itself."""
+"""The replicas of one process: their contexts, threads, own values, and the groups in which they reduce.
+
+`LocalReplicas` is all that one process has of a strategy; `ReplicaThreads` runs a function on each of them.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ Result = TypeVar("Result")
 CutOff: TypeAlias = Callable[[int, BaseException], None]
 
 
-class Place:
-    """One of this process's replicas: its surroundings, and what it has for itself."""
+class LocalReplica:
+    """One of this process's replicas: its context, its own values of variables, its compiled programs."""
 
     def __init__(self, context: Context, index: int) -> None:
         self.context, self.index = context, index
@@ -48,74 +51,74 @@ class Place:
         return strategy.all_reduce(array, how)
 
 
-class Places:
-    """This process's replicas of a strategy, made at the first use; they can meet from then on."""
+class LocalReplicas:
+    """This process's replicas of a strategy, made at the first use; they can reduce values from then on."""
 
     def __init__(self, strategy: Strategy, context: Context, cut_off: CutOff) -> None:
         self._strategy, self._context, self._cut_off = strategy, context, cut_off
-        self._made: list[Place] = []
-        self._met = False
-        self._crew: Crew | None = None
+        self._made: list[LocalReplica] = []
+        self._joined = False
+        self._threads: ReplicaThreads | None = None
 
     @property
-    def all(self) -> list[Place]:
+    def all(self) -> list[LocalReplica]:
         """The replicas, in order."""
-        if not self._met:
-            self._met = True
+        if not self._joined:
+            self._joined = True
             # As many as begin a training together; which one it is makes no difference.
-            others = self._strategy.companions(self._context, Nothing(), SGD())
-            self._made = self._made or [Place(c, i) for i, c in enumerate([self._context, *others])]
-            if others:  # now, while nobody else meets in the group that the companions have in common
-                for place in self._made:
-                    meet(place.context.strategy)
+            others = self._strategy.companions(self._context, NoVariables(), SGD())
+            self._made = self._made or [LocalReplica(c, i) for i, c in enumerate([self._context, *others])]
+            if others:  # now, while no other thread uses the group that the companions have in common
+                for local in self._made:
+                    value_group_of(local.context.strategy)
         return self._made
 
     @property
-    def made(self) -> list[Place]:
+    def made(self) -> list[LocalReplica]:
         """The replicas, if there are any yet."""
         return self._made
 
     @property
-    def meet(self) -> bool:
-        """Whether replicas of several processes have brought values together."""
+    def has_group(self) -> bool:
+        """Whether replicas of several processes have formed a group for values that are no gradients."""
         strategy = self._strategy
-        return strategy.num_replicas_in_sync > max(len(self._made), 1) and "_meeting" in strategy.__dict__
+        return strategy.num_replicas_in_sync > max(len(self._made), 1) and strategy._value_group is not None
 
     def each(self, work: Callable[[int], Result]) -> list[Result]:
-        """Let every replica work on its own thread, given its number; return what each returned."""
-        if self._crew is None:
-            self._crew = Crew(len(self.all), self._cut_off)
-        return self._crew.each(work)
+        """Call ``work(number)`` on the thread of each replica; return the results."""
+        if self._threads is None:
+            self._threads = ReplicaThreads(len(self.all), self._cut_off)
+        return self._threads.each(work)
 
     def all_reduce(self, arrays: Sequence[Any], how: str) -> Array:
         """Return the sum or mean over all replicas, or the first one's, given those of this process."""
         return self.each(lambda i: self._made[i].all_reduce(np.asarray(arrays[i]), how))[0]
 
-    def part(self, index: int, error: BaseException) -> None:
-        """Break the group in which a replica meets others."""
+    def abort_group(self, index: int, error: BaseException) -> None:
+        """Break the group of a replica that failed, so that the others do not wait for it."""
         if index < len(self._made):
-            part(self._made[index].context.strategy, error)
+            leave_group(self._made[index].context.strategy, error)
 
-    def leave(self) -> None:
-        """Let go of the group in which replicas meet; they form another one when they need it."""
-        for place in self._made:
-            part(place.context.strategy)
-        self._met = False
+    def leave_group(self) -> None:
+        """Leave the group; replicas form another one when they need it."""
+        for local in self._made:
+            leave_group(local.context.strategy)
+        self._joined = False
 
-    def rest(self) -> None:
-        """Let go of threads and programs; replicas keep what they have for themselves."""
-        for place in self._made:
-            place.programs.clear()
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
+    def release(self) -> None:
+        """End the threads and drop the programs; replicas keep their own values."""
+        for local in self._made:
+            local.programs.clear()
+        if self._threads is not None:
+            self._threads.close()
+            self._threads = None
 
 
-class Crew:
-    """``size`` replicas: the caller's thread is the first's, each of the others has one of its own.
+class ReplicaThreads:
+    """Threads of ``size`` replicas: the caller's thread is the first's, each other replica has its own.
 
-    What a replica holds is touched by its own thread only. Where one fails, ``cut_off`` is called with its
-    number and error, so that it can let go of those that wait for it.
+    Only a replica's own thread touches its values. If one fails, ``cut_off`` is called with its number and
+    its error, and aborts the groups in which the other replicas wait for it.
     """
 
     def __init__(self, size: int, cut_off: Callable[[int, BaseException], None]) -> None:
@@ -129,7 +132,7 @@ class Crew:
         self._end = weakref.finalize(self, _dismiss, self._orders)
 
     def each(self, work: Callable[[int], Result]) -> list[Result]:
-        """Let every replica work, given its number; return what each returned, or raise the first cause."""
+        """Call ``work(number)`` on each replica's thread; return the results, or raise the first cause."""
         if self.size == 1:
             return [self._alone(work)]
         results: list[Any] = [None] * self.size
@@ -152,7 +155,7 @@ class Crew:
         for _ in range(self.size):
             _wait(done, lambda error: self._cut_off(0, error))
         if errors:
-            # Others are cut off by the first that failed, and say so; the cause is what they were cut off by.
+            # The first failure aborts the others, whose errors only repeat it: raise the cause.
             causes = [e for e in errors if not isinstance(e, (AbortedError, UnavailableError))]
             raise (causes or errors)[0]
         return results
@@ -165,7 +168,7 @@ class Crew:
             raise
 
     def close(self) -> None:
-        """Let the threads end; they do as well when nobody has the crew any more."""
+        """End the threads; they also end when this object is collected."""
         self._end()
 
 
@@ -188,7 +191,7 @@ def _work(orders: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         order()
 
 
-# Where the replicas of a strategy bring values together that are no gradients: sums, means, the first's.
+# Values that are no gradients, over all replicas in sync: sums, means, the first replica's.
 
 
 def all_reduce(strategy: Strategy, array: Any, op: str) -> Array:
@@ -196,20 +199,19 @@ def all_reduce(strategy: Strategy, array: Any, op: str) -> Array:
     array = np.asarray(array)
     if strategy.num_replicas_in_sync == 1:
         return np.asarray(array, np.float64 if op == "mean" and array.dtype.kind in "biu" else None)
-    return meet(strategy).all_reduce(array, op)
+    return value_group_of(strategy).all_reduce(array, op)
 
 
-def meet(strategy: Strategy) -> Collective:
+def value_group_of(strategy: Strategy) -> Collective:
     """Return this replica's end of the group of all replicas in sync."""
-    found: Collective | None = strategy.__dict__.get("_meeting")
-    if found is None:
-        found = strategy.__dict__["_meeting"] = strategy.meeting()
-    return found
+    if strategy._value_group is None:
+        strategy._value_group = strategy.form_value_group()
+    return strategy._value_group
 
 
-def part(strategy: Strategy, error: BaseException | None = None) -> None:
-    """Let go of the group; an error breaks it: the others must not wait for this replica."""
-    found: Collective | None = strategy.__dict__.pop("_meeting", None)
+def leave_group(strategy: Strategy, error: BaseException | None = None) -> None:
+    """Drop the group; an error breaks it: the others must not wait for this replica."""
+    found, strategy._value_group = strategy._value_group, None
     if found is not None and error is not None:
         found.abort(f"{type(error).__name__}: {error}")
 
@@ -226,15 +228,15 @@ def common_group(strategy: Strategy) -> Collective:
     return common
 
 
-# Variables that one optimizer trains in a custom loop, and the strategy's replicas that do it.
+# Variables that one optimizer trains in a custom loop, and the replicas that train them.
 
 Program = Callable[..., tuple[Array, ...]]
 Ready = Callable[[int], object]
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class Nothing(Trainable):
-    """No variables: for asking a strategy what it needs none for."""
+class NoVariables(Trainable):
+    """A `Trainable` without variables."""
 
     def __init__(self) -> None:
         self.variables: list[tuple[str, Array]] = []
@@ -255,7 +257,7 @@ class Nothing(Trainable):
         return batch
 
 
-class Group(Nothing):
+class VariableGroup(NoVariables):
     """Variables of one optimizer; ``replicas`` are this process's, while they are trained."""
 
     def __init__(
@@ -303,14 +305,14 @@ class Group(Nothing):
         self.replicas[index].finish()
 
     def close(self) -> None:
-        """Let go of the replicas; the next step begins to train anew."""
+        """Close the replicas; the next step begins a new training."""
         replicas, self.replicas, self.agreed, self.stepped = self.replicas, [], False, False
         for replica in replicas:
             replica.close()
 
 
-class Stepping(Nothing):
-    """A step as what a replica asks for its program: ``compiled`` makes it, given the replica's values."""
+class TracedStep(NoVariables):
+    """A traced step as a `Trainable`: ``compiled`` makes its program, given the replica's values."""
 
     def __init__(self, compiled: Callable[[Sequence[Array], Ready | None], Program]) -> None:
         super().__init__()
@@ -327,11 +329,11 @@ class Stepping(Nothing):
         return self._compiled(values, ready)
 
 
-# What a step of a custom loop leaves behind: its loss and its times, for the run's curves and timeline.
+# The loss and the times of a step of a custom loop, for the run's curves and timeline.
 
 
 @dataclass
-class Marks:
+class StepTimes:
     """When a replica's step began, had parameters, had gradients and had handed them over."""
 
     begun: float
@@ -359,31 +361,31 @@ class Marks:
         self.ended, self.late = time.perf_counter(), _waited(replicas) - waited
 
 
-class Notes:
-    """Writes down the steps of this process's first replica."""
+class StepRecorder:
+    """Records the steps of this process's first replica, for curves and the timeline."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._before: float | None = None
 
     def rest(self, seconds: float) -> None:
-        """Leave out a time between two steps that belongs to none."""
+        """Exclude a time between two steps, such as a pause."""
         if self._before is not None:
             self._before += seconds
 
     def add(
         self,
         step: int,
-        marks: Marks,
+        marks: StepTimes,
         losses: Sequence[Array],
         scale: float,
         replica: Replica,
         paused: float = 0.0,
     ) -> None:
-        """Note a step that made an update.
+        """Record a step that made an update.
 
         ``scale`` makes a replica's part of the global batch's loss the mean over its own examples, as in fit.
-        ``paused`` are seconds for which the run was paused meanwhile.
+        ``paused`` are the seconds for which the run was paused during it.
         """
         spent, data = self._context.progress.spent, 0.0
         if self._before is not None:

@@ -20,41 +20,41 @@ from nbdist.graph.backend import to_device, to_host
 from nbdist.graph.op import Shape
 from nbdist.runtime.ps.client import Stopped
 from nbdist.runtime.tables import gradient_of
-from nbdist.train.boundary import say_skipped, what_is_wrong
+from nbdist.train.boundary import describe_nonfinite, report_skipped
 from nbdist.train.context import use_here
 from nbdist.train.custom.compile import Call, lookups_of, program_of
 from nbdist.train.custom.reduce import joined, of_replica
-from nbdist.train.custom.replicas import Group, Marks, Place, Program, Shapes
-from nbdist.train.custom.trace import MOST_FUNCTIONS, Trace, Traces, arrays_in, leaves, mapped, trace
-from nbdist.train.custom.variables import Held
-from nbdist.train.strategy import Again
+from nbdist.train.custom.replicas import LocalReplica, Program, Shapes, StepTimes, VariableGroup
+from nbdist.train.custom.trace import MOST_FUNCTIONS, Trace, Traces, arrays_in, trace, tree_leaves, tree_map
+from nbdist.train.custom.variables import StrategyVariables
+from nbdist.train.strategy import RetryStep
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MOST_PROGRAMS = 64  # of one replica
 
 
 class Runner:
-    """Runs functions on what a strategy holds in this process."""
+    """Runs functions on the replicas that a strategy has in this process."""
 
-    def __init__(self, held: Held, number: int = 0) -> None:
-        self.held, self.number = held, number
+    def __init__(self, variables: StrategyVariables, number: int = 0) -> None:
+        self.variables, self.number = variables, number
         self._traces: dict[Any, Traces[Trace]] = {}
-        self._notes = held.notes
+        self._recorder = variables.recorder
         self.yielded: list[tuple[Array, int, float]] = []
-        """Arrays of the batch that was handed out last, with the place of their first example in it, and how
+        """Arrays of the batch that was handed out last, with the number of their first example in it, and how
         many times as many examples the whole batch has."""
         self._datasets = 0
         self._skip_nan = False
         self.over = False
-        """Whether the run that it belongs to has ended: nobody is there to train with."""
+        """Whether the run that it belongs to has ended, and with it the other replicas."""
 
     def run(self, function: Callable[..., Any], arguments: Any = (), skip_nan: bool = False) -> Any:
         """Run a function on every replica of this process; return what it returned, with arrays."""
-        held, self._skip_nan = self.held, skip_nan
+        variables, self._skip_nan = self.variables, skip_nan
         if not isinstance(arguments, (tuple, list)):
             raise InvalidArgumentError(f"run: args is a tuple of arguments, got {arguments!r}; write (x,)")
-        with use_here(held.context):
-            count = len(held.places.all)
+        with use_here(variables.context):
+            count = len(variables.local.all)
             calls = [self._call(function, of_replica(tuple(arguments), i, count), i) for i in range(count)]
             groups = [group for group, _ in calls[0].trained]
             if any([group for group, _ in call.trained] != groups for call in calls):
@@ -66,45 +66,45 @@ class Runner:
 
     def stopping(self) -> bool:
         """Return whether no step follows, because the run was asked to stop or another replica has left."""
-        held = self.held
-        held.heed()
-        held.context.control.check()
-        stop = held.context.control.stop_requested
-        training = [group for group in held.groups if group.replicas]
+        variables = self.variables
+        variables.handle_control()
+        variables.context.control.check()
+        stop = variables.context.control.stop_requested
+        training = [group for group in variables.groups if group.replicas]
         for group in training:
-            if not group.agreed and not held.ended:
+            if not group.agreed and not variables.ended:
                 group.agreed = True
-                held.ended = self._agreed(group, stop)
-        held.ended = held.ended or (stop and not training)
-        if held.ended and training:
-            held.finish()
-        return held.ended
+                variables.ended = self._agreed(group, stop)
+        variables.ended = variables.ended or (stop and not training)
+        if variables.ended and training:
+            variables.finish()
+        return variables.ended
 
-    def _agreed(self, group: Group, stop: bool) -> bool:
+    def _agreed(self, group: VariableGroup, stop: bool) -> bool:
         """Return whether the replicas stop before the next step, given whether this process is asked to."""
-        held = self.held
-        if not group.joint and held.places.meet:
-            # They would stop one by one, and those that go on would wait in what they bring together.
-            count = len(held.places.all)
-            stop = bool(held.places.all_reduce([np.array(stop, np.int64)] * count, "sum"))
-        # All are asked, from here: that costs nobody a wait, and a turn of all threads costs more than that.
+        variables = self.variables
+        if not group.joint and variables.local.has_group:
+            # Else they would stop one by one, and the others would wait in their next reduction.
+            count = len(variables.local.all)
+            stop = bool(variables.local.all_reduce([np.array(stop, np.int64)] * count, "sum"))
+        # Asked from this thread: agree() does not wait, and waking all threads would cost more.
         answers = [replica.agree(stop) for replica in group.replicas]
         return any(answers)
 
     def end_pass(self) -> None:
-        """Come to the end of a pass through data, with all replicas."""
-        held, stop = self.held, self.held.context.control.stop_requested
-        for group in held.groups:
+        """End a pass through the data, with all replicas."""
+        variables, stop = self.variables, self.variables.context.control.stop_requested
+        for group in variables.groups:
             if group.replicas and group.stepped:
                 group.stepped = False
-                ends = held.places.each(lambda i, group=group: group.replicas[i].end_epoch(stop))  # type: ignore[misc]
-                held.ended = held.ended or any(ends)
-        if held.ended:
-            held.finish()
+                ends = variables.local.each(lambda i, group=group: group.replicas[i].end_epoch(stop))  # type: ignore[misc]
+                variables.ended = variables.ended or any(ends)
+        if variables.ended:
+            variables.finish()
 
     def next_seed(self) -> int | None:
         """Return the seed of another dataset: for the first that of a run's first training."""
-        seed, number = self.held.context.seed, self._datasets
+        seed, number = self.variables.context.seed, self._datasets
         self._datasets += 1
         return None if seed is None else seed + number
 
@@ -113,13 +113,13 @@ class Runner:
         return len(self._traces.get(function, ()))
 
     def _call(self, function: Callable[..., Any], arguments: Any, index: int) -> Call:
-        held = self.held
-        given = list(leaves(arguments))
-        strategy = held.places.all[index].context.strategy
+        variables = self.variables
+        given = list(tree_leaves(arguments))
+        strategy = variables.local.all[index].context.strategy
         elsewhere = strategy.replica_index << 32, float(strategy.num_replicas_in_sync)
-        place, scale = next((known[1:] for a in given for known in self.yielded if a is known[0]), elsewhere)
+        first, scale = next((known[1:] for a in given for known in self.yielded if a is known[0]), elsewhere)
         arguments = arrays_in(arguments)
-        arrays = [a for a in leaves(arguments) if isinstance(a, np.ndarray)]
+        arrays = [a for a in tree_leaves(arguments) if isinstance(a, np.ndarray)]
         if function not in self._traces:
             if len(self._traces) >= MOST_FUNCTIONS:
                 raise InvalidArgumentError(
@@ -134,43 +134,43 @@ class Runner:
         )
         trained = []
         for applied in made.applied:
-            group = held.group_for(applied)
+            group = variables.group_for(applied)
             of = dict(zip(applied.variables, applied.gradients, strict=True))
             trained.append((group, tuple(of[v] for v in group.trained)))
-        return Call(made, arrays, trained, place, scale)
+        return Call(made, arrays, trained, first, scale)
 
     def _trace(self, function: Callable[..., Any], arguments: Any, shapes: Sequence[Shape]) -> Trace:
-        held = self.held
-        return trace(held.graph, held.strategy, function, arguments, shapes, held.copied)
+        variables = self.variables
+        return trace(variables.graph, variables.strategy, function, arguments, shapes, variables.copied)
 
-    def _ready(self, groups: Sequence[Group], calls: Sequence[Call]) -> bool:
+    def _ready(self, groups: Sequence[VariableGroup], calls: Sequence[Call]) -> bool:
         """Begin to train what is not trained yet; return whether there is to be an update."""
-        held = self.held
-        if held.ended:
+        variables = self.variables
+        if variables.ended:
             raise AbortedError(
                 f"{calls[0].trace.name} updates variables, and the training has ended: the run was asked "
                 "to stop, or another replica has left. A loop over strategy.distribute_dataset(...) ends then"
             )
         for group in groups:
             if not group.replicas:
-                held.begin(group, calls[0].trace)
+                variables.begin(group, calls[0].trace)
         return not self.stopping()
 
-    def _steps(self, calls: Sequence[Call], groups: Sequence[Group], updating: bool) -> list[Any]:
-        held = self.held
-        held.settle(calls[0].trace.variables)
-        alone = held.strategy.num_replicas_in_sync == 1
-        restore = None if alone else held.remember(calls[0].trace.assigned)
+    def _steps(self, calls: Sequence[Call], groups: Sequence[VariableGroup], updating: bool) -> list[Any]:
+        variables = self.variables
+        variables.settle(calls[0].trace.variables)
+        alone = variables.strategy.num_replicas_in_sync == 1
+        restore = None if alone else variables.remember(calls[0].trace.assigned)
         try:
-            results = held.places.each(lambda i: self._step(calls[i], held.places.all[i], updating))
-        except Again:  # replicas are gone, and the others make the step once more
+            results = variables.local.each(lambda i: self._step(calls[i], variables.local.all[i], updating))
+        except RetryStep:  # replicas were lost, and the others repeat the step
             if restore is not None:
                 restore()
             return self._steps(calls, groups, updating)
         except Stopped:  # this step cannot be completed any more: variables stay as they are
-            held.ended = True
-            held.finish()
-            if calls[0].trace.meets:
+            variables.ended = True
+            variables.finish()
+            if calls[0].trace.communicates:
                 raise AbortedError(
                     f"{calls[0].trace.name} brings values of all replicas together, and another replica has "
                     "left; what was trained until then is kept"
@@ -178,7 +178,7 @@ class Runner:
             return self._steps(calls, groups, False)
         except BaseException:
             if not alone:
-                held.abandon()
+                variables.abandon()
             raise
         if updating:
             for group in groups:
@@ -187,31 +187,31 @@ class Runner:
         return results
 
     def _count(self, calls: Sequence[Call]) -> None:
-        held, progress = self.held, self.held.context.progress
-        held.steps += 1
-        progress.step = held.steps
+        variables, progress = self.variables, self.variables.context.progress
+        variables.steps += 1
+        progress.step = variables.steps
         progress.examples += sum(len(call.arrays[0]) for call in calls if call.arrays and call.arrays[0].ndim)
-        held.count_updates()
+        variables.count_updates()
 
-    def _step(self, call: Call, place: Place, updating: bool) -> Any:
+    def _step(self, call: Call, local: LocalReplica, updating: bool) -> Any:
         """Run a step on one replica, on its thread."""
         groups = [group for group, _ in call.trained] if updating else []
-        replicas = [group.replicas[place.index] for group in groups]
-        marks = Marks(time.perf_counter())
+        replicas = [group.replicas[local.index] for group in groups]
+        marks = StepTimes(time.perf_counter())
         tables = [replica for replica in replicas for _ in replica.tables]
         if tables:  # the pull needs the row numbers first
-            for replica, ids in zip(replicas, self._lookups(call, place)(*call.arrays), strict=True):
+            for replica, ids in zip(replicas, self._lookups(call, local)(*call.arrays), strict=True):
                 replica.want(ids)
         marks.pull(replicas)
-        for group in self.held.groups:
+        for group in self.variables.groups:
             if group.replicas and group not in groups and group.reads(call.trace.variables):
                 with suppress(Stopped):
-                    group.replicas[place.index].fetch()
-        self.held.count(place)
-        program = self._program(call, place, updating)
+                    group.replicas[local.index].fetch()
+        self.variables.count(local)
+        program = self._program(call, local, updating)
         into = [gradient for replica in replicas for gradient in replica.gradients()]
-        restore = self.held.remember(call.trace.assigned, place) if self._skip_nan and replicas else None
-        feeds = [to_device(a, place.xp) for a in [*call.arrays, *self._extra(call, place)]]
+        restore = self.variables.remember(call.trace.assigned, local) if self._skip_nan and replicas else None
+        feeds = [to_device(a, local.xp) for a in [*call.arrays, *self._extra(call, local)]]
         results = [to_host(value) for value in program(*feeds, *into)]
         outputs = len(call.trace.fetches)
         losses = results[outputs : outputs + len(call.trace.watched)]
@@ -219,62 +219,68 @@ class Runner:
         wrong = self._wrong(call, losses, [*into, *rows[::2]])
         if wrong and restore is None:
             raise NanLossError(
-                f"{wrong} at step {self.held.steps + 1}; that gradient was not applied. Try a smaller "
+                f"{wrong} at step {self.variables.steps + 1}; that gradient was not applied. Try a smaller "
                 "learning rate, and look for NaN in the data; strategy.run(fn, args, nan='skip') leaves such "
                 "steps out"
             )
         if wrong and restore is not None:
             restore()
-            say_skipped(place.context.progress, self.held.steps + 1, wrong)
+            report_skipped(local.context.progress, self.variables.steps + 1, wrong)
         elif tables:
             gradients = [gradient_of(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)]
             for replica in dict.fromkeys(tables):
                 replica.take([g for g, of in zip(gradients, tables, strict=True) if of is replica])
         values = iter([np.array(value) for value in results[:outputs]])
-        returned = mapped(lambda t: None if t is None else next(values), call.trace.outputs)
+        returned = tree_map(lambda t: None if t is None else next(values), call.trace.outputs)
         marks.push(replicas, skip=bool(wrong))
-        if replicas and place.index == 0:
-            boundary, words = self.held.boundary, self.held.context.control.words
-            paused = boundary.paused_since() if words != boundary.heard else 0.0
+        if replicas and local.index == 0:
+            boundary, messages = self.variables.boundary, self.variables.context.control.messages
+            paused = boundary.paused_since() if messages != boundary.handled else 0.0
             shown = losses if call.scale and not wrong else ()
-            self._notes.add(self.held.steps + 1, marks, shown, call.scale, replicas[0], paused)
-        self.held.count(place)
+            self._recorder.add(self.variables.steps + 1, marks, shown, call.scale, replicas[0], paused)
+        self.variables.count(local)
         return returned
 
-    def _extra(self, call: Call, place: Place) -> list[Array]:
+    def _extra(self, call: Call, local: LocalReplica) -> list[Array]:
         """Return what is fed beside arguments: what random numbers follow from, the replica's number."""
-        step = self.held.steps
+        step = self.variables.steps
         draws = [
-            np.array([d.seed, d.training, step, call.place], np.int64) for d in call.trace.draws.values()
+            np.array([d.seed, d.training, step, call.first_example], np.int64)
+            for d in call.trace.draws.values()
         ]
         if call.trace.replica is None:
             return draws
-        return [*draws, np.array(place.context.strategy.replica_index, np.int32)]
+        return [*draws, np.array(local.context.strategy.replica_index, np.int32)]
 
     def _wrong(self, call: Call, losses: Sequence[Array], gradients: Sequence[Array]) -> str:
         """Return a message that names the non-finite value of a step; a mean over no examples may be NaN."""
         empty = any(a.size == 0 for a in call.arrays)
-        return what_is_wrong(0.0 if empty else sum(float(np.sum(x)) for x in losses), gradients)
+        return describe_nonfinite(0.0 if empty else sum(float(np.sum(x)) for x in losses), gradients)
 
-    def _program(self, call: Call, place: Place, updating: bool) -> Program:
+    def _program(self, call: Call, local: LocalReplica, updating: bool) -> Program:
         trained = call.trained if updating else []
         found: Program = self._compiled(
-            call, place, updating, lambda shapes: program_of(self.held, call.trace, place, shapes, trained)
+            call,
+            local,
+            updating,
+            lambda shapes: program_of(self.variables, call.trace, local, shapes, trained),
         )
         return found
 
-    def _lookups(self, call: Call, place: Place) -> Callable[..., list[list[Array]]]:
+    def _lookups(self, call: Call, local: LocalReplica) -> Callable[..., list[list[Array]]]:
         found: Callable[..., list[list[Array]]] = self._compiled(
-            call, place, "lookups", lambda shapes: lookups_of(call.trace, place, shapes, call.trained)
+            call, local, "lookups", lambda shapes: lookups_of(call.trace, local, shapes, call.trained)
         )
         return found
 
-    def _compiled(self, call: Call, place: Place, kind: bool | str, make: Callable[[Shapes], Any]) -> Any:
+    def _compiled(
+        self, call: Call, local: LocalReplica, kind: bool | str, make: Callable[[Shapes], Any]
+    ) -> Any:
         """Return the cached program of a call's trace for these shapes; ``make`` builds it the first time."""
         shapes = tuple(a.shape for a in call.arrays)
         key = (id(call.trace), shapes, kind)
-        if key not in place.programs:
-            if len(place.programs) >= MOST_PROGRAMS:
-                del place.programs[next(iter(place.programs))]
-            place.programs[key] = make(shapes)
-        return place.programs[key]
+        if key not in local.programs:
+            if len(local.programs) >= MOST_PROGRAMS:
+                del local.programs[next(iter(local.programs))]
+            local.programs[key] = make(shapes)
+        return local.programs[key]

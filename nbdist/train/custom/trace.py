@@ -71,7 +71,7 @@ class Trace:
     """By model."""
     replica: Placeholder | None = None
     """The number of the replica, if it is asked for."""
-    meets: bool = False
+    communicates: bool = False
     """Whether replicas bring values together in it."""
     in_order: bool = False
     """Whether it has to run in the order in which it was recorded."""
@@ -92,7 +92,7 @@ class Trace:
     @property
     def fetches(self) -> list[Tensor]:
         """What a program has to compute, beside gradients."""
-        return [t for t in leaves(self.outputs) if t is not None]
+        return [t for t in tree_leaves(self.outputs) if t is not None]
 
     @property
     def _computed(self) -> list[Tensor]:
@@ -190,7 +190,7 @@ class Tracing:
 
     def all_reduce(self, value: Any, how: str) -> Tensor:
         """Return the op that brings the replicas' values together."""
-        self.trace.in_order = self.trace.meets = True
+        self.trace.in_order = self.trace.communicates = True
         return record("all_reduce", value, op=how)
 
     @contextlib.contextmanager
@@ -283,13 +283,13 @@ def _trace(
     token, outer = _tracing.set(rules), graph.rules
     try:
         with graph.within(Scope(name=f"{graph.unique(name)}/")):
-            given = mapped(fed, arguments)
+            given = tree_map(fed, arguments)
             graph.rules = rules
-            made.outputs = _checked(mapped(_plain, function(*given)), made, graph)
+            made.outputs = _checked(tree_map(_plain, function(*given)), made, graph)
     finally:
         graph.rules = outer
         _tracing.reset(token)
-    known = graph.owner.home if graph.owner is not None else {}  # a model's variables are
+    known = graph.owner.host_values if graph.owner is not None else {}  # a model's variables are
     new = [t for t in graph.tensors[begun:] if isinstance(t, Variable) and t not in known]
     for v in new:
         if v.name != "global_step":
@@ -320,8 +320,8 @@ def _checked(outputs: Any, made: Trace, graph: Graph) -> Any:
             raise InvalidArgumentError(f"{made.name} returns {value!r} of another graph; {graph.hint}")
         return value if value.op is None or value.op.has_value else None
 
-    found = mapped(one, outputs)
-    values = [t for t in leaves(found) if t is not None]
+    found = tree_map(one, outputs)
+    values = [t for t in tree_leaves(found) if t is not None]
     late = [t.name for t in value_order([*values, *made.effects]) if t in marks]
     if late:
         raise InvalidArgumentError(
@@ -367,7 +367,7 @@ def arrays_in(arguments: Any) -> Any:
             raise InvalidArgumentError(f"run takes arrays of numbers, got one of {array.dtype}: {array!r}")
         return array
 
-    return mapped(one, arguments)
+    return tree_map(one, arguments)
 
 
 def form_of(value: Any) -> Form:
@@ -462,10 +462,10 @@ class Traces(Generic[TraceType]):
 # Values in tuples, lists and dicts, nested as one likes: what a function is given and returns.
 
 
-def leaves(tree: Any) -> Iterator[Any]:
+def tree_leaves(tree: Any) -> Iterator[Any]:
     """Yield what is in a tree, in order.
 
-    >>> list(leaves(({"a": 1, "b": [2, 3]}, None)))
+    >>> list(tree_leaves(({"a": 1, "b": [2, 3]}, None)))
     [1, 2, 3, None]
     """
     if isinstance(tree, dict):
@@ -474,25 +474,25 @@ def leaves(tree: Any) -> Iterator[Any]:
         yield tree
         return
     for part in tree:
-        yield from leaves(part)
+        yield from tree_leaves(part)
 
 
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     """Return a tree of the same form, with the function's value for each leaf.
 
-    >>> mapped(lambda n: n + 1, ({"a": 1}, [2]))
+    >>> tree_map(lambda n: n + 1, ({"a": 1}, [2]))
     ({'a': 2}, [3])
     """
     if isinstance(tree, dict):
-        return {name: mapped(function, part) for name, part in tree.items()}
+        return {name: tree_map(function, part) for name, part in tree.items()}
     if not isinstance(tree, (tuple, list)):
         return function(tree)
-    parts = [mapped(function, part) for part in tree]
+    parts = [tree_map(function, part) for part in tree]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*parts)
     return type(tree)(parts)
 
 
-def rebuilt(tree: Any, values: Iterator[Any]) -> Any:
+def tree_rebuild(tree: Any, values: Iterator[Any]) -> Any:
     """Return a tree of the same form with these leaves."""
-    return mapped(lambda _: next(values), tree)
+    return tree_map(lambda _: next(values), tree)

@@ -1,8 +1,8 @@
-"""What the custom loops of a strategy have in this process: variables, their values, and who trains them.
+"""The variables of a strategy's custom loops in this process, their values, and the replicas that train them.
 
-A variable's value lies at home (its own array, or that of the model it belongs to) until an optimizer trains
-it: from then on the strategy's replicas have it, and it comes home when it is read. Several replicas of one
-process have values of their own, each at its :class:`Place`.
+A variable has a host array: its own, or that of the model it belongs to. Once an optimizer trains it, the
+newest value is in the strategy's replicas, and is fetched into the host array when it is read. If one process
+has several replicas, each :class:`LocalReplica` has its own values.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from nbdist.runtime.ps.client import Stopped
 from nbdist.train.boundary import Boundary
 from nbdist.train.context import MODEL, current, save_variables
 from nbdist.train.custom import sync_rules
-from nbdist.train.custom.replicas import Group, Notes, Place, Places
+from nbdist.train.custom.replicas import LocalReplica, LocalReplicas, StepRecorder, VariableGroup
 from nbdist.train.custom.trace import Applied, Trace, tracing
-from nbdist.train.strategy import Again, Replica
+from nbdist.train.strategy import Replica, RetryStep
 
 if TYPE_CHECKING:
     from nbdist.train.strategy import Strategy
@@ -37,8 +37,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 MOVE_IN = "make what a step uses inside `with strategy.scope():` of the strategy that runs it"
 
 
-class Held:
-    """Variables of one strategy in this process. Calls come from one thread."""
+class StrategyVariables:
+    """All variables of one strategy in this process. Calls come from one thread."""
 
     def __init__(self, strategy: Strategy) -> None:
         here = current()
@@ -46,25 +46,25 @@ class Held:
         self.context = here if here.strategy is strategy else replace(here, strategy=strategy)
         self.graph = Graph()
         self.graph.owner, self.graph.hint = self, MOVE_IN
-        self.home: dict[Variable, Array] = {}
+        self.host_values: dict[Variable, Array] = {}
         self.copied: set[Variable] = set()
         """Variables that steps assign."""
-        self.groups: list[Group] = []
+        self.groups: list[VariableGroup] = []
         self.ended = False
         """Whether the training was asked to stop, or another replica has left it."""
         self.steps = self.context.progress.step
         self._updates_before = 0
         self._counted: dict[Variable, int] = {}
         self._settled: set[Variable] = set()
-        self.places = Places(strategy, self.context, self._cut_off)
+        self.local = LocalReplicas(strategy, self.context, self._cut_off)
         self.savers: list[tuple[Sequence[Variable], Callable[[Sequence[Any], Path], bool]]] = []
         """What writes models whose weights are variables of this strategy: these, given their values."""
-        self.notes = Notes(self.context)
+        self.recorder = StepRecorder(self.context)
         self.boundary = Boundary(
             self.context, self._training, self._updates, lambda folder: save_loop(self, folder)
         )
 
-    def group_for(self, applied: Applied) -> Group:
+    def group_for(self, applied: Applied) -> VariableGroup:
         """Return the variables that an optimizer trains together, or raise if they are not those it did."""
         wanted = set(applied.variables)
         for v in wanted & self.copied:
@@ -82,13 +82,13 @@ class Held:
                     f"with other variables ({names}): make an optimizer once, outside of the function that "
                     "run is given, and let it train the same variables in every step"
                 )
-        group = Group(applied.optimizer, applied.variables, applied.counter)
+        group = VariableGroup(applied.optimizer, applied.variables, applied.counter)
         self.groups.append(group)
         if applied.counter is not None:
-            self._counted.setdefault(applied.counter, int(self.at_home(applied.counter)))
+            self._counted.setdefault(applied.counter, int(self.host_value(applied.counter)))
         return group
 
-    def begin(self, group: Group, step: Trace) -> None:
+    def begin(self, group: VariableGroup, step: Trace) -> None:
         """Transfer variables to the strategy's replicas, which train them from this step on."""
         found = {v: g for one in step.applied for v, g in zip(one.variables, one.gradients, strict=True)}
         tables = [
@@ -97,14 +97,14 @@ class Held:
             if found[v].rows is not None
             and not (self.strategy.pulls_rows and step.lookups(v) is None)  # it requests rows
         ]
-        group.begin([(v.name, self.at_home(v)) for v in group.trained], tables)
+        group.begin([(v.name, self.host_value(v)) for v in group.trained], tables)
         if not any(other.replicas for other in self.groups):
             self._updates_before = self.context.progress.global_step
         companions = self.strategy.companions(self.context, group, group.optimizer)
         contexts = [self.context, *companions]
         made: dict[int, Replica] = {}
         try:
-            self.places.each(lambda i: made.update({i: group.replica(contexts[i])}))
+            self.local.each(lambda i: made.update({i: group.replica(contexts[i])}))
         except BaseException:
             for replica in made.values():
                 replica.close()
@@ -119,26 +119,26 @@ class Held:
             self.context.step_log.begin(group.replicas[0])
         for note in group.replicas[0].notes:
             print(note)
-        for place in self.places.all:
-            place.programs.clear()
+        for local in self.local.all:
+            local.programs.clear()
 
-    def heed(self) -> None:
-        """Do what the run is asked for between two steps, if something is trained."""
+    def handle_control(self) -> None:
+        """Handle new messages of the run's control, if something is trained."""
         boundary = self.boundary
-        if self.context.control.words != boundary.heard and self._training():
+        if self.context.control.messages != boundary.handled and self._training():
             with contextlib.suppress(Stopped):  # the next step finds out
-                self.notes.rest(boundary.heed())
+                self.recorder.rest(boundary.handle())
 
-    def values(self, place: Place, variables: Sequence[Variable]) -> dict[Variable, Array]:
+    def values(self, local: LocalReplica, variables: Sequence[Variable]) -> dict[Variable, Array]:
         """Return where a replica has its values of variables."""
         found: dict[Variable, Array] = {}
         for group in self.groups:
             if group.replicas:
-                found.update(zip(group.trained, group.replicas[place.index].values, strict=True))
-        return {v: found[v] if v in found else self._own(place, v) for v in variables}
+                found.update(zip(group.trained, group.replicas[local.index].values, strict=True))
+        return {v: found[v] if v in found else self._own(local, v) for v in variables}
 
     def settle(self, variables: Sequence[Variable]) -> None:
-        """Let all replicas begin with the first one's values of what is alike on all and nobody trains.
+        """Give all replicas the first one's values of variables that are alike on all and not trained.
 
         This comes before any of them changes its own.
         """
@@ -147,17 +147,17 @@ class Held:
             if v in self._settled or v in trained:
                 continue
             self._settled.add(v)
-            own = [to_host(self._own(place, v)) for place in self.places.all]
+            own = [to_host(self._own(local, v)) for local in self.local.all]
             if self.strategy.num_replicas_in_sync > 1 and not sync_rules.apart(v):
-                self._spread(v, self.places.all_reduce(own, "first"))
+                self._spread(v, self.local.all_reduce(own, "first"))
 
-    def remember(self, variables: Sequence[Variable], at: Place | None = None) -> Callable[[], None]:
+    def remember(self, variables: Sequence[Variable], at: LocalReplica | None = None) -> Callable[[], None]:
         """Return a function that resets variables to the current values of this process's replicas.
 
         ``at`` selects one replica.
         """
-        places = self.places.all if at is None else [at]
-        arrays = [(place.xp, self._own(place, v)) for place in places for v in variables]
+        chosen = self.local.all if at is None else [at]
+        arrays = [(local.xp, self._own(local, v)) for local in chosen for v in variables]
         kept = [(array, xp.array(array)) for xp, array in arrays]
 
         def restore() -> None:
@@ -166,16 +166,16 @@ class Held:
 
         return restore
 
-    def at_home(self, variable: Variable) -> Array:
+    def host_value(self, variable: Variable) -> Array:
         """Return the array that has a variable's value outside of steps."""
-        if variable not in self.home:
+        if variable not in self.host_values:
             value = variable.initial_value
             if isinstance(value, Tensor):
                 order = value_order([value])
-                values = {v: self.at_home(v) for v in order if isinstance(v, Variable)}
+                values = {v: self.host_value(v) for v in order if isinstance(v, Variable)}
                 (value,) = compile_program([value], values=values)()
-            self.home[variable] = np.array(value)
-        return self.home[variable]
+            self.host_values[variable] = np.array(value)
+        return self.host_values[variable]
 
     def read(self, variable: Any) -> Array:
         """Return the newest value of a variable, as it is outside of replicas."""
@@ -185,37 +185,37 @@ class Held:
             raise InvalidArgumentError(f"{variable!r} is no variable of this strategy; {MOVE_IN}")
         how = sync_rules.read(variable, self.strategy.num_replicas_in_sync)
         if how != "own":
-            own = [to_host(self._own(place, variable)) for place in self.places.all]
-            return self.places.all_reduce(own, how)
+            own = [to_host(self._own(local, variable)) for local in self.local.all]
+            return self.local.all_reduce(own, how)
         self.refresh()
-        return self.at_home(variable).copy()
+        return self.host_value(variable).copy()
 
     def refresh(self) -> None:
-        """Bring the newest values home."""
+        """Fetch the newest values of all replicas into the host arrays."""
         for group in self.groups:
             if group.replicas:
                 with contextlib.suppress(Stopped):
                     group.replicas[0].fetch()
-        self.bring()
+        self.fetch_local()
 
-    def bring(self) -> None:
-        """Bring home what the first replica of this process has."""
+    def fetch_local(self) -> None:
+        """Copy the values of this process's first replica into the host arrays."""
         for group in self.groups:
             if group.replicas:
-                self._bring(group)
-        first = next(iter(self.places.made), None)
+                self._copy_to_host(group)
+        first = next(iter(self.local.made), None)
         if first is not None and first.xp is not np:
             for v, array in first.arrays.items():
-                np.copyto(self.at_home(v), to_host(array))
+                np.copyto(self.host_value(v), to_host(array))
 
-    def count(self, place: Place) -> None:
-        """Bring the variables that count steps up to date at a place."""
+    def count(self, local: LocalReplica) -> None:
+        """Bring the variables that count steps up to date on a replica."""
         for counter, before in self._counted.items():
-            steps = sum(g.steps(place.index) for g in self.groups if g.counter is counter)
-            self._own(place, counter)[...] = before + steps
+            steps = sum(g.steps(local.index) for g in self.groups if g.counter is counter)
+            self._own(local, counter)[...] = before + steps
 
     def count_updates(self) -> None:
-        """Let the run know of how many updates this replica knows."""
+        """Report the updates that this replica knows of."""
         self.context.progress.global_step = self._updates()
 
     def evaluate(self, tensor: Any, feeds: Any) -> Any:
@@ -227,8 +227,8 @@ class Held:
         wanted = tensor.as_tensor() if isinstance(tensor, PartitionedVariable) else tensor
         fed = dict(feeds or {})
         order = value_order([wanted], given=fed)
-        places = {t: n for n, t in enumerate(self.graph.tensors)}
-        order.sort(key=places.__getitem__)
+        numbers = {t: n for n, t in enumerate(self.graph.tensors)}
+        order.sort(key=numbers.__getitem__)
         written = {t.inputs[i] for t in order if t.op is not None for i in t.op.writes}
         if any(v in written for group in self.groups if group.replicas for v in group.trained):
             self.finish()
@@ -243,35 +243,35 @@ class Held:
         return result
 
     def finish(self) -> None:
-        """Wait until the updates of all replicas are applied, bring the final values home, and let go."""
+        """Wait until all replicas' updates are applied, fetch the final values, and close the replicas."""
         for group in [g for g in self.groups if g.replicas]:
-            self.places.each(group.finish)
-            self._bring(group)
+            self.local.each(group.finish)
+            self._copy_to_host(group)
             self.count_updates()
         self.boundary.end()
-        self._let_go()
+        self._close_replicas()
 
     def abandon(self) -> None:
-        """Let go without waiting for anybody, in any state; values come home as they are."""
+        """Close the replicas without waiting for any, in any state; fetch the values as they are."""
         for group in [g for g in self.groups if g.replicas]:
-            self._bring(group)
-        self._let_go()
-        self.places.leave()
+            self._copy_to_host(group)
+        self._close_replicas()
+        self.local.leave_group()
 
-    def _let_go(self) -> None:
+    def _close_replicas(self) -> None:
         for counter in self._counted:
-            self._counted[counter] = int(self.at_home(counter))
+            self._counted[counter] = int(self.host_value(counter))
         for group in self.groups:
             group.close()
         self.strategy.end()
-        self.places.rest()
+        self.local.release()
 
-    def _bring(self, group: Group) -> None:
+    def _copy_to_host(self, group: VariableGroup) -> None:
         for v, value in zip(group.trained, group.replicas[0].values, strict=True):
-            if value is not self.at_home(v):  # tables are trained in place
-                np.copyto(self.at_home(v), to_host(value))
-        for place in self.places.made[:1]:
-            self.count(place)
+            if value is not self.host_value(v):  # tables are trained in place
+                np.copyto(self.host_value(v), to_host(value))
+        for local in self.local.made[:1]:
+            self.count(local)
 
     def _training(self) -> list[Replica]:
         """Return this process's replicas of all that is trained now."""
@@ -282,54 +282,54 @@ class Held:
         steps = [group.steps(0) for group in self.groups if group.replicas]
         return self._updates_before + max(steps, default=0)
 
-    def _own(self, place: Place, variable: Variable) -> Array:
-        if variable not in place.arrays:
-            home = self.at_home(variable)
-            here = place.index == 0 and place.xp is np
-            place.arrays[variable] = home if here else place.xp.asarray(home.copy())
-        return place.arrays[variable]
+    def _own(self, local: LocalReplica, variable: Variable) -> Array:
+        if variable not in local.arrays:
+            value = self.host_value(variable)
+            shared = local.index == 0 and local.xp is np
+            local.arrays[variable] = value if shared else local.xp.asarray(value.copy())
+        return local.arrays[variable]
 
     def _writable(self, variable: Variable, written: bool) -> Array:
-        return self.at_home(variable) if written else self.read(variable)
+        return self.host_value(variable) if written else self.read(variable)
 
     def _spread(self, variable: Variable, value: Array) -> None:
         """Give all replicas of this process a value that was assigned outside of steps."""
         summed = sync_rules.apart(variable) and variable.aggregation == "sum"
-        for place in self.places.all:
-            first = place.context.strategy.replica_index == 0 or self.strategy.num_replicas_in_sync == 1
+        for local in self.local.all:
+            first = local.context.strategy.replica_index == 0 or self.strategy.num_replicas_in_sync == 1
             # Of a sum the first replica has all, so that it is what was assigned.
             given = value if first or not summed else np.zeros_like(value)
-            self._own(place, variable)[...] = place.xp.asarray(given)
-        if self.places.all[0].xp is not np:
-            np.copyto(self.at_home(variable), value)
+            self._own(local, variable)[...] = local.xp.asarray(given)
+        if self.local.all[0].xp is not np:
+            np.copyto(self.host_value(variable), value)
 
     def _cut_off(self, index: int, error: BaseException) -> None:
-        if isinstance(error, (Stopped, Again)):
+        if isinstance(error, (Stopped, RetryStep)):
             return
         for group in self.groups:
             if index < len(group.replicas):
                 group.replicas[index].abort(error)
-        self.places.part(index, error)
+        self.local.abort_group(index, error)
 
 
-# A checkpoint of a loop of one's own: the models that its steps call, and variables that are no model's.
+# A checkpoint of a custom loop: the models that its steps call, and variables that are no model's.
 
 
-def save_loop(held: Held, folder: Path) -> Path:
-    """Write what a strategy's loops hold, as its replicas have it now; return the first file's path.
+def save_loop(owner: StrategyVariables, folder: Path) -> Path:
+    """Write the variables of a strategy, as its replicas have them now; return the first file's path.
 
     Each model that was called in a step is a file of its own, model.safetensors, model-2.safetensors and so
     on. Variables that belong to none are in variables.safetensors, by name.
     """
-    held.bring()
+    owner.fetch_local()
     paths: list[Path] = []
     written: set[Variable] = set()
-    for variables, save in held.savers:
+    for variables, save in owner.savers:
         path = folder / MODEL if not paths else folder / f"model-{len(paths) + 1}.safetensors"
-        if save([held.at_home(v) for v in variables], path):
+        if save([owner.host_value(v) for v in variables], path):
             paths.append(path)
             written.update(variables)
-    others = [(v.name, array) for v, array in held.home.items() if v not in written]
+    others = [(v.name, array) for v, array in owner.host_values.items() if v not in written]
     if others:
         paths.append(save_variables(others, folder))
     return paths[0]
