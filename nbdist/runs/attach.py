@@ -1,7 +1,7 @@
 """Attaches to a run that another process has started, or this one before its kernel was restarted.
 
 run.json       ──► the run's options, its cluster, its tasks
-each task      ──► run.watch: how much is in its log, what it has printed; all that follows comes as news
+each task      ──► run.subscribe: position in its log, its output; later messages follow
 run's folder   ──► points up to there
 each task      ──► run.outcome, when its body is over; from the run's folder where the task is gone
 """
@@ -206,7 +206,7 @@ class _Found:
                 with suppress(
                     NbdistError
                 ):  # one that dies now is noticed later; one replaced knows of no run
-                    answers[info.rank] = joined.peer(info.rank).call("run.watch", {"run": self.record.id})
+                    answers[info.rank] = joined.peer(info.rank).call("run.subscribe", {"run": self.record.id})
         for info in self.workers:
             answer = answers.get(info.rank)
             if info.rank not in dead and (answer is None or answer.meta["state"] == "unknown"):

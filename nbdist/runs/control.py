@@ -1,12 +1,12 @@
-"""Pause, resume, another learning rate, a checkpoint: asked of a run, done by its tasks between two steps.
+"""Commands to a run: pause, resume, learning rate, checkpoint. Its tasks apply them between two steps.
 
 client                                    task
-run.control   run, do: "pause", number ─► replicas rest at their next steps (see nbdist.train.boundary)
-              do: "resume" ─────────────► they go on
+run.control   run, do: "pause", number ─► replicas pause before their next steps (see nbdist.train.boundary)
+              do: "resume" ─────────────► they continue
               do: "set", learning_rate ─► their next updates are made at that rate
-              do: "checkpoint", number ─► the chief writes one, and says so in its progress: number, path
+              do: "checkpoint", number ─► the chief writes one; its progress then has its number and path
 task                                      task
-run.control   do: "rest", number ───────► the chief rests in that pause: so do those who would wait for it
+run.control   do: "rest", number ───────► the chief pauses: the replicas that would wait for it pause as well
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ if TYPE_CHECKING:
     from nbdist.runs.progress import ProgressTracker
 
 SETTINGS = ("learning_rate",)
-LOOK_SECONDS = 0.005  # between two looks at a run that this thread follows, and waits for an answer of
+POLL_SECONDS = 0.005  # between two polls of a run that this thread follows, while it waits for an answer
 KEPT_SECONDS = 60.0
 DOES: dict[str, Callable[[Control, Mapping[str, Any]], object]] = {
-    "pause": lambda control, word: control.pause(_whole(word)),
-    "resume": lambda control, word: control.resume(),
-    "set": lambda control, word: control.set_rate(number("learning_rate", word.get("learning_rate"))),
-    "checkpoint": lambda control, word: control.ask_checkpoint(_whole(word)),
+    "pause": lambda control, command: control.pause(_whole(command)),
+    "resume": lambda control, command: control.resume(),
+    "set": lambda control, command: control.set_rate(number("learning_rate", command.get("learning_rate"))),
+    "checkpoint": lambda control, command: control.ask_checkpoint(_whole(command)),
 }
 
 
-def heed(control: Control, word: Mapping[str, Any]) -> None:
-    """Let a run's replicas on this task do what a ``run.control`` frame asks for."""
-    do = word.get("do")
-    if do == "rest":  # said by tasks alone
-        control.rest(_whole(word))
+def apply_command(control: Control, command: Mapping[str, Any]) -> None:
+    """Apply a ``run.control`` message to a run's replicas on this task."""
+    do = command.get("do")
+    if do == "rest":  # sent by tasks only
+        control.rest(_whole(command))
         return
     if do not in DOES:
         raise InvalidArgumentError(f"a run cannot be asked to {do!r}; {choices(do, DOES)}")
-    DOES[do](control, word)
+    DOES[do](control, command)
 
 
-def _whole(word: Mapping[str, Any]) -> int:
-    found = word.get("number")
+def _whole(command: Mapping[str, Any]) -> int:
+    found = command.get("number")
     if isinstance(found, bool) or not isinstance(found, int):
         raise InvalidArgumentError(f"number is a whole number, got {found!r}")
     return found
 
 
-def said(context: Context) -> dict[str, Any]:
-    """Return a replica's progress as it travels; one that waits for others who are paused is paused, too."""
+def progress_message(context: Context) -> dict[str, Any]:
+    """Return a replica's progress as a message; a replica that waits for paused ones counts as paused."""
     one, control = context.progress, context.control
     progress = {**vars(one), "lost": [*one.lost], "spent": {**one.spent}}  # asdict takes 13 µs
     step, rested = progress.pop("last_rest")
@@ -76,7 +76,7 @@ def said(context: Context) -> dict[str, Any]:
 
 
 class Followed(Protocol):
-    """A run, as far as it is asked for something; see :class:`nbdist.runs.run.Run`."""
+    """The part of a run that `Controls` needs; see :class:`nbdist.runs.run.Run`."""
 
     id: str
     status: str
@@ -93,20 +93,20 @@ class Followed(Protocol):
     def poll(self) -> bool:
         """Poll the run once; return whether it has ended."""
 
-    def send(self, word: dict[str, Any]) -> None:
-        """Have a word sent to all bodies at the next look."""
+    def send(self, command: dict[str, Any]) -> None:
+        """Have a command sent to all bodies at the next poll."""
 
 
 class Controls:
-    """What users ask of a run. Any thread may; words are sent by the thread that follows the run."""
+    """Sends users' commands to a run. Any thread may call it; the thread that follows the run sends them."""
 
     def __init__(self, run: Followed) -> None:
         self._run, self._number = run, 0
         self._follower, self._polling = threading.get_ident(), False
-        self._news = threading.Condition()
+        self._polled = threading.Condition()
 
     def act(self, kind: str, value: Any = None) -> None:
-        """Do what a view asks for, without waiting for what comes of it."""
+        """Send a command of a view, without waiting for its result."""
         if kind == "set":
             self.set({"learning_rate": value})
         elif kind == "pause":
@@ -117,28 +117,28 @@ class Controls:
             self.ask(kind)
 
     def ask(self, do: str, **values: Any) -> None:
-        """Have the replicas asked for something, at once if this thread follows the run, else at its look."""
-        word = {"do": do, **values}
-        heed(Control(), word)  # here, where somebody is told what is wrong with it
+        """Send a command to all replicas: now if this thread follows the run, else at the next poll."""
+        command = {"do": do, **values}
+        apply_command(Control(), command)  # an invalid one raises here, not on the tasks
         if self._run.over:
             raise FailedPreconditionError(
-                f"run {self._run.id} is over ({self._run.status}): there is nothing to {do} any more"
+                f"run {self._run.id} has ended ({self._run.status}): there is nothing to {do}"
             )
         if not self._run.trains:
             raise FailedPreconditionError(
-                f"run {self._run.id} does not train: there is nothing to {do}. It does that with a model.fit "
-                "or an optimizer's step in its body"
+                f"run {self._run.id} does not train: there is nothing to {do}. A run trains if its body "
+                "calls model.fit or an optimizer's step"
             )
-        self._run.send(word)
+        self._run.send(command)
         if self._follower == threading.get_ident() and not self._polling:
             self._run.poll()
 
     def pause(self) -> None:
-        """Ask for a pause, which has a number that no other one has."""
+        """Send a pause with a number of its own."""
         self.ask("pause", number=time.time_ns())
 
     def set(self, values: Mapping[str, Any]) -> None:
-        """Ask for other settings of the training."""
+        """Send new settings of the training."""
         unknown = sorted(values.keys() - set(SETTINGS))
         if unknown or not values:
             what = f"no setting {unknown[0]!r}" if unknown else "nothing to set"
@@ -148,13 +148,13 @@ class Controls:
         self.ask("set", **values)
 
     def ask_checkpoint(self) -> int:
-        """Ask for a checkpoint; returns the number that the answer will bear."""
+        """Send a request for a checkpoint; return the number that the answer will have."""
         self._number = max(self._number, self._answered()) + 1
         self.ask("checkpoint", number=self._number)
         return self._number
 
     def checkpoint(self, timeout: float = KEPT_SECONDS) -> Path:
-        """Ask for a checkpoint, and return its path on the chief's machine once it is there."""
+        """Request a checkpoint and return its path on the chief's machine once it is written."""
         if not 0 < timeout < math.inf:
             raise InvalidArgumentError(f"timeout is a number of seconds above 0, got {timeout!r}")
         asked = self.ask_checkpoint()
@@ -167,8 +167,8 @@ class Controls:
                     "run.model is what it has trained"
                 )
             raise DeadlineExceededError(
-                f"run {self._run.id} has written no checkpoint within {timeout:g} s: its chief has come to "
-                "no end of a step, or no process follows the run. Give it more time with "
+                f"run {self._run.id} has written no checkpoint within {timeout:g} s: its chief has "
+                "ended no step, or no process follows the run. Give it more time with "
                 "checkpoint(timeout=...), or follow it with run.wait()"
             )
         if found["error"]:
@@ -177,27 +177,27 @@ class Controls:
 
     @contextmanager
     def polling(self) -> Iterator[None]:
-        """Note who follows the run, while it looks; who waits for news is woken then."""
+        """Record this thread as the follower during a poll; wake threads that wait for an answer after it."""
         self._follower, self._polling = threading.get_ident(), True
         try:
             yield
         finally:
             self._polling = False
-            with self._news:
-                self._news.notify_all()
+            with self._polled:
+                self._polled.notify_all()
 
     def _answered(self) -> int:
         found = self._run.tally.checkpoint
         return 0 if found is None else int(found["number"])
 
     def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Wait for a condition or the run's end; who follows the run goes on doing so meanwhile."""
+        """Wait for a condition or the run's end; the thread that follows the run polls while it waits."""
         deadline = time.monotonic() + seconds
         if self._follower != threading.get_ident():
-            with self._news:
-                self._news.wait_for(lambda: condition() or self._run.over, seconds)
+            with self._polled:
+                self._polled.wait_for(lambda: condition() or self._run.over, seconds)
             return
         if self._polling:
-            raise FailedPreconditionError("who shows a run cannot wait for it: use run.controls.act")
+            raise FailedPreconditionError("a view cannot wait for its run: use run.controls.act")
         while not condition() and not self._run.poll() and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)

@@ -170,16 +170,16 @@ class RunMonitor:
                     continue
                 if frame.kind == "run.display":
                     self._handle_display(info, frame)
-                elif frame.kind == "run.news":
+                elif frame.kind == "run.progress":
                     self._handle_progress(info, frame)
-                elif frame.kind == "run.watched":
+                elif frame.kind == "run.backfill":
                     self._handle_backfill(info, frame)
         except UnavailableError:
             self._ended.add(info.rank)  # if it is dead, `_check_tasks` finds the reason
 
     def apply_backfill(self, info: TaskInfo, answer: Frame) -> None:
         """Apply a task's answer to a subscription: its progress so far, and what it has printed."""
-        self._handle_progress(info, Frame("run.news", answer.meta, answer.arrays[:1]))
+        self._handle_progress(info, Frame("run.progress", answer.meta, answer.arrays[:1]))
 
     def resubscribe(self) -> None:
         """Subscribe to all workers again at the next poll, over connections of the thread that then polls."""
@@ -189,7 +189,7 @@ class RunMonitor:
     def _resubscribe_if_silent(self, info: TaskInfo) -> None:
         ended = info.rank in self.ended_bodies or info.rank in self.lost or self.towers
         if not ended and self._positions[info.rank].is_silent(time.monotonic()):
-            self.send(info, "run.watch", {"run": self.run, "again": True})
+            self.send(info, "run.subscribe", {"run": self.run, "resubscribe": True})
 
     def _handle_display(self, info: TaskInfo, frame: Frame) -> None:
         texts = [one.tobytes().decode("utf-8", "replace") for one in frame.arrays]
@@ -203,7 +203,7 @@ class RunMonitor:
         self._positions[info.rank].fill_gap(
             answer, self.store, self.folder, lambda text: self._printed(info.name, text)
         )
-        self.apply_backfill(info, Frame("run.watched", answer.meta, (answer.arrays[0][:0],)))
+        self.apply_backfill(info, Frame("run.backfill", answer.meta, (answer.arrays[0][:0],)))
 
     def _handle_progress(self, info: TaskInfo, frame: Frame) -> None:
         self._positions[info.rank].advance(frame, time.monotonic())

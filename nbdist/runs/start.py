@@ -78,7 +78,7 @@ def start_run(
         needs = [info.rank for info in (*workers, *servers)]
         for info in workers:  # all at once, and run.json meanwhile
             reserved.append(info)
-            meta = {"run": run_id, "watch": True, "ranks": needs}
+            meta = {"run": run_id, "subscribe": True, "ranks": needs}
             asked.append(cluster.peer(info.rank).ask("run.reserve", meta))
         record = _record(run_id, body, options, cluster, workers)
         folder = run_folder(run_id)

@@ -33,7 +33,7 @@ from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.runs.task.agent import Agent, agent
 from nbdist.runs.task.body import around, filename, live_of, perform
-from nbdist.runs.task.reporting import NEWS_SECONDS, Live, Output
+from nbdist.runs.task.reporting import SEND_SECONDS, ActiveRun, Output
 from nbdist.runs.task.signals import bodies_only, forget
 from nbdist.runtime.task import Task, current
 from nbdist.train.callbacks import History
@@ -117,7 +117,7 @@ class Desk:
                 self._begun.pop(oldest, None)
 
         def frame() -> Frame:
-            self.agent.unwatch(run)
+            self.agent.unsubscribe(run)
             return Frame("trial.over", told)
 
         self._tell(frame)
@@ -148,7 +148,7 @@ class Desk:
             self._driver, self._heard = sender, time.monotonic()
             self._enlisted = sweep, token
         if present is not None:
-            self.agent.watch(run_name(sweep, present.number, present.attempt), sender)
+            self.agent.subscribe(run_name(sweep, present.number, present.attempt), sender)
         sender.push(self._standing(sweep, held))
 
     def _tell_reports(self, sweep: str, trial: Mapping[str, Any] | None, sender: Caller) -> None:
@@ -178,7 +178,7 @@ class Desk:
                 run = run_name(sweep, trial.number, trial.attempt)
                 self._present, begun[trial.number] = trial, trial.attempt
                 self.agent.control(run)  # a word may come before the body
-                self.agent.watch(run, sender)
+                self.agent.subscribe(run, sender)
                 self._line.put(trial)
             mine = mine and trial == self._present
         if again:  # the log has lost that it was begun; an attempt of no ranks is one that cannot be made
@@ -350,7 +350,7 @@ class Reports:
         return Frame("trial.news", {**meta, "again": True}, arrays)
 
 
-class TrialLive(Live):
+class TrialLive(ActiveRun):
     """A trial, as its engine knows it. Points of all series stay in its own log."""
 
     def __init__(
@@ -370,10 +370,10 @@ class TrialLive(Live):
         self._meta = {"sweep": sweep.sweep, "number": trial.number, "attempt": trial.attempt}
 
     def intervals(self) -> Iterator[float]:
-        """Yield short intervals at first: a trial that takes less than `NEWS_SECONDS` can be pruned, too."""
-        return growing(FIRST_SECONDS, NEWS_SECONDS)
+        """Yield short intervals at first: a trial that takes less than `SEND_SECONDS` can be pruned, too."""
+        return growing(FIRST_SECONDS, SEND_SECONDS)
 
-    def told(self, rank: int, ended: bool) -> Iterator[Frame]:
+    def messages(self, rank: int, ended: bool) -> Iterator[Frame]:
         """Yield what was reported since the last time, if anything was."""
         for shown in self.output.take_displays():  # a trial has no cell: its file has the texts
             self.output.write(f"{shown.data['text/plain']}\n")

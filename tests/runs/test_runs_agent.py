@@ -13,15 +13,15 @@ from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.runs.task import agent as agents
 from nbdist.runs.task.agent import Agent
-from nbdist.runs.task.reporting import Live, Output
+from nbdist.runs.task.reporting import ActiveRun, Output
 from nbdist.runtime.task import Task
 from nbdist.train.context import Context
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
 
 
-def live(agent: Agent, folder: Path, run: str = "r1") -> Live:
-    one = Live(
+def live(agent: Agent, folder: Path, run: str = "r1") -> ActiveRun:
+    one = ActiveRun(
         run,
         Context(control=agent.control(run)),
         Recorder(folder / f"metrics-{run}.log", replica=2),
@@ -31,7 +31,7 @@ def live(agent: Agent, folder: Path, run: str = "r1") -> Live:
     return one
 
 
-def finish(agent: Agent, one: Live) -> None:
+def finish(agent: Agent, one: ActiveRun) -> None:
     agent.end(one)
     one.recorder.close()
     one.output.finish()
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 def news(client: Peer) -> Frame:
     frame = client.receive(10)
     assert frame is not None
-    assert frame.kind == "run.news"
+    assert frame.kind == "run.progress"
     return frame
 
 
@@ -94,8 +94,8 @@ def test_a_reservation_that_no_body_follows_is_void_in_the_end(
 
 
 def test_who_watches_hears_points_text_and_progress(agent: Agent, client: Peer, folder: Path) -> None:
-    client.call("run.watch", {"run": "r1"})
-    client.call("run.watch", {"run": "r1"})  # twice is once
+    client.call("run.subscribe", {"run": "r1"})
+    client.call("run.subscribe", {"run": "r1"})  # twice is once
     one = live(agent, folder)
     one.output.write("hello \N{SNOWMAN}")
     one.recorder.add(one.recorder.series("loss"), 1, 0.5)
@@ -115,7 +115,7 @@ def test_who_watches_hears_points_text_and_progress(agent: Agent, client: Peer, 
 
 def test_who_reserves_may_watch_from_the_start(agent: Agent, client: Peer, folder: Path) -> None:
     """A body that only prints is over before the next word of the client: its text would be lost."""
-    client.call("run.reserve", {"run": "r1", "watch": True})
+    client.call("run.reserve", {"run": "r1", "subscribe": True})
     one = live(agent, folder)
     one.output.write("short")
     finish(agent, one)
@@ -123,14 +123,14 @@ def test_who_reserves_may_watch_from_the_start(agent: Agent, client: Peer, folde
 
 
 def test_who_gives_a_reservation_up_hears_nothing_of_it(agent: Agent, client: Peer, folder: Path) -> None:
-    client.call("run.reserve", {"run": "r1", "watch": True})
+    client.call("run.reserve", {"run": "r1", "subscribe": True})
     client.call("run.release", {"run": "r1"})
     finish(agent, live(agent, folder))
     assert client.receive(0.2) is None
 
 
 def test_other_runs_are_not_told(agent: Agent, client: Peer, folder: Path) -> None:
-    client.call("run.watch", {"run": "other"})
+    client.call("run.subscribe", {"run": "other"})
     one = live(agent, folder)
     finish(agent, one)
     assert client.receive(0.2) is None
@@ -138,8 +138,8 @@ def test_other_runs_are_not_told(agent: Agent, client: Peer, folder: Path) -> No
 
 def test_who_has_gone_is_forgotten(agent: Agent, client: Peer, task: Task, folder: Path) -> None:
     with Peer(task.server.address, task.keys) as gone:
-        gone.call("run.watch", {"run": "r1"})
-    client.call("run.watch", {"run": "r1"})
+        gone.call("run.subscribe", {"run": "r1"})
+    client.call("run.subscribe", {"run": "r1"})
     one = live(agent, folder)
     for _ in range(3):
         one.output.write("still here")
@@ -161,7 +161,7 @@ def test_words_reach_only_the_run_they_are_for(agent: Agent, client: Peer, folde
 
 
 def test_what_a_run_is_asked_reaches_its_control(agent: Agent, client: Peer, folder: Path) -> None:
-    client.call("run.watch", {"run": "r1"})
+    client.call("run.subscribe", {"run": "r1"})
     one = live(agent, folder)
     control, progress = one.context.control, one.context.progress
     assert client.call("run.control", {"run": "r0", "do": "pause", "number": 1}).meta == {"running": False}
@@ -223,7 +223,7 @@ def test_a_task_without_a_cluster_has_no_shared_files(task: Task) -> None:
 def test_whatever_happens_the_task_is_free_again(
     agent: Agent, client: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.call("run.watch", {"run": "r1"})
+    client.call("run.subscribe", {"run": "r1"})
     one = live(agent, folder)
 
     def broken() -> Any:

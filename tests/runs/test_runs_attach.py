@@ -43,7 +43,7 @@ class Gate(nb.train.Callback):
     def on_epoch_end(self, epoch, logs):
         if epoch == 1 and {deaf}:
             from nbdist.runs.task.agent import agent
-            agent()._watchers.clear()
+            agent()._subscribers.clear()
             print("unheard")
         if epoch == 3:
             while not os.path.exists({gate!r}):

@@ -15,7 +15,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
 )
 from nbdist.metrics.store import RunStore
-from nbdist.runs.control import Controls, heed, said
+from nbdist.runs.control import Controls, apply_command, progress_message
 from nbdist.runs.progress import ProgressTracker
 from nbdist.train.context import Context, Control, Progress
 
@@ -30,15 +30,15 @@ def test_a_word_reaches_the_control() -> None:
         {"do": "set", "learning_rate": 0.5},
         {"do": "checkpoint", "number": 3},
     ):
-        heed(control, word)
+        apply_command(control, word)
     assert (control.paused, control.rate, control.rates, control.checkpoint) == (True, 0.5, 1, 3)
     assert (control.pause_number, control.resting, control.messages) == (5, True, 4)
-    heed(control, {"do": "resume"})
+    apply_command(control, {"do": "resume"})
     assert (control.paused, control.resting, control.messages) == (False, False, 5)
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ({"do": "fly"}, "cannot be asked to 'fly'; choose from pause, resume, set, checkpoint"),
         ({}, "cannot be asked to None"),
@@ -52,10 +52,10 @@ def test_a_word_reaches_the_control() -> None:
         ({"do": "pause"}, "number is a whole number, got None"),
     ],
 )
-def test_what_cannot_be_asked_changes_nothing(word: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_asked_changes_nothing(word: dict[str, Any], message: str) -> None:
     control = Control()
-    with pytest.raises(InvalidArgumentError, match=said):
-        heed(control, word)
+    with pytest.raises(InvalidArgumentError, match=message):
+        apply_command(control, word)
     assert control == Control()
 
 
@@ -64,13 +64,13 @@ def test_one_that_waits_for_others_who_are_paused_is_paused() -> None:
     context.control.check()
     context.control.pause()
     context.control.check()
-    assert said(context)["state"] == "running"  # others may be in a step
+    assert progress_message(context)["state"] == "running"  # others may be in a step
     context.control.rest(1)
-    assert said(context)["state"] == "running"  # it may be in a step itself
+    assert progress_message(context)["state"] == "running"  # it may be in a step itself
     context.control.check()
-    assert said(context)["state"] == "paused"
+    assert progress_message(context)["state"] == "paused"
     context.control.resume()
-    assert said(context)["state"] == "running"
+    assert progress_message(context)["state"] == "running"
 
 
 class Some:
@@ -136,7 +136,7 @@ def test_a_run_that_is_over_or_does_not_train_is_asked_nothing() -> None:
         run.controls.set({"learning_rate": 0.1})
     run.status = "finished"
     for kind in ("pause", "resume", "checkpoint"):
-        with pytest.raises(FailedPreconditionError, match=rf"run r1 is over \(finished\).*{kind}"):
+        with pytest.raises(FailedPreconditionError, match=rf"run r1 has ended \(finished\).*{kind}"):
             run.controls.act(kind)
     assert run.sent == []
 

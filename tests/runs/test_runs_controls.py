@@ -422,5 +422,5 @@ def test_a_run_that_does_not_train_or_is_over_says_so(begin: Callable[..., Run])
         run.set(momentum=0.1)
     run.stop()
     run.wait()
-    with pytest.raises(FailedPreconditionError, match=r"is over \(stopped\)"):
+    with pytest.raises(FailedPreconditionError, match=r"has ended \(stopped\)"):
         run.resume()

@@ -21,8 +21,8 @@ from nbdist.runs import backfill
 from nbdist.runs.backfill import fill, last_words, printed
 from nbdist.runs.outcome import decode, outcome_path, read_outcome
 from nbdist.runs.task import agent as keeping
-from nbdist.runs.task.agent import Agent, Kept
-from nbdist.runs.task.reporting import TAIL_LIMIT, Live, Output, tail_of
+from nbdist.runs.task.agent import Agent, CachedOutcome
+from nbdist.runs.task.reporting import TAIL_LIMIT, ActiveRun, Output, tail_of
 from nbdist.train.context import Context
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
@@ -36,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def live(agent: Agent, folder: Path) -> Live:
-    one = Live(
+def live(agent: Agent, folder: Path) -> ActiveRun:
+    one = ActiveRun(
         RUN,
         Context(control=agent.control(RUN)),
         Recorder(folder / "metrics-0000.log", replica=0, say=lambda line: None),
@@ -47,7 +47,7 @@ def live(agent: Agent, folder: Path) -> Live:
     return one
 
 
-def finish(agent: Agent, one: Live) -> None:
+def finish(agent: Agent, one: ActiveRun) -> None:
     agent.end(one)
     one.close()
 
@@ -76,7 +76,7 @@ def test_who_comes_late_has_every_point_once(agent: Agent, client: Peer, folder:
         one.recorder.add(loss, step, float(step))
         one.output.write(f"{step}\n")
         if step == 150:
-            answer = client.call("run.watch", {"run": RUN})
+            answer = client.call("run.subscribe", {"run": RUN})
             assert answer.meta["state"] == "on"
             assert fill(store, folder, {0: answer}) == []
     finish(agent, one)
@@ -105,7 +105,7 @@ def test_points_that_wait_for_a_full_disk_are_told(
     one.recorder.add(loss, 2, 2.0)
     one.recorder.add(one.recorder.series("late"), 2, 5.0)
     one.recorder.flush()
-    answer = client.call("run.watch", {"run": RUN})
+    answer = client.call("run.subscribe", {"run": RUN})
     store = RunStore()
     assert fill(store, folder, {0: answer}) == []
     assert store.points(0, "loss")[1].tolist() == [1.0, 2.0]
@@ -114,7 +114,7 @@ def test_points_that_wait_for_a_full_disk_are_told(
     take(store, client, "")
     assert store.points(0, "loss")[1].tolist() == [1.0, 2.0, 3.0]
     assert store.points(0, "late")[1].tolist() == [5.0]
-    over = client.call("run.watch", {"run": RUN})  # the disk has never taken them, and the task knows
+    over = client.call("run.subscribe", {"run": RUN})  # the disk has never taken them, and the task knows
     assert over.meta["state"] == "over"
     again = RunStore()
     fill(again, folder, {0: over})
@@ -125,14 +125,14 @@ def test_states_of_a_run_on_a_task(agent: Agent, client: Peer, folder: Path) -> 
     def state(kind: str) -> Any:
         return client.call(kind, {"run": RUN}).meta["state"]
 
-    assert (state("run.watch"), state("run.outcome")) == ("unknown", "unknown")
+    assert (state("run.subscribe"), state("run.outcome")) == ("unknown", "unknown")
     client.call("run.reserve", {"run": RUN})
-    assert (state("run.watch"), state("run.outcome")) == ("waiting", "coming")
+    assert (state("run.subscribe"), state("run.outcome")) == ("waiting", "coming")
     one = live(agent, folder)
-    assert (state("run.watch"), state("run.outcome")) == ("on", "coming")
+    assert (state("run.subscribe"), state("run.outcome")) == ("on", "coming")
     finish(agent, one)
-    assert (state("run.watch"), state("run.outcome")) == ("over", "coming")
-    agent.kept.put(RUN, str(folder), {"rank": 0})
+    assert (state("run.subscribe"), state("run.outcome")) == ("over", "coming")
+    agent.cached_outcome.put(RUN, str(folder), {"rank": 0})
     assert state("run.outcome") == "here"
     agent.begin(one)  # as another run's body would
     assert client.call("run.outcome", {"run": "r0"}).meta["state"] == "unknown"
@@ -143,7 +143,7 @@ def test_an_outcome_comes_in_pages(
 ) -> None:
     monkeypatch.setattr(keeping, "PAGE_BYTES", 100)
     finish(agent, live(agent, folder))
-    agent.kept.put(RUN, str(folder), {"rank": 0, "results": {"w": np.arange(40.0)}})
+    agent.cached_outcome.put(RUN, str(folder), {"rank": 0, "results": {"w": np.arange(40.0)}})
     data = b""
     while True:
         answer = client.call("run.outcome", {"run": RUN, "at": len(data)})
@@ -164,9 +164,9 @@ class Timers:
         self.calls.append(function)
 
 
-def kept_by(timers: Timers, folder: Path, watched: bool) -> Kept:
-    one = Kept(3, timers.after)
-    one.end(RUN, Frame("run.watched"), watched)
+def kept_by(timers: Timers, folder: Path, watched: bool) -> CachedOutcome:
+    one = CachedOutcome(3, timers.after)
+    one.end(RUN, Frame("run.backfill"), watched)
     one.put(RUN, str(folder), {"rank": 3})
     return one
 
@@ -183,7 +183,7 @@ def test_an_outcome_is_written_unless_it_was_taken(folder: Path, taken: bool) ->
     one = kept_by(timers, folder, watched=True)
     assert read_outcome(folder, 3) is None
     if taken:
-        one.taken(RUN)
+        one.set_fetched(RUN)
     one.forget()
     assert (read_outcome(folder, 3) is None) is taken
     for call in timers.calls:  # of a run that is not the last any more
@@ -192,8 +192,8 @@ def test_an_outcome_is_written_unless_it_was_taken(folder: Path, taken: bool) ->
 
 
 def test_an_outcome_that_could_not_be_made_is_unknown(folder: Path) -> None:
-    one = Kept(3, Timers().after)
-    one.end(RUN, Frame("run.watched"), True)
+    one = CachedOutcome(3, Timers().after)
+    one.end(RUN, Frame("run.backfill"), True)
     one.drop(RUN)
     assert one.page(RUN, 0) is None
     kept = kept_by(Timers(), folder, watched=True)
@@ -202,8 +202,8 @@ def test_an_outcome_that_could_not_be_made_is_unknown(folder: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_costs_no_outcome(folder: Path) -> None:
-    one = Kept(3, Timers().after)
-    one.end(RUN, Frame("run.watched"), False)
+    one = CachedOutcome(3, Timers().after)
+    one.end(RUN, Frame("run.backfill"), False)
     (folder / "file").touch()
     one.put(RUN, str(folder / "file" / "no"), {"rank": 3})
     page = one.page(RUN, 0)
@@ -267,7 +267,7 @@ def test_a_gap_is_filled_from_where_it_begins(
         one.recorder.flush()
         ends.append(one.recorder.end)
     assert ends == sorted(set(ends))
-    answer = client.call("run.watch", {"run": RUN})
+    answer = client.call("run.subscribe", {"run": RUN})
     assert answer.meta["at"] == ends[-1]
     for known, end in enumerate(ends):
         store = RunStore()
@@ -279,13 +279,13 @@ def test_a_gap_is_filled_from_where_it_begins(
 
 def test_who_was_left_out_is_told_again(agent: Agent, client: Peer, folder: Path) -> None:
     def ask_again() -> None:
-        client.send("run.watch", {"run": RUN, "again": True})
+        client.send("run.subscribe", {"run": RUN, "resubscribe": True})
         client.call("run.hello")
 
     one = live(agent, folder)
-    client.call("run.watch", {"run": RUN})
+    client.call("run.subscribe", {"run": RUN})
     ask_again()
-    agent._watchers.clear()
+    agent._subscribers.clear()
     while client.receive(0.3) is not None:  # it is told nothing any more
         pass
     one.output.write("unheard\n")
@@ -293,11 +293,11 @@ def test_who_was_left_out_is_told_again(agent: Agent, client: Peer, folder: Path
     ask_again()
     frame = client.receive(10)
     assert frame is not None
-    assert (frame.kind, text_of(frame)) == ("run.watched", "unheard\n")
-    agent._watchers.clear()
+    assert (frame.kind, text_of(frame)) == ("run.backfill", "unheard\n")
+    agent._subscribers.clear()
     finish(agent, one)
     ask_again()
-    while frame.kind == "run.news" or not frame.meta["ended"]:
+    while frame.kind == "run.progress" or not frame.meta["ended"]:
         found = client.receive(10)
         assert found is not None
         frame = found
@@ -355,9 +355,9 @@ def test_logs_of_tasks_that_say_nothing_are_read_whole(folder: Path) -> None:
         recorder.add(recorder.series("loss"), 7, float(rank))
         recorder.close()
     store = RunStore()
-    waiting = Frame("run.watched", {"state": "waiting"})
+    waiting = Frame("run.backfill", {"state": "waiting"})
     missing = Frame(
-        "run.watched",
+        "run.backfill",
         {"state": "on", "log": "metrics-0002.log", "size": 10_000},
         (np.empty(0, np.uint8), np.empty(0, np.uint8)),
     )

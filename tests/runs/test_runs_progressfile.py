@@ -12,10 +12,10 @@ import pytest
 
 from nbdist.metrics.recorder import Recorder
 from nbdist.runs import progress_file
-from nbdist.runs.in_graph.start import TowersLive
+from nbdist.runs.in_graph.start import ActiveTowerRun
 from nbdist.runs.in_graph.towers import Towers
 from nbdist.runs.progress_file import ProgressFile, progress_path
-from nbdist.runs.task.reporting import Live, Output
+from nbdist.runs.task.reporting import ActiveRun, Output
 from nbdist.train.context import Context, Progress
 
 
@@ -107,15 +107,15 @@ def test_a_disk_that_is_full_is_said_once_and_stops_nothing(
     assert read(file.path)["step"] == 9
 
 
-def live(folder: Path, context: Context) -> Live:
+def live(folder: Path, context: Context) -> ActiveRun:
     recorder = Recorder(folder / "metrics-0004.log", replica=2)
-    return Live("r1", context, recorder, Output(folder / "output-0004.log"))
+    return ActiveRun("r1", context, recorder, Output(folder / "output-0004.log"))
 
 
 def test_a_body_that_trains_nothing_leaves_no_file(tmp_path: Path) -> None:
     one = live(tmp_path, Context(progress=Progress(state="running")))
-    list(one.told(4, ended=False))
-    list(one.told(4, ended=True))
+    list(one.messages(4, ended=False))
+    list(one.messages(4, ended=True))
     one.close()
     assert not list(tmp_path.glob("*progress*"))
 
@@ -123,10 +123,10 @@ def test_a_body_that_trains_nothing_leaves_no_file(tmp_path: Path) -> None:
 def test_a_body_s_file_has_the_number_of_its_log_and_says_its_end(tmp_path: Path) -> None:
     context = Context(progress=Progress(state="running", step=3, trainings=1))
     one = live(tmp_path, context)
-    list(one.told(4, ended=False))
+    list(one.messages(4, ended=False))
     assert read(tmp_path / "progress-0004.json")["replica"] == 2
     context.progress.state = "finished"
-    list(one.told(4, ended=True))
+    list(one.messages(4, ended=True))
     assert read(tmp_path / "progress-0004.json")["state"] == "finished"
     one.close()
 
@@ -135,7 +135,7 @@ def test_one_that_waits_for_others_who_are_paused_is_paused_too(tmp_path: Path) 
     context = Context(progress=Progress(state="running", step=3, trainings=1))
     context.control.waits = True
     one = live(tmp_path, context)
-    list(one.told(4, ended=False))
+    list(one.messages(4, ended=False))
     assert read(tmp_path / "progress-0004.json")["state"] == "paused"
     one.close()
 
@@ -145,8 +145,8 @@ def test_each_tower_has_a_file_of_its_own(tmp_path: Path) -> None:
     towers = Towers(tmp_path, 2, context)
     for i in range(2):
         towers.on_tower(i, 1, 0.5, (), 8, 0.01)
-    one = TowersLive("r1", context, towers, Output(tmp_path / "output-0000.log"))
-    list(one.told(7, ended=True))
+    one = ActiveTowerRun("r1", context, towers, Output(tmp_path / "output-0000.log"))
+    list(one.messages(7, ended=True))
     found = [read(progress_path(tmp_path, i)) for i in range(2)]
     assert [(told["state"], told["step"]) for told in found] == [("running", 1)] * 2
     assert [told["replica"] for told in found] == [0, 1]

@@ -46,7 +46,7 @@ def test_towers_that_step_together(towers: Towers, main: Context, tmp_path: Path
     step(towers, 1, (1.0, 3.0))
     history.step(1, 2.0, [2.0, 0.2], None, 0.5, 5)  # what the loop notes: of all towers together
     main.progress.total, main.progress.state = 10, "running"
-    news = towers.news()
+    news = towers.replicas()
     assert [replica for replica, _, _ in news] == [0, 1]
     for i, (_, progress, batch) in enumerate(news):
         assert (progress["step"], progress["total"], progress["state"]) == (1, 10, "running")
@@ -79,7 +79,7 @@ def test_towers_that_step_together_are_told_apart_by_what_was_traced(tmp_path: P
     for number, busy in enumerate([(0.1, 0.1), (0.5, 1.0), (0.9, 0.3), (0.5, 1.0), (0.5, 1.0)], 1):
         towers.on_trace(traced(number, busy))
         step(towers, number, (0.0, 0.0))
-    spent = [progress["spent"] for _, progress, _ in towers.news()]
+    spent = [progress["spent"] for _, progress, _ in towers.replicas()]
     # The first trace does not count, and before there are three more each tower is taken to work throughout.
     assert [one["compute"] for one in spent] == [0.5 * (3 + 2 * 0.5), 0.5 * 5]
     assert [one["compute"] + one["wait"] for one in spent] == [10.0, 10.0]
@@ -120,7 +120,7 @@ def test_a_tower_that_goes_its_own_way_has_a_context_of_its_own(
     history.step(4, 0.5, [0.5], None, 0.1, 3)
     history.end_epoch(0)
     own.progress.step, own.progress.state = 4, "running"
-    first, second = towers.news()
+    first, second = towers.replicas()
     assert (first[1]["step"], second[1]["step"], second[1]["state"]) == (0, 4, "running")
     assert towers.last_epochs()[1] == {"loss": 0.5}
     assert own.end_everywhere is not None
@@ -134,15 +134,15 @@ def test_a_tower_that_goes_its_own_way_has_a_context_of_its_own(
 def test_a_worker_that_has_but_a_part_of_a_tower_has_no_steps(towers: Towers, main: Context) -> None:
     History(context=main, metric_names=[])
     main.progress.total, main.progress.state = 10, "running"
-    assert [progress["state"] for _, progress, _ in towers.news()] == ["running", "running"]
+    assert [progress["state"] for _, progress, _ in towers.replicas()] == ["running", "running"]
     towers.on_tower(0, 1, 1.0, [], 5, 0.1)
-    first, second = (progress for _, progress, _ in towers.news())
+    first, second = (progress for _, progress, _ in towers.replicas())
     assert (first["step"], first["total"], first["state"]) == (1, 10, "running")
     assert (second["step"], second["total"], second["state"]) == (0, 0, "part of a tower")
 
 
 def test_when_the_body_is_done_all_towers_are(towers: Towers, main: Context) -> None:
     towers.context(1).progress.state = "waiting for the others"
-    assert towers.news()[1][1]["state"] == "waiting for the others"
+    assert towers.replicas()[1][1]["state"] == "waiting for the others"
     main.progress.state = "finished"
-    assert towers.news()[1][1]["state"] == "finished"
+    assert towers.replicas()[1][1]["state"] == "finished"

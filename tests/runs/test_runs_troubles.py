@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nbdist.metrics.recorder import Recorder
-from nbdist.runs.in_graph.start import TowersLive
+from nbdist.runs.in_graph.start import ActiveTowerRun
 from nbdist.runs.in_graph.towers import Towers
-from nbdist.runs.task.reporting import Live, Output
+from nbdist.runs.task.reporting import ActiveRun, Output
 from nbdist.train.context import Context, Progress
 
 
@@ -23,15 +23,15 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", pwrite)
 
 
-def said(live: Live) -> str:
+def said(live: ActiveRun) -> str:
     """What the next frames say that was printed."""
-    return "".join(frame.arrays[0].tobytes().decode() for frame in live.told(0, ended=True))
+    return "".join(frame.arrays[0].tobytes().decode() for frame in live.messages(0, ended=True))
 
 
 @pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_is_said_among_what_the_task_prints(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "metrics-0000.log", replica=0, events=tmp_path / "tensorboard")
-    one = Live("r1", Context(), recorder, Output(tmp_path / "output-0000.log"))
+    one = ActiveRun("r1", Context(), recorder, Output(tmp_path / "output-0000.log"))
     one.output.write("printed")
     recorder.add(recorder.series("loss"), 1, 0.5)
     text = said(one)
@@ -46,7 +46,7 @@ def test_a_full_disk_is_said_among_what_the_task_prints(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_for_each_tower(tmp_path: Path) -> None:
     context = Context(progress=Progress(state="running", trainings=1))
     towers = Towers(tmp_path, 2, context)
-    one = TowersLive("r1", context, towers, Output(tmp_path / "output-0000.log"))
+    one = ActiveTowerRun("r1", context, towers, Output(tmp_path / "output-0000.log"))
     for i in range(2):
         towers.on_tower(i, 1, 0.5, (), 8, 0.01)
     text = said(one)

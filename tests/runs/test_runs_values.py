@@ -19,7 +19,7 @@ from nbdist.metrics.store import RunStore
 from nbdist.nn import Dense, Sequential
 from nbdist.runs import outcome
 from nbdist.runs.attach import Gone
-from nbdist.runs.control import said
+from nbdist.runs.control import progress_message
 from nbdist.runs.options import Options
 from nbdist.runs.outcome import pack, unpack
 from nbdist.runs.progress import WINDOW, ProgressTracker
@@ -346,11 +346,11 @@ def test_a_run_counts_updates_and_not_replicas(synchronous: bool, rate: int, tmp
 
 def test_a_pause_that_a_stop_ends_counts_if_a_step_follows() -> None:
     context = Context(progress=Progress(step=7, rested=1.0, last_rest=(7, 2.5)))
-    assert said(context)["rested"] == 1.0
+    assert progress_message(context)["rested"] == 1.0
     context.control.stop_requested = True
-    assert said(context)["paused"] == 3.5  # no step was made in that time, either
+    assert progress_message(context)["paused"] == 3.5  # no step was made in that time, either
     context.progress.step = 8
-    assert said(context)["rested"] == 3.5
+    assert progress_message(context)["rested"] == 3.5
 
 
 def test_what_is_not_known_is_not_made_up() -> None:

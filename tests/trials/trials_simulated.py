@@ -111,7 +111,7 @@ class Engine:
                 hold=lambda holder: setattr(self, "holder", holder),
                 let_go=lambda holder: setattr(self, "holder", None),
                 claim=lambda run: "" if self.holder in (None, run) else self.holder,
-                watch=ignore, unwatch=ignore, control=ignore,
+                subscribe=ignore, unsubscribe=ignore, control=ignore,
             ),
         )  # fmt: skip
 

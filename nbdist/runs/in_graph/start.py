@@ -30,7 +30,7 @@ from nbdist.runs.in_graph.towers import Towers
 from nbdist.runs.protocols import RunReplacement
 from nbdist.runs.task.agent import Agent
 from nbdist.runs.task.body import Order, check_fetched, perform
-from nbdist.runs.task.reporting import Live, Output
+from nbdist.runs.task.reporting import ActiveRun, Output
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo, acting_as, host_identity, segment_prefix
 from nbdist.train import context as contexts
@@ -93,16 +93,16 @@ class InGraph:
             self._client.close()
 
 
-class TowersLive(Live):
+class ActiveTowerRun(ActiveRun):
     """A run while its body drives towers: each is a replica, and the body prints for all."""
 
     def __init__(self, run: str, context: Context, towers: Towers, output: Output) -> None:
         super().__init__(run, context, towers.first, output)
         self.towers = towers
 
-    def news(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
+    def replicas(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
         """Return (replica, progress, new points) of each tower."""
-        return self.towers.news()
+        return self.towers.replicas()
 
     def troubles(self) -> list[str]:
         """Return what the disk has refused so far, of all towers."""
@@ -128,7 +128,7 @@ def _live(
     order: Order,
     towers: Sequence[TaskInfo],
     servers: Sequence[TaskInfo],
-) -> TowersLive:
+) -> ActiveTowerRun:
     folder = private_folder(Path(order.folder))
     control = client.agent.control(order.run)
     context = Context(
@@ -144,8 +144,8 @@ def _live(
     reported = Towers(folder, len(towers), context, events, [info.name for info in towers])
     context.towers = reported.context
     context.strategy = in_graph_strategy(cluster, order, towers, servers, context, reported)
-    client.agent.recorded.sources.append(lambda run: reported.spans(client.name) if run == order.run else ())
-    return TowersLive(order.run, context, reported, Output(folder / "output-0000.log"))
+    client.agent.traces.sources.append(lambda run: reported.spans(client.name) if run == order.run else ())
+    return ActiveTowerRun(order.run, context, reported, Output(folder / "output-0000.log"))
 
 
 def in_graph_strategy(

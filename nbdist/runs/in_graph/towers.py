@@ -103,7 +103,7 @@ class Towers:
         progress.examples += examples
         progress.spent["compute"] += seconds * tower.share
 
-    def news(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
+    def replicas(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
         """Return (replica, progress, new points) of every tower."""
         return [
             (i, asdict(self._progress(tower)), tower.recorder.flush()) for i, tower in enumerate(self._towers)

@@ -36,7 +36,7 @@ from nbdist.nn import Model
 from nbdist.runs.delivery import Given, Pushed, lent, with_closure
 from nbdist.runs.outcome import pack
 from nbdist.runs.task.agent import Agent, agent
-from nbdist.runs.task.reporting import Live, Output, displaying_to, printing_to
+from nbdist.runs.task.reporting import ActiveRun, Output, displaying_to, printing_to
 from nbdist.runs.task.signals import bodies_only, interruptible
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, current
@@ -86,9 +86,9 @@ def run_body(order: Order, body: str | Callable[[], Any]) -> dict[str, Any]:
         live = live_of(order, task, here)
         try:
             outcome = perform(order, body, task, here, live, around(live), partial(_packed, task))
-            here.kept.put(order.run, order.folder, outcome)
+            here.cached_outcome.put(order.run, order.folder, outcome)
         finally:
-            here.kept.drop(order.run)
+            here.cached_outcome.drop(order.run)
     return outcome
 
 
@@ -97,7 +97,7 @@ def perform(
     body: str | Callable[..., Any],
     task: Task,
     here: Agent,
-    live: Live,
+    live: ActiveRun,
     surrounding: AbstractContextManager[object],
     brought: Callable[[Order, dict[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def perform(
         live.context.world.end()
         live.close()
     if order.timeline:
-        here.recorded.write(order.run, order.folder)
+        here.traces.write(order.run, order.folder)
     outcome |= {
         "stopped": stopped,
         "ended": time.time(),
@@ -155,14 +155,14 @@ def perform(
 
 
 @contextmanager
-def around(live: Live) -> Iterator[None]:
+def around(live: ActiveRun) -> Iterator[None]:
     """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted."""
     output = live.output
     with contexts.use(live.context), printing_to(output), displaying_to(output), interruptible():
         yield
 
 
-def live_of(order: Order, task: Task, here: Agent, kind: Callable[..., Live] = Live) -> Live:
+def live_of(order: Order, task: Task, here: Agent, kind: Callable[..., ActiveRun] = ActiveRun) -> ActiveRun:
     """Return what a body on this task has around it; ``kind`` makes it of its parts."""
     folder = private_folder(Path(order.folder))
     recorder = Recorder(

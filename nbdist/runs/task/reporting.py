@@ -1,4 +1,10 @@
-"""One run on one task while its body runs: what there is to tell those who watch it, as frames."""
+"""`ActiveRun`: the messages of a run on one task while its body runs; `Output`: what the body prints and
+displays.
+
+The body never waits: it appends to memory, up to a limit, and the Server's thread takes it ten times a
+second, writes it to files and sends it to subscribers. What exceeds a limit is dropped, with a note of how
+much.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +25,29 @@ import numpy as np
 
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
-from nbdist.runs.control import said
+from nbdist.runs.control import progress_message
 from nbdist.runs.progress_file import ProgressFile, progress_path
 from nbdist.train.context import Context
 from nbdist.wire.rpc.frame import Frame
 
-NEWS_SECONDS = 0.1
+SEND_SECONDS = 0.1  # between two messages of a replica
 
 
-class Live:
+class ActiveRun:
     """One run on one task, while its body runs."""
 
     def __init__(self, run: str, context: Context, recorder: Recorder, output: Output) -> None:
         self.run, self.context, self.recorder, self.output = run, context, recorder, output
         self.cancel: Callable[[], None] = lambda: None
         self._progress: dict[int, ProgressFile] = {}
-        self._said: list[str] = []
+        self._shown_troubles: list[str] = []
 
-    def news(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
+    def replicas(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
         """Return (replica, progress, new points) of each replica that this body trains."""
-        return [(self.recorder.replica, said(self.context), self.recorder.flush())]
+        return [(self.recorder.replica, progress_message(self.context), self.recorder.flush())]
 
     def troubles(self) -> list[str]:
-        """Return what the disk has refused so far, of all replicas that this body trains."""
+        """Return the errors of the disk so far, for all replicas that this body trains."""
         return self.recorder.troubles
 
     def last_epochs(self) -> dict[int, dict[str, float]]:
@@ -49,35 +55,35 @@ class Live:
         return {self.recorder.replica: self.context.last_epoch}
 
     def number(self, rank: int, replica: int) -> int:
-        """Return the number that a replica's files have in the run's folder."""
+        """Return the number of a replica's files in the run's folder."""
         return rank
 
     def intervals(self) -> Iterator[float]:
         """Yield the seconds until each next poll while the body runs; without end."""
-        return repeat(NEWS_SECONDS)
+        return repeat(SEND_SECONDS)
 
-    def told(self, rank: int, ended: bool) -> Iterator[Frame]:
-        """Yield the news: displayed objects, then a frame per replica, the first with the printed output."""
+    def messages(self, rank: int, ended: bool) -> Iterator[Frame]:
+        """Yield what is new: displayed objects, then a frame per replica, the first with the output."""
         for shown in self.output.take_displays():
             meta = {"run": self.run, "rank": rank, "types": list(shown.data), "name": shown.name}
             parts = [np.frombuffer(one.encode("utf-8", "replace"), np.uint8) for one in shown.data.values()]
             yield Frame("run.display", {**meta, "update": shown.update}, tuple(parts))
-        news = self.news()
+        replicas = self.replicas()
         for trouble in self.troubles():
-            if trouble not in self._said:  # who watches is to know that the logs lack something
-                self._said.append(trouble)
+            if trouble not in self._shown_troubles:  # clients have to know that the logs are incomplete
+                self._shown_troubles.append(trouble)
                 self.output.write(f"\n[{trouble}]\n")
         text = self.output.take()
         # Text goes as bytes: a frame's meta is small, and not every str that a body prints is valid UTF-8.
         printed = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
-        for n, (replica, progress, batch) in enumerate(news):
+        for n, (replica, progress, batch) in enumerate(replicas):
             self._keep(self.number(rank, replica), replica, progress, ended)
             known: dict[str, Any] = {
                 "run": self.run,
                 "rank": rank,
                 "replica": replica,
                 "progress": progress,
-                "ended": ended and n == len(news) - 1,
+                "ended": ended and n == len(replicas) - 1,
                 "at": self.recorder.end,
                 "printed": self.output.taken,
             }
@@ -85,19 +91,20 @@ class Live:
             if batch is not None:
                 known["batch"], columns = batch.arrays()
                 arrays.extend(columns)
-            yield Frame("run.news", known, tuple(arrays))
+            yield Frame("run.progress", known, tuple(arrays))
 
     def _keep(self, number: int, replica: int, progress: dict[str, Any], ended: bool) -> None:
-        """Have a replica's progress in the run's folder, for those who ask no task."""
+        """Write a replica's progress into the run's folder, for readers without a connection to the task."""
         if number not in self._progress:
             path = progress_path(self.recorder.path.parent, number)
             self._progress[number] = ProgressFile(path, replica)
         self._progress[number].see(progress, ended)
 
-    def so_far(self, rank: int, ended: bool) -> Frame:
-        """Return what who comes late has to know of a run here; the next news say what follows it.
+    def backfill(self, rank: int, ended: bool) -> Frame:
+        """Return the run so far, for a new subscriber: positions in its log and output, and the output's end.
 
-        All on the Server's thread, as the news are: so no point is in both, and none in neither.
+        Called on the Server's thread, as `messages` is: every point is either in the backfill or in a later
+        message, never in both.
         """
         size, waiting = self.recorder.position()
         meta = {
@@ -105,7 +112,7 @@ class Live:
             "run": self.run,
             "rank": rank,
             "replica": self.recorder.replica,
-            "progress": said(self.context),
+            "progress": progress_message(self.context),
             "ended": ended,
             "log": self.recorder.path.name,
             "size": size,
@@ -113,7 +120,7 @@ class Live:
             "printed": self.output.taken,
         }
         tail = self.output.tail().encode("utf-8", "replace")
-        return Frame("run.watched", meta, tuple(np.frombuffer(part, np.uint8) for part in (tail, waiting)))
+        return Frame("run.backfill", meta, tuple(np.frombuffer(part, np.uint8) for part in (tail, waiting)))
 
     def close(self) -> None:
         """Close the logs."""
@@ -121,11 +128,9 @@ class Live:
         self.output.finish()
 
 
-# What a body prints, on its way to the client and to a file, without ever slowing the body.
-
 WAITING_LIMIT = 1 << 20  # characters that may wait for the next flush
 FILE_LIMIT = 64 << 20  # bytes that one task's output file may grow to
-TAIL_LIMIT = 200_000  # characters that who comes late is given
+TAIL_LIMIT = 200_000  # characters of the output that a backfill contains
 DISPLAY_TYPES = ("text/html", "text/markdown", "text/latex", "image/png", "image/jpeg", "image/svg+xml")
 """The media types sent for an object that a body displays, beside its text/plain."""
 
@@ -147,7 +152,7 @@ class Displayed(NamedTuple):
 
 
 class Output:
-    """What a body prints, until it is taken."""
+    """A body's output and displayed objects, until the Server's thread takes them."""
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
@@ -166,7 +171,7 @@ class Output:
         self._file: BinaryIO | None = None  # made for the first text: most trials of a sweep print nothing
 
     def write(self, text: str) -> int:
-        """Take text; what exceeds the limit before the next flush is counted, not kept."""
+        """Append text; what exceeds the limit before the next flush is counted and dropped."""
         with self._lock:
             room = WAITING_LIMIT - self._size
             kept = text[: max(room, 0)]
@@ -177,7 +182,7 @@ class Output:
         return len(text)
 
     def take(self) -> str:
-        """Return what was printed since the last time, having written it to the file."""
+        """Write what was printed since the last call to the file, and return it."""
         with self._lock:
             text, cut = "".join(self._waiting), self._cut
             self._waiting, self._size, self._cut = [], 0, 0
@@ -202,7 +207,7 @@ class Output:
         return text
 
     def display(self, shown: Displayed) -> None:
-        """Take an object that the body displays; over a limit, only its text and the reason."""
+        """Append a displayed object; over a limit, only its text and the reason."""
         text = shown.data.get("text/plain", "")
         rich = {kind: value for kind, value in shown.data.items() if kind in DISPLAY_TYPES}
         size = sum(map(len, rich.values()))
@@ -231,11 +236,11 @@ class Output:
         return displays
 
     def tail(self) -> str:
-        """Return the end of all that was taken so far, from the file or not: at most 200,000 characters."""
+        """Return the end of all output taken so far: at most 200,000 characters."""
         return tail_of("".join(self._tail))
 
     def finish(self) -> None:
-        """Close the file; what a full disk does not take is lost there, not in the notebook."""
+        """Close the file; an error of the disk is ignored, because clients have the text."""
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()
@@ -260,8 +265,8 @@ def _private(path: str, flags: int) -> int:
 class Screen(io.TextIOBase):
     """Stands in for sys.stdout and sys.stderr of a task while a body runs.
 
-    There is one for all runs: a logging handler or a thread that holds on to it prints to the run of the
-    moment, and between runs to the task's log. It cannot be closed.
+    There is one for all runs: a logging handler or a thread that keeps a reference to it prints to the run
+    that is then active, and between runs to the task's log. It cannot be closed.
     """
 
     output: Output | None = None
@@ -276,14 +281,14 @@ class Screen(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Hand the text on."""
+        """Write to the active run, or to the task's log."""
         output = self.output
         if output is not None:
             return output.write(text)
         return sys.__stdout__.write(text) if sys.__stdout__ is not None else len(text)
 
     def close(self) -> None:
-        """Do nothing: the next body prints too."""
+        """Do nothing: the next body prints to it as well."""
 
 
 SCREEN = Screen()
