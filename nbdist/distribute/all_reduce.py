@@ -1,4 +1,4 @@
-"""Every replica keeps a copy of the parameters; gradients are summed over all, and applied alike everywhere.
+"""All-reduce strategies: each replica has a copy of the parameters, and applies the sum of all gradients.
 
 In each step a replica works on its share of the batch, its gradients are summed with the others' by one
 all-reduce per bucket, and each applies the same sums to the same parameters: copies stay equal bit for bit.
@@ -26,7 +26,7 @@ from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
-WORDS = "words"
+CONTROL = "control"
 COUNT = 10  # whether to stop, whether a learning rate follows, its eight bytes: exact in a float of any size
 
 
@@ -64,7 +64,7 @@ class AllReduceStrategy(Strategy):
                 self.shrink()
 
     def shrink(self) -> None:
-        """Go on with the replicas that are left; raise TaskDiedError if those are too few."""
+        """Continue with the remaining replicas; raise TaskDiedError if they are too few."""
         lost = self.world.reform()
         self.num_replicas_in_sync, self.replica_index = self.world.size, self.world.index
         if self.replica_index == 0 and lost:
@@ -100,7 +100,7 @@ class AllReduceReplica(Replica):
             np.copyto(view, value)
         self.values = interleaved(own, views, self.tables)
         self._slots = [optimizer.new_slots(flat) for flat in self._flats]
-        self._wanted: float | None = None  # the learning rate that all are told in the next step
+        self._wanted: float | None = None  # the learning rate that the next step sends to all
         self._group = strategy.form()
         try:
             same_variables(self._group, variables)
@@ -130,8 +130,8 @@ class AllReduceReplica(Replica):
         self._buckets = Buckets(group, self._plan, "sum", overlap=overlap)
         self._gradients = [self._buckets.views[name] for name in self._names]
         self._unmarked = set(self._names)
-        self._words, self._stops = self._buckets.views[WORDS], False
-        self._words[...] = 0
+        self._control, self._stops = self._buckets.views[CONTROL], False
+        self._control[...] = 0
 
     def pull(self) -> None:
         """Do nothing: the parameters are here."""
@@ -139,7 +139,7 @@ class AllReduceReplica(Replica):
     def program(
         self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
     ) -> Callable[..., tuple[Array, ...]]:
-        """Return the step's program, which tells of each gradient as soon as it is there."""
+        """Return the step's program, which marks each gradient as soon as it is computed."""
         return model.training_program(shapes, self.values, self._ready, **self._of_tables)
 
     def gradients(self) -> Sequence[Array]:
@@ -156,19 +156,22 @@ class AllReduceReplica(Replica):
         for name in self._unmarked:
             self._buckets.mark(name)
         if self._wanted is not None:
-            self._words[1], self._words[2:] = 1, np.frombuffer(np.float64(self._wanted).tobytes(), np.uint8)
-        self._buckets.mark(WORDS)
+            self._control[1], self._control[2:] = (
+                1,
+                np.frombuffer(np.float64(self._wanted).tobytes(), np.uint8),
+            )
+        self._buckets.mark(CONTROL)
         try:
             self._buckets.finish()
             rows = self._all_rows()
         except UnavailableError as error:
             if self._recover(error):
                 raise RetryStep from None
-            return  # it was made: the others had got further
+            return  # the others had completed this step
         self._unmarked = set(self._names)
         self.waited += self._group.waited - waited
-        self._stops = bool(self._words[0])
-        if self._words[1]:
+        self._stops = bool(self._control[0])
+        if self._control[1]:
             self._take_rate()
         self.global_step += 1
         for flat, row, slots in zip(self._flats, self._buckets.rows, self._slots, strict=True):
@@ -197,8 +200,8 @@ class AllReduceReplica(Replica):
         return np.concatenate([part[:n] for part, n in zip(everyone, counts, strict=True)])
 
     def agree(self, stop: bool) -> bool:
-        """Return whether any replica was asked to stop before the last step; tell the others in the next."""
-        self._words[0] = stop
+        """Return whether any replica was asked to stop before the last step; the next push sends ``stop``."""
+        self._control[0] = stop
         return self._stops
 
     @property
@@ -209,7 +212,7 @@ class AllReduceReplica(Replica):
         return self._optimizer.learning_rate if self._wanted is None else self._wanted
 
     def set_learning_rate(self, rate: float) -> None:
-        """Have all change together, in the next step: the first replica tells the others in it."""
+        """Change the rate of all replicas in the next step: the first replica sends it with its push."""
         if self._group.rank == 0:
             self._wanted = rate
 
@@ -220,7 +223,7 @@ class AllReduceReplica(Replica):
         return interleaved(self._tables.slots, rest, self.tables)
 
     def resume(self, updates: int, rate: float, mark: int) -> None:
-        """Go on after so many updates, at a learning rate; raise unless all replicas do, from one state."""
+        """Continue after so many updates, at a learning rate; raise unless all have the same state."""
         marks = self._group.all_gather(np.array([updates, mark], np.int64))
         for name, theirs in zip(self._group.labels, marks, strict=True):
             if (theirs != marks[0]).any():
@@ -231,10 +234,10 @@ class AllReduceReplica(Replica):
         self.global_step, self._optimizer.learning_rate = updates, rate
 
     def _take_rate(self) -> None:
-        """Take the rate that the first replica has sent; the copies stay equal, for all do it in one step."""
-        sent = self._words[2:].astype(np.uint8)
+        """Take the rate that the first replica sent; copies stay equal, because all take it in one step."""
+        sent = self._control[2:].astype(np.uint8)
         self._optimizer.learning_rate = float(sent.view(np.float64)[0])
-        self._words[1:], self._wanted = 0, None
+        self._control[1:], self._wanted = 0, None
 
     def end_epoch(self, stop: bool) -> bool:
         """Return whether any replica wants to end the training."""
@@ -245,9 +248,9 @@ class AllReduceReplica(Replica):
                 self._recover(error)
 
     def _recover(self, error: UnavailableError) -> bool:
-        """Go on with the replicas that are left; return whether the step under way is still to be made.
+        """Continue with the remaining replicas; return whether the current step must be repeated.
 
-        Some may have made it when the death of one cut the others off: all take the newest parameters.
+        Some may have completed it when a death interrupted the others: all take the newest parameters.
         """
         while True:
             self.close()
@@ -293,10 +296,10 @@ class AllReduceReplica(Replica):
 
 
 def _plan(variables: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
-    """Return the buckets: gradients come last layer first, and words to all replicas go with the last."""
+    """Return the buckets: gradients of the last layer first; control values travel in the last bucket."""
     tensors = [(name, value.shape, value.dtype) for name, value in variables]
     last = tensors[0][2] if tensors else np.dtype(np.float32)
-    return plan_buckets([*reversed(tensors), (WORDS, (COUNT,), last)], align=ALIGNMENT)
+    return plan_buckets([*reversed(tensors), (CONTROL, (COUNT,), last)], align=ALIGNMENT)
 
 
 def _aligned(count: int, dtype: np.dtype[Any]) -> Array:

@@ -1,7 +1,7 @@
 """One copy of the parameters in the memory of one host; replicas send their gradients there, for one update.
 
-In a run the chief's task keeps it, as a parameter server of all workers, who have to be on its host. Without
-one, the devices of this process are driven by a thread each, and share the parameters.
+In a run the chief's task keeps it, as a parameter server of all workers, which must be on its host. Outside
+of a run, one thread per device of this process computes, and all threads share the parameters.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 class CentralStorageStrategy(Strategy):
     """Train with the parameters in the memory of one host, or of the only GPU, for all its replicas.
 
-    ``devices`` are devices of this process that compute; without them it is the workers of the surrounding
-    run that do. Runs on the workers, or with ``devices`` anywhere.
+    ``devices`` are devices of this process that compute; without them the workers of the surrounding run
+    compute. Runs on the workers, or with ``devices`` anywhere.
 
     >>> CentralStorageStrategy(["CPU:0", "CPU:0"]).num_replicas_in_sync
     2
@@ -131,16 +131,16 @@ class SharingReplica(OneDevice):
         return super().learning_rate if self._group.rank == 0 else None
 
     def set_learning_rate(self, rate: float) -> None:
-        """Make updates at another rate: it is the first thread that makes them."""
+        """Change the rate of the first thread, which makes the updates."""
         if self._group.rank == 0:
             super().set_learning_rate(rate)
 
     def skip(self) -> None:
-        """Have no part in this step's update."""
+        """Push zeros: take no part in this step's update."""
         Replica.skip(self)
 
     def agree(self, stop: bool) -> bool:
-        """Return whether any replica was asked to stop before the last step; tell the others in the next."""
+        """Return whether any replica was asked to stop before the last step; the next push sends ``stop``."""
         self._stop[0] = stop
         return self._stops
 

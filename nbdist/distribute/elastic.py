@@ -1,6 +1,6 @@
-"""Elastic averaging: replicas train by themselves, and are drawn towards a common centre now and then.
+"""Elastic averaging SGD: independent replicas are periodically pulled towards a shared center.
 
-Every ``every`` steps each replica goes a part ``alpha`` of its way to the centre, and the centre the same
+Every ``every`` steps each replica moves a part ``alpha`` of its way to the center, and the center the same
 part of its way to each: x -= alpha (x - c) and c += alpha sum(x - c) (Zhang, Choromanska and LeCun, "Deep
 learning with Elastic Averaging SGD", NIPS 2015; in one all-reduce, as in AllReduceEA of torch-distlearn).
 """
@@ -26,11 +26,13 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class ElasticAveragingStrategy(Strategy):
-    """Train replicas by themselves, drawn towards a common centre every ``every`` steps, by ``alpha``.
+    """Train independent replicas, pulled towards a shared center by ``alpha`` every ``every`` steps.
 
-    Each replica goes through all the data in an order of its own (or through its ``shard``), and all end with
-    the centre. ``alpha`` is 0.9 / replicas if not given; with ``alpha * replicas`` above 1 the centre may
-    overshoot. A stop takes effect at the next of these meetings. Runs on the workers.
+    Each replica reads all the data in its own order (or its ``shard``), and all end with the center.
+    ``alpha`` is 0.9 / replicas if not given; with ``alpha * replicas`` above 1 the center may overshoot. A
+    stop takes effect at the next exchange with the center. Runs on the workers.
+
+    Raises InvalidArgumentError if ``every`` is not a whole number above 0, or ``alpha`` not in (0, 1].
 
     >>> ElasticAveragingStrategy(every=5).alpha    # outside of a run: one replica
     0.9
@@ -57,7 +59,7 @@ class ElasticAveragingStrategy(Strategy):
 
     @property
     def keeps_pace(self) -> bool:
-        """Whether replicas wait for each other: at their meetings."""
+        """Whether replicas wait for each other: in the exchange with the center."""
         return self.world.size > 1
 
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
@@ -65,20 +67,20 @@ class ElasticAveragingStrategy(Strategy):
         return dataset if seed is None else dataset.with_seed(seed, self.replica_index)
 
     def share(self, size: int) -> slice:
-        """Return all of a batch: replicas go their own ways."""
+        """Return all of a batch: replicas are independent."""
         return slice(0, size)
 
     def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
-        """Begin to train: all replicas and the centre get the chief's values."""
-        group = self.world.group("centre", self.collective)
+        """Begin to train: all replicas and the center get the chief's values."""
+        group = self.world.group("center", self.collective)
         return ElasticReplica(group, variables, optimizer, self.every, self.alpha)
 
 
 class ElasticReplica(OneDevice):
-    """Parameters of one replica, and its copy of the centre, which is the same on all.
+    """Parameters of one replica, and its copy of the center, which is the same on all.
 
-    All come to every meeting, whatever brings them there: a replica whose data has ended goes on coming until
-    that of all has.
+    All replicas take part in every exchange: one whose data has ended takes part until the data of all has
+    ended. No replica can therefore wait for one that has finished its epoch.
     """
 
     push_is = ("apply", "gradients")
@@ -97,10 +99,10 @@ class ElasticReplica(OneDevice):
             same_variables(group, variables)
             for parameters, _, _ in self._flats:
                 group.broadcast(parameters, root=0, out=parameters)
-            self._centres = [parameters.copy() for parameters, _, _ in self._flats]
-            self._pulls = [group.symmetric_buffer(centre.shape, centre.dtype) for centre in self._centres]
-            # replicas that want to stop; whose epoch has ended
-            self._words = group.symmetric_buffer((2,), np.int64)
+            self._centers = [parameters.copy() for parameters, _, _ in self._flats]
+            self._pulls = [group.symmetric_buffer(center.shape, center.dtype) for center in self._centers]
+            # how many replicas want to stop, and how many have ended their epoch
+            self._flags = group.symmetric_buffer((2,), np.int64)
         except BaseException as error:
             self.abort(error)
             self.close()
@@ -108,35 +110,35 @@ class ElasticReplica(OneDevice):
         self._steps = 0
         self._wants_stop = self._stops = False
         text = (
-            f"{group.size} replicas, drawn to their centre every {every} steps by {alpha:.3g} ({group.kind})"
+            f"{group.size} replicas, pulled to their center every {every} steps by {alpha:.3g} ({group.kind})"
         )
         self.notes = [*([text] if group.rank == 0 else []), *group.notes]
 
     def push(self) -> None:
-        """Apply the gradients here; meet the others if it is time."""
+        """Apply the gradients to this replica; exchange with the center every ``every`` steps."""
         super().push()
         self._count_step()
 
     def skip(self) -> None:
-        """Make no update here; meet the others if it is time."""
+        """Make no update; exchange with the center every ``every`` steps."""
         self._count_step()
 
     def agree(self, stop: bool) -> bool:
-        """Return whether any replica had been asked to stop at the last meeting."""
+        """Return whether any replica wanted to stop at the last exchange."""
         self._wants_stop = self._wants_stop or stop
         return self._stops
 
     def end_epoch(self, stop: bool) -> bool:
-        """Meet the others until the epoch of each has ended; whether any wants to end the training."""
+        """Take part in exchanges until every replica's epoch has ended; return whether any wants to stop."""
         self._wants_stop = self._wants_stop or stop
-        while self._meet(ended=True) < self._group.size:
+        while self._exchange(ended=True) < self._group.size:
             pass
         return self._stops
 
     def finish(self) -> None:
-        """Take the centre as the parameters."""
-        for (parameters, _, _), centre in zip(self._flats, self._centres, strict=True):
-            np.copyto(parameters, centre)
+        """Copy the center into the parameters."""
+        for (parameters, _, _), center in zip(self._flats, self._centers, strict=True):
+            np.copyto(parameters, center)
 
     def abort(self, error: BaseException) -> None:
         """Break the group, with the reason."""
@@ -149,22 +151,22 @@ class ElasticReplica(OneDevice):
     def _count_step(self) -> None:
         self._steps += 1
         if self._steps % self._every == 0:
-            self._meet()
+            self._exchange()
 
-    def _meet(self, ended: bool = False) -> int:
-        """Draw the replicas and the centre together; return how many have ended their epoch."""
+    def _exchange(self, ended: bool = False) -> int:
+        """Move replicas and center towards each other; return how many have ended their epoch."""
         waited = self._group.waited
-        self._words[:] = self._wants_stop, ended
-        self._group.all_reduce(self._words, "sum", out=self._words)
-        for (parameters, _, _), centre, pull in zip(self._flats, self._centres, self._pulls, strict=True):
-            np.subtract(parameters, centre, out=pull)
+        self._flags[:] = self._wants_stop, ended
+        self._group.all_reduce(self._flags, "sum", out=self._flags)
+        for (parameters, _, _), center, pull in zip(self._flats, self._centers, self._pulls, strict=True):
+            np.subtract(parameters, center, out=pull)
             np.multiply(pull, self._alpha, out=pull)
             np.subtract(parameters, pull, out=parameters)
             self._group.all_reduce(pull, "sum", out=pull)
-            np.add(centre, pull, out=centre)
+            np.add(center, pull, out=center)
         self.waited += self._group.waited - waited
-        self._stops = bool(self._words[0])
-        return int(self._words[1])
+        self._stops = bool(self._flags[0])
+        return int(self._flags[1])
 
 
 SPEC = StrategySpec(
@@ -172,7 +174,7 @@ SPEC = StrategySpec(
     make=lambda config: ElasticAveragingStrategy(world=config.world, **config.settings),
     synchronous=False,
     settings=(
-        whole_number("every", "TAU", "steps between two pulls towards the centre (default 10)", least=1),
+        whole_number("every", "TAU", "steps between two pulls towards the center (default 10)", least=1),
         Setting(
             "alpha",
             "how far each pull goes (default 0.9 / workers)",

@@ -1,7 +1,7 @@
 """Parameter servers: variables live on ps tasks, replicas push gradients to them.
 
-Asynchronous: each replica goes through all the data in an order of its own, and its gradients are applied
-as they come. Synchronous: replicas share each batch, their gradients are summed and applied once.
+Asynchronous: each replica reads all the data in its own order, and the servers apply its gradients on
+arrival. Synchronous: replicas share each batch; the servers sum their gradients and apply the sum once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 class ParameterServerStrategy(Strategy):
     """Train with variables on the cluster's ps tasks, placed round robin in order of creation.
 
-    ``synchronous=False`` applies every gradient as it comes. ``staleness=S`` then lets no replica be more
+    ``synchronous=False`` applies every gradient on arrival. ``staleness=S`` then lets no replica be more
     than S steps ahead of the slowest; None sets no bound.
 
     ``synchronous=True`` makes an update of ``aggregate=R`` gradients: one of each of the N replicas unless
@@ -51,7 +51,8 @@ class ParameterServerStrategy(Strategy):
     read through shared memory may come in the middle of one; updates are made one at a time in both cases.
 
     ``transport`` is "auto" (shared memory on one host, else a socket) or "socket"; ``servers`` are tasks that
-    keep the variables instead. Runs on the workers. Raises InvalidArgumentError for what cannot be meant.
+    keep the variables instead. Runs on the workers. Raises InvalidArgumentError for an invalid value, and
+    if the cluster has no parameter server.
     """
 
     name = "ps"
@@ -95,7 +96,7 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def keeps_pace(self) -> bool:
-        """Whether replicas wait for each other: for a step in common, or for who is too far behind."""
+        """Whether replicas wait for each other: synchronous ones, or ones with a staleness bound."""
         return self.synchronous or self.rules.staleness is not None
 
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
@@ -105,7 +106,7 @@ class ParameterServerStrategy(Strategy):
         return dataset if seed is None else dataset.with_seed(seed, self.replica_index)
 
     def share(self, size: int) -> slice:
-        """Return this replica's part of a batch: all of it when replicas go their own ways."""
+        """Return this replica's part of a batch: all of it if replicas are asynchronous."""
         return super().share(size) if self.synchronous else slice(0, size)
 
     def replica(
@@ -195,8 +196,8 @@ class ServedReplica(Replica):
         self.dropped = 0
         """How many of this replica's gradients were dropped so far, by one server at least."""
         self.tallies: list[Tally] = []
-        """What each server did with the gradients of all replicas; there when all are through."""
-        for link in links:  # what fails before the first step must not leave zeros in the model
+        """What each server did with the gradients of all replicas; available after ``finish``."""
+        for link in links:  # a failure before the first step must not leave zeros in the model
             link.pull()
         self.by_updates = rules.synchronous and rules.backups > 0
         self.notes = [link.note for link in links if link.note]
@@ -254,14 +255,14 @@ class ServedReplica(Replica):
     def newest(self) -> None:
         """Bring the parameters as each server has them between two updates.
 
-        Those of one synchronous step are brought together, unless there are backups: then, and of replicas
-        that go their own ways, what one server has may be a step newer than what another has.
+        With synchronous replicas all servers' parameters are those of one step. With backups, and with
+        asynchronous replicas, one server's may be a step newer than another's.
         """
         for link in self._links:
             link.fetch()
         if self._rules.synchronous and not self._rules.judged_apart:
             newest = max(link.version for link in self._links)
-            for link in self._links:  # all gradients of that step are on their way to each of them
+            for link in self._links:  # all gradients of that step are already sent to each server
                 while link.version < newest:
                     link.reach(newest)
                     link.fetch()
@@ -273,7 +274,7 @@ class ServedReplica(Replica):
         return None if self._number or self._optimizer is None else self._optimizer.learning_rate
 
     def set_learning_rate(self, rate: float) -> None:
-        """Have all servers change between two updates; the first replica tells them.
+        """Change the rate on all servers between two updates; only the first replica sends it.
 
         Synchronous replicas' servers change between the same two: none of them can complete a step without
         the first replica's next gradient, unless there are backups.
@@ -299,7 +300,7 @@ class ServedReplica(Replica):
         self._slot = (self._slot + 1) % self._slots
 
     def skip(self) -> None:
-        """Have no part in this step's update; others that count this replica's steps get one of zeros."""
+        """Take no part in this step's update; servers that count this replica's steps get zeros."""
         if self._rules.synchronous or self._rules.staleness is not None:
             super().skip()
 
@@ -310,27 +311,29 @@ class ServedReplica(Replica):
                 self._retire()
         for link in self._links:
             link.wait_counted()
-        for link in self._links:  # all of them first: at each one somebody may wait for this replica
+        for link in (
+            self._links
+        ):  # to all before the first leave(): another replica may wait for this one at any of them
             link.say_farewell()
         self.tallies = [Tally.from_wire(link.leave()["tally"]) for link in self._links]
-        # What was collected for a step that never came about is known to be dropped only now.
+        # Gradients collected for a step that was never completed count as dropped only now.
         self.dropped = max(self.dropped, *(tally.dropped[self._number] for tally in self.tallies))
         self.global_step = self._links[0].global_step
 
     @property
     def outcome(self) -> str:
-        """What became of all replicas' gradients, for people; empty until all are through."""
+        """How many gradients were applied and dropped, in words; empty before ``finish``."""
         if len(self.tallies) == 1:
             return str(self.tallies[0])
         return "; ".join(f"on server {i}: {tally}" for i, tally in enumerate(self.tallies))
 
     def close(self) -> None:
-        """Let go of the links."""
+        """Close the links."""
         for link in self._links:
             link.close()
 
     def _retire(self) -> None:
-        """Wait until it is settled what becomes of the oldest gradient under way."""
+        """Wait until the oldest unacknowledged gradient is applied or dropped."""
         slot = self._under_way.popleft()
         begun = time.perf_counter()
         try:
@@ -346,7 +349,7 @@ class ServedReplica(Replica):
     def _settle(self, slot: int) -> None:
         if self._rules.judged_apart and not all(link.taken(slot) for link in self._links):
             # One of the servers has dropped it. The next gradient is not kept from that one until the others'
-            # steps are complete: they may wait for somebody who waits for this replica there.
+            # steps are complete: they may wait for a replica that waits for this one there.
             self.dropped += 1
             self._pending[slot] = [link for link in self._links if self._still_taken(link, slot)]
             return
@@ -432,7 +435,9 @@ SPEC = StrategySpec(
         whole_number(
             "staleness", "S", "--async: steps ahead of the slowest that one may be", 0, synchronous=False
         ),
-        Setting("locking", "nobody reads parameters in the middle of an update", read=None, default=False),
+        Setting(
+            "locking", "no replica reads parameters in the middle of an update", read=None, default=False
+        ),
         TRANSPORT,
     ),
     check=_check,

@@ -49,7 +49,7 @@ def names_of(having: str) -> tuple[str, ...]:
 MIN_WORKERS = whole_number(
     "min_workers",
     "N",
-    f"go on while N workers are left ({', '.join(names_of('survives_worker_loss'))}; default 1)",
+    f"continue while N workers are left ({', '.join(names_of('survives_worker_loss'))}; default 1)",
     least=1,
     group="When a worker dies",
 )

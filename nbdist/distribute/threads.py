@@ -1,4 +1,4 @@
-"""Several replicas in one process: a thread for each, which meet in this process's memory."""
+"""Several replicas in one process: one thread each, with collectives in this process's memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbdist.wire.collective.local import thread_group
 class Threads:
     """The replicas of a strategy on devices of this process, numbered in the order of ``devices``.
 
-    Only one process may be in the ``world``.
+    The ``world`` must be of one process: raises InvalidArgumentError otherwise.
     """
 
     def __init__(self, devices: Sequence[str], world: World) -> None:

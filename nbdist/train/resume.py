@@ -42,14 +42,14 @@ class SavedState:
 
 
 class TrainingStates:
-    """Where trainings of a run leave their states, and the state to go on from; ``context.states``.
+    """The files of a run's training states: the one to write, and the one to continue; ``context.states``.
 
     Each ``fit`` of the run writes its state to ``write`` when it ends: after its epochs, because it was asked
     to stop between two steps, or because a callback has ended it. Not when it fails, nor after one that was
     stopped. The chief writes, into a folder that is there. What cannot be written is said once, and is in
-    ``error``; training goes on.
+    ``error``; training continues.
 
-    ``read`` is such a file. The training of the run that has its number goes on from it: losses, weights and
+    ``read`` is such a file. The training of the run that has its number continues it: losses, weights and
     history are then, bit for bit, those of a training that was never stopped. Earlier trainings of the run
     are made again as they were, from the same seed, and leave no state. All replicas are given the same file
     (on a shared file system, or on one host). ``fit(epochs=)`` counts from the beginning: a larger number
@@ -76,12 +76,12 @@ class TrainingStates:
         self.cut = False
         """Whether a training was cut short: later ones of the run leave no state."""
         self.awaited = 0
-        """The number of the training that is to go on from ``read``, as far as it is known."""
+        """The number of the training that continues ``read``, as far as it is known."""
 
     def find(self, training: int) -> SavedState | None:
-        """Return the state that this training of the run goes on from, if there is one.
+        """Return the state that this training of the run continues, if there is one.
 
-        Raises NotFoundError if there is no file, DataLossError if it is not what it should be.
+        Raises NotFoundError if there is no file, DataLossError if it is damaged or foreign.
         """
         if self.read is None or self.continued is not None:
             return None
@@ -91,7 +91,7 @@ class TrainingStates:
 
     @property
     def newest(self) -> Path | None:
-        """The state to go on from after this run, if there is one."""
+        """The state that a later run continues, if there is one."""
         return self.write if self.written else self.read
 
     def fail(self, reason: str) -> None:
@@ -167,7 +167,7 @@ def _read(path: Path, with_arrays: bool) -> tuple[State, dict[str, str], dict[st
         ) from None
 
 
-# The state in which a training ended, but for its arrays; and whether another one can go on from it.
+# The state of a training without its arrays, and whether another training can continue it.
 
 FORMAT = 1
 LOOKED_THROUGH = ("prefetch",)  # what changes nothing about the batches
@@ -199,7 +199,7 @@ class State:
     """The one of its next update."""
     history: dict[str, Any]
     made_with: dict[str, Any]
-    """What has to be the same for a training that goes on from here."""
+    """What must be the same in a training that continues this one."""
 
     def to_config(self) -> dict[str, Any]:
         """Return plain values, for :meth:`from_config`."""
@@ -265,7 +265,7 @@ def difference(name: str, then: Any, now: Any) -> str | None:
     return None if then == now else f"{name} was {then!r:.80} and is {now!r:.80} now"
 
 
-#     A dataset, gone through epoch after epoch: from the beginning, or from a place where a training ended.
+#     The batches of a dataset, epoch after epoch: from the beginning, or from where a training ended.
 #
 # batches = EpochBatches(strategy, dataset, steps_per_epoch, cursor, control.check)
 # for epoch in range(cursor.epoch, epochs):

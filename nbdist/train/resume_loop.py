@@ -50,14 +50,14 @@ class ResumeAdapter:
         if states is not None:
             if states.read is not None and not strategy.continues:
                 raise InvalidArgumentError(
-                    f"strategy {strategy.name} cannot go on with a training from {states.read}: use "
+                    f"strategy {strategy.name} cannot continue a training from {states.read}: use "
                     "one_device, mirrored or multi_worker, or train anew, without it"
                 )
             self._found = states.find(context.trainings)
             if self._found is not None:
                 cursor = self._take(self._found)
             elif self._seed is None and strategy.continues and _unseeded(dataset):
-                self._seed = secrets.randbits(32)  # so that whoever goes on has these orders
+                self._seed = secrets.randbits(32)  # so that a continued training has these orders
         self._began = context.progress.step
         return strategy.dataset(dataset, self._seed), cursor
 
@@ -115,9 +115,9 @@ class ResumeAdapter:
         # Not by a callback, so that later trainings of the run do not begin where this one was to end.
         states.cut = stopped_before or (cursor.epoch < self._epochs and not history.stop_training)
         if stopped_before or context.trainings < states.awaited:
-            return  # it is an earlier training that goes on
+            return  # an earlier training of the run is continued
         if not strategy.continues:
-            states.error = f"strategy {strategy.name} leaves no state that a training can go on from"
+            states.error = f"strategy {strategy.name} leaves no state from which a training can be continued"
             return
         try:
             config = self._config()
@@ -153,7 +153,7 @@ class ResumeAdapter:
         )
 
     def _made_with(self, config: dict[str, Any], arrays: list[Any]) -> dict[str, Any]:
-        """Return what has to be the same for a training that goes on."""
+        """Return what must be the same in a continued training."""
         kept = {name: config.get(name) for name in ("layers", "input_shape", "loss", "metrics")}
         made = {
             **kept,

@@ -1,11 +1,11 @@
-"""How all replicas move to the next parameters, together: the seam between training and distribution.
+"""The interface between training and distribution: how all replicas move to the next parameters.
 
-The training loop knows only this much of any strategy:
+All that the training loop knows of a strategy:
 
     replica = strategy.replica(variables, optimizer)
     for batch in strategy.batches(dataset):
         replica.pull()                          # newest parameters
-        program(*batch, *replica.gradients())   # gradients straight to where they are wanted
+        program(*batch, *replica.gradients())   # writes gradients where the strategy sends them from
         replica.push()                          # towards the next parameters
     replica.finish()
 """
@@ -138,11 +138,11 @@ class Replica(ABC):
         raise FailedPreconditionError(f"{type(self).__name__} has nothing of what the optimizer keeps")
 
     def resume(self, updates: int, rate: float, mark: int) -> None:
-        """Go on after so many updates, at a learning rate, once ``slots`` are what they were.
+        """Continue after so many updates, at a learning rate, once ``slots`` are restored.
 
         ``mark`` stands for the state that is continued: replicas in sync must have the same.
         """
-        raise FailedPreconditionError(f"{type(self).__name__} cannot go on with a training")
+        raise FailedPreconditionError(f"{type(self).__name__} cannot continue a training")
 
     @abstractmethod
     def gradients(self) -> Sequence[Array]:
@@ -183,7 +183,7 @@ class Strategy(ABC):
     skips = True
     """Whether a replica's part of a step can be left out."""
     continues = False
-    """Whether its replicas have all that a training goes on from: see ``TrainingStates``."""
+    """Whether its replicas have all the state that continues a training: see ``TrainingStates``."""
     alone = False
     """Whether there are no other replicas, so that none is waited for."""
     no_loops: ClassVar[str] = ""
@@ -487,7 +487,7 @@ class OneDevice(Replica):
         return interleaved(self._tables.slots, by_variable(kept, self._layout.cut, count), self.tables)
 
     def resume(self, updates: int, rate: float, mark: int) -> None:
-        """Go on after so many updates, at a learning rate."""
+        """Continue after so many updates, at a learning rate."""
         self.global_step, self._optimizer.learning_rate = updates, rate
 
     def gradients(self) -> Sequence[Array]:

@@ -591,7 +591,7 @@ def test_other_strategies_are_refused(tmp_path: Path, make: Callable[[], Strateg
     assert not bench.state.exists()
     alone = Bench(tmp_path / "alone")
     alone.run(lambda: body_of()(1))
-    with pytest.raises(InvalidArgumentError, match="cannot go on with a training"):
+    with pytest.raises(InvalidArgumentError, match="cannot continue a training"):
         bench.run(lambda: body_of()(2), read=alone.state)
 
 

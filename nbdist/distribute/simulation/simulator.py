@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from nbdist.distribute.all_reduce import COUNT, WORDS
+from nbdist.distribute.all_reduce import CONTROL, COUNT
 from nbdist.distribute.simulation.cost import Array, Cost
 from nbdist.distribute.simulation.replicas import SimulatedReplica
 from nbdist.distribute.simulation.report import Report, Traffic, spread_over
@@ -139,7 +139,7 @@ def bucket_items(variables: Sequence[int], limit: int = BUCKET_BYTES) -> list[in
     As all-reduce strategies do it: last variable first, and one more word that goes with the last bucket.
     """
     tensors = [(str(number), (nbytes // 4,), FLOAT) for number, nbytes in enumerate(variables)]
-    plan = plan_buckets([*reversed(tensors), (WORDS, (COUNT,), FLOAT)], limit, align=ALIGNMENT)
+    plan = plan_buckets([*reversed(tensors), (CONTROL, (COUNT,), FLOAT)], limit, align=ALIGNMENT)
     return [bucket.count for bucket in plan]
 
 
