@@ -1,8 +1,29 @@
-"""Writes the event log of a sweep: one writer, an append-only file of checked records (see `eventreader`).
+"""The event log of a sweep: `EventLog` writes it, `read_events` reads it, also while it is written.
 
-A record is in the file (the kernel's, at least) before `EventLog.append` returns, and is acted on only then:
-a driver that is killed loses none. It is on the disk within about a second, so that a machine that loses its
-power loses no more. No pickle; mode 0600.
+Design: a write-ahead log. The events are the only state of a sweep that survives; everything else (`Ledger`)
+is computed from them. Three rules make any crash recoverable:
+
+1. One writer. ``sweep.log.lock`` is held with flock for as long as a process drives the sweep; the kernel
+   releases it when the process dies, so no stale lock can remain. Other processes send commands through the
+   command file (`nbdist.trials.command_file`) and the driver writes their events.
+2. Event first, then action. The driver appends an event, applies it to the ledger, and then sends the message
+   that follows from it. So after any death the log knows at least as much as the engines.
+3. Append only, in framed records with a checksum (`nbdist.metrics.framing`). If the disk is full, the file is
+   cut back to its former length, and nothing of the record is in the log.
+
+What a crash of the driver leaves at each point:
+
+    before the append                    no event and no action: the next driver decides again
+    within the append                    a torn record at the end: a reader ignores it, `reopen` cuts it off
+    after the append, before the action  an event without its effect: engines do not run the attempt. After
+                                         `Started` the next driver retries it; after `Stopped` or `Pruned` it
+                                         sends the stop again, because the trial is still ``stopping``
+    after the action                     the event and its effect: the next driver adopts the running attempt,
+                                         and engines send reports and results again that were not written
+
+`append` returns when the record is in the kernel's page cache: it survives the death of the process. fsync
+follows within about a second, so a power failure loses at most that second. Then an attempt may run whose
+start is lost; the next driver writes its `Started` again (`Scheduler.recover`). No pickle; mode 0600.
 """
 
 from __future__ import annotations
@@ -37,14 +58,14 @@ from nbdist.sweep.events import (
 )
 
 SYNC_SECONDS = 1.0
-LOOKED_SECONDS = 0.1  # that somebody may look at a lock, and be in the way
+LOCK_SECONDS = 0.1  # a writer waits so long, because `holder_of` takes the lock for a moment
 
 
 class EventLog:
-    """Writes a sweep's log; open it with `create` or `reopen`. Use from one thread.
+    """Writes a sweep's log; open it with `create` or `reopen`. Use it from one thread at a time.
 
-    ``found`` is what stood there. A second writer is refused with `FailedPreconditionError`, also in the
-    same process.
+    ``found`` has the events that the file held. A second writer is refused with `FailedPreconditionError`,
+    also in the same process.
 
     >>> import tempfile
     >>> from nbdist.sweep.events import Paused
@@ -87,9 +108,9 @@ class EventLog:
 
     @classmethod
     def reopen(cls, path: Path) -> EventLog:
-        """Open a log that is there, to go on with it: ``found`` holds its events.
+        """Open an existing log to continue it: ``found`` has its events.
 
-        What is cut off at its end is taken away (``found.torn`` bytes). Raises `NotFoundError`,
+        A torn record at its end is cut off (``found.torn`` bytes). Raises `NotFoundError`,
         `DataLossError` if it is no such log, `NotAllowedError` if others could have written it.
         """
         if not path.exists():
@@ -134,14 +155,14 @@ class EventLog:
             self.sync()
 
     def sync(self) -> None:
-        """Bring what was written to the disk; call it about once a second when nothing is appended."""
+        """Write appended records to the disk; call it about once a second when nothing is appended."""
         if self._unsynced and self._descriptor >= 0:
             os.fsync(self._descriptor)
             self._unsynced = False
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Bring all to the disk, and let another writer in."""
+        """Write everything to the disk and release the lock."""
         if self._descriptor < 0:
             return
         try:
@@ -178,14 +199,14 @@ def take_lock(path: Path) -> int:
     Raises `FailedPreconditionError` with the process that holds it.
     """
     lock = _open(path.with_name(f"{path.name}.lock"), os.O_CREAT)
-    deadline = time.monotonic() + LOOKED_SECONDS
+    deadline = time.monotonic() + LOCK_SECONDS
     while not (taken := _takes(lock)) and time.monotonic() < deadline:
         time.sleep(0.005)
     if not taken:
         holder = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
         os.close(lock)
         raise FailedPreconditionError(
-            f"{path} is being written by process {holder}: a sweep has one driver; stop that one, or look on "
+            f"process {holder} is writing {path}: a sweep has one driver; stop that process, or read the log "
             "with read_events"
         )
     os.ftruncate(lock, 0)
@@ -196,7 +217,7 @@ def take_lock(path: Path) -> int:
 def holder_of(path: Path) -> int | None:
     """Return the process that holds the lock of the log at ``path``, 0 if it is not known; None if none does.
 
-    Makes nothing and keeps nobody out: who takes the lock waits for a moment that somebody looks.
+    Creates nothing. A writer that takes the lock at the same moment waits (`LOCK_SECONDS`).
     """
     try:
         lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -242,11 +263,7 @@ def _check_own(descriptor: int, path: Path) -> None:
         )
 
 
-#     Reads the event log of a sweep, also while its driver writes it.
-#
-# Its frames are those of `nbdist.metrics.framing`. The reader leaves out an incomplete record at the end,
-# skips
-# damage before it, and counts both.
+# Reading. The reader ignores an incomplete record at the end, skips damage before it, and counts both.
 
 FORMAT = LogFormat("sweep", 2, b"NBS2", LARGEST)
 MAGIC = FORMAT.magic

@@ -95,7 +95,7 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A running trial is to be stopped because somebody, or an edit of the space, wished so."""
+    """A running trial is to be stopped, by a command or by an edit of the space."""
 
     time: float
     number: int

@@ -1,11 +1,11 @@
-"""Trials on their engines: a sweep's driver in the notebook's process, and what it talks to on each engine.
+"""Trials on engines: a sweep's driver in the notebook's process, and the trial server on each engine.
 
     notebook                                    engine (one task of the cluster)
-    Sweep      what users hold; wishes          Desk      takes trials in on the Server's thread
-    Driver     a thread: looks at the ledger    serve     runs them one after the other on the main thread
-    Engines    who is free, busy or gone        TrialLive tells the driver what a trial reports
-        │  trial.start, trial.enlist, trial.leave, run.stop
-        └────────────────────────────────────►  trial.standing, trial.news, trial.over
+    Sweep      the handle; commands             TrialServer  receives trials on the Server's thread
+    Driver     a thread: acts on the ledger     serve        runs them one by one on the main thread
+    Engines    which are free, busy or dead     TrialLive    sends reports to the driver
+        │  trial.start, trial.register, trial.leave, run.stop
+        └────────────────────────────────────►  trial.status, trial.reports, trial.result
 
-What happens is decided by `nbdist.sweep` (pure) and written into the sweep's log before it is acted on.
+`nbdist.sweep` (pure) decides; every decision is written to the sweep's log before it is acted on.
 """

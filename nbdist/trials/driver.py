@@ -1,11 +1,17 @@
-"""The driver of a sweep: a thread that gives trials to engines, hears what they report, and writes it down.
+"""`Driver`: the thread that runs a sweep. It gives trials to engines and writes their reports into the log.
 
-    look    what engines say, and which have died           becomes events in the log
-    act     tell the engines what the log says               start, stop
-    wait    until an engine says something, or somebody wishes something
+    poll    messages and deaths of engines           become events in the log
+    act     what the log says                        becomes messages to engines: start, stop
+    wait    until an engine sends something or a command wakes the thread
 
-What is written is acted on afterwards, never before: whatever dies, the log knows at least as much as the
-engines. It ends when there is nothing more to do; a later wish begins another.
+An event is written before it is acted on (see `nbdist.sweep.event_log`), so after any death the log knows at
+least as much as the engines. The driver ends when there is nothing more to do; a later command
+starts another.
+
+Recovery. A driver that takes a sweep over does not trust the log alone: it registers with every engine and
+waits for its status (at most `RECOVER_SECONDS`). An attempt is adopted if all its ranks run it or have its
+result. An attempt that the log calls running and that no engine runs is retried once, then failed. An attempt
+that engines run and the log does not want is a stray, and is stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from nbdist.runs.shutdown import REPLACE_AFTER, SIGNAL_AFTER, StuckTaskReplacer
 from nbdist.sweep import commands
 from nbdist.sweep.events import EndState, Reported, Started
 from nbdist.sweep.state import Ledger, Trial
-from nbdist.trials.protocol import TrialOrder
+from nbdist.trials.protocol import TrialSpec
 from nbdist.trials.workers import Attempt, Engines
 from nbdist.wire.rpc.frame import Frame
 
@@ -32,12 +38,12 @@ if TYPE_CHECKING:
     from nbdist.trials.store import Record
 
 SYNC_SECONDS = 1.0
-LONGEST_WAIT = 0.25  # seconds between two looks at who has died
+LONGEST_WAIT = 0.25  # seconds between two checks for dead engines
 FULL_SECONDS = 1.0  # between two attempts to write on a full disk
-RECOVER_SECONDS = 10.0  # that engines have to say what they are at, when a sweep is taken over
-LEAVE_SECONDS = 2.0  # for engines to leave
-PRUNED_PATIENCE = 10.0  # times as long as others has a trial that is pruned
-UNKNOWN_SECONDS = 1.0  # the same as RECOVER_SECONDS, where the log knows of nothing that runs
+RECOVER_SECONDS = 10.0  # for the engines to send their status, when a sweep is taken over
+LEAVE_SECONDS = 2.0  # for engines to leave the sweep
+PRUNED_PATIENCE = 10.0  # a pruned trial has this many times as long to end
+UNKNOWN_SECONDS = 1.0  # as RECOVER_SECONDS, if no trial runs according to the log
 
 
 class Driver:
@@ -56,9 +62,9 @@ class Driver:
         self.trouble: str | None = None
         self._recovering = taken_over
         self._ended = ended
-        self._overs: dict[Attempt, dict[int, dict[str, Any]]] = {}
-        self._pressing = Pressing(engines)
-        self._failing = Failing(record.ledger)
+        self._results: dict[Attempt, dict[int, dict[str, Any]]] = {}
+        self._termination = Termination(engines)
+        self._breaker = CircuitBreaker(record.ledger)
         self.hopeless = False
         """Whether the trouble does not pass by itself."""
         self._inbox: deque[Frame] = deque()
@@ -76,7 +82,7 @@ class Driver:
         self._thread.start()
 
     def wake(self) -> None:
-        """Have the next look come at once; from any thread."""
+        """Have the thread poll at once; from any thread."""
         with self._closing, suppress(BlockingIOError):
             if self._wake_out >= 0:
                 os.write(self._wake_out, b".")
@@ -98,16 +104,16 @@ class Driver:
             if self._recovering:
                 self._recover()
             while not self._leaving:
-                self._look()
+                self._poll()
                 if self._act():
                     break
                 with suppress(BlockingIOError):
                     os.read(self._wake_in, 4096)
                 self.engines.wait(self._wake_in, FULL_SECONDS if self.record.full else LONGEST_WAIT)
-        except Exception as error:  # nobody else would hear of it: it is said where the sweep is
+        except Exception as error:  # on a thread: the sweep's handle raises it
             self.error = self.error or self._ended_by(error)
         finally:
-            with suppress(Exception):  # what ended it is said already
+            with suppress(Exception):  # self.error has the reason already
                 self._leave()
             with self._closing:
                 os.close(self._wake_in)
@@ -116,7 +122,7 @@ class Driver:
             self._ended()
 
     def _ended_by(self, error: Exception) -> NbdistError:
-        """Return what to say of an error that has ended the driver."""
+        """Return the error that the handle raises for an exception in this thread."""
         if self.engines.cluster.stopped:
             told: NbdistError = FailedPreconditionError(
                 f"cluster {self.engines.cluster.id} was stopped while sweep {self.record.id} ran on it; "
@@ -124,7 +130,7 @@ class Driver:
             )
         elif isinstance(error, NbdistError):
             return error
-        else:  # a mistake of ours: it is said where the sweep is, and its log is whole
+        else:  # a bug in nbdist: the log is complete
             told = FailedPreconditionError(
                 f"the driver of sweep {self.record.id} failed: {type(error).__name__}: {error}; "
                 f"nb.attach({self.record.id!r}) takes it over"
@@ -144,16 +150,13 @@ class Driver:
     # Taking over.
 
     def _recover(self) -> None:
-        """Find out what engines are at, and what has ended meanwhile, and write down what is lost.
-
-        An attempt is adopted if all its engines are at it, or have been.
-        """
+        """Collect the status of the engines, adopt their attempts, and write events for what is lost."""
         record = self.record
         with record.lock:
             unsure = record.ledger.running or record.log.found.torn
             seconds = RECOVER_SECONDS if unsure else UNKNOWN_SECONDS
         deadline = time.monotonic() + seconds
-        waiting = {one.rank for one in self.engines.standing() if one.state != "gone"}
+        waiting = {one.rank for one in self.engines.status() if one.state != "gone"}
         ranks: dict[tuple[int, int], tuple[int, ...]] = {}
         found: dict[tuple[int, int], set[int]] = {}
         while waiting and time.monotonic() < deadline and not self._leaving:
@@ -161,7 +164,7 @@ class Driver:
             self._inbox.extend(frames)
             self._died |= died
             for frame in frames:
-                if frame.kind == "trial.standing":  # news and ends do not say all that it is at
+                if frame.kind == "trial.status":  # reports and results are not its whole status
                     waiting.discard(int(frame.meta["rank"]))
                 for one in parts_of(frame):
                     key = one["number"], one["attempt"]
@@ -189,52 +192,52 @@ class Driver:
         running = trial is not None and trial.state == "running" and trial.attempt == key[1]
         return running and trial is not None and bool(trial.ranks) and trial.ranks != ranks
 
-    # Looking.
+    # Polling.
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         frames, died = self.engines.look(time.monotonic())
         self._inbox.extend(frames)
         self._died |= died
         record = self.record
         with record.lock:
             try:
-                while self._inbox:  # before deaths: what has ended is not tried again
-                    self._hear(self._inbox[0])
+                while self._inbox:  # before deaths: a finished trial is not retried
+                    self._dispatch(self._inbox[0])
                     self._inbox.popleft()
-                self._bury()
+                self._note_deaths()
                 record.full = ""
             except ResourceExhaustedError as error:  # nothing is lost: it is written when there is room
                 record.full = str(error)
-        self._pressing.look()
+        self._termination.poll()
 
-    def _bury(self) -> None:
+    def _note_deaths(self) -> None:
         if not self._died:
             return
         record = self.record
         events = record.scheduler.died(self._died, time.time())
         record.write(*events)
         self._died.clear()
-        for event in events:  # the other engines of such a trial cannot go on without
+        for event in events:  # the other engines of such a trial cannot continue alone
             attempt = record.ledger.trials[event.number].attempt
-            self._overs.pop((event.number, attempt), None)
+            self._results.pop((event.number, attempt), None)
             self.engines.disown(event.number, attempt)
 
-    def _hear(self, frame: Frame) -> None:
+    def _dispatch(self, frame: Frame) -> None:
         now = time.monotonic()
-        if frame.kind == "trial.news":
-            self._take_news(frame)
+        if frame.kind == "trial.reports":
+            self._take_reports(frame)
             return
-        over = frame.meta if frame.kind == "trial.over" else frame.meta["over"]
-        if over is not None:
-            self._take_over(over)
-            self.engines.take(Frame("trial.over", {**over, "rank": frame.meta["rank"]}), now)
-        if frame.kind == "trial.standing":
+        result = frame.meta if frame.kind == "trial.result" else frame.meta["result"]
+        if result is not None:
+            self._take_result(result)
+            self.engines.take(Frame("trial.result", {**result, "rank": frame.meta["rank"]}), now)
+        if frame.kind == "trial.status":
             present = frame.meta["present"]
             trial = None if present is None else self.record.ledger.trials.get(present["number"])
             wanted = trial is not None and trial.state == "running" and trial.attempt == present["attempt"]
             self.engines.take(frame, now, wanted)
 
-    def _take_news(self, frame: Frame) -> None:
+    def _take_reports(self, frame: Frame) -> None:
         number, attempt = int(frame.meta["number"]), int(frame.meta["attempt"])
         now = time.time()
         steps, values = frame.arrays
@@ -256,31 +259,31 @@ class Driver:
                 self.record.write(pruned)
                 break
 
-    def _take_over(self, over: dict[str, Any]) -> None:
-        """Take in how a trial has ended on one rank; it is over when it has on all of them."""
+    def _take_result(self, result: dict[str, Any]) -> None:
+        """Take the result of one rank; the trial has ended when all its ranks have."""
         record = self.record
-        key = number, attempt = int(over["number"]), int(over["attempt"])
+        key = number, attempt = int(result["number"]), int(result["attempt"])
         trial = record.ledger.trials.get(number)
         if trial is None or trial.attempt != attempt or trial.state != "running":
             return
-        ranks = tuple(int(rank) for rank in over["ranks"])
+        ranks = tuple(int(rank) for rank in result["ranks"])
         if trial.ranks and ranks != trial.ranks:  # of an attempt whose start the log has lost
-            rank = int(over["rank"])
+            rank = int(result["rank"])
             if rank in trial.ranks:
                 record.write(*record.scheduler.died([rank], time.time(), "its number was used before"))
                 self.engines.disown(number, attempt)
             return
-        if trial.stopping and over.get("interrupted"):  # our signal was faster than our word
-            over = {**over, "state": "stopped", "error": ""}
-        overs = self._overs.setdefault(key, {})
-        overs[int(over["rank"])] = over
+        if trial.stopping and result.get("interrupted"):  # our signal arrived before our stop message
+            result = {**result, "state": "stopped", "error": ""}
+        results = self._results.setdefault(key, {})
+        results[int(result["rank"])] = result
         failed = next(
-            (one for one in overs.values() if one["state"] == "failed" and not one.get("aborted")), None
+            (one for one in results.values() if one["state"] == "failed" and not one.get("aborted")), None
         )
-        if not set(overs) >= set(ranks):
+        if not set(results) >= set(ranks):
             return
-        del self._overs[key]
-        shown = failed or overs[ranks[0]]
+        del self._results[key]
+        shown = failed or results[ranks[0]]
         ended = record.scheduler.end(
             number, attempt, state_of(shown), time.time(), shown["values"],
             with_hint(str(shown["error"]), shown, self._hint),
@@ -291,14 +294,14 @@ class Driver:
     # Acting.
 
     def _act(self) -> bool:
-        """Give out trials and end those that are to end; whether there is nothing more to do."""
+        """Start trials and end trials; return whether there is nothing more to do."""
         record = self.record
-        started: list[TrialOrder] = []
+        started: list[TrialSpec] = []
         free, alive = self.engines.free, self.engines.alive
         with record.lock:
             try:
                 now = time.time()
-                if (error := self._failing.verdict(alive, record.over, now)) is not None:
+                if (error := self._breaker.verdict(alive, record.over, now)) is not None:
                     self.error = error
                     if not record.over:
                         record.write(*commands.close(record.ledger, now, "all trials failed"))
@@ -307,7 +310,7 @@ class Driver:
                     record.write(event)
                     if isinstance(event, Started):
                         free -= set(event.ranks)
-                        started.append(record.order_for(event))
+                        started.append(record.trial_spec(event))
                 record.sync(SYNC_SECONDS)
             except ResourceExhaustedError as error:
                 record.full = str(error)
@@ -317,24 +320,24 @@ class Driver:
             idle = not over and not record.ledger.running
         for trial in started:
             self.engines.start(trial, time.monotonic())
-        self._pressing.press(ending)
+        self._termination.advance(ending)
         if (wrong := self.engines.wrong) is not None:
             raise wrong
         self.hopeless = self.trouble is not None
         if self.trouble is None and idle and (held := self.engines.held):
             self.trouble = f"run {held} has the engines; the sweep continues when that run has ended"
-        self.trouble = self.trouble or self._pressing.trouble
-        return over and not record.full and not self._pressing.under_way
+        self.trouble = self.trouble or self._termination.trouble
+        return over and not record.full and not self._termination.under_way
 
     def _ending(self) -> dict[Attempt, tuple[str, float]]:
-        """Return the attempts that are to end: why they are aborted, if so, and how patiently."""
+        """Return the attempts to end: the reason if they are aborted, and a factor for the time they have."""
         record, found = self.record, dict[Attempt, tuple[str, float]]()
         for number in record.ledger.running:
             trial = record.ledger.trials[number]
-            if trial.stopping:  # one that is pruned harms nobody: its step may take its time
+            if trial.stopping:  # a pruned trial is correct: its step may take longer
                 found[number, trial.attempt] = "", PRUNED_PATIENCE if trial.stopping == "pruned" else 1.0
-        for key, overs in self._overs.items():
-            if any(one["state"] == "failed" for one in overs.values()):
+        for key, results in self._results.items():
+            if any(one["state"] == "failed" for one in results.values()):
                 found[key] = "another engine of this trial failed", 1.0
         for key in self.engines.strays():
             found[key] = "the sweep has given this attempt up", 1.0
@@ -342,27 +345,27 @@ class Driver:
 
 
 def parts_of(frame: Frame) -> list[dict[str, Any]]:
-    """Return the attempts that an engine speaks of: at which it is, and which has ended."""
-    if frame.kind == "trial.over":
+    """Return the attempts in a message: the present one, and the one that has ended."""
+    if frame.kind == "trial.result":
         return [frame.meta]
-    if frame.kind != "trial.standing":
+    if frame.kind != "trial.status":
         return []
-    return [one for one in (frame.meta["present"], frame.meta["over"]) if one is not None]
+    return [one for one in (frame.meta["present"], frame.meta["result"]) if one is not None]
 
 
-def state_of(over: dict[str, Any]) -> EndState:
+def state_of(result: dict[str, Any]) -> EndState:
     """Return how an engine says that a trial ended, if that is a way to end."""
-    found: EndState = over["state"] if over["state"] in ("finished", "stopped", "failed") else "failed"
+    found: EndState = result["state"] if result["state"] in ("finished", "stopped", "failed") else "failed"
     return found
 
 
-# Tells a sweep none of whose trials can do anything but fail: its body is wrong.
+# The circuit breaker ends a sweep in which all trials fail: its body is wrong.
 
 LEAST_FAILURES = 4
 
 
-class Failing:
-    """Looks at the failures since a driver began."""
+class CircuitBreaker:
+    """Counts the failures since a driver began."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -370,10 +373,10 @@ class Failing:
         self._least = 1  # failures for another look
 
     def verdict(self, alive: int, over: bool, now: float) -> WorkerError | None:
-        """Return the error of a sweep whose trials have all failed, None while that cannot be said.
+        """Return the error for a sweep in which all trials have failed, or None.
 
-        A thousand trials would not mend its body: some for each of the engines that are ``alive`` are enough,
-        unless one is under way that has come further than they did. Of a sweep that is ``over`` it is all.
+        Two failures for each of the engines that are ``alive`` are enough, unless a trial runs that has
+        survived longer than they did. If the sweep is ``over``, all its trials have failed.
         """
         ledger = self._ledger
         failed = ledger.counts["failed"] - self._before
@@ -394,7 +397,7 @@ class Failing:
 
 
 def all_failed(first: Trial, count: int) -> WorkerError:
-    """Return the error of a sweep none of whose trials has done anything but fail."""
+    """Return the error for a sweep in which all trials have failed, with the first trial's traceback."""
     given = " ".join(f"{name}={value!r}" for name, value in first.parameters.items())
     error = WorkerError(
         f"all of the first {count} trials failed, and the sweep has ended. "
@@ -415,29 +418,29 @@ def last_line(text: str) -> tuple[str, str]:
     return name, message
 
 
-# How attempts at trials are made to end: asked, then signalled, at last their engines are replaced.
+# Termination of attempts: a stop message, then SIGINT, at last the engine is replaced.
 
 
-class Pressing:
-    """The attempts that are to end, each as far up the ladder as its time allows."""
+class Termination:
+    """The attempts to end, each with the step of the escalation that its time has reached."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self.told: dict[Attempt, tuple[float, int]] = {}
-        """Since when each is to end, and how many rungs it has seen."""
+        """For each attempt when its termination began, and how many steps are done."""
         self._replacing: list[StuckTaskReplacer] = []
 
-    def press(self, ending: Mapping[Attempt, tuple[str, float]]) -> None:
-        """Do what is due: for each attempt why it is aborted, empty if it is stopped, and how patiently."""
+    def advance(self, ending: Mapping[Attempt, tuple[str, float]]) -> None:
+        """Take the steps that are due; ``ending`` has the reason (empty: stop) and a factor for the time."""
         now = time.monotonic()
         self.told = {key: self.told.get(key, (now, 0)) for key in ending}
         for key, (reason, patience) in ending.items():
-            since, rung = self.told[key]
-            if rung == 0:
+            since, steps = self.told[key]
+            if steps == 0:
                 self._engines.stop(*key, reason)
-            elif rung == 1 and now - since >= SIGNAL_AFTER * patience:
+            elif steps == 1 and now - since >= SIGNAL_AFTER * patience:
                 self._engines.interrupt(*key)
-            elif rung == 2 and now - since >= REPLACE_AFTER * patience:
+            elif steps == 2 and now - since >= REPLACE_AFTER * patience:
                 stuck = self._engines.infos(*key)
                 if stuck:
                     one = StuckTaskReplacer(self._engines.cluster)
@@ -445,10 +448,10 @@ class Pressing:
                     self._replacing.append(one)
             else:
                 continue
-            self.told[key] = since, rung + 1
+            self.told[key] = since, steps + 1
 
-    def look(self) -> None:
-        """Go on with engines that are being replaced."""
+    def poll(self) -> None:
+        """Advance the engines that are being replaced."""
         for one in self._replacing:
             if one.under_way:
                 one.poll()

@@ -1,4 +1,4 @@
-"""What an engine is asked for: once for a sweep, and for each of its trials. Plain values, that travel."""
+"""What an engine runs: `SweepSpec` for a sweep and `TrialSpec` for each trial. Plain values for the wire."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATE = "state.safetensors"
 
 
 @dataclass(frozen=True)
-class SweepOrder:
+class SweepSpec:
     """What all trials of a sweep have in common."""
 
     sweep: str
@@ -32,11 +32,11 @@ class SweepOrder:
 
 
 @dataclass(frozen=True)
-class TrialOrder:
+class TrialSpec:
     """One attempt at a trial, for every rank that takes part.
 
-    ``resume`` is the file from which its training goes on, empty for a beginning; ``epochs`` wins over what
-    the body says.
+    ``resume`` is the file from which its training continues, empty for a new training; ``epochs``
+    overrides what the body says.
     """
 
     number: int
@@ -52,7 +52,7 @@ class TrialOrder:
         return {**vars(self), "ranks": list(self.ranks)}
 
     @classmethod
-    def from_meta(cls, meta: Mapping[str, Any]) -> TrialOrder:
+    def from_meta(cls, meta: Mapping[str, Any]) -> TrialSpec:
         """Return what `to_meta` made."""
         names = cls.__dataclass_fields__
         return cls(**{**{name: meta[name] for name in names}, "ranks": tuple(meta["ranks"])})
@@ -76,18 +76,18 @@ def trial_folder(folder: Path, number: int) -> Path:
     return folder / "trials" / f"{number:06d}"
 
 
-def strategy_for(sweep: SweepOrder, trial: TrialOrder) -> str:
+def strategy_for(sweep: SweepSpec, trial: TrialSpec) -> str:
     """Return the strategy of a trial: one that was promoted may have more engines than the sweep's others.
 
-    >>> strategy_for(SweepOrder("s", "/s", "loss"), TrialOrder(0, 1, (0, 1), {}, 7))
+    >>> strategy_for(SweepSpec("s", "/s", "loss"), TrialSpec(0, 1, (0, 1), {}, 7))
     'multi_worker'
     """
     together = len(trial.ranks) > 1 and not STRATEGIES[sweep.strategy].for_trials
     return default_strategy(together=True) if together else sweep.strategy
 
 
-def order_of(sweep: SweepOrder, trial: TrialOrder) -> Order:
-    """Return the order for a trial's body, as for the body of a run."""
+def run_spec(sweep: SweepSpec, trial: TrialSpec) -> Order:
+    """Return the specification for a trial's body, as for the body of a run."""
     return Order(
         run=run_name(sweep.sweep, trial.number, trial.attempt),
         folder=str(trial_folder(Path(sweep.folder), trial.number)),

@@ -34,7 +34,7 @@ from nbdist.sweep.parse import as_space
 from nbdist.sweep.space import Space
 from nbdist.sweep.start import LONGEST_BODY, open_sweep
 from nbdist.sweep.state import Ledger
-from nbdist.trials.protocol import SweepOrder
+from nbdist.trials.protocol import SweepSpec
 from nbdist.trials.store import LOG, Record, new_sweep_folder, read_about, sweep_folder, write_about
 from nbdist.trials.sweep import Sweep
 from nbdist.wire.collective.registry import KINDS
@@ -119,7 +119,7 @@ def start_sweep(
         record = Record(folder, log, Ledger(opened), cluster)
         log.append(opened)
         sweep = Sweep(
-            record, order_of(folder, about, metric), trial, ranks, name, everyone=on is None,
+            record, sweep_spec(folder, about, metric), trial, ranks, name, everyone=on is None,
             push=push, pushes=tuple(push or ()),
         )  # fmt: skip
         sweep.begin()
@@ -136,9 +136,9 @@ def start_sweep(
     return sweep
 
 
-def order_of(folder: Path, about: Mapping[str, Any], metric: str) -> SweepOrder:
+def sweep_spec(folder: Path, about: Mapping[str, Any], metric: str) -> SweepSpec:
     """Return what engines are told of a sweep, from what stands beside its log."""
-    return SweepOrder(
+    return SweepSpec(
         folder.name, str(folder), metric, about["strategy"], dict(about["settings"]),
         first_line=int(about.get("first_line", 1)),
     )  # fmt: skip
@@ -300,7 +300,7 @@ def attach_sweep(
         everyone = not same or bool(about.get("everyone"))
         ranks = None if everyone else list(about["ranks"])
         found = Sweep(
-            record, order_of(folder, about, ledger.created.metric), body, ranks, about["name"],
+            record, sweep_spec(folder, about, ledger.created.metric), body, ranks, about["name"],
             taken_over=True, everyone=everyone, push=pushed_again(sweep, push, about.get("push", ())),
             pushes=about.get("push", ()),
         )  # fmt: skip

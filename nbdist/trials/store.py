@@ -21,14 +21,14 @@ from nbdist.sweep.event_log import EventLog, holder_of
 from nbdist.sweep.events import Event, Started
 from nbdist.sweep.scheduler import Scheduler
 from nbdist.sweep.state import Ledger
-from nbdist.trials.protocol import STATE, TrialOrder, trial_folder
+from nbdist.trials.protocol import STATE, TrialSpec, trial_folder
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
 
 
 class Record:
-    """The log and the ledger of one sweep, for the driver and those who wish something; hold ``lock``.
+    """The log and the ledger of one sweep, for the driver and for commands; hold ``lock``.
 
     ``touched`` are the numbers of trials, one for each event that said something of one.
     """
@@ -62,7 +62,7 @@ class Record:
             self._synced = now
             self.log.sync()
 
-    def order_for(self, started: Started) -> TrialOrder:
+    def trial_spec(self, started: Started) -> TrialSpec:
         """Return what engines are told of a trial that starts."""
         trial = self.ledger.trials[started.number]
         resume, epochs = "", None
@@ -75,7 +75,7 @@ class Record:
                     del changes["epochs"]
             given |= changes
             resume = trial.promotion.checkpoint
-        return TrialOrder(trial.number, started.attempt, started.ranks, given, trial.seed, resume, epochs)
+        return TrialSpec(trial.number, started.attempt, started.ranks, given, trial.seed, resume, epochs)
 
     def checkpoint(self, number: int) -> Path:
         """Return the file from which a trial can be continued; it may not be there."""

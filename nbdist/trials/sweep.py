@@ -28,9 +28,9 @@ from nbdist.sweep.space import Space
 from nbdist.sweep.state import Trial
 from nbdist.trials.command_file import CommandFile
 from nbdist.trials.driver import Driver
-from nbdist.trials.protocol import SweepOrder, trial_folder
+from nbdist.trials.protocol import SweepSpec, trial_folder
 from nbdist.trials.store import Record
-from nbdist.trials.workers import Engines, EngineStanding
+from nbdist.trials.workers import Engines, EngineStatus
 
 TROUBLE_SECONDS = 5.0  # for which nothing runs although there is work, until `wait` says so
 LONGEST_OUTPUT = 200_000  # characters of a trial's output that are read
@@ -46,7 +46,7 @@ class Sweep:
     def __init__(
         self,
         record: Record,
-        order: SweepOrder,
+        spec: SweepSpec,
         body: str | Callable[..., Any] | None,
         ranks: list[int] | None,
         name: str,
@@ -71,7 +71,7 @@ class Sweep:
         self.rerun_by: Callable[[Sweep, Trial], Any] | None = None
         self.engine_names: dict[int, str] = {}
         """What its engines are called, by rank; empty in a process that has not driven it."""
-        self._order, self._body, self._ranks = order, body, ranks
+        self._spec, self._body, self._ranks = spec, body, ranks
         self._taken_over, self._everyone = taken_over, everyone
         self._driver: Driver | None = None
         self._command_file: CommandFile | None = None
@@ -144,14 +144,14 @@ class Sweep:
         return Given(dict(self._push or {}))
 
     @property
-    def order(self) -> SweepOrder:
-        """What engines are told of all its trials."""
-        return self._order
+    def spec(self) -> SweepSpec:
+        """The part of the specification that all its trials share."""
+        return self._spec
 
-    def engines(self) -> list[EngineStanding]:
+    def engines(self) -> list[EngineStatus]:
         """Return what each engine is at; none while nobody drives the sweep."""
         driver = self._driver
-        return [] if driver is None or not driver.alive else driver.engines.standing()
+        return [] if driver is None or not driver.alive else driver.engines.status()
 
     def rerun(self, number: int | None = None) -> Any:
         """Run a trial once more as a run of its own, with its parameters and seed; returns the finished run.
@@ -424,7 +424,7 @@ class Sweep:
             if self._detached or not self._record.goes_on or self._driver is not None:
                 return
             text = isinstance(self.body, str)
-            body, _, packed = check_given(self.body, self.given, True, self._order.first_line)
+            body, _, packed = check_given(self.body, self.given, True, self._spec.first_line)
             cluster = self.cluster
             self.error = None
             self.engine_names = {info.rank: info.name for info in cluster.tasks}
@@ -432,9 +432,9 @@ class Sweep:
                 self._ranks = [info.rank for info in select(tuple(cluster.tasks), None)]
             if packed is not None:
                 self._delivery = Delivery(self.id, packed, cluster, segment_prefix(cluster.id))
-            engines = Engines(cluster, self._order, body, self._ranks or [], self._everyone, self._delivery)
+            engines = Engines(cluster, self._spec, body, self._ranks or [], self._everyone, self._delivery)
             engines.joined = self._engine_joined
-            hint = partial(missing_name, names=self._pushes, by_flag=text and self._order.first_line > 1)
+            hint = partial(missing_name, names=self._pushes, by_flag=text and self._spec.first_line > 1)
             self._driver = Driver(self._record, engines, self._taken_over, self._driver_ended, hint)
             self._taken_over = True  # whoever drives it next asks what engines are at
             cluster.going_on.add(self.id)

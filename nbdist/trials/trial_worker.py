@@ -1,14 +1,18 @@
-"""Where an engine takes trials in: on its Server's thread, while the main thread runs the one before.
+"""An engine's side of a sweep: `TrialServer` receives trials, `serve` is the loop that runs them.
 
-driver                                  engine
-trial.enlist  sweep, token ────────►    the driver is there: what is free is kept for it, and it hears of all
-trial.start   sweep, a TrialOrder ──►   waits for the main thread
-trial.leave   sweep, token ────────►    nothing follows: the main thread is free for others
-              ◄── trial.standing        whether it serves, what it is at, how the last trial ended, who has it
-              ◄── trial.over            a trial's end; kept until the next one ends, for a driver that is late
+The trial server runs on the thread of the engine's Server, so it accepts trials and answers while the main
+thread runs a body.
 
-A driver that says nothing for half a minute has died: then an engine with nothing to do leaves as well. Only
-the driver that enlisted last is listened to, and what it says twice is done once.
+    driver                                   engine
+    trial.register  sweep, token ────────►   reserves the engine for the sweep, and subscribes the driver
+    trial.start     sweep, a TrialSpec ──►   queues the trial for the main thread
+    trial.leave     sweep, token ────────►   the loop ends after the present trial
+                    ◄──── trial.status       whether it serves, its trial, the last result
+                    ◄──── trial.reports      values of the sweep's metric
+                    ◄──── trial.result       how a trial ended; kept for a driver that registers later
+
+A driver that is silent for 30 s counts as dead: an idle engine then leaves the sweep. Only the driver that
+registered last is obeyed, and a repeated message has no further effect.
 """
 
 from __future__ import annotations
@@ -39,17 +43,17 @@ from nbdist.runtime.task import Task, current
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context
 from nbdist.train.resume import TrainingStates
-from nbdist.trials.protocol import STATE, SweepOrder, TrialOrder, order_of, run_name
+from nbdist.trials.protocol import STATE, SweepSpec, TrialSpec, run_name, run_spec
 from nbdist.wire.rpc.client import Caller
 from nbdist.wire.rpc.frame import Frame, encode
 
-SILENT_SECONDS = 30.0  # of a driver, after which it counts as gone
+SILENT_SECONDS = 30.0  # of a driver; then it counts as dead
 LOOK_SECONDS = 2.0
 KEPT_SWEEPS = 8  # sweeps whose last end here is kept
 
 
-class Desk:
-    """The trials that one engine has: the present one, and how the last one ended."""
+class TrialServer:
+    """The trials of one engine: the present one, and the last result of each sweep."""
 
     def __init__(self, here: Agent) -> None:
         self.agent = here
@@ -57,33 +61,33 @@ class Desk:
         self._serving = self._leaving = False
         self._left = ""  # the token of the driver that has left last
         self._lock = threading.Lock()
-        self._present: TrialOrder | None = None
-        self._over: dict[str, dict[str, Any]] = {}  # the last end, by sweep
+        self._present: TrialSpec | None = None
+        self._results: dict[str, dict[str, Any]] = {}  # the last end, by sweep
         self._begun: dict[str, dict[int, int]] = {}  # the last attempt at each trial, by sweep
         self._reported: dict[tuple[str, int, int], Reports] = {}  # of the present trial, and of those ends
-        self._line: queue.SimpleQueue[TrialOrder | None] = queue.SimpleQueue()
+        self._line: queue.SimpleQueue[TrialSpec | None] = queue.SimpleQueue()
         self._driver: Caller | None = None
-        self._enlisted = ("", "")  # the driver's sweep and token
+        self._registered = ("", "")  # the driver's sweep and token
         self._heard = 0.0
         server = here.task.server
-        server.on("trial.enlist", self._enlist)
+        server.on("trial.register", self._register)
         server.on("trial.start", self._start)
         server.on("trial.leave", self._leave)
 
     # The engine's main thread.
 
-    def open(self, order: SweepOrder, token: str) -> None:
-        """Begin to serve a sweep for the driver of a token, which is told that trials can come."""
+    def open(self, spec: SweepSpec, token: str) -> None:
+        """Begin to serve a sweep for the driver with this token; send it the status."""
         with self._lock:
-            self.sweep, self._serving, self._heard = order.sweep, True, time.monotonic()
+            self.sweep, self._serving, self._heard = spec.sweep, True, time.monotonic()
             self._line = queue.SimpleQueue()
             self._present, self._leaving = None, token == self._left
             if self._leaving:  # before the main thread was free
                 self._line.put(None)
-        self.agent.hold(order.sweep)
-        self._tell(lambda: self._standing(order.sweep))
+        self.agent.hold(spec.sweep)
+        self._tell(lambda: self._status(spec.sweep))
 
-    def next(self) -> TrialOrder | None:
+    def next(self) -> TrialSpec | None:
         """Wait for a trial; None if none follows."""
         while True:
             try:
@@ -92,64 +96,64 @@ class Desk:
                 if time.monotonic() - self._heard > SILENT_SECONDS:
                     return None
 
-    def begin(self, trial: TrialOrder) -> Reports:
-        """Return where the reports of a trial are kept, for a driver that comes late."""
+    def begin(self, trial: TrialSpec) -> Reports:
+        """Return where the reports of a trial are kept, for a driver that registers later."""
         with self._lock:
-            ends = {(sweep, one["number"], one["attempt"]) for sweep, one in self._over.items()}
+            ends = {(sweep, one["number"], one["attempt"]) for sweep, one in self._results.items()}
             self._reported = {key: one for key, one in self._reported.items() if key in ends}
             return self._reported.setdefault((self.sweep, trial.number, trial.attempt), Reports())
 
-    def end(self, trial: TrialOrder, over: dict[str, Any]) -> None:
-        """Take note of how a trial has ended, and tell the driver."""
+    def end(self, trial: TrialSpec, result: dict[str, Any]) -> None:
+        """Keep the result of a trial, and send it to the driver."""
         sweep, run = self.sweep, run_name(self.sweep, trial.number, trial.attempt)
-        told = {**trial.to_meta(), **over, "sweep": sweep, "rank": self.agent.task.rank}
+        told = {**trial.to_meta(), **result, "sweep": sweep, "rank": self.agent.task.rank}
         try:
-            encode(Frame("trial.over", told))
+            encode(Frame("trial.result", told))
         except NbdistError as error:  # names of metrics that are no text, or very long
             told |= {"state": "failed", "values": {}, "error": f"what the trial ended with is lost: {error}"}
         with self._lock:
             self._present = None
-            self._over.pop(sweep, None)
-            self._over[sweep] = told
-            while len(self._over) > KEPT_SWEEPS:
-                oldest = next(iter(self._over))
-                del self._over[oldest]
+            self._results.pop(sweep, None)
+            self._results[sweep] = told
+            while len(self._results) > KEPT_SWEEPS:
+                oldest = next(iter(self._results))
+                del self._results[oldest]
                 self._begun.pop(oldest, None)
 
         def frame() -> Frame:
             self.agent.unsubscribe(run)
-            return Frame("trial.over", told)
+            return Frame("trial.result", told)
 
         self._tell(frame)
 
     def close(self) -> None:
-        """Serve no more; how the last trial ended is kept."""
+        """End serving; the last result is kept."""
         sweep = self.sweep
         with self._lock:
             self._serving, self._present = False, None
         self.agent.let_go(sweep)
-        self._tell(lambda: self._standing(sweep))
+        self._tell(lambda: self._status(sweep))
 
     # The Server's thread.
 
-    def _enlist(self, frame: Frame, sender: Caller) -> None:
+    def _register(self, frame: Frame, sender: Caller) -> None:
         sweep, token = frame.meta["sweep"], frame.meta["token"]
         heard = time.monotonic() - self._heard < SILENT_SECONDS
-        if heard and self._enlisted[0] == sweep and token < self._enlisted[1]:
+        if heard and self._registered[0] == sweep and token < self._registered[1]:
             return  # of a driver that has died since
         with self._lock:
             present = self._present if self.sweep == sweep else None
-            over = self._over.get(sweep)
+            result = self._results.get(sweep)
         held = self.agent.claim(sweep)
         if sender != self._driver:  # it may have missed some
-            self._tell_reports(sweep, over, sender)
+            self._tell_reports(sweep, result, sender)
             self._tell_reports(sweep, None if present is None else present.to_meta(), sender)
         if not held:
             self._driver, self._heard = sender, time.monotonic()
-            self._enlisted = sweep, token
+            self._registered = sweep, token
         if present is not None:
             self.agent.subscribe(run_name(sweep, present.number, present.attempt), sender)
-        sender.push(self._standing(sweep, held))
+        sender.push(self._status(sweep, held))
 
     def _tell_reports(self, sweep: str, trial: Mapping[str, Any] | None, sender: Caller) -> None:
         """Push what a trial has reported so far."""
@@ -166,13 +170,13 @@ class Desk:
         if sender != self._driver:
             return  # of a driver that has died since
         self._heard = time.monotonic()
-        sweep, trial = frame.meta["sweep"], TrialOrder.from_meta(frame.meta)
+        sweep, trial = frame.meta["sweep"], TrialSpec.from_meta(frame.meta)
         with self._lock:
             mine = self._serving and not self._leaving and self.sweep == sweep
-            over = self._over.get(sweep, {"number": -1, "attempt": -1})
+            result = self._results.get(sweep, {"number": -1, "attempt": -1})
             begun = self._begun.setdefault(sweep, {})
             again = trial.attempt <= begun.get(trial.number, 0) and trial != self._present
-            if (trial.number, trial.attempt) == (over["number"], over["attempt"]):
+            if (trial.number, trial.attempt) == (result["number"], result["attempt"]):
                 mine = again = False
             elif mine and self._present is None and not again:
                 run = run_name(sweep, trial.number, trial.attempt)
@@ -183,9 +187,9 @@ class Desk:
             mine = mine and trial == self._present
         if again:  # the log has lost that it was begun; an attempt of no ranks is one that cannot be made
             refused = {**trial.to_meta(), "ranks": [], "sweep": sweep, "rank": self.agent.task.rank}
-            sender.push(Frame("trial.over", {**refused, "state": "failed", "values": {}, "error": ""}))
+            sender.push(Frame("trial.result", {**refused, "state": "failed", "values": {}, "error": ""}))
         elif not mine:
-            sender.push(self._standing(sweep))
+            sender.push(self._status(sweep))
 
     def _leave(self, frame: Frame, sender: Caller) -> Frame:
         left = Frame("trial.left")
@@ -200,7 +204,7 @@ class Desk:
         self.agent.let_go(frame.meta["sweep"])
         return left
 
-    def _standing(self, sweep: str, held: str = "") -> Frame:
+    def _status(self, sweep: str, held: str = "") -> Frame:
         with self._lock:
             mine = self.sweep == sweep and self._serving
             present = self._present.to_meta() if mine and self._present is not None else None
@@ -209,10 +213,10 @@ class Desk:
                 "rank": self.agent.task.rank,
                 "serving": mine and not self._leaving,
                 "present": present,
-                "over": self._over.get(sweep),
+                "result": self._results.get(sweep),
                 "held": held,
             }
-        return Frame("trial.standing", meta)
+        return Frame("trial.status", meta)
 
     def _tell(self, frame: Callable[[], Frame]) -> None:
         """Push a frame to the driver, from any thread."""
@@ -226,67 +230,67 @@ class Desk:
         self.agent.task.server.post(push)
 
 
-_desk: Desk | None = None
+_trial_server: TrialServer | None = None
 
 
-def desk() -> Desk:
-    """Return this engine's desk, made at the first use."""
-    global _desk
+def trial_server() -> TrialServer:
+    """Return this engine's trial server; it is made at the first use."""
+    global _trial_server
     here = agent()
-    if _desk is None or _desk.agent is not here:
-        _desk = Desk(here)
-    return _desk
+    if _trial_server is None or _trial_server.agent is not here:
+        _trial_server = TrialServer(here)
+    return _trial_server
 
 
-def open_desk() -> None:
-    """Give this engine its desk; submitted before its first sweep. Runs on the main thread."""
-    desk()
+def open_trial_server() -> None:
+    """Make this engine's trial server. Called before its first sweep, on the main thread."""
+    trial_server()
 
 
-# An engine's side of a sweep: its main thread runs one trial after the other, until there are no more.
+# The worker loop: the engine's main thread runs one trial after another, until the driver sends no more.
 
 Body = str | Callable[..., Any]
 
 
-def serve(order: SweepOrder, body: Body, token: str) -> None:
-    """Run the trials of a sweep that come to this engine; submitted once, on the main thread."""
-    task, here = current(), desk()
-    with busy_with(clusters_folder() / task.cluster_id, order.sweep), bodies_only():
-        order.pushed.hold(task.info.host)  # before the first trial: the client may end first
-        here.open(order, token)
+def serve(spec: SweepSpec, body: Body, token: str) -> None:
+    """Run the trials of a sweep that this engine receives; submitted once, on the main thread."""
+    task, here = current(), trial_server()
+    with busy_with(clusters_folder() / task.cluster_id, spec.sweep), bodies_only():
+        spec.pushed.hold(task.info.host)  # before the first trial: the client may end first
+        here.open(spec, token)
         try:
             while (trial := here.next()) is not None:
                 forget()  # a signal for the trial before
-                serve_one(order, trial, body, task, here)
+                serve_one(spec, trial, body, task, here)
         finally:
             here.close()
 
 
-def serve_one(order: SweepOrder, trial: TrialOrder, body: Body, task: Task, here: Desk) -> None:
-    """Run one trial and tell the driver; however it ends, that is told."""
-    here.end(trial, run_trial(order, trial, body, task, here.agent, here.begin(trial)))
+def serve_one(spec: SweepSpec, trial: TrialSpec, body: Body, task: Task, here: TrialServer) -> None:
+    """Run one trial and send its result to the driver, however it ends."""
+    here.end(trial, run_trial(spec, trial, body, task, here.agent, here.begin(trial)))
 
 
 def run_trial(
-    sweep: SweepOrder, trial: TrialOrder, body: Body, task: Task, here: Agent, reported: Reports
+    sweep: SweepSpec, trial: TrialSpec, body: Body, task: Task, here: Agent, reported: Reports
 ) -> dict[str, Any]:
     """Run one trial and return how it ended: state, values, error."""
-    order = order_of(sweep, trial)
+    spec = run_spec(sweep, trial)
     try:
-        live = live_of(order, task, here, partial(TrialLive, sweep=sweep, trial=trial, reported=reported))
+        live = live_of(spec, task, here, partial(TrialLive, sweep=sweep, trial=trial, reported=reported))
         live.context.states = TrainingStates(
-            write=Path(order.folder) / STATE, read=Path(trial.resume) if trial.resume else None
+            write=Path(spec.folder) / STATE, read=Path(trial.resume) if trial.resume else None
         )
         live.context.ends_in_log = True
         seed_generators(trial.seed)
-        brought = lambda order, found: {"metrics": metrics_of(found, sweep.metric)}
-        outcome = perform(order, body, task, here, live, around(live), brought)
+        brought = lambda spec, found: {"metrics": metrics_of(found, sweep.metric)}
+        outcome = perform(spec, body, task, here, live, around(live), brought)
     except Exception as error:  # a full disk, say: this trial cannot be run here
         return {"state": "failed", "values": {}, "error": plain(f"{type(error).__name__}: {error}")}
     finally:
-        linecache.cache.pop(filename(order.run), None)  # there may be thousands
+        linecache.cache.pop(filename(spec.run), None)  # there may be thousands
         if len(trial.ranks) > 1:
-            task.server.post(lambda: here.groups.drop_run(order.run))
+            task.server.post(lambda: here.groups.drop_run(spec.run))
     return ending(outcome)
 
 
@@ -347,7 +351,7 @@ class Reports:
         if not self._steps:
             return None
         arrays = np.array(self._steps, np.int64), np.array(self._values, np.float64)
-        return Frame("trial.news", {**meta, "again": True}, arrays)
+        return Frame("trial.reports", {**meta, "again": True}, arrays)
 
 
 class TrialLive(ActiveRun):
@@ -360,8 +364,8 @@ class TrialLive(ActiveRun):
         recorder: Recorder,
         output: Output,
         *,
-        sweep: SweepOrder,
-        trial: TrialOrder,
+        sweep: SweepSpec,
+        trial: TrialSpec,
         reported: Reports,
     ) -> None:
         super().__init__(run, context, recorder, output)
@@ -384,7 +388,7 @@ class TrialLive(ActiveRun):
         steps, values = reports(batch, self._metric)
         if len(steps):
             self._reported.add(steps, values)
-            yield Frame("trial.news", {**self._meta, "rank": rank}, (steps, values))
+            yield Frame("trial.reports", {**self._meta, "rank": rank}, (steps, values))
 
 
 def growing(first: float, last: float) -> Iterator[float]:

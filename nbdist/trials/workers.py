@@ -1,9 +1,10 @@
-"""The engines of a sweep, seen from its driver: which are free, busy or gone, and what they say.
+"""The engines of a sweep, seen from its driver: which are free, busy or dead, and their messages.
 
-    joining ──► free ◄──► busy          an engine that nobody else has serves the sweep until it is left
-       │          └────────┴──► gone    dead, frozen or cut off; one that comes back joins again
+    joining ──► free ◄──► busy          an engine that no other run has serves the sweep until it is released
+       │          └────────┴──► gone    dead, frozen or disconnected; an engine that returns joins again
 
-Nothing here waits for an engine: what one is at is known from what it says (`take`), asked every few seconds.
+Nothing here waits for an engine. Its state follows from its messages (`take`); the driver registers every few
+seconds, and the engine's answer repairs what a lost message has left out.
 """
 
 from __future__ import annotations
@@ -22,25 +23,27 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, TaskDiedError, UnavailableError
 from nbdist.runs.delivery import Delivery
 from nbdist.runtime.task import TaskInfo
-from nbdist.trials.protocol import SweepOrder, TrialOrder, run_name
-from nbdist.trials.trial_worker import open_desk, serve
+from nbdist.trials.protocol import SweepSpec, TrialSpec, run_name
+from nbdist.trials.trial_worker import open_trial_server, serve
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
 
-ENLIST_SECONDS = 5.0  # between two words that the driver is there; what was lost meanwhile comes up then
-RESEND_SECONDS = 2.0  # after which a trial that an engine knows nothing of has gone lost
-JOIN_SECONDS = 1.0  # between two attempts to win an engine that another run has, or to reach a lost one
-LOST_SECONDS = 10.0  # of silence after its connection broke; then an engine is frozen or cut off, and gone
-MOST_FAILURES = 3  # attempts to have an engine serve
+REGISTER_SECONDS = (
+    5.0  # between two registrations; an engine answers with its status, which repairs lost messages
+)
+RESEND_SECONDS = 2.0  # then a trial that an engine does not know was lost and is sent again
+JOIN_SECONDS = 1.0  # between two attempts to get an engine that another run has, or to reach a lost one
+LOST_SECONDS = 10.0  # of silence after its connection broke; then the engine counts as dead
+MOST_FAILURES = 3  # of the worker loop on one engine; then the engine is not used any more
 Attempt = tuple[int, int]
 """A trial's number, and which attempt at it."""
 
 
-_with_desk: set[int] = set()
-"""Incarnations of the engines that have their desk."""
+_with_server: set[int] = set()
+"""Incarnations of the engines on which `open_trial_server` was called."""
 
 
-class EngineStanding(NamedTuple):
+class EngineStatus(NamedTuple):
     """An engine and what it is at: the number of a trial, or None."""
 
     rank: int
@@ -56,7 +59,7 @@ class Engine:
     info: TaskInfo
     gone: bool = False
     serving: bool = False
-    trial: TrialOrder | None = None
+    trial: TrialSpec | None = None
     """What it was given."""
     present: Attempt | None = None
     """What it is at: if that is not what it was given, an attempt that nobody wants any more."""
@@ -64,7 +67,7 @@ class Engine:
     """Whether it is ours, and is to be told to serve."""
     held: str = ""
     """The run of others that has it."""
-    desk: Calls | None = None
+    setup: Calls | None = None
     calls: Calls | None = None
     due: float = 0.0
     sent: float = 0.0
@@ -84,12 +87,12 @@ class Engine:
 
 
 class Engines:
-    """The engines of one sweep; all from the driver's thread, but `standing`."""
+    """The engines of one sweep; all from the driver's thread, but `status`."""
 
     def __init__(
         self,
         cluster: Cluster,
-        order: SweepOrder,
+        spec: SweepSpec,
         body: Any,
         ranks: Iterable[int],
         everyone: bool = False,
@@ -101,7 +104,7 @@ class Engines:
         """Called when a worker that the cluster has got meanwhile becomes an engine: with ``everyone``."""
         self.wake: Callable[[], object] = lambda: None
         """Called, on any thread, when a call to an engine has ended."""
-        self._order, self._body = order, body
+        self._spec, self._body = spec, body
         infos = {info.rank: info for info in cluster.tasks}
         self._all = {rank: Engine(infos[rank]) for rank in ranks if rank in infos}
         self._everyone = everyone
@@ -150,14 +153,14 @@ class Engines:
             if one.present == key or (one.trial is not None and key_of(one.trial) == key)
         ]
 
-    def standing(self) -> list[EngineStanding]:
+    def status(self) -> list[EngineStatus]:
         """Return what each is at. May be called from any thread."""
         found = []
         for rank, one in list(self._all.items()):
             trial, present = one.trial, one.present
             number = trial.number if trial is not None else present[0] if present is not None else None
             state: Literal["busy", "free"] = "free" if number is None else "busy"
-            found.append(EngineStanding(rank, one.info.name, "gone" if one.gone else state, number))
+            found.append(EngineStatus(rank, one.info.name, "gone" if one.gone else state, number))
         return found
 
     def look(self, now: float) -> tuple[list[Frame], set[int]]:
@@ -168,10 +171,10 @@ class Engines:
         if (how := self.cluster.controller_died()) is not None:
             raise UnavailableError(
                 f"the controller of cluster {self.cluster.id} is gone ({how}), and its engines with it; "
-                f"start another with %cluster start, then nb.attach({self._order.sweep!r}) goes on there"
+                f"start another with %cluster start, then nb.attach({self._spec.sweep!r}) goes on there"
             )
         frames = self._receive(now)  # before deaths: what one has said last counts
-        died = self._bury(now)
+        died = self._note_deaths(now)
         if not self._leaving:
             self._join(now)
         return frames, died
@@ -182,7 +185,7 @@ class Engines:
         if one.gone and one.lost is None:
             return  # from before its death
         one.gone, one.lost = False, None
-        if frame.kind == "trial.over":
+        if frame.kind == "trial.result":
             key = (int(frame.meta["number"]), int(frame.meta["attempt"]))
             if one.trial is not None and key_of(one.trial) == key:
                 one.trial = None
@@ -190,10 +193,10 @@ class Engines:
                 one.present = None
             return
         meta = frame.meta
-        _with_desk.add(one.info.incarnation)
+        _with_server.add(one.info.incarnation)
         one.serving, one.held = bool(meta["serving"]), str(meta["held"])
         one.claimed = not one.serving and not one.held
-        present = None if meta["present"] is None else TrialOrder.from_meta(meta["present"])
+        present = None if meta["present"] is None else TrialSpec.from_meta(meta["present"])
         one.present = None if present is None else key_of(present)
         if present is not None and wanted and one.trial is None:
             one.trial = present
@@ -206,7 +209,7 @@ class Engines:
         elif now - one.sent > RESEND_SECONDS:
             self._start(one, now)
 
-    def start(self, trial: TrialOrder, now: float) -> None:
+    def start(self, trial: TrialSpec, now: float) -> None:
         """Send a trial to its ranks."""
         for rank in trial.ranks:
             one = self._all[rank]
@@ -220,7 +223,7 @@ class Engines:
 
     def stop(self, number: int, attempt: int, reason: str = "") -> None:
         """Have an attempt at a trial end at its next step; with a reason it is aborted."""
-        run = run_name(self._order.sweep, number, attempt)
+        run = run_name(self._spec.sweep, number, attempt)
         for rank in self.at(number, attempt):
             if reason:
                 self._send(rank, "run.abort", {"run": run, "reason": reason})
@@ -239,7 +242,7 @@ class Engines:
     def leave(self) -> None:
         """Give all engines free for others; those that are at a trial leave after it."""
         self._leaving = True
-        given = {"sweep": self._order.sweep, "token": self._token}
+        given = {"sweep": self._spec.sweep, "token": self._token}
         for rank, one in self._all.items():
             if one.wrong is not None:  # it does not serve, so nothing else tells when it is free
                 with suppress(NbdistError):
@@ -278,10 +281,10 @@ class Engines:
             try:
                 peer = self.cluster.peer(rank)
                 if now >= one.due and not self._leaving:
-                    one.due = now + ENLIST_SECONDS
-                    peer.send("trial.enlist", {"sweep": self._order.sweep, "token": self._token})
+                    one.due = now + REGISTER_SECONDS
+                    peer.send("trial.register", {"sweep": self._spec.sweep, "token": self._token})
                 while (frame := peer.receive(0)) is not None:
-                    if frame.kind.startswith("trial.") and frame.meta.get("sweep") == self._order.sweep:
+                    if frame.kind.startswith("trial.") and frame.meta.get("sweep") == self._spec.sweep:
                         one.lost = None if not one.gone else one.lost
                         frames.append(frame)
             except UnavailableError:  # it died, or was cut off: what was said meanwhile is asked for
@@ -289,7 +292,7 @@ class Engines:
                 one.due = min(one.due, now + JOIN_SECONDS)
         return frames
 
-    def _bury(self, now: float) -> set[int]:
+    def _note_deaths(self, now: float) -> set[int]:
         """Note which engines have died or are lost, and which have come, or come back; return the former."""
         dead = {info.incarnation for info in self.cluster.dead()}
         infos = {info.rank: info for info in self.cluster.tasks}
@@ -300,7 +303,7 @@ class Engines:
             lost = one.lost is not None and now - one.lost > LOST_SECONDS
             if (dies or lost or one.wrong is not None) and not one.gone:
                 one.gone, one.trial, one.present, one.serving, one.held = True, None, None, False, ""
-                one.calls = one.desk = None
+                one.calls = one.setup = None
                 died.add(rank)
             if dies:
                 one.lost = None
@@ -320,37 +323,39 @@ class Engines:
                 self.joined(info)
 
     def _join(self, now: float) -> None:
-        """Give engines their desk, and have those serve that nobody else has."""
+        """Open the trial server on new engines; start the worker loop on those that no other run has."""
         fresh, idle = [], []
         for rank, one in self._all.items():
             if one.gone:
                 continue
-            if one.info.incarnation not in _with_desk:
-                if one.desk is None:
+            if one.info.incarnation not in _with_server:
+                if one.setup is None:
                     fresh.append(rank)
-                elif rank in one.desk.ready_ranks():
-                    if self._note(one, one.desk.outcome(rank)):
-                        _with_desk.add(one.info.incarnation)
-                    one.desk, one.due = None, 0.0
+                elif rank in one.setup.ready_ranks():
+                    if self._note(one, one.setup.outcome(rank)):
+                        _with_server.add(one.info.incarnation)
+                    one.setup, one.due = None, 0.0
             elif one.calls is not None and rank in one.calls.ready_ranks():
                 self._note(one, one.calls.outcome(rank))
                 one.calls, one.serving, one.due = None, False, 0.0  # it says next what it is at
             elif one.calls is None and one.claimed:
                 one.claimed = False
                 idle.append(rank)
-        for ranks, function, name in ((fresh, open_desk, "desk"), (idle, serve, "calls")):
+        for ranks, function, name in ((fresh, open_trial_server, "setup"), (idle, serve, "calls")):
             if ranks:
-                given = () if function is open_desk else (self._order_for(ranks), self._body, self._token)
+                given = (
+                    () if function is open_trial_server else (self._spec_for(ranks), self._body, self._token)
+                )
                 calls = self.cluster.submit(function, *given, on=ranks)
                 calls.when_ready(lambda: self.wake())
                 for rank in ranks:
                     setattr(self._all[rank], name, calls)
 
-    def _order_for(self, ranks: list[int]) -> SweepOrder:
-        """Send the pushed arrays to the engines' hosts, and return the order for the engines."""
+    def _spec_for(self, ranks: list[int]) -> SweepSpec:
+        """Send the pushed arrays to the engines' hosts; return the specification for the engines."""
         if self._delivery is None:
-            return self._order
-        return replace(self._order, pushed=self._delivery.send(self._all[rank].info for rank in ranks))
+            return self._spec
+        return replace(self._spec, pushed=self._delivery.send(self._all[rank].info for rank in ranks))
 
     def _note(self, one: Engine, outcome: object) -> bool:
         """Take note of how a call has ended; whether all is well. An engine that fails often is given up."""
@@ -364,7 +369,7 @@ class Engines:
     def _start(self, one: Engine, now: float) -> None:
         assert one.trial is not None
         one.sent = now
-        self._send(one.info.rank, "trial.start", {**one.trial.to_meta(), "sweep": self._order.sweep})
+        self._send(one.info.rank, "trial.start", {**one.trial.to_meta(), "sweep": self._spec.sweep})
 
     def _send(self, rank: int, kind: str, meta: dict[str, Any]) -> None:
         try:
@@ -373,7 +378,7 @@ class Engines:
             self._all[rank].due = 0.0
 
 
-def key_of(trial: TrialOrder) -> Attempt:
+def key_of(trial: TrialSpec) -> Attempt:
     """Return which attempt this is."""
     return trial.number, trial.attempt
 

@@ -410,7 +410,7 @@ def show_sweep(sweep: Sweep) -> SweepDisplay:
 
 
 def show_again_when_it_goes_on(sweep: Sweep, display: SweepDisplay) -> None:
-    """Have a sweep that was over followed again once something is wished of it, where there is a loop."""
+    """Follow a finished sweep again when a command continues it, if there is an event loop."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -443,18 +443,18 @@ def wait_for(sweep: Sweep) -> Sweep:
 
 def rerun(sweep: Sweep, trial: Trial) -> Run:
     """Run a trial once more, as a run of its own, on as many engines as it had: sums are rounded alike."""
-    together, order = sweep.ledger.created.per_trial, sweep.order
+    together, spec = sweep.ledger.created.per_trial, sweep.spec
     trained = sweep.has_trained(trial.number)
     options = Options(
         seed=trial.seed,
         on=f"worker:{','.join(map(str, _workers(sweep, together)))}",
-        strategy=order.strategy if trained else None,
+        strategy=spec.strategy if trained else None,
         name=f"{sweep.name}-{trial.number}",
-        collective=str(order.settings.get("collective", "auto")) if trained else "auto",
+        collective=str(spec.settings.get("collective", "auto")) if trained else "auto",
     )
     run = start_run(
         sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=dict(trial.parameters),
-        given=sweep.given, first_line=order.first_line,
+        given=sweep.given, first_line=spec.first_line,
     )  # fmt: skip
     return run.wait()
 

@@ -58,7 +58,7 @@ def shown_briefly(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **kwargs)
         except NbdistError as error:
-            raise brief(error) from None
+            raise without_traceback(error) from None
         except KeyboardInterrupt as error:
             said = str(error) or f"{function.__name__} was interrupted"
             error._render_traceback_ = lambda: [f"KeyboardInterrupt: {said}"]  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def shown_briefly(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def brief(error: NbdistError) -> NbdistError:
+def without_traceback(error: NbdistError) -> NbdistError:
     """Return the error, made to show as its message alone in IPython."""
     if not isinstance(error, WorkerError):
         error._render_traceback_ = lambda: [f"{type(error).__name__}: {error}"]  # type: ignore[attr-defined]
@@ -333,7 +333,7 @@ async def await_distribute(line: str, cell: str, before: int = 1) -> None:
         finally:
             bring_home(run, shell.user_ns)
     except NbdistError as error:
-        raise brief(error) from None
+        raise without_traceback(error) from None
     finish(run)
 
 
@@ -451,7 +451,7 @@ async def await_sweep(line: str, cell: str, before: int = 1) -> None:
         if wait:
             await _end_of(sweep)
     except NbdistError as error:
-        raise brief(error) from None
+        raise without_traceback(error) from None
 
 
 async def _end_of(sweep: Sweep) -> None:

@@ -21,7 +21,7 @@ from nbdist.lab.readers import run_detail, sweep_detail
 from nbdist.lab.readers import sweeps as sweeps_module
 from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details
 from nbdist.lab.readers.sweeps import Sweeps
-from nbdist.sweep import log
+from nbdist.sweep import event_log
 from nbdist.sweep.event_log import FORMAT, MAGIC, EventLog, holder_of
 from nbdist.sweep.events import (
     EVENT,
@@ -411,7 +411,7 @@ def test_a_sweep_that_is_over_can_be_read_in_full(drive: Callable[..., Driven]) 
 def test_who_takes_a_sweep_waits_for_who_only_looks(
     drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "LOOKED_SECONDS", 60.0)
+    monkeypatch.setattr(event_log, "LOCK_SECONDS", 60.0)
     one = drive()
     one.log.close()
     path = one.folder / LOG

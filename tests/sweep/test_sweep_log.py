@@ -129,11 +129,11 @@ def test_only_the_user_may_read_it_and_links_are_not_followed(path: Path, tmp_pa
 
 def test_a_second_writer_is_refused_and_told_who_writes(path: Path) -> None:
     first = EventLog.create(path)
-    with pytest.raises(FailedPreconditionError, match=f"written by process {os.getpid()}"):
+    with pytest.raises(FailedPreconditionError, match=f"process {os.getpid()} is writing"):
         EventLog.reopen(path)
     code = f"from nbdist.sweep.event_log import *; EventLog.reopen(Path({str(path)!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"is being written by process {os.getpid()}" in done.stderr
+    assert f"process {os.getpid()} is writing" in done.stderr
     first.close()
     first.close()
     EventLog.reopen(path).close()

@@ -1,4 +1,4 @@
-"""What may be wished of a sweep while its trials run, from any thread. On real engines."""
+"""Commands on a sweep while its trials run, from any thread. On real engines."""
 
 from __future__ import annotations
 
@@ -116,26 +116,26 @@ accuracy = width
     assert sweep.trouble is None
 
 
-def test_wishes_from_many_threads(begin: Begin, cluster: Cluster, marks: Path) -> None:
+def test_commands_from_many_threads(begin: Begin, cluster: Cluster, marks: Path) -> None:
     sweep = begin(GATED.format(folder=str(marks)), {"number": list(range(12))}, cluster=cluster)
     until(lambda: len(began(marks)) == 3)
     wrong: list[BaseException] = []
     clones: list[int] = []
 
-    def guarded(wish: Callable[[], Any]) -> None:
+    def guarded(call: Callable[[], Any]) -> None:
         try:
-            wish()
+            call()
         except BaseException as error:  # it is looked at below
             wrong.append(error)
 
-    wishes: list[Callable[[], Any]] = [
+    calls: list[Callable[[], Any]] = [
         *(lambda n=n: sweep.stop(n) for n in (0, 1)),
         *(lambda n=n: clones.append(sweep.clone(2, number=100 + n)) for n in range(4)),
         *(sweep.pause, sweep.resume) * 3,
         lambda: sweep.edit({"number": list(range(6))}),
         *(lambda: (sweep.state, sweep.trials, sweep.engines(), repr(sweep)) for _ in range(4)),
     ]
-    threads = [threading.Thread(target=guarded, args=(wish,)) for wish in wishes]
+    threads = [threading.Thread(target=guarded, args=(call,)) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -234,9 +234,9 @@ def test_add_edit_and_close(begin: Begin, cluster: Cluster, marks: Path) -> None
     assert finished(sweep).ledger.counts["finished"] == 9
     sweep.stop()
     assert sweep.state == "stopped"
-    for wish in (lambda: sweep.add(1), lambda: sweep.clone(0), lambda: sweep.retry(0), sweep.resume):
+    for call in (lambda: sweep.add(1), lambda: sweep.clone(0), lambda: sweep.retry(0), sweep.resume):
         with pytest.raises(FailedPreconditionError, match="the sweep is over"):
-            wish()
+            call()
 
 
 def test_close_ends_what_runs(begin: Begin, cluster: Cluster, marks: Path) -> None:

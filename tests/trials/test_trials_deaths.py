@@ -142,7 +142,7 @@ def test_a_driver_that_is_silent_loses_its_engines_and_wins_them_again(
 ) -> None:
     cluster = start(workers=2)
     cluster.run("import nbdist.trials.trial_worker as d\nd.SILENT_SECONDS = 0.2\nd.LOOK_SECONDS = 0.05")
-    monkeypatch.setattr(engine_files, "ENLIST_SECONDS", 1e9)
+    monkeypatch.setattr(engine_files, "REGISTER_SECONDS", 1e9)
     sweep = begin(GATED.format(folder=str(marks)), "number=int(0, 99)", trials=1, cluster=cluster)
     until(lambda: len(began(marks)) == 1)
     idle = 1 - sweep.trial(0).ranks[0]
@@ -156,7 +156,7 @@ def test_a_driver_that_is_silent_loses_its_engines_and_wins_them_again(
     monkeypatch.setattr(sweep._driver.engines, "_leaving", True)  # type: ignore[union-attr]
     assert until(ran_there) == {"n": 1}
     monkeypatch.setattr(sweep._driver.engines, "_leaving", False)  # type: ignore[union-attr]
-    monkeypatch.setattr(engine_files, "ENLIST_SECONDS", 0.05)
+    monkeypatch.setattr(engine_files, "REGISTER_SECONDS", 0.05)
     sweep.add(1)
     until(lambda: len(began(marks)) == 2)
     (marks / "open").touch()

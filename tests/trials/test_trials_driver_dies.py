@@ -46,7 +46,7 @@ class Driven:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": root},
+            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root}/tests"},
         )
         assert self.process.stdout is not None
         self.sweep, self.cluster = self.process.stdout.readline().split()
@@ -157,7 +157,7 @@ def test_a_second_process_is_refused_while_the_first_drives(
     drive: Callable[..., Driven], marks: Path
 ) -> None:
     driven = drive(trials=3)
-    with pytest.raises(FailedPreconditionError, match=f"being written by process {driven.process.pid}"):
+    with pytest.raises(FailedPreconditionError, match=f"process {driven.process.pid} is writing"):
         attach_sweep(driven.sweep, report=quiet)
     with pytest.raises(NotFoundError, match=f"no sweep nothing; the latest are .*{driven.sweep}"):
         attach_sweep("nothing", report=quiet)
@@ -174,7 +174,7 @@ def test_this_process_gets_the_handle_that_it_has(begin: Begin, cluster: Cluster
     assert again is not sweep
     assert again.table()["state"].tolist() == ["finished"] * 2
     again.leave()
-    with pytest.raises(FailedPreconditionError, match="driven from here no more"):
+    with pytest.raises(FailedPreconditionError, match="no longer drives sweep"):
         again.add(1)
 
 

@@ -23,10 +23,10 @@ from nbdist.sweep.start import open_sweep
 from nbdist.sweep.state import Ledger
 from nbdist.trials import driver as driver_file
 from nbdist.trials import driver as pressing_file
-from nbdist.trials import trial_worker as desk_file
+from nbdist.trials import trial_worker as server_file
 from nbdist.trials import workers as engine_file
 from nbdist.trials.driver import Driver
-from nbdist.trials.protocol import SweepOrder
+from nbdist.trials.protocol import SweepSpec
 from nbdist.trials.store import Record
 from nbdist.trials.workers import Engines
 
@@ -50,8 +50,8 @@ class Play:
         self.driver = self.drive(taken_over=False)
 
     def drive(self, taken_over: bool) -> Driver:
-        order = SweepOrder("sweep", "/nowhere", "accuracy")
-        engines = Engines(cast(Any, self.cluster), order, "body", range(3))
+        spec = SweepSpec("sweep", "/nowhere", "accuracy")
+        engines = Engines(cast(Any, self.cluster), spec, "body", range(3))
         engines.wait = lambda wake, seconds: self.pass_time()  # type: ignore[method-assign]
         driver = Driver(self.record, engines, taken_over, lambda: None)
         if taken_over:
@@ -64,7 +64,7 @@ class Play:
             self.dice.choice([self.cluster.deliver, self.cluster.work])()
 
     def look(self) -> bool:
-        self.driver._look()
+        self.driver._poll()
         over = self.driver._act()
         self.pass_time()
         return over
@@ -87,14 +87,14 @@ class Play:
             cluster.engines[rank].frozen = False
             cluster.restart(rank)
         elif what == 6:
-            self.wish()
+            self.command()
         else:
             self.look()
 
-    def wish(self) -> None:
+    def command(self) -> None:
         ledger, dice = self.record.ledger, self.dice
         number = dice.randrange(8)
-        wish: Callable[[], list[Event]] = dice.choice(
+        command: Callable[[], list[Event]] = dice.choice(
             [
                 lambda: commands.stop(ledger, number, 2.0),
                 lambda: commands.retry(ledger, number, 2.0),
@@ -103,7 +103,7 @@ class Play:
             ]
         )
         try:
-            self.record.write(*wish())
+            self.record.write(*command())
         except NbdistError:  # not now
             return
 
@@ -156,9 +156,9 @@ def test_whatever_happens_every_trial_is_accounted_for(seed: int, per_trial: int
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         dice = Random(seed)
         play = Play(Path(folder), dice, per_trial, calm)
-        for module in (desk_file, driver_file, engine_file, pressing_file):
+        for module in (server_file, driver_file, engine_file, pressing_file):
             patch.setattr(module, "time", play.clock)
-        patch.setattr(engine_file, "_with_desk", set())
+        patch.setattr(engine_file, "_with_server", set())
         try:
             for _ in range(dice.randrange(250)):
                 play.shake()

@@ -14,8 +14,8 @@ import numpy as np
 from nbdist.errors import TaskDiedError, UnavailableError
 from nbdist.runs.task.agent import Agent
 from nbdist.runtime.task import TaskInfo
-from nbdist.trials.protocol import SweepOrder, TrialOrder
-from nbdist.trials.trial_worker import Desk
+from nbdist.trials.protocol import SweepSpec, TrialSpec
+from nbdist.trials.trial_worker import TrialServer
 from nbdist.wire.rpc.frame import Frame, decode, encode
 
 
@@ -91,15 +91,15 @@ class Calls:
 
 
 class Engine:
-    """An engine: a real desk on a Server that is none, and a main thread that makes a step when told."""
+    """An engine: a real trial server on a simulated Server, and a main thread that makes a step when told."""
 
     def __init__(self, cluster: Simulated, info: TaskInfo) -> None:
         self.cluster, self.info, self.dead, self.frozen = cluster, info, False, False
         self.handlers: dict[str, Any] = {}
-        self.desk: Desk | None = None
+        self.server: TrialServer | None = None
         self.calls: deque[tuple[Callable[..., Any], tuple[Any, ...], Calls]] = deque()
         self.serving: Calls | None = None
-        self.trial: TrialOrder | None = None
+        self.trial: TrialSpec | None = None
         self.stop: dict[str, str] = {}
         self.holder: str | None = None
         server = SimpleNamespace(on=self.handlers.__setitem__, post=lambda function: function())
@@ -129,21 +129,21 @@ class Engine:
             if not self.calls:
                 return
             function, given, calls = self.calls.popleft()
-            if function.__name__ == "open_desk":
-                self.desk = self.desk or Desk(self.agent)
+            if function.__name__ == "open_trial_server":
+                self.server = self.server or TrialServer(self.agent)
                 calls.done[self.info.rank] = None
             else:
                 self.serving = calls
-                order: SweepOrder = given[0]
-                cast(Desk, self.desk).open(order, given[2])
+                spec: SweepSpec = given[0]
+                cast(TrialServer, self.server).open(spec, given[2])
             return
-        desk = cast(Desk, self.desk)
+        server = cast(TrialServer, self.server)
         if self.trial is None:
-            if desk._line.empty():
+            if server._line.empty():
                 return
-            self.trial = desk._line.get_nowait()
+            self.trial = server._line.get_nowait()
             if self.trial is None:
-                desk.close()
+                server.close()
                 self.serving.done[self.info.rank] = None
                 self.serving = None
             else:
@@ -153,9 +153,11 @@ class Engine:
 
     def end(self, state: str, value: float | None) -> None:
         """End the present trial."""
-        trial, self.trial = cast(TrialOrder, self.trial), None
+        trial, self.trial = cast(TrialSpec, self.trial), None
         values = {} if value is None else {"accuracy": value}
-        cast(Desk, self.desk).end(trial, {"state": state, "values": values, "error": "", "aborted": True})
+        cast(TrialServer, self.server).end(
+            trial, {"state": state, "values": values, "error": "", "aborted": True}
+        )
 
 
 class Simulated:
@@ -251,7 +253,7 @@ class Simulated:
         if able:
             self.dice.choice(able).step()
 
-    def begun(self, engine: Engine, trial: TrialOrder) -> None:
+    def begun(self, engine: Engine, trial: TrialSpec) -> None:
         key = (trial.number, trial.attempt, engine.info.incarnation)
         self.begun_at[key] = self.begun_at.get(key, 0) + 1
         assert self.begun_at[key] == 1, f"{key} was begun twice"
@@ -262,19 +264,19 @@ class Simulated:
                 if at is not None and not other.dead and at.number == trial.number:
                     assert at.attempt == trial.attempt, f"{at} goes on while {trial} begins"
 
-    def go_on(self, engine: Engine, trial: TrialOrder) -> None:
+    def go_on(self, engine: Engine, trial: TrialSpec) -> None:
         key = (trial.number, trial.attempt)
-        asked = engine.stop.get(f"{cast(Desk, engine.desk).sweep}.{trial.number}.{trial.attempt}")
+        asked = engine.stop.get(f"{cast(TrialServer, engine.server).sweep}.{trial.number}.{trial.attempt}")
         if asked is not None:
             engine.end(asked, None)
         elif self.left[key] > 0:
             self.left[key] -= 1
             for line in self.lines:
                 if line.engine is engine and line.up and engine.info.rank == trial.ranks[0]:
-                    meta = {"sweep": cast(Desk, engine.desk).sweep, "rank": engine.info.rank}
+                    meta = {"sweep": cast(TrialServer, engine.server).sweep, "rank": engine.info.rank}
                     meta |= {"number": trial.number, "attempt": trial.attempt}
                     step, value = np.array([4 - self.left[key]]), np.array([float(trial.number)])
-                    line.push(Frame("trial.news", meta, (step, value)))
+                    line.push(Frame("trial.reports", meta, (step, value)))
         else:
             engine.end("finished", float(trial.number))
 

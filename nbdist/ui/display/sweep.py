@@ -61,8 +61,8 @@ class SweepDisplay:
     def show_again(self) -> None:
         """Put the sweep on the page once more: while it goes on the same grid, afterwards one of its own.
 
-        A grid of a sweep that is over has all of it, and its wishes still work: one that adds trials lets the
-        sweep go on, at whose end this grid gives way to the picture. Until then it lives as long as the page.
+        The grid of a finished sweep shows everything, and its commands still work: one that adds trials
+        continues the sweep, and at its end a picture replaces the grid.
         """
         self.frozen = self.frozen or self.sweep.over  # this is all there is to show of it
         if self.where == "terminal":

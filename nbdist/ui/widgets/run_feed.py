@@ -283,20 +283,20 @@ def course(steps: ArrayLike, values: ArrayLike, most: int = 512) -> Curve:
     >>> len(course(steps, np.exp(-steps / 100))[0]), len(course(steps, np.sin(2 * steps))[0])
     (400, 47)
     """
-    steps, values = coarse(steps, values, most)
+    steps, values = downsampled(steps, values, most)
     while len(values) >= 2 * FEWEST and noise(values) > QUIET:
-        steps, values = coarse(steps, values, -(-len(values) // 2))
+        steps, values = downsampled(steps, values, -(-len(values) // 2))
     return steps, values
 
 
-def coarse(steps: ArrayLike, values: ArrayLike, most: int) -> Curve:
+def downsampled(steps: ArrayLike, values: ArrayLike, most: int) -> Curve:
     """Return (steps, values) of at most ``most`` points, each the mean of neighbours, at the last one's step.
 
     The start is kept as it is, as far as there is room: the first point, and one for each doubling of the
     distance from it. The points left over at the end join the last mean: a mean of them alone would be
     noisier than the others.
 
-    >>> coarse([1, 2, 3, 4, 5, 6, 7], [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0], most=4)
+    >>> downsampled([1, 2, 3, 4, 5, 6, 7], [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0], most=4)
     (array([1, 2, 4, 7], dtype=uint32), array([ 1.,  3.,  6., 11.]))
     """
     steps, values = np.asarray(steps, np.uint32), np.asarray(values, np.float64)
