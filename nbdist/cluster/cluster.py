@@ -1,4 +1,4 @@
-"""Cluster: the client's handle on a running cluster."""
+"""`Cluster`: a client's handle on a running cluster, and `Members`, its view of the tasks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ from nbdist.cluster.folder import (
     write_description,
 )
 from nbdist.cluster.hub import HubEngines, check_versions, close_client, connect_client
-from nbdist.cluster.resize import Replacement, check_unused, grow, named, shrink
-from nbdist.cluster.resize import describe_replacing as describe
-from nbdist.cluster.supervisor.client import CONTROLLER, KeeperLink, describe_exit
+from nbdist.cluster.resize import ReplaceTask, check_unused, describe_replacement, find_task, grow, shrink
+from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -45,7 +44,7 @@ from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 
 STOP_SECONDS = 5.0
-HUB_SECONDS = 1.0  # for the hub's word on its engines
+HUB_SECONDS = 1.0  # for the hub's answer
 _latest: Cluster | None = None
 
 
@@ -53,25 +52,31 @@ class Cluster:
     """A running cluster, seen from a client process.
 
     `submit` runs functions on the engines' main threads without blocking; `peer` reaches a task's Server
-    directly; `dead` tells within 2 s which tasks are gone. All methods may be called while an event loop
+    directly; `dead` finds a dead task within 2 s. All methods may be called while an event loop
     runs in this thread, and from any thread.
     """
 
     def __init__(
-        self, folder: Path, roster: Roster, keys: ClusterKeys, link: KeeperLink, client: Any, owner: bool
+        self,
+        folder: Path,
+        roster: Roster,
+        keys: ClusterKeys,
+        supervisor: SupervisorClient,
+        client: Any,
+        owner: bool,
     ) -> None:
         self.id = folder.name
         self.folder = folder
         self.keys = keys
         self.client = client
-        self._link = link
-        self._members = Members(roster, keys, link, self._await_hub)
+        self._supervisor = supervisor
+        self._members = Members(roster, keys, supervisor, self._await_hub)
         self._sending = Sending(client)
         self._process = os.getpid()
         self._connections = threading.local()
         self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._stopped = self._ended = False
-        self.going_on: set[str] = set()
+        self.active_runs: set[str] = set()
         """Runs that this process has on the cluster; while one goes on, the cluster outlives the process."""
         set_current(self)
         if owner:
@@ -84,10 +89,10 @@ class Cluster:
         description = read_description(folder)
         check_versions(description["versions"])
         keys = ClusterKeys.load(folder / "keys")
-        link = KeeperLink.reach(folder)
+        supervisor = SupervisorClient.connect(folder)
         client = connect_client(folder / "security" / f"ipcontroller-{folder.name}-client.json", timeout)
         roster = tuple(TaskInfo.from_dict(entries) for entries in description["tasks"])
-        return cls(folder, roster, keys, link, client, owner=False)
+        return cls(folder, roster, keys, supervisor, client, owner=False)
 
     @classmethod
     def current(cls) -> Cluster:
@@ -101,7 +106,7 @@ class Cluster:
 
     @property
     def tasks(self) -> list[TaskInfo]:
-        """The tasks by rank, as they are now: one that was replaced, by whomever, is the new one."""
+        """The tasks by rank, with all changes of any client."""
         return self._members.now()
 
     @property
@@ -172,7 +177,7 @@ class Cluster:
     def signal(self, rank: int, signum: int) -> bool:
         """Send a signal to one engine; whether there was a process to take it."""
         find_rank(tuple(self.tasks), rank)
-        return bool(self._link.ask("signal", rank=rank, signum=int(signum))["sent"])
+        return bool(self._supervisor.ask("signal", rank=rank, signum=int(signum))["sent"])
 
     def restart(
         self, task: int | str | None = None, *, report: Callable[[str], object] = print
@@ -189,20 +194,20 @@ class Cluster:
             restarted in 0.3 s: /job:worker/task:1 (pid 4711 -> 4803)
         """
         self.check_there()
-        infos = self.dead() if task is None else [named(self.tasks, task)]
+        infos = self.dead() if task is None else [find_task(self.tasks, task)]
         if not infos:
             report(f"no task of cluster {self.id} is dead; name one to restart it, such as worker:0")
             return []
         check_unused(self, infos)
         replacement = self.replace(infos)
         new = replacement.wait()
-        report(describe(replacement))
+        report(describe_replacement(replacement))
         return new
 
-    def replace(self, tasks: Sequence[TaskInfo]) -> Replacement:
-        """Begin to replace tasks at once, whatever they are doing; `look` at what is returned until done."""
+    def replace(self, tasks: Sequence[TaskInfo]) -> ReplaceTask:
+        """Begin to replace tasks at once, even if a run uses them; `poll` what is returned."""
         self._check_up()
-        return Replacement(self, self._link, tasks)
+        return ReplaceTask(self, self._supervisor, tasks)
 
     def grow(self, workers: int = 1, *, report: Callable[[str], object] = print) -> list[TaskInfo]:
         """Start so many more workers, and return them; all tasks then know them, and the next run uses them.
@@ -217,7 +222,7 @@ class Cluster:
             grown in 0.3 s by /job:worker/task:2 (rank 3, pid 4803): 3 workers, 1 ps
         """
         self.check_there()
-        return grow(self, self._link, workers, report)
+        return grow(self, self._supervisor, workers, report)
 
     def shrink(self, workers: int = 1, *, report: Callable[[str], object] = print) -> list[TaskInfo]:
         """End the last so many workers, and return which they were; the others then know of them no more.
@@ -229,10 +234,10 @@ class Cluster:
             shrunk in 0.1 s by /job:worker/task:2 (pid 4803): 2 workers, 1 ps
         """
         self.check_there()
-        return shrink(self, self._link, workers, report)
+        return shrink(self, self._supervisor, workers, report)
 
     def dead(self) -> list[TaskInfo]:
-        """Return the tasks whose processes are gone; costs microseconds and is known at once."""
+        """Return the tasks with dead processes; takes microseconds, and sends nothing."""
         return self._members.dead()
 
     def controller_died(self) -> str | None:
@@ -254,14 +259,14 @@ class Cluster:
             return
         if not force:
             self._check_own()
-        self._ended = True  # who follows a run looks again, and is to see why it is over
+        self._ended = True  # a monitor of a run that polls now must see the reason
         self._close_connections()
-        if not self._link.gone:
-            with suppress(UnavailableError, DeadlineExceededError):  # it has ended, or is frozen
-                self._link.ask("stop", timeout, by=f"it was stopped from another {caller()}")
-        if not self._link.wait_gone(timeout):
-            self._link.kill()
-        self._link.close()
+        if not self._supervisor.closed:
+            with suppress(UnavailableError, DeadlineExceededError):  # it has died, or is frozen
+                self._supervisor.ask("stop", timeout, by=f"it was stopped from another {caller()}")
+        if not self._supervisor.wait_closed(timeout):
+            self._supervisor.kill()
+        self._supervisor.close()
         remove_traces(self.folder, self.id)
 
     def detach(self) -> None:
@@ -275,10 +280,10 @@ class Cluster:
             nb.Cluster.attach(cluster.id)
         """
         self._check_up()
-        if self.going_on:
+        if self.active_runs:
             raise FailedPreconditionError(
-                f"run {', '.join(sorted(self.going_on))} on cluster {self.id} is followed here: wait for it "
-                "or stop it first (run.wait(), run.stop())"
+                f"run {', '.join(sorted(self.active_runs))} on cluster {self.id} is followed here: wait for "
+                "it or stop it first (run.wait(), run.stop())"
             )
         self.close()
 
@@ -286,12 +291,14 @@ class Cluster:
         """Raise if another process has started the cluster and has a run on it."""
         try:
             owner = read_description(self.folder).get("owner", {})
-        except (NotFoundError, ValueError):  # it starts or ends
+        except (NotFoundError, ValueError):  # it is starting or ending
             return
         if not owner or is_this(owner) or not lives(owner):
             return
         runs = [
-            run for run in runs_on(self.folder, list(self._link.pids.values())) if run not in self.going_on
+            run
+            for run in runs_on(self.folder, list(self._supervisor.pids.values()))
+            if run not in self.active_runs
         ]
         if runs:
             raise FailedPreconditionError(
@@ -312,7 +319,7 @@ class Cluster:
         """Let go of the cluster without ending it: close this process's connections."""
         if not self._stopped:
             self._close_connections()
-            self._link.close()
+            self._supervisor.close()
 
     def own(self) -> None:
         """Have the cluster end with this process, as if it had been started here: its owner is gone."""
@@ -330,13 +337,13 @@ class Cluster:
     def _stop_at_exit(self) -> None:
         if os.getpid() != self._process:  # in a child that this process has forked
             return
-        if self.going_on:
+        if self.active_runs:
             self.close()
         else:
             self.stop(force=True)
 
     def _await_hub(self) -> None:
-        if not self._stopped:  # what is sent to a task must not go to its old engine
+        if not self._stopped:  # a message to a task must not go to its old engine
             HubEngines(self.client).wait(HUB_SECONDS)
 
     def _check_up(self) -> None:
@@ -391,45 +398,42 @@ def clusters() -> list[dict[str, Any]]:
     return found
 
 
-# The tasks of a cluster as a client sees them: who is there now, who is gone, and how that came.
-
-
 class Members:
-    """Follows the tasks through ``link``; ``changed`` is called before one that is new is shown."""
+    """The tasks as the supervisor reports them; ``changed`` is called before a new roster is used."""
 
     def __init__(
-        self, roster: Roster, keys: ClusterKeys, link: KeeperLink, changed: Callable[[], object]
+        self, roster: Roster, keys: ClusterKeys, supervisor: SupervisorClient, changed: Callable[[], object]
     ) -> None:
         self._tasks = list(roster)
-        self._meeting = threading.RLock()
-        self._keys, self._link, self._changed = keys, link, changed
+        self._lock = threading.RLock()
+        self._keys, self._supervisor, self._changed = keys, supervisor, changed
         for info in self._tasks:
             know(f"nbdist://{info.address}", keys)
 
     def now(self) -> list[TaskInfo]:
-        """Return the tasks by rank, as they are now: one that was replaced, by whomever, is the new one."""
-        self._link.ended()
-        with self._meeting:  # one thread after another, so that none brings back what was heard before
-            if self._link.roster is not None:
-                self._meet(self._link.roster)
+        """Return the tasks by rank, with all changes of any client."""
+        self._supervisor.ended()
+        with self._lock:  # one thread at a time, so that none restores an older roster
+            if self._supervisor.roster is not None:
+                self._take_roster(self._supervisor.roster)
             return self._tasks
 
     def dead(self) -> list[TaskInfo]:
-        """Return the tasks whose processes are gone."""
-        tasks, ended = self.now(), self._link.ended()
+        """Return the tasks with dead processes."""
+        tasks, ended = self.now(), self._supervisor.ended()
         return [info for info in tasks if info.rank in ended]
 
     def controller_died(self) -> str | None:
         """Return how the controller ended, if it has."""
-        how = self._link.ended().get(CONTROLLER)
+        how = self._supervisor.ended().get(CONTROLLER)
         if how is None:
-            return self._link.stopping or None  # its tasks end before it
+            return self._supervisor.stopping or None  # its tasks end before it
         return describe_exit(how)
 
     def deaths(self, infos: Mapping[int, TaskInfo]) -> dict[int, TaskDiedError]:
-        """Return what has become of those of the tasks that are gone, by rank."""
+        """Return the errors of those of the tasks that died or left, by rank."""
         current = {info.rank: info for info in self.now()}
-        ended = self._link.ended()
+        ended = self._supervisor.ended()
         deaths = {}
         for info in infos.values():
             how = ended.get(info.rank) or ended.get(CONTROLLER)
@@ -450,7 +454,7 @@ class Members:
         return deaths
 
     def ranks(self, on: int | Iterable[int] | None) -> list[int]:
-        """Return the ranks that are meant, in order. Raises InvalidArgumentError for an unknown one."""
+        """Return the ranks in order; None means all. Raises InvalidArgumentError for an unknown one."""
         known = [info.rank for info in self.now()]
         if on is None:
             return known
@@ -463,7 +467,7 @@ class Members:
     def status(self) -> list[dict[str, Any]]:
         """Return a row per task: rank, name, host, pid, device, address, state, and how it ended."""
         tasks, rows = self.now(), []
-        ended = self._link.ended()
+        ended = self._supervisor.ended()
         for info in tasks:
             how = ended.get(info.rank)
             row = {
@@ -478,13 +482,13 @@ class Members:
             rows.append(row)
         return rows
 
-    def _meet(self, heard: list[dict[str, Any]]) -> None:
-        """Take the roster in which tasks have been replaced, have come or have left."""
-        if [entries["incarnation"] for entries in heard] == [info.incarnation for info in self._tasks]:
+    def _take_roster(self, roster: list[dict[str, Any]]) -> None:
+        """Take the roster of a membership change."""
+        if [entries["incarnation"] for entries in roster] == [info.incarnation for info in self._tasks]:
             return
         self._changed()
         before = self._tasks
-        self._tasks = [TaskInfo.from_dict(entries) for entries in heard]
+        self._tasks = [TaskInfo.from_dict(entries) for entries in roster]
         for old in before:
             if old not in self._tasks:
                 forget(f"nbdist://{old.address}")

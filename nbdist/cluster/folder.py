@@ -1,10 +1,10 @@
 """A cluster's folder: its keys, its description, its logs; and which folders are of clusters that live.
 
 <NBDIST_HOME>/clusters/<id>/
-    lock                    held (flock) as long as the cluster's keeper lives
+    lock                    held (flock) while the cluster's supervisor lives
     keys                    the cluster's CURVE keys, 0600
     cluster.json            what it is: tasks, addresses, versions
-    keeper.sock             where the keeper is reached
+    supervisor.sock         the supervisor's socket
     security/, log/         ipyparallel's connection files, standard cluster file and logs
 """
 
@@ -44,7 +44,7 @@ def new_id() -> str:
 
 
 def claim(cluster_id: str) -> tuple[Path, int]:
-    """Make a new cluster's folder and take its lock; returns both. The lock passes to the keeper."""
+    """Make a new cluster's folder and take its lock; returns both. The supervisor inherits the lock."""
     if not VALID_ID.fullmatch(cluster_id):
         raise InvalidArgumentError(f"a cluster id is 1 to 48 letters, digits and _, not {cluster_id!r}")
     folder = clusters_folder() / cluster_id
@@ -66,7 +66,7 @@ def claim(cluster_id: str) -> tuple[Path, int]:
 
 
 def is_alive(folder: Path) -> bool:
-    """Return whether a keeper (or a starter) still holds the folder's lock."""
+    """Return whether a supervisor (or a starting client) holds the folder's lock."""
     try:
         # Only to read: a shared lock needs no more, and who looks on may not be allowed to write.
         lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -200,10 +200,9 @@ def _started(pid: int) -> float | None:
         return None
 
 
-#     Which of a cluster's engines have a run on them: small files in the cluster's folder, one per process.
-#
-# The engines make and remove them, the keeper and later clients look: no message need reach a busy engine.
-# Only Python's own library is needed here, for the keeper imports it.
+# Which engines work on a run: one small file per process in the cluster's folder. The engines write and
+# remove them, the supervisor and later clients read them, so no message has to reach a busy engine. This
+# section uses the standard library only, because the supervisor imports it.
 
 FOLDER = "busy"
 

@@ -148,6 +148,6 @@ def standard_description(folder: Path, controller_pid: int, n: int) -> dict[str,
         },
         "engines": {
             "class": "nbdist.cluster.ipyparallel_launcher.LocalTaskLauncher",
-            "sets": {folder.name: {**launcher, "n": n, "keeper_folder": str(folder)}},
+            "sets": {folder.name: {**launcher, "n": n, "supervisor_folder": str(folder)}},
         },
     }

@@ -1,8 +1,8 @@
 """LocalTaskLauncher: our engines for plain ipyparallel, `ipyparallel.Cluster(engines="nbdist", n=4)`.
 
 Beside the stock local launcher it gives every engine its own environment, a fixed id (rank), and its own
-signals, and it notices each engine's death at once. `start_cluster` goes to the keeper directly; this is
-for users that start clusters through ipyparallel, and for its panel, which stops clusters through it. Set
+signals, and it notices each engine's death at once. `start_cluster` uses the supervisor directly; this class
+is for users that start clusters through ipyparallel, and for its panel, which stops clusters through it. Set
 IPP_ENABLE_CURVE=1 in the environment first: without it other users of the host could read the output.
 """
 
@@ -22,7 +22,7 @@ from traitlets import Bool, Integer, Unicode
 from nbdist.cluster.folder import claim, remove_traces
 from nbdist.cluster.mpi import require_mpi
 from nbdist.cluster.resources import choose_gpus, count_cores, list_gpus, plan_tasks
-from nbdist.cluster.supervisor.client import CONTROLLER, KeeperLink, describe_exit
+from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.errors import FailedPreconditionError, UnavailableError
 
 START_TIMEOUT = 60.0
@@ -30,23 +30,25 @@ STOP_TIMEOUT = 5.0
 
 
 class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel has no types
-    """A set of engines on this host, one task each, kept by one keeper."""
+    """A set of engines on this host, one task each, below one supervisor."""
 
     name = Unicode("nbdist")
     ps = Integer(0, config=True, help="How many of the engines are parameter servers (the last ones).")
     threads = Integer(0, config=True, help="Threads per engine; 0 shares the cores.")
     gpus = Unicode("auto", config=True, help="auto, none, or how many GPUs to use.")
     mpi = Bool(False, config=True, help="Start the engines in one MPI world.")
-    keeper_folder = Unicode("").tag(to_dict=True)
-    link: KeeperLink | None = None
+    supervisor_folder = Unicode("").tag(to_dict=True)
+    supervisor: SupervisorClient | None = None
 
     @classmethod
     def from_dict(cls, d: dict[str, Any], **kwargs: Any) -> LocalTaskLauncher:
         """Return a launcher for engines that run already; raises NotRunning if they do not."""
         self: LocalTaskLauncher = super().from_dict(d, **kwargs)
+        if not self.supervisor_folder:  # the file is of an older version
+            self.supervisor_folder = str(d.get("keeper_folder", ""))
         try:
-            # ipyparallel's panel does this to all clusters, while a page is open: they are others' clusters.
-            self.link = KeeperLink.reach(Path(self.keeper_folder), watch=True)
+            # While a page is open, ipyparallel's panel does this to all clusters, which are not its own.
+            self.supervisor = SupervisorClient.connect(Path(self.supervisor_folder), observe=True)
         except UnavailableError as error:
             raise NotRunning(str(error)) from None
         self._watch()
@@ -80,81 +82,83 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
             threads=self.threads or None,
         )
         folder, lock = claim(re.sub(r"\W", "_", f"{self.cluster_id}_{self.engine_set_id}")[-48:])
-        self.keeper_folder = str(folder)
+        self.supervisor_folder = str(folder)
         plan = {
             "cluster_id": folder.name,
             "folder": str(folder),
             "connection": connection,
-            "orphan": None,
+            "idle_timeout": None,
             "timeout": START_TIMEOUT,
             "mpi": bool(self.mpi),
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in plans],
         }
         shared = {name: value for name, value in plans[0].environment.items() if name.endswith("_THREADS")}
         try:
-            self.link = KeeperLink.start(folder, lock, plan, {**environment, **shared})
+            self.supervisor = SupervisorClient.start(folder, lock, plan, {**environment, **shared})
         finally:
             os.close(lock)
-        while not self.link.pids and not self.link.gone:
-            self.link.listen(START_TIMEOUT)
-        if self.link.gone:
-            log = self.link.keeper_log()
+        while not self.supervisor.pids and not self.supervisor.closed:
+            self.supervisor.listen(START_TIMEOUT)
+        if self.supervisor.closed:
+            log = self.supervisor.log_tail()
             remove_traces(folder, folder.name)
             raise UnavailableError(f"the engines did not start:\n{log}")
-        pids: list[int] = self.notify_start([self.link.pids[rank] for rank in sorted(self.link.pids)])
+        pids: list[int] = self.notify_start(
+            [self.supervisor.pids[rank] for rank in sorted(self.supervisor.pids)]
+        )
         self._watch()
         return pids
 
     def signal(self, sig: int) -> None:
         """Send a signal to every engine."""
-        link = self._keeper()
-        link.ended()
-        for rank in living(link):  # workers may have come or left
+        supervisor = self._connected()
+        supervisor.ended()
+        for rank in living(supervisor):  # workers may have been added or removed
             self.signal_engine(rank, sig)
 
     def signal_engine(self, rank: int, sig: int) -> bool:
         """Send a signal to one engine; whether there was a process to take it."""
-        return bool(self._keeper().ask("signal", rank=rank, signum=int(sig))["sent"])
+        return bool(self._connected().ask("signal", rank=rank, signum=int(sig))["sent"])
 
     async def stop(self) -> None:
         """End the engines and remove what they leave; nothing if `start` has refused to start any."""
-        link = self.link
-        if link is None:
+        supervisor = self.supervisor
+        if supervisor is None:
             return
-        if not link.gone:
-            link.ask("stop")
-        gone = await asyncio.get_running_loop().run_in_executor(None, link.wait_gone, STOP_TIMEOUT)
+        if not supervisor.closed:
+            supervisor.ask("stop")
+        gone = await asyncio.get_running_loop().run_in_executor(None, supervisor.wait_closed, STOP_TIMEOUT)
         if not gone:
-            link.kill()
-        link.close()
-        remove_traces(Path(self.keeper_folder), Path(self.keeper_folder).name)
+            supervisor.kill()
+        supervisor.close()
+        remove_traces(Path(self.supervisor_folder), Path(self.supervisor_folder).name)
         self._ended({"exit_code": 0, "engines": {}})
 
     async def join(self, timeout: float | None = None) -> None:
         """Wait until the engines have ended."""
-        link = self._keeper()
+        supervisor = self._connected()
         wait = timeout if timeout is not None else float("inf")
-        if not await asyncio.get_running_loop().run_in_executor(None, link.wait_gone, wait):
+        if not await asyncio.get_running_loop().run_in_executor(None, supervisor.wait_closed, wait):
             raise TimeoutError(f"the engines did not end in {timeout} seconds")
 
-    def _keeper(self) -> KeeperLink:
-        assert self.link is not None, "start() comes first"
-        return self.link
+    def _connected(self) -> SupervisorClient:
+        assert self.supervisor is not None, "start() comes first"
+        return self.supervisor
 
     def _watch(self) -> None:
         """Tell ipyparallel when all engines have ended, from a thread with a connection of its own."""
-        loop, link = self.loop, KeeperLink.reach(Path(self.keeper_folder), watch=True)
+        loop, supervisor = self.loop, SupervisorClient.connect(Path(self.supervisor_folder), observe=True)
 
         def listen() -> None:
-            while not link.gone and living(link):
-                link.listen(3600.0)
-            ended = link.ended()
+            while not supervisor.closed and living(supervisor):
+                supervisor.listen(3600.0)
+            ended = supervisor.ended()
             codes = [how["code"] or 0 for rank, how in ended.items() if rank != CONTROLLER]
             data = {
                 "exit_code": max(codes, default=0),
                 "engines": {str(rank): describe_exit(how) for rank, how in ended.items()},
             }
-            link.close()
+            supervisor.close()
             loop.add_callback(self._ended, data)
 
         Thread(target=listen, name=f"watch {self.cluster_id}", daemon=True).start()
@@ -164,10 +168,10 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
             self.notify_stop(data)
 
 
-def living(link: KeeperLink) -> list[int]:
-    """Return the ranks of the engines that live, as far as the link has heard."""
+def living(supervisor: SupervisorClient) -> list[int]:
+    """Return the ranks of the engines that live, by the events that have arrived."""
     return [
         rank
-        for rank, pid in link.pids.items()
-        if rank != CONTROLLER and link.exits.get(rank, {}).get("pid") != pid
+        for rank, pid in supervisor.pids.items()
+        if rank != CONTROLLER and supervisor.exits.get(rank, {}).get("pid") != pid
     ]

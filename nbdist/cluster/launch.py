@@ -1,4 +1,4 @@
-"""start_cluster: bring a cluster up, phase by phase, or leave nothing behind."""
+"""`start_cluster`: start a cluster phase by phase (controller, engines, Servers), or leave nothing behind."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from nbdist.cluster.resources import (
     plan_tasks,
     require_gpu_package,
 )
-from nbdist.cluster.supervisor.client import CONTROLLER, KeeperLink, describe_exit
-from nbdist.cluster.supervisor.process import Orphan
+from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
+from nbdist.cluster.supervisor.process import IdleTimeout
 from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NbdistError, UnavailableError, choices
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.keys import ClusterKeys
 
 LAUNCHERS = ("local", "mpi")
-LEAST_ROOM = 64 << 10  # bytes on the disk of the cluster's folder, without which nothing starts
-ASK_SECONDS = 0.25  # between two questions to the hub which engines it has
+LEAST_DISK_SPACE = 64 << 10  # bytes on the disk of the cluster's folder, without which nothing starts
+ASK_SECONDS = 0.25  # between two requests for the hub's engines
 Report = Callable[[str], object]
 
 
@@ -93,7 +93,7 @@ def start_cluster(
         from nbdist.cluster.mpi import require_mpi
 
         require_mpi()
-    start = _Start(plans, cluster_id or new_id(), timeout, report or (lambda line: None), launcher == "mpi")
+    start = _Startup(plans, cluster_id or new_id(), timeout, report or (lambda line: None), launcher == "mpi")
     asked = {
         "launcher": launcher,
         "gpus": gpus,
@@ -102,13 +102,13 @@ def start_cluster(
         "memory": memory,
     }
     about = {"asked": asked, "gpus": list(use)}
-    cluster = start.bring_up(None if detached else Orphan.of(orphan_timeout), about)
+    cluster = start.run(None if detached else IdleTimeout.of(orphan_timeout), about)
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
     return cluster
 
 
-class _Start:
-    """One bring-up: its clock, its phases, and what to do when one fails."""
+class _Startup:
+    """A cluster that is starting: its deadline, its phases, and what to remove if one fails."""
 
     def __init__(
         self,
@@ -126,66 +126,67 @@ class _Start:
         self.deadline = self.begun + timeout
         self.folder, self._lock = claim(cluster_id)
         self.keys = ClusterKeys.create()
-        self.link: KeeperLink | None = None
+        self.supervisor: SupervisorClient | None = None
         self.client: Any = None
 
-    def bring_up(self, orphan: Orphan | None, about: dict[str, Any]) -> Cluster:
+    def run(self, idle_timeout: IdleTimeout | None, about: dict[str, Any]) -> Cluster:
         try:
             self.keys.save(self.folder / "keys")
             try:
-                self.link = KeeperLink.start(
-                    self.folder, self._lock, self._plan(orphan), self._shared_environment()
+                self.supervisor = SupervisorClient.start(
+                    self.folder, self._lock, self._plan(idle_timeout), self._shared_environment()
                 )
             finally:
-                os.close(self._lock)  # the keeper holds it now
+                os.close(self._lock)  # the supervisor holds it now
             self._controller()
             self._engines()
             roster = self._servers()
-            self.link.ask("ready")
+            self.supervisor.ask("ready")
             description = self._describe(roster) | about
-            if orphan is not None:
+            if idle_timeout is not None:
                 description["owner"] = this_process()
-            description["listing"] = list_for_others(self.folder, self.link.pids[CONTROLLER], roster)
+            description["listing"] = list_for_others(self.folder, self.supervisor.pids[CONTROLLER], roster)
             write_description(self.folder, description)
-            return Cluster(self.folder, roster, self.keys, self.link, self.client, orphan is not None)
+            owner = idle_timeout is not None
+            return Cluster(self.folder, roster, self.keys, self.supervisor, self.client, owner)
         except BaseException:
             self._undo()
             raise
 
-    def _plan(self, orphan: Orphan | None) -> dict[str, Any]:
+    def _plan(self, idle_timeout: IdleTimeout | None) -> dict[str, Any]:
         return {
             "cluster_id": self.folder.name,
             "folder": str(self.folder),
-            "orphan": None if orphan is None else [orphan.idle, orphan.busy],
+            "idle_timeout": None if idle_timeout is None else [idle_timeout.idle, idle_timeout.busy],
             "timeout": self.timeout,
             "mpi": self.mpi,
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in self.plans],
         }
 
     def _shared_environment(self) -> dict[str, str]:
-        """What all tasks have in common must stand before the process that they are forked from starts."""
+        """Return the variables that all tasks share: the supervisor's imports read them, before it forks."""
         first, *others = (plan.environment.items() for plan in self.plans)
         return dict(set(first).intersection(*others))
 
     def _controller(self) -> None:
-        link = self._link()
-        import ipyparallel  # noqa: F401 - imported here, while the keeper does the same
+        supervisor = self._connected()
+        import ipyparallel  # noqa: F401 - imported here, while the supervisor does the same
 
-        while (started := link.event("started")) is None:
-            self._await_more("the controller")
+        while (started := supervisor.event("started")) is None:
+            self._wait("the controller")
         while self.client is None:
             try:
                 self.client = connect_client(started["connection"], min(2.0, self._left()))
             except UnavailableError:
-                self._await_more("the controller", 0.0)
+                self._wait("the controller", 0.0)
         self._phase("controller")
 
     def _engines(self) -> None:
         wanted = len(self.plans)
         hub, asked = HubEngines(self.client), time.monotonic()
         while len(self.client.ids) < wanted:
-            self._await_more("the engines", 0.005)
-            if time.monotonic() - asked > ASK_SECONDS:  # notifications go lost while a client connects
+            self._wait("the engines", 0.005)
+            if time.monotonic() - asked > ASK_SECONDS:  # the client misses notifications while it connects
                 asked = time.monotonic()
                 hub.ids()
         self._phase(f"{wanted} engine{'s' * (wanted > 1)}")
@@ -219,26 +220,26 @@ class _Start:
     def _result(self, rank: int, call: Any) -> Any:
         while not call.ready():
             call.wait(0.02)
-            self._await_more("the Servers", 0.0)
+            self._wait("the Servers", 0.0)
         try:
             return call.get(0)
         except Exception as error:
             raise UnavailableError(f"the Server of {self.plans[rank].name} did not start: {error}") from error
 
-    def _await_more(self, what: str, wait: float = 0.05) -> None:
-        """Let up to `wait` seconds pass; raise if something has died meanwhile or the time is up."""
-        link = self._link()
-        link.listen(wait)
-        ended = link.ended()
-        if link.gone and not ended:
+    def _wait(self, what: str, wait: float = 0.05) -> None:
+        """Let up to `wait` seconds pass; raise if a process has died, or at the deadline."""
+        supervisor = self._connected()
+        supervisor.listen(wait)
+        ended = supervisor.ended()
+        if supervisor.closed and not ended:
             raise UnavailableError(
-                f"the process that starts the cluster failed:\n{link.keeper_log() or '(no output)'}"
+                f"the process that starts the cluster failed:\n{supervisor.log_tail() or '(no output)'}"
             )
         for rank, how in ended.items():
             name = "the controller" if rank == CONTROLLER else self.plans[rank].name
             raise UnavailableError(
                 f"{name} (pid {how['pid']}) did not start: {describe_exit(how)}; its log ends with:\n"
-                f"{how['log'].strip() or '(nothing)'}{no_room(self.folder)}"
+                f"{how['log'].strip() or '(nothing)'}{disk_full_hint(self.folder)}"
             )
         if self._left() <= 0:
             registered = set(self.client.ids) if self.client is not None else set()
@@ -266,28 +267,28 @@ class _Start:
     def _undo(self) -> None:
         if self.client is not None:
             close_client(self.client)
-        if self.link is not None:
+        if self.supervisor is not None:
             with suppress(NbdistError):
-                self.link.ask("stop", timeout=1.0)
-            if not self.link.wait_gone(4.0):
-                self.link.kill()
-            self.link.close()
+                self.supervisor.ask("stop", timeout=1.0)
+            if not self.supervisor.wait_closed(4.0):
+                self.supervisor.kill()
+            self.supervisor.close()
         remove_traces(self.folder, self.folder.name)
 
-    def _link(self) -> KeeperLink:
-        assert self.link is not None
-        return self.link
+    def _connected(self) -> SupervisorClient:
+        assert self.supervisor is not None
+        return self.supervisor
 
     def _left(self) -> float:
         return self.deadline - time.monotonic()
 
 
-def no_room(folder: Path) -> str:
-    """Return what to say if a disk is full: a process that dies of it cannot even log why."""
+def disk_full_hint(folder: Path) -> str:
+    """Return a hint if the disk is full: a process that dies of it cannot even log the reason."""
     try:
         disk = os.statvfs(folder)
     except OSError:
         return ""
-    if disk.f_bavail * disk.f_frsize >= LEAST_ROOM:
+    if disk.f_bavail * disk.f_frsize >= LEAST_DISK_SPACE:
         return ""
     return f"\nThe disk of {folder} is full: make room there, or set NBDIST_HOME to another folder"

@@ -1,12 +1,17 @@
-"""What all changes of a running cluster's tasks have in common: whose turn it is, bringing up, telling all.
+"""Resize a running cluster: `ScaleUp` adds workers, `ScaleDown` removes them, `ReplaceTask` restarts tasks.
 
-    change = Replacement(cluster, link, tasks)       # or Growth, or Shrinking
-    while not change.look():                         # forked, registered, opened, known to all
+    change = ReplaceTask(cluster, supervisor, tasks)
+    while not change.poll():                         # forked, registered, Server opened, committed
         ...
-    change.tasks                                     # the tasks that it was about
+    change.tasks                                     # the tasks that were started
 
-Nothing blocks for long, so that who follows a run looks now and then. Until the keeper has the new roster
-the change can be given up; from then on it is whole.
+`poll` never blocks for long, so that a client can follow a run in the same thread. A change takes the
+supervisor's lock (`ChangeLock` in `supervisor/process.py`, which says why), starts the new processes, sends
+the new roster to all tasks, and commits it at the supervisor. Until the commit it can be aborted; the commit
+is atomic.
+
+All other tasks keep their namespaces, threads and runs. A new worker has the next free rank, after the
+parameter servers, and the index after that of the last worker.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ from nbdist.cluster.resources import (
     parse_memory,
     share_of,
 )
-from nbdist.cluster.supervisor.client import CONTROLLER, KeeperLink, describe_exit
+from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -46,37 +51,42 @@ from nbdist.wire.rpc.frame import Frame
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
 
-START_SECONDS = 30.0  # for a process to come up, however busy the host is
-ANSWER_SECONDS = 1.0  # for the other tasks together; what is sent to one that is frozen reaches it later
-LOOK_SECONDS = 0.002
-CHANGED = "another client has changed the cluster at this moment; try again"
+START_SECONDS = 30.0  # limit for a process to start on a busy host
+ANSWER_SECONDS = 1.0  # for all other tasks together; a frozen one receives the message later
+POLL_SECONDS = 0.002
+CHANGED = "another client has just changed the cluster; try again"
 
 
 class Change(ABC):
-    """A change of a cluster's tasks on its way; ``look`` until it returns True.
+    """A change of a cluster's tasks in progress; call ``poll`` until it returns True.
 
-    ``tasks`` are those that it was about then, and ``seconds`` how long it took. ``notes`` say what is not as
-    one may think.
+    Then ``tasks`` are the tasks that were started or removed, ``seconds`` is how long it took, and ``notes``
+    are sentences for the user.
     """
 
-    again = "try again"
-    """What to do if it took too long."""
+    retry_advice = "try again"
+    """The end of the error message of a change that took too long."""
 
-    def __init__(self, cluster: Cluster, link: KeeperLink, timeout: float = START_SECONDS) -> None:
+    def __init__(
+        self, cluster: Cluster, supervisor: SupervisorClient, timeout: float = START_SECONDS
+    ) -> None:
         self.tasks: list[TaskInfo] = []
         self.notes: list[str] = []
         self.seconds = 0.0
         self.done = False
-        self._cluster, self._link, self._client = cluster, link, cluster.client
+        self._cluster, self._supervisor, self._client = cluster, supervisor, cluster.client
         self._begun = time.monotonic()
         self._deadline = self._begun + timeout
-        self._turn = secrets.token_hex(8)
-        self._forked: dict[int, int] = {}  # rank -> pid of a process that comes up
-        self._coming: Sequence[TaskInfo | TaskPlan] = ()
-        self._steps = self._change()
+        self._change_id = secrets.token_hex(8)
+        self._forked: dict[int, int] = {}  # rank -> pid of a process that is starting
+        self._starting: Sequence[TaskInfo | TaskPlan] = ()
+        self._steps = self._run()
 
-    def look(self) -> bool:
-        """Do what can be done now; whether all is done. Raises what went wrong, with the change given up."""
+    def poll(self) -> bool:
+        """Take the steps that are possible now; return whether the change is committed.
+
+        If a step fails, the change is aborted and the error is raised.
+        """
         if self.done:
             return True
         try:
@@ -85,46 +95,46 @@ class Change(ABC):
             self.done, self.seconds = True, time.monotonic() - self._begun
         except BaseException:
             self.done = True
-            with suppress(NbdistError):  # what went wrong first is what is raised
-                self._ask("roster", tasks=None)
+            with suppress(NbdistError):  # the first error is the one to raise
+                self._ask("abort")
             raise
         return self.done
 
     def wait(self) -> list[TaskInfo]:
-        """Look until all is done; return the tasks that it was about."""
+        """Poll until the change is committed; return its tasks. An interrupt aborts it."""
         try:
-            while not self.look():
-                self._link.listen(LOOK_SECONDS)
+            while not self.poll():
+                self._supervisor.listen(POLL_SECONDS)
         except KeyboardInterrupt:
-            self.give_up()
+            self.abort()
             raise
         return self.tasks
 
-    def give_up(self) -> None:
-        """Let the change come to nothing, if it is not done yet."""
+    def abort(self) -> None:
+        """Abort the change, unless it is committed."""
         if not self.done:
             self.done = True
-            with suppress(UnavailableError):  # it was not its turn yet
-                self._ask("roster", tasks=None)
+            with suppress(UnavailableError):  # it did not hold the lock yet
+                self._ask("abort")
 
     @abstractmethod
-    def _change(self) -> Iterator[None]:
-        """Make the change, step by step; yield where there is something to wait for."""
+    def _run(self) -> Iterator[None]:
+        """Make the change; yield wherever it has to wait."""
 
-    def _did_not_start(self, info: TaskInfo | TaskPlan, pid: int) -> str:
-        """Return which process it was, for a message that says how it ended."""
+    def _describe_failed(self, info: TaskInfo | TaskPlan, pid: int) -> str:
+        """Return the subject of the message that says how a new process ended."""
         return f"{info.name} (pid {pid})"
 
     def _ask(self, request: str, **entries: Any) -> dict[str, Any]:
-        return self._link.ask(request, turn=self._turn, **entries)
+        return self._supervisor.ask(request, change=self._change_id, **entries)
 
-    def _bring_up(self, coming: Sequence[TaskInfo | TaskPlan]) -> Iterator[None]:
-        """Fork processes, make them tasks, and have all others know them."""
-        self._coming, ranks = coming, {info.rank for info in coming}
-        yield from self._until(lambda: not self._living(ranks), "to end")  # given up just now
+    def _start_tasks(self, starting: Sequence[TaskInfo | TaskPlan]) -> Iterator[None]:
+        """Fork processes, open their Servers, and commit the roster that has them."""
+        self._starting, ranks = starting, {info.rank for info in starting}
+        yield from self._until(lambda: not self._living(ranks), "to end")  # of a change that was aborted
         engines = HubEngines(self._client)
         yield from self._until(lambda: none_of(ranks, engines.ids()), "to be forgotten by the hub")
-        for info in coming:
+        for info in starting:
             reply = self._ask("fork", rank=info.rank)
             self._forked[info.rank] = reply["pid"]
             if reply["outside_world"]:
@@ -133,13 +143,13 @@ class Change(ABC):
                     "collective 'mpi' needs a new cluster (%cluster stop, %cluster start --launcher mpi)"
                 )
         yield from self._until(lambda: ranks <= (engines.ids() or set()), "to register")
-        views = {info.rank: self._client.direct_view(info.rank, block=False) for info in coming}
+        views = {info.rank: self._client.direct_view(info.rank, block=False) for info in starting}
         keys, cluster_id = self._cluster.keys.to_dict(), self._cluster.id
         opening = [
             views[info.rank].apply_async(
                 on_task.open_task, info.job, info.index, info.rank, info.device, keys, cluster_id=cluster_id
             )
-            for info in coming
+            for info in starting
         ]
         yield from self._until(lambda: all(call.ready() for call in opening), "to open its Server")
         opened = [TaskInfo.from_dict(self._result(call)) for call in opening]
@@ -151,42 +161,43 @@ class Change(ABC):
         for call in joining:
             self._result(call)
         self.tasks = opened
-        self._make_known(roster, ranks)
+        self._commit(roster, ranks)
 
     def _living(self, ranks: set[int]) -> bool:
-        """Whether the keeper has a process of one of the ranks."""
-        living = self._link.ask("status")["pids"]
+        """Return whether a process of one of the ranks lives."""
+        living = self._supervisor.ask("status")["pids"]
         return any(str(rank) in living for rank in ranks)
 
-    def _make_known(self, roster: Roster, but: set[int]) -> None:
-        """Tell the tasks but some, and the keeper, who tells all clients; an interrupt comes before or after.
+    def _commit(self, roster: Roster, but: set[int]) -> None:
+        """Send the roster to all tasks except ``but``, then to the supervisor, which sends it to all clients.
 
-        The keeper's word is what counts: a client that dies before it leaves the cluster as it was.
+        An interrupt is handled before or after. The supervisor's commit decides: a client that dies before it
+        leaves the cluster as it was.
         """
         with uninterrupted():
-            self._tell(roster, but)
-            self._ask("roster", tasks=[info.to_dict() for info in roster])
+            self._send_roster(roster, but)
+            self._ask("commit", tasks=[info.to_dict() for info in roster])
             try:
-                self._describe(roster)
+                self._write_description(roster)
             except OSError as error:
                 self.notes.append(
                     f"{self._cluster.folder}/cluster.json could not be written: {error.strerror}"
                 )
 
-    def _tell(self, roster: Roster, but: set[int]) -> None:
-        """Tell the other tasks that live; what one that is frozen is told, it hears when it goes on."""
+    def _send_roster(self, roster: Roster, but: set[int]) -> None:
+        """Send the roster to the other living tasks; a frozen one receives it when it continues."""
         dead = {info.rank for info in self._cluster.dead()}
         others = [info for info in roster if info.rank not in dead | but]
-        list(asked(self._cluster, others, "task.roster", {"tasks": [info.to_dict() for info in roster]}))
+        list(ask_tasks(self._cluster, others, "task.roster", {"tasks": [info.to_dict() for info in roster]}))
 
-    def _describe(self, roster: Roster) -> None:
+    def _write_description(self, roster: Roster) -> None:
         folder = self._cluster.folder
         before = read_description(folder)
         description = {**before, "tasks": [info.to_dict() for info in roster]}
         for key, job in (("workers", "worker"), ("ps", "ps")):
             description[key] = sum(info.job == job for info in roster)
         if len(roster) != len(before["tasks"]):
-            description["listing"] = list_for_others(folder, self._link.pids[CONTROLLER], roster)
+            description["listing"] = list_for_others(folder, self._supervisor.pids[CONTROLLER], roster)
         write_description(folder, description)
 
     def _result(self, call: Any) -> Any:
@@ -196,60 +207,60 @@ class Change(ABC):
             raise UnavailableError(f"{self._names()}: the Server did not start: {error}") from error
 
     def _until(self, condition: Callable[[], bool], what: str) -> Iterator[None]:
-        """Yield until the condition holds; raises if a new process dies meanwhile, or the time is up."""
+        """Yield until the condition holds; raises if a new process dies, or at the deadline."""
         while not condition():
-            ended = self._link.ended()
-            for info in self._coming:
+            ended = self._supervisor.ended()
+            for info in self._starting:
                 how = ended.get(info.rank)
                 if how is not None and how["pid"] == self._forked.get(info.rank):
                     raise UnavailableError(
-                        f"{self._did_not_start(info, how['pid'])} did not start: {describe_exit(how)}; "
+                        f"{self._describe_failed(info, how['pid'])} did not start: {describe_exit(how)}; "
                         f"its log ends with:\n{how['log'].strip() or '(nothing)'}"
                     )
-            if self._link.gone:
+            if self._supervisor.closed:
                 raise UnavailableError(f"cluster {self._cluster.id} has ended: its cluster process has died")
             if time.monotonic() > self._deadline:
                 waited = time.monotonic() - self._begun
                 raise DeadlineExceededError(
-                    f"{self._names()}: waited {waited:.0f} s for it {what}; {self.again}"
+                    f"{self._names()}: waited {waited:.0f} s for it {what}; {self.retry_advice}"
                 )
             yield
 
     def _names(self) -> str:
-        return ", ".join(info.name for info in self._coming)
+        return ", ".join(info.name for info in self._starting)
 
 
 def none_of(ranks: set[int], found: set[int] | None) -> bool:
-    """Whether it is known that none of the ranks is among those found."""
+    """Return whether ``found`` is known and has none of the ranks."""
     return found is not None and not ranks & found
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold an interrupt back inside a ``with`` that is short; it comes at its end."""
+    """Delay an interrupt until the end of a short ``with`` block."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    heard: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: heard.append((number, frame)))
+    received: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if heard:
-            before(*heard[-1])
+        if received:
+            before(*received[-1])
 
 
 def check_unused(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:
     """Raise FailedPreconditionError while a run is using one of the tasks.
 
-    Any task of a run tells; one that does not answer at all, for it is frozen say, is not waited for. What a
-    run has lost and goes on without, it does not use.
+    One answer of any task of the run is enough; a task that does not answer in a second, for example a frozen
+    one, is skipped. A run does not use the tasks that it has lost and continues without.
     """
     dead = {info.rank for info in cluster.dead()}
     living = [info for info in cluster.tasks if info.rank not in dead]
-    answers = [answer.meta for answer in asked(cluster, living, "run.using") if answer.meta["run"]]
+    answers = [answer.meta for answer in ask_tasks(cluster, living, "run.using") if answer.meta["run"]]
     lost = {(meta["run"], rank) for meta in answers for rank in meta["lost"]}
     for meta in answers:
         run, ranks = meta["run"], meta["ranks"]
@@ -266,10 +277,10 @@ def check_unused(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:
             )
 
 
-def asked(
+def ask_tasks(
     cluster: Cluster, tasks: Sequence[TaskInfo], kind: str, meta: dict[str, Any] | None = None
 ) -> Iterator[Frame]:
-    """Ask tasks, all at once, and yield the answers of those that give one."""
+    """Send a request to tasks, all at once, and yield the answers that arrive in time."""
     until = time.monotonic() + ANSWER_SECONDS
     calls = []
     for info in tasks:
@@ -277,18 +288,17 @@ def asked(
             peer = cluster.peer(info.rank)
             calls.append((peer, peer.ask(kind, meta, timeout=ANSWER_SECONDS)))
     for peer, call in calls:
-        with suppress(NbdistError):  # it is frozen or has died just now, or knows no such question
+        with suppress(NbdistError):  # it is frozen, has just died, or does not know the request
             yield peer.answer(call, timeout=max(0.05, until - time.monotonic()))
 
 
-#     A running cluster gets more workers; see :meth:`Cluster.grow`.
-#
-# A new worker is like one that was there from the start: its rank is the next free one, after the parameter
-# servers, its index follows that of the last worker, and every task hears of it. What goes on goes on.
+# More workers: `Cluster.grow`.
 
 
-def grow(cluster: Cluster, link: KeeperLink, workers: int, report: Callable[[str], object]) -> list[TaskInfo]:
-    """Start so many more workers on a cluster and return them when all tasks know them."""
+def grow(
+    cluster: Cluster, supervisor: SupervisorClient, workers: int, report: Callable[[str], object]
+) -> list[TaskInfo]:
+    """Start more workers on a cluster and return them when all tasks have the new roster."""
     tasks = cluster.tasks
     check_more(workers, len(tasks))
     description = read_description(cluster.folder)
@@ -301,31 +311,37 @@ def grow(cluster: Cluster, link: KeeperLink, workers: int, report: Callable[[str
     plans = plan_more(
         tasks, workers, description["asked"], cores=count_cores(), gpus=description.get("gpus", ())
     )
-    growth = Growth(cluster, link, plans)
-    new = growth.wait()
-    report(describe(growth, cluster))
+    change = ScaleUp(cluster, supervisor, plans)
+    new = change.wait()
+    report(describe_scale_up(change, cluster))
     return new
 
 
-class Growth(Change):
-    """Starts processes for tasks that there were not; given up, it leaves the cluster as it was."""
+class ScaleUp(Change):
+    """Adds tasks; aborted, it leaves the cluster as it was."""
 
-    again = "the cluster is as it was; try again with %cluster grow"
+    retry_advice = "the cluster is as it was; try again with %cluster grow"
 
     def __init__(
-        self, cluster: Cluster, link: KeeperLink, plans: Sequence[TaskPlan], timeout: float = START_SECONDS
+        self,
+        cluster: Cluster,
+        supervisor: SupervisorClient,
+        plans: Sequence[TaskPlan],
+        timeout: float = START_SECONDS,
     ) -> None:
-        super().__init__(cluster, link, timeout)
+        super().__init__(cluster, supervisor, timeout)
         self.plans = list(plans)
 
-    def _change(self) -> Iterator[None]:
+    def _run(self) -> Iterator[None]:
         tasks = [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in self.plans]
-        self._ask("grow", tasks=tasks)
-        if next_places(self._cluster.tasks, len(tasks)) != [(plan.index, plan.rank) for plan in self.plans]:
+        self._ask("scale_up", tasks=tasks)
+        if free_positions(self._cluster.tasks, len(tasks)) != [
+            (plan.index, plan.rank) for plan in self.plans
+        ]:
             raise UnavailableError(CHANGED)
-        yield from self._bring_up(self.plans)
+        yield from self._start_tasks(self.plans)
 
-    def _did_not_start(self, info: TaskInfo | TaskPlan, pid: int) -> str:
+    def _describe_failed(self, info: TaskInfo | TaskPlan, pid: int) -> str:
         return f"the cluster is as it was: the new {info.name} (pid {pid})"
 
 
@@ -337,10 +353,10 @@ def plan_more(
     cores: int,
     gpus: Sequence[str] = (),
 ) -> tuple[TaskPlan, ...]:
-    """Return so many more workers for a cluster of these tasks, which was ``asked`` for as it says.
+    """Return the plans of that many more workers, for a cluster of these tasks with the options ``asked``.
 
     Each gets what it would have in a cluster that was as large from the start: its share of the cores, and
-    the next of the cluster's GPUs, in turn. What the others have stays.
+    the next of the cluster's GPUs, in turn. The other tasks keep what they have.
 
     >>> one = TaskInfo("worker", 0, 0, "here", 7, "127.0.0.1:80", "CPU:0", 1)
     >>> ps = TaskInfo("ps", 0, 1, "here", 8, "127.0.0.1:81", "CPU:0", 2)
@@ -349,7 +365,7 @@ def plan_more(
     """
     share = share_of(cores, len(tasks) + workers, asked.get("threads"))
     plans = []
-    for index, rank in next_places(tasks, workers):
+    for index, rank in free_positions(tasks, workers):
         gpu = gpus[index % len(gpus)] if gpus else None
         environment = environment_of(
             "worker", index, rank, share, gpu, asked.get("gpu_memory"), parse_memory(asked.get("memory"))
@@ -358,8 +374,8 @@ def plan_more(
     return tuple(plans)
 
 
-def next_places(tasks: Sequence[TaskInfo], workers: int) -> list[tuple[int, int]]:
-    """Return index and rank of the next so many workers: indices without a gap, the lowest free ranks."""
+def free_positions(tasks: Sequence[TaskInfo], workers: int) -> list[tuple[int, int]]:
+    """Return the index and rank of the next workers: indices without a gap, the lowest free ranks."""
     first = 1 + max((info.index for info in tasks if info.job == "worker"), default=-1)
     taken = {info.rank for info in tasks}
     ranks = [rank for rank in range(len(tasks) + workers) if rank not in taken]
@@ -367,7 +383,7 @@ def next_places(tasks: Sequence[TaskInfo], workers: int) -> list[tuple[int, int]
 
 
 def check_more(workers: int, tasks: int) -> None:
-    """Raise InvalidArgumentError for a number of workers that a cluster of so many tasks cannot get.
+    """Raise InvalidArgumentError for a number of workers that cannot be added to ``tasks`` tasks.
 
     >>> check_more(509, 3)
     """
@@ -378,65 +394,65 @@ def check_more(workers: int, tasks: int) -> None:
         )
 
 
-def describe(growth: Growth, cluster: Cluster) -> str:
-    """Return what has come to the cluster, for people."""
-    new = ", ".join(f"{info.name} (rank {info.rank}, pid {info.pid})" for info in growth.tasks)
-    lines = [f"grown in {growth.seconds:.2f} s by {new}: {cluster.counted}", *growth.notes]
-    share = growth.plans[0].threads
+def describe_scale_up(change: ScaleUp, cluster: Cluster) -> str:
+    """Return the message that lists the new tasks."""
+    new = ", ".join(f"{info.name} (rank {info.rank}, pid {info.pid})" for info in change.tasks)
+    lines = [f"grown in {change.seconds:.2f} s by {new}: {cluster.counted}", *change.notes]
+    share = change.plans[0].threads
     before = read_description(cluster.folder)["asked"]["threads"] or share_of(
-        count_cores(), len(cluster.tasks) - len(growth.tasks)
+        count_cores(), len(cluster.tasks) - len(change.tasks)
     )
     if share != before:
         each = f"{share} thread{'s' * (share > 1)}"
         lines.append(f"the new ones compute on {each} each (cores / tasks); the others keep what they have")
     for run in runs_on(cluster.folder, [info.pid for info in cluster.tasks]):
-        lines.append(f"run {run} continues on the tasks that it has; the next one has the new ones too")
+        lines.append(f"run {run} continues on its tasks; the next run uses the new ones too")
     return "\n".join(lines)
 
 
-# A running cluster gets fewer workers; see :meth:`Cluster.shrink`.
+# Fewer workers: `Cluster.shrink`.
 
 
 def shrink(
-    cluster: Cluster, link: KeeperLink, workers: int, report: Callable[[str], object]
+    cluster: Cluster, supervisor: SupervisorClient, workers: int, report: Callable[[str], object]
 ) -> list[TaskInfo]:
-    """End the last so many workers of a cluster, if no run is using them; return which they were."""
+    """End the last ``workers`` workers of a cluster, unless a run uses them; return them."""
     leaving = last_workers(cluster.tasks, workers)
     if read_description(cluster.folder)["asked"]["launcher"] == "mpi":
         raise FailedPreconditionError(
-            f"cluster {cluster.id} is one MPI world (launcher 'mpi'), which keeps the processes that it "
-            "began with: end it (%cluster stop) and start a smaller one, or use fewer with --on worker:0-1"
+            f"cluster {cluster.id} is one MPI world (launcher 'mpi'), which cannot remove processes: "
+            "end it (%cluster stop) and start a smaller one, or use fewer with --on worker:0-1"
         )
     check_unused(cluster, leaving)
-    shrinking = Shrinking(cluster, link, leaving)
-    shrinking.wait()
+    change = ScaleDown(cluster, supervisor, leaving)
+    change.wait()
     names = ", ".join(f"{info.name} (pid {info.pid})" for info in leaving)
-    lines = [f"shrunk in {shrinking.seconds:.2f} s by {names}: {cluster.counted}", *shrinking.notes]
+    lines = [f"shrunk in {change.seconds:.2f} s by {names}: {cluster.counted}", *change.notes]
     report("\n".join(lines))
     return leaving
 
 
-class Shrinking(Change):
-    """Has tasks leave: first all others know a cluster without them, then they end."""
+class ScaleDown(Change):
+    """Removes tasks: first all others receive the roster without them, then they end."""
 
-    def __init__(self, cluster: Cluster, link: KeeperLink, leaving: Sequence[TaskInfo]) -> None:
-        super().__init__(cluster, link)
+    def __init__(self, cluster: Cluster, supervisor: SupervisorClient, leaving: Sequence[TaskInfo]) -> None:
+        super().__init__(cluster, supervisor)
         self.tasks = list(leaving)
-        self._coming = self.tasks
+        self._starting = self.tasks
 
-    def _change(self) -> Iterator[None]:
+    def _run(self) -> Iterator[None]:
         ranks = {info.rank for info in self.tasks}
-        self._ask("shrink", pids={info.rank: info.pid for info in self.tasks})
+        self._ask("scale_down", pids={info.rank: info.pid for info in self.tasks})
         if last_workers(self._cluster.tasks, len(ranks)) != self.tasks:
             raise UnavailableError(CHANGED)
         check_unused(self._cluster, self.tasks)  # again: a run may have begun since
-        self._make_known(tuple(info for info in self._cluster.tasks if info.rank not in ranks), set())
+        self._commit(tuple(info for info in self._cluster.tasks if info.rank not in ranks), set())
         engines = HubEngines(self._client)
         yield from self._until(lambda: none_of(ranks, engines.ids()), "to be forgotten by the hub")
 
 
 def last_workers(tasks: Sequence[TaskInfo], workers: int) -> list[TaskInfo]:
-    """Return the last so many workers by index; InvalidArgumentError unless one, the first, is left.
+    """Return the last ``workers`` workers by index; InvalidArgumentError unless the first one stays.
 
     >>> tasks = [TaskInfo("worker", i, i, "here", 7, "127.0.0.1:80", "CPU:0", i) for i in range(3)]
     >>> [info.name for info in last_workers(tasks, 2)]
@@ -446,7 +462,7 @@ def last_workers(tasks: Sequence[TaskInfo], workers: int) -> list[TaskInfo]:
     most = len(all_workers) - 1
     if not most:
         raise FailedPreconditionError(
-            "the cluster has one worker, the chief, who stays; %cluster stop ends it"
+            "the cluster has one worker, the chief, which stays; %cluster stop ends it"
         )
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= most:
         raise InvalidArgumentError(
@@ -456,43 +472,38 @@ def last_workers(tasks: Sequence[TaskInfo], workers: int) -> list[TaskInfo]:
     return all_workers[-workers:]
 
 
-#     Tasks get other processes under their ranks: one that has died, or one that is to be ended.
-#
-#     tasks = [named(cluster.tasks, "worker:1")]
-#     check_unused(cluster, tasks)                 # refuses while a run is on them
-#     replacement = cluster.replace(tasks)         # they are killed now
-#     while not replacement.look():
-#         ...
-#     replacement.tasks                            # the new ones
-#
-# All others keep their namespaces.
+# Another process for a task: `Cluster.restart` and `Cluster.replace`.
 
 
-class Replacement(Change):
-    """Ends tasks, if they live, and starts others in their places; given up, it leaves them dead."""
+class ReplaceTask(Change):
+    """Kills the processes of tasks and starts others under their ranks; aborted, it leaves them dead."""
 
-    again = "try again with %cluster restart"
+    retry_advice = "try again with %cluster restart"
 
     def __init__(
-        self, cluster: Cluster, link: KeeperLink, old: Sequence[TaskInfo], timeout: float = START_SECONDS
+        self,
+        cluster: Cluster,
+        supervisor: SupervisorClient,
+        old: Sequence[TaskInfo],
+        timeout: float = START_SECONDS,
     ) -> None:
-        super().__init__(cluster, link, timeout)
+        super().__init__(cluster, supervisor, timeout)
         self.old = list(old)
-        self._coming = self.old
-        self._ask("end", pids={info.rank: info.pid for info in self.old})
+        self._starting = self.old
+        self._ask("replace", pids={info.rank: info.pid for info in self.old})
 
-    def _change(self) -> Iterator[None]:
-        yield from self._bring_up(self.old)
+    def _run(self) -> Iterator[None]:
+        yield from self._start_tasks(self.old)
 
-    def _did_not_start(self, info: TaskInfo | TaskPlan, pid: int) -> str:
+    def _describe_failed(self, info: TaskInfo | TaskPlan, pid: int) -> str:
         return f"the process (pid {pid}) that was to replace {info.name}"
 
 
-def named(roster: Sequence[TaskInfo], task: int | str) -> TaskInfo:
-    """Return the task that a rank or a name means; InvalidArgumentError lists those there are.
+def find_task(roster: Sequence[TaskInfo], task: int | str) -> TaskInfo:
+    """Return the task of a rank or a name; InvalidArgumentError lists the tasks if there is none.
 
     >>> roster = [TaskInfo("worker", 1, 0, "here", 7, "127.0.0.1:80", "CPU:0", 1)]
-    >>> [named(roster, name).pid for name in (0, "0", "worker:1", "/job:worker/task:1")]
+    >>> [find_task(roster, name).pid for name in (0, "0", "worker:1", "/job:worker/task:1")]
     [7, 7, 7, 7]
     """
     for info in roster:
@@ -503,12 +514,12 @@ def named(roster: Sequence[TaskInfo], task: int | str) -> TaskInfo:
 
 
 def short_name(info: TaskInfo) -> str:
-    """Return a task's name as one types it, such as worker:1."""
+    """Return a task's short name, such as worker:1."""
     return f"{info.job}:{info.index}"
 
 
-def describe_replacing(replacement: Replacement) -> str:
-    """Return what became of the tasks, for people."""
+def describe_replacement(replacement: ReplaceTask) -> str:
+    """Return the message that lists the replaced tasks."""
     what = ", ".join(
         f"{old.name} (pid {old.pid} -> {new.pid})"
         for old, new in zip(replacement.old, replacement.tasks, strict=True)

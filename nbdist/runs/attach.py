@@ -244,7 +244,7 @@ def _opened(
     )  # fmt: skip
     outcomes.over = run.ended_bodies
     if joined is not None:
-        joined.cluster.going_on.add(record.id)
+        joined.cluster.active_runs.add(record.id)
     if make_view is not None:
         try:
             run.show_in(make_view(run))
@@ -270,7 +270,7 @@ def _printed_by(found: _Found, info: TaskInfo) -> str:
 
 
 def _let_go(joined: Joined, run: str) -> None:
-    joined.cluster.going_on.discard(run)
+    joined.cluster.active_runs.discard(run)
     joined.close()
 
 

@@ -35,13 +35,13 @@ class RunTasks(Protocol):
 
 
 class RunReplacement(Protocol):
-    """A replacement of tasks that is under way; see :class:`nbdist.cluster.resize.Replacement`."""
+    """A replacement of tasks that is under way; see :class:`nbdist.cluster.resize.ReplaceTask`."""
 
     tasks: list[TaskInfo]
     notes: list[str]
 
-    def look(self) -> bool:
-        """Do what can be done now, without waiting; return whether all is done."""
+    def poll(self) -> bool:
+        """Take the steps that are possible now, without waiting; return whether all is done."""
 
 
 class RunCalls(Protocol):

@@ -127,7 +127,7 @@ class StuckTaskReplacer:
         try:
             if self._replacement is None:
                 self._replacement = self._start()
-            if self._replacement is not None and self._replacement.look():
+            if self._replacement is not None and self._replacement.poll():
                 new, notes = self._replacement.tasks, self._replacement.notes
                 self.report = replaced_report(self._old, new, self._after, notes)
         except NbdistError as error:

@@ -125,7 +125,7 @@ def start_run(
             )  # fmt: skip
         else:
             calls = cluster.submit(run_body, order, body, on=list(order.ranks))
-            cluster.going_on.add(run_id)
+            cluster.active_runs.add(run_id)
             run = Run(
                 cluster, record, folder, workers, options, calls, None,
                 at_end=partial(_ended, cluster, run_id, delivery),
@@ -171,7 +171,7 @@ def check_given(
 
 
 def _ended(cluster: Cluster, run: str, delivery: Delivery | None) -> None:
-    cluster.going_on.discard(run)
+    cluster.active_runs.discard(run)
     if delivery is not None:
         delivery.close()
 

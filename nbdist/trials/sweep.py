@@ -437,7 +437,7 @@ class Sweep:
             hint = partial(missing_name, names=self._pushes, by_flag=text and self._spec.first_line > 1)
             self._driver = Driver(self._record, engines, self._taken_over, self._driver_ended, hint)
             self._taken_over = True  # whoever drives it next asks what engines are at
-            cluster.going_on.add(self.id)
+            cluster.active_runs.add(self.id)
             self._driver.start()
             self.goes_on()
 
@@ -477,7 +477,7 @@ class Sweep:
             if driver is not None:
                 self.error = driver.error
                 if not self.ledger.running:  # else it outlives this process, for trials that go on
-                    driver.engines.cluster.going_on.discard(self.id)
+                    driver.engines.cluster.active_runs.discard(self.id)
             self._driver = None
             self._watch_command_file()
             again = self.error is None and not self._detached and self._record.goes_on

@@ -22,7 +22,7 @@ from waiting import PATIENCE, SLACK_SECONDS, until
 from nbdist.cluster import launch
 from nbdist.cluster.cluster import Cluster, clusters
 from nbdist.cluster.folder import clusters_folder
-from nbdist.cluster.launch import _Start, start_cluster
+from nbdist.cluster.launch import _Startup, start_cluster
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -275,9 +275,9 @@ def test_nothing_secret_is_in_argv_or_logs_and_files_are_private(cluster: Cluste
         secrets.append(json.loads(path.read_text())["key"])
         secrets.append(json.loads(path.read_text())["curve_serverkey"])
     assert len(secrets) == 5
-    keeper = psutil.Process(cluster.tasks[0].pid).parent()
-    assert keeper is not None
-    for process in (keeper, *keeper.children()):
+    supervisor = psutil.Process(cluster.tasks[0].pid).parent()
+    assert supervisor is not None
+    for process in (supervisor, *supervisor.children()):
         assert not any(secret in " ".join(process.cmdline()) for secret in secrets)
     for log in (cluster.folder / "log").iterdir():
         assert not any(secret in log.read_text() for secret in secrets)
@@ -309,7 +309,7 @@ def test_ipyparallel_itself_finds_it(cluster: Cluster) -> None:
     assert found.controller.running
     assert [engines.n for engines in found.engines.values()] == [4]
     for engines in found.engines.values():
-        engines.link.close()
+        engines.supervisor.close()
     found.controller._stop_waiting.set()
 
 
@@ -341,9 +341,9 @@ def test_stop_leaves_nothing_whatever_the_engines_are_at(start: Start) -> None:
     freeze(cluster.tasks[1].pid)
     segment = Path(f"/dev/shm/nbdist-{cluster.id}-left")
     segment.touch(0o600)
-    keeper = psutil.Process(cluster.tasks[0].pid).parent()
-    assert keeper is not None
-    pids = [keeper.pid, *(process.pid for process in keeper.children()), child]
+    supervisor = psutil.Process(cluster.tasks[0].pid).parent()
+    assert supervisor is not None
+    pids = [supervisor.pid, *(process.pid for process in supervisor.children()), child]
     begun = time.monotonic()
     cluster.stop()
     cluster.stop()
@@ -370,19 +370,19 @@ def test_a_dead_controller_ends_the_cluster_and_is_named(start: Start) -> None:
     until(lambda: not psutil.pid_exists(cluster.tasks[0].pid), 10)
 
 
-def test_a_killed_keeper_takes_everything_with_it(start: Start) -> None:
+def test_a_killed_supervisor_takes_everything_with_it(start: Start) -> None:
     cluster = start(2)
-    keeper = psutil.Process(cluster.tasks[0].pid).parent()
-    assert keeper is not None
-    children = keeper.children()
-    keeper.kill()
+    supervisor = psutil.Process(cluster.tasks[0].pid).parent()
+    assert supervisor is not None
+    children = supervisor.children()
+    supervisor.kill()
     until(lambda: all(map(has_ended, children)), 3)
     assert len(cluster.dead()) == 2
     assert cluster.id not in [row["id"] for row in clusters()]
     assert not cluster.folder.exists()  # swept by whoever looked
 
 
-ORPHAN = """
+ABANDONED = """
 import os, sys
 from nbdist.cluster.launch import start_cluster
 cluster = start_cluster(workers=1, report=None, detached=sys.argv[1] == "detached", orphan_timeout=3.0)
@@ -394,7 +394,7 @@ if sys.argv[2] == "killed":
 
 def start_elsewhere(detached: str, end: str) -> tuple[str, int]:
     done = subprocess.run(
-        [sys.executable, "-c", ORPHAN, detached, end], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", ABANDONED, detached, end], capture_output=True, text=True, timeout=100
     )
     assert done.stdout, done.stderr
     name, pid = done.stdout.split()
@@ -407,13 +407,15 @@ def test_a_client_that_ends_takes_its_cluster_along() -> None:
     assert not (clusters_folder() / name).exists()
 
 
-def test_an_orphan_ends_unless_someone_attaches_in_time() -> None:
+def test_an_abandoned_cluster_ends_unless_a_client_attaches() -> None:
     name, pid = start_elsewhere("attached", "killed")
     cluster = Cluster.attach(name)
-    assert not cluster._link.wait_gone(3.5)  # longer than the orphan timeout: we hold it
+    assert not cluster._supervisor.wait_closed(
+        3.5
+    )  # longer than the idle timeout: this client keeps it alive
     assert cluster.run(os.getpid) == [pid]
     cluster.close()
-    cluster._link.close()
+    cluster._supervisor.close()
     until(lambda: not psutil.pid_exists(pid), 15)
     until(lambda: not (clusters_folder() / name).exists(), 10)
 
@@ -450,27 +452,27 @@ def test_a_start_that_fails_names_its_cause_and_leaves_nothing(
 
 def test_a_task_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     before = psutil.Process().children(recursive=True)
-    plan_of = _Start._plan
+    plan_of = _Startup._plan
 
-    def one_less(self: _Start, patience: float | None) -> dict[str, Any]:
+    def one_less(self: _Startup, patience: float | None) -> dict[str, Any]:
         plan = plan_of(self, patience)
         return {**plan, "tasks": plan["tasks"][:-1]}
 
-    def poisoned(self: _Start, patience: float | None) -> dict[str, Any]:
+    def poisoned(self: _Startup, patience: float | None) -> dict[str, Any]:
         return {**plan_of(self, patience), "tasks": [{"rank": 0, "environment": {"X": 1}}]}
 
-    def until_one_is_there(self: _Start) -> float:
+    def until_one_is_there(self: _Startup) -> float:
         return -1.0 if self.client is not None and self.client.ids else 60.0
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Start, "_plan", one_less)
-        patch.setattr(_Start, "_left", until_one_is_there)
+        patch.setattr(_Startup, "_plan", one_less)
+        patch.setattr(_Startup, "_left", until_one_is_there)
         with pytest.raises(
             DeadlineExceededError, match=r"engines did not come up .*; missing: /job:ps/task:0"
         ):
             start_cluster(workers=1, ps=1, report=None)
     with monkeypatch.context() as patch:
-        patch.setattr(_Start, "_plan", poisoned)
+        patch.setattr(_Startup, "_plan", poisoned)
         with pytest.raises(UnavailableError) as caught:
             start_cluster(workers=1, report=None)
     assert "/job:worker/task:0" in str(caught.value)
@@ -523,7 +525,7 @@ def test_engines_of_a_controller_without_curve_are_refused(
     monkeypatch.setattr(launcher, "get_env", lambda: {"IPP_CONNECTION_INFO": connection})
     with pytest.raises(FailedPreconditionError, match=r"without CURVE.* Set IPP_ENABLE_CURVE=1"):
         launcher.start(1)
-    assert launcher.link is None
+    assert launcher.supervisor is None
     assert not list((own_home / "nbdist" / "clusters").glob("open*"))
     asyncio.run(launcher.stop())  # ipyparallel stops what it could not start, and then the controller
 
@@ -548,7 +550,7 @@ def test_plain_ipyparallel_starts_engines_through_our_launcher(
         ]
         pids = client[:].apply_sync(os.getpid)
         assert cluster.engine_set.signal_engine(0, signal.SIGKILL)
-        until(lambda: cluster.engine_set.link.ended().keys() == {0}, 2)
+        until(lambda: cluster.engine_set.supervisor.ended().keys() == {0}, 2)
     finally:
         client.close()
         cluster.stop_cluster_sync()
@@ -558,10 +560,10 @@ def test_plain_ipyparallel_starts_engines_through_our_launcher(
 def test_a_full_disk_is_named_when_nothing_could_be_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert launch.no_room(tmp_path) == ""
-    assert launch.no_room(tmp_path / "gone") == ""
-    monkeypatch.setattr(launch, "LEAST_ROOM", 1 << 60)
-    assert f"The disk of {tmp_path} is full" in launch.no_room(tmp_path)
+    assert launch.disk_full_hint(tmp_path) == ""
+    assert launch.disk_full_hint(tmp_path / "gone") == ""
+    monkeypatch.setattr(launch, "LEAST_DISK_SPACE", 1 << 60)
+    assert f"The disk of {tmp_path} is full" in launch.disk_full_hint(tmp_path)
 
 
 def test_an_error_on_the_servers_thread_is_in_the_engines_log(cluster: Cluster) -> None:

@@ -19,7 +19,7 @@ from waiting import PATIENCE, until
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import read_description
-from nbdist.cluster.resize import Growth, plan_more
+from nbdist.cluster.resize import ScaleUp, plan_more
 from nbdist.cluster.resources import MOST_TASKS, blas_threads
 from nbdist.cluster.supervisor.client import CONTROLLER
 from nbdist.errors import (
@@ -55,11 +55,11 @@ def attached(cluster: Cluster) -> Iterator[Cluster]:
         yield other
     finally:
         other.close()
-        other._link.close()
+        other._supervisor.close()
 
 
 def check_all_know_each_other(cluster: Cluster) -> None:
-    """All tasks, the keeper, the hub, the files and new clients have the same cluster."""
+    """All tasks, the supervisor, the hub, the files and new clients have the same cluster."""
     tasks = cluster.tasks
     pids = [info.pid for info in tasks]
     spec = {
@@ -82,15 +82,15 @@ def check_all_know_each_other(cluster: Cluster) -> None:
     # A process that was no task yet, or is none any more, has been killed, and may take a moment to be gone.
     until(lambda: sorted(cluster.client.ids) == [info.rank for info in tasks])
     until(lambda: kept_pids(cluster) == {str(info.rank): info.pid for info in tasks})
-    assert cluster._link.ask("status")["exits"] == {}
+    assert cluster._supervisor.ask("status")["exits"] == {}
     with attached(cluster) as other:
         assert other.tasks == tasks
         assert other.dead() == []
 
 
 def kept_pids(cluster: Cluster) -> dict[str, int]:
-    """Return the keeper's processes by rank, without the controller's."""
-    pids: dict[str, int] = cluster._link.ask("status")["pids"]
+    """Return the supervisor's processes by rank, without the controller's."""
+    pids: dict[str, int] = cluster._supervisor.ask("status")["pids"]
     return {rank: pid for rank, pid in pids.items() if rank != str(CONTROLLER)}
 
 
@@ -173,7 +173,7 @@ def test_a_dead_worker_can_leave(start: Start) -> None:
     with pytest.raises(InvalidArgumentError, match="1 to 1, not 2: the cluster has 2 workers"):
         cluster.shrink(2)
     cluster.shrink(report=quietly)
-    with pytest.raises(FailedPreconditionError, match="one worker, the chief, who stays"):
+    with pytest.raises(FailedPreconditionError, match="one worker, the chief, which stays"):
         cluster.shrink()
 
 
@@ -220,21 +220,21 @@ def test_another_client_sees_who_comes_and_goes(start: Start) -> None:
 def test_two_clients_do_not_change_a_cluster_at_once(start: Start) -> None:
     cluster = start(2)
     with attached(cluster) as other:
-        growth = Growth(other, other._link, plan_more(other.tasks, 1, {}, cores=2))
-        growth.look()
+        scale_up = ScaleUp(other, other._supervisor, plan_more(other.tasks, 1, {}, cores=2))
+        scale_up.poll()
         for change in (cluster.grow, cluster.shrink, lambda: cluster.restart(1)):
             with pytest.raises(UnavailableError, match="rank 2 is being started at this moment; try again"):
                 change()
-        until(growth.look)
+        until(scale_up.poll)
         assert names(cluster.tasks) == [(0, "worker:0"), (1, "worker:1"), (2, "worker:2")]
-        late = Growth(other, other._link, plan_more(other.tasks[:2], 1, {}, cores=2))
+        late = ScaleUp(other, other._supervisor, plan_more(other.tasks[:2], 1, {}, cores=2))
         with pytest.raises(UnavailableError, match=r"ranks \[2\] are not free"):
             late.wait()
         check_all_know_each_other(cluster)
-        half = Growth(other, other._link, plan_more(other.tasks, 1, {}, cores=2))
-        until(lambda: half.look() or half._forked)
+        half = ScaleUp(other, other._supervisor, plan_more(other.tasks, 1, {}, cores=2))
+        until(lambda: half.poll() or half._forked)
         (pid,) = half._forked.values()
-    until(lambda: not psutil.pid_exists(pid))  # who hangs up loses its turn, and what it has forked
+    until(lambda: not psutil.pid_exists(pid))  # its change is aborted, and what it has forked is killed
     check_all_know_each_other(cluster)
     assert names(cluster.grow(report=quietly)) == [(3, "worker:3")]
     check_all_know_each_other(cluster)
@@ -246,19 +246,19 @@ def test_one_that_dies_on_its_way_leaves_the_cluster_as_it_was(
 ) -> None:
     cluster = start(1, 1)
     before = cluster.tasks
-    growth = Growth(cluster, cluster._link, plan_more(before, 1, {}, cores=2))
+    scale_up = ScaleUp(cluster, cluster._supervisor, plan_more(before, 1, {}, cores=2))
     with monkeypatch.context() as patch:
         if step == "start":
-            until(lambda: growth.look() or growth._forked)
+            until(lambda: scale_up.poll() or scale_up._forked)
         else:
             patch.setattr(f"nbdist.cluster.task_setup.{step}", hanging(tmp_path / "there"))
-            until(lambda: growth.look() or (tmp_path / "there").exists())
-    (pid,) = growth._forked.values()
+            until(lambda: scale_up.poll() or (tmp_path / "there").exists())
+    (pid,) = scale_up._forked.values()
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(
         UnavailableError, match=rf"new /job:worker/task:1 \(pid {pid}\) did not start: killed"
     ):
-        growth.wait()
+        scale_up.wait()
     assert cluster.tasks == before
     check_all_know_each_other(cluster)
     cluster.grow(report=quietly)
@@ -274,7 +274,7 @@ def test_one_that_cannot_start_says_why(start: Start, monkeypatch: pytest.Monkey
             cluster.grow()
     assert cluster.tasks == before
     check_all_know_each_other(cluster)
-    late = Growth(cluster, cluster._link, plan_more(before, 1, {}, cores=2), timeout=0.0)
+    late = ScaleUp(cluster, cluster._supervisor, plan_more(before, 1, {}, cores=2), timeout=0.0)
     with pytest.raises(DeadlineExceededError, match="the cluster is as it was; try again with %cluster grow"):
         late.wait()
     check_all_know_each_other(cluster)
@@ -308,18 +308,18 @@ def test_an_interrupt_in_the_middle_leaves_the_cluster_as_it_was(
 ) -> None:
     """At its first looks, or where the new one is at a step of its way."""
     cluster, there = start(1), tmp_path / "there"
-    look, seen = Growth.look, []
+    poll, seen = ScaleUp.poll, []
 
-    def interrupted(growth: Growth) -> bool:
-        seen.append(growth)
+    def interrupted(scale_up: ScaleUp) -> bool:
+        seen.append(scale_up)
         if len(seen) == when or there.exists():
             signal.raise_signal(signal.SIGINT)
-        return look(growth)
+        return poll(scale_up)
 
     with monkeypatch.context() as patch:
         if isinstance(when, str):
             patch.setattr(f"nbdist.cluster.task_setup.{when}", hanging(there))
-        patch.setattr(Growth, "look", interrupted)
+        patch.setattr(ScaleUp, "poll", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cluster.grow()
     assert len(cluster.tasks) == 1
@@ -332,9 +332,9 @@ def test_what_was_given_up_just_now_is_no_hindrance(start: Start) -> None:
     """Its process has been killed, and may be there still when the next one wants its rank."""
     cluster = start(1)
     for _ in range(5):
-        growth = Growth(cluster, cluster._link, plan_more(cluster.tasks, 1, {}, cores=2))
-        until(lambda growth=growth: growth.look() or growth._forked)
-        growth.give_up()
+        scale_up = ScaleUp(cluster, cluster._supervisor, plan_more(cluster.tasks, 1, {}, cores=2))
+        until(lambda scale_up=scale_up: scale_up.poll() or scale_up._forked)
+        scale_up.abort()
         assert names(cluster.grow(report=quietly)) == [(1, "worker:1")]
         cluster.shrink(report=quietly)
 
@@ -343,14 +343,14 @@ def test_an_interrupt_while_all_are_told_comes_afterwards(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = start(1)
-    tell = Growth._tell
+    tell = ScaleUp._send_roster
 
-    def interrupted(growth: Growth, roster: Any, but: set[int]) -> None:
+    def interrupted(scale_up: ScaleUp, roster: Any, but: set[int]) -> None:
         signal.raise_signal(signal.SIGINT)
-        tell(growth, roster, but)
+        tell(scale_up, roster, but)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Growth, "_tell", interrupted)
+        patch.setattr(ScaleUp, "_send_roster", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cluster.grow()
     assert names(cluster.tasks) == [(0, "worker:0"), (1, "worker:1")]
@@ -395,7 +395,7 @@ def test_ipyparallels_panel_has_who_comes_and_goes(
     cluster.shrink(report=quietly)
     assert json.loads(listed.read_text())["cluster"]["n"] == 2
     assert engines.state == "running"
-    engines.link.close()
+    engines.supervisor.close()
     found.controller._stop_waiting.set()
     cluster.stop()
     assert not listed.exists()
@@ -403,11 +403,11 @@ def test_ipyparallels_panel_has_who_comes_and_goes(
 
 def test_a_cluster_that_ends_meanwhile_is_not_waited_for(start: Start) -> None:
     cluster = start(1)
-    growth = Growth(cluster, cluster._link, plan_more(cluster.tasks, 1, {}, cores=2))
-    growth.look()
-    os.kill(cluster._link.pids[CONTROLLER], signal.SIGKILL)
+    scale_up = ScaleUp(cluster, cluster._supervisor, plan_more(cluster.tasks, 1, {}, cores=2))
+    scale_up.poll()
+    os.kill(cluster._supervisor.pids[CONTROLLER], signal.SIGKILL)
     with pytest.raises(UnavailableError, match=r"has died|has ended"):
-        growth.wait()
+        scale_up.wait()
 
 
 def test_dead_tasks_are_no_hindrance(start: Start) -> None:
@@ -461,8 +461,8 @@ def test_an_mpi_world_does_not_grow(start: Start) -> None:
     cluster = start(2, launcher="mpi")
     with pytest.raises(FailedPreconditionError, match=r"cannot add processes: end it .* --workers 3\)"):
         cluster.grow()
-    with pytest.raises(FailedPreconditionError, match="keeps the processes that it began with"):
+    with pytest.raises(FailedPreconditionError, match="cannot remove processes"):
         cluster.shrink()
     with pytest.raises(NbdistError, match="an MPI world cannot add processes"):
-        Growth(cluster, cluster._link, plan_more(cluster.tasks, 1, {}, cores=2)).wait()
+        ScaleUp(cluster, cluster._supervisor, plan_more(cluster.tasks, 1, {}, cores=2)).wait()
     check_all_know_each_other(cluster)

@@ -124,7 +124,7 @@ def test_a_run_that_goes_on_keeps_the_tasks_that_it_has(
     until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
     lines: list[str] = []
     cluster.grow(2, report=lines.append)
-    assert f"run {run.id} continues on the tasks that it has; the next one has the new ones too" in lines[0]
+    assert f"run {run.id} continues on its tasks; the next run uses the new ones too" in lines[0]
     with pytest.raises(FailedPreconditionError, match=rf"run {run.id} is using /job:worker/task:1: end it"):
         cluster.shrink(3)
     assert len(cluster.tasks) == 5

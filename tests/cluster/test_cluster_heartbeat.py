@@ -26,7 +26,7 @@ class Stream(ZMQStream):  # the monitor takes no other
 
 @pytest.fixture
 def monitor(monkeypatch: pytest.MonkeyPatch) -> EagerHeartMonitor:
-    monkeypatch.setattr(EagerHeartMonitor, "gone", set())
+    monkeypatch.setattr(EagerHeartMonitor, "ended", set())
     one = EagerHeartMonitor(ping_stream=Stream(), pong_stream=Stream(), monitor_stream=Stream())
     one.tic, one.eager, one.hub_listens = 0.0, False, True
     one.hearts = {b"one", b"two"}
@@ -44,8 +44,8 @@ def test_who_stands_still_for_long_is_an_engine_all_the_same(monitor: EagerHeart
 
 def test_whose_process_has_ended_is_waited_for_no_more(monitor: EagerHeartMonitor) -> None:
     monitor.beat()
-    EagerHeartMonitor.gone.add(b"two")
+    EagerHeartMonitor.ended.add(b"two")
     monitor.beat()
     assert monitor.hearts == {b"one"}
     assert monitor.on_probation == {b"one": 2}
-    assert not EagerHeartMonitor.gone
+    assert not EagerHeartMonitor.ended

@@ -116,8 +116,8 @@ def test_engines_are_ranks_of_a_world_and_stop_without_a_trace(own_home: Path, t
         assert cluster.run(place) == [(rank, rank, 3, str(rank)) for rank in range(3)]
         assert sums(cluster, (0, 1, 2), "all", tmp_path) == [("mpi", 6.0)] * 3
         assert sums(cluster, (0, 1), "some", tmp_path) == [("mpi", 3.0)] * 2
-        keeper = psutil.Process(cluster.tasks[0].pid).ppid()
-        processes = processes_below(keeper)
+        supervisor = psutil.Process(cluster.tasks[0].pid).ppid()
+        processes = processes_below(supervisor)
         assert len(processes) == 4  # the controller and the engines: no mpiexec
         assert all(cluster.keys.secret not in " ".join(one.cmdline()) for one in processes)
         assert not mapped_names(cluster.tasks[0].pid)

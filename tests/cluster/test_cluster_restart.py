@@ -166,14 +166,14 @@ def test_another_client_sees_the_new_task(start: Start) -> None:
         check_all_know_each_other(other)
     finally:
         other.close()
-        other._link.close()
+        other._supervisor.close()
     third = Cluster.attach(cluster.id)
     try:
         assert third.tasks == cluster.tasks
         assert third.dead() == []
     finally:
         third.close()
-        third._link.close()
+        third._supervisor.close()
 
 
 def test_two_clients_do_not_replace_at_once(start: Start) -> None:
@@ -182,11 +182,11 @@ def test_two_clients_do_not_replace_at_once(start: Start) -> None:
     replacement = other.replace(other.tasks[:1])
     with pytest.raises(UnavailableError, match="rank 0 is being replaced at this moment"):
         cluster.restart(1)
-    until(replacement.look)
+    until(replacement.poll)
     cluster.restart(1, report=quietly)
     other.replace(other.tasks[:1])  # its turn ends when it hangs up, and the task is dead
     other.close()
-    other._link.close()
+    other._supervisor.close()
     until(cluster.dead)
     until(lambda: restarted(cluster))
     check_all_know_each_other(cluster)
@@ -195,7 +195,7 @@ def test_two_clients_do_not_replace_at_once(start: Start) -> None:
 def restarted(cluster: Cluster) -> bool:
     try:
         return bool(cluster.restart(report=quietly))
-    except UnavailableError:  # the keeper has not heard yet that the other is gone
+    except UnavailableError:  # the supervisor has not heard yet that the other is gone
         return False
 
 
@@ -207,7 +207,7 @@ def test_what_another_has_replaced_is_not_ended(start: Start) -> None:
         other.replace([replace(new, pid=new.pid - 1)])
     assert cluster.run(os.getpid, on=1) == [new.pid]
     other.close()
-    other._link.close()
+    other._supervisor.close()
 
 
 def test_a_replacement_that_does_not_start_leaves_a_dead_task(
@@ -312,7 +312,7 @@ def test_in_an_mpi_world_the_new_process_stands_outside(own_home: object) -> Non
 
 
 def test_only_our_own_processes_are_touched(start: Start) -> None:
-    """The keeper ends a child that it has forked, and that is the process which is meant; no other."""
+    """The supervisor ends a child that it has forked, and that is the process which is meant; no other."""
     bystander = psutil.Popen(["sleep", "100"])
     try:
         cluster = start(1)
@@ -326,7 +326,7 @@ def test_only_our_own_processes_are_touched(start: Start) -> None:
         assert bystander.poll() is None
         assert cluster.run(os.getpid) == [pid]
         other.close()
-        other._link.close()
+        other._supervisor.close()
     finally:
         bystander.kill()
         bystander.wait()

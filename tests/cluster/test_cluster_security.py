@@ -37,9 +37,9 @@ def cluster(request: pytest.FixtureRequest, own_home: Path) -> Iterator[Cluster]
 
 
 def processes(cluster: Cluster) -> list[psutil.Process]:
-    keeper = psutil.Process(cluster.tasks[0].pid).parent()
-    assert keeper is not None
-    return [keeper, *keeper.children(recursive=True)]
+    supervisor = psutil.Process(cluster.tasks[0].pid).parent()
+    assert supervisor is not None
+    return [supervisor, *supervisor.children(recursive=True)]
 
 
 def listening(cluster: Cluster) -> list[Any]:
@@ -119,14 +119,14 @@ def test_connections_that_another_user_holds_do_not_use_up_a_task(own_home: Path
         one.stop()
 
 
-def test_another_user_reads_no_file_and_reaches_no_keeper(cluster: Cluster) -> None:
+def test_another_user_reads_no_file_and_reaches_no_supervisor(cluster: Cluster) -> None:
     script = """
 import os, socket, sys
 folder = sys.argv[1]
-for name in ("keys", "cluster.json", "security", "log", "keeper.sock", ""):
+for name in ("keys", "cluster.json", "security", "log", "supervisor.sock", ""):
     path = os.path.join(folder, name)
     try:
-        open(path).read() if name != "keeper.sock" else socket.socket(socket.AF_UNIX).connect(path)
+        open(path).read() if name != "supervisor.sock" else socket.socket(socket.AF_UNIX).connect(path)
     except PermissionError:
         continue
     sys.exit(f"{path} could be opened")

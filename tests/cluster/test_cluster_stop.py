@@ -100,7 +100,7 @@ def test_another_process_does_not_end_a_run_by_mistake(start: Start) -> None:
 def test_its_own_process_and_an_idle_cluster_need_no_force(start: Start) -> None:
     cluster = start(workers=1)
     busy(cluster, "20261122-digits")
-    cluster.going_on.add("20261122-digits")
+    cluster.active_runs.add("20261122-digits")
     with pytest.raises(FailedPreconditionError, match="is followed here: wait for it or stop it first"):
         cluster.detach()
     stop_cluster(cluster)

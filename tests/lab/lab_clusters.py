@@ -1,4 +1,4 @@
-"""Cluster folders for tests, with a keeper that says what it is told to."""
+"""Cluster folders for tests, with a fake supervisor that replies what a test sets."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from waiting import until
 
 from nbdist.cluster.folder import claim, write_description
 from nbdist.cluster.hub import own_versions
+from nbdist.cluster.supervisor.process import SOCKET
 from nbdist.wire.hosts import host_identity
 
 
@@ -44,15 +45,15 @@ def a_cluster(name: str, tasks: list[dict[str, Any]] | None = None, **entries: A
             os.close(lock)
 
 
-class FakeKeeper:
+class FakeSupervisor:
     """Answers "watch" at a cluster's door with what it was told last, from a thread."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = SOCKET) -> None:
         self.answer: dict[str, Any] = {"pids": {}, "exits": {}, "stopping": False, "tasks": None}
         self.asked = 0
         self.clients: list[socket.socket] = []
         self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(str(folder / "keeper.sock"))
+        self._door.bind(str(folder / name))
         self._door.listen(4)
         self._threads = [threading.Thread(target=self._welcome, daemon=True)]
         self._threads[0].start()

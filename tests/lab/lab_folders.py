@@ -94,7 +94,7 @@ def losses(count: int, value: float = 1.0) -> list[tuple[str, int, float]]:
 
 
 def cluster_folder(cluster: str = "c1", incarnations: Sequence[int] = (100, 101)) -> tuple[Path, int]:
-    """Make a cluster's folder as its keeper holds it; returns it and the lock's descriptor, to be closed."""
+    """Make a cluster's folder with a held lock; returns it and the lock's descriptor, to be closed."""
     from nbdist.cluster.folder import claim, write_description
 
     folder, lock = claim(cluster)

@@ -15,7 +15,7 @@ from nbdist.cluster.hub import standard_description
 from nbdist.lab.readers.cluster_file import Description, Owner, parse_description, parse_tasks
 from nbdist.lab.readers.clusters import Seen, deaths, in_words, our_item
 from nbdist.lab.readers.ipyparallel import Engines, parallel_item, parse_parallel
-from nbdist.lab.readers.supervisor import Word, parse_word
+from nbdist.lab.readers.supervisor import SupervisorStatus, parse_status
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 JSON = st.recursive(
@@ -35,7 +35,17 @@ def shaped(*names: str) -> st.SearchStrategy[Any]:
 
 OURS = shaped("id", "tasks", "owner", "pid", "started", "gpus", "asked", "versions", "job", "index", "rank")
 THEIRS = shaped(
-    "cluster", "controller", "state", "engines", "sets", "class", "a", "pid", "n", "keeper_folder"
+    "cluster",
+    "controller",
+    "state",
+    "engines",
+    "sets",
+    "class",
+    "a",
+    "pid",
+    "n",
+    "supervisor_folder",
+    "keeper_folder",
 )
 WORDS = shaped("reply", "pids", "exits", "stopping", "tasks", "0", "-1", "code", "signal", "log", "by")
 
@@ -57,8 +67,8 @@ def test_any_file_of_ipyparallel_is_shown_or_passed_over(content: object) -> Non
 
 
 @given(JSON | WORDS)
-def test_any_word_of_a_keeper_is_taken_or_not(content: object) -> None:
-    word = parse_word(content)
+def test_any_word_of_a_supervisor_is_taken_or_not(content: object) -> None:
+    word = parse_status(content)
     if word is not None:
         tasks = parse_tasks([a_task(0, 7), a_task(1, 8)])
         assert tasks is not None
@@ -97,15 +107,15 @@ def test_an_mpi_world_cannot_grow() -> None:
 
 
 def test_how_a_process_has_ended_in_words() -> None:
-    assert in_words({"by": "its keeper is gone"}) == "its keeper is gone"
+    assert in_words({"by": "its supervisor is gone"}) == "its supervisor is gone"
     assert in_words({"signal": 99, "code": None, "log": "\n \n"}) == "killed by 99"
     assert in_words({"signal": "?", "log": "one\n" + "x" * 300}).endswith("x" * 200)
 
 
-def test_a_rank_whose_process_the_keeper_has_not_is_dead() -> None:
+def test_a_rank_whose_process_the_supervisor_has_not_is_dead() -> None:
     tasks = parse_tasks([a_task(0, 7), a_task(1, 8)])
     assert tasks is not None
-    assert deaths(tasks, Word({0: 7})) == {1: "its process has ended"}
+    assert deaths(tasks, SupervisorStatus({0: 7})) == {1: "its process has ended"}
 
 
 @pytest.mark.parametrize("launcher", ["nbdist.cluster.ipyparallel_launcher.LocalTaskLauncher", "nbdist"])

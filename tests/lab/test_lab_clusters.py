@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_clusters import FakeKeeper, a_cluster, a_description, a_task
+from lab_clusters import FakeSupervisor, a_cluster, a_description, a_task
 from waiting import until
 
 from nbdist.cluster import folder as folders
 from nbdist.cluster.folder import busy_with, this_process
+from nbdist.cluster.supervisor.process import OLDER_SOCKET
 from nbdist.lab.readers import clusters as watching
 from nbdist.lab.readers.clusters import Clusters, Watched
 
@@ -44,11 +45,11 @@ def clusters() -> Iterator[Clusters]:
 
 
 @pytest.fixture
-def keeper() -> Iterator[Callable[[Path], FakeKeeper]]:
+def supervisor() -> Iterator[Callable[[Path], FakeSupervisor]]:
     with ExitStack() as kept:
 
-        def start(folder: Path) -> FakeKeeper:
-            one = FakeKeeper(folder)
+        def start(folder: Path) -> FakeSupervisor:
+            one = FakeSupervisor(folder)
             kept.callback(one.close)
             return one
 
@@ -96,10 +97,10 @@ def test_a_read_only_home_is_read(clusters: Clusters, monkeypatch: pytest.Monkey
         assert "cannot be written to; set NBDIST_HOME" in str(clusters.problem)
 
 
-def test_a_cluster_as_it_is_shown(clusters: Clusters, keeper: Callable[[Path], FakeKeeper]) -> None:
+def test_a_cluster_as_it_is_shown(clusters: Clusters, supervisor: Callable[[Path], FakeSupervisor]) -> None:
     tasks = [a_task(0, os.getpid()), a_task(1, os.getppid()), a_task(2, 1, "ps", index=0)]
     with a_cluster("mine", tasks, owner=this_process()) as folder:
-        one = keeper(folder)
+        one = supervisor(folder)
         one.answer["pids"] = {"-1": 1, "0": os.getpid(), "1": os.getppid(), "2": 1}
         with busy_with(folder, "a_run"):
             (item,) = clusters.look()
@@ -131,7 +132,7 @@ def test_a_starting_cluster_has_no_file_yet(clusters: Clusters) -> None:
     assert folders.clusters_folder().joinpath("mine").exists()  # who looks removes nothing
 
 
-def test_a_cluster_whose_keeper_is_gone_is_stale(clusters: Clusters) -> None:
+def test_a_cluster_whose_supervisor_is_gone_is_stale(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())]):
         assert clusters.look()[0]["state"] == "running"
     (item,) = clusters.look()
@@ -142,11 +143,11 @@ def test_a_cluster_whose_keeper_is_gone_is_stale(clusters: Clusters) -> None:
     assert clusters.look() == []
 
 
-def test_deaths_are_known_by_the_keepers_word(
-    clusters: Clusters, keeper: Callable[[Path], FakeKeeper]
+def test_deaths_are_known_by_the_supervisors_word(
+    clusters: Clusters, supervisor: Callable[[Path], FakeSupervisor]
 ) -> None:
     with a_cluster("mine", [a_task(0, os.getpid()), a_task(1, os.getppid())]) as folder:
-        one = keeper(folder)
+        one = supervisor(folder)
         one.answer["pids"] = {"0": os.getpid(), "1": os.getppid()}
         assert clusters.look()[0]["dead"] == []
         how = {"rank": 1, "pid": os.getppid(), "code": None, "signal": signal.SIGKILL, "log": "a\nthe last\n"}
@@ -163,7 +164,7 @@ def test_deaths_are_known_by_the_keepers_word(
         assert item["can"] == {"stop": False, "grow": False, "shrink": False, "restart": False}
 
 
-def test_a_keeper_that_hangs_is_not_waited_for_again(
+def test_a_supervisor_that_hangs_is_not_waited_for_again(
     clusters: Clusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
@@ -173,13 +174,13 @@ def test_a_keeper_that_hangs_is_not_waited_for_again(
         a_cluster("mine", [a_task(0, os.getpid()), a_task(1, gone.pid)]) as folder,
         socket.socket(socket.AF_UNIX) as door,
     ):
-        door.bind(str(folder / "keeper.sock"))
+        door.bind(str(folder / "supervisor.sock"))
         door.listen(1)  # connections are taken by the kernel, and nobody answers
-        from nbdist.lab.readers.supervisor import KeeperWord
+        from nbdist.lab.readers.supervisor import SupervisorConnection
 
-        wait = KeeperWord._wait
+        wait = SupervisorConnection._wait
         monkeypatch.setattr(
-            KeeperWord, "_wait", lambda self, seconds: waited.append(seconds) or wait(self, seconds)
+            SupervisorConnection, "_wait", lambda self, seconds: waited.append(seconds) or wait(self, seconds)
         )
         for _ in range(3):
             (item,) = clusters.look()
@@ -189,13 +190,13 @@ def test_a_keeper_that_hangs_is_not_waited_for_again(
 
 
 def test_a_connection_that_breaks_is_made_again(
-    clusters: Clusters, keeper: Callable[[Path], FakeKeeper], monkeypatch: pytest.MonkeyPatch
+    clusters: Clusters, supervisor: Callable[[Path], FakeSupervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nbdist.lab.readers import supervisor
+    from nbdist.lab.readers import supervisor as reader
 
-    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(reader, "RETRY_SECONDS", 0.0)
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
-        one = keeper(folder)
+        one = supervisor(folder)
         one.answer["pids"] = {"0": os.getpid()}
         clusters.look()
         until(lambda: one.asked)
@@ -204,7 +205,7 @@ def test_a_connection_that_breaks_is_made_again(
         assert clusters.look()[0]["dead"] == []
 
 
-def test_a_silent_keepers_task_under_anothers_number_is_dead(clusters: Clusters) -> None:
+def test_a_silent_supervisors_task_under_anothers_number_is_dead(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
         assert clusters.look()[0]["dead"] == []
         os.utime(folder / "cluster.json", (1000.0, 1000.0))  # this process is younger than that
@@ -260,11 +261,11 @@ def test_what_is_not_a_clusters_folder_is_passed_over(clusters: Clusters, home: 
         assert [item["id"] for item in clusters.look()] == ["mine"]
 
 
-@pytest.mark.parametrize("step", ["hear", "is_alive", "read_description", "runs_on"])
+@pytest.mark.parametrize("step", ["read", "is_alive", "read_description", "runs_on"])
 def test_a_cluster_may_vanish_between_two_steps(
     clusters: Clusters, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    where = watching.KeeperWord if step == "hear" else watching
+    where = watching.SupervisorConnection if step == "read" else watching
     do = getattr(where, step)
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder, busy_with(folder, "a_run"):
 
@@ -302,3 +303,13 @@ def test_the_newest_is_first_and_a_watched_folder_may_come_back(clusters: Cluste
     assert clusters.look() == []
     with a_cluster("old", [], created=3.0):
         assert clusters.look()[0]["created"] == 3.0
+
+
+def test_a_cluster_of_an_older_version_is_read_over_its_own_socket(clusters: Clusters) -> None:
+    with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
+        one = FakeSupervisor(folder, OLDER_SOCKET)
+        try:
+            one.answer["exits"] = {"0": {"pid": os.getpid(), "code": 3, "signal": None, "log": ""}}
+            assert until(lambda: clusters.look()[0]["dead"]) == ["worker:0"]
+        finally:
+            one.close()

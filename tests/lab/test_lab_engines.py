@@ -92,7 +92,7 @@ def test_a_cluster_from_start_to_end(server: ServerProcess) -> None:
 
     os.kill(tasks[1]["pid"], signal.SIGKILL)
     feed.until(lambda state: item(id, state)["dead"] == ["worker:1"])
-    # That it is gone may be seen before its keeper has said how.
+    # That it is gone may be seen before its supervisor has said how.
     dead = feed.until(lambda state: "SIGKILL" in (state["tasks"][1]["note"] or "") and state["tasks"][1])
     assert dead["state"] == "dead"
 
@@ -168,7 +168,7 @@ sys.exit(act.main())
 
 @pytest.mark.parametrize("line", ["controller", "2 engines"])
 def test_a_start_that_is_killed_leaves_nothing(line: str) -> None:
-    """Nobody is left to undo it but the keeper itself, at whatever point it was."""
+    """Nobody is left to undo it but the supervisor itself, at whatever point it was."""
     command = [sys.executable, "-c", STUCK, line]
     act = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert act.stdin is not None

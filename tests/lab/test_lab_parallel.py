@@ -142,7 +142,7 @@ def test_ours_are_listed_there_and_shown_once(clusters: Clusters, profile: Path)
 def test_our_launcher_under_ipyparallels_cluster_is_shown_as_its(clusters: Clusters, profile: Path) -> None:
     with a_cluster("a_1763683200") as folder:  # which has no description of its own
         content = standard(os.getpid(), [])
-        content["engines"] = {"class": "nbdist", "sets": {"1": {"n": 2, "keeper_folder": str(folder)}}}
+        content["engines"] = {"class": "nbdist", "sets": {"1": {"n": 2, "supervisor_folder": str(folder)}}}
         (profile / "security" / "cluster-a.json").write_text(json.dumps(content))
         (item,) = clusters.look()
         assert (item["id"], item["launcher"], item["engines"]) == ("ipp:default:a", "nbdist", 2)

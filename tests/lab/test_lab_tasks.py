@@ -16,7 +16,7 @@ import psutil
 import pytest
 from fake_pynvml import FakeNvml
 from freezing import freeze
-from lab_clusters import FakeKeeper, a_cluster, a_task
+from lab_clusters import FakeSupervisor, a_cluster, a_task
 from waiting import until
 
 from nbdist.cluster.cluster import Cluster
@@ -137,7 +137,9 @@ def test_tasks_that_look_for_themselves(sleeper: subprocess.Popen[bytes]) -> Non
     assert tasks.look("mine") == []
     with a_cluster("mine", [a_task(0, sleeper.pid)]):
         assert [row["state"] for row in tasks.look("mine")] == ["idle"]
-    assert [row["state"] for row in tasks.look("mine")] == ["dead"]  # the lock is free: its keeper is gone
+    assert [row["state"] for row in tasks.look("mine")] == [
+        "dead"
+    ]  # the lock is free: its supervisor is gone
 
 
 def test_a_frozen_one_and_a_dead_one(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
@@ -161,13 +163,13 @@ def test_a_frozen_one_and_a_dead_one(clusters: Clusters, sleeper: subprocess.Pop
 
 def test_how_it_died_is_its_note(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     with a_cluster("mine", [a_task(0, sleeper.pid)]) as folder:
-        keeper = FakeKeeper(folder)
+        supervisor = FakeSupervisor(folder)
         try:
-            keeper.answer["exits"] = {"0": {"pid": sleeper.pid, "code": 3, "signal": None, "log": "no\n"}}
+            supervisor.answer["exits"] = {"0": {"pid": sleeper.pid, "code": 3, "signal": None, "log": "no\n"}}
             tasks = Tasks(FakeRuns(), clusters)
             (row,) = until(lambda: clusters.look() and [row for row in tasks.look("mine") if row["note"]])
         finally:
-            keeper.close()
+            supervisor.close()
     assert row["state"] == "dead"
     assert row["note"] == "exited with code 3; its log ends with: no"
 
@@ -177,14 +179,14 @@ def test_a_number_that_is_anothers_by_now(clusters: Clusters, sleeper: subproces
         os.utime(folder / "cluster.json", (1000.0, 1000.0))
         clusters.look()
         assert Tasks(FakeRuns(), clusters).look("mine")[0]["state"] == "dead"
-        keeper = FakeKeeper(folder)
-        try:  # but the keeper knows its own, whatever the clock says
-            keeper.answer["pids"] = {"0": sleeper.pid}
+        supervisor = FakeSupervisor(folder)
+        try:  # but the supervisor knows its own, whatever the clock says
+            supervisor.answer["pids"] = {"0": sleeper.pid}
             with closing(Clusters()) as again:
                 tasks = Tasks(FakeRuns(), again)
                 until(lambda: again.look() and tasks.look("mine")[0]["state"] == "idle")
         finally:
-            keeper.close()
+            supervisor.close()
 
 
 def test_another_host_has_no_figures(clusters: Clusters) -> None:
@@ -272,7 +274,9 @@ def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> No
     os.kill(cluster.tasks[0].pid, signal.SIGCONT)
 
     cluster.signal(1, signal.SIGKILL)
-    assert until(lambda: seen()["dead"]) == ["worker:1"]  # by its process, if the keeper is slow to say how
+    assert until(lambda: seen()["dead"]) == [
+        "worker:1"
+    ]  # by its process, if the supervisor is slow to say how
     until(lambda: seen() and tasks.look(cluster.id)[1]["note"].startswith("killed by SIGKILL"))
     row = tasks.look(cluster.id)[1]
     assert row["state"] == "dead"
@@ -286,17 +290,17 @@ def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> No
     assert (grown["workers"], grown["ps"], grown["engines"], grown["dead"]) == (3, 1, 4, [])
     assert [row["name"] for row in tasks.look(cluster.id)] == [info.name for info in cluster.tasks]
 
-    keeper = psutil.Process(cluster.tasks[2].pid).parent()
-    assert keeper is not None
-    freeze(keeper.pid)
+    supervisor = psutil.Process(cluster.tasks[2].pid).parent()
+    assert supervisor is not None
+    freeze(supervisor.pid)
     try:
         os.kill(cluster.tasks[2].pid, signal.SIGKILL)
-        with closing(Clusters()) as later:  # which has never heard this keeper
+        with closing(Clusters()) as later:  # which has never heard this supervisor
             until(lambda: [one for one in later.look() if one["id"] == cluster.id and one["dead"]])
             row = Tasks(FakeRuns(), later).look(cluster.id)[2]
         assert (row["state"], "the cluster process does not answer" in row["note"]) == ("dead", True)
     finally:
-        keeper.resume()
+        supervisor.resume()
 
     cluster.stop()
     assert [one for one in clusters.look() if one["id"] == cluster.id] == []

@@ -372,18 +372,18 @@ def test_an_impatient_user_changes_nothing(start: Start, heard: Heard, hurried: 
 def test_an_interrupt_in_the_middle_of_a_replacement_is_no_harm(
     start: Start, heard: Heard, hurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nbdist.cluster.resize import Replacement
+    from nbdist.cluster.resize import ReplaceTask
 
     cluster = start(workers=2)
     run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
-    look, looks = Replacement.look, itertools.count()
+    poll, polls = ReplaceTask.poll, itertools.count()
 
-    def pressed(replacement: Replacement) -> bool:
-        if next(looks) in (3, 9, 20):
+    def pressed(replacement: ReplaceTask) -> bool:
+        if next(polls) in (3, 9, 20):
             replacement._steps = interrupted()
-        return look(replacement)
+        return poll(replacement)
 
-    monkeypatch.setattr(Replacement, "look", pressed)
+    monkeypatch.setattr(ReplaceTask, "poll", pressed)
     run.interrupt()
     assert run.wait().status == "stopped"
     monkeypatch.undo()

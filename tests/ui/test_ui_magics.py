@@ -346,7 +346,7 @@ def grow_and_shrink(run: Run) -> None:
         ("grow 1 2", "%cluster grow takes a number of workers, such as %cluster grow 2, not '1 2'"),
         ("grow --ps 1", "%cluster grow: no flag '--ps'. The valid ones are --workers"),
         ("grow --workers two", "--workers 'two': expected a whole number"),
-        ("shrink", "the cluster has one worker, the chief, who stays"),
+        ("shrink", "the cluster has one worker, the chief, which stays"),
     ):
         error, shown = run(f"%cluster {line}")
         assert isinstance(error, NbdistError)

@@ -1,6 +1,8 @@
-"""python -m nbdist.cluster.supervisor: start a keeper, let it fork its children, be one of the three.
+"""`python -m nbdist.cluster.supervisor SOCKET LOCK`: be the supervisor, or a process that it forks.
 
-The plan comes as the first line over the inherited socket, never in argv.
+The arguments are inherited descriptors: the connection to the client, and the cluster's lock. The plan is the
+first line from that connection, never in argv, where other users could read it. `main` returns in the
+supervisor when the cluster has ended, and in each child when it ends.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from nbdist.cluster.supervisor.process import CONTROLLER, Keeper, read_line
+from nbdist.cluster.supervisor.process import CONTROLLER, Supervisor, read_line
 
-# Imported once here, so that no engine has to. They are named, not imported by statement, for they lie on
-# higher floors; one that fails here fails again, and is reported, where it is used.
+# Imported once here, before the engines are forked. These are names and not import statements, because the
+# modules lie on higher floors. An import that fails here fails again, and is reported, where it is used.
 PRELOADED = (
     "numpy.random",
     "tornado.platform.asyncio",
@@ -40,20 +42,20 @@ MOST_DESCRIPTORS = 1 << 16
 
 
 def main() -> None:
-    """Read the plan and start; returns in the keeper when all has ended, and in each child when it ends."""
+    """Read the plan, fork the children, and serve."""
     descriptor, lock = (int(argument) for argument in sys.argv[1:3])
     os.umask(0o077)
     raise_descriptor_limit()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD})
     client = socket.socket(fileno=descriptor)
-    keeper = Keeper(client, read_line(client), lock)
-    become = start_children(keeper) or keeper.run()
+    supervisor = Supervisor(client, read_line(client), lock)
+    become = start_children(supervisor) or supervisor.run()
     if become is not None:
         become()
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process and its children have as many descriptors as the system allows it, up to 65,536.
+    """Raise the limit on open descriptors of this process and its children to the hard limit, at most 65,536.
 
     Another user can hold connections to the loopback ports of a task for as long as a handshake may take
     (5 s). With the usual soft limit of 1,024 a thousand of them would keep a task from opening its files.
@@ -67,9 +69,9 @@ def raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def start_children(keeper: Keeper) -> Callable[[], None] | None:
-    """Fork the controller, if the plan has one, and the engines; returns in a child what it is to become."""
-    plan = keeper.plan
+def start_children(supervisor: Supervisor) -> Callable[[], None] | None:
+    """Fork the controller, unless the plan names one, and the engines; return a child's function."""
+    plan = supervisor.plan
     folder = plan["folder"]
     connection = plan.get("connection")
     client_side: dict[str, Any] | None = None
@@ -78,59 +80,59 @@ def start_children(keeper: Keeper) -> Callable[[], None] | None:
 
         from nbdist.cluster.supervisor.controller import choose_ports, connection_for, run_controller
 
-        ports, keeper.held_ports = choose_ports()
+        ports, supervisor.held_ports = choose_ports()
         key = secrets.token_hex(32)
         public, secret = (half.decode() for half in zmq.curve_keypair())
         connection = connection_for(ports["engine"], key, public)
         client_side = connection_for(ports["client"], key, public)
-        gone, keeper.hub = os.pipe()
-        os.set_blocking(keeper.hub, False)
+        ended, supervisor.hub_pipe = os.pipe()
+        os.set_blocking(supervisor.hub_pipe, False)
         start = partial(
-            run_controller, ports, key, public, secret, plan["cluster_id"], folder, len(plan["tasks"]), gone
+            run_controller, ports, key, public, secret, plan["cluster_id"], folder, len(plan["tasks"]), ended
         )
         gc.freeze()
-        child = keeper.fork(CONTROLLER, start, f"{folder}/log/controller.log")
+        child = supervisor.fork(CONTROLLER, start, f"{folder}/log/controller.log")
         if child:
             return child
-        os.close(gone)
-    keeper.broadcast({"event": "started", "connection": client_side})
-    import_ahead()
+        os.close(ended)
+    supervisor.broadcast({"event": "started", "connection": client_side})
+    preload()
     if plan["mpi"]:
         from nbdist.cluster.mpi import ProcessManager
 
-        keeper.world = ProcessManager(len(plan["tasks"]))
-    gc.freeze()  # what the children share is never collected, so it is never copied either
+        supervisor.mpi = ProcessManager(len(plan["tasks"]))
+    gc.freeze()  # the collector would write to shared pages, and copy them
     from nbdist.cluster.supervisor.engine import run_engine
 
     def engine(task: dict[str, Any], *entering: Callable[[], None]) -> Callable[[], None]:
         environment, timeout = task["environment"], plan["timeout"]
         return partial(run_engine, task["rank"], environment, connection, folder, timeout, *entering)
 
-    keeper.engine = engine
+    supervisor.engine = engine
     for task in plan["tasks"]:
         rank = task["rank"]
-        entering = [] if keeper.world is None else [partial(keeper.world.enter, rank)]
-        child = keeper.fork(rank, engine(task, *entering), f"{folder}/log/engine-{rank}.log")
+        entering = [] if supervisor.mpi is None else [partial(supervisor.mpi.enter, rank)]
+        child = supervisor.fork(rank, engine(task, *entering), f"{folder}/log/engine-{rank}.log")
         if child:
             return child
-    if keeper.world is not None:
-        keeper.serve_world()
-    keeper.broadcast({"event": "forked", "pids": keeper.pids()})
+    if supervisor.mpi is not None:
+        supervisor.serve_mpi()
+    supervisor.broadcast({"event": "forked", "pids": supervisor.pids()})
     return None
 
 
-def import_ahead() -> None:
-    """Import what every engine needs, while there is still one process to do it."""
+def preload() -> None:
+    """Import what every engine needs, before the engines are forked."""
     import ipyparallel.engine.app  # noqa: F401 - for the children
 
     decline_debugger()
     for name in PRELOADED:
-        with suppress(Exception):  # only speed is lost; who needs it imports it again and hears the error
+        with suppress(Exception):  # an engine that needs the module imports it again, and raises
             importlib.import_module(name)
 
 
 def decline_debugger() -> None:
-    """Have ipykernel find no debugpy: importing it takes 0.13 s, and engines offer no debugger anyway."""
+    """Hide debugpy from ipykernel: importing it takes 0.13 s, and engines offer no debugger."""
     if "debugpy" not in sys.modules:
         sys.modules["debugpy"] = None  # type: ignore[assignment]  # Python's own way to forbid an import
         try:

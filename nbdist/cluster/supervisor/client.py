@@ -1,4 +1,12 @@
-"""A client's end of the keeper: start one or reach a running one, ask it, and hear of deaths."""
+"""SupervisorClient: a client's connection to a cluster's supervisor.
+
+    client = SupervisorClient.start(folder, lock, plan, environment)     # or .connect(folder)
+    client.ask("signal", rank=2, signum=signal.SIGINT)                   # a request and its reply
+    client.ended()                                                       # rank -> how it ended
+
+No thread reads in the background. `listen`, `ask` and `ended` take in the events that have arrived: exits,
+new processes, and the roster after a membership change.
+"""
 
 from __future__ import annotations
 
@@ -17,42 +25,42 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.supervisor.process import CONTROLLER, short_path
+from nbdist.cluster.supervisor.process import CONTROLLER, short_path, socket_name
 from nbdist.errors import DeadlineExceededError, UnavailableError
 
 KILL_SECONDS = 2.0  # limit for a killed process to end
+SUPERVISOR_LOG = "supervisor.log"
 
 
-class KeeperLink:
-    """A connection to a cluster's keeper; any thread may use it.
-
-    Nothing reads in the background: what the keeper has said is taken in whenever someone asks.
-    """
+class SupervisorClient:
+    """A connection to a cluster's supervisor; any thread may use it."""
 
     def __init__(
-        self, one: socket.socket, folder: Path, process: subprocess.Popen[bytes] | None = None
+        self, connection: socket.socket, folder: Path, process: subprocess.Popen[bytes] | None = None
     ) -> None:
         self.folder = folder
         self.events: list[dict[str, Any]] = []
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.pids: dict[int, int] = {}
         self.roster: list[dict[str, Any]] | None = None  # the tasks, once they have changed
-        self.gone = False
+        self.closed = False
         self.stopping = ""
         """Why the cluster is ending, once it is."""
-        self._socket = one
-        self._process = process  # only the starter has the keeper as its child
-        self._heard = b""
+        self._socket = connection
+        self._process = process  # only the starter has the supervisor as its child
+        self._received = b""
         self._replies: dict[int, dict[str, Any]] = {}
         self._next_id = 0
         self._lock = threading.RLock()
-        one.setblocking(False)
+        connection.setblocking(False)
         self._poll = select.poll()  # select() would fail in a process with more than 1,024 open files
-        self._poll.register(one, select.POLLIN)
+        self._poll.register(connection, select.POLLIN)
 
     @classmethod
-    def start(cls, folder: Path, lock: int, plan: dict[str, Any], environment: dict[str, str]) -> KeeperLink:
-        """Start a keeper for the folder and hand it the plan; returns at once."""
+    def start(
+        cls, folder: Path, lock: int, plan: dict[str, Any], environment: dict[str, str]
+    ) -> SupervisorClient:
+        """Start a supervisor for the folder and send it the plan; returns at once."""
         ours, theirs = socket.socketpair()
         command = [
             sys.executable,
@@ -61,7 +69,7 @@ class KeeperLink:
             str(theirs.fileno()),
             str(lock),
         ]
-        log = os.open(folder / "log" / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(folder / "log" / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with theirs:
             process = subprocess.Popen(
                 command,
@@ -70,32 +78,39 @@ class KeeperLink:
                 stdout=log,
                 stderr=log,
                 pass_fds=(theirs.fileno(), lock),
-                start_new_session=True,  # the terminal's or the notebook's interrupts are not meant for it
+                start_new_session=True,  # interrupts of the terminal or the notebook must not reach it
             )
         os.close(log)
-        with suppress(BrokenPipeError):  # it has failed already; whoever listens will hear that
+        with suppress(BrokenPipeError):  # it has already failed, which the next `listen` finds
             ours.sendall(json.dumps(plan).encode() + b"\n")
         return cls(ours, folder, process)
 
     @classmethod
-    def reach(cls, folder: Path, *, watch: bool = False) -> KeeperLink:
-        """Connect to the keeper of a living cluster; only to ``watch``, which does not keep it alive."""
-        one = socket.socket(socket.AF_UNIX)
+    def connect(cls, folder: Path, *, observe: bool = False) -> SupervisorClient:
+        """Connect to the supervisor of a running cluster; as an observer the connection keeps nothing alive.
+
+        Raises UnavailableError if it cannot be reached, DeadlineExceededError if it does not answer.
+        """
+        connection = socket.socket(socket.AF_UNIX)
         try:
             with short_path(folder) as short:
-                one.connect(f"{short}/keeper.sock")
+                connection.connect(f"{short}/{socket_name(folder)}")
         except OSError as error:
-            one.close()
+            connection.close()
             raise UnavailableError(f"the cluster process of {folder.name} does not answer: {error}") from None
-        link = cls(one, folder)
-        status = link.ask("watch" if watch else "status")
-        link.pids = {int(rank): pid for rank, pid in status["pids"].items()}
-        link.exits = {int(rank): how for rank, how in status["exits"].items()}
-        link.roster = status["tasks"]
-        return link
+        client = cls(connection, folder)
+        status = client.ask("watch" if observe else "status")
+        client.pids = {int(rank): pid for rank, pid in status["pids"].items()}
+        client.exits = {int(rank): how for rank, how in status["exits"].items()}
+        client.roster = status["tasks"]
+        return client
 
     def ask(self, request: str, timeout: float = 5.0, **entries: Any) -> dict[str, Any]:
-        """Send a request and return the reply."""
+        """Send a request and return the reply.
+
+        Raises UnavailableError if the supervisor refuses it or has died, DeadlineExceededError if no reply
+        arrives within `timeout` seconds.
+        """
         with self._lock:
             self._next_id += 1
             number = self._next_id
@@ -104,46 +119,51 @@ class KeeperLink:
                 self._socket.sendall(line)
             except OSError:
                 self.listen()
-                self.gone = True
+                self.closed = True
             deadline = time.monotonic() + timeout
             while number not in self._replies:
-                if self.gone:
+                if self.closed:
                     raise UnavailableError(f"the cluster process of {self.folder.name} has died")
                 if not self.listen(deadline - time.monotonic()):
                     raise DeadlineExceededError(
                         f"the cluster process did not answer {request!r} in {timeout} s"
                     )
             reply = self._replies.pop(number)
+        if reply.get("error") == f"no request {request!r}":
+            raise UnavailableError(
+                f"cluster {self.folder.name} was started by an older version of nbdist, which has no request "
+                f"{request!r}: stop it (%cluster stop) and start a new one"
+            )
         if "error" in reply:
             raise UnavailableError(f"the cluster process refused {request!r}: {reply['error']}")
         return reply
 
     def listen(self, timeout: float = 0.0) -> bool:
-        """Take in what the keeper says within `timeout` seconds; False when it said nothing."""
+        """Take in messages that arrive within `timeout` seconds; return whether there were any."""
         with self._lock:
-            if self.gone:
+            if self.closed:
                 return False
             if not self._poll.poll(ceil(max(0.0, timeout) * 1000)):
                 return False
             try:
-                heard = self._socket.recv(1 << 16)
+                received = self._socket.recv(1 << 16)
             except BlockingIOError:
                 return False
             except OSError:
-                heard = b""
-            if not heard:
-                self.gone = True
+                received = b""
+            if not received:
+                self.closed = True
                 return True
-            *lines, self._heard = (self._heard + heard).split(b"\n")
+            *lines, self._received = (self._received + received).split(b"\n")
             for line in lines:
-                self._note(json.loads(line))
+                self._handle(json.loads(line))
             return True
 
     def ended(self) -> dict[int, dict[str, Any]]:
-        """Return rank -> how it ended, for every engine (and -1: the controller) that is gone by now."""
+        """Return rank -> how it ended, for every engine (and -1: the controller) that has ended."""
         while self.listen():
             pass
-        if self.gone:
+        if self.closed:
             by = self.stopping or "its cluster process died"
             lost = {"code": None, "signal": None, "time": time.time(), "log": "", "by": by}
             for rank, pid in {**self.pids}.items():
@@ -151,48 +171,48 @@ class KeeperLink:
         return self.exits
 
     def event(self, name: str) -> dict[str, Any] | None:
-        """Return the first event of that name that was heard, if any."""
+        """Return the first event of that name, if one has arrived."""
         return next((event for event in self.events if event["event"] == name), None)
 
-    def wait_gone(self, timeout: float) -> bool:
-        """Wait until the keeper has ended (and been reaped, by its starter); whether it has."""
+    def wait_closed(self, timeout: float) -> bool:
+        """Wait until the supervisor has ended (and its starter has reaped it); return whether it has."""
         deadline = time.monotonic() + timeout
-        while not self.gone and time.monotonic() < deadline:
+        while not self.closed and time.monotonic() < deadline:
             self.listen(deadline - time.monotonic())
         if self._process is not None:
             try:
                 self._process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 return False
-        return self.gone
+        return self.closed
 
     def kill(self) -> None:
-        """Kill the keeper and all its children, for example if the keeper is frozen."""
+        """Kill the supervisor and all its children, for example if the supervisor is frozen."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        elif self._process is None and not self.gone:  # open socket: its pid is not reused
+        elif self._process is None and not self.closed:  # open socket: its pid is not reused
             kill_peer(self._socket)
-            self.wait_gone(KILL_SECONDS)
+            self.wait_closed(KILL_SECONDS)
 
     def close(self) -> None:
-        """Hang up; the cluster goes on unless this was its last client and the orphan timeout passes."""
+        """Disconnect; the cluster continues until the idle timeout, if this was its last client."""
         with self._lock:
             self._socket.close()
-            self.gone = True
+            self.closed = True
 
     def __del__(self) -> None:
         if hasattr(self, "_socket"):
             self._socket.close()
 
-    def keeper_log(self) -> str:
-        """Return the end of what the keeper itself has printed."""
+    def log_tail(self) -> str:
+        """Return the end of the supervisor's own log."""
         try:
-            return (self.folder / "log" / "keeper.log").read_text(errors="replace")[-4000:].strip()
+            return (self.folder / "log" / SUPERVISOR_LOG).read_text(errors="replace")[-4000:].strip()
         except OSError:
             return ""
 
-    def _note(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if "reply" in message:
             self._replies[message["reply"]] = message
             return
@@ -209,9 +229,7 @@ class KeeperLink:
             case "roster":
                 self.roster = message["tasks"]
                 current = {entries["rank"]: entries["pid"] for entries in message["tasks"]}
-                for rank, how in {
-                    **self.exits
-                }.items():  # those of processes that were replaced, or have left
+                for rank, how in {**self.exits}.items():  # of processes that were replaced or removed
                     if rank != CONTROLLER and how["pid"] != current.get(rank):
                         del self.exits[rank]
                 for rank in {**self.pids}:
@@ -231,13 +249,15 @@ def kill_peer(connection: socket.socket) -> None:
 
 
 def end_frozen(folder: Path) -> None:
-    """Kill the keeper of a cluster that does not answer, and all its children."""
-    with socket.socket(socket.AF_UNIX) as one, suppress(OSError):
+    """Kill the supervisor of a cluster that does not answer, and all its children."""
+    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
         with short_path(folder) as short:
-            one.connect(f"{short}/keeper.sock")  # the kernel accepts even if the process is frozen
-        kill_peer(one)
-        one.settimeout(KILL_SECONDS)
-        while one.recv(1 << 16):  # until it is dead
+            connection.connect(
+                f"{short}/{socket_name(folder)}"
+            )  # the kernel accepts even if the process is frozen
+        kill_peer(connection)
+        connection.settimeout(KILL_SECONDS)
+        while connection.recv(1 << 16):  # until it is dead
             pass
 
 
@@ -254,4 +274,4 @@ def describe_exit(how: dict[str, Any]) -> str:
     return f"exited with code {how['code']}"
 
 
-__all__ = ["CONTROLLER", "KeeperLink", "describe_exit", "end_frozen"]
+__all__ = ["CONTROLLER", "SupervisorClient", "describe_exit", "end_frozen"]

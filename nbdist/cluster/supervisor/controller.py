@@ -1,16 +1,16 @@
-"""ipyparallel's controller in one process, quick to come up, closed to other users.
+"""ipyparallel's controller in one process, which starts fast and is closed to other users.
 
-What differs from the stock one, and what each is worth when four engines start (2 cores):
+`run_controller` is what the supervisor's first child runs. It differs from the stock controller as follows:
 
 - Its schedulers are threads (C proxies) and the heart monitor beats on the hub's own loop: one process
   instead of nine.
 - Ports and keys are chosen before it starts, so that engines and client connect while it does.
-- Hearts beat every 20 ms (a little slower each time) until all engines have registered, then every
-  second: an engine counts as registered only at a beat, and the stock period is 3 s. One that replaces
-  another makes them beat fast again.
-- The keeper says which engine is gone, so that its id is free at once. Nobody else does: one that is stopped
-  in a debugger or swapped out misses beats, and is an engine again when it goes on.
-- Nothing is kept of calls and results: those who asked have them, and the hub's memory stays flat.
+- Hearts beat every 20 ms (at growing intervals) until all engines have registered, then every
+  second: an engine counts as registered only at a beat, and the stock period is 3 s. An engine that
+  registers later makes them beat fast again.
+- The supervisor reports which engines have ended, so that their ids are free at once. Missed heartbeats
+  alone do not end an engine: one that is stopped in a debugger or swapped out continues later.
+- Calls and results are not stored: the clients have them, and the hub's memory stays constant.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CLIENT_CHANNELS = ("control", "mux", "task", "iopub", "notification", "broadcast
 def choose_ports(host: str = "127.0.0.1") -> tuple[dict[str, Any], list[socket.socket]]:
     """Return free ports for every channel of a controller, and the sockets that hold them.
 
-    A port that is bound and not listened on can be bound again (SO_REUSEADDR) and is picked by nobody else;
-    close the sockets when the controller listens.
+    A port that is bound and not listened on can be bound again (SO_REUSEADDR), and the system gives it to no
+    other process. Close the sockets when the controller listens.
     """
     held: list[socket.socket] = []
 
@@ -81,11 +81,11 @@ def run_controller(
     cluster_id: str,
     folder: str,
     engines: int,
-    gone: int,
+    ended: int,
 ) -> None:
-    """Be the controller until told to stop. Runs in a fresh fork, before any thread.
+    """Run the controller until a signal ends it. Runs in a fresh fork, before any thread.
 
-    From the descriptor ``gone`` come the ranks of engines that have ended, a line each.
+    The supervisor writes the ranks of engines that have ended to the pipe ``ended``, one a line.
     """
     os.umask(0o077)  # ipyparallel narrows its connection files only after it has written them
     config = Config()
@@ -100,37 +100,37 @@ def run_controller(
     config.IPController.enable_curve = True
     config.HeartMonitor.period = int(HEARTBEAT_SECONDS * 1000)
     EagerHeartMonitor.expected_engines = engines
-    controller_app.time = SimpleNamespace(
-        sleep=lambda seconds: None
-    )  # a pause of 0.25 s that waits for nothing
+    # The stock controller sleeps for 0.25 s and waits for nothing in it.
+    controller_app.time = SimpleNamespace(sleep=lambda seconds: None)
     controller_app.Process = HeartbeatOnLoop  # the one process left when schedulers are threads
     controller = controller_app.IPController.instance(
         config=config, cluster_id=cluster_id, engine_info=ports["engine"], client_info=ports["client"]
     )
     controller.initialize(argv=[])
-    IOLoop.current().add_callback(forget_the_gone, controller.hub, gone)
+    IOLoop.current().add_callback(forget_ended_engines, controller.hub, ended)
     controller.start()
 
 
-def forget_the_gone(hub: Any, gone: int) -> None:
-    """Have the hub forget engines whose ranks come from a pipe, which the keeper writes to."""
+def forget_ended_engines(hub: Any, ended: int) -> None:
+    """Have the hub forget the engines whose ranks arrive from the pipe ``ended``."""
     stranded = hub._handle_stranded_msgs
 
-    def heard(descriptor: int, events: int) -> None:
+    def receive(descriptor: int, events: int) -> None:
         lines = os.read(descriptor, 4096)
         if not lines:
             IOLoop.current().remove_handler(descriptor)
         for rank in map(int, lines.splitlines()):
             engine = hub.engines.get(rank)
-            hub.unregister_engine(b"keeper", {"content": {"id": rank}})
+            hub.unregister_engine(b"supervisor", {"content": {"id": rank}})
             if engine is not None:
-                EagerHeartMonitor.gone.add(engine.uuid.encode())
+                EagerHeartMonitor.ended.add(engine.uuid.encode())
                 stranded(rank, engine.uuid)
                 hub.queues[rank] = []
 
-    # Later the hub would take what the engine in its place was sent for messages that the dead one has left.
+    # The hub calls this again later. By then messages to the engine that has replaced the dead one, under
+    # the same id, would count as messages that the dead one has left.
     hub._handle_stranded_msgs = lambda id, uuid: None if id in hub.engines else stranded(id, uuid)
-    IOLoop.current().add_handler(gone, heard, IOLoop.READ)
+    IOLoop.current().add_handler(ended, receive, IOLoop.READ)
 
 
 class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipyparallel has no types
@@ -138,7 +138,7 @@ class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipy
 
     max_heartmonitor_misses = NEVER
     expected_engines = 0
-    gone: set[bytes] = set()
+    ended: set[bytes] = set()
     """The hearts of engines that have ended, until the next beat."""
     eager = True
     hub_listens = False
@@ -152,12 +152,12 @@ class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipy
         self.caller.start()
 
     def beat(self) -> None:
-        """Send one beat, and slow down once all are there."""
-        if not self.hub_listens:  # what is told before it does would be lost
+        """Send one beat; beat slower once all engines have registered."""
+        if not self.hub_listens:  # what is sent before would be lost
             self.hub_listens = bool(self.monitor_stream.socket.poll(0))
             return
-        self.hearts -= self.gone
-        self.gone.clear()
+        self.hearts -= self.ended
+        self.ended.clear()
         super().beat()
         if not self.eager:
             return
@@ -165,7 +165,7 @@ class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipy
             self.caller.callback_time = min(self.period, self.caller.callback_time * SLOWER)
         else:
             self.eager = False
-            self.expected_engines = 0  # some may leave later
+            self.expected_engines = 0  # the cluster may become smaller later
             self.caller.callback_time = self.period
 
     def hurry(self) -> None:
@@ -178,7 +178,7 @@ class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipy
 
 
 class HeartbeatOnLoop:
-    """Stands where ipyparallel starts a process for the heart monitor; beats on the hub's loop instead."""
+    """Replaces the process that ipyparallel starts for the heart monitor: it beats on the hub's loop."""
 
     def __init__(self, target: Any, kwargs: dict[str, Any], daemon: bool) -> None:
         self.arguments = kwargs
@@ -188,7 +188,7 @@ class HeartbeatOnLoop:
         IOLoop.current().add_callback(self._begin)
 
     def terminate(self) -> None:
-        """Nothing to end: the loop that it beats on is ending."""
+        """Do nothing: the loop that it beats on is ending."""
 
     def _begin(self) -> None:
         given = self.arguments

@@ -1,4 +1,4 @@
-"""What a forked process does to become an ipyparallel engine with a fixed rank."""
+"""What a forked process does to become an ipyparallel engine with a fixed rank: `run_engine`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ipykernel.iostream import OutStream
 from nbdist.cluster.resources import set_blas_threads
 
 HEARTBEAT_SECONDS = 1.0  # between the controller's beats once all engines are there
-CONTROLLER_MISSES = 10  # beats an engine waits before it takes the controller for dead and exits
+CONTROLLER_MISSES = 10  # missed beats after which an engine takes the controller for dead, and exits
 RECONNECT_MS = 10  # the controller binds while the engines start; ZeroMQ's own 100 ms would add up
 
 
@@ -26,14 +26,14 @@ def run_engine(
     timeout: float,
     enter: Callable[[], None] = lambda: None,
 ) -> None:
-    """Be the engine with id `rank` until it is told to stop. Runs in a fresh fork, before any thread.
+    """Run the engine with id `rank` until a signal ends it. Runs in a fresh fork, before any thread.
 
-    `enter` is called as soon as the environment stands, such as to enter an MPI world.
+    `enter` is called when the environment is set, for example to enter an MPI world.
     """
     loaded_with = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ.update(environment)
     if (threads := environment.get("OPENBLAS_NUM_THREADS")) is not None and threads != loaded_with:
-        set_blas_threads(int(threads))  # of a task that came later
+        set_blas_threads(int(threads))  # a task that was added later has another share of the cores
     enter()
     fresh_random_state()
     # To the engine's own log file: sys.stderr belongs to the notebook, or to the body that runs.
@@ -47,7 +47,7 @@ def run_engine(
     config.IPEngine.log_level = 30
     config.IPEngine.id = rank
     config.IPEngine.timeout = timeout
-    config.IPEngine.enable_nanny = False  # the keeper signals this process and reports its death
+    config.IPEngine.enable_nanny = False  # the supervisor signals this process and reports its exit
     config.IPEngine.out_stream_factory = "nbdist.cluster.supervisor.engine.EngineStream"
     config.IPEngine.max_heartbeat_misses = CONTROLLER_MISSES
     zmq.Context.instance().setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -56,7 +56,7 @@ def run_engine(
     try:
         engine.start()
     except RuntimeError as error:
-        if "Event loop stopped" not in str(error):  # tornado's word for a loop that a signal has ended
+        if "Event loop stopped" not in str(error):  # tornado raises this when a signal has ended the loop
             raise
 
 
@@ -67,20 +67,17 @@ def fresh_random_state() -> None:
     np.random.seed()
 
 
-# sys.stdout and sys.stderr of an engine, for which a flush of nothing costs nothing.
-
-
 class EngineStream(OutStream):  # type: ignore[misc]  # ipykernel has no types
-    """An `OutStream` that knows whether anything waits to be sent.
+    """An engine's sys.stdout or sys.stderr; `flush` costs nothing when nothing waits to be sent.
 
-    A kernel flushes both streams twice for each call, and each flush hands over to another thread and back,
-    which a short cell on several engines notices. What a body prints in a run goes another way.
+    A kernel flushes both streams twice for each call, and each flush switches to another thread and back,
+    which a short cell on several engines notices. The output of a run's body takes another path.
     """
 
     _written = _sent = 0
 
     def write(self, string: str) -> int | None:
-        """Take text."""
+        """Write text; returns the number of characters."""
         self._written += 1
         written: int | None = super().write(string)
         return written

@@ -1,16 +1,36 @@
-"""The keeper: one process per cluster and host that forks the controller and the engines.
+"""The supervisor: one process per cluster and host that forks the controller and the engines, and ends them.
 
-It imports what they need once and forks them, each with its own environment, before any of them starts a
-thread. It stays single-threaded itself, so that it can fork again at any time. Clients talk to it over a
-socket in the cluster's folder, which only their user can enter: one JSON object per line.
+`Supervisor` is its event loop. `python -m nbdist.cluster.supervisor` (`__main__.py`) starts it, and
+`SupervisorClient` (`client.py`) is the other end of its socket.
 
-    requests    status, signal, stop, ready; end, grow, shrink, fork, roster (see `reforking`)
-    events      started, forked, exit (who, pid, how), roster, stopping
+**Fork server.** The process imports the libraries that every engine needs, once, and forks the engines from
+that state, each with its own environment: an engine starts in milliseconds, and the children share the
+imported pages. The supervisor stays single-threaded, because a lock that another thread holds during a fork
+would stay locked in the child. It can therefore fork again at any time, as `ChangeLock` does.
 
-When the last client has been gone for too long (see `orphan.py`), when who starts the cluster goes before it
-is whole, when the controller dies, or when told to, it ends everything and removes the cluster's folder and
-shared segments. If the keeper itself is killed,
-the kernel kills its children (PR_SET_PDEATHSIG).
+**Protocol.** Clients connect to ``supervisor.sock`` in the cluster's folder, which only their user can enter.
+A message is one JSON object per line.
+
+    requests    status, watch, signal, ready, stop; and those that change the membership (see `ChangeLock`)
+    events      started, forked, exit (rank, pid, code or signal, end of the log), roster, stopping
+
+**Failure detection.** Each process is watched by one other, and none of them polls:
+
+    an engine or the controller dies    SIGCHLD. The supervisor kills what the process left in its process
+                                        group, reports the exit to all clients, and writes an engine's rank to
+                                        the hub's pipe, so that the hub frees its id. The exit of the
+                                        controller ends the cluster.
+    the supervisor dies                 The kernel kills its children (PR_SET_PDEATHSIG, Linux), and clients
+                                        read the end of the stream. The next client that lists the clusters
+                                        finds the lock free and removes the folder and the shared segments.
+    the last client disconnects         `IdleTimeout` ends the cluster after a time: a minute while it is
+                                        idle, an hour while a run uses it. An observer ("watch" instead of
+                                        "status") does not count as a client.
+    the starting client dies            The cluster ends at once while ``cluster.json`` does not exist yet:
+                                        no other process could use an incomplete cluster.
+
+**End.** Children receive SIGTERM and SIGCONT (a stopped process would not react), and SIGKILL after
+`GRACE_SECONDS`. Then the supervisor removes the cluster's folder and its shared segments, and exits.
 """
 
 from __future__ import annotations
@@ -34,8 +54,6 @@ from typing import TYPE_CHECKING, Any
 from nbdist.cluster.folder import is_busy
 
 if TYPE_CHECKING:
-    import socket
-
     from nbdist.cluster.mpi import ProcessManager
 
 GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
@@ -43,42 +61,47 @@ CONTROLLER = -1  # the "rank" of the controller in events
 MAX_LINE = 1 << 20
 LOG_TAIL = 4000  # characters of a dead child's log that its exit event carries
 PR_SET_PDEATHSIG = 1
+SOCKET = "supervisor.sock"
+OLDER_SOCKET = "keeper.sock"  # its name in clusters of nbdist 0.1.0 before the file was renamed
 Reply = dict[str, Any]
 
 
-class Keeper:
-    """The loop of the keeper process; see the module's text."""
+class Supervisor:
+    """The event loop of the supervisor process; the module's text gives the design.
 
-    def __init__(self, first: socket.socket, plan: dict[str, Any], lock: int = -1) -> None:
+    ``starter`` is the connection to the client that starts the cluster, ``plan`` is that client's first
+    message, and ``lock`` is the descriptor of the cluster's lock, which this process holds while it lives.
+    """
+
+    def __init__(self, starter: socket.socket, plan: dict[str, Any], lock: int = -1) -> None:
         self.plan = plan
         self.folder = Path(plan["folder"])
         self.pid = os.getpid()
         self.lock = lock
         self.selector = selectors.DefaultSelector()
-        self.clients: dict[socket.socket, bytes] = {}
-        self.watching: set[socket.socket] = set()  # clients that only look: the cluster is not theirs
+        self.clients: dict[socket.socket, bytes] = {}  # connection -> the start of an incomplete line
+        self.observers: set[socket.socket] = set()  # connections that do not keep the cluster alive
         self.children: dict[int, int] = {}  # pid -> rank
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
-        self.deadline: float | None = None  # when what still lives is killed
-        self.orphan = Orphan(*plan.get("orphan") or (None, None))
+        self.kill_at: float | None = None  # once the cluster ends: when the remaining children are killed
+        self.idle_timeout = IdleTimeout(*plan.get("idle_timeout") or (None, None))
         self.held_ports: list[socket.socket] = []
-        self.world: ProcessManager | None = None  # of the engines' MPI world, if they are in one
-        self.engine: Callable[[dict[str, Any]], Callable[[], None]] | None = (
-            None  # what a task's fork becomes
-        )
-        self.reforking = Reforking()
-        self.hub = -1  # where the controller hears whose engine is gone
+        self.mpi: ProcessManager | None = None  # of the engines' MPI world, if they form one
+        self.engine: Callable[[dict[str, Any]], Callable[[], None]] | None = None
+        """Returns what the fork for a task does; None before the libraries are imported."""
+        self.changes = ChangeLock()
+        self.hub_pipe = -1  # the controller reads from it the ranks of engines that have ended
         self.wake_in, self.wake_out = os.pipe()
         os.set_blocking(self.wake_in, False)
         os.set_blocking(self.wake_out, False)
-        self.door = socket.socket(socket.AF_UNIX)
+        self.listener = socket.socket(socket.AF_UNIX)
         with short_path(self.folder) as folder:
-            self.door.bind(f"{folder}/keeper.sock")
-        self.door.listen(16)
-        self.selector.register(self.door, selectors.EVENT_READ, self._open_door)
-        self.selector.register(self.wake_in, selectors.EVENT_READ, self._note_signals)
-        self.starter = first
-        self._welcome(first)
+            self.listener.bind(f"{folder}/{SOCKET}")
+        self.listener.listen(16)
+        self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        self.selector.register(self.wake_in, selectors.EVENT_READ, self._drain_wakeup)
+        self.starter = starter
+        self._add_client(starter)
         signal.set_wakeup_fd(self.wake_out)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -88,7 +111,7 @@ class Keeper:
             )
 
     def fork(self, rank: int, become: Callable[[], None], log: str) -> Callable[[], None] | None:
-        """Fork a child; return None in the keeper, and in the child what it is to become."""
+        """Fork a child; return None in the supervisor, and ``become`` in the child, which has to call it."""
         if threading.active_count() > 1:  # a lock that another thread holds would stay locked in the child
             raise RuntimeError(f"the cluster process must stay single-threaded: {threading.enumerate()}")
         pid = os.fork()
@@ -96,69 +119,69 @@ class Keeper:
             self.children[pid] = rank
             self.exits.pop(rank, None)
             return None
-        self._leave_to_parent(log)
+        self._become_child(log)
         return become
 
     def run(self) -> Callable[[], None] | None:
-        """Serve until everything has ended; in a child forked meanwhile, return what it is to become."""
+        """Serve until all children have ended; in a child that is forked here, return what it has to call."""
         try:
-            while self.deadline is None or self.children:
-                timeout = self._until_due()
+            while self.kill_at is None or self.children:
+                timeout = self._next_timeout()
                 for key, _ in self.selector.select(timeout):
                     key.data(key.fileobj)
-                self._do_due()
-        except Born as born:
-            return born.become
+                self._check_timeouts()
+        except ChildProcess as child:
+            return child.become
         self.clean_up()
         return None
 
     def stop(self, reason: str) -> None:
-        """Ask every child to end; they are killed when the grace is over."""
-        if self.deadline is None:
-            self.deadline = time.monotonic() + GRACE_SECONDS
+        """End every child: SIGTERM now, SIGKILL after the grace period."""
+        if self.kill_at is None:
+            self.kill_at = time.monotonic() + GRACE_SECONDS
             self.broadcast({"event": "stopping", "reason": reason})
             for pid in list(self.children):
                 for number in (signal.SIGTERM, signal.SIGCONT):
                     send_signal(pid, number)
 
     def broadcast(self, message: Reply) -> None:
-        """Tell every client."""
+        """Send an event to all clients and observers."""
         for client in list(self.clients):
-            self._tell(client, message)
+            self._send(client, message)
 
     def release_ports(self) -> None:
-        """Let go of the ports that were held for the controller."""
+        """Close the sockets that hold the controller's ports; the controller listens on them now."""
         while self.held_ports:
             self.held_ports.pop().close()
 
     def pids(self) -> dict[str, int]:
-        """Return the processes that live, by rank."""
+        """Return the pids of the living children, by rank."""
         return {str(rank): pid for pid, rank in self.children.items()}
 
-    def serve_world(self) -> None:
+    def serve_mpi(self) -> None:
         """Answer the ranks of the engines' MPI world from now on; all of them are forked."""
-        assert self.world is not None
-        self.world.hand_over()
-        for connection in self.world.connections.values():
+        assert self.mpi is not None
+        self.mpi.hand_over()
+        for connection in self.mpi.connections.values():
             self.selector.register(connection, selectors.EVENT_READ, self._answer_rank)
 
     def clean_up(self) -> None:
-        """Remove what the cluster leaves on disk and in shared memory."""
+        """Remove the cluster's folder, its listing and its shared segments."""
         from nbdist.cluster.folder import remove_traces
 
         remove_traces(self.folder, self.plan["cluster_id"])
 
-    def _leave_to_parent(self, log: str) -> None:
-        """In a fresh child: keep nothing of the keeper's, and die with it."""
+    def _become_child(self, log: str) -> None:
+        """In a fresh child: close the supervisor's descriptors, die with it, and print to ``log``."""
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         self.selector.close()
-        for one in (self.door, *self.clients, *self.held_ports):
+        for one in (self.listener, *self.clients, *self.held_ports):
             one.close()
-        if self.world is not None:
-            self.world.leave_to_parent()
-        for descriptor in (self.wake_in, self.wake_out, self.lock, self.hub):
+        if self.mpi is not None:
+            self.mpi.leave_to_parent()
+        for descriptor in (self.wake_in, self.wake_out, self.lock, self.hub_pipe):
             if descriptor >= 0:
                 os.close(descriptor)
         os.setpgid(0, 0)
@@ -169,31 +192,31 @@ class Keeper:
         os.close(target)
 
     def _answer_rank(self, connection: socket.socket) -> None:
-        assert self.world is not None
+        assert self.mpi is not None
         descriptor = connection.fileno()
-        if not self.world.answer(connection):
+        if not self.mpi.answer(connection):
             self.selector.unregister(descriptor)
 
-    def _open_door(self, door: socket.socket) -> None:
-        client, _ = door.accept()
-        self._welcome(client)
-        self.watching.add(client)
+    def _accept(self, listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        self._add_client(client)
+        self.observers.add(client)  # until it asks for "status"
 
-    def _welcome(self, client: socket.socket) -> None:
+    def _add_client(self, client: socket.socket) -> None:
         client.setblocking(False)
         self.clients[client] = b""
-        self.selector.register(client, selectors.EVENT_READ, self._hear)
+        self.selector.register(client, selectors.EVENT_READ, self._receive)
 
-    def _hear(self, client: socket.socket) -> None:
+    def _receive(self, client: socket.socket) -> None:
         try:
-            heard = client.recv(1 << 16)
+            received = client.recv(1 << 16)
         except BlockingIOError:
             return
         except OSError:
-            heard = b""
-        lines = (self.clients[client] + heard).split(b"\n")
-        if not heard or len(lines[-1]) > MAX_LINE:
-            self._forget(client)
+            received = b""
+        lines = (self.clients[client] + received).split(b"\n")
+        if not received or len(lines[-1]) > MAX_LINE:
+            self._remove_client(client)
             return
         self.clients[client] = lines.pop()
         for line in lines:
@@ -202,16 +225,16 @@ class Keeper:
                 reply = self._answer(request, client)
             except Exception as error:
                 request, reply = {}, {"error": f"{type(error).__name__}: {error}"}
-            self._tell(client, {"reply": request.get("id"), **reply})
+            self._send(client, {"reply": request.get("id"), **reply})
 
     def _answer(self, request: dict[str, Any], client: socket.socket) -> Reply:
         match request["request"]:
             case "status" | "watch":
                 if request["request"] == "status":
-                    self.watching.discard(client)
+                    self.observers.discard(client)
                 exits = {str(rank): how for rank, how in self.exits.items()}
-                roster = self.reforking.roster
-                stopping = self.deadline is not None
+                roster = self.changes.roster
+                stopping = self.kill_at is not None
                 return {"pids": self.pids(), "exits": exits, "stopping": stopping, "tasks": roster}
             case "signal":
                 rank, number = int(request["rank"]), int(request["signum"])
@@ -223,28 +246,26 @@ class Keeper:
             case "stop":
                 self.stop(str(request.get("by") or "it was stopped by another process")[:200])
                 return {}
-            case "end" | "grow" | "shrink" | "fork" | "roster":
-                return self.reforking.answer(self, request, client)
+            case "replace" | "scale_up" | "scale_down" | "fork" | "commit" | "abort":
+                return self.changes.answer(self, request, client)
         return {"error": f"no request {request['request']!r}"}
 
-    def _tell(self, client: socket.socket, message: Reply) -> None:
+    def _send(self, client: socket.socket, message: Reply) -> None:
         try:
             client.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:  # gone, or it has not read a full buffer of events
-            self._forget(client)
+        except OSError:  # it has disconnected, or a full buffer of events waits for it
+            self._remove_client(client)
 
-    def _forget(self, client: socket.socket) -> None:
-        self.watching.discard(client)
+    def _remove_client(self, client: socket.socket) -> None:
+        self.observers.discard(client)
         if self.clients.pop(client, None) is not None:
             self.selector.unregister(client)
-            self.reforking.leave(self, client)
+            self.changes.disconnected(self, client)
             client.close()
             if client is self.starter and not (self.folder / "cluster.json").exists():
-                self.stop(
-                    "the process that was starting the cluster has died"
-                )  # no process can use an incomplete cluster
+                self.stop("the process that was starting the cluster has died")
 
-    def _note_signals(self, descriptor: int) -> None:
+    def _drain_wakeup(self, descriptor: int) -> None:
         with suppress(BlockingIOError):
             os.read(descriptor, 4096)
         self._reap()
@@ -254,14 +275,15 @@ class Keeper:
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 continue
-            # While it is not reaped its group's number cannot be taken by another: end what it left running.
+            # Until the process is reaped no other can take the number of its group: kill what it left there.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             rank = self.children.pop(pid)
-            if rank != CONTROLLER and not self.reforking.is_task(self, rank):  # it has left, or never was one
-                forget_memory(self, pid)
-                self._tell_hub(rank)
+            if rank != CONTROLLER and not self.changes.is_member(self, rank):
+                # Scaled down, or of a change that was aborted: no client waits for this exit.
+                remove_segments(self, pid)
+                self._report_to_hub(rank)
                 continue
             died_by = None if ended.si_code == os.CLD_EXITED else ended.si_status
             code = ended.si_status if died_by is None else None
@@ -269,15 +291,15 @@ class Keeper:
             how |= {"time": time.time(), "log": self._log_tail(rank)}
             self.exits[rank] = how
             self.broadcast({"event": "exit", **how})
-            self._tell_hub(rank)
+            self._report_to_hub(rank)
             if rank == CONTROLLER:
                 self.stop(f"the controller (pid {pid}) has ended")
 
-    def _tell_hub(self, rank: int) -> None:
-        """Have the hub forget a dead engine: it would wait for its heartbeats for ever, and block its id."""
-        if self.hub >= 0 and rank != CONTROLLER:
-            with suppress(OSError):  # the controller has gone first
-                os.write(self.hub, b"%d\n" % rank)
+    def _report_to_hub(self, rank: int) -> None:
+        """Have the hub forget a dead engine: it would wait forever for its heartbeats, and block its id."""
+        if self.hub_pipe >= 0 and rank != CONTROLLER:
+            with suppress(OSError):  # the controller has already ended
+                os.write(self.hub_pipe, b"%d\n" % rank)
 
     def _log_tail(self, rank: int) -> str:
         name = "controller" if rank == CONTROLLER else f"engine-{rank}"
@@ -286,30 +308,279 @@ class Keeper:
         except OSError:
             return ""
 
-    def _until_due(self) -> float | None:
+    def _next_timeout(self) -> float | None:
         now = time.monotonic()
-        end = None if self.deadline is None else max(0.0, self.deadline - now)
-        look = self.orphan.wait(now, self._left())
-        return min((wait for wait in (end, look) if wait is not None), default=None)
+        kill = None if self.kill_at is None else max(0.0, self.kill_at - now)
+        idle = self.idle_timeout.next_check(now, self._without_client())
+        return min((wait for wait in (kill, idle) if wait is not None), default=None)
 
-    def _left(self) -> bool:
-        return self.clients.keys() <= self.watching and self.deadline is None
+    def _without_client(self) -> bool:
+        return self.clients.keys() <= self.observers and self.kill_at is None
 
-    def _do_due(self) -> None:
+    def _check_timeouts(self) -> None:
         now = time.monotonic()
-        left = self._left()
-        if self.orphan.look(now, left, left and is_busy(self.folder, self.children)):
+        without_client = self._without_client()
+        busy = without_client and is_busy(self.folder, self.children)
+        if self.idle_timeout.expired(now, without_client, busy):
             self.stop("no client was left")
-        if self.deadline is not None and now >= self.deadline:
+        if self.kill_at is not None and now >= self.kill_at:
             for pid in list(self.children):
                 send_signal(pid, signal.SIGKILL)
-            self.deadline = now + GRACE_SECONDS
-        if self.deadline is not None:
+            self.kill_at = now + GRACE_SECONDS
+        if self.kill_at is not None:
             self._reap()
 
 
+class ChildProcess(BaseException):
+    """Leaves the supervisor's loop in a fresh child, which then calls ``become``."""
+
+    def __init__(self, become: Callable[[], None]) -> None:
+        super().__init__()
+        self.become = become
+
+
+# Membership changes: tasks get other processes under their ranks, are added, or are removed.
+#
+#     client                              supervisor
+#     replace      rank: pid ───────────► takes the lock for the client; kills those processes that live
+#     scale_up     tasks ───────────────► takes the lock for new tasks, with their environments
+#     scale_down   rank: pid ───────────► takes the lock; the tasks end when the change is committed
+#
+#     fork         rank ────────────────► forks a process for the task, with its environment
+#     commit       tasks (the roster) ──► sends the roster to all clients (event "roster"); frees the lock
+#     abort ────────────────────────────► kills what was forked; frees the lock
+#
+# Between its first request and "commit" a client needs several messages to the hub, to the new engines and to
+# all other tasks. Two such changes at once could give one rank to two processes, or commit two rosters that
+# each leave out the other's task. So one client at a time holds the lock; another one is refused at once and
+# tries again. The lock belongs to a connection and to the id that the client gave its change: when the
+# connection closes, the change is aborted.
+#
+# "commit" decides. A client that dies before it leaves the cluster as it was (a replaced task stays dead).
+#
+# Before "fork" the client waits until the hub has no engine of that rank, because the new engine registers
+# under the same id. "replace" and "scale_down" name pids, so that a task that another client has replaced
+# since is not ended by mistake. Exits of processes that are not cluster members are reported only to
+# the hub.
+
+
+@dataclass
+class MembershipChange:
+    """A change that a client has begun: the ranks it is about, and the processes forked for it."""
+
+    client: socket.socket
+    id: str
+    ranks: frozenset[int]
+    new_tasks: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Rank and environment of tasks that are being added, by rank."""
+    scale_down: bool = False
+    forked: set[int] = field(default_factory=set)
+    """The pids of the processes that were forked for it."""
+
+
+class ChangeLock:
+    """Which client may change the membership; holds the roster that the last change committed."""
+
+    def __init__(self) -> None:
+        self.roster: list[dict[str, Any]] | None = None
+        self._change: MembershipChange | None = None
+        self._aborted: set[int] = set()  # pids that were forked for changes that were aborted
+
+    def answer(self, supervisor: Supervisor, request: dict[str, Any], client: socket.socket) -> Reply:
+        """Answer a client's request; raises ChildProcess in a child."""
+        match request["request"]:
+            case "replace" | "scale_down":
+                return self._end(supervisor, request, client)
+            case "scale_up":
+                return self._add(supervisor, request, client)
+        change, id = self._change, str(request["change"])
+        if change is None or change.client is not client or change.id != id:
+            return {"error": "this client does not hold the lock that a change of the tasks needs"}
+        match request["request"]:
+            case "fork":
+                return self._fork(supervisor, change, int(request["rank"]))
+            case "commit":
+                return self._commit(supervisor, change, request["tasks"])
+        self._abort(supervisor)
+        return {}
+
+    def disconnected(self, supervisor: Supervisor, client: socket.socket) -> None:
+        """Abort the client's change, if it has one."""
+        if self._change is not None and self._change.client is client:
+            self._abort(supervisor)
+
+    def is_member(self, supervisor: Supervisor, rank: int) -> bool:
+        """Whether a task has that rank, or is being added under it."""
+        return rank in _ranks(supervisor) or (self._change is not None and rank in self._change.new_tasks)
+
+    def _refusal(self, supervisor: Supervisor) -> str | None:
+        if supervisor.kill_at is not None:
+            return "the cluster is ending"
+        if self._change is not None:
+            ranks = ", ".join(map(str, sorted(self._change.ranks)))
+            doing = (
+                "ended" if self._change.scale_down else "started" if self._change.new_tasks else "replaced"
+            )
+            return f"the task of rank {ranks} is being {doing} at this moment; try again"
+        return None
+
+    def _end(self, supervisor: Supervisor, request: dict[str, Any], client: socket.socket) -> Reply:
+        """Begin to replace or to remove tasks."""
+        pids = {int(rank): int(pid) for rank, pid in request["pids"].items()}
+        ranks, known = frozenset(pids), _ranks(supervisor)
+        if supervisor.engine is None or not ranks <= known:
+            return {"error": f"the ranks are {sorted(known)}, not {sorted(ranks)}"}
+        if why := self._refusal(supervisor):
+            return {"error": why}
+        living = {pid: rank for pid, rank in supervisor.children.items() if rank in ranks}
+        for pid, rank in living.items():
+            if pid != pids[rank] and pid not in self._aborted:
+                return {"error": f"the task of rank {rank} is pid {pid} by now, not {pids[rank]}"}
+        scale_down = request["request"] == "scale_down"
+        self._change = MembershipChange(client, str(request["change"]), ranks, scale_down=scale_down)
+        if not scale_down:
+            _kill(living)
+        return {}
+
+    def _add(self, supervisor: Supervisor, request: dict[str, Any], client: socket.socket) -> Reply:
+        """Begin to add tasks."""
+        new_tasks = {int(task["rank"]): task for task in request["tasks"]}
+        taken = sorted(_ranks(supervisor) & new_tasks.keys())
+        if why := self._refusal(supervisor):
+            return {"error": why}
+        if supervisor.mpi is not None:
+            return {"error": "an MPI world cannot add processes"}
+        if supervisor.engine is None or taken or min(new_tasks) < 0:
+            return {"error": f"the ranks {taken or sorted(new_tasks)} are not free; try again"}
+        self._change = MembershipChange(client, str(request["change"]), frozenset(new_tasks), new_tasks)
+        return {}
+
+    def _fork(self, supervisor: Supervisor, change: MembershipChange, rank: int) -> Reply:
+        if rank not in change.ranks or change.scale_down:
+            return {"error": f"rank {rank} is not part of this change: {sorted(change.ranks)}"}
+        if supervisor.kill_at is not None or rank in supervisor.children.values():
+            return {"error": f"rank {rank} lives, or the cluster is ending"}
+        assert supervisor.engine is not None
+        tasks = [*change.new_tasks.values(), *supervisor.plan["tasks"]]
+        task = next(task for task in tasks if task["rank"] == rank)
+        if rank in supervisor.exits:
+            remove_segments(supervisor, supervisor.exits[rank]["pid"])
+        log = f"{supervisor.folder}/log/engine-{rank}.log"
+        with suppress(OSError):  # the new process's exit must not quote the old one's log
+            os.replace(log, f"{supervisor.folder}/log/engine-{rank}-before.log")
+        become = supervisor.fork(rank, supervisor.engine(task), log)
+        if become is not None:
+            raise ChildProcess(become)
+        pid = next(pid for pid, has in supervisor.children.items() if has == rank)
+        change.forked.add(pid)
+        supervisor.broadcast({"event": "forked", "pids": supervisor.pids()})
+        return {"pid": pid, "outside_world": supervisor.mpi is not None}
+
+    def _commit(
+        self, supervisor: Supervisor, change: MembershipChange, roster: list[dict[str, Any]]
+    ) -> Reply:
+        self._change, self.roster = None, roster
+        removed = change.ranks if change.scale_down else frozenset()
+        kept = [task for task in supervisor.plan["tasks"] if task["rank"] not in removed]
+        supervisor.plan["tasks"] = [*kept, *change.new_tasks.values()]
+        supervisor.broadcast({"event": "roster", "tasks": roster})
+        for rank in removed & supervisor.exits.keys():
+            remove_segments(supervisor, supervisor.exits.pop(rank)["pid"])
+        _kill({pid: rank for pid, rank in supervisor.children.items() if rank in removed})
+        return {}
+
+    def _abort(self, supervisor: Supervisor) -> None:
+        assert self._change is not None
+        change, self._change = self._change, None
+        _kill(change.forked & supervisor.children.keys())
+        self._aborted |= change.forked
+        for rank in change.new_tasks.keys() & supervisor.exits.keys():
+            remove_segments(supervisor, supervisor.exits.pop(rank)["pid"])
+
+
+def _ranks(supervisor: Supervisor) -> set[int]:
+    return {task["rank"] for task in supervisor.plan["tasks"]}
+
+
+def _kill(pids: dict[int, int] | set[int]) -> None:
+    for pid in pids:  # children that are not reaped, so no other process has these pids
+        os.kill(pid, signal.SIGKILL)
+
+
+def remove_segments(supervisor: Supervisor, pid: int) -> None:
+    """Remove the shared segments that a dead process has left."""
+    from nbdist.runtime.task import segment_prefix
+    from nbdist.wire.shm import remove_all
+
+    remove_all(f"{segment_prefix(supervisor.plan['cluster_id'])}-{pid}")
+
+
+# How long a cluster lives without a client. Decides only: the time and the facts are arguments.
+
+IDLE_SECONDS, BUSY_SECONDS = 60.0, 3600.0
+CHECK_SECONDS = 1.0  # between two checks whether a run still uses a cluster without a client
+
+
+@dataclass
+class IdleTimeout:
+    """Tells when a cluster without a client ends; ``idle`` and ``busy`` are seconds, None means never.
+
+    It ends ``idle`` seconds after it had neither a client nor a run, and ``busy`` seconds after its last
+    client in any case.
+
+    >>> timeout = IdleTimeout(idle=60.0, busy=3600.0)
+    >>> timeout.expired(0.0, without_client=True, busy=True)
+    False
+    >>> timeout.expired(100.0, without_client=True, busy=False)
+    False
+    >>> timeout.expired(159.0, without_client=True, busy=False)
+    False
+    >>> timeout.expired(160.0, without_client=True, busy=False)
+    True
+    """
+
+    idle: float | None
+    busy: float | None
+    without_client_since: float | None = None
+    idle_since: float | None = None
+
+    @classmethod
+    def of(cls, seconds: float | None) -> IdleTimeout:
+        """Return the policy for an ``orphan_timeout``: a number is used for both, None is the default.
+
+        >>> IdleTimeout.of(None).busy, IdleTimeout.of(5).busy
+        (3600.0, 5.0)
+        """
+        return cls(IDLE_SECONDS, BUSY_SECONDS) if seconds is None else cls(float(seconds), float(seconds))
+
+    def expired(self, now: float, without_client: bool, busy: bool) -> bool:
+        """Take the present state, and return whether the cluster has to end ``now``."""
+        if not without_client or self.idle is None or self.busy is None:
+            self.without_client_since = self.idle_since = None
+            return False
+        if self.without_client_since is None:
+            self.without_client_since = now
+        if busy:
+            self.idle_since = None
+            return now >= self.without_client_since + self.busy
+        if self.idle_since is None:
+            self.idle_since = now
+        return now >= self.idle_since + self.idle
+
+    def next_check(self, now: float, without_client: bool) -> float | None:
+        """Return the seconds until `expired` has to be called again; None if only an event can matter."""
+        if not without_client or self.idle is None or self.busy is None:
+            return None
+        if self.without_client_since is None:
+            return 0.0
+        since, limit = self.without_client_since, self.busy
+        if self.idle_since is not None:
+            since, limit = self.idle_since, self.idle
+        return max(0.0, min(since + limit - now, CHECK_SECONDS))
+
+
 def send_signal(pid: int, number: int) -> bool:
-    """Send a signal to a child that is not reaped yet; whether it took it."""
+    """Send a signal to a child that is not reaped yet; return whether the process exists."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -322,7 +593,7 @@ def die_with_parent(parent: int) -> None:
     if sys.platform.startswith("linux"):
         if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl")
-        if os.getppid() != parent:  # it ended before we asked
+        if os.getppid() != parent:  # it ended before the call above
             os._exit(1)
 
 
@@ -341,239 +612,19 @@ def short_path(folder: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def read_line(one: socket.socket) -> dict[str, Any]:
-    """Return the first JSON line that comes over a blocking socket, and not a byte more."""
+def socket_name(folder: Path) -> str:
+    """Return the name of the supervisor's socket in a cluster's folder; older clusters have another one."""
+    older = not os.path.lexists(folder / SOCKET) and os.path.lexists(folder / OLDER_SOCKET)
+    return OLDER_SOCKET if older else SOCKET
+
+
+def read_line(connection: socket.socket) -> dict[str, Any]:
+    """Return the first JSON line from a blocking socket, and read no byte after it."""
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = one.recv(1)
+        byte = connection.recv(1)
         if not byte or len(line) > MAX_LINE:
             raise EOFError("the process that was starting the cluster has died")
         line += byte
     result: dict[str, Any] = json.loads(line)
     return result
-
-
-# How long a cluster without a client lives: a while if it is idle, longer while it works. Decides only.
-
-IDLE_SECONDS, BUSY_SECONDS = 60.0, 3600.0
-LOOK_SECONDS = 1.0  # between two looks whether a run is on an orphan still
-
-
-@dataclass
-class Orphan:
-    """Tells when a cluster has to end; ``idle`` and ``busy`` are seconds, None stands for ever.
-
-    An idle one has been without a client and without a run for so long, a busy one without a client.
-
-    >>> orphan = Orphan(idle=60.0, busy=3600.0)
-    >>> orphan.look(0.0, left=True, works=True), orphan.look(100.0, left=True, works=False)
-    (False, False)
-    >>> orphan.look(159.0, left=True, works=False), orphan.look(160.0, left=True, works=False)
-    (False, True)
-    """
-
-    idle: float | None
-    busy: float | None
-    left_at: float | None = None
-    idle_at: float | None = None
-
-    @classmethod
-    def of(cls, patience: float | None) -> Orphan:
-        """Return the orphan for an ``orphan_timeout``: None is the ordinary one, a number holds for both.
-
-        >>> Orphan.of(None).busy, Orphan.of(5).busy
-        (3600.0, 5.0)
-        """
-        return cls(IDLE_SECONDS, BUSY_SECONDS) if patience is None else cls(float(patience), float(patience))
-
-    def look(self, now: float, left: bool, works: bool) -> bool:
-        """Take note that no client is left ``now``, that a run is on a task; whether it is time to end."""
-        if not left or self.idle is None or self.busy is None:
-            self.left_at = self.idle_at = None
-            return False
-        self.left_at = now if self.left_at is None else self.left_at
-        if works:
-            self.idle_at = None
-            return now >= self.left_at + self.busy
-        self.idle_at = now if self.idle_at is None else self.idle_at
-        return now >= self.idle_at + self.idle
-
-    def wait(self, now: float, left: bool) -> float | None:
-        """Return the seconds until the next look that can matter; None if only another event can."""
-        if not left or self.idle is None or self.busy is None:
-            return None
-        if self.left_at is None:
-            return 0.0
-        end = self.left_at + self.busy if self.idle_at is None else self.idle_at + self.idle
-        return max(0.0, min(end - now, LOOK_SECONDS))
-
-
-#     The keeper changes who is there: tasks get other processes under their ranks, come to be, or leave.
-#
-#     client                           keeper
-#     end     rank: pid ─────────────► those that live are killed; from now on it is this turn's alone
-#     grow    tasks ─────────────────► the same for tasks that are new, with their environments
-#     fork    rank  ─────────────────► a process for the task, with its environment
-#     roster  tasks ─────────────────► all clients are told (event "roster"), and it is anybody's turn
-#
-#     shrink  rank: pid ─────────────► a turn too; these tasks end when the roster without them has come
-#
-# Before it forks the client waits until the hub has no engine of that rank, which is the id that the new one
-# asks for. There is one turn at a time, named by who takes it, so that two rosters never cross; a client that
-# hangs up loses its turn, and what it has forked. A task that somebody else has replaced meanwhile is not
-# ended. What becomes of a process that is no task (yet, or any more) only whose turn it is hears.
-
-Reply_reforking = dict[str, Any]
-
-
-class Born(BaseException):
-    """Leaves the keeper's loop in a fresh child; ``become`` is what it is to be."""
-
-    def __init__(self, become: Callable[[], None]) -> None:
-        super().__init__()
-        self.become = become
-
-
-@dataclass
-class Turn:
-    """Who changes what: tasks by rank that get processes, of which some are new, or that leave."""
-
-    client: socket.socket
-    name: str
-    ranks: frozenset[int]
-    coming: dict[int, dict[str, Any]] = field(default_factory=dict)
-    leaving: bool = False
-    forked: set[int] = field(default_factory=set)
-    """The pids of this turn."""
-
-
-class Reforking:
-    """Whose turn it is to change the tasks, and the roster that the last one has made."""
-
-    def __init__(self) -> None:
-        self.roster: list[dict[str, Any]] | None = None
-        self._turn: Turn | None = None
-        self._dropped: set[int] = set()  # pids of turns that came to nothing
-
-    def answer(self, keeper: Keeper, request: dict[str, Any], client: socket.socket) -> Reply_reforking:
-        """Do what a client asks; raises Born in a child."""
-        turn, name = self._turn, str(request["turn"])
-        match request["request"]:
-            case "end" | "shrink":
-                return self._end(keeper, request, client)
-            case "grow":
-                return self._grow(keeper, request, client)
-        if turn is None or turn.client is not client or turn.name != name:
-            return {"error": "it is not this client's turn to change the tasks"}
-        if request["request"] == "fork":
-            return self._fork(keeper, turn, int(request["rank"]))
-        return self._roster(keeper, turn, request["tasks"])
-
-    def leave(self, keeper: Keeper, client: socket.socket) -> None:
-        """Note that a client is gone."""
-        if self._turn is not None and self._turn.client is client:
-            self._drop(keeper)
-
-    def is_task(self, keeper: Keeper, rank: int) -> bool:
-        """Whether a process of that rank is a task, or is becoming one."""
-        return rank in _known(keeper) or (self._turn is not None and rank in self._turn.coming)
-
-    def _why_not(self, keeper: Keeper) -> str | None:
-        if keeper.deadline is not None:
-            return "the cluster is ending"
-        if self._turn is not None:
-            busy = ", ".join(map(str, sorted(self._turn.ranks)))
-            doing = "ended" if self._turn.leaving else "started" if self._turn.coming else "replaced"
-            return f"the task of rank {busy} is being {doing} at this moment; try again"
-        return None
-
-    def _end(self, keeper: Keeper, request: dict[str, Any], client: socket.socket) -> Reply_reforking:
-        pids = {int(rank): int(pid) for rank, pid in request["pids"].items()}
-        ranks, known = frozenset(pids), _known(keeper)
-        if keeper.engine is None or not ranks <= known:
-            return {"error": f"the ranks are {sorted(known)}, not {sorted(ranks)}"}
-        if why := self._why_not(keeper):
-            return {"error": why}
-        living = {pid: rank for pid, rank in keeper.children.items() if rank in ranks}
-        for pid, rank in living.items():
-            if pid != pids[rank] and pid not in self._dropped:
-                return {"error": f"the task of rank {rank} is pid {pid} by now, not {pids[rank]}"}
-        leaving = request["request"] == "shrink"
-        self._turn = Turn(client, str(request["turn"]), ranks, leaving=leaving)
-        if not leaving:
-            _kill(living)
-        return {}
-
-    def _grow(self, keeper: Keeper, request: dict[str, Any], client: socket.socket) -> Reply_reforking:
-        coming = {int(task["rank"]): task for task in request["tasks"]}
-        taken = sorted(_known(keeper) & coming.keys())
-        if why := self._why_not(keeper):
-            return {"error": why}
-        if keeper.world is not None:
-            return {"error": "an MPI world cannot add processes"}
-        if keeper.engine is None or taken or min(coming) < 0:
-            return {"error": f"the ranks {taken or sorted(coming)} are not free; try again"}
-        self._turn = Turn(client, str(request["turn"]), frozenset(coming), coming)
-        return {}
-
-    def _fork(self, keeper: Keeper, turn: Turn, rank: int) -> Reply_reforking:
-        if rank not in turn.ranks or turn.leaving:
-            return {"error": f"rank {rank} is not of this turn: {sorted(turn.ranks)}"}
-        if keeper.deadline is not None or rank in keeper.children.values():
-            return {"error": f"rank {rank} lives, or the cluster is ending"}
-        assert keeper.engine is not None
-        tasks = [*turn.coming.values(), *keeper.plan["tasks"]]
-        task = next(task for task in tasks if task["rank"] == rank)
-        if rank in keeper.exits:
-            forget_memory(keeper, keeper.exits[rank]["pid"])
-        log = f"{keeper.folder}/log/engine-{rank}.log"
-        with suppress(OSError):  # how the new one ends is not to be read in the words of the old one
-            os.replace(log, f"{keeper.folder}/log/engine-{rank}-before.log")
-        become = keeper.fork(rank, keeper.engine(task), log)
-        if become is not None:
-            raise Born(become)
-        pid = next(pid for pid, has in keeper.children.items() if has == rank)
-        turn.forked.add(pid)
-        keeper.broadcast({"event": "forked", "pids": keeper.pids()})
-        return {"pid": pid, "outside_world": keeper.world is not None}
-
-    def _roster(self, keeper: Keeper, turn: Turn, tasks: list[dict[str, Any]] | None) -> Reply_reforking:
-        """Take the new roster, or None when there is none: then what was forked ends."""
-        if tasks is None:
-            self._drop(keeper)
-            return {}
-        self._turn, self.roster = None, tasks
-        before = [task for task in keeper.plan["tasks"] if not (turn.leaving and task["rank"] in turn.ranks)]
-        keeper.plan["tasks"] = [*before, *turn.coming.values()]
-        keeper.broadcast({"event": "roster", "tasks": tasks})
-        if turn.leaving:
-            for rank in turn.ranks & keeper.exits.keys():
-                forget_memory(keeper, keeper.exits.pop(rank)["pid"])
-            _kill({pid: rank for pid, rank in keeper.children.items() if rank in turn.ranks})
-        return {}
-
-    def _drop(self, keeper: Keeper) -> None:
-        """End a turn that came to nothing, and what was forked in it."""
-        assert self._turn is not None
-        turn, self._turn = self._turn, None
-        _kill(turn.forked & keeper.children.keys())
-        self._dropped |= turn.forked
-        for rank in turn.coming.keys() & keeper.exits.keys():
-            forget_memory(keeper, keeper.exits.pop(rank)["pid"])
-
-
-def _known(keeper: Keeper) -> set[int]:
-    return {task["rank"] for task in keeper.plan["tasks"]}
-
-
-def _kill(pids: dict[int, int] | set[int]) -> None:
-    for pid in pids:  # children that are not reaped: the numbers are their own
-        os.kill(pid, signal.SIGKILL)
-
-
-def forget_memory(keeper: Keeper, pid: int) -> None:
-    """Remove the shared segments that a process has left."""
-    from nbdist.runtime.task import segment_prefix
-    from nbdist.wire.shm import remove_all
-
-    remove_all(f"{segment_prefix(keeper.plan['cluster_id'])}-{pid}")

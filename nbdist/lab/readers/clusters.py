@@ -27,11 +27,11 @@ from nbdist.lab.readers.cluster_file import Description, Owner, TaskSeen, parse_
 from nbdist.lab.readers.files import look_home
 from nbdist.lab.readers.ipyparallel import Found, ParallelClusters, profile_of
 from nbdist.lab.readers.processes import Processes
-from nbdist.lab.readers.supervisor import KeeperWord, Word
+from nbdist.lab.readers.supervisor import SupervisorConnection, SupervisorStatus
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import read_private
 
-PATIENCE_SECONDS = 0.2  # for all keepers together that do not answer at once
+PATIENCE_SECONDS = 0.2  # for all supervisors together that do not answer at once
 Item = dict[str, Any]
 
 
@@ -61,7 +61,7 @@ class Clusters:
         """Return the items as they are now, newest first, ready for JSON; a bad file never raises."""
         folder = self._look_at_ours()
         found = self._parallel.look()
-        kept = {one.keeper_folder for each in found for one in each.cluster.sets if one.keeper_folder}
+        kept = {one.supervisor_folder for each in found for one in each.cluster.sets if one.supervisor_folder}
         ours = {
             f"{folder}/{seen.id}": our_item(seen, self._versions, self._runs_on(seen.id))
             for seen in self.seen.values()
@@ -81,7 +81,7 @@ class Clusters:
         return self.seen.get(cluster_id)
 
     def close(self) -> None:
-        """Hang up on all keepers; another look begins anew."""
+        """Disconnect from all supervisors; a later look connects again."""
         for watched in self._watched.values():
             watched.close()
         self._watched.clear()
@@ -134,7 +134,7 @@ def seen_parallel(cluster_id: str, found: Found) -> Seen:
     return Seen(cluster_id, "running", found.written, description, written=found.written)
 
 
-# One of our clusters as its folder, its keeper and its processes show it, looked at again and again.
+# One nbdist cluster, read from its folder, its supervisor and its processes.
 
 SETTLED_NS = 1_000_000_000  # a folder that changed more recently than this may change within the same tick
 MOST_BYTES = 4 << 20  # of a cluster.json; the largest cluster has a twentieth
@@ -147,13 +147,13 @@ class Seen:
 
     id: str
     state: str
-    """starting, running, stopping, failed (its file cannot be read) or stale (its keeper is gone)."""
+    """starting, running, stopping, failed (its file cannot be read) or stale (its supervisor is dead)."""
     created: float
     description: Description | None = None
     dead: Mapping[int, str] = field(default_factory=dict)
     """By rank: how its task has ended."""
     vouched: frozenset[int] = frozenset()
-    """The pids that the keeper itself has named just now: they are the tasks' own."""
+    """The pids in the supervisor's present status: they are certainly those of the tasks."""
     busy: Mapping[int, str] = field(default_factory=dict)
     """By pid: the run that the task's process works on; no in-graph run, whose body is in a notebook."""
     owner_alive: bool = False
@@ -174,18 +174,18 @@ class Watched:
         self.folder = folder
         self._file, self._busy_folder = f"{folder}/cluster.json", f"{folder}/{FOLDER}"
         self._processes = processes
-        self._keeper = KeeperWord(folder)
+        self._supervisor = SupervisorConnection(folder)
         self._stamp: tuple[int, int, int] | None = None
         self._read: Description | str = ""
         self._busy: tuple[int, frozenset[int], dict[int, str]] | None = None
 
     def look(self, patience: float) -> Seen | None:
-        """Return what there is now; None if there is nothing to show. ``patience`` is for its keeper.
+        """Return what there is now; None if there is nothing to show. ``patience`` is for its supervisor.
 
         Only reads: what a dead cluster has left is not removed here, where it could be a new one's already.
         """
-        word = self._keeper.hear(patience)
-        alive = self._keeper.connected or is_alive(self.folder)
+        reported = self._supervisor.read(patience)
+        alive = self._supervisor.connected or is_alive(self.folder)
         try:
             status = os.lstat(self._file)
         except OSError:
@@ -197,25 +197,25 @@ class Watched:
         if not alive:
             gone = "its cluster process and its tasks have ended: killed, or this computer was restarted"
             return Seen(self.folder.name, "stale", created, description, written=written, error=gone)
-        if word is not None and word.tasks is not None:
-            description = description.now(word.tasks)
-        dead = self._dead(description, word, written)
+        if reported is not None and reported.tasks is not None:
+            description = description.now(reported.tasks)
+        dead = self._dead(description, reported, written)
         living = frozenset(task.pid for task in description.tasks if task.rank not in dead)
         return Seen(
             self.folder.name,
-            "stopping" if word is not None and word.stopping else "running",
+            "stopping" if reported is not None and reported.stopping else "running",
             created,
             description,
             dead,
-            frozenset(() if word is None else word.pids.values()),
+            frozenset(() if reported is None else reported.pids.values()),
             self._works(living),
             description.owner is not None and self._lives(description.owner),
             written,
         )
 
     def close(self) -> None:
-        """Hang up on the keeper."""
-        self._keeper.close()
+        """Disconnect from the supervisor."""
+        self._supervisor.close()
 
     def _starting(self) -> Seen | None:
         try:
@@ -230,10 +230,12 @@ class Watched:
             self._stamp = stamp
         return self._read
 
-    def _dead(self, description: Description, word: Word | None, written: float) -> dict[int, str]:
-        """Return who is dead: by the keeper's word, or by the processes where it does not answer."""
-        if word is not None:
-            return deaths(description.tasks, word)
+    def _dead(
+        self, description: Description, reported: SupervisorStatus | None, written: float
+    ) -> dict[int, str]:
+        """Return the dead tasks: by the supervisor's status, or by the processes if it does not answer."""
+        if reported is not None:
+            return deaths(description.tasks, reported)
         here = [task for task in description.tasks if task.host == host_identity()]
         gone = [task for task in here if self._processes.find(task.pid, written) is None]
         return {
@@ -259,10 +261,10 @@ class Watched:
         return found
 
 
-def deaths(tasks: tuple[TaskSeen, ...], word: Word) -> dict[int, str]:
-    """Return how each task has ended of which the keeper has no process, by rank."""
-    gone = [task.rank for task in tasks if task.rank not in word.pids]
-    return {rank: in_words(word.exits.get(rank, {"by": "its process has ended"})) for rank in gone}
+def deaths(tasks: tuple[TaskSeen, ...], reported: SupervisorStatus) -> dict[int, str]:
+    """Return how each task has ended of which the supervisor has no process, by rank."""
+    gone = [task.rank for task in tasks if task.rank not in reported.pids]
+    return {rank: in_words(reported.exits.get(rank, {"by": "its process has ended"})) for rank in gone}
 
 
 def in_words(how: Mapping[str, Any]) -> str:
@@ -275,7 +277,7 @@ def in_words(how: Mapping[str, Any]) -> str:
     """
     try:
         words = describe_exit({"code": None, "signal": None, **how})
-    except (TypeError, ValueError):  # a keeper of another version
+    except (TypeError, ValueError):  # a supervisor of another version
         words = "its process has ended"
     log = how.get("log")
     lines = log.splitlines() if isinstance(log, str) else []

@@ -55,13 +55,13 @@ class ParallelClusters:
         return found
 
     def item(self, found: Found, kept: Callable[[str], bool]) -> Item:
-        """Return the item of one; ``kept`` tells whether the keeper of a folder of ours lives."""
+        """Return the item of one; ``kept`` tells whether the supervisor of one of our folders lives."""
         one = found.cluster
         pids = [pid for pid in (one.controller, *one.pids) if pid is not None]
         living = frozenset(pid for pid in pids if self._processes.find(pid, found.written) is not None)
         engines = sum(
-            one.count * kept(one.keeper_folder)
-            if one.keeper_folder
+            one.count * kept(one.supervisor_folder)
+            if one.supervisor_folder
             else one.count - sum(pid not in living for pid in one.pids)
             for one in one.sets
         )
@@ -108,7 +108,7 @@ class Engines:
 
     count: int
     pids: tuple[int, ...] = ()
-    keeper_folder: str = ""
+    supervisor_folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def parse_parallel(content: object, cluster_id: str) -> ParallelCluster | None:
     """Return what a cluster file says, or None if it is none; whatever it holds, nothing is raised.
 
     >>> parse_parallel({"cluster": {}, "engines": {"class": "mpi", "sets": {"a": {"n": 4}}}}, "x").sets
-    (Engines(count=4, pids=(), keeper_folder=''),)
+    (Engines(count=4, pids=(), supervisor_folder=''),)
     """
     if not isinstance(content, dict) or not isinstance(content.get("cluster"), dict):
         return None
@@ -141,7 +141,7 @@ def parse_parallel(content: object, cluster_id: str) -> ParallelCluster | None:
     name = text(engines.get("class")) or "local"
     sets = tuple(_set(one) for one in _dicts(engines.get("sets")))
     folder = text(content["cluster"].get("profile_dir"))
-    by_nbdist = name in OURS and bool(folder) and any(one.keeper_folder == folder for one in sets)
+    by_nbdist = name in OURS and bool(folder) and any(one.supervisor_folder == folder for one in sets)
     return ParallelCluster(cluster_id, "nbdist" if name in OURS else name, _pid(state), sets, by_nbdist)
 
 
@@ -202,7 +202,7 @@ def _set(state: Mapping[str, Any]) -> Engines:
     each = list(_dicts(state.get("engines")))
     pids = tuple(pid for one in each if (pid := _pid(one)) is not None)
     count = len(each) if each else whole(state.get("n"), MOST_TASKS) or 0
-    return Engines(count, pids, text(state.get("keeper_folder")))
+    return Engines(count, pids, text(state.get("supervisor_folder")) or text(state.get("keeper_folder")))
 
 
 def _pid(state: Mapping[str, Any]) -> int | None:

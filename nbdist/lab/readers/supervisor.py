@@ -1,9 +1,9 @@
-"""What a cluster's keeper says of its tasks: which processes live, which have ended, and how.
+"""The status of a cluster's tasks from its supervisor: which processes live, which have ended, and how.
 
-Only the keeper knows how a process has ended, and that a pid is still the task's own (it has not reaped it).
-It is asked over one remembered connection, with "watch", which does not keep a cluster alive. Nothing here
-waits for one that hangs: its answer, whenever it comes, is taken in at a later look. When anything has
-happened the keeper is asked anew for the whole truth, so that no event needs to be understood here.
+`SupervisorConnection.read` returns a `SupervisorStatus`. Only the supervisor knows how a process has ended,
+and that a pid is still that of the task (it has not reaped it). The request is "watch", which does not keep a
+cluster alive. A supervisor that hangs is not waited for: a later `read` takes in its reply. Events are not
+interpreted: after any event the whole status is requested again.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.supervisor.process import short_path
+from nbdist.cluster.supervisor.process import short_path, socket_name
 from nbdist.lab.readers.cluster_file import TaskSeen, parse_tasks, whole
 
-PATIENCE_SECONDS = 0.05  # for an answer, once: a keeper that lives needs a thousandth of it
-RETRY_SECONDS = 5.0  # between two tries to reach one that cannot be reached
-MOST_HEARD = 16 << 20  # bytes without an end of line
-QUESTION = b'{"id": 1, "request": "watch"}\n'
+PATIENCE_SECONDS = 0.05  # for a reply, once per request: a living supervisor needs a thousandth of it
+RETRY_SECONDS = 5.0  # between two attempts to connect
+MAX_LINE = 16 << 20  # bytes without an end of line
+REQUEST = b'{"id": 1, "request": "watch"}\n'
 
 
 @dataclass(frozen=True)
-class Word:
-    """What a keeper has said last."""
+class SupervisorStatus:
+    """The last reply of a supervisor."""
 
     pids: Mapping[int, int] = field(default_factory=dict)
     """The processes that live, by rank; -1 is the controller."""
     exits: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """How those have ended that do not, by rank."""
+    """How the others have ended, by rank."""
     stopping: bool = False
     tasks: tuple[TaskSeen, ...] | None = None
-    """The tasks, once some have come, left or been replaced: what counts before the cluster's file does."""
+    """The roster after a membership change; it takes precedence over the cluster's file."""
 
 
-def parse_word(message: object) -> Word | None:
-    """Return what an answer of a keeper says, or None if it is none; whatever it holds, nothing is raised.
+def parse_status(message: object) -> SupervisorStatus | None:
+    """Return the status in a reply, or None if the message has none. Never raises.
 
-    >>> parse_word({"reply": 1, "pids": {"0": 17}, "exits": {}, "stopping": False}).pids
+    >>> parse_status({"reply": 1, "pids": {"0": 17}, "exits": {}, "stopping": False}).pids
     {0: 17}
     """
     if not isinstance(message, dict) or "reply" not in message:
@@ -54,7 +54,7 @@ def parse_word(message: object) -> Word | None:
     if not isinstance(pids, dict) or not isinstance(exits, dict):
         return None
     ranks = {str(key): rank for key in {*pids, *exits} if (rank := _rank(key)) is not None}
-    return Word(
+    return SupervisorStatus(
         {ranks[key]: pid for key in pids if key in ranks and (pid := whole(pids[key]))},
         {ranks[key]: exits[key] for key in exits if key in ranks and isinstance(exits[key], dict)},
         message.get("stopping") is True,
@@ -69,37 +69,37 @@ def _rank(key: object) -> int | None:
     return None
 
 
-class KeeperWord:
-    """A connection to one cluster's keeper that is never waited for longer than a moment."""
+class SupervisorConnection:
+    """A connection to one cluster's supervisor that waits only briefly for a reply."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._word: Word | None = None
+        self._status: SupervisorStatus | None = None
         self._socket: socket.socket | None = None
-        self._heard = b""
-        self._asked = self._fresh = False  # a question is out; it has not been waited for
+        self._received = b""
+        self._asked = self._fresh = False  # a request has no reply yet; that reply was not waited for
         self._retry_at = 0.0
 
     @property
     def connected(self) -> bool:
-        """Whether the keeper holds the other end: then it lives."""
+        """Whether the supervisor holds the other end: then it lives."""
         return self._socket is not None
 
-    def hear(self, patience: float = PATIENCE_SECONDS) -> Word | None:
-        """Return what the keeper says now; None if it does not answer, or cannot be reached."""
-        self._take_in()
+    def read(self, patience: float = PATIENCE_SECONDS) -> SupervisorStatus | None:
+        """Return the present status; None if the supervisor does not answer, or cannot be reached."""
+        self._receive()
         if self._socket is None and time.monotonic() >= self._retry_at:
             self._connect()
         if self._fresh:
-            self._fresh = False  # if it hangs, that is not waited for again
-            self._take_in(patience)
-        return self._word
+            self._fresh = False  # if it hangs, the next call does not wait
+            self._receive(patience)
+        return self._status
 
     def close(self) -> None:
-        """Hang up, and forget what was said."""
+        """Disconnect, and drop the status."""
         if self._socket is not None:
             self._socket.close()
-        self._socket, self._word, self._heard = None, None, b""
+        self._socket, self._status, self._received = None, None, b""
         self._asked = self._fresh = False
 
     def __del__(self) -> None:
@@ -108,46 +108,47 @@ class KeeperWord:
 
     def _connect(self) -> None:
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        one = socket.socket(socket.AF_UNIX)
-        one.setblocking(False)  # connecting waits as well, when a frozen keeper's queue is full
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)  # connecting blocks too, when a frozen supervisor's queue is full
         try:
             with short_path(self.folder) as short:
-                if not stat.S_ISSOCK((self.folder / "keeper.sock").lstat().st_mode):
+                name = socket_name(self.folder)
+                if not stat.S_ISSOCK((self.folder / name).lstat().st_mode):
                     raise FileNotFoundError
-                one.connect(f"{short}/keeper.sock")
+                connection.connect(f"{short}/{name}")
         except OSError:
-            one.close()
+            connection.close()
             return
-        self._socket = one
+        self._socket = connection
         self._ask()
 
     def _ask(self) -> None:
         assert self._socket is not None
-        self._word = None
+        self._status = None
         try:
-            self._socket.sendall(QUESTION)
+            self._socket.sendall(REQUEST)
             self._asked = self._fresh = True
         except OSError:  # BlockingIOError too: it has not read for a long time
             self.close()
 
-    def _take_in(self, patience: float = 0.0) -> None:
-        """Take in all that has come; for an answer wait up to ``patience`` seconds."""
+    def _receive(self, patience: float = 0.0) -> None:
+        """Take in the messages that have arrived; wait up to ``patience`` seconds for a reply."""
         deadline = time.monotonic() + patience
         while self._socket is not None:
             try:
-                heard = self._socket.recv(1 << 18)
+                received = self._socket.recv(1 << 18)
             except BlockingIOError:
-                if self._word is None and self._wait(deadline - time.monotonic()):
+                if self._status is None and self._wait(deadline - time.monotonic()):
                     continue
                 return
             except OSError:
-                heard = b""
-            if not heard or len(self._heard) > MOST_HEARD:
+                received = b""
+            if not received or len(self._received) > MAX_LINE:
                 self.close()
                 return
-            *lines, self._heard = (self._heard + heard).split(b"\n")
+            *lines, self._received = (self._received + received).split(b"\n")
             for line in lines:
-                self._note(line)
+                self._handle(line)
 
     def _wait(self, seconds: float) -> bool:
         if seconds <= 0 or self._socket is None:
@@ -156,13 +157,13 @@ class KeeperWord:
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(ceil(seconds * 1000)))
 
-    def _note(self, line: bytes) -> None:
+    def _handle(self, line: bytes) -> None:
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
             return
         if isinstance(message, dict) and "reply" in message:
             self._asked = False
-            self._word = parse_word(message)
+            self._status = parse_status(message)
         elif not self._asked and self._socket is not None:
             self._ask()

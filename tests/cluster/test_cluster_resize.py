@@ -58,7 +58,7 @@ def test_numbers_that_cannot_be_are_refused(workers: Any) -> None:
         check_more(workers, 3)
     with pytest.raises(InvalidArgumentError, match=rf"1 to 1, not {workers!r}: .* has 2 workers"):
         last_workers(SMALL, workers)
-    with pytest.raises(FailedPreconditionError, match="one worker, the chief, who stays"):
+    with pytest.raises(FailedPreconditionError, match="one worker, the chief, which stays"):
         last_workers(SMALL[::2], workers)
 
 

@@ -1,4 +1,4 @@
-"""A cluster that its client has left: how long it lives, who may have it, and that nothing of it is left."""
+"""Clusters without a client: the idle timeout, adoption by a notebook, and the clean-up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from waiting import until
 
 from nbdist.cluster import adopt as adoption
-from nbdist.cluster.adopt import Orphan as Left
-from nbdist.cluster.adopt import adopt, choose, going_on, left_behind, start_or_adopt, why_not
+from nbdist.cluster.adopt import (
+    AbandonedCluster,
+    abandoned_clusters,
+    active_runs,
+    adopt,
+    choose,
+    start_or_adopt,
+    why_not,
+)
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import (
     busy_with,
@@ -27,8 +34,8 @@ from nbdist.cluster.folder import (
     runs_on,
     this_process,
 )
-from nbdist.cluster.supervisor.client import KeeperLink
-from nbdist.cluster.supervisor.process import LOOK_SECONDS, Orphan
+from nbdist.cluster.supervisor.client import SupervisorClient
+from nbdist.cluster.supervisor.process import CHECK_SECONDS, IdleTimeout
 from nbdist.errors import InvalidArgumentError
 
 TIMES = st.lists(st.tuples(st.floats(0, 30), st.booleans(), st.booleans()), max_size=20)
@@ -38,30 +45,30 @@ TIMES = st.lists(st.tuples(st.floats(0, 30), st.booleans(), st.booleans()), max_
 
 
 @given(TIMES, st.floats(1, 20), st.floats(1, 60))
-def test_an_orphan_ends_when_it_was_left_or_idle_for_so_long(
+def test_a_cluster_without_clients_ends_after_its_idle_timeout(
     times: list[tuple[float, bool, bool]], idle: float, busy: float
 ) -> None:
     """Compared with all that has happened, looked at again as a whole."""
-    orphan, now = Orphan(idle, busy), 0.0
+    timeout, now = IdleTimeout(idle, busy), 0.0
     seen: list[tuple[float, bool, bool]] = []
     for passed, left, works in times:
         now += passed
-        ends = orphan.look(now, left, works)
+        ends = timeout.expired(now, left, works)
         seen.append((now, left, works))
         alone = seen[max((i + 1 for i, (_, left, _) in enumerate(seen) if not left), default=0) :]
         quiet = alone[max((i + 1 for i, (_, _, works) in enumerate(alone) if works), default=0) :]
         since = (quiet or alone)[0][0] if alone else now
         assert ends == bool(alone and now >= since + (idle if quiet else busy))
-        wait = orphan.wait(now, left)
+        wait = timeout.next_check(now, left)
         assert (wait is None) == (not left)
-        assert wait is None or 0 <= wait <= LOOK_SECONDS
+        assert wait is None or 0 <= wait <= CHECK_SECONDS
 
 
 def test_a_detached_cluster_never_ends_by_itself() -> None:
-    orphan = Orphan(None, None)
-    assert not orphan.look(0.0, True, False)
-    assert not orphan.look(1e9, True, False)
-    assert orphan.wait(0.0, True) is None
+    timeout = IdleTimeout(None, None)
+    assert not timeout.expired(0.0, True, False)
+    assert not timeout.expired(1e9, True, False)
+    assert timeout.next_check(0.0, True) is None
 
 
 def test_only_the_living_count_as_busy(tmp_path: Path) -> None:
@@ -87,7 +94,7 @@ def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
     assert not lives({**me, "pid": done.pid})
 
 
-SMALL = {"id": "a", "workers": 2, "ps": 1, "asked": dict(adoption.ASKED)}
+SMALL = {"id": "a", "workers": 2, "ps": 1, "asked": dict(adoption.REQUESTED)}
 
 
 @pytest.mark.parametrize(
@@ -103,12 +110,12 @@ SMALL = {"id": "a", "workers": 2, "ps": 1, "asked": dict(adoption.ASKED)}
     ],
 )
 def test_a_cluster_fits_or_it_is_said_why_not(wanted: dict[str, object] | None, why: str) -> None:
-    assert why_not(Left(SMALL), wanted) == why
+    assert why_not(AbandonedCluster(SMALL), wanted) == why
 
 
 def test_one_with_a_run_is_adopted_whatever_its_shape() -> None:
-    idle, working = Left(SMALL), Left({**SMALL, "id": "b"}, ("r1",))
-    other = Left({**SMALL, "id": "c"}, ("r2",), same_versions=False)
+    idle, working = AbandonedCluster(SMALL), AbandonedCluster({**SMALL, "id": "b"}, ("r1",))
+    other = AbandonedCluster({**SMALL, "id": "c"}, ("r2",), same_versions=False)
     assert choose([idle, working], {"workers": 7}) is working
     assert choose([idle], {"workers": 2, "ps": 1}) is idle
     assert choose([idle, other], {"workers": 7}) is None
@@ -116,7 +123,7 @@ def test_one_with_a_run_is_adopted_whatever_its_shape() -> None:
     assert why_not(other, None) == "it runs other versions than this process"
 
 
-def test_an_orphan_timeout_is_a_number_above_zero() -> None:
+def test_orphan_timeout_is_a_number_above_zero() -> None:
     from nbdist.cluster.launch import start_cluster
 
     with pytest.raises(InvalidArgumentError, match="orphan_timeout is a number of seconds above 0, not 0"):
@@ -133,8 +140,8 @@ if sys.argv[2]:
     from nbdist.runs.options import Options
     from nbdist.runs.start import start_run
     run = start_run(sys.argv[2], Options(), cluster=cluster)
-    from nbdist.cluster.adopt import going_on
-    while not going_on(cluster):
+    from nbdist.cluster.adopt import active_runs
+    while not active_runs(cluster):
         time.sleep(0.01)
 print(cluster.id, cluster.tasks[0].pid, flush=True)
 if sys.argv[3] == "killed":
@@ -161,16 +168,16 @@ def nothing_left(name: str, pid: int) -> bool:
 
 
 @pytest.mark.engines
-def test_past_its_patience_nothing_is_left_of_one_in_a_run(tmp_path: Path) -> None:
+def test_a_busy_cluster_ends_after_its_timeout(tmp_path: Path) -> None:
     name, pid = elsewhere(0.5, WAITS.format(gate=str(tmp_path / "never")))
     until(lambda: nothing_left(name, pid))
 
 
 @pytest.mark.engines
-def test_who_only_watches_keeps_nothing_alive() -> None:
+def test_an_observer_keeps_nothing_alive() -> None:
     """As ipyparallel's panel does, in the server of any page that is open."""
     name, pid = elsewhere(3.0)
-    watching = KeeperLink.reach(clusters_folder() / name, watch=True)
+    watching = SupervisorClient.connect(clusters_folder() / name, observe=True)
     until(lambda: nothing_left(name, pid))
     watching.close()
 
@@ -180,9 +187,9 @@ def test_a_client_that_ends_lets_its_run_go_on(tmp_path: Path) -> None:
     gate = tmp_path / "open"
     name, pid = elsewhere(60.0, WAITS.format(gate=str(gate)), end="normal")
     cluster = Cluster.attach(name)
-    assert len(going_on(cluster)) == 1
+    assert len(active_runs(cluster)) == 1
     gate.touch()
-    until(lambda: not going_on(cluster))
+    until(lambda: not active_runs(cluster))
     cluster.stop()
     until(lambda: nothing_left(name, pid))
 
@@ -193,7 +200,7 @@ def test_a_notebook_adopts_what_it_has_left(monkeypatch: pytest.MonkeyPatch, tmp
     name, _ = elsewhere(60.0, WAITS.format(gate=str(gate)), session="mine.ipynb")
     said: list[str] = []
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    assert left_behind() == []
+    assert abandoned_clusters() == []
     monkeypatch.setenv("JPY_SESSION_NAME", "other.ipynb")
     assert adopt(None, said.append) is None
     assert not said
@@ -201,14 +208,14 @@ def test_a_notebook_adopts_what_it_has_left(monkeypatch: pytest.MonkeyPatch, tmp
     cluster = start_or_adopt(report=said.append, workers=2)
     try:
         assert cluster.id == name
-        (run,) = going_on(cluster)
+        (run,) = active_runs(cluster)
         assert said == [
             f"cluster {name} is up still, from before the kernel was restarted, and is used again",
             "it has 1 workers and not 2; %cluster stop ends the cluster and its runs",
             f"run {run} is under way on it; to follow it: nb.attach('{run}')",
         ]
         assert is_this(read_description(cluster.folder)["owner"])
-        assert left_behind() == []  # its owner lives
+        assert abandoned_clusters() == []  # its owner lives
         gate.touch()
     finally:
         cluster.stop()
