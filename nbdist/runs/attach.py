@@ -1,9 +1,9 @@
-"""Attaches to a run that another process has started, or this one before its kernel was restarted.
+"""`attach_run`: attaches to a run that another process started, or this one before its kernel was restarted.
 
-run.json       ──► the run's options, its cluster, its tasks
+run.json       ──► options, cluster and tasks of the run
 each task      ──► run.subscribe: position in its log, its output; later messages follow
 run's folder   ──► points up to there
-each task      ──► run.outcome, when its body is over; from the run's folder where the task is gone
+each task      ──► run.outcome, when its body has ended; if the task has ended too, from the run's folder
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder
-from nbdist.runs.backfill import fill, last_words, printed
+from nbdist.runs.backfill import backfill_store, log_end, printed
 from nbdist.runs.finish import ENDED
 from nbdist.runs.follow import View
 from nbdist.runs.history import runs
@@ -40,37 +40,40 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
 
-OVER_SECONDS = 30.0  # that the results of a run which is over may take to come home at once
+OVER_SECONDS = 30.0  # limit for fetching the results of a run that has ended
 MOST_NAMED = 5
 
 
 def attach_run(run_id: str | None = None, *, make_view: Callable[[Run], View] | None = None) -> Run:
-    """Return a run that others have started, with all that it has logged and printed; follow or wait for it.
+    """Return a run that another process started, with all that it has logged and printed so far.
 
-    Without an id it is the latest that still goes on, else the latest. One that is over is there at once,
-    with its history and what is left of its results. Raises NotFoundError for an unknown id, and
+    - ``run_id``: the run's id; None for the latest that is under way, else the latest
+    - ``make_view``: returns the view that shows the run; None for no view
+
+    The caller follows it or waits for it. A run that has ended is returned with its history and those of its
+    results that were stored. Raises NotFoundError for an unknown id, and
     FailedPreconditionError where another version of nbdist, or another process, has the run.
     """
     record = find_run(run_id)
-    found = _Found(record)
+    found = _RecordedRun(record)
     cluster = found.cluster()
     if cluster is None:
         return _opened(found, None, {}, make_view)
-    joined = Joined(cluster)
-    if found.towers:  # nobody drives them any more
-        found.release(joined)
+    remote = RemoteTasks(cluster)
+    if found.towers:  # the process that drove them has ended
+        found.release(remote)
         return _opened(found, None, {}, make_view)
-    answers = found.ask(joined)
+    answers = found.ask(remote)
     if not any(answer.meta["state"] != "unknown" for answer in answers.values()):
         if not found.settled:
-            found.why = f"the tasks of cluster {cluster.id} know nothing of it any more"
-        joined.close()
+            found.why = f"the tasks of cluster {cluster.id} do not know it"
+        remote.close()
         return _opened(found, None, {}, make_view)
-    return _opened(found, joined, answers, make_view)
+    return _opened(found, remote, answers, make_view)
 
 
 def find_run(run_id: str | None) -> RunFile:
-    """Return what run.json says of a run; without an id, of the latest that goes on, else of the latest."""
+    """Return the record of a run; without an id, of the latest that is under way, else of the latest."""
     if run_id is not None:
         try:
             return read_run(run_id)
@@ -86,7 +89,7 @@ def find_run(run_id: str | None) -> RunFile:
 
 
 def latest_of(known: list[RunFile], alive: list[str]) -> RunFile:
-    """Return the first of the runs, newest first, that may go on: its cluster is alive; else the newest.
+    """Return the first run, newest first, whose cluster is alive and that has no end; else the newest.
 
     >>> old = RunFile("1", status="running", cluster={"id": "a"})
     >>> latest_of([RunFile("2", status="finished", cluster={"id": "a"}), old], ["a"]).id
@@ -97,7 +100,7 @@ def latest_of(known: list[RunFile], alive: list[str]) -> RunFile:
 
 
 def options_of(record: RunFile) -> Options:
-    """Return a run's options from its run.json; those that this version does not know are left out."""
+    """Return a run's options from its run.json, without those that this version does not know."""
     known = {one.name for one in dataclasses.fields(Options)}
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
@@ -108,7 +111,7 @@ def options_of(record: RunFile) -> Options:
 
 
 def members_of(record: RunFile) -> list[TaskInfo]:
-    """Return the tasks of a run's cluster as run.json has them; by their names alone in old ones."""
+    """Return the tasks of a run's cluster from its run.json; an old one has only their names."""
     if "members" in record.cluster:
         try:
             return [TaskInfo.from_dict(entries) for entries in record.cluster["members"]]
@@ -121,8 +124,8 @@ def members_of(record: RunFile) -> list[TaskInfo]:
     return [_named(name, rank) for rank, name in enumerate(names)]
 
 
-class _Found:
-    """A run as its run.json describes it: who has had a part in it, and whether they are still there."""
+class _RecordedRun:
+    """A run as its run.json describes it: its tasks, and whether they can still be reached."""
 
     def __init__(self, record: RunFile) -> None:
         self.record, self.folder, self.options = record, run_folder(record.id), options_of(record)
@@ -146,7 +149,7 @@ class _Found:
             self._look_at_owner()
 
     def _look_at_owner(self) -> None:
-        """Of an in-graph run: its body was in the process that started it."""
+        """Check the owner of an in-graph run: the body runs in the process that started it."""
         owner = self.record.cluster.get("owner", {})
         if not self.settled and owner and lives(owner):
             where = "in this very notebook" if is_this(owner) else f"in process {owner['pid']}"
@@ -161,7 +164,7 @@ class _Found:
         )
 
     def cluster(self) -> Cluster | None:
-        """Return the run's cluster, None if it is gone; raises what keeps this process from it."""
+        """Return the run's cluster, None if it has ended; FailedPreconditionError if it cannot be used."""
         name = self.record.cluster.get("id")
         if not name or name not in living() or (self.towers and self.settled):
             return None
@@ -183,30 +186,30 @@ class _Found:
         return None
 
     def _is_its(self, cluster: Cluster) -> bool:
-        """Whether that is the cluster that the run was on, not a later one of its name."""
+        """Whether the run was on that cluster, not on an earlier one of the same name."""
         known = {info.incarnation for info in self.members}
         return known == {0} or any(info.incarnation in known for info in cluster.tasks)
 
-    def release(self, joined: Joined) -> None:
-        """Free the tasks that the run has reserved; they write their parts of its timeline."""
-        dead = {info.rank for info in joined.dead()}
-        for info in joined.tasks:
+    def release(self, remote: RemoteTasks) -> None:
+        """Release the tasks that the run has reserved; they write their parts of its timeline."""
+        dead = {info.rank for info in remote.dead()}
+        for info in remote.tasks:
             if info.rank not in dead:
                 with suppress(NbdistError):
                     meta = {"run": self.record.id, "folder": str(self.folder)}
-                    joined.peer(info.rank).call("run.release", meta)
-        joined.close()
+                    remote.peer(info.rank).call("run.release", meta)
+        remote.close()
 
-    def ask(self, joined: Joined) -> dict[int, Frame]:
-        """Ask every worker to tell all that follows; returns what they say of what there was, by rank."""
+    def ask(self, remote: RemoteTasks) -> dict[int, Frame]:
+        """Subscribe to every worker; return their backfills by rank."""
         answers = {}
-        dead = {info.rank for info in joined.dead()}
+        dead = {info.rank for info in remote.dead()}
         for info in self.workers:
             if info.rank not in dead:
                 with suppress(
                     NbdistError
                 ):  # one that dies now is noticed later; one replaced knows of no run
-                    answers[info.rank] = joined.peer(info.rank).call("run.subscribe", {"run": self.record.id})
+                    answers[info.rank] = remote.peer(info.rank).call("run.subscribe", {"run": self.record.id})
         for info in self.workers:
             answer = answers.get(info.rank)
             if info.rank not in dead and (answer is None or answer.meta["state"] == "unknown"):
@@ -214,43 +217,45 @@ class _Found:
         return answers
 
     def lacking(self, run: Run, rank: int, known: Mapping[int, Any]) -> Any:
-        """Return what stands for an outcome that nobody has."""
+        """Return what stands for an outcome that no task and no file has."""
         if self.settled:
             return {}
         chief = known.get(self.workers[0].rank)
         if isinstance(chief, dict) and not chief.get("error"):
             servers = sum(info.job == "ps" for info in self.members)
-            if self.options.least(len(self.workers), servers) is not None:  # the others may go on without it
+            if (
+                self.options.least(len(self.workers), servers) is not None
+            ):  # the others may continue without it
                 return {}
-        return UnavailableError(f"{self.why}; {last_words(run.store)}. What it logged is in {self.folder}")
+        return UnavailableError(f"{self.why}; {log_end(run.store)}. What it logged is in {self.folder}")
 
 
 def _opened(
-    found: _Found,
-    joined: Joined | None,
+    found: _RecordedRun,
+    remote: RemoteTasks | None,
     answers: Mapping[int, Frame],
     make_view: Callable[[Run], View] | None,
 ) -> Run:
-    """Return the run, filled with what there was so far; of one that is over, with its end."""
+    """Return the run with its points and output so far, and with its end if it has ended."""
     record = found.record
-    tasks: RunTasks = joined or Gone(found.members)
-    outcomes = Outcomes(
-        record.id, found.folder, joined, found.workers, lambda rank, known: found.lacking(run, rank, known)
+    tasks: RunTasks = remote or EndedTasks(found.members)
+    outcomes = RemoteOutcomes(
+        record.id, found.folder, remote, found.workers, lambda rank, known: found.lacking(run, rank, known)
     )
-    at_end = partial(_let_go, joined, record.id) if joined is not None else lambda: None
+    at_end = partial(_release, remote, record.id) if remote is not None else lambda: None
     run = Run(
         tasks, record, found.folder, found.workers, found.options, outcomes, None,
         towers=found.towers, at_end=at_end,
     )  # fmt: skip
     outcomes.over = run.ended_bodies
-    if joined is not None:
-        joined.cluster.active_runs.add(record.id)
+    if remote is not None:
+        remote.cluster.active_runs.add(record.id)
     if make_view is not None:
         try:
             run.show_in(make_view(run))
-        except Exception as error:  # the run matters more than how it is shown
+        except Exception as error:  # the run continues without it
             run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
-    run.notes.extend(fill(run.store, found.folder, answers))
+    run.notes.extend(backfill_store(run.store, found.folder, answers))
     for info in found.workers:
         answer = answers.get(info.rank)
         if answer is not None and "progress" in answer.meta:
@@ -258,20 +263,20 @@ def _opened(
         else:
             run.show_printed(info, _printed_by(found, info))
     run.set_began(time.monotonic() - max(0.0, (record.ended or time.time()) - record.created))
-    if joined is None or len(run.ended_bodies) == len(found.workers):
+    if remote is None or len(run.ended_bodies) == len(found.workers):
         deadline = time.monotonic() + OVER_SECONDS
         while not run.poll() and time.monotonic() < deadline:
             time.sleep(0.002)
     return run
 
 
-def _printed_by(found: _Found, info: TaskInfo) -> str:
+def _printed_by(found: _RecordedRun, info: TaskInfo) -> str:
     return printed(found.folder, 0 if found.towers else info.rank)
 
 
-def _let_go(joined: Joined, run: str) -> None:
-    joined.cluster.active_runs.discard(run)
-    joined.close()
+def _release(remote: RemoteTasks, run: str) -> None:
+    remote.cluster.active_runs.discard(run)
+    remote.close()
 
 
 def _selected(members: list[TaskInfo], options: Options) -> list[TaskInfo]:
@@ -286,16 +291,14 @@ def _named(name: str, rank: int) -> TaskInfo:
     return TaskInfo(job.partition(":")[2], int(task.partition(":")[2]), rank, "", 0, "", "", 0)
 
 
-# A run's tasks as a client meets them that comes late, and what their bodies have come to.
-
-ASK_SECONDS = 1.0  # between two questions to a task that has not said that its body is over
-COMING_SECONDS = 0.02  # and to one that has, and packs the results
-ASK_TIMEOUT = 2.0
-LAST_WORDS_SECONDS = 1.0
+POLL_SECONDS = 1.0  # between two requests for the outcome of a body that has not ended
+READY_SECONDS = 0.02  # likewise, of a body that has ended and encodes its outcome
+CALL_TIMEOUT = 2.0
+FLUSH_SECONDS = 1.0
 
 
-class Joined:
-    """A cluster's tasks over connections of its own: who shares one would take another's news."""
+class RemoteTasks:
+    """A cluster's tasks over connections of its own: on shared ones other runs receive the messages."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -340,21 +343,21 @@ class Joined:
         return self.cluster.status()
 
     def close(self) -> None:
-        """Close the connections; the last words still go out."""
+        """Close the connections once their last messages are sent."""
         with self._making:
             self._closed = True
             for peer in self._peers.values():
-                peer.close(LAST_WORDS_SECONDS)
+                peer.close(FLUSH_SECONDS)
 
 
-class Gone:
-    """Stands for the tasks of a cluster that is gone, or that a run needs no more."""
+class EndedTasks:
+    """Stands for the tasks of a cluster that has ended, or that a run does not need any longer."""
 
     def __init__(self, tasks: Sequence[TaskInfo]) -> None:
         self.tasks = list(tasks)
 
     def peer(self, rank: int) -> Peer:
-        """Raise UnavailableError: nobody is there."""
+        """Raise UnavailableError."""
         raise UnavailableError("the tasks of this run have ended")
 
     def signal(self, rank: int, signum: int) -> bool:
@@ -366,11 +369,11 @@ class Gone:
         raise UnavailableError("the tasks of this run have ended")
 
     def dead(self) -> list[TaskInfo]:
-        """Return nothing: why there is no outcome is said once, for all."""
+        """Return nothing: the reason for the missing outcomes is given once for all tasks."""
         return []
 
     def controller_died(self) -> str | None:
-        """Return None, likewise."""
+        """Return None, for the same reason."""
         return None
 
     def status(self) -> list[dict[str, Any]]:
@@ -378,11 +381,12 @@ class Gone:
         return []
 
 
-class Outcomes:
-    """What bodies that others have started came to, with the face of calls: from the tasks, else the folder.
+class RemoteOutcomes:
+    """The outcomes of bodies that another process started: from the tasks, else from the run's folder.
 
-    ``over`` are the ranks that have said that their bodies are over. ``lacking(rank)`` says what an outcome
-    is that nobody has: an error, or {} where that is no harm; it is asked when all others are known.
+    It stands for the calls of a `Run` (see `RunCalls`). ``over`` are the ranks whose bodies have ended.
+    ``lacking(rank, known)`` returns what stands for an outcome that neither has: an error, or {} if the run
+    does not need it; it is called when all other outcomes are known.
     """
 
     def __init__(
@@ -402,7 +406,7 @@ class Outcomes:
         self._waiting = [info.rank for info in workers]
 
     def ready_ranks(self) -> list[int]:
-        """Return the ranks whose outcome is known; asks for those of the others, a page at a time."""
+        """Return the ranks whose outcome is known; fetches a page of each other one."""
         for rank in list(self._waiting):
             if self._due(rank):
                 self._look(rank)
@@ -413,13 +417,13 @@ class Outcomes:
         return list(self._found)
 
     def outcome(self, rank: int) -> Any:
-        """Return what a rank's body came to, or an exception."""
+        """Return a rank's outcome, or an exception."""
         if rank not in self._found:
             raise FailedPreconditionError(f"there is no outcome of rank {rank} yet")
         return self._found[rank]
 
     def _due(self, rank: int) -> bool:
-        wait = COMING_SECONDS if rank in self.over else ASK_SECONDS
+        wait = READY_SECONDS if rank in self.over else POLL_SECONDS
         return rank in self._pages or time.monotonic() - self._asked.get(rank, 0.0) >= wait
 
     def _look(self, rank: int) -> None:
@@ -431,15 +435,15 @@ class Outcomes:
             self._take(rank, answer)
 
     def _ask(self, rank: int) -> Frame | None:
-        """Return what a task says, None if it will never know."""
+        """Return a task's answer, None if it will never have the outcome."""
         if self._tasks is None or rank in {info.rank for info in self._tasks.dead()}:
             return None
         at = len(self._pages.get(rank, b""))
         try:
             answer = self._tasks.peer(rank).call(
-                "run.outcome", {"run": self._run, "at": at}, timeout=ASK_TIMEOUT
+                "run.outcome", {"run": self._run, "at": at}, timeout=CALL_TIMEOUT
             )
-        except UnavailableError:  # a death is noticed soon; what is cut off for a moment is asked again
+        except UnavailableError:  # if it is dead, that is noticed soon; else the next poll asks again
             return Frame("run.outcome", {"state": "coming"})
         except NbdistError:  # a task that has never had a run answers no such call
             return None

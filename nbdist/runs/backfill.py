@@ -1,4 +1,10 @@
-"""What a run has logged and printed before a client came: from the folder, and from the tasks."""
+"""Backfill: the points, output and timeline of a run from before a client attached, from its folder and its
+tasks.
+
+A task's answer to a subscription (run.backfill) has the size of its log at that moment, and the bytes that a
+full disk has not taken. `backfill_store` reads each log up to that size; later points arrive as messages. So
+every point arrives exactly once.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +46,18 @@ MOST_TORN = LARGEST + PIECE  # what is longer, and no whole frame, is damaged
 LOG = re.compile(r"metrics-(\d+)")
 
 
-def fill(store: RunStore, folder: Path, answers: Mapping[int, Frame]) -> list[str]:
-    """Put the points of a run's logs into ``store``; returns what is missing, in words.
+def backfill_store(store: RunStore, folder: Path, answers: Mapping[int, Frame]) -> list[str]:
+    """Add the points of a run's logs to ``store``; return messages about missing points.
 
-    ``answers`` are what tasks have said when they were asked to tell all that follows, by rank: of their logs
-    that much is read as stood there then, and what waited for a full disk comes from the answer. Other logs
-    are read to their end.
+    ``answers`` are the tasks' backfills by rank. The log of a task that has answered is read up to the size
+    in its answer, other logs to their end.
     """
     notes = []
     for path in logs_in(folder):
         found = LOG.match(path.name)
         answer = answers.get(int(found[1])) if found else None
         state = answer.meta["state"] if answer is not None else ""
-        if state == "waiting":  # its body begins at this moment, and tells all of it
+        if state == "waiting":  # its body has not begun: all points arrive as messages
             continue
         size, waits = path.stat().st_size, b""
         if answer is not None and answer.meta.get("log") == path.name:
@@ -72,7 +77,7 @@ def fill(store: RunStore, folder: Path, answers: Mapping[int, Frame]) -> list[st
 
 
 def add_since(store: RunStore, folder: Path, answer: Frame, after: int) -> list[str]:
-    """Put the points of a task's log into ``store`` that follow its first ``after`` bytes.
+    """Add the points of a task's log after its first ``after`` bytes to ``store``.
 
     Returns messages about missing points.
     """
@@ -85,7 +90,7 @@ def add_since(store: RunStore, folder: Path, answer: Frame, after: int) -> list[
 
 
 def printed(folder: Path, rank: int) -> str:
-    """Return the end of what a task printed, from the run's folder; "" if it printed nothing."""
+    """Return the end of a task's output from the run's folder; "" if there is none."""
     path = folder / f"output-{rank:04d}.log"
     try:
         with path.open("rb") as file:
@@ -95,10 +100,10 @@ def printed(folder: Path, rank: int) -> str:
         return ""
 
 
-def last_words(store: RunStore) -> str:
-    """Return when the last points were logged, and at which steps.
+def log_end(store: RunStore) -> str:
+    """Return a description of the last points: when they were logged, and at which steps.
 
-    >>> last_words(RunStore())
+    >>> log_end(RunStore())
     'nothing was logged'
     """
     ends = []
@@ -129,7 +134,7 @@ def _cut(pieces: Iterable[bytes], at: int) -> Iterator[bytes]:
 
 
 def _read(store: RunStore, path: Path, pieces: Iterable[bytes], after: int = 0) -> list[str]:
-    """Put the points of one log after its first bytes into the store; returns messages about lost data."""
+    """Add the points of one log after its first ``after`` bytes; return messages about lost data."""
     rest, begun, wrong, read, damaged = b"", False, "", 0, 0
     replica = replica_of(path)
     names: dict[int, str] = {}
@@ -166,24 +171,22 @@ def _read(store: RunStore, path: Path, pieces: Iterable[bytes], after: int = 0) 
     return [said] if said else []
 
 
-# The timeline of a run: collected from its tasks while they live, and from its folder.
-
 ANSWER_SECONDS = 2.0
 T = TypeVar("T", bound=Timeline)
 
 
 class Reachable(Protocol):
-    """What reaches tasks, such as a Cluster."""
+    """Connects to tasks, as a Cluster does."""
 
     def peer(self, rank: int) -> Peer:
         """Return a connection to a task."""
 
 
 def collect(run: str, folder: Path, cluster: Reachable, tasks: Sequence[TaskInfo], over: bool) -> Timeline:
-    """Return all that is on record of a run, on this process's clock; it may be nothing.
+    """Return the recorded timeline of a run, on this process's clock; it may be empty.
 
-    A run that is ``over`` is read from its folder; tasks that have written nothing, and all tasks of a run
-    that goes on, are asked. What cannot be had is left out. Runs in the client.
+    A run that is ``over`` is read from its folder. Tasks without a file there, and all tasks of a run that is
+    under way, are asked; those that do not answer are left out. Runs in the client.
     """
     parts = {part.task: part for part in read_parts(folder)} if over else {}
     for info in tasks:
@@ -192,13 +195,13 @@ def collect(run: str, folder: Path, cluster: Reachable, tasks: Sequence[TaskInfo
     shifts = shifts_by_day(parts.values())
     elsewhere = {info.host: info for info in tasks if info.name in parts and shifts[info.host]}
     for host, info in elsewhere.items():
-        with suppress(NbdistError):  # it cannot be asked any more: the times of day have to do
+        with suppress(NbdistError):  # it does not answer: use the times of day
             shifts[host] = shift_by_asking(partial(_clock_of, cluster.peer(info.rank)))
     return joined(parts.values(), [info.name for info in tasks], shifts)
 
 
 def shifts_by_day(parts: Iterable[Part]) -> dict[str, float]:
-    """Return what brings each host's clock to this process's: nothing on this host."""
+    """Return the shift of each host's clock to this process's: 0 for this host."""
     own, clock, day = host_identity(), time.perf_counter(), time.time()
     return {part.host: 0.0 if part.host == own else shift_by_day(part, clock, day) for part in parts}
 
@@ -210,7 +213,7 @@ def _clock_of(peer: Peer) -> float:
 def _asked(cluster: Reachable, info: TaskInfo, run: str) -> Part | None:
     try:
         reply = cluster.peer(info.rank).call("run.timeline", {"run": run}, timeout=ANSWER_SECONDS)
-    except NbdistError:  # it is gone, or the cluster is
+    except NbdistError:  # the task or the cluster has ended
         return None
     return Part.decode(reply.arrays[0].tobytes())
 

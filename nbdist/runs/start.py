@@ -32,7 +32,7 @@ from nbdist.runs.options import Options, check_numbers, select
 from nbdist.runs.push import Packed
 from nbdist.runs.run import Run
 from nbdist.runs.task.agent import install
-from nbdist.runs.task.body import Order, check_source, run_body
+from nbdist.runs.task.body import RunSpec, check_source, run_body
 from nbdist.runtime.task import TaskInfo, segment_prefix
 
 _prepared: set[int] = set()
@@ -99,7 +99,7 @@ def start_run(
         if packed is not None:
             delivery = Delivery(run_id, packed, cluster, segment_prefix(cluster.id))
             delivery.send(workers)
-        order = Order(
+        spec = RunSpec(
             run=run_id,
             folder=str(folder),
             ranks=tuple(info.rank for info in workers),
@@ -117,14 +117,14 @@ def start_run(
             first_line=first_line,
         )
         if options.replication == "in-graph":
-            here = InGraph(cluster, order, body, workers, servers)
+            here = InGraph(cluster, spec, body, workers, servers)
             here.start()
             run = Run(
                 here.tasks, record, folder, here.workers, options, here.body, None,
                 towers=workers, at_end=here.close,
             )  # fmt: skip
         else:
-            calls = cluster.submit(run_body, order, body, on=list(order.ranks))
+            calls = cluster.submit(run_body, spec, body, on=list(spec.ranks))
             cluster.active_runs.add(run_id)
             run = Run(
                 cluster, record, folder, workers, options, calls, None,

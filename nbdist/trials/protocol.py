@@ -9,7 +9,7 @@ from typing import Any
 
 from nbdist.distribute.registry import STRATEGIES, default_strategy
 from nbdist.runs.delivery import Given, Pushed
-from nbdist.runs.task.body import Order
+from nbdist.runs.task.body import RunSpec
 
 STATE = "state.safetensors"
 """The file in a trial's folder from which its training can be continued."""
@@ -86,9 +86,9 @@ def strategy_for(sweep: SweepSpec, trial: TrialSpec) -> str:
     return default_strategy(together=True) if together else sweep.strategy
 
 
-def run_spec(sweep: SweepSpec, trial: TrialSpec) -> Order:
+def run_spec(sweep: SweepSpec, trial: TrialSpec) -> RunSpec:
     """Return the specification for a trial's body, as for the body of a run."""
-    return Order(
+    return RunSpec(
         run=run_name(sweep.sweep, trial.number, trial.attempt),
         folder=str(trial_folder(Path(sweep.folder), trial.number)),
         ranks=trial.ranks,

@@ -13,7 +13,7 @@ from waiting import PATIENCE, SLACK_SECONDS
 
 from nbdist.metrics.run_folder import RunFile, run_folder
 from nbdist.runs import follow
-from nbdist.runs.attach import Gone
+from nbdist.runs.attach import EndedTasks
 from nbdist.runs.follow import RESTART_SECONDS
 from nbdist.runs.options import Options
 from nbdist.runs.run import Run
@@ -53,9 +53,8 @@ def body() -> Body:
 def run(own_home: Path, body: Body) -> Run:
     folder = run_folder("interrupted")
     folder.mkdir(mode=0o700, exist_ok=True)
-    return Run(
-        Gone([WORKER]), RunFile("interrupted", status="running"), folder, [WORKER], Options(), body, None
-    )
+    tasks, record = EndedTasks([WORKER]), RunFile("interrupted", status="running")
+    return Run(tasks, record, folder, [WORKER], Options(), body, None)
 
 
 def asked_to_stop(run: Run) -> bool:

@@ -18,7 +18,7 @@ from nbdist.metrics.log import MAGIC, Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.runs import backfill
-from nbdist.runs.backfill import fill, last_words, printed
+from nbdist.runs.backfill import backfill_store, log_end, printed
 from nbdist.runs.outcome import decode, outcome_path, read_outcome
 from nbdist.runs.task import agent as keeping
 from nbdist.runs.task.agent import Agent, CachedOutcome
@@ -78,7 +78,7 @@ def test_who_comes_late_has_every_point_once(agent: Agent, client: Peer, folder:
         if step == 150:
             answer = client.call("run.subscribe", {"run": RUN})
             assert answer.meta["state"] == "on"
-            assert fill(store, folder, {0: answer}) == []
+            assert backfill_store(store, folder, {0: answer}) == []
     finish(agent, one)
     assert answer is not None
     text = take(store, client, text_of(answer))
@@ -107,7 +107,7 @@ def test_points_that_wait_for_a_full_disk_are_told(
     one.recorder.flush()
     answer = client.call("run.subscribe", {"run": RUN})
     store = RunStore()
-    assert fill(store, folder, {0: answer}) == []
+    assert backfill_store(store, folder, {0: answer}) == []
     assert store.points(0, "loss")[1].tolist() == [1.0, 2.0]
     one.recorder.add(loss, 3, 3.0)
     finish(agent, one)
@@ -117,7 +117,7 @@ def test_points_that_wait_for_a_full_disk_are_told(
     over = client.call("run.subscribe", {"run": RUN})  # the disk has never taken them, and the task knows
     assert over.meta["state"] == "over"
     again = RunStore()
-    fill(again, folder, {0: over})
+    backfill_store(again, folder, {0: over})
     assert again.points(0, "loss")[1].tolist() == [1.0, 2.0, 3.0]
 
 
@@ -250,7 +250,7 @@ def test_a_log_is_read_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch, 
     recorder.close()
     monkeypatch.setattr(backfill, "PIECE", piece)
     store = RunStore()
-    fill(store, folder, {})
+    backfill_store(store, folder, {})
     assert store.replicas == [4]
     assert sorted(store.columns()["value"].tolist()) == [float(step) for step in range(60)]
 
@@ -315,11 +315,11 @@ def test_what_is_damaged_in_a_log_is_stepped_over(folder: Path, monkeypatch: pyt
     recorder.path.write_bytes(data)
     monkeypatch.setattr(backfill, "PIECE", 100)
     store = RunStore()
-    (note,) = fill(store, folder, {})
+    (note,) = backfill_store(store, folder, {})
     assert len(store.columns()["value"]) == 39
     assert "metrics-0000.log is damaged: 39 bytes, which are at most 1 points, were dropped" in note
     recorder.path.write_bytes(b"something else")
-    (note,) = fill(store, folder, {})
+    (note,) = backfill_store(store, folder, {})
     assert "metrics-0000.log is not a metrics log of nbdist" in note
     assert len(store.columns()["value"]) == 39
 
@@ -340,12 +340,12 @@ def test_a_damaged_first_line_is_said_and_loses_no_point(
         data[place] ^= 0x10
         recorder.path.write_bytes(data)
         store = RunStore()
-        (note,) = fill(store, folder, {})
+        (note,) = backfill_store(store, folder, {})
         assert store.replicas == [2]
         assert len(store.columns()["value"]) == 40
         assert "is damaged" in note
     recorder.path.write_bytes(whole[:-3])
-    (note,) = fill(RunStore(), folder, {})
+    (note,) = backfill_store(RunStore(), folder, {})
     assert note.endswith("metrics-0002.log is damaged: 36 bytes at its end are an incomplete record")
 
 
@@ -361,9 +361,9 @@ def test_logs_of_tasks_that_say_nothing_are_read_whole(folder: Path) -> None:
         {"state": "on", "log": "metrics-0002.log", "size": 10_000},
         (np.empty(0, np.uint8), np.empty(0, np.uint8)),
     )
-    notes = fill(store, folder, {1: waiting, 2: missing})
+    notes = backfill_store(store, folder, {1: waiting, 2: missing})
     assert store.replicas == [0, 2]
     assert len(notes) == 1
     assert "and should have 10,000: points are missing" in notes[0]
-    assert last_words(store).endswith("with step 7 of replica 0, step 7 of replica 2")
+    assert log_end(store).endswith("with step 7 of replica 0, step 7 of replica 2")
     assert len(columns_from_logs(folder)["step"]) == 3

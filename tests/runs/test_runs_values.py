@@ -18,7 +18,7 @@ from nbdist.metrics.run_folder import RunFile
 from nbdist.metrics.store import RunStore
 from nbdist.nn import Dense, Sequential
 from nbdist.runs import outcome
-from nbdist.runs.attach import Gone
+from nbdist.runs.attach import EndedTasks
 from nbdist.runs.control import progress_message
 from nbdist.runs.options import Options
 from nbdist.runs.outcome import pack, unpack
@@ -328,7 +328,7 @@ class NoCalls:
 def test_a_run_counts_updates_and_not_replicas(synchronous: bool, rate: int, tmp_path: Path) -> None:
     workers = [TaskInfo("worker", i, i, "", 0, "", "", 0) for i in range(2)]
     options, record = Options(synchronous=synchronous), RunFile("digits", status="running")
-    run = Run(Gone(workers), record, tmp_path, workers, options, NoCalls(), None)
+    run = Run(EndedTasks(workers), record, tmp_path, workers, options, NoCalls(), None)
     run.status = "finished"
     assert (run.steps_per_second, run.examples_per_second) == (0.0, 0.0)
     for replica in range(2):

@@ -29,7 +29,7 @@ from nbdist.runs.in_graph.thread import BodyThread, Gate, printing_here
 from nbdist.runs.in_graph.towers import Towers
 from nbdist.runs.protocols import RunReplacement
 from nbdist.runs.task.agent import Agent
-from nbdist.runs.task.body import Order, check_fetched, perform
+from nbdist.runs.task.body import RunSpec, check_fetched, perform
 from nbdist.runs.task.reporting import ActiveRun, Output
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo, acting_as, host_identity, segment_prefix
@@ -49,7 +49,7 @@ class InGraph:
     def __init__(
         self,
         cluster: Cluster,
-        order: Order,
+        spec: RunSpec,
         body: str | Callable[[], Any],
         towers: Sequence[TaskInfo],
         servers: Sequence[TaskInfo],
@@ -58,14 +58,14 @@ class InGraph:
         self._client = client = ClientTask(cluster)
         try:
             self.workers = [client.info]
-            self._order = order = replace(order, ranks=(client.rank,))
-            live = _live(cluster, client, order, towers, servers)
+            self._order = spec = replace(spec, ranks=(client.rank,))
+            live = _live(cluster, client, spec, towers, servers)
             gate = Gate()
             run = partial(
-                perform, order, body, client, client.agent, live,
+                perform, spec, body, client, client.agent, live,
                 _around(live.context, client, live.output, default_graph(), gate), _kept,
             )  # fmt: skip
-            self.body = BodyThread(client.rank, run, self._body_ended, f"nbdist body of {order.run}")
+            self.body = BodyThread(client.rank, run, self._body_ended, f"nbdist body of {spec.run}")
             self.tasks = WithClient(cluster, client, gate.interrupt)
         except BaseException:
             client.close()
@@ -74,7 +74,7 @@ class InGraph:
     def start(self) -> None:
         """Start the body; whoever follows the run hears all of it."""
         peer = self.tasks.peer(self._client.rank)
-        for kind in ("run.reserve", "run.watch"):
+        for kind in ("run.reserve", "run.subscribe"):
             peer.call(kind, {"run": self._order.run})
         self.body.start()
 
@@ -125,32 +125,32 @@ class ActiveTowerRun(ActiveRun):
 def _live(
     cluster: Cluster,
     client: ClientTask,
-    order: Order,
+    spec: RunSpec,
     towers: Sequence[TaskInfo],
     servers: Sequence[TaskInfo],
 ) -> ActiveTowerRun:
-    folder = private_folder(Path(order.folder))
-    control = client.agent.control(order.run)
+    folder = private_folder(Path(spec.folder))
+    control = client.agent.control(spec.run)
     context = Context(
         step_log=StepLog(client.device),
         control=control,
         checkpoints=Checkpoints(folder / "checkpoints"),
         device=client.device,
-        seed=order.seed,
+        seed=spec.seed,
         quiet=True,
-        epochs=order.epochs,
+        epochs=spec.epochs,
     )
-    events = [events_folder(folder, info.name) if order.tensorboard else None for info in towers]
+    events = [events_folder(folder, info.name) if spec.tensorboard else None for info in towers]
     reported = Towers(folder, len(towers), context, events, [info.name for info in towers])
     context.towers = reported.context
-    context.strategy = in_graph_strategy(cluster, order, towers, servers, context, reported)
-    client.agent.traces.sources.append(lambda run: reported.spans(client.name) if run == order.run else ())
-    return ActiveTowerRun(order.run, context, reported, Output(folder / "output-0000.log"))
+    context.strategy = in_graph_strategy(cluster, spec, towers, servers, context, reported)
+    client.agent.traces.sources.append(lambda run: reported.spans(client.name) if run == spec.run else ())
+    return ActiveTowerRun(spec.run, context, reported, Output(folder / "output-0000.log"))
 
 
 def in_graph_strategy(
     cluster: Cluster,
-    order: Order,
+    spec: RunSpec,
     towers: Sequence[TaskInfo],
     servers: Sequence[TaskInfo],
     context: Context,
@@ -163,12 +163,12 @@ def in_graph_strategy(
         cluster.target,
         [f"{info.name}/device:{info.device}" for info in towers],
         [f"{info.name}/device:{info.device}" for info in servers],
-        synchronous=order.synchronous,
-        data=order.data,
+        synchronous=spec.synchronous,
+        data=spec.data,
         check=context.control.check,
         on_tower=reported.on_tower,
         on_trace=reported.on_trace,
-        transport=order.transport,
+        transport=spec.transport,
     )
 
 
@@ -185,9 +185,9 @@ def _around(context: Context, client: ClientTask, output: Output, graph: Graph, 
         yield
 
 
-def _kept(order: Order, found: dict[str, Any]) -> dict[str, Any]:
+def _kept(spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
     """Return the results as they are: they never leave the process."""
-    check_fetched(order, found)
+    check_fetched(spec, found)
     return {"values": dict(found)}
 
 

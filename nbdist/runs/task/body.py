@@ -49,12 +49,12 @@ from nbdist.train.strategy import Strategy
 
 OWN_FILES = (__file__,)  # which no traceback has to show
 CUT_OFF = (AbortedError, UnavailableError)  # what a replica is told by another that has stopped
-MOST_MESSAGE, MOST_TRACEBACK = 2_000, 20_000  # characters of an error that travel home
+MOST_MESSAGE, MOST_TRACEBACK = 2_000, 20_000  # characters of an error that are sent to the client
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a task is asked to run; plain values, so that it can be shipped."""
+class RunSpec:
+    """What a task has to run: plain values that are sent with the call."""
 
     run: str
     folder: str
@@ -67,39 +67,39 @@ class Order:
     fetch: tuple[str, ...]
     data: str = "client"
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of the strategy, by the names of Options."""
+    """Settings of the strategy, by their names in Options."""
     tensorboard: bool = False
     timeline: bool = True
-    """Whether what the task did when is written into the folder."""
+    """Whether the task writes its part of the timeline into the folder."""
     names: dict[str, Any] | None = None
-    """What the body is given: a text its variables, in a namespace of their own, a function its arguments."""
+    """Variables of a text, in a namespace of its own, or arguments of a function."""
     pushed: Given | Pushed = field(default_factory=Given)
-    """Its arguments and pushed values, from the client."""
+    """Arguments and pushed values from the client."""
     first_line: int = 1
     """The number of a text's first line in its cell."""
 
 
-def run_body(order: Order, body: str | Callable[[], Any]) -> dict[str, Any]:
+def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
     """Run a body on this engine; return its outcome as plain data, what it raises too."""
     task, here = current(), agent()
-    with busy_with(clusters_folder() / task.cluster_id, order.run), bodies_only():
-        live = live_of(order, task, here)
+    with busy_with(clusters_folder() / task.cluster_id, spec.run), bodies_only():
+        live = live_of(spec, task, here)
         try:
-            outcome = perform(order, body, task, here, live, around(live), partial(_packed, task))
-            here.cached_outcome.put(order.run, order.folder, outcome)
+            outcome = perform(spec, body, task, here, live, around(live), partial(_packed, task))
+            here.cached_outcome.put(spec.run, spec.folder, outcome)
         finally:
-            here.cached_outcome.drop(order.run)
+            here.cached_outcome.drop(spec.run)
     return outcome
 
 
 def perform(
-    order: Order,
+    spec: RunSpec,
     body: str | Callable[..., Any],
     task: Task,
     here: Agent,
     live: ActiveRun,
     surrounding: AbstractContextManager[object],
-    brought: Callable[[Order, dict[str, Any]], dict[str, Any]],
+    brought: Callable[[RunSpec, dict[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
     """Run a body as ``live`` on a task, inside ``surrounding``, and return its outcome.
 
@@ -108,7 +108,7 @@ def perform(
     here.begin(live)
     outcome: dict[str, Any] = {"rank": task.rank, "task": task.name}
     code, control = (
-        Code(order.run, order.fetch, body, order.names, order.first_line) if isinstance(body, str) else None,
+        Code(spec.run, spec.fetch, body, spec.names, spec.first_line) if isinstance(body, str) else None,
         live.context.control,
     )
     lending = ExitStack()
@@ -116,21 +116,21 @@ def perform(
         with surrounding:
             control.check()  # another call had the task until now, and the run has failed meanwhile
             live.context.progress.state = "running"
-            given = order.pushed.open(task.info.host)
+            given = spec.pushed.open(task.info.host)
             if code is not None:
                 lending.enter_context(code.lent(given.names))
                 found = code.run()
             else:
                 lending.enter_context(lent(getattr(body, "__globals__", {}), given.names))
-                found = _call(with_closure(body, given.closure), given, order.names or {})
+                found = _call(with_closure(body, given.closure), given, spec.names or {})
             end_loops(live.context, whole=True)
-            outcome |= brought(order, found)
+            outcome |= brought(spec, found)
     except BaseException as error:
         outcome["error"] = describe_error(error, control)
         cut_off = isinstance(error, (KeyboardInterrupt, *CUT_OFF)) and control.stop_requested
         if code is not None and cut_off:
             # It was stopped between two looks at the control: what was trained is kept all the same.
-            outcome |= brought(replace(order, fetch=()), code.bound())
+            outcome |= brought(replace(spec, fetch=()), code.bound())
     finally:
         lending.close()
         end_loops(live.context, whole=False)
@@ -139,8 +139,8 @@ def perform(
         here.end(live)
         live.context.world.end()
         live.close()
-    if order.timeline:
-        here.traces.write(order.run, order.folder)
+    if spec.timeline:
+        here.traces.write(spec.run, spec.folder)
     outcome |= {
         "stopped": stopped,
         "ended": time.time(),
@@ -162,51 +162,51 @@ def around(live: ActiveRun) -> Iterator[None]:
         yield
 
 
-def live_of(order: Order, task: Task, here: Agent, kind: Callable[..., ActiveRun] = ActiveRun) -> ActiveRun:
+def live_of(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveRun] = ActiveRun) -> ActiveRun:
     """Return what a body on this task has around it; ``kind`` makes it of its parts."""
-    folder = private_folder(Path(order.folder))
+    folder = private_folder(Path(spec.folder))
     recorder = Recorder(
         folder / f"metrics-{task.rank:04d}.log",
-        replica=order.ranks.index(task.rank),
-        events=events_folder(folder, task.name) if order.tensorboard else None,
+        replica=spec.ranks.index(task.rank),
+        events=events_folder(folder, task.name) if spec.tensorboard else None,
     )
-    control = here.control(order.run)
-    settings = order.settings
+    control = here.control(spec.run)
+    settings = spec.settings
     world = World(
-        task, order.ranks, order.run, control.check,
+        task, spec.ranks, spec.run, control.check,
         kind=settings.get("collective", "auto"), least=settings.get("min_workers", 1),
     )  # fmt: skip
     context = contexts.Context(
-        strategy=strategy_of(order, world, here.prefix),
+        strategy=strategy_of(spec, world, here.prefix),
         world=world,
         recorder=recorder,
         step_log=StepLog(task.device),
         control=control,
-        checkpoints=Checkpoints(folder / "checkpoints") if task.rank == order.ranks[0] else None,
-        is_chief=task.rank == order.ranks[0],
+        checkpoints=Checkpoints(folder / "checkpoints") if task.rank == spec.ranks[0] else None,
+        is_chief=task.rank == spec.ranks[0],
         device=task.device,
-        seed=order.seed,
+        seed=spec.seed,
         quiet=True,
-        epochs=order.epochs,
-        end_everywhere=lambda number: _end_everywhere(order, task, number),
-        rest_everywhere=lambda number: _rest_everywhere(order, task, number),
+        epochs=spec.epochs,
+        end_everywhere=lambda number: _end_everywhere(spec, task, number),
+        rest_everywhere=lambda number: _rest_everywhere(spec, task, number),
     )
-    return kind(order.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
+    return kind(spec.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
 
 
-def _end_everywhere(order: Order, task: Task, number: int) -> None:
+def _end_everywhere(spec: RunSpec, task: Task, number: int) -> None:
     """Tell the other replicas that a callback of the chief has ended a training."""
-    for rank in order.ranks:
+    for rank in spec.ranks:
         if rank != task.rank:
-            task.peer(rank).send("run.end_training", {"run": order.run, "number": number})
+            task.peer(rank).send("run.end_training", {"run": spec.run, "number": number})
 
 
-def _rest_everywhere(order: Order, task: Task, number: int) -> None:
+def _rest_everywhere(spec: RunSpec, task: Task, number: int) -> None:
     """Tell the other replicas that the chief rests."""
-    for rank in order.ranks:
+    for rank in spec.ranks:
         if rank != task.rank:
             with suppress(NbdistError):  # it is gone, which others notice
-                task.peer(rank).send("run.control", {"run": order.run, "do": "rest", "number": number})
+                task.peer(rank).send("run.control", {"run": spec.run, "do": "rest", "number": number})
 
 
 def _call(body: Any, given: Given, names: dict[str, Any]) -> dict[str, Any]:
@@ -231,26 +231,26 @@ def _named(value: Any) -> dict[str, Any]:
     return {name: v for name, v in found.items() if isinstance(name, str)}
 
 
-def _packed(task: Task, order: Order, found: dict[str, Any]) -> dict[str, Any]:
+def _packed(task: Task, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
     """Pack what comes home. Only the chief's does; names asked for must be there."""
-    if task.rank != order.ranks[0]:
+    if task.rank != spec.ranks[0]:
         return {}
     results, left = {}, []
-    check_fetched(order, found)
+    check_fetched(spec, found)
     for name, value in found.items():
         try:
             results[name] = pack(value)
         except (InvalidArgumentError, ResourceExhaustedError) as error:
-            if name in order.fetch:
+            if name in spec.fetch:
                 raise InvalidArgumentError(f"--fetch {name}: {error}") from None
             if isinstance(error, ResourceExhaustedError):
                 left.append(f"{name} stayed on {task.name}: {error}")
     return {"results": results, "left": left}
 
 
-def check_fetched(order: Order, found: dict[str, Any]) -> None:
+def check_fetched(spec: RunSpec, found: dict[str, Any]) -> None:
     """Raise unless the body has defined all names that were asked for."""
-    for name in order.fetch:
+    for name in spec.fetch:
         if name not in found:
             raise InvalidArgumentError(f"--fetch {name}: the body defined no {name!r}")
 
@@ -427,7 +427,7 @@ def filename(run: str) -> str:
 
 
 def assigned_names(tree: ast.Module) -> list[str]:
-    """Return the names that a body binds at its top level, in order."""
+    """Return the names that a body binds at its top level, in spec."""
     names: dict[str, None] = {}
     for node in _top_level(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -493,8 +493,8 @@ def _is_own(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith((OWN, "<nbdist ")) or frame.filename == contextlib.__file__
 
 
-def strategy_of(order: Order, world: World, prefix: str) -> Strategy:
-    """Return the strategy of an order, for the replica that this task is in its world."""
-    settings = {name: value for name, value in order.settings.items() if name != MIN_WORKERS.name}
-    config = StrategyConfig(world, order.synchronous, order.transport, prefix, settings)
-    return STRATEGIES[order.strategy].make(config)
+def strategy_of(spec: RunSpec, world: World, prefix: str) -> Strategy:
+    """Return the strategy of an spec, for the replica that this task is in its world."""
+    settings = {name: value for name, value in spec.settings.items() if name != MIN_WORKERS.name}
+    config = StrategyConfig(world, spec.synchronous, spec.transport, prefix, settings)
+    return STRATEGIES[spec.strategy].make(config)
