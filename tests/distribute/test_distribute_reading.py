@@ -21,7 +21,7 @@ from nbdist.runtime.session.executor import RUN
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, use
 from nbdist.train.strategy import OneDeviceStrategy, Strategy
-from nbdist.wire.channel.sender import Outbox
+from nbdist.wire.channel.sender import MessageSender
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -331,19 +331,19 @@ def test_workers_read_the_digits(cluster: Cluster, synchronous: bool) -> None:
     places = {info.name: f"{info.name}/device:{info.device}" for info in cluster.tasks}
     *workers, ps = (places[name] for name in names)
     sent: list[tuple[int, int]] = []
-    own = Outbox.send
+    own = MessageSender.send
 
-    def counting(self: Outbox, kind: int, *letter: Any, **more: Any) -> None:
-        arrays = letter[3] if len(letter) > 3 else more.get("arrays", ())
+    def counting(self: MessageSender, kind: int, *message: Any, **more: Any) -> None:
+        arrays = message[3] if len(message) > 3 else more.get("arrays", ())
         sent.append((kind, sum(np.asarray(a).nbytes for a in arrays)))
-        own(self, kind, *letter, **more)
+        own(self, kind, *message, **more)
 
     weights, run, whole = {}, {}, {}
     for data in ("client", "workers"):
         sent.clear()
         strategy = InGraphStrategy(cluster.target, workers, [ps], data=data, synchronous=synchronous)
         with pytest.MonkeyPatch.context() as patch, use(Context(strategy=strategy, seed=3, quiet=True)):
-            patch.setattr(Outbox, "send", counting)
+            patch.setattr(MessageSender, "send", counting)
             model = Sequential([Dense(32, "relu"), Dense(10, "softmax")])
             model.compile(SGD(0.5), metrics=["accuracy"])
             history = model.fit(Dataset.from_arrays(x, y).shuffle(len(x)).batch(100), epochs=6)

@@ -102,7 +102,7 @@ def test_a_piece_that_is_none_raises_at_its_sender_only(
     with tasks.session(target=tasks["worker1"].target) as hostile, tasks.session() as other:
         begin(other)
         with monkeypatch.context() as patch:
-            patch.setattr(dispatch, "pack_piece", lambda piece, stations: (garbage, [np.zeros(3)]))
+            patch.setattr(dispatch, "pack_piece", lambda piece, executors: (garbage, [np.zeros(3)]))
             with pytest.raises((DataLossError, FailedPreconditionError)):
                 hostile.run(w)
         assert other.run(w) == 1

@@ -20,8 +20,8 @@ from waiting import until
 from nbdist.graph.op import OPS, Op
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, constant, placeholder, record
-from nbdist.runtime.session import session as lane
-from nbdist.wire.channel.sender import Outbox
+from nbdist.runtime.session import session as session_thread
+from nbdist.wire.channel.sender import MessageSender
 from nbdist.wire.shm import remove_all
 
 
@@ -186,19 +186,19 @@ def test_the_transport_is_the_one_that_was_asked_for(
     tasks: Tasks, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: set[str] = set()
-    send = Outbox.send
+    send = MessageSender.send
 
-    def noting(outbox: Outbox, *given: Any, **more: Any) -> None:
-        kinds.add(outbox.kind)
-        send(outbox, *given, **more)
+    def noting(sender: MessageSender, *given: Any, **more: Any) -> None:
+        kinds.add(sender.kind)
+        send(sender, *given, **more)
 
-    monkeypatch.setattr(Outbox, "send", noting)
+    monkeypatch.setattr(MessageSender, "send", noting)
     use(tasks, transport=transport)
     assert kinds == {"shared memory" if transport == "auto" else "socket"}
 
 
 def test_only_so_many_plans_stay_ready(graph: Graph, tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "MOST_PLANS", 3)
+    monkeypatch.setattr(session_thread, "MOST_PLANS", 3)
     with device(PS):
         w = Variable(np.ones(1000), name="w")
         steps = [np.sum(w * n) for n in range(8)]

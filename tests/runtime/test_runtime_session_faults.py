@@ -252,11 +252,11 @@ def test_a_late_part_of_a_step_that_was_given_up_changes_nothing(
         with pytest.raises(InvalidArgumentError, match="Singular"):
             session.run([*late, bad])
         opener.join()
-        stations = [one for one in threading.enumerate() if one.name.startswith("nbdist session")]
+        executors = [one for one in threading.enumerate() if one.name.startswith("nbdist session")]
         if by == "the next station":
             np.testing.assert_array_equal(session.run(v), np.zeros(3))
         slow.open()
-        until(lambda: not any(one.is_alive() for one in stations))
+        until(lambda: not any(one.is_alive() for one in executors))
         *found, put = other.run([v, chained, tokens])
         np.testing.assert_array_equal(found, np.zeros((2, 3)))
         assert put == 0

@@ -28,7 +28,7 @@ from nbdist.graph.tensor import Tensor, Variable, placeholder, record
 from nbdist.runtime.server import Server
 from nbdist.runtime.session.session import Session
 from nbdist.train.graph_dataset import next_batch
-from nbdist.wire.channel.sender import Outbox
+from nbdist.wire.channel.sender import MessageSender
 from nbdist.wire.keys import ClusterKeys
 
 X, Y = np.arange(20.0).reshape(10, 2), np.arange(10)
@@ -314,13 +314,13 @@ def test_arrays_travel_once(
         (y,) = next_batch(Dataset.from_arrays(big).batch(100))
         highest = [np.max(y), np.max(y * 2) / 2]  # plans of several kinds
     sent: list[int] = []
-    own = Outbox.send
+    own = MessageSender.send
 
-    def counting(self: Outbox, *letter: Any, **meta: Any) -> None:
-        sent.append(sum(np.asarray(a).nbytes for a in letter[4]) if len(letter) > 4 else 0)
-        own(self, *letter, **meta)
+    def counting(self: MessageSender, *message: Any, **meta: Any) -> None:
+        sent.append(sum(np.asarray(a).nbytes for a in message[4]) if len(message) > 4 else 0)
+        own(self, *message, **meta)
 
-    monkeypatch.setattr(Outbox, "send", counting)
+    monkeypatch.setattr(MessageSender, "send", counting)
     with Session(made[0].target) as session:
         assert session.run(highest[0]) == 99
         loading = sum(sent)
@@ -380,7 +380,7 @@ def test_data_that_is_gone_is_said_so(graph: Graph, servers: Callable[[int], lis
     y = on(1, Dataset.range(2).batch(2))[0]
     with Session(made[0].target) as session:
         session.run(y)
-        for thread in made[1].sessions._stations:
+        for thread in made[1].sessions._executors:
             thread.sources.close()
         with pytest.raises(FailedPreconditionError, match="'dataset' is not on this task any more"):
             session.run(y)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from wire_post import HOST, KEYS, Open, files
+from channel_peers import HOST, KEYS, Open, files
 
-from nbdist.wire.channel.sender import Address, Inbox, Outbox
+from nbdist.wire.channel.sender import Address, MessageReceiver, MessageSender
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.shm import shared_folder
 
@@ -25,19 +25,21 @@ def prefix() -> Iterator[str]:
 
 
 @pytest.fixture
-def inbox(prefix: str) -> Iterator[Inbox]:
-    one = Inbox(KEYS, prefix, host_identity=HOST)
+def receiver(prefix: str) -> Iterator[MessageReceiver]:
+    one = MessageReceiver(KEYS, prefix, host_identity=HOST)
     yield one
     one.close()
 
 
 @pytest.fixture
-def opened(prefix: str, inbox: Inbox) -> Iterator[Open]:
-    """Open outboxes, to `inbox` unless told another; they are closed when the test ends."""
-    every: list[Outbox] = []
+def opened(prefix: str, receiver: MessageReceiver) -> Iterator[Open]:
+    """Open outboxes, to `receiver` unless told another; they are closed when the test ends."""
+    every: list[MessageSender] = []
 
-    def open_one(address: Address | None = None, keys: ClusterKeys = KEYS, **options: Any) -> Outbox:
-        every.append(Outbox(address or inbox.address, keys, host_identity=HOST, prefix=prefix, **options))
+    def open_one(address: Address | None = None, keys: ClusterKeys = KEYS, **options: Any) -> MessageSender:
+        every.append(
+            MessageSender(address or receiver.address, keys, host_identity=HOST, prefix=prefix, **options)
+        )
         return every[-1]
 
     yield open_one

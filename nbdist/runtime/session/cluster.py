@@ -13,11 +13,11 @@ from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NotAllowe
 from nbdist.graph.device import DeviceSpec
 from nbdist.metrics.timeline_parts import shift_by_asking
 from nbdist.runtime.session.datasets import Sources
-from nbdist.runtime.session.dispatch import Line
-from nbdist.runtime.session.executor import Place, Station, lost
+from nbdist.runtime.session.dispatch import StepDispatcher
+from nbdist.runtime.session.executor import Executor, Place, lost
 from nbdist.runtime.session.host import SessionHost
 from nbdist.runtime.session.program import Containers
-from nbdist.runtime.session.protocol import Wanted
+from nbdist.runtime.session.protocol import ExecutorRequest
 from nbdist.runtime.session.store import Store
 from nbdist.wire.channel.sender import Address
 from nbdist.wire.hosts import address_towards, host_identity
@@ -124,15 +124,15 @@ class ClusterEngine:
                 if any(spec.covers(DeviceSpec.from_string(d)) for d in self._described[name]["devices"]):
                     break
 
-    def line(self) -> Line:
+    def line(self) -> StepDispatcher:
         """Open a line."""
         host = address_towards(self._addresses.values()) if self.own is None else self.own.place.host
         place = Place(self._keys, host_identity(), self._first["prefix"], host, self._transport)
         assert self._sources is not None
         if self.own is not None:
-            station = Station(place, self._store, self._sources, self._first["resets"], self._patience)
-            return Line(station, Containers(self.own.job, self._isolate), self.default, self)
-        return Line(Station(place, self._store, self._sources), Containers("client"), None, self)
+            executor = Executor(place, self._store, self._sources, self._first["resets"], self._patience)
+            return StepDispatcher(executor, Containers(self.own.job, self._isolate), self.default, self)
+        return StepDispatcher(Executor(place, self._store, self._sources), Containers("client"), None, self)
 
     def reset(self, containers: Sequence[str]) -> None:
         """Empty containers on every task that is there; UnavailableError if one is not."""
@@ -161,7 +161,7 @@ class ClusterEngine:
         if name not in self._described:
             self._described[name] = self._ask(address, name)
         said = self._described[name]
-        wanted = Wanted(
+        wanted = ExecutorRequest(
             client,
             device,
             self._session,

@@ -16,11 +16,11 @@ from nbdist.errors import AbortedError, DeadlineExceededError, NbdistError, Unav
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.partition import Piece, Plan
 from nbdist.metrics.timeline import Span, Timeline
-from nbdist.runtime.session.executor import ABORT, CLOSE, FAILED, REGISTER, RELEASE, RUN, Station, lost
+from nbdist.runtime.session.executor import ABORT, CLOSE, FAILED, REGISTER, RELEASE, RUN, Executor, lost
 from nbdist.runtime.session.program import Containers
-from nbdist.runtime.session.protocol import Stations, pack_piece
+from nbdist.runtime.session.protocol import Executors, pack_piece
 from nbdist.runtime.session.store import LOOK_EVERY
-from nbdist.wire.channel.sender import Address, Letter, Outbox
+from nbdist.wire.channel.sender import Address, Message, MessageSender
 from nbdist.wire.rpc.envelope import error_from
 from nbdist.wire.rpc.frame import Frame
 
@@ -56,17 +56,17 @@ class Registered:
     buffer_bytes: int = 0
 
 
-class Line:
+class StepDispatcher:
     """``own_device`` is the device whose pieces run right here, on the caller's thread, if there is one."""
 
     def __init__(
-        self, station: Station, containers: Containers, own_device: str | None, tasks: Tasks
+        self, executor: Executor, containers: Containers, own_device: str | None, tasks: Tasks
     ) -> None:
-        self._station, self._tasks = station, tasks
+        self._station, self._tasks = executor, tasks
         self._containers, self._own_device = containers, own_device
-        self._stations: Stations = {}
+        self._executors: Executors = {}
         if own_device is not None:
-            self._stations[own_device] = (self._station.address, "the session's client")
+            self._executors[own_device] = (self._station.address, "the session's client")
         self.broken = False
         """Whether a station did not answer: nothing can be run here any more."""
         self._cancelled = False
@@ -74,9 +74,9 @@ class Line:
     def register(self, plan: Plan) -> Registered:
         """Have every piece compiled where it runs."""
         for piece in plan.pieces:
-            if piece.device not in self._stations:
+            if piece.device not in self._executors:
                 address = self._station.address
-                self._stations[piece.device] = self._tasks.open_station(piece.device, address)
+                self._executors[piece.device] = self._tasks.open_station(piece.device, address)
         devices = [piece.device for piece in plan.pieces]
         own = devices.index(self._own_device) if self._own_device in devices else None
         registered = Registered(secrets.randbits(62), plan, own)
@@ -91,16 +91,16 @@ class Line:
         plan, own = registered.plan, registered.own
         with self._exchange(registered, REGISTER_SECONDS) as exchange:
             for n, piece in self._others(registered):
-                stations = {device: self._stations[device] for device in neighbours(piece)}
-                meta, arrays = pack_piece(piece, stations)
+                executors = {device: self._executors[device] for device in neighbours(piece)}
+                meta, arrays = pack_piece(piece, executors)
                 exchange.send(n, REGISTER, arrays, meta)
             if own is not None:
                 program = self._station.register(
-                    registered.number, plan.pieces[own], self._containers, self._stations
+                    registered.number, plan.pieces[own], self._containers, self._executors
                 )
                 registered.buffer_bytes += program.buffer_bytes
-            for letter in exchange.collect().values():
-                registered.buffer_bytes += int(letter.meta.get("buffer_bytes", 0))
+            for message in exchange.collect().values():
+                registered.buffer_bytes += int(message.meta.get("buffer_bytes", 0))
 
     def run(
         self, registered: Registered, feeds: Sequence[Array], spans: list[Span] | None = None
@@ -123,20 +123,20 @@ class Line:
                 values = self._station.run(registered.number, registered.steps, own_feeds, spans)
                 for (i, _), value in zip(piece.fetches, values, strict=True):
                     results[i] = value.copy()
-            letters = exchange.collect()
-            for n, letter in letters.items():
+            messages = exchange.collect()
+            for n, message in messages.items():
                 piece = plan.pieces[n]
-                for (i, _), value in zip(piece.fetches, letter.arrays, strict=True):
+                for (i, _), value in zip(piece.fetches, message.arrays, strict=True):
                     results[i] = value.copy()
         if spans is not None:
-            self._add_spans(registered, letters, spans)
+            self._add_spans(registered, messages, spans)
         return results
 
-    def _add_spans(self, registered: Registered, letters: Mapping[int, Letter], spans: list[Span]) -> None:
+    def _add_spans(self, registered: Registered, messages: Mapping[int, Message], spans: list[Span]) -> None:
         """Add the other tasks' records of a completed step, on this process's clock."""
         shifts: dict[str, float] = {}
-        for n, letter in letters.items():
-            part = Timeline.from_dict(letter.meta["spans"])
+        for n, message in messages.items():
+            part = Timeline.from_dict(message.meta["spans"])
             for task in part.tasks:
                 if task not in shifts:
                     shifts[task] = self._tasks.clock_shift(registered.plan.pieces[n].device)
@@ -152,17 +152,17 @@ class Line:
     def cancel(self) -> None:
         """Cut off the step that runs, if one does, and let no other begin; from any thread."""
         self._cancelled = True
-        self._station.inbox.wake()
+        self._station.receiver.wake()
 
     def close(self) -> None:
         """Close the stations that were opened for this line."""
-        for device, (address, name) in self._stations.items():
+        for device, (address, name) in self._executors.items():
             if device != self._own_device:
-                with suppress(NbdistError), briefly(self._station.outbox(address, name)) as way:
+                with suppress(NbdistError), briefly(self._station.sender(address, name)) as way:
                     way.send(CLOSE, 0, 0)
         self._station.close()
 
-    def _check(self, exchange: Exchange) -> None:
+    def _check(self, exchange: FanOutRequest) -> None:
         self._check_cancelled()
         exchange.check()
 
@@ -177,14 +177,14 @@ class Line:
     def _others(self, registered: Registered) -> list[tuple[int, Piece]]:
         return [(n, piece) for n, piece in enumerate(registered.plan.pieces) if n != registered.own]
 
-    def _way(self, piece: Piece) -> Outbox:
-        return self._station.outbox(*self._stations[piece.device])
+    def _way(self, piece: Piece) -> MessageSender:
+        return self._station.sender(*self._executors[piece.device])
 
     @contextmanager
-    def _exchange(self, registered: Registered, seconds: float | None = None) -> Iterator[Exchange]:
+    def _exchange(self, registered: Registered, seconds: float | None = None) -> Iterator[FanOutRequest]:
         ways = {n: self._way(piece) for n, piece in self._others(registered)}
         pieces = registered.plan.pieces
-        exchange = Exchange(
+        exchange = FanOutRequest(
             self._station,
             registered.number,
             registered.steps,
@@ -219,7 +219,7 @@ def neighbours(piece: Piece) -> set[str]:
 BRIEF = 0.1  # seconds
 
 
-class Exchange:
+class FanOutRequest:
     """One question to several stations, and their answers.
 
     ``ways`` lead to the stations, by the number of the piece that each has. ``look`` raises UnavailableError
@@ -228,16 +228,16 @@ class Exchange:
 
     def __init__(
         self,
-        station: Station,
+        executor: Executor,
         plan: int,
         step: int,
-        ways: dict[int, Outbox],
+        ways: dict[int, MessageSender],
         look: Callable[[int], None],
         seconds: float | None,
     ) -> None:
-        self._station, self._plan, self._step, self._ways = station, plan, step, ways
+        self._station, self._plan, self._step, self._ways = executor, plan, step, ways
         self._look, self._seconds = look, seconds
-        self._answers: dict[int, Letter] = {}
+        self._answers: dict[int, Message] = {}
         self.pending: set[int] = set()
         self.gone = False
         """Whether a station cannot be reached any more."""
@@ -257,7 +257,7 @@ class Exchange:
             self.pending.discard(n)
             raise
 
-    def collect(self) -> dict[int, Letter]:
+    def collect(self) -> dict[int, Message]:
         """Return all answers; raise the first error."""
         deadline = None if self._seconds is None else time.monotonic() + self._seconds
         while self.pending:
@@ -300,12 +300,12 @@ class Exchange:
         """File the next letter that has come; False if none has."""
         if not self._station.waiting:
             return False
-        letter = self._station.waiting.popleft()
-        if (letter.plan, letter.step) == (self._plan, self._step) and letter.edge in self.pending:
-            self.pending.discard(letter.edge)
-            self._answers[letter.edge] = letter
-            if letter.kind == FAILED:
-                found = error_from(Frame("error", letter.meta))
+        message = self._station.waiting.popleft()
+        if (message.plan, message.step) == (self._plan, self._step) and message.edge in self.pending:
+            self.pending.discard(message.edge)
+            self._answers[message.edge] = message
+            if message.kind == FAILED:
+                found = error_from(Frame("error", message.meta))
                 if self._failure is None or isinstance(self._failure, AbortedError):
                     self._failure = found
         return True
@@ -323,7 +323,7 @@ class Exchange:
 
 
 @contextmanager
-def briefly(way: Outbox) -> Iterator[Outbox]:
+def briefly(way: MessageSender) -> Iterator[MessageSender]:
     """Do not wait long for one whose pipe is full: it computes, and will find out that this is over."""
     before, way.timeout = way.timeout, BRIEF
     try:

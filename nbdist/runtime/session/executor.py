@@ -1,7 +1,7 @@
 """One thread's end of a session: it runs pieces, and moves values between them.
 
 A station has an inbox. The client of a session has one, and each device that the session uses has one on
-its task. Stations send values to each other directly; the client only starts steps and collects results.
+its task. Executors send values to each other directly; the client only starts steps and collects results.
 
 If a task is frozen or does not answer, the client abandons the step and begins the next one with new
 stations. A late part of the old step must not change state at the same time. Two mechanisms refuse it, both
@@ -43,7 +43,7 @@ from nbdist.runtime.session.datasets import Sources
 from nbdist.runtime.session.program import Containers, Mark, PieceProgram, Rendezvous, Scratch, spans_of
 from nbdist.runtime.session.resources import Resources
 from nbdist.runtime.session.store import LOOK_EVERY, Store, Waiting
-from nbdist.wire.channel.sender import Address, Inbox, Letter, Outbox
+from nbdist.wire.channel.sender import Address, Message, MessageReceiver, MessageSender
 from nbdist.wire.keys import ClusterKeys
 
 REGISTER, REGISTERED, RUN, DONE, FAILED, VALUE, ABORT, RELEASE, CLOSE = range(1, 10)
@@ -123,7 +123,7 @@ class Running:
         self.graph.tensors.clear()
 
 
-class Station:
+class Executor:
     """Runs pieces on the thread that made it.
 
     ``sources`` are the datasets of the session in this process. ``resets`` is how often the store had been
@@ -141,26 +141,28 @@ class Station:
     ) -> None:
         self.place, self.store, self._sources = place, store, sources
         self.resets = store.resets if resets is None else resets
-        self.inbox = Inbox(place.keys, place.prefix, place.host, host_identity=place.host_identity)
-        self.address = self.inbox.address
-        self.waiting: deque[Letter] = deque()
+        self.receiver = MessageReceiver(
+            place.keys, place.prefix, place.host, host_identity=place.host_identity
+        )
+        self.address = self.receiver.address
+        self.waiting: deque[Message] = deque()
         """Letters that are nothing for a step that runs."""
         self.watch: Callable[[], None] = lambda: None
         """Called now and then while waiting; raises if waiting has become pointless."""
-        self._waiting = Waiting(self.inbox.wake, self._pause, self._check_worth_waiting, patience)
+        self._waiting = Waiting(self.receiver.wake, self._pause, self._check_worth_waiting, patience)
         self._scratch = Scratch(store)
         self._plans: dict[int, Running] = {}
-        self._outboxes: dict[Address, Outbox] = {}
+        self._senders: dict[Address, MessageSender] = {}
         self._aborted: dict[int, tuple[int, str]] = {}
         self._now = IDLE
         self._looked = 0.0
         self.fence = Fence(self._check_changes)
         """Guards each change; another thread closes it when the client has abandoned the station."""
 
-    def outbox(self, address: Address, name: str = "") -> Outbox:
+    def sender(self, address: Address, name: str = "") -> MessageSender:
         """Return the way to another station, made at the first use."""
-        if address not in self._outboxes:
-            self._outboxes[address] = Outbox(
+        if address not in self._senders:
+            self._senders[address] = MessageSender(
                 address,
                 self.place.keys,
                 host_identity=self.place.host_identity,
@@ -168,15 +170,15 @@ class Station:
                 prefix=self.place.prefix,
                 name=name,
                 timeout=ROOM_SECONDS,
-                inbox=self.inbox,
+                receiver=self.receiver,
                 meanwhile=self._while_writing,
             )
-        return self._outboxes[address]
+        return self._senders[address]
 
     def register(
-        self, plan: int, piece: Piece, containers: Containers, stations: dict[str, tuple[Address, str]]
+        self, plan: int, piece: Piece, containers: Containers, executors: dict[str, tuple[Address, str]]
     ) -> PieceProgram:
-        """Compile a piece; ``stations`` says where each device's values go, and what it is called."""
+        """Compile a piece; ``executors`` says where each device's values go, and what it is called."""
         self._check_reset()
         meeting = Rendezvous()
         kind = piece.device.rpartition("device:")[2]
@@ -195,7 +197,7 @@ class Station:
             edge = node.attrs["edge"]
             if node.type in ("receive", "await"):
                 return lambda: self._receive(meeting, edge, node, xp)
-            way = self.outbox(*stations[node.attrs["device"]])
+            way = self.sender(*executors[node.attrs["device"]])
 
             def send(*value: Array) -> None:  # nothing, for a signal
                 try:
@@ -239,18 +241,18 @@ class Station:
 
     def pump(self, timeout: float | None) -> bool:
         """Wait for one letter and file it; False if none came."""
-        letter = self.inbox.next(timeout)
-        if letter is None:
+        message = self.receiver.next(timeout)
+        if message is None:
             return False
-        if letter.kind == VALUE:
-            running = self._plans.get(letter.plan)
+        if message.kind == VALUE:
+            running = self._plans.get(message.plan)
             if running is not None:
-                running.meeting.put(letter.step, letter.edge, letter.arrays)
+                running.meeting.put(message.step, message.edge, message.arrays)
         else:
-            if letter.kind in (ABORT, FAILED) and letter.plan in self._plans:
-                self._aborted[letter.plan] = (letter.step, str(letter.meta.get("message", "")))
-            if letter.kind != ABORT:
-                self.waiting.append(letter)
+            if message.kind in (ABORT, FAILED) and message.plan in self._plans:
+                self._aborted[message.plan] = (message.step, str(message.meta.get("message", "")))
+            if message.kind != ABORT:
+                self.waiting.append(message)
         return True
 
     def release(self, plan: int) -> None:
@@ -261,9 +263,9 @@ class Station:
             running.close()
             if not self._plans:
                 self._scratch.close()
-        for outbox in self._outboxes.values():
-            outbox.release(plan)
-        self.inbox.release()
+        for sender in self._senders.values():
+            sender.release(plan)
+        self.receiver.release()
 
     def close(self) -> None:
         """Forget all plans, close all ways."""
@@ -272,10 +274,10 @@ class Station:
             running.close()
         self._plans.clear()
         self._scratch.close()
-        for outbox in self._outboxes.values():
-            outbox.close()
-        self._outboxes.clear()
-        self.inbox.close()
+        for sender in self._senders.values():
+            sender.close()
+        self._senders.clear()
+        self.receiver.close()
 
     def _receive(self, meeting: Rendezvous, edge: int, node: Tensor, xp: ModuleType) -> Any:
         """Wait for what another device sends in this step."""
@@ -333,7 +335,7 @@ class Station:
         aborted = self._aborted.get(plan)
         if aborted is not None and aborted[0] >= step:
             raise AbortedError(aborted[1])
-        if self.waiting and any(letter.kind == CLOSE for letter in self.waiting):
+        if self.waiting and any(message.kind == CLOSE for message in self.waiting):
             raise AbortedError("the session was closed in the middle of a step")
 
 

@@ -27,14 +27,14 @@ from nbdist.runtime.session.executor import (
     REGISTERED,
     RELEASE,
     RUN,
+    Executor,
     Place,
-    Station,
     lost,
 )
 from nbdist.runtime.session.program import Containers
-from nbdist.runtime.session.protocol import Wanted, unpack_piece
+from nbdist.runtime.session.protocol import ExecutorRequest, unpack_piece
 from nbdist.runtime.session.store import LOOK_EVERY, Store
-from nbdist.wire.channel.sender import Address, Letter
+from nbdist.wire.channel.sender import Address, Message
 from nbdist.wire.rpc.envelope import error_frame
 from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.rpc.server import Caller
@@ -51,7 +51,7 @@ class SessionHost:
     def __init__(self, place: Place, job: str, index: int, kinds: tuple[str, ...] = ("CPU:0",)) -> None:
         self.place, self.job, self.index, self.kinds = place, job, index, kinds
         self.store = Store()
-        self._stations: set[StationThread] = set()
+        self._executors: set[ExecutorThread] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -70,7 +70,7 @@ class SessionHost:
         """The full names of the task's devices."""
         return [f"/job:{self.job}/replica:0/task:{self.index}/device:{kind}" for kind in self.kinds]
 
-    def open(self, wanted: Wanted, ready: Callable[[Address | Exception], None]) -> None:
+    def open(self, wanted: ExecutorRequest, ready: Callable[[Address | Exception], None]) -> None:
         """Open a station for a client; ``ready`` gets its address, on the station's thread."""
         if wanted.device not in self.devices:
             raise InvalidArgumentError(
@@ -79,33 +79,33 @@ class SessionHost:
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"the Server of {self.task} is closed")
-            sources = next((t.sources for t in self._stations if t.session == wanted.session), None)
-            thread = StationThread(self, wanted, sources or Sources(self.store), ready)
-            self._stations.add(thread)
+            sources = next((t.sources for t in self._executors if t.session == wanted.session), None)
+            thread = ExecutorThread(self, wanted, sources or Sources(self.store), ready)
+            self._executors.add(thread)
         thread.start()
 
-    def refuse_late(self, wanted: Wanted) -> None:
+    def refuse_late(self, wanted: ExecutorRequest) -> None:
         """Block all further changes by stations of steps that a session has abandoned."""
         with self._lock:
-            late = [t for t in self._stations if t.session == wanted.session and t.client in wanted.given_up]
+            late = [t for t in self._executors if t.session == wanted.session and t.client in wanted.given_up]
         for thread in late:
             thread.refuse()
 
-    def ended(self, thread: StationThread) -> None:
+    def ended(self, thread: ExecutorThread) -> None:
         """Forget a station; a session's last one takes its datasets along, and isolated variables."""
         with self._lock:
-            self._stations.discard(thread)
-            if not any(t.session == thread.session for t in self._stations):
+            self._executors.discard(thread)
+            if not any(t.session == thread.session for t in self._executors):
                 thread.sources.close()
             prefix = thread.containers.prefix
-            if prefix and not any(t.containers.prefix == prefix for t in self._stations):
+            if prefix and not any(t.containers.prefix == prefix for t in self._executors):
                 self.store.drop_all(prefix)
 
     def close(self) -> None:
         """End all stations, those in the middle of a step as well."""
         with self._lock:
             self._closed = True
-            threads = list(self._stations)
+            threads = list(self._executors)
         self.store.close()
         for thread in threads:
             thread.stop()
@@ -123,7 +123,7 @@ class SessionHost:
                 else:
                     server.post(lambda: sender.fail(found, self.task))
 
-            wanted = Wanted.from_dict(frame.meta)
+            wanted = ExecutorRequest.from_dict(frame.meta)
             if wanted.incarnation != server.incarnation:
                 raise AbortedError(
                     f"{self.task} was started again since this session was made, and its variables are lost: "
@@ -157,13 +157,13 @@ class SessionHost:
         server.on("session.describe", describe)
 
 
-class StationThread(threading.Thread):
+class ExecutorThread(threading.Thread):
     """A station for one client, until that one closes it or is gone."""
 
     def __init__(
         self,
         host: SessionHost,
-        wanted: Wanted,
+        wanted: ExecutorRequest,
         sources: Sources,
         ready: Callable[[Address | Exception], None],
     ) -> None:
@@ -172,14 +172,14 @@ class StationThread(threading.Thread):
         self.session, self.sources = wanted.session, sources
         self.client = wanted.client.socket
         self.containers = Containers(host.job, wanted.isolate)
-        self._station: Station | None = None
+        self._station: Executor | None = None
         self._stopping = False
 
     def stop(self) -> None:
         """End soon; may be called from any thread."""
         self._stopping = True
         if self._station is not None:
-            self._station.inbox.wake()
+            self._station.receiver.wake()
 
     def refuse(self) -> None:
         """Block all further changes; may be called from any thread. Waits for a change that is under way."""
@@ -191,29 +191,29 @@ class StationThread(threading.Thread):
         try:
             try:
                 self._host.refuse_late(self._wanted)
-                station = self._opened()
+                executor = self._opened()
             except Exception as error:  # the client waits for an answer, whatever it is
                 self._ready(error)
                 return
-            self._ready(station.address)
+            self._ready(executor.address)
             try:
-                self._serve(station)
+                self._serve(executor)
             except NbdistError as error:  # the client is gone: nobody is left to tell
                 log.debug("a session's station on %s ended: %s", self._host.task, error)
             except Exception:
                 log.exception("a session's station on %s failed", self._host.task)
             finally:
-                station.close()
+                executor.close()
         finally:
             self._host.ended(self)
 
-    def _opened(self) -> Station:
+    def _opened(self) -> Executor:
         place = replace(self._host.place, transport=self._wanted.transport)
-        station = Station(place, self._host.store, self.sources, self._wanted.resets, self._wanted.patience)
+        executor = Executor(place, self._host.store, self.sources, self._wanted.resets, self._wanted.patience)
         try:
-            client = station.outbox(self._wanted.client, "the session's client")
+            client = executor.sender(self._wanted.client, "the session's client")
         except Exception:
-            station.close()
+            executor.close()
             raise
 
         def watch() -> None:
@@ -224,34 +224,34 @@ class StationThread(threading.Thread):
                 )
             client.check()
 
-        station.watch, self._station = watch, station
-        return station
+        executor.watch, self._station = watch, executor
+        return executor
 
-    def _serve(self, station: Station) -> None:
+    def _serve(self, executor: Executor) -> None:
         while not self._stopping:
-            if not station.waiting and not station.pump(LOOK_EVERY):
-                station.watch()
-            while station.waiting:
-                letter = station.waiting.popleft()
-                if letter.kind == CLOSE:
+            if not executor.waiting and not executor.pump(LOOK_EVERY):
+                executor.watch()
+            while executor.waiting:
+                message = executor.waiting.popleft()
+                if message.kind == CLOSE:
                     return
-                self._answer(station, letter)
+                self._answer(executor, message)
 
-    def _answer(self, station: Station, letter: Letter) -> None:
-        client = station.outbox(self._wanted.client)
+    def _answer(self, executor: Executor, message: Message) -> None:
+        client = executor.sender(self._wanted.client)
         try:
-            if letter.kind == RUN:
-                spans: list[Span] | None = [] if letter.meta.get("trace") else None
-                results = station.run(letter.plan, letter.step, letter.arrays, spans)
+            if message.kind == RUN:
+                spans: list[Span] | None = [] if message.meta.get("trace") else None
+                results = executor.run(message.plan, message.step, message.arrays, spans)
                 meta = None if spans is None else {"spans": Timeline(spans).to_dict()}
-                client.send(DONE, letter.plan, letter.step, letter.edge, results, meta)
-            elif letter.kind == REGISTER:
-                piece, stations = unpack_piece(letter.meta, letter.arrays)
-                program = station.register(letter.plan, piece, self.containers, stations)
+                client.send(DONE, message.plan, message.step, message.edge, results, meta)
+            elif message.kind == REGISTER:
+                piece, executors = unpack_piece(message.meta, message.arrays)
+                program = executor.register(message.plan, piece, self.containers, executors)
                 sizes = {"buffer_bytes": program.buffer_bytes, "value_bytes": program.value_bytes}
-                client.send(REGISTERED, letter.plan, letter.step, letter.edge, meta=sizes)
-            elif letter.kind == RELEASE:
-                station.release(letter.plan)
+                client.send(REGISTERED, message.plan, message.step, message.edge, meta=sizes)
+            elif message.kind == RELEASE:
+                executor.release(message.plan)
         except Exception as error:
             meta = error_frame(error, self._host.task).meta
-            client.send(FAILED, letter.plan, letter.step, letter.edge, meta=meta)
+            client.send(FAILED, message.plan, message.step, message.edge, meta=meta)

@@ -11,15 +11,15 @@ from nbdist.graph.compile.partition import Piece
 from nbdist.graph.serialize.encode import decode, encode
 from nbdist.wire.channel.sender import Address
 
-Stations = dict[str, tuple[Address, str]]
+Executors = dict[str, tuple[Address, str]]
 """By device: where its station is, and its task's name."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExecutorRequest:
     """What a session asks a task for: a station for its client, to run what is placed on one device.
 
-    Stations of one ``session`` read the same datasets; variables that are isolated are behind ``isolate``.
+    Executors of one ``session`` read the same datasets; variables that are isolated are behind ``isolate``.
     ``incarnation`` and ``resets`` are what the task said of itself when the session began. ``patience`` is
     how many seconds an op may wait for other sessions. ``given_up`` are the sockets of the session's clients
     with abandoned steps: the stations of these steps make no further changes.
@@ -40,7 +40,7 @@ class Wanted:
         return {**asdict(self), "client": self.client.to_dict()}
 
     @classmethod
-    def from_dict(cls, entries: dict[str, Any]) -> Wanted:
+    def from_dict(cls, entries: dict[str, Any]) -> ExecutorRequest:
         """Return what ``to_dict`` described; DataLossError for anything else."""
         try:
             given_up = tuple(entries.get("given_up", ()))
@@ -58,7 +58,7 @@ class Wanted:
         return wanted
 
 
-def pack_piece(piece: Piece, stations: Stations) -> tuple[dict[str, Any], list[Array]]:
+def pack_piece(piece: Piece, executors: Executors) -> tuple[dict[str, Any], list[Array]]:
     """Return a piece, and the stations it sends to, as plain values and arrays."""
     graph, arrays = encode(piece.graph.tensors)
     at = {t: n for n, t in enumerate(piece.graph.tensors)}
@@ -68,12 +68,12 @@ def pack_piece(piece: Piece, stations: Stations) -> tuple[dict[str, Any], list[A
         "order": [at[t] for t in piece.order],
         "feeds": [[n, at[t]] for n, t in piece.feeds],
         "fetches": [[n, at[t]] for n, t in piece.fetches],
-        "stations": {device: [address.to_dict(), name] for device, (address, name) in stations.items()},
+        "stations": {device: [address.to_dict(), name] for device, (address, name) in executors.items()},
     }
     return meta, arrays
 
 
-def unpack_piece(meta: dict[str, Any], arrays: tuple[Array, ...]) -> tuple[Piece, Stations]:
+def unpack_piece(meta: dict[str, Any], arrays: tuple[Array, ...]) -> tuple[Piece, Executors]:
     """Return what ``pack_piece`` packed; DataLossError for anything else."""
     try:
         graph = decode(meta["graph"], list(arrays))
@@ -85,10 +85,10 @@ def unpack_piece(meta: dict[str, Any], arrays: tuple[Array, ...]) -> tuple[Piece
             [(int(n), tensors[at]) for n, at in meta["feeds"]],
             [(int(n), tensors[at]) for n, at in meta["fetches"]],
         )
-        stations = {
+        executors = {
             str(device): (Address.from_dict(address), str(name))
             for device, (address, name) in meta["stations"].items()
         }
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise DataLossError(f"what arrived is no piece of a graph: {type(error).__name__}: {error}") from None
-    return piece, stations
+    return piece, executors

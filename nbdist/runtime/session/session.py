@@ -30,7 +30,7 @@ from nbdist.graph.tensor import Graph, Placeholder, Tensor, Variable, default_gr
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.runtime.session.cluster import ClusterEngine
 from nbdist.runtime.session.datasets import Sources
-from nbdist.runtime.session.dispatch import Line, Registered
+from nbdist.runtime.session.dispatch import Registered, StepDispatcher
 from nbdist.runtime.session.program import Containers, Mark, PieceProgram, Scratch, spans_of
 from nbdist.runtime.session.resources import Resources
 from nbdist.runtime.session.store import Bell, Store, Waiting
@@ -105,9 +105,11 @@ class Session:
         self._sources = Sources(self._store)  # of this process, where there is no cluster
         self._shapes: dict[Any, set[Any]] = {}
         self._setters: dict[Variable, tuple[Placeholder, Tensor]] = {}
-        self._free: list[Lane] = []
-        self._busy: set[Lane] = set()
-        self._spent: list[Lane] = []  # that broke, where variables or data would go with the last one
+        self._free: list[SessionThread] = []
+        self._busy: set[SessionThread] = set()
+        self._spent: list[
+            SessionThread
+        ] = []  # that broke, where variables or data would go with the last one
         self._once = Once()
         self._lock = threading.Lock()
         self._open = True
@@ -176,8 +178,8 @@ class Session:
         """End the session. Variables on a cluster stay; those of this process are forgotten."""
         with self._lock:
             self._open = False
-            for lane in self._busy:  # its thread closes it, when it is back from there
-                lane.cancel()
+            for session_thread in self._busy:  # its thread closes it, when it is back from there
+                session_thread.cancel()
         self._end()
 
     def __enter__(self) -> Session:
@@ -208,8 +210,8 @@ class Session:
     ) -> list[Any]:
         shapes = self._planned_shapes(wanted, feeds, arrays)
         key = (tuple(wanted), tuple(feeds), tuple(shapes))
-        with self._lane() as lane:
-            return lane.run(key, lambda: self._cut(wanted, feeds, shapes), arrays, spans)
+        with self._lane() as session_thread:
+            return session_thread.run(key, lambda: self._cut(wanted, feeds, shapes), arrays, spans)
 
     def _planned_shapes(self, wanted: list[Tensor], feeds: list[Tensor], arrays: list[Array]) -> list[Shape]:
         """Return the shapes to plan for: those of the arrays, or the declared ones if these keep changing."""
@@ -229,27 +231,27 @@ class Session:
         )
 
     @contextmanager
-    def _lane(self) -> Iterator[Lane]:
+    def _lane(self) -> Iterator[SessionThread]:
         """Lend a lane that no other thread uses."""
         with self._lock:
             self._check_open()
-            lane = self._free.pop() if self._free else None
-            if lane is None:
+            session_thread = self._free.pop() if self._free else None
+            if session_thread is None:
                 line = self._engine.line() if self._engine else None
-                lane = Lane(line, self._store, self._sources, self._patience)
-            self._busy.add(lane)
+                session_thread = SessionThread(line, self._store, self._sources, self._patience)
+            self._busy.add(session_thread)
         try:
-            yield lane
+            yield session_thread
         finally:
             with self._lock:
-                self._busy.discard(lane)
-                usable = self._open and not lane.broken
+                self._busy.discard(session_thread)
+                usable = self._open and not session_thread.broken
                 holds = self._engine is not None and (self._engine.isolated or self._once.any)
                 kept = self._open and holds
                 if usable or kept:
-                    (self._free if usable else self._spent).append(lane)
+                    (self._free if usable else self._spent).append(session_thread)
             if not usable and not kept:
-                lane.close()
+                session_thread.close()
 
     def _feeds(self, feed_dict: Mapping[Tensor, Any]) -> tuple[list[Tensor], list[Array]]:
         if not isinstance(feed_dict, Mapping):
@@ -287,11 +289,13 @@ def _seconds(name: str, value: Any) -> float | None:
     return seconds
 
 
-def _let_go(free: list[Lane], spent: list[Lane], engine: ClusterEngine | None, sources: Sources) -> None:
+def _let_go(
+    free: list[SessionThread], spent: list[SessionThread], engine: ClusterEngine | None, sources: Sources
+) -> None:
     """Close what a session has open, when it is closed or nobody has it any more."""
-    for lanes in (free, spent):
-        while lanes:
-            lanes.pop().close()
+    for session_threads in (free, spent):
+        while session_threads:
+            session_threads.pop().close()
     sources.close()
     if engine is not None:
         engine.close()
@@ -400,16 +404,16 @@ class Once:
 MOST_PLANS = 128  # that stay ready
 
 
-class Lane:
+class SessionThread:
     """Runs plans over a line to a cluster, or in this process where there is none.
 
     ``patience`` is how many seconds an op of this process may wait for other threads.
     """
 
     def __init__(
-        self, line: Line | None, store: Store, sources: Sources, patience: float | None = None
+        self, line: StepDispatcher | None, store: Store, sources: Sources, patience: float | None = None
     ) -> None:
-        self._line, self._store, self._sources = line, store, sources
+        self._dispatcher, self._store, self._sources = line, store, sources
         self._bell = Bell()
         self._waiting = self._bell.waiting(patience)
         self._scratch = Scratch(store)
@@ -418,7 +422,7 @@ class Lane:
     @property
     def broken(self) -> bool:
         """Whether a task did not end a step: this lane is of no use any more."""
-        return self._line is not None and self._line.broken
+        return self._dispatcher is not None and self._dispatcher.broken
 
     def run(
         self,
@@ -431,8 +435,8 @@ class Lane:
         ready = self._ready.get(key)
         if ready is None:
             plan = cut()
-            if self._line is not None:
-                ready = self._line.register(plan)
+            if self._dispatcher is not None:
+                ready = self._dispatcher.register(plan)
             else:
                 ready = _Here(plan, self._store, self._sources, self._scratch, self._waiting)
             self._ready[key] = ready
@@ -441,8 +445,8 @@ class Lane:
         else:
             self._ready.move_to_end(key)
         if isinstance(ready, Registered):
-            assert self._line is not None
-            results = self._line.run(ready, feeds, spans)
+            assert self._dispatcher is not None
+            results = self._dispatcher.run(ready, feeds, spans)
         else:
             results = ready.run(feeds, spans)
         return [None if value is None else value[()] for value in results]
@@ -450,19 +454,19 @@ class Lane:
     def cancel(self) -> None:
         """Cut off the step that waits for others, if one does; from any thread."""
         self._bell.cancel()
-        if self._line is not None:
-            self._line.cancel()
+        if self._dispatcher is not None:
+            self._dispatcher.cancel()
 
     def close(self) -> None:
         """Let go of all plans."""
         self._ready.clear()
         self._scratch.close()
-        if self._line is not None:
-            self._line.close()
+        if self._dispatcher is not None:
+            self._dispatcher.close()
 
     def _release(self, ready: Registered | _Here) -> None:
-        if isinstance(ready, Registered) and self._line is not None:
-            self._line.release(ready)
+        if isinstance(ready, Registered) and self._dispatcher is not None:
+            self._dispatcher.release(ready)
 
 
 class _Here:

@@ -1,10 +1,10 @@
-"""A letter and its bytes: what one step's command, value or result looks like in a pipe or a shared slot.
+"""A message and its bytes: what one step's command, value or result looks like in a pipe or a shared slot.
 
     in a pipe    HEAD | table | the arrays' bytes | meta | END      whole, at most 4,096 bytes, or
                  HEAD | sequence | name of a segment | END          for what lies in that segment:
     in a slot    SLOT | table | meta | the arrays' bytes
 
-The table holds one entry per array: dtype code, dimensions, and where its bytes are. Everything a letter
+The table holds one entry per array: dtype code, dimensions, and where its bytes are. Everything a message
 claims is checked against what is there before it is believed; nothing here does input or output.
 """
 
@@ -42,18 +42,18 @@ SLOT = struct.Struct("<QQQQ")  # sequence, and in bytes: start of the table, len
 ENTRIES = [struct.Struct(f"<BB6xQ{ndim}Q") for ndim in range(MAX_NDIM + 1)]  # code, ndim, start, dimensions
 ENTRY = ENTRIES[0]
 ROOM = select.PIPE_BUF
-"""The longest letter: what a pipe takes whole, never mixed with another writer's."""
+"""The longest message: what a pipe takes whole, never mixed with another writer's."""
 
 
-ALIGNMENT = 8  # of every letter and of the arrays in it
-END = b"/letter."  # that it stands where the head says tells a letter from one that was cut off
+ALIGNMENT = 8  # of every message and of the arrays in it
+END = b"/letter."  # that it stands where the head says tells a message from one that was cut off
 PADDING = [bytes(-size % ALIGNMENT) for size in range(ALIGNMENT)]
 CALL_TO_WAKE = HEAD.pack(MAGIC, HEAD.size + len(END), WAKE, 0, 0, 0, 0, 0, 0) + END
 Layout = list[tuple[np.dtype[Any], tuple[int, ...], int]]  # dtype, shape, start
 
 
 @dataclass(slots=True)
-class Letter:
+class Message:
     """What one task or client tells another in one step.
 
     `kind` (0 to 255) says what it is, `plan` and `step` which work it belongs to, `edge` (up to 2**32 - 1)
@@ -70,7 +70,7 @@ class Letter:
 
 @dataclass(slots=True)
 class Pointer:
-    """A letter whose contents lie in a shared segment, as that segment's `sequence`-th letter."""
+    """A message whose contents lie in a shared segment, as that segment's `sequence`-th message."""
 
     kind: int
     plan: int
@@ -84,10 +84,10 @@ class Pointer:
 def encode(
     kind: int, plan: int, step: int, edge: int, arrays: Sequence[Array], meta: bytes = b""
 ) -> bytes | None:
-    """Return a whole letter, or None if it does not fit in `ROOM` bytes.
+    """Return a whole message, or None if it does not fit in `ROOM` bytes.
 
     >>> decode(encode(1, 7, 3, 0, [np.float32(0.5)], pack_values({"loss": True}, 1)))
-    Letter(kind=1, plan=7, step=3, edge=0, arrays=(array(0.5, dtype=float32),), meta={'loss': True})
+    Message(kind=1, plan=7, step=3, edge=0, arrays=(array(0.5, dtype=float32),), meta={'loss': True})
     """
     start = HEAD.size
     for array in arrays:
@@ -115,7 +115,7 @@ def encode(
 
 
 def encode_pointer(pointer: Pointer) -> bytes:
-    """Return the letter that says where in shared memory the contents are."""
+    """Return the message that says where in shared memory the contents are."""
     name = pointer.name.encode()
     length = HEAD.size + SEQUENCE.size + len(name) + -len(name) % ALIGNMENT + len(END)
     head = _head(
@@ -124,49 +124,49 @@ def encode_pointer(pointer: Pointer) -> bytes:
     return b"".join((head, SEQUENCE.pack(pointer.sequence), name, PADDING[len(name) % ALIGNMENT], END))
 
 
-def decode(letter: bytes) -> Letter | Pointer | None:
-    """Return what one letter says, None for a mere call to wake; its arrays are read-only views of the bytes.
+def decode(message: bytes) -> Message | Pointer | None:
+    """Return what one message says, None for a wake-up; its arrays are read-only views of the bytes.
 
     Raises DataLossError for anything that was not encoded here.
     """
-    if len(letter) < HEAD.size:
-        raise DataLossError(f"{len(letter)} bytes that are no letter")
-    magic, length, form, kind, count, tail, edge, plan, step = HEAD.unpack_from(letter)
-    if magic != MAGIC or length != len(letter) or not letter.endswith(END):
-        raise DataLossError(f"{len(letter)} bytes that are no letter")
+    if len(message) < HEAD.size:
+        raise DataLossError(f"{len(message)} bytes that are no message")
+    magic, length, form, kind, count, tail, edge, plan, step = HEAD.unpack_from(message)
+    if magic != MAGIC or length != len(message) or not message.endswith(END):
+        raise DataLossError(f"{len(message)} bytes that are no message")
     if form == IN_SLOT:
         name_at = HEAD.size + SEQUENCE.size
         if length != name_at + tail + -tail % ALIGNMENT + len(END):
-            raise DataLossError(f"a letter of {length} bytes names a segment with {tail}")
+            raise DataLossError(f"a message of {length} bytes names a segment with {tail}")
         try:
-            name = letter[name_at : name_at + tail].decode()
+            name = message[name_at : name_at + tail].decode()
         except UnicodeDecodeError:
-            raise DataLossError("a letter's segment has a name that is not text") from None
-        (sequence,) = SEQUENCE.unpack_from(letter, HEAD.size)
+            raise DataLossError("a message's segment has a name that is not text") from None
+        (sequence,) = SEQUENCE.unpack_from(message, HEAD.size)
         return Pointer(kind, plan, step, edge, count, name, sequence)
     if form == WAKE:
         return None
     if form != WHOLE:
-        raise DataLossError(f"a letter of the unknown form {form}")
+        raise DataLossError(f"a message of the unknown form {form}")
     meta_at = length - len(END) - tail - -tail % ALIGNMENT
-    layout, table_end = read_table(letter, HEAD.size, meta_at, count)
-    arrays = views(letter, layout)
+    layout, table_end = read_table(message, HEAD.size, meta_at, count)
+    arrays = views(message, layout)
     if table_end + sum(array.nbytes + -array.nbytes % ALIGNMENT for array in arrays) != meta_at:
-        raise DataLossError(f"a letter of {length} bytes does not add up")
-    return Letter(kind, plan, step, edge, arrays, unpack_meta(letter[meta_at : meta_at + tail]))
+        raise DataLossError(f"a message of {length} bytes does not add up")
+    return Message(kind, plan, step, edge, arrays, unpack_meta(message[meta_at : meta_at + tail]))
 
 
 def read_table(buffer: bytes, at: int, end: int, count: int) -> tuple[Layout, int]:
     """Return what a table of `count` entries at `at` says, and where it ends; all of it lies before `end`."""
     if count > MAX_ARRAYS:
-        raise DataLossError(f"a letter claims {count} arrays; at most {MAX_ARRAYS}")
+        raise DataLossError(f"a message claims {count} arrays; at most {MAX_ARRAYS}")
     layout: Layout = []
     for _ in range(count):
         if at + ENTRY.size > end or buffer[at + 1] > MAX_NDIM:
-            raise DataLossError("a letter's table is cut off or damaged")
+            raise DataLossError("a message's table is cut off or damaged")
         entry = ENTRIES[buffer[at + 1]]
         if at + entry.size > end or buffer[at] >= len(DTYPES):
-            raise DataLossError("a letter's table is cut off or damaged")
+            raise DataLossError("a message's table is cut off or damaged")
         code, _, start, *shape = entry.unpack_from(buffer, at)
         layout.append((DTYPES[code], tuple(shape), start))
         at += entry.size
@@ -187,7 +187,7 @@ def views(memory: Any, layout: Layout) -> tuple[Array, ...]:
 
 
 def to_frame(kind: int, plan: int, step: int, edge: int, arrays: Sequence[Array], meta: bytes) -> Frame:
-    """Return the frame that carries a letter over a socket."""
+    """Return the frame that carries a message over a socket."""
     _head(0, WHOLE, kind, len(arrays), 0, edge, plan, step)  # the same numbers are refused on both ways
     numbers = [kind, plan, step, edge]
     if len(meta) <= MAX_META // 2:
@@ -195,11 +195,11 @@ def to_frame(kind: int, plan: int, step: int, edge: int, arrays: Sequence[Array]
     return Frame(FRAME, {"letter": numbers}, (np.frombuffer(meta, np.uint8), *arrays))
 
 
-def from_frame(frame: Frame) -> Letter:
-    """Return the letter that a frame carries; DataLossError if it carries none."""
+def from_frame(frame: Frame) -> Message:
+    """Return the message that a frame carries; DataLossError if it carries none."""
     numbers, meta, arrays = frame.meta.get("letter"), frame.meta.get("meta"), frame.arrays
     if frame.kind != FRAME or not isinstance(numbers, list):
-        raise DataLossError(f"a frame of kind {frame.kind!r} is no letter")
+        raise DataLossError(f"a frame of kind {frame.kind!r} is no message")
     if meta is None and arrays and arrays[0].dtype == np.uint8:
         meta, arrays = arrays[0].tobytes(), arrays[1:]
     if (
@@ -207,14 +207,14 @@ def from_frame(frame: Frame) -> Letter:
         or any(type(one) is not int or one < 0 for one in numbers)
         or type(meta) is not bytes
     ):
-        raise DataLossError(f"a letter with the numbers {numbers!r} and meta of {type(meta).__name__}")
+        raise DataLossError(f"a message with the numbers {numbers!r} and meta of {type(meta).__name__}")
     kind, plan, step, edge = numbers
-    return Letter(kind, plan, step, edge, arrays, unpack_meta(meta))
+    return Message(kind, plan, step, edge, arrays, unpack_meta(meta))
 
 
 def pack_values(values: dict[str, Any] | None, kind: int) -> bytes:
-    """Return a letter's plain values as bytes; there is no limit but the segment's memory."""
-    return pack_meta(values, f"letter {kind}", 1 << 32) if values else b""
+    """Return a message's plain values as bytes; there is no limit but the segment's memory."""
+    return pack_meta(values, f"message {kind}", 1 << 32) if values else b""
 
 
 def _head(length: int, form: int, kind: int, count: int, tail: int, edge: int, plan: int, step: int) -> bytes:
@@ -222,17 +222,17 @@ def _head(length: int, form: int, kind: int, count: int, tail: int, edge: int, p
         return HEAD.pack(MAGIC, length, form, kind, count, tail, edge, plan, step)
     except struct.error as error:
         raise InvalidArgumentError(
-            f"a letter of kind {kind}, plan {plan}, step {step}, edge {edge}, {count} arrays: {error}"
+            f"a message of kind {kind}, plan {plan}, step {step}, edge {edge}, {count} arrays: {error}"
         ) from None
 
 
-# What was read from a pipe, cut into letters. Pure.
+# What was read from a pipe, cut into messages. Pure.
 
 
-class Unread:
-    """What was read from a pipe and not yet taken: letters of several writers, one after the other.
+class PipeBuffer:
+    """What was read from a pipe and not yet taken: messages of several writers, one after the other.
 
-    What is no letter is skipped up to the next one, and counted in `damaged`; `trouble` says what it was.
+    What is no message is skipped up to the next one, and counted in `damaged`; `trouble` says what it was.
     """
 
     def __init__(self) -> None:
@@ -244,30 +244,30 @@ class Unread:
         self._skipping = False
 
     def add(self, chunk: bytes, whole: bool) -> None:
-        """Take what was read; `whole` says that the pipe held no more: then it ends where a letter ends."""
+        """Take what was read; `whole` says that the pipe held no more: then it ends where a message ends."""
         self._bytes = self._bytes[self._at :] + chunk if self._at < len(self._bytes) else chunk
         self._at, self._whole = 0, whole
 
-    def take(self) -> Letter | Pointer | None:
-        """Return the next letter, or None if no whole one is left."""
+    def take(self) -> Message | Pointer | None:
+        """Return the next message, or None if no whole one is left."""
         while self._at < len(self._bytes):
             at, left = self._at, len(self._bytes) - self._at
             length = HEAD.unpack_from(self._bytes, at)[1] if left >= HEAD.size else left + 1
             if length <= left and length >= HEAD.size and not length % ALIGNMENT:
                 try:
-                    letter = decode(
+                    message = decode(
                         self._bytes if length == len(self._bytes) else self._bytes[at : at + length]
                     )
                 except DataLossError as error:
                     self._skip(str(error))
                     continue
                 self._at, self._skipping = at + length, False
-                if letter is not None:
-                    return letter
+                if message is not None:
+                    return message
             elif not self._whole and left < ROOM:
                 return None
             else:
-                self._skip(f"{left} bytes that begin no letter")
+                self._skip(f"{left} bytes that begin no message")
         return None
 
     def _skip(self, trouble: str) -> None:

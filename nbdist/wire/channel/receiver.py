@@ -1,4 +1,4 @@
-"""Where letters arrive: one named pipe and one authenticated socket, looked at together."""
+"""Where messages arrive: one named pipe and one authenticated socket, looked at together."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nbdist.errors import DataLossError, InvalidArgumentError
-from nbdist.wire.channel.message import CALL_TO_WAKE, Letter, Pointer, Unread, from_frame
-from nbdist.wire.channel.slots import Mappings
+from nbdist.wire.channel.message import CALL_TO_WAKE, Message, PipeBuffer, Pointer, from_frame
+from nbdist.wire.channel.slots import SlotMappings
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.frame import unpack_meta
 from nbdist.wire.rpc.server import Listener
@@ -25,7 +25,7 @@ READ_BYTES = 1 << 16  # a pipe's usual capacity, so that one read takes all that
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an Inbox is reached: its host's identity, the doorbell's name there, and its socket's ip:port.
+    """Where a MessageReceiver is reached: host identity, name of the doorbell there, ip:port of the socket.
 
     `bell` is empty where no pipe could be made.
     """
@@ -48,8 +48,8 @@ class Address:
         return cls(**entries)
 
 
-class Inbox:
-    """Where letters arrive; one thread creates, polls and closes it. Runs on a task or a client.
+class MessageReceiver:
+    """Where messages arrive; one thread creates, polls and closes it. Runs on a task or a client.
 
     `prefix` starts the names of shared files; `host_identity` is equal for all who share this host's memory.
     """
@@ -59,9 +59,9 @@ class Inbox:
     ) -> None:
         self.notes: list[str] = []
         """What people should know, such as that there is no room for a pipe."""
-        self._unread = Unread()
-        self._held: Letter | None = None
-        self._mappings = Mappings()
+        self._unread = PipeBuffer()
+        self._held: Message | None = None
+        self._mappings = SlotMappings()
         self._refused = self._reported = 0
         self._woken = self._closed = False
         self._waking = threading.Lock()
@@ -71,7 +71,7 @@ class Inbox:
             self._bell = Doorbell.create(prefix)
             self._pipe = self._pipe_in = self._bell.fileno()
         except OSError as error:
-            self.notes.append(f"letters travel over sockets: no pipe can be made in shared memory: {error}")
+            self.notes.append(f"messages travel over sockets: no pipe can be made in shared memory: {error}")
             self._pipe, self._pipe_in = os.pipe()  # to be woken by
             os.set_blocking(self._pipe, False)
             os.set_blocking(self._pipe_in, False)
@@ -83,23 +83,23 @@ class Inbox:
 
     @property
     def damaged(self) -> int:
-        """How many letters were refused because they were none, or pointed at what is not there."""
+        """How many messages were refused because they were none, or pointed at what is not there."""
         return self._unread.damaged + self._refused + self._listener.damaged
 
-    def next(self, timeout: float | None = None) -> Letter | None:
-        """Return the next letter; None after `timeout` seconds (None: never) and when woken.
+    def next(self, timeout: float | None = None) -> Message | None:
+        """Return the next message; None after `timeout` seconds (None: never) and when woken.
 
         Its arrays are read-only. Those that came through shared memory are valid until the sender's next
-        letter of the same kind, plan and edge: copy what is to be kept for longer.
+        message of the same kind, plan and edge: copy what is to be kept for longer.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             if self._woken:
                 self._woken = False
                 return None
-            letter = self._from_pipe() or (self._from_socket() if self._look_at_socket else None)
-            if letter is not None:
-                return letter
+            message = self._from_pipe() or (self._from_socket() if self._look_at_socket else None)
+            if message is not None:
+                return message
             wait = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
             ready = self._poll.poll(wait)
             for descriptor, _ in ready:
@@ -119,7 +119,7 @@ class Inbox:
                     os.write(self._pipe_in, CALL_TO_WAKE)
 
     def fileno(self) -> int:
-        """Return what becomes readable when a letter is in the pipe; those of the socket do not show here."""
+        """Return what becomes readable when a message is in the pipe; those of the socket do not show."""
         return self._pipe
 
     def take_in(self) -> None:
@@ -135,7 +135,7 @@ class Inbox:
         self._mappings.release()
 
     def close(self) -> None:
-        """Close the pipe and the port; letters that were not read are lost. May be called twice."""
+        """Close the pipe and the port; messages that were not read are lost. May be called twice."""
         with self._waking:
             if self._closed:
                 return
@@ -148,47 +148,49 @@ class Inbox:
         self._listener.close()
         self._mappings.close()
 
-    def _from_pipe(self) -> Letter | None:
-        """Return the next letter of those that were read from the pipe."""
+    def _from_pipe(self) -> Message | None:
+        """Return the next message of those that were read from the pipe."""
         while True:
             damaged = self._unread.damaged
-            letter = self._unread.take()
+            message = self._unread.take()
             if self._unread.damaged != damaged:
                 self._report(self._unread.trouble)
-            if not isinstance(letter, Pointer):
-                return letter
+            if not isinstance(message, Pointer):
+                return message
             try:
-                arrays, meta = self._mappings.read(letter)
-                return Letter(letter.kind, letter.plan, letter.step, letter.edge, arrays, unpack_meta(meta))
+                arrays, meta = self._mappings.read(message)
+                return Message(
+                    message.kind, message.plan, message.step, message.edge, arrays, unpack_meta(meta)
+                )
             except DataLossError as error:
                 self._refused += 1
                 self._report(str(error))
 
-    def _from_socket(self) -> Letter | None:
-        """Return the next letter, one that came by socket or, for those may be older, one of the pipe."""
+    def _from_socket(self) -> Message | None:
+        """Return the next message, one that came by socket or, for those may be older, one of the pipe."""
         while self._held is None:
-            message = self._listener.receive()
-            if message is None:
+            received = self._listener.receive()
+            if received is None:
                 if not self._listener.pending():
                     self._look_at_socket = False
                     return None
                 self._listener.poll(0)  # a handshake
                 continue
             try:
-                self._held = from_frame(message[1])
+                self._held = from_frame(received[1])
             except DataLossError as error:
                 self._refused += 1
-                message[0].fail(error)
+                received[0].fail(error)
                 self._report(str(error))
         self.take_in()
         older = self._from_pipe()
         if older is not None:
             return older
-        letter, self._held = self._held, None
-        return letter
+        message, self._held = self._held, None
+        return message
 
     def _report(self, trouble: str) -> None:
         """Log what was refused: the first, the second, the fourth, ..., for there may be floods of it."""
         self._reported += 1
         if self._reported & (self._reported - 1) == 0:
-            log.warning("refused a letter (%d so far): %s", self._reported, trouble)
+            log.warning("refused a message (%d so far): %s", self._reported, trouble)

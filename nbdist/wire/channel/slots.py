@@ -1,11 +1,11 @@
-"""Slots: shared memory in which one sender's large values stand, and the receiver's views of them.
+"""MessageSlots: shared memory in which one sender's large values stand, and the receiver's views of them.
 
-    slots = Slots("nbdist-c1")                                       # the sender
-    letter = slots.fill(kind=2, plan=7, step=3, edge=0, arrays=[x])  # x is copied in; the letter points there
-    arrays, meta = Mappings().read(decode(letter))                   # the receiver: views, nothing copied
+    slots = MessageSlots("nbdist-c1")                                       # the sender
+    message = slots.fill(kind=2, plan=7, step=3, edge=0, arrays=[x])  # x is copied in
+    arrays, meta = SlotMappings().read(decode(message))  # the receiver: views, nothing copied
 
-There is one slot per (kind, plan, edge). Its next letter overwrites it, so whoever sends step n + 1 must know
-that step n was read; a letter whose slot was overwritten before it was looked at is refused.
+There is one slot per (kind, plan, edge). Its next message overwrites it, so a sender of step n + 1 must know
+that step n was read; a message whose slot was overwritten before it was looked at is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAGE = mmap.PAGESIZE
 LENT_AT = PAGE  # where lent memory begins; what describes it stands before
 
 
-class Slots:
+class MessageSlots:
     """One sender's slots, made when first used and made anew when they must grow."""
 
     def __init__(self, prefix: str) -> None:
@@ -38,7 +38,7 @@ class Slots:
     def fill(
         self, kind: int, plan: int, step: int, edge: int, arrays: Sequence[Array], meta: bytes = b""
     ) -> bytes:
-        """Copy a letter's contents into its slot; return the letter that points there.
+        """Copy a message's contents into its slot; return the message that points there.
 
         Arrays that lie in the slot's lent memory already are not copied. Raises ResourceExhaustedError when
         the host has no room for the segment.
@@ -92,9 +92,9 @@ class _Slot:
         ]
 
     def write(self, arrays: Sequence[Array], meta: bytes) -> int:
-        """Write a letter's contents; return its number in this slot."""
+        """Write a message's contents; return its number in this slot."""
         self.sequence += 1
-        # First of all: whoever still reads the letter before must see that it is gone.
+        # First of all: whoever still reads the message before must see that it is gone.
         SLOT.pack_into(self._memory, 0, self.sequence, LINE, len(self._table), len(meta))
         at = LINE + len(self._table)
         self._memory[LINE:at] = self._table
@@ -154,16 +154,16 @@ def _place_of(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-class Mappings:
+class SlotMappings:
     """One receiver's views of the slots of all who send to it."""
 
     def __init__(self) -> None:
         self._mappings: dict[str, _Mapping] = {}
 
     def read(self, pointer: Pointer) -> tuple[tuple[Array, ...], bytes]:
-        """Return read-only views of a letter's arrays, and its packed meta.
+        """Return read-only views of a message's arrays, and its packed meta.
 
-        Raises DataLossError when what the letter points at is not there, not private to this user, too short,
+        Raises DataLossError when what the message points at is not there, not private to this user, short,
         or overwritten.
         """
         mapping = self._mappings.get(pointer.name)
@@ -172,7 +172,7 @@ class Mappings:
             try:
                 mapping = self._mappings[pointer.name] = _Mapping(Segment.open(pointer.name))
             except (NbdistError, OSError, ValueError) as error:
-                raise DataLossError(f"a letter's shared memory cannot be used: {error}") from None
+                raise DataLossError(f"a message's shared memory cannot be used: {error}") from None
         return mapping.read(pointer.sequence, pointer.count)
 
     def release(self) -> None:
@@ -195,20 +195,20 @@ class _Mapping:
     def read(self, sequence: int, count: int) -> tuple[tuple[Array, ...], bytes]:
         memory = self._memory
         if len(memory) < SLOT.size:
-            raise DataLossError(f"a letter's shared memory has only {len(memory)} bytes")
+            raise DataLossError(f"a message's shared memory has only {len(memory)} bytes")
         found, at, table_length, meta_length = SLOT.unpack_from(memory)
         meta_at = at + table_length
         if meta_at + meta_length > len(memory):
-            raise DataLossError("a letter in shared memory is longer than that")
+            raise DataLossError("a message in shared memory is longer than that")
         table, meta = bytes(memory[at:meta_at]), bytes(memory[meta_at : meta_at + meta_length])
         if found != sequence or SLOT.unpack_from(memory)[0] != sequence:
             raise DataLossError(
-                f"letter {sequence} in shared memory was overwritten by letter {found} of the same kind, "
+                f"message {sequence} in shared memory was overwritten by message {found} of the same kind, "
                 "plan and edge before it was read"
             )
         if self._arrays is None or table != self._table or len(self._arrays) != count:
             layout, end = read_table(table, 0, len(table), count)
             if end != len(table):
-                raise DataLossError("a letter's table in shared memory is longer than it says")
+                raise DataLossError("a message's table in shared memory is longer than it says")
             self._arrays, self._table = views(memory, layout), table
         return self._arrays, meta

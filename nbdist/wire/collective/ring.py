@@ -1,9 +1,9 @@
 """Collectives between hosts: each rank sends to the next one only, over an authenticated socket.
 
-    round   2 (n - 1) letters: n - 1 to combine the n pieces, each on its way round, n - 1 to hand them out
+    round   2 (n - 1) messages: n - 1 to combine the n pieces, each on its way round, n - 1 to hand them out
 
 A large array is several rounds, of which a few are under way at once, so that a piece travels while another
-is combined (Patarasuk and Yuan 2009). Every rank's result needs letters of all others, and a rank passes
+is combined (Patarasuk and Yuan 2009). Every rank's result needs messages of all others, and a rank passes
 nothing on before its neighbour is known to make the same call: so nobody finishes a call on which not all
 agree.
 """
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, UnavailableError
-from nbdist.wire.channel.sender import Address, Inbox, Letter, Outbox
+from nbdist.wire.channel.sender import Address, Message, MessageReceiver, MessageSender
 from nbdist.wire.collective.base import (
     LOOK_EVERY,
     AbortCheck,
@@ -48,10 +48,10 @@ class Transport(Protocol):
         """Begin a call that all ranks describe by `text`."""
 
     def send(self, edge: int, value: Array) -> None:
-        """Send letter `edge` of the call to the rank after."""
+        """Send message `edge` of the call to the rank after."""
 
     def receive(self, edge: int) -> Array:
-        """Return letter `edge` from the rank before, as bytes; raise GroupBroken if it does not come."""
+        """Return message `edge` from the rank before, as bytes; raise GroupBroken if it does not come."""
 
     def finish(self) -> None:
         """Note that the call is done."""
@@ -83,7 +83,7 @@ class RingCollective(Collective):
         self._timeout = member.timeout
 
     def check(self) -> None:
-        """Raise the reason if the group is broken, as far as letters have come that say so."""
+        """Raise the reason if the group is broken, as far as messages have come that say so."""
         super().check()
         try:
             self._neighbours.check()
@@ -154,7 +154,7 @@ class _RingRun:
 
     def run(self) -> None:
         messages, begun = self._schedule.messages, time.perf_counter()
-        waits = True  # for the first letter: that the rank before has come
+        waits = True  # for the first message: that the rank before has come
         for number, step in self._schedule.actions():
             if step == BEGIN:
                 self._begin(number)
@@ -200,15 +200,17 @@ class RingEndpoint(Endpoint):
         if member.keys is None:
             raise InvalidArgumentError("a ring needs the cluster's keys")
         self._member = member
-        self._inbox = Inbox(member.keys, member.prefix, member.bind, host_identity=member.hosts[member.rank])
-        # Letters come by socket; so nothing is left behind, whatever happens to this process.
-        if self._inbox.address.bell:
-            (shared_folder() / self._inbox.address.bell).unlink()
+        self._receiver = MessageReceiver(
+            member.keys, member.prefix, member.bind, host_identity=member.hosts[member.rank]
+        )
+        # Messages come by socket; so nothing is left behind, whatever happens to this process.
+        if self._receiver.address.bell:
+            (shared_folder() / self._receiver.address.bell).unlink()
 
     @property
     def info(self) -> dict[str, Any]:
         """Where this rank's inbox is reached."""
-        return {"incarnation": self._member.incarnation, "address": self._inbox.address.to_dict()}
+        return {"incarnation": self._member.incarnation, "address": self._receiver.address.to_dict()}
 
     def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
         """Connect to the ranks before and after, and wait until the ring is closed."""
@@ -216,7 +218,7 @@ class RingEndpoint(Endpoint):
         try:
             check_same_group(member, infos)
             addresses = [Address.from_dict(info["address"]) for info in infos]
-            group = RingCollective(member, Neighbours(member, self._inbox, addresses))
+            group = RingCollective(member, Neighbours(member, self._receiver, addresses))
         except BaseException:
             self.close()
             raise
@@ -231,16 +233,16 @@ class RingEndpoint(Endpoint):
 
     def close(self) -> None:
         """Close the inbox."""
-        self._inbox.close()
+        self._receiver.close()
 
 
-#     A rank's letters to the next rank of a ring and from the one before, and what it learns of both.
+#     A rank's messages to the next rank of a ring and from the one before, and what it learns of both.
 #
 # Data comes from the rank before only, in order. That a rank is in trouble is told to all of them directly,
 # and
 # passed on by those who hear it; a rank that has gone is noticed by both of its neighbours.
 
-DATA, FAILURE, LEFT = 1, 2, 3  # kinds of letters
+DATA, FAILURE, LEFT = 1, 2, 3  # kinds of messages
 LOOK_SECONDS = LOOK_EVERY  # between two looks at the neighbours' connections
 GRACE_SECONDS = 0.5  # in which a neighbour whose connection ended can still be heard to have left in peace
 
@@ -248,19 +250,19 @@ GRACE_SECONDS = 0.5  # in which a neighbour whose connection ended can still be 
 class Neighbours:
     """The ranks before and after this one."""
 
-    def __init__(self, member: Member, inbox: Inbox, addresses: Sequence[Address]) -> None:
-        self._member, self._inbox, self._addresses = member, inbox, addresses
+    def __init__(self, member: Member, receiver: MessageReceiver, addresses: Sequence[Address]) -> None:
+        self._member, self._receiver, self._addresses = member, receiver, addresses
         self._before, self._after = (member.rank - 1) % member.size, (member.rank + 1) % member.size
-        self._outboxes: dict[int, Outbox] = {}
+        self._senders: dict[int, MessageSender] = {}
         for rank in (self._after, self._before):
-            if rank != member.rank and rank not in self._outboxes:
-                self._outboxes[rank] = self._open(rank)
+            if rank != member.rank and rank not in self._senders:
+                self._senders[rank] = self._open(rank)
         self.abort_check = AbortCheck()
         self.also_check: Callable[[], None] = lambda: None
         """What else is looked at from time to time, and raises if there is no point in waiting."""
         self.doing: Callable[[], str] = lambda: "forming the group"
         self._sending = threading.Lock()
-        self._chunks: deque[Letter] = deque()
+        self._chunks: deque[Message] = deque()
         self._failure: GroupFailure | None = None  # from another rank, or from another thread of this one
         self._announced = False
         self._left: dict[int, int] = {}  # by rank: how many calls it has finished
@@ -288,7 +290,7 @@ class Neighbours:
         self._first_sent = False
         try:
             with self._sending:
-                self._outboxes[self._after].send(
+                self._senders[self._after].send(
                     DATA, self._member.incarnation, self._sequence, edge, [value.view(np.uint8)], meta
                 )
         except UnavailableError as error:
@@ -304,29 +306,29 @@ class Neighbours:
             if self._failure is not None:
                 raise GroupBroken(self._failure)
             self.abort_check()
-            letter = self._inbox.next(LOOK_SECONDS)
-            if letter is None:
+            message = self._receiver.next(LOOK_SECONDS)
+            if message is None:
                 self._check_neighbours()
             else:
-                self._file(letter)
+                self._file(message)
             # The rank before sends in order: what it has not sent by the time it leaves it never will.
             if not self._chunks:
                 for rank, finished in self._left.items():
                     if rank == self._before or finished < self._sequence:
                         raise GroupBroken(self._has_left(rank))
-        letter = self._chunks.popleft()
-        # First, for only a call's first letter says what call it is: that one may be what was lost.
-        if (letter.step, letter.edge) != (self._sequence, edge):
-            raise GroupBroken(self._missing(edge, letter))
+        message = self._chunks.popleft()
+        # First, for only a call's first message says what call it is: that one may be what was lost.
+        if (message.step, message.edge) != (self._sequence, edge):
+            raise GroupBroken(self._missing(edge, message))
         if self._first_received:
-            self._compare(str(letter.meta.get("call")))
+            self._compare(str(message.meta.get("call")))
             self._first_received = False
-        return letter.arrays[0]
+        return message.arrays[0]
 
     def check(self) -> None:
         """Raise GroupBroken if another rank has told of trouble; never waits."""
-        while (letter := self._inbox.next(0)) is not None:
-            self._file(letter)
+        while (message := self._receiver.next(0)) is not None:
+            self._file(message)
         if self._failure is not None:
             raise GroupBroken(self._failure)
 
@@ -341,12 +343,12 @@ class Neighbours:
             return
         passed_on = self._failure == failure
         self._failure = self._failure or failure
-        self._inbox.wake()
+        self._receiver.wake()
         others = [rank for rank in range(self._member.size) if rank != self._member.rank]
-        others.sort(key=lambda rank: rank not in self._outboxes)  # first those who are connected
+        others.sort(key=lambda rank: rank not in self._senders)  # first those who are connected
         with self._sending:
             for rank in others:
-                if rank not in self._outboxes and passed_on:
+                if rank not in self._senders and passed_on:
                     continue
                 with suppress(UnavailableError):
                     self._announce_to(rank, failure)
@@ -355,35 +357,35 @@ class Neighbours:
     def _announce_to(self, rank: int, failure: GroupFailure) -> None:
         meta = {"kind": failure.kind, "text": failure.text}
         order = (FAILURE, self._member.incarnation, self._sequence, self._member.rank)
-        if rank in self._outboxes:
+        if rank in self._senders:
             with suppress(UnavailableError):
-                self._outboxes[rank].send(*order, meta=meta)
+                self._senders[rank].send(*order, meta=meta)
                 return
             # The connection was lost, but the rank may live, and wait for what was on its way to it.
-            self._outboxes[rank].close()
-        self._outboxes[rank] = self._open(rank)
-        self._outboxes[rank].send(*order, meta=meta)
+            self._senders[rank].close()
+        self._senders[rank] = self._open(rank)
+        self._senders[rank].send(*order, meta=meta)
 
     def leave(self) -> None:
         """Tell both neighbours that this rank makes no more calls."""
         with self._sending:
-            for rank in {self._before, self._after} & self._outboxes.keys():
+            for rank in {self._before, self._after} & self._senders.keys():
                 with suppress(UnavailableError):
-                    self._outboxes[rank].send(
+                    self._senders[rank].send(
                         LEFT, self._member.incarnation, self._finished, self._member.rank
                     )
 
     def close(self) -> None:
         """Close all connections; what was sent last still arrives."""
         with self._sending:
-            for outbox in self._outboxes.values():
-                outbox.close()
-        self._inbox.close()
+            for sender in self._senders.values():
+                sender.close()
+        self._receiver.close()
 
-    def _open(self, rank: int) -> Outbox:
+    def _open(self, rank: int) -> MessageSender:
         member = self._member
         assert member.keys is not None
-        return Outbox(
+        return MessageSender(
             self._addresses[rank],
             member.keys,
             host_identity=member.hosts[member.rank],
@@ -392,16 +394,16 @@ class Neighbours:
             name=member.names[rank],
         )
 
-    def _file(self, letter: Letter) -> None:
-        if letter.plan != self._member.incarnation:
+    def _file(self, message: Message) -> None:
+        if message.plan != self._member.incarnation:
             return  # of another group
-        if letter.kind == DATA:
-            self._chunks.append(letter)
-        elif letter.kind == FAILURE:
-            failure = GroupFailure(str(letter.meta.get("kind")), str(letter.meta.get("text")))
+        if message.kind == DATA:
+            self._chunks.append(message)
+        elif message.kind == FAILURE:
+            failure = GroupFailure(str(message.meta.get("kind")), str(message.meta.get("text")))
             self._failure = self._failure or failure
-        elif letter.kind == LEFT:
-            self._left[letter.edge] = letter.step
+        elif message.kind == LEFT:
+            self._left[message.edge] = message.step
 
     def _compare(self, text: str) -> None:
         calls = {self._before: text, self._member.rank: self._text}
@@ -425,7 +427,7 @@ class Neighbours:
             if rank in self._left:  # in peace, or it would have been raised
                 continue
             try:
-                self._outboxes[rank].check()
+                self._senders[rank].check()
             except UnavailableError as error:
                 if now - self._lost.setdefault(rank, now) >= GRACE_SECONDS:
                     raise GroupBroken(self._unreachable(rank, error)) from None
@@ -434,19 +436,19 @@ class Neighbours:
         """Learn why a neighbour takes nothing any more, if it has said so: a reason comes before its end."""
         until = time.monotonic() + GRACE_SECONDS
         while (seconds := until - time.monotonic()) > 0:
-            letter = self._inbox.next(seconds)
-            if letter is not None:
-                self._file(letter)
+            message = self._receiver.next(seconds)
+            if message is not None:
+                self._file(message)
             if self._failure is not None:
                 raise GroupBroken(self._failure)
             if rank in self._left:
                 raise GroupBroken(self._has_left(rank))
 
-    def _missing(self, edge: int, letter: Letter) -> GroupFailure:
+    def _missing(self, edge: int, message: Message) -> GroupFailure:
         self.check()  # a rank that broke off is a better reason
         return GroupFailure(
             "DataLossError",
-            f"piece {edge} of {self.doing()} is missing, piece {letter.edge} came instead: the "
+            f"piece {edge} of {self.doing()} is missing, piece {message.edge} came instead: the "
             f"connection from {self._member.labels[self._before]} was lost in between; form another group",
         )
 

@@ -11,7 +11,7 @@ import pytest
 from collective_worlds import formed
 
 from nbdist.errors import DataLossError, NbdistError
-from nbdist.wire.channel.sender import Outbox
+from nbdist.wire.channel.sender import MessageSender
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.ring import DATA, Neighbours, RingCollective
 
@@ -27,8 +27,8 @@ CALLS: dict[str, Calls] = {
 class Lossy:
     """An outbox whose connection is lost, and made again, while one of its letters is on the way."""
 
-    def __init__(self, outbox: Outbox, lost: int) -> None:
-        self._outbox, self._lost, self._sent = outbox, lost, 0
+    def __init__(self, sender: MessageSender, lost: int) -> None:
+        self._outbox, self._lost, self._sent = sender, lost, 0
 
     def send(self, kind: int, *order: Any, **more: Any) -> None:
         self._sent += kind == DATA
@@ -46,7 +46,7 @@ def test_a_letter_that_is_lost_is_no_other_call(what: str, lost: int) -> None:
     first = groups[0]
     assert isinstance(first, RingCollective)
     assert isinstance(first._neighbours, Neighbours)
-    first._neighbours._outboxes[1] = Lossy(first._neighbours._outboxes[1], lost)  # type: ignore[assignment]
+    first._neighbours._senders[1] = Lossy(first._neighbours._senders[1], lost)  # type: ignore[assignment]
 
     def outcome(group: Collective) -> Exception | None:
         try:

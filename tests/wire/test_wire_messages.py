@@ -20,9 +20,9 @@ from nbdist.wire.channel.message import (
     HEAD,
     MAGIC,
     ROOM,
-    Letter,
+    Message,
+    PipeBuffer,
     Pointer,
-    Unread,
     decode,
     encode,
     encode_pointer,
@@ -50,14 +50,14 @@ plain = st.recursive(
 metas = st.dictionaries(st.text(max_size=8), plain, max_size=4)
 
 
-def same(letter: Letter | Pointer | None, expected: Letter) -> None:
-    assert isinstance(letter, Letter)
-    assert (letter.kind, letter.plan, letter.step, letter.edge) == (
+def same(message: Message | Pointer | None, expected: Message) -> None:
+    assert isinstance(message, Message)
+    assert (message.kind, message.plan, message.step, message.edge) == (
         expected.kind, expected.plan, expected.step, expected.edge
     )  # fmt: skip
-    assert letter.meta == expected.meta
-    assert len(letter.arrays) == len(expected.arrays)
-    for got, given_one in zip(letter.arrays, expected.arrays):
+    assert message.meta == expected.meta
+    assert len(message.arrays) == len(expected.arrays)
+    for got, given_one in zip(message.arrays, expected.arrays):
         assert (got.dtype, got.shape) == (given_one.dtype.newbyteorder("<"), given_one.shape)
         assert got.tobytes() == given_one.astype(got.dtype).tobytes()
         assert not got.flags.writeable
@@ -66,34 +66,34 @@ def same(letter: Letter | Pointer | None, expected: Letter) -> None:
 
 @given(numbers, st.lists(arrays | turned, max_size=4), metas)
 def test_what_goes_in_comes_out(head: tuple[int, int, int, int], some: list[Array], meta: Any) -> None:
-    letter = encode(*head, some, pack_values(meta, head[0]))
-    if letter is None:  # then it was too long in truth
+    message = encode(*head, some, pack_values(meta, head[0]))
+    if message is None:  # then it was too long in truth
         assert sum(64 + 8 * one.ndim + one.nbytes for one in some) + len(pack_values(meta, 0)) > ROOM - 100
         return
-    assert len(letter) <= ROOM
-    same(decode(letter), Letter(*head, tuple(some), meta))
+    assert len(message) <= ROOM
+    same(decode(message), Message(*head, tuple(some), meta))
 
 
 @given(numbers, st.lists(arrays | turned, max_size=4), metas)
 def test_over_a_socket_too(head: tuple[int, int, int, int], some: list[Array], meta: Any) -> None:
     frame = to_frame(*head, some, pack_values(meta, head[0]))
-    same(from_frame(decode_frame(encode_frame(frame))), Letter(*head, tuple(some), meta))
+    same(from_frame(decode_frame(encode_frame(frame))), Message(*head, tuple(some), meta))
 
 
 def test_the_longest_letter_and_one_byte_more() -> None:
     most = ROOM - HEAD.size - ENTRIES[1].size - len(END)
     for size in range(most - 20, most + 9):
-        letter = encode(1, 2, 3, 4, [np.arange(size, dtype=np.uint8)])
-        assert (letter is None) == (size > most)
-        if letter is not None:
-            same(decode(letter), Letter(1, 2, 3, 4, (np.arange(size, dtype=np.uint8),)))
+        message = encode(1, 2, 3, 4, [np.arange(size, dtype=np.uint8)])
+        assert (message is None) == (size > most)
+        if message is not None:
+            same(decode(message), Message(1, 2, 3, 4, (np.arange(size, dtype=np.uint8),)))
 
 
 def test_big_endian_arrays_and_scalars_travel() -> None:
     some = (np.arange(3, dtype=">f8"), np.array(5, ">i2"))
-    letter = encode(1, 2, 3, 4, [*some, np.float32(2.5)])  # type: ignore[list-item]
-    assert letter is not None
-    same(decode(letter), Letter(1, 2, 3, 4, (*some, np.array(2.5, np.float32))))
+    message = encode(1, 2, 3, 4, [*some, np.float32(2.5)])  # type: ignore[list-item]
+    assert message is not None
+    same(decode(message), Message(1, 2, 3, 4, (*some, np.array(2.5, np.float32))))
 
 
 @pytest.mark.parametrize(
@@ -118,22 +118,22 @@ def test_what_cannot_travel_is_refused(head: tuple[int, int, int, int], some: li
 
 @given(st.binary(min_size=HEAD.size, max_size=200), st.integers(0, 300), st.integers(0, 255))
 def test_changed_bytes_are_refused_or_make_sense(extra: bytes, at: int, value: int) -> None:
-    letter = encode(3, 1, 1, 1, [np.arange(6.0).reshape(2, 3), np.array(True)], pack_values({"a": [1]}, 3))
-    assert letter is not None
-    changed = bytearray(letter)
-    changed[at % len(letter)] = value
-    for one in (bytes(changed), letter[: -8 * (at % 5 + 1)], MAGIC + extra):
+    message = encode(3, 1, 1, 1, [np.arange(6.0).reshape(2, 3), np.array(True)], pack_values({"a": [1]}, 3))
+    assert message is not None
+    changed = bytearray(message)
+    changed[at % len(message)] = value
+    for one in (bytes(changed), message[: -8 * (at % 5 + 1)], MAGIC + extra):
         with suppress(DataLossError):
             decode(one)
 
 
 @pytest.mark.parametrize("shape", [(2**63, 2**63), (2**62, 4), (2**40, 0, 2**40), (7,), (2**64 - 1,)])
 def test_a_shape_beyond_what_is_there_is_refused(shape: tuple[int, ...]) -> None:
-    letter = bytearray(encode(0, 0, 0, 0, [np.zeros((1,) * len(shape))]) or b"")
+    message = bytearray(encode(0, 0, 0, 0, [np.zeros((1,) * len(shape))]) or b"")
     for index, side in enumerate(shape):
-        letter[HEAD.size + 16 + 8 * index : HEAD.size + 24 + 8 * index] = side.to_bytes(8, "little")
+        message[HEAD.size + 16 + 8 * index : HEAD.size + 24 + 8 * index] = side.to_bytes(8, "little")
     with pytest.raises(DataLossError, match="an array of shape"):
-        decode(bytes(letter))
+        decode(bytes(message))
 
 
 def test_pointers_come_out_as_they_went_in() -> None:
@@ -169,8 +169,8 @@ def test_frames_that_are_no_letters_are_refused(meta: dict[str, Any], some: list
         from_frame(frame)
 
 
-def letters_of(unread: Unread) -> list[int]:
-    return [letter.step for letter in iter(unread.take, None) if isinstance(letter, Letter)]
+def letters_of(unread: PipeBuffer) -> list[int]:
+    return [message.step for message in iter(unread.take, None) if isinstance(message, Message)]
 
 
 def some_letters(count: int) -> list[bytes]:
@@ -180,7 +180,7 @@ def some_letters(count: int) -> list[bytes]:
 
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=40))
 def test_letters_cut_anywhere_are_put_together(cuts: list[int]) -> None:
-    stream, unread, got = b"".join(some_letters(12)), Unread(), []
+    stream, unread, got = b"".join(some_letters(12)), PipeBuffer(), []
     at = 0
     for size in cuts:
         unread.add(stream[at : at + size], whole=False)
@@ -202,23 +202,23 @@ def test_garbage_between_letters_costs_no_letter(pieces: dict[int, bytes]) -> No
     stream = some_letters(12)
     for place, piece in sorted(pieces.items(), reverse=True):
         stream.insert(place, piece)
-    unread = Unread()
+    unread = PipeBuffer()
     unread.add(b"".join(stream), whole=True)
     assert letters_of(unread) == list(range(12))
     assert bool(unread.damaged) == bool(unread.trouble) == bool(pieces)
 
 
 def test_a_head_that_claims_the_next_letter_does_not_swallow_it() -> None:
-    letter = some_letters(2)[1]
+    message = some_letters(2)[1]
     for count in (0, 1):
-        unread = Unread()
-        unread.add(HEAD.pack(MAGIC, HEAD.size + len(letter), 1, 0, count, 0, 0, 0, 0) + letter, whole=True)
+        unread = PipeBuffer()
+        unread.add(HEAD.pack(MAGIC, HEAD.size + len(message), 1, 0, count, 0, 0, 0, 0) + message, whole=True)
         assert letters_of(unread) == [1]
         assert unread.damaged == 1
 
 
 def test_a_call_to_wake_is_no_letter() -> None:
-    unread = Unread()
+    unread = PipeBuffer()
     unread.add(CALL_TO_WAKE + some_letters(2)[1] + CALL_TO_WAKE, whole=True)
     assert letters_of(unread) == [1]
     assert unread.take() is None
@@ -229,6 +229,6 @@ def test_values_have_no_limit_of_their_own() -> None:
     large = {"text": "x" * 3_000_000}
     assert unpack_meta(pack_values(large, 1)) == large
     frame = decode_frame(encode_frame(to_frame(1, 2, 3, 4, [np.ones(2)], pack_values(large, 1))))
-    same(from_frame(frame), Letter(1, 2, 3, 4, (np.ones(2),), large))
+    same(from_frame(frame), Message(1, 2, 3, 4, (np.ones(2),), large))
     with pytest.raises(InvalidArgumentError, match="no plain one"):
         pack_values({"function": print}, 1)

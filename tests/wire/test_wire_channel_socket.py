@@ -6,53 +6,55 @@ import threading
 
 import numpy as np
 import pytest
-from wire_post import HOST, KEYS, Open, arrived
+from channel_peers import HOST, KEYS, Open, arrived
 
 from nbdist.errors import NbdistError, ResourceExhaustedError, UnavailableError
-from nbdist.wire.channel import sender
-from nbdist.wire.channel.sender import Address, Inbox
+from nbdist.wire.channel import sender as sender_module
+from nbdist.wire.channel.sender import Address, MessageReceiver
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 
 
-def test_another_host_is_reached_by_socket(inbox: Inbox, opened: Open) -> None:
-    outbox = opened(Address("elsewhere", inbox.address.bell, inbox.address.socket))
-    assert outbox.kind == "socket"
-    assert outbox.notes == []
-    hidden = opened(Address(HOST, "nbdist-not-here-0", inbox.address.socket))
+def test_another_host_is_reached_by_socket(receiver: MessageReceiver, opened: Open) -> None:
+    sender = opened(Address("elsewhere", receiver.address.bell, receiver.address.socket))
+    assert sender.kind == "socket"
+    assert sender.notes == []
+    hidden = opened(Address(HOST, "nbdist-not-here-0", receiver.address.socket))
     assert hidden.kind == "socket"
     assert "its pipe is not visible here" in hidden.notes[0]
-    for one in (outbox, hidden):
+    for one in (sender, hidden):
         one.send(1, 7, 1)
-        assert arrived(inbox).step == 1
+        assert arrived(receiver).step == 1
 
 
-def test_strangers_get_nothing_in_by_socket(inbox: Inbox, opened: Open) -> None:
+def test_strangers_get_nothing_in_by_socket(receiver: MessageReceiver, opened: Open) -> None:
     stranger = opened(transport="socket", keys=ClusterKeys.create())
     stranger.send(1, 7, 666, 0, [np.ones(3)])
     friend = opened(transport="socket")
     for step in range(20):
         friend.send(1, 7, step)
-        assert arrived(inbox).step == step
-    assert inbox.next(0) is None
+        assert arrived(receiver).step == step
+    assert receiver.next(0) is None
 
 
-def test_other_messages_at_the_socket_are_answered_and_dropped(inbox: Inbox, opened: Open) -> None:
-    outbox = opened(transport="socket")
-    with Peer(inbox.address.socket, KEYS) as peer:
+def test_other_messages_at_the_socket_are_answered_and_dropped(
+    receiver: MessageReceiver, opened: Open
+) -> None:
+    sender = opened(transport="socket")
+    with Peer(receiver.address.socket, KEYS) as peer:
         peer.send("ping")
         peer.send("letter", {"letter": "none"})
         peer._socket.send(b"garbage")
-        outbox.send(1, 7, 1)
-        while inbox.damaged < 3:
-            letter = inbox.next(0)
-            assert letter is None or letter.step == 1
-        answer = threading.Thread(target=inbox.wake)
+        sender.send(1, 7, 1)
+        while receiver.damaged < 3:
+            message = receiver.next(0)
+            assert message is None or message.step == 1
+        answer = threading.Thread(target=receiver.wake)
         caller = threading.Thread(target=lambda: failures.append(call(peer)))
         failures: list[str] = []
         caller.start()
-        while inbox.damaged < 4:
-            inbox.next(0)
+        while receiver.damaged < 4:
+            receiver.next(0)
         caller.join()
         answer.start()
         answer.join()
@@ -77,26 +79,26 @@ def test_who_was_never_reached_is_gone_in_the_end(prefix: str) -> None:
 
 
 def test_a_letter_too_large_for_a_socket_is_refused_here(
-    inbox: Inbox, opened: Open, monkeypatch: pytest.MonkeyPatch
+    receiver: MessageReceiver, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender, "MAX_BYTES", 10_000)
-    outbox = opened(transport="socket")
+    monkeypatch.setattr(sender_module, "MAX_BYTES", 10_000)
+    sender = opened(transport="socket")
     with pytest.raises(ResourceExhaustedError, match="over a socket's limit of 5,000"):
-        outbox.send(1, 7, 1, 0, [np.zeros(1000)])
-    outbox.send(1, 7, 2)
-    assert arrived(inbox).step == 2
+        sender.send(1, 7, 1, 0, [np.zeros(1000)])
+    sender.send(1, 7, 2)
+    assert arrived(receiver).step == 2
 
 
 def test_an_interrupted_letter_ends_the_outbox(
-    inbox: Inbox, opened: Open, monkeypatch: pytest.MonkeyPatch
+    receiver: MessageReceiver, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = opened(transport="socket")
+    sender = opened(transport="socket")
 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(outbox._peer, "send", interrupted)
+    monkeypatch.setattr(sender._peer, "send", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        outbox.send(1, 7, 1)
+        sender.send(1, 7, 1)
     with pytest.raises(UnavailableError, match="was interrupted"):
-        outbox.send(1, 7, 2)
+        sender.send(1, 7, 2)

@@ -11,109 +11,111 @@ import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from channel_peers import Open, arrived, files, ring
 from hypothesis import given
-from wire_post import Open, arrived, files, ring
 
 from nbdist.errors import ResourceExhaustedError
 from nbdist.wire.channel import slots
 from nbdist.wire.channel.message import SLOT, Pointer, decode, encode_pointer
-from nbdist.wire.channel.sender import Inbox
+from nbdist.wire.channel.sender import MessageReceiver
 from nbdist.wire.channel.slots import LINE
 from nbdist.wire.rpc.frame import DTYPES
 from nbdist.wire.shm import Segment, shared_folder
 
 
-def resident(inbox: Inbox) -> int:
-    return len(inbox._mappings._mappings)
+def resident(receiver: MessageReceiver) -> int:
+    return len(receiver._mappings._mappings)
 
 
 def forged(segment: Segment, sequence: int = 1, count: int = 1) -> bytes:
     return encode_pointer(Pointer(1, 7, 5, 0, count, segment.name, sequence))
 
 
-def test_a_value_is_read_where_its_sender_wrote_it(inbox: Inbox, opened: Open, prefix: str) -> None:
-    outbox = opened()
-    outbox.send(1, 7, 1, 0, [np.full(1000, 1.0)])
-    (first,) = arrived(inbox).arrays
-    outbox.send(1, 7, 2, 0, [np.full(1000, 2.0)])
+def test_a_value_is_read_where_its_sender_wrote_it(
+    receiver: MessageReceiver, opened: Open, prefix: str
+) -> None:
+    sender = opened()
+    sender.send(1, 7, 1, 0, [np.full(1000, 1.0)])
+    (first,) = arrived(receiver).arrays
+    sender.send(1, 7, 2, 0, [np.full(1000, 2.0)])
     assert first.max() == 2  # the promise: valid until the next letter of its kind, plan and edge
-    assert arrived(inbox).arrays[0] is first
+    assert arrived(receiver).arrays[0] is first
     assert len(files(prefix)) == 2  # the pipe and one slot, however many steps
 
 
-def test_a_slot_grows_and_what_was_read_stays(inbox: Inbox, opened: Open, prefix: str) -> None:
-    outbox = opened()
+def test_a_slot_grows_and_what_was_read_stays(receiver: MessageReceiver, opened: Open, prefix: str) -> None:
+    sender = opened()
     for step, size in enumerate((1000, 900, 50_000, 60_000, 10)):
-        outbox.send(1, 7, step, 0, [np.full(size, step)])
-        (array,) = arrived(inbox).arrays
+        sender.send(1, 7, step, 0, [np.full(size, step)])
+        (array,) = arrived(receiver).arrays
         assert array.min() == array.max() == step
         assert len(files(prefix)) == 2
-        assert resident(inbox) == 1
-    outbox.close()
-    outbox.close()
-    assert files(prefix) == [inbox.address.bell]
+        assert resident(receiver) == 1
+    sender.close()
+    sender.close()
+    assert files(prefix) == [receiver.address.bell]
     assert array.shape == (10,)
-    inbox.release()
-    assert resident(inbox) == 0
+    receiver.release()
+    assert resident(receiver) == 0
 
 
-def test_a_plan_is_released_at_both_ends(inbox: Inbox, opened: Open, prefix: str) -> None:
-    outbox = opened()
+def test_a_plan_is_released_at_both_ends(receiver: MessageReceiver, opened: Open, prefix: str) -> None:
+    sender = opened()
     for plan in (1, 2):
-        assert outbox.slot(3, plan, 0, 100) is not None
-        outbox.send(1, plan, 0, 0, [np.ones(1000)])
-        arrived(inbox)
+        assert sender.slot(3, plan, 0, 100) is not None
+        sender.send(1, plan, 0, 0, [np.ones(1000)])
+        arrived(receiver)
     assert len(files(prefix)) == 5
-    outbox.release(1)
-    inbox.release()
+    sender.release(1)
+    receiver.release()
     assert len(files(prefix)) == 3
-    assert resident(inbox) == 1
+    assert resident(receiver) == 1
     for plan in (1, 2):
-        outbox.send(1, plan, 1, 0, [np.full(1000, plan)])
-        assert arrived(inbox).arrays[0].max() == plan
+        sender.send(1, plan, 1, 0, [np.full(1000, plan)])
+        assert arrived(receiver).arrays[0].max() == plan
 
 
-def test_a_value_made_in_shared_memory_is_not_copied(inbox: Inbox, opened: Open) -> None:
-    outbox = opened()
-    memory = outbox.slot(1, 7, 0, 8000)
+def test_a_value_made_in_shared_memory_is_not_copied(receiver: MessageReceiver, opened: Open) -> None:
+    sender = opened()
+    memory = sender.slot(1, 7, 0, 8000)
     assert memory is not None
     assert memory.nbytes == 8000
     assert not memory.any()
     one, two = memory[:4000].view(np.float64).reshape(5, 100), memory[4000:4016].view(np.int32)
     for step in range(3):
         one[:], two[:] = step, -step
-        outbox.send(1, 7, step, 0, [one, two], {"step": step})
-        letter = arrived(inbox)
-        assert letter.meta == {"step": step}
-        assert [array.shape for array in letter.arrays] == [(5, 100), (4,)]
-        assert letter.arrays[0].max() == step
-        assert letter.arrays[1].min() == -step
+        sender.send(1, 7, step, 0, [one, two], {"step": step})
+        message = arrived(receiver)
+        assert message.meta == {"step": step}
+        assert [array.shape for array in message.arrays] == [(5, 100), (4,)]
+        assert message.arrays[0].max() == step
+        assert message.arrays[1].min() == -step
     one[0, 0] = 99
-    assert letter.arrays[0][0, 0] == 99
+    assert message.arrays[0][0, 0] == 99
     with pytest.raises(ValueError, match="read-only"):
-        letter.arrays[0][0, 0] = 0
-    again = outbox.slot(1, 7, 0, 4000)
+        message.arrays[0][0, 0] = 0
+    again = sender.slot(1, 7, 0, 4000)
     assert again is not None
     assert np.shares_memory(again, memory)
-    larger = outbox.slot(1, 7, 0, 100_000)
+    larger = sender.slot(1, 7, 0, 100_000)
     assert larger is not None
     larger[:] = 3
-    outbox.send(1, 7, 4, 0, [larger])
-    assert arrived(inbox).arrays[0].tolist() == larger.tolist()
+    sender.send(1, 7, 4, 0, [larger])
+    assert arrived(receiver).arrays[0].tolist() == larger.tolist()
 
 
-def test_what_does_not_lie_in_the_slot_is_copied_beside_it(inbox: Inbox, opened: Open) -> None:
-    outbox = opened()
-    memory = outbox.slot(1, 7, 0, 8000)
+def test_what_does_not_lie_in_the_slot_is_copied_beside_it(receiver: MessageReceiver, opened: Open) -> None:
+    sender = opened()
+    memory = sender.slot(1, 7, 0, 8000)
     assert memory is not None
     lent, own = memory.view(np.float64).reshape(10, 100), np.full(1000, 7.0)
     lent[:] = np.arange(1000).reshape(10, 100)
     for arrays in ([lent, own], [lent.T], [own], [lent[:, :50]], [memory[1:9].view(np.float64)], [lent]):
         for meta in ({}, {"much": "x" * 5000}):
-            outbox.send(1, 7, 1, 0, arrays, meta)  # type: ignore[arg-type]
-            letter = arrived(inbox)
-            assert letter.meta == meta
-            for theirs, ours in zip(letter.arrays, arrays, strict=True):
+            sender.send(1, 7, 1, 0, arrays, meta)  # type: ignore[arg-type]
+            message = arrived(receiver)
+            assert message.meta == meta
+            for theirs, ours in zip(message.arrays, arrays, strict=True):
                 np.testing.assert_array_equal(theirs, ours)
 
 
@@ -132,7 +134,7 @@ contents = st.tuples(st.lists(arrays_of_any_kind, max_size=4), st.binary(max_siz
 
 @given(st.lists(contents, min_size=1, max_size=6))
 def test_a_slot_holds_what_it_is_given(steps: list[tuple[list[Any], bytes]]) -> None:
-    sender, receiver = slots.Slots(f"nbdist-test{secrets.token_hex(4)}"), slots.Mappings()
+    sender, receiver = slots.MessageSlots(f"nbdist-test{secrets.token_hex(4)}"), slots.SlotMappings()
     try:
         for step, (arrays, meta) in enumerate(steps):
             pointer = decode(sender.fill(1, 7, step, 0, arrays, meta))
@@ -147,21 +149,21 @@ def test_a_slot_holds_what_it_is_given(steps: list[tuple[list[Any], bytes]]) -> 
         sender.release()
 
 
-def test_a_letter_that_was_overwritten_is_refused(inbox: Inbox, opened: Open) -> None:
-    outbox = opened()
+def test_a_letter_that_was_overwritten_is_refused(receiver: MessageReceiver, opened: Open) -> None:
+    sender = opened()
     for step in range(3):
-        outbox.send(1, 7, step, 0, [np.full(1000, step)])
-    letter = arrived(inbox)
-    assert letter.step == 2
-    assert letter.arrays[0].max() == 2
-    assert inbox.next(0) is None
-    assert inbox.damaged == 2
+        sender.send(1, 7, step, 0, [np.full(1000, step)])
+    message = arrived(receiver)
+    assert message.step == 2
+    assert message.arrays[0].max() == 2
+    assert receiver.next(0) is None
+    assert receiver.damaged == 2
 
 
 def test_what_a_letter_points_at_is_checked(
-    inbox: Inbox, opened: Open, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    receiver: MessageReceiver, opened: Open, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = opened()
+    sender = opened()
     segment = Segment.create(prefix, 4096)
 
     def write(sequence: int, at: int, table: bytes, table_length: int, meta_length: int) -> None:
@@ -176,16 +178,16 @@ def test_what_a_letter_points_at_is_checked(
         return bytes([code, ndim]) + bytes(6) + b"".join(n.to_bytes(8, "little") for n in (start, *shape))
 
     def refused() -> None:
-        before = inbox.damaged
-        ring(inbox, forged(segment))
-        outbox.send(2, 7, 1)
-        assert arrived(inbox).kind == 2
-        assert inbox.damaged == before + 1
+        before = receiver.damaged
+        ring(receiver, forged(segment))
+        sender.send(2, 7, 1)
+        assert arrived(receiver).kind == 2
+        assert receiver.damaged == before + 1
 
     good = entry(10, 128, 3)
     write(1, LINE, good, len(good), 0)
-    ring(inbox, forged(segment))
-    assert arrived(inbox).arrays[0].tolist() == [0, 0, 0]
+    ring(receiver, forged(segment))
+    assert arrived(receiver).arrays[0].tolist() == [0, 0, 0]
     for wrong in (
         entry(10, 4096 - 8, 3), entry(10, 129, 3), entry(99, 128, 3), entry(10, 128, 2**63),
         entry(10, 2**63, 3), entry(10, 128, 2**40, 2**40), entry(10, 128, 2**50, 0),
@@ -200,20 +202,22 @@ def test_what_a_letter_points_at_is_checked(
             segment.bytes[LINE + 24] = 0xC1  # which no msgpack begins with
         refused()
     write(1, LINE, good, len(good), 0)
-    ring(inbox, forged(segment))
-    assert arrived(inbox).kind == 1
+    ring(receiver, forged(segment))
+    assert arrived(receiver).kind == 1
     segment.close()
 
 
-def test_only_private_segments_of_this_user_are_opened(inbox: Inbox, opened: Open, prefix: str) -> None:
-    outbox = opened()
+def test_only_private_segments_of_this_user_are_opened(
+    receiver: MessageReceiver, opened: Open, prefix: str
+) -> None:
+    sender = opened()
 
     def refused(name: str) -> None:
-        before = inbox.damaged
-        ring(inbox, encode_pointer(Pointer(1, 7, 5, 0, 0, name, 0)))
-        outbox.send(2, 7, 1)
-        assert arrived(inbox).kind == 2
-        assert inbox.damaged == before + 1
+        before = receiver.damaged
+        ring(receiver, encode_pointer(Pointer(1, 7, 5, 0, 0, name, 0)))
+        sender.send(2, 7, 1)
+        assert arrived(receiver).kind == 2
+        assert receiver.damaged == before + 1
 
     for name in (
         "",
@@ -221,7 +225,7 @@ def test_only_private_segments_of_this_user_are_opened(inbox: Inbox, opened: Ope
         "/etc/passwd",
         "../../etc/passwd",
         f"{prefix}-none",
-        inbox.address.bell,
+        receiver.address.bell,
         "a\0b",
         "x" * 300,
     ):
@@ -246,21 +250,21 @@ def no_room(*arguments: object) -> Segment:
 
 
 def test_full_shared_memory_means_the_socket_from_then_on(
-    inbox: Inbox, opened: Open, monkeypatch: pytest.MonkeyPatch
+    receiver: MessageReceiver, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = opened(name="/job:ps/task:0")
-    outbox.send(1, 7, 0, 0, [np.full(1000, 0.0)])
-    outbox.send(1, 7, 1)
+    sender = opened(name="/job:ps/task:0")
+    sender.send(1, 7, 0, 0, [np.full(1000, 0.0)])
+    sender.send(1, 7, 1)
     monkeypatch.setattr(slots.Segment, "create", no_room)
     for step in range(2, 6):
-        outbox.send(1, 7, step, 1, [np.full(1000, step)])
-    assert outbox.kind == "socket"
-    (note,) = outbox.notes
-    assert note.startswith("letters to /job:ps/task:0 travel over a socket: the host has no room")
+        sender.send(1, 7, step, 1, [np.full(1000, step)])
+    assert sender.kind == "socket"
+    (note,) = sender.notes
+    assert note.startswith("messages to /job:ps/task:0 travel over a socket: the host has no room")
     for step in range(6):
-        letter = arrived(inbox)
-        assert letter.step == step
-        assert step == 1 or letter.arrays[0].max() == step
+        message = arrived(receiver)
+        assert message.step == step
+        assert step == 1 or message.arrays[0].max() == step
     other = opened()
     assert other.kind == "shared memory"
     assert other.slot(1, 7, 0, 8000) is None

@@ -14,33 +14,33 @@ import pytest
 
 from nbdist.errors import UnavailableError
 from nbdist.wire import shm
-from nbdist.wire.channel.message import Letter
-from nbdist.wire.channel.sender import Address, Inbox, Outbox
+from nbdist.wire.channel.message import Message
+from nbdist.wire.channel.sender import Address, MessageReceiver, MessageSender
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.shm import shared_folder
 
 HOST = "this host"
 KEYS = ClusterKeys.create()
-Open = Callable[..., Outbox]
+Open = Callable[..., MessageSender]
 
 
 def files(prefix: str) -> list[str]:
     return sorted(path.name for path in shared_folder().glob(f"{prefix}*"))
 
 
-def arrived(inbox: Inbox) -> Letter:
-    letter = inbox.next(20)
-    assert letter is not None, "no letter came"
-    return letter
+def arrived(receiver: MessageReceiver) -> Message:
+    message = receiver.next(20)
+    assert message is not None, "no letter came"
+    return message
 
 
 def expect_gone(
-    outbox: Outbox, error: type[Exception] | tuple[type[Exception], ...] = UnavailableError
+    sender: MessageSender, error: type[Exception] | tuple[type[Exception], ...] = UnavailableError
 ) -> None:
     deadline = time.monotonic() + 20
     with pytest.raises(error):  # noqa: PT012 - when it is noticed is not known
         while time.monotonic() < deadline:
-            outbox.check()
+            sender.check()
 
 
 @contextmanager
@@ -57,9 +57,9 @@ def process(address: Address, prefix: str, transport: str) -> Iterator[subproces
     shm.remove_all(prefix)  # which its cluster does
 
 
-def ring(inbox: Inbox, text: bytes) -> None:
+def ring(receiver: MessageReceiver, text: bytes) -> None:
     """Write to an inbox's pipe as any process of this user can."""
-    pipe = shm.open_bell(inbox.address.bell)
+    pipe = shm.open_bell(receiver.address.bell)
     os.write(pipe, text)
     os.close(pipe)
 
@@ -68,19 +68,19 @@ PROCESS = """
 import json, sys
 import numpy as np
 from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.channel.sender import Address, Inbox, Outbox
+from nbdist.wire.channel.sender import Address, MessageReceiver, MessageSender
 
 given = json.loads(sys.stdin.readline())
 keys, there = ClusterKeys.from_dict(given["keys"]), Address.from_dict(given["address"])
 options = dict(host_identity="this host", prefix=given["prefix"])
 if given["transport"]:
-    outbox = Outbox(there, keys, transport=given["transport"], **options)
+    outbox = MessageSender(there, keys, transport=given["transport"], **options)
     for step in range(10 ** 9):
         outbox.send(1, 7, step, step % 100, [np.zeros(step % 400)])
 else:
-    inbox = Inbox(keys, **options)
+    inbox = MessageReceiver(keys, **options)
     print(json.dumps(inbox.address.to_dict()), flush=True)
-    outbox = Outbox(there, keys, **options)
+    outbox = MessageSender(there, keys, **options)
     while True:
         letter = inbox.next()
         outbox.send(letter.kind, letter.plan, letter.step)
