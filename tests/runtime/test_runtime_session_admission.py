@@ -62,7 +62,7 @@ def test_a_task_that_is_not_there_is_waited_for_and_named(
         helper = threading.Thread(
             target=lambda: (
                 until(lambda: len(said) > 3)
-                or tasks.servers.update(worker1=Server(gone.cluster, "worker", 1, keys=tasks.keys))
+                and tasks.servers.update(worker1=Server(gone.cluster, "worker", 1, keys=tasks.keys))
             )
         )
         del said[1:]
