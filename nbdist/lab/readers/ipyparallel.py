@@ -91,7 +91,11 @@ def read_parallel(path: Path) -> ParallelCluster | None:
     return None
 
 
-OURS = ("nbdist.cluster.ipyparallel_launcher.LocalTaskLauncher", "nbdist")
+OURS = (
+    "nbdist.cluster.ipyparallel_launcher.LocalTaskLauncher",
+    "nbdist.cluster.local.LocalTaskLauncher",  # written by earlier versions
+    "nbdist",
+)
 """The class of our engine launcher, and its entry point: ipyparallel writes that when it updates a file."""
 
 
