@@ -67,9 +67,9 @@ _NAMES: dict[str, tuple[str, str | None]] = {
     "SpaceEditor": ("nbdist.ui.space_editor.editor", "SpaceEditor"),
     "attach": ("nbdist.ui.api", "attach"),
     "show_graph": ("nbdist.ui.graph.view", "show_graph"),
-    "runs": ("nbdist.runs.history", "runs"),
-    "clean": ("nbdist.runs.history", "clean"),
-    "Run": ("nbdist.runs.run", "Run"),
+    "runs": ("nbdist.run.history", "runs"),
+    "clean": ("nbdist.run.history", "clean"),
+    "Run": ("nbdist.run.run", "Run"),
     "timeline": ("nbdist.ui.timeline.view", "timeline"),
 }
 

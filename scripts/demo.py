@@ -18,7 +18,7 @@ from nbconvert import HTMLExporter
 
 from nbdist.metrics.log import logs_in, read_log
 from nbdist.metrics.run_folder import RunFile, run_folder
-from nbdist.runs.history import runs
+from nbdist.run.history import runs
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"

@@ -130,17 +130,11 @@ def test_what_an_engine_uses_imports_no_front_end(module: str) -> None:
 
 def test_what_runs_on_an_engine_imports_no_front_end() -> None:
     code = (
-        "import sys, nbdist.runs.task.body, nbdist.cluster.task_setup; "
+        "import sys, nbdist.run.task.body, nbdist.cluster.task_setup; "
         "print([n for n in sys.modules if n in ('matplotlib', 'ipywidgets', 'anywidget', 'sklearn') "
         "or n.startswith('nbdist.ui')])"
     )
     assert python(code) == "[]"
-
-
-def test_names_survive_that_a_package_has_the_same_name() -> None:
-    """nb.runs is a function and nbdist.runs a package; whichever is imported first, the function wins."""
-    assert python("import nbdist, nbdist.runs.run; print(callable(nbdist.runs))") == "True"
-    assert python("import nbdist.runs.run, nbdist; print(callable(nbdist.runs))") == "True"
 
 
 def test_the_first_lesson_in_one_process() -> None:

@@ -16,7 +16,7 @@ FLOORS = {
     "runtime": 2,
     "cluster": 3, "train": 3,
     "nn": 4, "distribute": 4, "collective": 4, "horovod": 4.5,
-    "runs": 5, "sweep": 5,
+    "run": 5, "sweep": 5,
     "trials": 5.5,
     "ui": 6,
     "lab": 6.5,

@@ -3,7 +3,7 @@
     STRATEGIES["multi_worker"].make(StrategyConfig(world))
 
 To add a strategy, write its file (class and `StrategySpec`) and add its row here. A setting of its own also
-needs a field in ``nbdist.runs.options.Options`` and a parameter of ``nb.launch``;
+needs a field in ``nbdist.run.options.Options`` and a parameter of ``nb.launch``;
 ``tests/distribute/test_distribute_registry.py`` names what is missing.
 """
 

@@ -215,7 +215,7 @@ def real_views(root: Path | None = None) -> Views:
     from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details
     from nbdist.lab.readers.sweeps import Sweeps
     from nbdist.lab.readers.tasks import Tasks
-    from nbdist.runs.history import clean, delete_run, write_labels
+    from nbdist.run.history import clean, delete_run, write_labels
 
     def cleaned(older_than: str | None, keep: int | None, dry_run: bool) -> dict[str, Any]:
         found = clean(older_than, keep, dry_run)

@@ -25,8 +25,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import FailedPreconditionError, NbdistError, ResourceExhaustedError, WorkerError
-from nbdist.runs.monitor import Hint, with_hint
-from nbdist.runs.shutdown import REPLACE_AFTER, SIGNAL_AFTER, StuckTaskReplacer
+from nbdist.run.monitor import Hint, with_hint
+from nbdist.run.shutdown import REPLACE_AFTER, SIGNAL_AFTER, StuckTaskReplacer
 from nbdist.sweep import commands
 from nbdist.sweep.events import EndState, Reported, Started
 from nbdist.sweep.state import Ledger, Trial

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nbdist.errors import NbdistError
 from nbdist.metrics.run_folder import duration
-from nbdist.runs.history import MOST_SHOWN, TableList
+from nbdist.run.history import MOST_SHOWN, TableList
 from nbdist.sweep.event_log import holder_of, read_events
 from nbdist.sweep.events import Closed
 from nbdist.sweep.scheduler import state_of

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.distribute.registry import STRATEGIES, default_strategy
-from nbdist.runs.delivery import Given, Pushed
-from nbdist.runs.task.body import RunSpec
+from nbdist.run.delivery import Given, Pushed
+from nbdist.run.task.body import RunSpec
 
 STATE = "state.safetensors"
 """The file in a trial's folder from which its training can be continued."""

@@ -24,10 +24,10 @@ from nbdist.errors import (
     NotFoundError,
     ResourceExhaustedError,
 )
-from nbdist.runs.delivery import Given
-from nbdist.runs.options import choose, select
-from nbdist.runs.start import any_cluster, check_given, prepare
-from nbdist.runs.task.body import check_source
+from nbdist.run.delivery import Given
+from nbdist.run.options import choose, select
+from nbdist.run.start import any_cluster, check_given, prepare
+from nbdist.run.task.body import check_source
 from nbdist.sweep.event_log import EventLog
 from nbdist.sweep.events import Direction
 from nbdist.sweep.parse import as_space

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.metrics.table import table
-from nbdist.runs.delivery import Delivery, Given, missing_name
-from nbdist.runs.options import select
-from nbdist.runs.start import check_given
+from nbdist.run.delivery import Delivery, Given, missing_name
+from nbdist.run.options import select
+from nbdist.run.start import check_given
 from nbdist.runtime.task import TaskInfo, segment_prefix
 from nbdist.sweep import commands
 from nbdist.sweep.events import Event

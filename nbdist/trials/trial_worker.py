@@ -35,10 +35,10 @@ from nbdist.cluster.folder import busy_with, clusters_folder
 from nbdist.errors import NbdistError
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
-from nbdist.runs.task.agent import Agent, agent
-from nbdist.runs.task.body import around, filename, live_of, perform
-from nbdist.runs.task.reporting import SEND_SECONDS, ActiveRun, Output
-from nbdist.runs.task.signals import bodies_only, forget
+from nbdist.run.task.agent import Agent, agent
+from nbdist.run.task.body import around, filename, live_of, perform
+from nbdist.run.task.reporting import SEND_SECONDS, ActiveRun, Output
+from nbdist.run.task.signals import bodies_only, forget
 from nbdist.runtime.task import Task, current
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context

@@ -21,7 +21,7 @@ import zmq
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, TaskDiedError, UnavailableError
-from nbdist.runs.delivery import Delivery
+from nbdist.run.delivery import Delivery
 from nbdist.runtime.task import TaskInfo
 from nbdist.trials.protocol import SweepSpec, TrialSpec, run_name
 from nbdist.trials.trial_worker import open_trial_server, serve

@@ -18,13 +18,13 @@ from psutil import pid_exists
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import FOLDER, clusters_folder, living, runs_on
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from nbdist.runs.attach import attach_run
-from nbdist.runs.delivery import Given
-from nbdist.runs.follow import View
-from nbdist.runs.history import is_under_way, runs
-from nbdist.runs.options import Options
-from nbdist.runs.run import Run
-from nbdist.runs.start import start_run
+from nbdist.run.attach import attach_run
+from nbdist.run.delivery import Given
+from nbdist.run.follow import View
+from nbdist.run.history import is_under_way, runs
+from nbdist.run.options import Options
+from nbdist.run.run import Run
+from nbdist.run.start import start_run
 from nbdist.sweep.events import Direction
 from nbdist.sweep.space import Space
 from nbdist.sweep.state import Trial

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbdist.distribute.registry import STRATEGIES, default_strategy, headings, trial_strategies
 from nbdist.errors import InvalidArgumentError, nearest
-from nbdist.runs.options import DATA, REPLICATIONS
+from nbdist.run.options import DATA, REPLICATIONS
 from nbdist.sweep.parse import words
 from nbdist.sweep.pruners import PRUNERS
 from nbdist.sweep.samplers import SAMPLERS

@@ -20,10 +20,10 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from nbdist.cluster.adopt import announce, start_or_adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
-from nbdist.runs.delivery import Given
-from nbdist.runs.follow import InterruptDebounce
-from nbdist.runs.options import Options
-from nbdist.runs.run import Run
+from nbdist.run.delivery import Given
+from nbdist.run.follow import InterruptDebounce
+from nbdist.run.options import Options
+from nbdist.run.run import Run
 from nbdist.trials.sweep import Sweep
 from nbdist.ui.api import LOOK_SECONDS, follow_in_background, run_name, run_sweep, start
 from nbdist.ui.flags import (

@@ -53,7 +53,7 @@ def run(number: int, status: str = "finished", **others: Any) -> Item:
         "error_line": "NanLossError: the loss is NaN (line 7, worker 1)" if status == "failed" else None,
         "tags": ["baseline"] if number == 2 else [], "remark": None, "training": True, "bytes": None,
         "note": "12 bytes at the end of metrics-0001.log make no record" if status == "damaged" else None,
-        "session": "train.ipynb", "folder": "/home/user/nbdist/runs/r", "browse": None,
+        "session": "train.ipynb", "folder": "/home/user/nbdist/run/r", "browse": None,
         "tensorboard": number % 2 == 0, "attach": "import nbdist as nb\nnb.attach('r')",
         "can": {"stop": going}, "why": {} if going else {"stop": "it has ended"},
     }  # fmt: skip

@@ -16,10 +16,10 @@ from waiting import until
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.metrics.table import as_columns, parts_from_logs
-from nbdist.runs.attach import attach_run
-from nbdist.runs.options import Options
-from nbdist.runs.run import Run
-from nbdist.runs.start import start_run
+from nbdist.run.attach import attach_run
+from nbdist.run.options import Options
+from nbdist.run.run import Run
+from nbdist.run.start import start_run
 
 pytestmark = pytest.mark.engines
 Start = Callable[..., Cluster]

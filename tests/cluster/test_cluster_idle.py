@@ -137,8 +137,8 @@ import os, sys, time
 from nbdist.cluster.launch import start_cluster
 cluster = start_cluster(workers=1, report=None, orphan_timeout=float(sys.argv[1]))
 if sys.argv[2]:
-    from nbdist.runs.options import Options
-    from nbdist.runs.start import start_run
+    from nbdist.run.options import Options
+    from nbdist.run.start import start_run
     run = start_run(sys.argv[2], Options(), cluster=cluster)
     from nbdist.cluster.adopt import active_runs
     while not active_runs(cluster):

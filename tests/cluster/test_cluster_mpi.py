@@ -21,8 +21,8 @@ from nbdist.cluster import mpi
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
 from nbdist.errors import FailedPreconditionError, MissingExtra, TaskDiedError, UnavailableError, WorkerError
-from nbdist.runs.options import Options
-from nbdist.runs.start import start_run
+from nbdist.run.options import Options
+from nbdist.run.start import start_run
 from nbdist.wire.collective.mpi import world as mpi_world
 from nbdist.wire.collective.mpi.world import MpiWorld
 

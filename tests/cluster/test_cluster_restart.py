@@ -26,8 +26,8 @@ from nbdist.errors import (
     UnavailableError,
     WorkerError,
 )
-from nbdist.runs.options import Options
-from nbdist.runs.start import start_run
+from nbdist.run.options import Options
+from nbdist.run.start import start_run
 from nbdist.runtime.session.session import Session
 
 pytestmark = pytest.mark.engines

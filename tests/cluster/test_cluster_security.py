@@ -16,8 +16,8 @@ import pytest
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
-from nbdist.runs.options import Options
-from nbdist.runs.start import start_run
+from nbdist.run.options import Options
+from nbdist.run.start import start_run
 
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 ATTACK = (Path(__file__).parent.parent / "attack.py").read_text()

@@ -20,8 +20,8 @@ from nbdist.cluster.adopt import end
 from nbdist.cluster.cluster import Cluster, set_current, stop_cluster
 from nbdist.cluster.folder import clusters_folder, living
 from nbdist.errors import FailedPreconditionError, NotFoundError
-from nbdist.runs.options import Options
-from nbdist.runs.start import start_run
+from nbdist.run.options import Options
+from nbdist.run.start import start_run
 
 pytestmark = pytest.mark.engines
 Start = Callable[..., Cluster]

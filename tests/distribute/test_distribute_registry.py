@@ -19,7 +19,7 @@ from nbdist.distribute.registry import (
 )
 from nbdist.distribute.spec import Setting, StrategyConfig, StrategySpec
 from nbdist.errors import InvalidArgumentError
-from nbdist.runs.options import Options
+from nbdist.run.options import Options
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, TaskInfo
 from nbdist.train.strategy import Strategy

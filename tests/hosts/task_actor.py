@@ -21,7 +21,7 @@ from nbdist.errors import NbdistError
 from nbdist.graph.scopes import device
 from nbdist.graph.tensor import Graph, Variable, placeholder
 from nbdist.graph.variables import global_variables_initializer
-from nbdist.runs.task.agent import agent
+from nbdist.run.task.agent import agent
 from nbdist.runtime import task as tasks
 from nbdist.runtime.groups import World
 from nbdist.runtime.session.session import Session

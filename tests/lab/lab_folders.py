@@ -13,7 +13,7 @@ from typing import Any
 from nbdist.cluster.folder import this_process
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.run_folder import RunFile, write_run
-from nbdist.runs.progress_file import ProgressFile, progress_path
+from nbdist.run.progress_file import ProgressFile, progress_path
 from nbdist.train.context import Progress
 
 

@@ -22,7 +22,7 @@ from nbdist.lab.readers import runs as knownrun
 from nbdist.lab.readers import runs as runs_module
 from nbdist.lab.readers.run_record import record_of
 from nbdist.lab.readers.runs import Runs
-from nbdist.runs.history import delete_run, write_labels
+from nbdist.run.history import delete_run, write_labels
 
 KEYS = {
     "id", "name", "status", "created", "ended", "paused", "cluster", "strategy", "replicas", "step", "total",

@@ -11,9 +11,9 @@ from waiting import until
 from nbdist.cluster.cluster import Cluster
 from nbdist.lab.readers.run_detail import run_bundle, run_details
 from nbdist.lab.readers.runs import Runs
-from nbdist.runs.options import Options
-from nbdist.runs.run import Run
-from nbdist.runs.start import start_run
+from nbdist.run.options import Options
+from nbdist.run.run import Run
+from nbdist.run.start import start_run
 
 pytestmark = pytest.mark.engines
 

@@ -20,7 +20,7 @@ from nbdist.metrics.run_folder import (
     write_run,
     write_whole_file,
 )
-from nbdist.runs.history import RunList, runs
+from nbdist.run.history import RunList, runs
 
 
 @pytest.fixture(autouse=True)

@@ -73,7 +73,7 @@ def test_without_pandas_it_is_columns(run: tuple[Path, RunStore], monkeypatch: p
 
 def test_pandas_is_imported_for_a_table_only() -> None:
     code = (
-        "import sys, nbdist.runs.run, nbdist.metrics.table as t; assert 'pandas' not in sys.modules;"
+        "import sys, nbdist.run.run, nbdist.metrics.table as t; assert 'pandas' not in sys.modules;"
         "t.table({}); assert 'pandas' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -12,8 +12,8 @@ from trials_tools import COUNTED, GATED, TRAIN, began, finished, losses, states
 from waiting import until
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from nbdist.runs.options import Options
-from nbdist.runs.start import start_run
+from nbdist.run.options import Options
+from nbdist.run.start import start_run
 from nbdist.trials import driver
 from nbdist.trials.workers import Engines
 
@@ -78,7 +78,7 @@ def test_a_signal_that_comes_before_the_word_stops_it_too(
 def test_a_signal_that_comes_after_the_last_line_changes_nothing(begin: Begin, cluster: Cluster) -> None:
     body = """
 import os, signal
-from nbdist.runs.task.agent import Agent
+from nbdist.run.task.agent import Agent
 end = Agent.end
 def interrupted(agent, live):
     Agent.end = end

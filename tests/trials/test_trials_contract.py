@@ -12,8 +12,8 @@ from trials_tools import GATED, TRAIN, began, finished, losses, states
 from waiting import until
 
 from nbdist.errors import InvalidArgumentError, WorkerError
-from nbdist.runs.options import Options
-from nbdist.runs.start import start_run
+from nbdist.run.options import Options
+from nbdist.run.start import start_run
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

@@ -15,8 +15,8 @@ from waiting import until
 
 from nbdist.errors import FailedPreconditionError, UnavailableError
 from nbdist.metrics.log import write_whole
-from nbdist.runs.options import Options
-from nbdist.runs.start import start_run
+from nbdist.run.options import Options
+from nbdist.run.start import start_run
 from nbdist.sweep import event_log
 from nbdist.trials import workers as engine_files
 

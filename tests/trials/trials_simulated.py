@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from nbdist.errors import TaskDiedError, UnavailableError
-from nbdist.runs.task.agent import Agent
+from nbdist.run.task.agent import Agent
 from nbdist.runtime.task import TaskInfo
 from nbdist.trials.protocol import SweepSpec, TrialSpec
 from nbdist.trials.trial_worker import TrialServer

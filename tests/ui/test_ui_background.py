@@ -23,7 +23,7 @@ def test_a_run_goes_on_while_other_cells_run_and_can_be_stopped(kernel: Kernel) 
     awaited = "import asyncio\nwhile not run.store.replicas: await asyncio.sleep(0)"
     assert kernel.run(awaited)["status"] == "ok"
     assert kernel.value("run.status, 'model' in globals()") == "('running', False)"
-    patient = "from nbdist.runs import shutdown\nshutdown.SIGNAL_AFTER = 60.0\n"  # the word is enough
+    patient = "from nbdist.run import shutdown\nshutdown.SIGNAL_AFTER = 60.0\n"  # the word is enough
     assert kernel.run(patient + "run.stop()\nfinished = run.wait()")["status"] == "ok"
     assert kernel.value("run.status, finished is run") == "('stopped', True)"
     assert kernel.value("len(run.model.get_weights()), run.history is not None") == "(2, True)"

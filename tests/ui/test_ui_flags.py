@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbdist.distribute.registry import STRATEGIES
 from nbdist.errors import InvalidArgumentError
-from nbdist.runs.options import Options
+from nbdist.run.options import Options
 from nbdist.ui.flags import Flag, names, parse, unknown, usage
 from nbdist.ui.magics import DISTRIBUTE_FLAGS, START_FLAGS, DistributedMagics
 

@@ -10,8 +10,8 @@ import pytest
 
 from nbdist.errors import NbdistError, TaskDiedError, WorkerError
 from nbdist.metrics.store import RunStore
-from nbdist.runs.options import Options
-from nbdist.runs.progress import ProgressTracker, ReplicaStanding, Standing
+from nbdist.run.options import Options
+from nbdist.run.progress import ProgressTracker, ReplicaStanding, Standing
 from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui.display import run as view

@@ -36,7 +36,7 @@ PRELOADED = (
     "nbdist.optim",
     "nbdist.train",
     "nbdist.distribute",
-    "nbdist.runs.task.agent",
+    "nbdist.run.task.agent",
 )
 MOST_DESCRIPTORS = 1 << 16
 

@@ -25,7 +25,7 @@ from nbdist.errors import DeadlineExceededError, FailedPreconditionError, Nbdist
 from nbdist.home import home_path
 
 if TYPE_CHECKING:
-    from nbdist.runs.run import Run
+    from nbdist.run.run import Run
 
 Say = Callable[[str], object]
 MOST_BYTES = 64 << 10  # of a request
@@ -146,7 +146,7 @@ def restart(say: Say, *, id: str, task: str | None) -> None:
 def stop_run(say: Say, *, id: str) -> None:
     """Stop a run; it still belongs to the notebook that started it."""
     from nbdist.metrics.run_folder import read_run
-    from nbdist.runs.finish import ENDED
+    from nbdist.run.finish import ENDED
 
     with attached(id) as run:
         run.stop()
@@ -187,7 +187,7 @@ def set_run(say: Say, *, id: str, learning_rate: float) -> None:
 def attached(id: str) -> Iterator[Run]:
     """Attach to a run and its cluster, inside a ``with``."""
     from nbdist.cluster.cluster import Cluster
-    from nbdist.runs.attach import attach_run
+    from nbdist.run.attach import attach_run
 
     run = attach_run(id)
     try:

@@ -20,7 +20,7 @@ from nbdist.lab.readers.run_curves import filled
 from nbdist.lab.readers.run_record import GOING, LONGEST, Record, listed, record_of
 from nbdist.lab.readers.runs import Item, Runs
 from nbdist.metrics.store import RunStore
-from nbdist.runs.options import Options
+from nbdist.run.options import Options
 from nbdist.ui.flags import DISTRIBUTE_FLAGS
 from nbdist.ui.formatting import jsonable, shorten
 from nbdist.ui.frozen.run import run_data

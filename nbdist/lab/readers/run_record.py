@@ -18,8 +18,8 @@ from typing import Any
 from nbdist.metrics import run_folder
 from nbdist.metrics.run_folder import STATUSES
 from nbdist.metrics.store import RunStore
-from nbdist.runs.history import Labels, error_line
-from nbdist.runs.progress import BUSY, PAUSED, ProgressTracker, Standing
+from nbdist.run.history import Labels, error_line
+from nbdist.run.progress import BUSY, PAUSED, ProgressTracker, Standing
 
 LONGEST = run_folder.LONGEST
 GOING = ("preparing", "running", "paused")
@@ -308,9 +308,9 @@ def seconds_left(step: int | None, total: int | None, rate: float | None) -> flo
 def browse_path(folder: Path, root: Path | None) -> str | None:
     """Return a folder's path below the root of Jupyter's file browser; None if it does not show it.
 
-    >>> browse_path(Path("/home/me/nbdist/runs/r1"), Path("/home/me"))
-    'nbdist/runs/r1'
-    >>> browse_path(Path("/home/me/.local/share/nbdist/runs/r1"), Path("/home/me"))
+    >>> browse_path(Path("/home/me/nbdist/run/r1"), Path("/home/me"))
+    'nbdist/run/r1'
+    >>> browse_path(Path("/home/me/.local/share/nbdist/run/r1"), Path("/home/me"))
     """
     if root is None or not folder.is_relative_to(root):
         return None

@@ -44,7 +44,7 @@ from nbdist.lab.readers.run_record import (
 )
 from nbdist.lab.readers.run_record import LONGEST_PROGRESS as LONGEST_WORD
 from nbdist.metrics.tensorboard import FOLDER as TENSORBOARD
-from nbdist.runs.history import LABELS, Labels, disk_bytes, read_labels
+from nbdist.run.history import LABELS, Labels, disk_bytes, read_labels
 
 MOST = 200  # runs that are looked at: the newest
 BYTES = 4 << 20  # of logs that one look reads

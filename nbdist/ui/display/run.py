@@ -22,9 +22,9 @@ from IPython.display import publish_display_data
 
 from nbdist.errors import NbdistError, WorkerError
 from nbdist.metrics.run_folder import duration
-from nbdist.runs.progress import LOST, PAUSED, SILENT, ReplicaStanding, Standing
-from nbdist.runs.run import Run, training_seconds
-from nbdist.runs.task.reporting import Displayed
+from nbdist.run.progress import LOST, PAUSED, SILENT, ReplicaStanding, Standing
+from nbdist.run.run import Run, training_seconds
+from nbdist.run.task.reporting import Displayed
 from nbdist.ui.ansi import plain
 from nbdist.ui.formatting import clip
 from nbdist.ui.frozen.render import text

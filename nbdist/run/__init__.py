@@ -1,0 +1,1 @@
+"""A run: one body on the tasks, from the cell to its results."""

@@ -1,0 +1,476 @@
+"""`attach_run`: attaches to a run that another process started, or this one before its kernel was restarted.
+
+run.json       ──► options, cluster and tasks of the run
+each task      ──► run.subscribe: position in its log, its output; later messages follow
+run's folder   ──► points up to there
+each task      ──► run.outcome, when its body has ended; if the task has ended too, from the run's folder
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.folder import is_this, lives, living
+from nbdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    NotFoundError,
+    UnavailableError,
+)
+from nbdist.metrics.run_folder import RunFile, read_run, run_folder
+from nbdist.run.backfill import backfill_store, log_end, printed
+from nbdist.run.finish import ENDED
+from nbdist.run.follow import View
+from nbdist.run.history import runs
+from nbdist.run.options import Options, select
+from nbdist.run.outcome import MOST_BYTES, decode, read_outcome
+from nbdist.run.protocols import RunReplacement, RunTasks
+from nbdist.run.run import Run
+from nbdist.runtime.task import TaskInfo
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import Frame
+
+OVER_SECONDS = 30.0  # limit for fetching the results of a run that has ended
+MOST_NAMED = 5
+
+
+def attach_run(run_id: str | None = None, *, make_view: Callable[[Run], View] | None = None) -> Run:
+    """Return a run that another process started, with all that it has logged and printed so far.
+
+    - ``run_id``: the run's id; None for the latest that is under way, else the latest
+    - ``make_view``: returns the view that shows the run; None for no view
+
+    The caller follows it or waits for it. A run that has ended is returned with its history and those of its
+    results that were stored. Raises NotFoundError for an unknown id, and
+    FailedPreconditionError where another version of nbdist, or another process, has the run.
+    """
+    record = find_run(run_id)
+    found = _RecordedRun(record)
+    cluster = found.cluster()
+    if cluster is None:
+        return _opened(found, None, {}, make_view)
+    remote = RemoteTasks(cluster)
+    if found.towers:  # the process that drove them has ended
+        found.release(remote)
+        return _opened(found, None, {}, make_view)
+    answers = found.ask(remote)
+    if not any(answer.meta["state"] != "unknown" for answer in answers.values()):
+        if not found.settled:
+            found.why = f"the tasks of cluster {cluster.id} do not know it"
+        remote.close()
+        return _opened(found, None, {}, make_view)
+    return _opened(found, remote, answers, make_view)
+
+
+def find_run(run_id: str | None) -> RunFile:
+    """Return the record of a run; without an id, of the latest that is under way, else of the latest."""
+    if run_id is not None:
+        try:
+            return read_run(run_id)
+        except NotFoundError:
+            latest = ", ".join(run.id for run in runs()[:MOST_NAMED])
+            raise NotFoundError(
+                f"no run {run_id!r}; the latest are {latest or '(none)'}, nb.runs() lists all"
+            ) from None
+    known = [run for run in runs() if run.kind == "run" and run.status != "damaged"]
+    if not known:
+        raise NotFoundError("there is no run yet; %%distribute starts one")
+    return latest_of(known, living())
+
+
+def latest_of(known: list[RunFile], alive: list[str]) -> RunFile:
+    """Return the first run, newest first, whose cluster is alive and that has no end; else the newest.
+
+    >>> old = RunFile("1", status="running", cluster={"id": "a"})
+    >>> latest_of([RunFile("2", status="finished", cluster={"id": "a"}), old], ["a"]).id
+    '1'
+    """
+    going = [run for run in known if run.status not in ENDED and run.cluster.get("id") in alive]
+    return (going or known)[0]
+
+
+def options_of(record: RunFile) -> Options:
+    """Return a run's options from its run.json, without those that this version does not know."""
+    known = {one.name for one in dataclasses.fields(Options)}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in record.options.items()
+        if name in known
+    }
+    return Options(**given)
+
+
+def members_of(record: RunFile) -> list[TaskInfo]:
+    """Return the tasks of a run's cluster from its run.json; an old one has only their names."""
+    if "members" in record.cluster:
+        try:
+            return [TaskInfo.from_dict(entries) for entries in record.cluster["members"]]
+        except TypeError as error:
+            raise DataLossError(
+                f"{run_folder(record.id) / 'run.json'} is damaged: a member of its cluster is not a task "
+                f"description: {error}"
+            ) from None
+    names = [name for name in record.cluster.get("tasks", ()) if not name.startswith("/job:client/")]
+    return [_named(name, rank) for rank, name in enumerate(names)]
+
+
+class _RecordedRun:
+    """A run as its run.json describes it: its tasks, and whether they can still be reached."""
+
+    def __init__(self, record: RunFile) -> None:
+        self.record, self.folder, self.options = record, run_folder(record.id), options_of(record)
+        self.settled = record.status in ENDED
+        self.members = members_of(record)
+        ranks = record.cluster.get("workers")
+        chosen = [info for info in self.members if ranks is None or info.rank in ranks]
+        if ranks is not None and (not ranks or {info.rank for info in chosen} != set(ranks)):
+            there = ", ".join(str(info.rank) for info in self.members) or "none"
+            raise DataLossError(
+                f"{self.folder / 'run.json'} is damaged: the run's workers are the ranks {ranks!r:.80} of "
+                f"its cluster, and the cluster's members are {there}. nb.runs() still lists the run, and "
+                "its delete() removes it"
+            )
+        self.workers = chosen if ranks is not None else _selected(self.members, self.options)
+        self.towers: list[TaskInfo] = []
+        self.why = f"cluster {record.cluster.get('id', '?')} of run {record.id} has ended"
+        if self.options.replication == "in-graph":
+            self.towers = self.workers
+            self.workers = [_named("/job:client/task:0", 1 + max((i.rank for i in self.members), default=0))]
+            self._look_at_owner()
+
+    def _look_at_owner(self) -> None:
+        """Check the owner of an in-graph run: the body runs in the process that started it."""
+        owner = self.record.cluster.get("owner", {})
+        if not self.settled and owner and lives(owner):
+            where = "in this very notebook" if is_this(owner) else f"in process {owner['pid']}"
+            raise FailedPreconditionError(
+                f"the body of run {self.record.id} is running {where}, which drives the towers itself "
+                "(--replication in-graph): follow it there"
+            )
+        pid = f" (pid {owner['pid']})" if owner else ""
+        self.why = (
+            f"the body of run {self.record.id} was in a notebook's own process{pid}, as --replication "
+            "in-graph asks, and ended with it"
+        )
+
+    def cluster(self) -> Cluster | None:
+        """Return the run's cluster, None if it has ended; FailedPreconditionError if it cannot be used."""
+        name = self.record.cluster.get("id")
+        if not name or name not in living() or (self.towers and self.settled):
+            return None
+        with suppress(NotFoundError):
+            if (current := Cluster.current()).id == name:
+                return current if self._is_its(current) else None
+        try:
+            cluster = Cluster.attach(name)
+        except FailedPreconditionError as error:
+            if self.settled:
+                return None
+            raise FailedPreconditionError(f"run {self.record.id} cannot be reached: {error}") from None
+        except NbdistError as error:  # it ends at this moment
+            self.why = f"cluster {name} of run {self.record.id} has ended: {error}"
+            return None
+        if self._is_its(cluster):
+            return cluster
+        cluster.close()
+        return None
+
+    def _is_its(self, cluster: Cluster) -> bool:
+        """Whether the run was on that cluster, not on an earlier one of the same name."""
+        known = {info.incarnation for info in self.members}
+        return known == {0} or any(info.incarnation in known for info in cluster.tasks)
+
+    def release(self, remote: RemoteTasks) -> None:
+        """Release the tasks that the run has reserved; they write their parts of its timeline."""
+        dead = {info.rank for info in remote.dead()}
+        for info in remote.tasks:
+            if info.rank not in dead:
+                with suppress(NbdistError):
+                    meta = {"run": self.record.id, "folder": str(self.folder)}
+                    remote.peer(info.rank).call("run.release", meta)
+        remote.close()
+
+    def ask(self, remote: RemoteTasks) -> dict[int, Frame]:
+        """Subscribe to every worker; return their backfills by rank."""
+        answers = {}
+        dead = {info.rank for info in remote.dead()}
+        for info in self.workers:
+            if info.rank not in dead:
+                with suppress(
+                    NbdistError
+                ):  # one that dies now is noticed later; one replaced knows of no run
+                    answers[info.rank] = remote.peer(info.rank).call("run.subscribe", {"run": self.record.id})
+        for info in self.workers:
+            answer = answers.get(info.rank)
+            if info.rank not in dead and (answer is None or answer.meta["state"] == "unknown"):
+                self.why = f"{info.name} does not know run {self.record.id}: it was replaced, or runs another"
+        return answers
+
+    def lacking(self, run: Run, rank: int, known: Mapping[int, Any]) -> Any:
+        """Return what stands for an outcome that no task and no file has."""
+        if self.settled:
+            return {}
+        chief = known.get(self.workers[0].rank)
+        if isinstance(chief, dict) and not chief.get("error"):
+            servers = sum(info.job == "ps" for info in self.members)
+            if (
+                self.options.least(len(self.workers), servers) is not None
+            ):  # the others may continue without it
+                return {}
+        return UnavailableError(f"{self.why}; {log_end(run.store)}. What it logged is in {self.folder}")
+
+
+def _opened(
+    found: _RecordedRun,
+    remote: RemoteTasks | None,
+    answers: Mapping[int, Frame],
+    make_view: Callable[[Run], View] | None,
+) -> Run:
+    """Return the run with its points and output so far, and with its end if it has ended."""
+    record = found.record
+    tasks: RunTasks = remote or EndedTasks(found.members)
+    outcomes = RemoteOutcomes(
+        record.id, found.folder, remote, found.workers, lambda rank, known: found.lacking(run, rank, known)
+    )
+    at_end = partial(_release, remote, record.id) if remote is not None else lambda: None
+    run = Run(
+        tasks, record, found.folder, found.workers, found.options, outcomes, None,
+        towers=found.towers, at_end=at_end,
+    )  # fmt: skip
+    outcomes.over = run.ended_bodies
+    if remote is not None:
+        remote.cluster.active_runs.add(record.id)
+    if make_view is not None:
+        try:
+            run.show_in(make_view(run))
+        except Exception as error:  # the run continues without it
+            run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
+    run.notes.extend(backfill_store(run.store, found.folder, answers))
+    for info in found.workers:
+        answer = answers.get(info.rank)
+        if answer is not None and "progress" in answer.meta:
+            run.apply_backfill(info, answer)
+        else:
+            run.show_printed(info, _printed_by(found, info))
+    run.set_began(time.monotonic() - max(0.0, (record.ended or time.time()) - record.created))
+    if remote is None or len(run.ended_bodies) == len(found.workers):
+        deadline = time.monotonic() + OVER_SECONDS
+        while not run.poll() and time.monotonic() < deadline:
+            time.sleep(0.002)
+    return run
+
+
+def _printed_by(found: _RecordedRun, info: TaskInfo) -> str:
+    return printed(found.folder, 0 if found.towers else info.rank)
+
+
+def _release(remote: RemoteTasks, run: str) -> None:
+    remote.cluster.active_runs.discard(run)
+    remote.close()
+
+
+def _selected(members: list[TaskInfo], options: Options) -> list[TaskInfo]:
+    try:
+        return select(tuple(members), options.on)
+    except InvalidArgumentError:  # an old run.json that names no tasks: its points are shown all the same
+        return [_named("/job:worker/task:0", 0)]
+
+
+def _named(name: str, rank: int) -> TaskInfo:
+    _, job, task = name.split("/")
+    return TaskInfo(job.partition(":")[2], int(task.partition(":")[2]), rank, "", 0, "", "", 0)
+
+
+POLL_SECONDS = 1.0  # between two requests for the outcome of a body that has not ended
+READY_SECONDS = 0.02  # likewise, of a body that has ended and encodes its outcome
+CALL_TIMEOUT = 2.0
+FLUSH_SECONDS = 1.0
+
+
+class RemoteTasks:
+    """A cluster's tasks over connections of its own: on shared ones other runs receive the messages."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._making = threading.Lock()
+        self._peers: dict[int, Peer] = {}
+        self._closed = False
+
+    @property
+    def tasks(self) -> list[TaskInfo]:
+        """The tasks of the cluster."""
+        return self.cluster.tasks
+
+    def peer(self, rank: int) -> Peer:
+        """Return the connection to a task, made at the first use; all threads share it."""
+        info = next(info for info in self.tasks if info.rank == rank)
+        with self._making:
+            if self._closed:
+                raise UnavailableError(f"the connection to {info.name} is closed: the run is over")
+            found = self._peers.get(rank)
+            if found is None or found.address != info.address:
+                found = self._peers[rank] = Peer(info.address, self.cluster.keys, name=info.name)
+            return found
+
+    def signal(self, rank: int, signum: int) -> bool:
+        """Interrupt a task."""
+        return self.cluster.signal(rank, signum)
+
+    def replace(self, tasks: list[TaskInfo]) -> RunReplacement:
+        """Begin to replace tasks that did not stop."""
+        return self.cluster.replace(tasks)
+
+    def dead(self) -> list[TaskInfo]:
+        """Return the tasks that are gone."""
+        return self.cluster.dead()
+
+    def controller_died(self) -> str | None:
+        """Return how the controller ended, if it has."""
+        return self.cluster.controller_died()
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return a row per task, with how it ended."""
+        return self.cluster.status()
+
+    def close(self) -> None:
+        """Close the connections once their last messages are sent."""
+        with self._making:
+            self._closed = True
+            for peer in self._peers.values():
+                peer.close(FLUSH_SECONDS)
+
+
+class EndedTasks:
+    """Stands for the tasks of a cluster that has ended, or that a run does not need any longer."""
+
+    def __init__(self, tasks: Sequence[TaskInfo]) -> None:
+        self.tasks = list(tasks)
+
+    def peer(self, rank: int) -> Peer:
+        """Raise UnavailableError."""
+        raise UnavailableError("the tasks of this run have ended")
+
+    def signal(self, rank: int, signum: int) -> bool:
+        """Return False: there is no process."""
+        return False
+
+    def replace(self, tasks: list[TaskInfo]) -> RunReplacement:
+        """Raise UnavailableError: there is nothing to be replaced."""
+        raise UnavailableError("the tasks of this run have ended")
+
+    def dead(self) -> list[TaskInfo]:
+        """Return nothing: the reason for the missing outcomes is given once for all tasks."""
+        return []
+
+    def controller_died(self) -> str | None:
+        """Return None, for the same reason."""
+        return None
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return no rows."""
+        return []
+
+
+class RemoteOutcomes:
+    """The outcomes of bodies that another process started: from the tasks, else from the run's folder.
+
+    It stands for the calls of a `Run` (see `RunCalls`). ``over`` are the ranks whose bodies have ended.
+    ``lacking(rank, known)`` returns what stands for an outcome that neither has: an error, or {} if the run
+    does not need it; it is called when all other outcomes are known.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        tasks: RunTasks | None,
+        workers: Sequence[TaskInfo],
+        lacking: Callable[[int, Mapping[int, Any]], Any],
+    ) -> None:
+        self.over: Collection[int] = ()
+        self._run, self._folder, self._tasks, self._lacking = run, folder, tasks, lacking
+        self._found: dict[int, Any] = {}
+        self._missing: set[int] = set()
+        self._pages: dict[int, bytearray] = {}
+        self._asked: dict[int, float] = {}
+        self._waiting = [info.rank for info in workers]
+
+    def ready_ranks(self) -> list[int]:
+        """Return the ranks whose outcome is known; fetches a page of each other one."""
+        for rank in list(self._waiting):
+            if self._due(rank):
+                self._look(rank)
+        if self._missing and not self._waiting:
+            known = dict(self._found)
+            self._found.update({rank: self._lacking(rank, known) for rank in sorted(self._missing)})
+            self._missing.clear()
+        return list(self._found)
+
+    def outcome(self, rank: int) -> Any:
+        """Return a rank's outcome, or an exception."""
+        if rank not in self._found:
+            raise FailedPreconditionError(f"there is no outcome of rank {rank} yet")
+        return self._found[rank]
+
+    def _due(self, rank: int) -> bool:
+        wait = READY_SECONDS if rank in self.over else POLL_SECONDS
+        return rank in self._pages or time.monotonic() - self._asked.get(rank, 0.0) >= wait
+
+    def _look(self, rank: int) -> None:
+        self._asked[rank] = time.monotonic()
+        answer = self._ask(rank)
+        if answer is None:
+            self._settle(rank, self._written(rank))
+        elif answer.meta["state"] == "here":
+            self._take(rank, answer)
+
+    def _ask(self, rank: int) -> Frame | None:
+        """Return a task's answer, None if it will never have the outcome."""
+        if self._tasks is None or rank in {info.rank for info in self._tasks.dead()}:
+            return None
+        at = len(self._pages.get(rank, b""))
+        try:
+            answer = self._tasks.peer(rank).call(
+                "run.outcome", {"run": self._run, "at": at}, timeout=CALL_TIMEOUT
+            )
+        except UnavailableError:  # if it is dead, that is noticed soon; else the next poll asks again
+            return Frame("run.outcome", {"state": "coming"})
+        except NbdistError:  # a task that has never had a run answers no such call
+            return None
+        return None if answer.meta["state"] == "unknown" else answer
+
+    def _take(self, rank: int, answer: Frame) -> None:
+        size = int(answer.meta["size"])
+        pages = self._pages.setdefault(rank, bytearray())
+        pages += answer.arrays[0].tobytes()
+        if size > MOST_BYTES or len(pages) > size or not answer.arrays[0].size:
+            self._settle(rank, DataLossError(f"the outcome of rank {rank} does not have the size it claims"))
+        elif len(pages) == size:
+            try:
+                self._settle(rank, decode(memoryview(pages)))
+            except DataLossError as error:
+                self._settle(rank, error)
+
+    def _written(self, rank: int) -> Any:
+        try:
+            return read_outcome(self._folder, rank)
+        except DataLossError as error:
+            return error
+
+    def _settle(self, rank: int, found: Any) -> None:
+        self._waiting.remove(rank)
+        self._pages.pop(rank, None)
+        if found is None:
+            self._missing.add(rank)
+        else:
+            self._found[rank] = found

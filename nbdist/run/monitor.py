@@ -1,0 +1,591 @@
+"""Follows a run's tasks from the client: `RunMonitor` collects results, `FailureDetector` finds lost tasks.
+
+All is done by `RunMonitor.poll`, from one thread, without waiting:
+
+commands     "run.stop" and "run.control" are sent from here, also if another thread asks for them: each
+             connection belongs to one thread, and closing it could lose what that thread has just sent.
+messages     Points, output and progress come about ten times a second. A task drops a subscriber that stops
+             reading (a kernel that computes for minutes); a client that receives nothing for 2 s subscribes
+             again and fills the gap from the task's log (`StreamPosition`).
+deaths       before outcomes, so that the run names the task that died, not a task whose call it broke.
+outcomes     The first failure is the run's error; the bodies on all other tasks are aborted.
+escalation   Bodies that do not end are signalled, then replaced (see :mod:`nbdist.run.shutdown`).
+
+How a lost task is noticed (`FailureDetector`). There are no heartbeats: a body that holds the interpreter's
+lock for a minute answers nothing and is healthy.
+
+1. The cluster's supervisor has waited for the process and reports its exit status (`cluster.dead`).
+2. The rank has another incarnation: another client has replaced the task.
+3. The process is on this host and the kernel has reported it as stopped (SIGSTOP) for 9 s. Strategies that
+   continue without a worker decide after 8 s, so their decision is known here first.
+4. Other tasks report that it does not answer. Only strategies that continue without it do so.
+5. The supervisor itself has ended; then the whole cluster has.
+
+Which failure is blamed (`RootCause`): a worker that dies breaks the collective calls of all others, and their
+errors often arrive before the death does. UnavailableError, AbortedError and TaskDiedError may therefore be
+consequences; the monitor waits 1 s for the death or the error that explains them before it takes one of them
+as the run's error.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbdist.cluster.resize import short_name
+from nbdist.errors import FailedPreconditionError, NbdistError, TaskDiedError, UnavailableError, WorkerError
+from nbdist.metrics.log import Batch
+from nbdist.metrics.store import RunStore
+from nbdist.run.backfill import add_since
+from nbdist.run.progress import ProgressTracker
+from nbdist.run.protocols import RunCalls, RunTasks
+from nbdist.run.shutdown import REPLACE_AFTER, Escalation, StuckTaskReplacer, given_up_report
+from nbdist.run.task.reporting import Displayed
+from nbdist.runtime.task import TaskInfo
+from nbdist.wire.collective.shm.sync import FreezeDetector
+from nbdist.wire.hosts import host_identity
+from nbdist.wire.rpc.frame import Frame
+
+LAST_MESSAGE_SECONDS = 5.0  # for which the last points of a task, sent before its outcome, may still arrive
+RESERVE_SECONDS = 10.0  # between two renewals of the towers' reservations, which expire after 30 s
+SILENT_SECONDS = 2.0  # after which the client subscribes again: a task with a body sends ten times a second
+POLL_FROZEN_SECONDS = 0.5  # between two checks for stopped processes
+FROZEN_SECONDS = 9.0  # after which a stopped process counts as lost
+TRAINING_SECONDS = 0.5  # in which the first message of a training may follow the death of one of its tasks
+ROOT_CAUSE_SECONDS = 1.0  # in which the cause of a broken call may follow its error
+CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
+Hint = Callable[[str], str]
+"""Returns the remedy for a name that a body lacks; empty if there is none."""
+
+
+class RunMonitor:
+    """Follows the tasks of one run: call ``poll`` repeatedly, from one thread, until ``complete``.
+
+    - ``workers``: tasks that run the body; ``servers`` and ``towers``: other tasks that the run needs
+    - ``calls``: the calls that run the body on the workers
+    - ``least``: workers other than the first may die, as long as so many are left and the body ``trains`` (is
+      meant to, or has begun); None if the run needs all
+    - ``store`` receives points, ``tally`` progress, ``printed`` output, ``displayed`` displayed objects,
+      ``noted`` messages for the end of the run
+    - ``hint``: returns the remedy for a name that the body lacks
+
+    ``outcomes`` are what the bodies returned, by rank. ``error`` is the first failure.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        cluster: RunTasks,
+        workers: list[TaskInfo],
+        servers: list[TaskInfo],
+        calls: RunCalls,
+        *,
+        towers: Sequence[TaskInfo] = (),
+        least: int | None = None,
+        trains: bool = False,
+        store: RunStore,
+        tally: ProgressTracker,
+        printed: Callable[[str, str], object],
+        hint: Hint | None = None,
+        displayed: Callable[[str, Displayed], object] = lambda task, shown: None,
+        noted: Callable[[str], object] = lambda note: None,
+    ) -> None:
+        self.run, self.folder, self.workers, self.servers = run, folder, workers, servers
+        self.towers = towers
+        self._failures = FailureDetector(cluster, workers, [*servers, *towers], least, trains)
+        self.lost = self._failures.lost
+        """Ranks that are lost, while the others continue."""
+        self.calls, self.store, self.tally = calls, store, tally
+        self.outcomes: dict[int, dict[str, Any]] = {}
+        self.error: NbdistError | None = None
+        self.stuck = ""
+        """A report of tasks that did not stop in time, if any."""
+        self.interrupted = self._stop_wanted = False
+        self.commands: deque[dict[str, Any]] = deque()
+        """Commands for all bodies, to be sent at the next poll. Any thread may append."""
+        self.escalation = Escalation(aborts=bool(towers))
+        self.replacer = StuckTaskReplacer(cluster)
+        self.ended_bodies: set[int] = set()  # ranks; their outcomes are on their way
+        self._cluster, self._printed, self._hint = cluster, printed, hint
+        self._displayed, self._noted = displayed, noted
+        self._names = {info.rank: info.name for info in workers}
+        self._reserved = time.monotonic()
+        self._positions = {info.rank: StreamPosition(self._reserved) for info in workers}
+        self._root_cause = RootCause()
+        self._begun: dict[int, int] = {}  # trainings that each rank has begun, as far as known
+        self._ended: set[int] = set()
+        self._outcomes_since: float | None = None
+        self._given_up = False
+
+    def request_stop(self) -> None:
+        """Have all bodies asked to stop at the next poll. May be called from any thread."""
+        self.interrupted = self._stop_wanted = True
+
+    def poll(self) -> None:
+        """Receive, send and check everything once, without waiting."""
+        if self._stop_wanted:
+            self._stop_wanted = False
+            for info in self.workers:
+                self.send(info, "run.stop", {"run": self.run})
+            self.escalation.begin()  # the time until the signal counts from here
+        while self.commands:
+            command = self.commands.popleft()
+            for info in self.workers:
+                self.send(info, "run.control", {"run": self.run, **command})
+        for info in self.workers:
+            self.receive(info)
+            self._resubscribe_if_silent(info)
+        self._check_tasks()
+        self._collect()
+        self._check_fits()
+        self._escalate()
+        self._replace()
+        self._renew_towers()
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a body has begun to train, as far as known."""
+        return any(self._begun.values())
+
+    def complete(self) -> bool:
+        """Whether the run has ended."""
+        # Not calls.done(): outcomes that arrived since the last poll are not yet in `outcomes`.
+        if self._given_up:
+            return True
+        all_here = len(self.outcomes) == len(self.workers) and self._has_last_messages()
+        return all_here and not self.replacer.under_way
+
+    def receive(self, info: TaskInfo) -> None:
+        """Handle all messages that have arrived from a task."""
+        try:
+            peer = self._cluster.peer(info.rank)
+            while (frame := peer.receive(0)) is not None:
+                if frame.meta.get("run") != self.run:
+                    continue
+                if frame.kind == "run.display":
+                    self._handle_display(info, frame)
+                elif frame.kind == "run.progress":
+                    self._handle_progress(info, frame)
+                elif frame.kind == "run.backfill":
+                    self._handle_backfill(info, frame)
+        except UnavailableError:
+            self._ended.add(info.rank)  # if it is dead, `_check_tasks` finds the reason
+
+    def apply_backfill(self, info: TaskInfo, answer: Frame) -> None:
+        """Apply a task's answer to a subscription: its progress so far, and what it has printed."""
+        self._handle_progress(info, Frame("run.progress", answer.meta, answer.arrays[:1]))
+
+    def resubscribe(self) -> None:
+        """Subscribe to all workers again at the next poll, over connections of the thread that then polls."""
+        for position in self._positions.values():
+            position.last = -math.inf
+
+    def _resubscribe_if_silent(self, info: TaskInfo) -> None:
+        ended = info.rank in self.ended_bodies or info.rank in self.lost or self.towers
+        if not ended and self._positions[info.rank].is_silent(time.monotonic()):
+            self.send(info, "run.subscribe", {"run": self.run, "resubscribe": True})
+
+    def _handle_display(self, info: TaskInfo, frame: Frame) -> None:
+        texts = [one.tobytes().decode("utf-8", "replace") for one in frame.arrays]
+        data = dict(zip(frame.meta["types"], texts, strict=True))
+        # Two tasks may use the same name; the page treats these as two displays.
+        name = f"{self.run}-{info.rank}-{frame.meta['name']}" if frame.meta["name"] else ""
+        self._displayed(info.name, Displayed(data, name, bool(frame.meta["update"])))
+
+    def _handle_backfill(self, info: TaskInfo, answer: Frame) -> None:
+        """Handle the answer of a task that had dropped this client."""
+        self._positions[info.rank].fill_gap(
+            answer, self.store, self.folder, lambda text: self._printed(info.name, text)
+        )
+        self.apply_backfill(info, Frame("run.backfill", answer.meta, (answer.arrays[0][:0],)))
+
+    def _handle_progress(self, info: TaskInfo, frame: Frame) -> None:
+        self._positions[info.rank].advance(frame, time.monotonic())
+        replica = int(frame.meta["replica"])
+        text, *columns = frame.arrays
+        if columns:
+            self.store.extend_batch(Batch.from_arrays(frame.meta["batch"], columns))
+        if text.size:
+            self._printed(info.name, text.tobytes().decode())
+        self.tally.hear(replica, frame.meta["progress"], time.monotonic())
+        self._begun[info.rank] = frame.meta["progress"]["trainings"]
+        self._failures.report_frozen(frame.meta["progress"].get("lost", ()))
+        if frame.meta["ended"]:
+            self._ended.add(info.rank)
+            self.ended_bodies.add(info.rank)
+
+    def _collect(self) -> None:
+        """Collect the outcomes that have arrived; the first failure ends the other bodies."""
+        for rank in self.calls.ready_ranks():
+            if rank in self.outcomes:
+                continue
+            outcome = self.calls.outcome(rank)
+            if isinstance(outcome, TaskDiedError):
+                self._check_tasks()  # it knows how the task died, and whether the others continue
+                if rank in self.lost or rank in self._failures.undecided:
+                    continue
+            if isinstance(outcome, BaseException):
+                self.outcomes[rank] = {}
+                self._ended.add(rank)
+                error = outcome if isinstance(outcome, NbdistError) else WorkerError(str(outcome))
+                if isinstance(error, WorkerError):
+                    error.task = self._names[rank]
+                self._fail(error, rank)
+                continue
+            wrong = outcome.get("error")
+            if wrong and self.error is None and self._root_cause.is_open(wrong, rank):
+                continue
+            self.outcomes[rank] = outcome
+            stopped = self.interrupted or outcome.get("stopped")  # by this client or another
+            if wrong and not wrong["aborted"] and not (stopped and wrong["interrupted"]):
+                info = next(info for info in self.workers if info.rank == rank)
+                self._fail(body_error(info, wrong, self._hint), rank)
+
+    def _fail(self, error: NbdistError, rank: int | None) -> None:
+        """Record the first error and abort the other tasks."""
+        if self.error is not None:
+            return
+        self.error = error
+        where = next((info.name for info in self.workers if info.rank == rank), "another task")
+        reason = f"run {self.run} was aborted: {where} failed"
+        for info in self.workers:
+            if info.rank != rank:
+                self.send(info, "run.abort", {"run": self.run, "reason": reason})
+        self.escalation.begin(failed=True)
+
+    def _check_tasks(self) -> None:
+        """Fail, or continue on the others, when a task that the run needs is lost."""
+        if self.error is not None:
+            return
+        logged = f"What run {self.run} logged is in {self.folder}."
+        if (how := self._cluster.controller_died()) is not None:
+            self._fail(
+                TaskDiedError(
+                    f"the cluster of run {self.run} has ended: {how}. {logged} "
+                    "Start another one with %cluster start"
+                ),
+                None,
+            )
+            return
+        for lost in self._failures.poll(self.has_trained, self.replacer.ended):
+            if lost.others_continue:
+                self._lose(lost.task, lost.how)
+                ranks = sorted(self.lost)
+                self.send(self.workers[0], "run.lost", {"run": self.run, "ranks": ranks})
+            else:
+                died = TaskDiedError(f"{lost.how}. {logged} {lost.remedy}")
+                self._fail(died, lost.task.rank)
+
+    def _lose(self, info: TaskInfo, how: str) -> None:
+        """Continue the run without a worker."""
+        self.lost.add(info.rank)
+        self.outcomes.setdefault(info.rank, {})
+        self._ended.add(info.rank)
+        self.tally.lose(self.workers.index(info), time.monotonic())
+        left = len(self.workers) - len(self.lost)
+        workers = "1 worker" if left == 1 else f"{left} workers"
+        self._printed(info.name, f"{how}; training continues on {workers}\n")
+        self._noted(f"{how}; training continued on {workers}")
+        # A frozen worker reads this when its process is continued, and is then free for the next run.
+        reason = f"run {self.run} has continued without {info.name}: {how}"
+        self.send(info, "run.abort", {"run": self.run, "reason": reason})
+
+    def _check_fits(self) -> None:
+        over = self.error is not None or self.interrupted or len(self.outcomes) == len(self.workers)
+        if over or not self.servers:
+            return
+        wrong = unequal_fits(self.workers, self.lost, self._begun, self.outcomes)
+        if wrong is not None:
+            self._fail(wrong, None)
+
+    def _escalate(self) -> None:
+        """Do the step that is due with bodies that were asked to end and have not."""
+        step = self.escalation.due()
+        if step is None:
+            return
+        # A body that has ended is not stuck while its outcome is on its way, which a large model's is for
+        # seconds.
+        over = self.ended_bodies | set(self.outcomes) | set(self.calls.ready_ranks())
+        stuck = [info for info in self.workers if info.rank not in over]
+        if step == "replace" and stuck:
+            self.replacer.begin(stuck, REPLACE_AFTER)
+        for info in stuck:
+            if step == "abort":
+                self.send(info, "run.abort", {"run": self.run, "reason": f"run {self.run} was stopped"})
+            elif step == "signal":
+                self._cluster.signal(info.rank, 2)
+            else:
+                if step == "give up":
+                    reason = f"run {self.run} was given up"
+                    self.send(info, "run.abort", {"run": self.run, "reason": reason})
+                self.outcomes[info.rank] = {}
+                self._ended.add(info.rank)
+        if step == "give up" and stuck:
+            self.stuck = given_up_report(stuck)
+            self.error = self.error or UnavailableError(self.stuck)
+            self._given_up = True
+
+    def _replace(self) -> None:
+        if self.replacer.under_way:
+            self.replacer.poll()
+        self.stuck = self.stuck or self.replacer.report
+        self.error = self.error or self.replacer.error
+
+    def _renew_towers(self) -> None:
+        """Renew the towers' reservations: they run no body that would hold them."""
+        if self.towers and time.monotonic() - self._reserved > RESERVE_SECONDS:
+            self._reserved = time.monotonic()
+            for info in self.towers:
+                self.send(info, "run.reserve", {"run": self.run})
+
+    def _has_last_messages(self) -> bool:
+        if all(info.rank in self._ended for info in self.workers):
+            return True
+        self._outcomes_since = self._outcomes_since or time.monotonic()
+        return time.monotonic() - self._outcomes_since > LAST_MESSAGE_SECONDS
+
+    def send(self, info: TaskInfo, kind: str, meta: dict[str, Any], wait: float = 0.0) -> None:
+        """Send a message to a task and ``wait`` so many seconds for its answer; a dead task is left out."""
+        dead = {one.rank for one in self._cluster.dead()}
+        if info.rank not in dead:
+            try:
+                peer = self._cluster.peer(info.rank)
+                if wait:
+                    peer.call(kind, meta, timeout=wait)
+                else:
+                    peer.send(kind, meta)
+            except NbdistError:
+                self._ended.add(info.rank)
+
+
+@dataclass(frozen=True)
+class LostTask:
+    """A task that the run has lost: how, what to do about it, and whether the others continue without it."""
+
+    task: TaskInfo
+    how: str
+    remedy: str
+    others_continue: bool
+
+
+class FailureDetector:
+    """Finds lost tasks among those that a run needs: its ``workers``, and ``others`` beside them.
+
+    With ``least``, workers other than the first may die, as long as so many are left and the run ``trains``.
+    ``lost`` are the ranks without which the others continue; the caller adds to it.
+    """
+
+    def __init__(
+        self,
+        cluster: RunTasks,
+        workers: Sequence[TaskInfo],
+        others: Sequence[TaskInfo],
+        least: int | None,
+        trains: bool,
+    ) -> None:
+        self.lost: set[int] = set()
+        self.undecided: dict[int, float] = {}
+        """Dead ranks, and since when it has been open whether the others continue."""
+        self._cluster, self._workers, self._least, self._trains = cluster, workers, least, trains
+        self._needed = [*workers, *others]
+        self._ranks = {info.rank for info in self._needed}
+        here = host_identity()
+        self._detector = FreezeDetector({info.rank: info.pid for info in self._needed if info.host == here})
+        self._polled = 0.0
+        self._frozen: dict[int, str] = {}
+
+    def report_frozen(self, ranks: Iterable[int]) -> None:
+        """Record ranks that other tasks found frozen or cut off; those tasks continue without them."""
+        for rank in self._ranks.intersection(ranks):
+            self._frozen.setdefault(rank, "is frozen or cut off: it does not answer the other tasks")
+
+    def poll(self, trained: bool, ended: Collection[TaskInfo]) -> Iterator[LostTask]:
+        """Yield the tasks that are lost and not yet in ``lost``; each again at every call.
+
+        ``trained`` is whether a body has begun to train. Tasks that were ``ended`` on purpose do not count.
+        """
+        self._poll_frozen()
+        dead = dead_or_replaced(self._cluster, self._needed)
+        ranks = {info.rank for info in dead}
+        dead += [info for info in self._needed if info.rank in self._frozen and info.rank not in ranks]
+        ranks.update(self._frozen)
+        for info in dead:
+            if info.rank not in self._ranks or info.rank in self.lost or info in ended:
+                continue
+            others_continue = self._others_continue(info, ranks, trained)
+            if others_continue or info.rank not in self.undecided:
+                yield LostTask(info, self._how(info), remedy(info, dead), others_continue)
+
+    def _poll_frozen(self) -> None:
+        now = time.monotonic()
+        if now - self._polled >= POLL_FROZEN_SECONDS:
+            self._polled = now
+            for rank in self._detector.frozen(FROZEN_SECONDS):
+                stopped = f"is frozen: its process has been stopped for {FROZEN_SECONDS:.0f} s, as by SIGSTOP"
+                self._frozen.setdefault(rank, stopped)
+
+    def _others_continue(self, info: TaskInfo, dead: set[int], trained: bool) -> bool:
+        first, left = self._workers[0], [one for one in self._workers if one.rank not in dead]
+        few = self._least is None or len(left) < self._least
+        if few or info not in self._workers or info is first:
+            return False
+        if not self._trains and not trained:  # a plain cell, unless a message of a training still arrives
+            now = time.monotonic()
+            if now - self.undecided.setdefault(info.rank, now) >= TRAINING_SECONDS:
+                del self.undecided[info.rank]
+            return False
+        self.undecided.pop(info.rank, None)
+        return True
+
+    def _how(self, info: TaskInfo) -> str:
+        now = next(row for row in self._cluster.status() if row["rank"] == info.rank)
+        if now["pid"] != info.pid:
+            return f"{info.name} (pid {info.pid}) was replaced by pid {now['pid']}"
+        if not now["ended"] and info.rank in self._frozen:
+            return f"{info.name} (pid {info.pid}) {self._frozen[info.rank]}"
+        return f"{info.name} (pid {info.pid}) died: {now['ended']}"
+
+
+def dead_or_replaced(cluster: RunTasks, tasks: list[TaskInfo]) -> list[TaskInfo]:
+    """Return the cluster's dead tasks, and those of ``tasks`` whose rank has another process now."""
+    dead, now = cluster.dead(), {info.rank: info.incarnation for info in cluster.tasks}
+    replaced = (one for one in tasks if one.incarnation and now.get(one.rank, 0) not in (0, one.incarnation))
+    return [*dead, *replaced]
+
+
+def remedy(lost: TaskInfo, dead: list[TaskInfo]) -> str:
+    """Return what to do about a task that is lost; ``dead`` are all lost tasks."""
+    if lost.job == "ps":
+        return f"The parameters are lost: start it again with %cluster restart {short_name(lost)}"
+    if any(info.job == "ps" for info in dead):
+        return "Start all lost tasks again with %cluster restart"
+    return f"Run without it with --on, or start it again with %cluster restart {short_name(lost)}"
+
+
+class RootCause:
+    """Delays errors that may be consequences of another task's failure; see the top of the file."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+
+    def is_open(self, wrong: Mapping[str, Any], rank: int) -> bool:
+        """Whether the cause of this rank's error may still arrive."""
+        if wrong["type"] not in CONSEQUENCES:
+            return False
+        now = time.monotonic()
+        return now - self._since.setdefault(rank, now) < ROOT_CAUSE_SECONDS
+
+
+@dataclass
+class StreamPosition:
+    """How much of one worker's stream has arrived: bytes of its log, characters of its output.
+
+    >>> position = StreamPosition(last=0.0)
+    >>> position.is_silent(1.0), position.is_silent(2.5), position.is_silent(3.0), position.is_silent(5.0)
+    (False, True, False, True)
+    """
+
+    last: float
+    """When the last message arrived, or the client last subscribed."""
+    log_bytes: int = 0
+    printed: int = 0
+
+    def advance(self, message: Frame, now: float) -> None:
+        """Move past a message."""
+        self.last = now
+        self.log_bytes = message.meta.get("at", self.log_bytes)
+        self.printed = message.meta.get("printed", self.printed)
+
+    def is_silent(self, now: float) -> bool:
+        """Whether nothing arrived for so long that the client subscribes again; True restarts the clock."""
+        if now - self.last < SILENT_SECONDS:
+            return False
+        self.last = now
+        return True
+
+    def fill_gap(self, answer: Frame, store: RunStore, folder: Path, say: Callable[[str], object]) -> None:
+        """Add the points and the output between this position and a task's answer to the new subscription."""
+        for note in add_since(store, folder, answer, self.log_bytes):
+            say(f"{note}\n")
+        missing = int(answer.meta["printed"]) - self.printed
+        if missing > 0:
+            say(answer.arrays[0].tobytes().decode("utf-8", "replace")[-missing:])
+
+
+def unequal_fits(
+    workers: Sequence[TaskInfo],
+    lost: Collection[int],
+    begun: Mapping[int, int],
+    outcomes: Mapping[int, Mapping[str, Any]],
+) -> FailedPreconditionError | None:
+    """Return an error if a replica waits in a fit() that another one's body has ended without; else None.
+
+    ``begun`` are the trainings that each rank has begun, as far as known; ``outcomes`` are of the bodies that
+    have ended. Workers that are ``lost`` do not count.
+    """
+    ended = {rank: outcome.get("trainings", 0) for rank, outcome in outcomes.items()}
+    most = max(begun.values(), default=0)
+    short = [info for info in workers if info.rank not in lost and ended.get(info.rank, most) < most]
+    if not short:
+        return None
+    waits = next(info.name for info in workers if begun.get(info.rank) == most)
+    finished = " and ".join(f"{info.name} finished after {ended[info.rank]}" for info in short)
+    return FailedPreconditionError(
+        f"{waits} is waiting in fit() call {most}, but {finished}: replicas that share parameters have to "
+        "call fit() equally often. Call it on every worker, or use --strategy one_device"
+    )
+
+
+# The error of a body, as the client raises it.
+
+
+def body_error(info: TaskInfo, wrong: Mapping[str, Any], hint: Hint | None = None) -> WorkerError:
+    """Return the error of a body, with its traceback on the task and the remedy for an undefined name."""
+    traceback = with_hint(escape_surrogates(wrong["traceback"]).rstrip(), wrong, hint)
+    error = WorkerError(f"{traceback}\n\nraised on {info.name} (pid {info.pid})")
+    error.task, error.ename = info.name, wrong["type"]
+    error.evalue = escape_surrogates(wrong["message"])
+    return error
+
+
+def with_hint(text: str, wrong: Mapping[str, Any], hint: Hint | None) -> str:
+    """Return the text of an error, and below it the remedy for an undefined name."""
+    advice = hint(str(wrong["undefined"])) if hint is not None and wrong.get("undefined") else ""
+    return f"{text}\n{advice}" if advice else text
+
+
+def error_from_record(told: str) -> NbdistError:
+    """Return the error of a failed run from its text in run.json.
+
+    >>> told = "Traceback (most recent call last):\\n  File ...\\nValueError: late\\n\\n"
+    >>> error = error_from_record(told + "raised on /job:worker/task:0 (pid 7)")
+    >>> error.task, error.ename, error.evalue
+    ('/job:worker/task:0', 'ValueError', 'late')
+    """
+    traceback, raised, where = told.rpartition("\n\nraised on ")
+    if not raised:
+        return NbdistError(told)
+    lines = traceback.splitlines()
+    # The exception follows the last line of code, which is indented; its message may have several lines.
+    first = 1 + max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    name, _, message = "\n".join(lines[first:]).partition(": ")
+    error = WorkerError(told)
+    error.task, error.ename, error.evalue = where.partition(" (pid ")[0], name.rpartition(".")[2], message
+    return error
+
+
+def escape_surrogates(text: str) -> str:
+    r"""Return a text with lone surrogates spelled out: a kernel that sends one to its page hangs.
+
+    Python puts them into names of files that are not UTF-8, and so into errors.
+
+    >>> escape_surrogates("no file 'caf\udce9'")
+    "no file 'caf\\udce9'"
+    """
+    return text.encode("utf-8", "backslashreplace").decode()

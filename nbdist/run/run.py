@@ -1,0 +1,491 @@
+"""`Run`: one body on several tasks, followed from the client until its results are fetched.
+
+Whatever follows a run (``wait``, ``follow``, the user interface, a thread) calls ``poll`` repeatedly, from
+one thread at a time, and sleeps between two calls. `RunMonitor` does the work of a poll. At the end, in this
+order: results are fetched, ``deliver`` puts them into the namespace, ``status`` changes, the tasks are
+released, run.json is written, the view shows the end. A cell that waits for ``over`` therefore finds the
+results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nbdist.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+)
+from nbdist.metrics.run_folder import RunFile
+from nbdist.metrics.store import RunStore
+from nbdist.metrics.table import every_point, table
+from nbdist.metrics.timeline import Timeline
+from nbdist.run import finish
+from nbdist.run.backfill import collect, steps_of
+from nbdist.run.control import KEPT_SECONDS, Controls
+from nbdist.run.follow import InterruptDebounce, RunFollower, View
+from nbdist.run.history import Labelled
+from nbdist.run.monitor import Hint, RunMonitor
+from nbdist.run.options import Options
+from nbdist.run.progress import ProgressTracker, Standing
+from nbdist.run.protocols import RunCalls, RunTasks
+from nbdist.runtime.task import TaskInfo
+from nbdist.train.callbacks import History
+from nbdist.wire.rpc.frame import Frame
+
+END_SECONDS = 0.05  # between two checks for the end of the thread that follows a run
+JOIN_SECONDS = 2.0  # limit for that thread to end at the end of this process
+
+
+class Run(Labelled):
+    """Handle on a run. ``status`` is "running", then "finished", "stopped" or "failed".
+
+    ``history`` and ``model`` are what the body assigned to these names on the chief; ``results`` has all
+    fetched values by name, ``run.metrics()`` the points of every replica.
+
+    The body runs on ``workers``, a replica each; or in the notebook's own process, which drives ``towers``.
+    """
+
+    def __init__(
+        self,
+        cluster: RunTasks,
+        record: RunFile,
+        folder: Path,
+        workers: list[TaskInfo],
+        options: Options,
+        calls: RunCalls,
+        view: View | None,
+        *,
+        towers: Sequence[TaskInfo] = (),
+        at_end: Callable[[], object] = lambda: None,
+        hint: Hint | None = None,
+    ) -> None:
+        self.id, self.folder, self.options = record.id, folder, options
+        self.tasks = [info.name for info in towers or workers]
+        self.status = "running"
+        self.history: History | None = None
+        self.model: Any = None
+        self.results: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.tally = ProgressTracker(len(self.tasks), bool(options.synchronous))
+        self.seed = record.seed
+        self._cluster, self._record, self._workers = cluster, record, workers
+        self._towers, self._at_end = list(towers), at_end
+        self._servers = [info for info in cluster.tasks if info.job == "ps" and options.uses_servers]
+        store = RunStore()
+        self._monitor = RunMonitor(
+            record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
+            store=store, tally=self.tally,
+            least=options.least(len(workers), len(self._servers)), trains=options.wants_training,
+            printed=lambda task, text: self._follower.show(lambda view: view.output(task, text)),
+            hint=hint,
+            displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
+            noted=self.notes.append,
+        )  # fmt: skip
+        self.outcomes, self.store = self._monitor.outcomes, store
+        self.controls = Controls(self)
+        self._follower = RunFollower(self._monitor, self.controls, view, self.notes)
+        self._debounce = InterruptDebounce(record.id)
+        self.timeline_type: type[Timeline] = Timeline
+        """The type that `timeline` returns; the user interface puts one here that shows itself."""
+        self.shown_by: Callable[[Run], object] = print
+        """Called by `show`; the user interface puts a view here."""
+        self.deliver: Callable[[Run], object] = lambda run: None
+        """Called once with the fetched results, before ``over`` is true, on the following thread."""
+        self._last: Standing | None = None
+        self._thread: threading.Thread | None = None
+        self._left, self._has_ended = threading.Event(), threading.Event()
+        self._shown_notes, self._is_to_train = 0, options.wants_training
+
+    @property
+    def view(self) -> View | None:
+        """The view that shows the run, None if there is none."""
+        return self._follower.view
+
+    def show_in(self, view: View) -> None:
+        """Show the run in a view from now on."""
+        self._follower.view = view
+
+    @property
+    def process_ends(self) -> Callable[[], bool] | None:
+        """Returns whether this process is ending; the user interface sets one that asks the kernel."""
+        return self._debounce.process_ends
+
+    @process_ends.setter
+    def process_ends(self, asked: Callable[[], bool] | None) -> None:
+        self._debounce.process_ends = asked
+
+    # For users.
+
+    def metrics(self) -> Any:
+        """Return all points so far: a DataFrame if pandas is installed, else a dict of NumPy columns.
+
+        The columns are ``replica``, ``series`` (the name), ``step``, ``value`` and ``time`` (seconds since
+        1970). All points come from the logs in the run's folder. For a replica that wrote its log on another
+        machine there are the points that were sent to this one: all of a series up to 2,048 points, above
+        that a sample with the first, the last and all spikes.
+        """
+        return table(every_point(self.folder, self.store))
+
+    def timeline(self, step: int | None = None, steps: int = 1) -> Timeline:
+        """Return a timeline of all tasks in one training step, or in several.
+
+        - ``step``: the last step shown, from 1 on; None for a recent one: of a single step the latest whose
+          duration is near the median (the title has its number), of several the latest ones
+        - ``steps``: how many, from 1 on
+
+        It shows itself as a chart; ``save("step.png")`` writes that, ``save("step.json")`` a Chrome trace.
+        While the run is under way the tasks are asked; afterwards it is read from the run's folder. Raises
+        FailedPreconditionError if nothing was trained, InvalidArgumentError for a step that was not recorded.
+        """
+        tasks = [*self._workers, *self._towers, *self._servers]
+        found = collect(self.id, self.folder, self._cluster, tasks, self.over)
+        name = self.options.name
+        return steps_of(found, self.timeline_type, self.id, name, step, steps, self.over)
+
+    def stop(self) -> None:
+        """Ask all replicas to stop after their current step; the model keeps what it has learned.
+
+        A body that does not stop is signalled after 1.5 s, and its process is replaced after 4 s. May be
+        called from any thread.
+        """
+        if self.over:
+            return
+        self._monitor.request_stop()
+
+    def pause(self) -> None:
+        """Pause all replicas before their next step. May be called from any thread.
+
+        Raises FailedPreconditionError if the run has ended or does not train.
+        """
+        self.controls.pause()
+
+    def resume(self) -> None:
+        """Continue after a pause. May be called from any thread; raises as `pause` does."""
+        self.controls.ask("resume")
+
+    def set(self, **settings: float) -> None:
+        """Change settings of the training from the next step on: ``run.set(learning_rate=0.01)``.
+
+        - ``learning_rate``: a finite number of 0 or more
+
+        May be called from any thread. Raises InvalidArgumentError for another name or value, else as `pause`.
+        """
+        self.controls.set(settings)
+
+    def checkpoint(self, timeout: float = KEPT_SECONDS) -> Path:
+        """Have the chief write a checkpoint of the model; return the file's path there, for ``nb.nn.load``.
+
+        - ``timeout``: seconds to wait for the end of a step, above 0
+
+        A loop without a model writes its variables to a safetensors file. May be called from any thread.
+        Raises DeadlineExceededError after ``timeout``, ResourceExhaustedError if the disk is full, else as
+        `pause`; the run continues in all cases.
+        """
+        return self.controls.checkpoint(timeout)
+
+    def wait(self) -> Run:
+        """Wait until the run has ended and return it; an interrupt stops it. Raises the run's error."""
+        while not self.over:
+            self._debounce.raise_if_ending()
+            try:
+                self._poll_and_sleep()
+            except KeyboardInterrupt:
+                self.debounce_interrupt()
+        while not self.settled:
+            self._has_ended.wait(END_SECONDS)
+        return self._conclude()
+
+    def wait_until(self, step: int, timeout: float | None = None) -> Run:
+        """Wait until the run has made so many updates, and return it; the run continues.
+
+        ``step`` counts as the live view does: synchronous replicas make one update together, others one each.
+        ``timeout`` is in seconds; None waits for as long as the run trains. An interrupt ends the wait, not
+        the run. Raises DeadlineExceededError after ``timeout``, FailedPreconditionError if the run ends
+        before that step, the error of the run if it fails, InvalidArgumentError for an invalid step.
+
+            run = nb.launch(body, background=True)
+            run.wait_until(step=1_000).set(learning_rate=0.001)
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise InvalidArgumentError(f"step is a whole number of 0 or more, got {step!r}")
+        if timeout is not None and not 0 <= timeout < math.inf:
+            raise InvalidArgumentError(
+                f"timeout is a number of seconds of 0 or more, or None, got {timeout!r}"
+            )
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while self.standing().step < step:
+            if self.over:
+                if self.error is not None:
+                    raise self.error
+                made = f"after {self.standing().step} updates, before step {step}"
+                raise FailedPreconditionError(f"run {self.id} ended ({self.status}) {made}")
+            if time.monotonic() >= deadline:
+                now = self.standing().step
+                raise DeadlineExceededError(
+                    f"run {self.id} is at step {now} after {timeout:g} s, before step {step}: it continues; "
+                    "wait longer with a larger timeout"
+                )
+            self._debounce.raise_if_ending()
+            self._poll_and_sleep()
+        return self
+
+    def _poll_and_sleep(self) -> None:
+        """Poll the run once, then wait a moment; if a thread follows the run, only wait."""
+        if self._is_followed_elsewhere():
+            self._has_ended.wait(END_SECONDS)
+        elif not self.poll():
+            self._follower.sleep()
+
+    async def follow(self) -> Run:
+        """Wait like :meth:`wait`, on the event loop."""
+        while not self.over:
+            self._debounce.raise_if_ending()
+            try:
+                await self.follow_quietly()
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                self.debounce_interrupt()
+        return self._conclude()
+
+    async def follow_quietly(self) -> None:
+        """Poll on the event loop until the run has ended or this process ends; does not raise its error."""
+        while not (self.poll() or self._debounce.is_ending):
+            await self._follower.sleep_on_loop()
+
+    def follow_on_thread(self) -> None:
+        """Follow the run from a separate thread until it ends, for a script without an event loop.
+
+        ``over``, ``status`` and ``standing`` then advance by themselves, and ``wait`` only waits. If this
+        process ends first, the run continues on its tasks.
+        """
+        if self.over or self._thread is not None:
+            return
+        name = f"nbdist follows run {self.id}"
+        self._thread = threading.Thread(target=self._follow_alone, name=name, daemon=True)
+        atexit.register(self._leave)
+        self._thread.start()
+
+    def _follow_alone(self) -> None:
+        self._monitor.resubscribe()  # each connection belongs to one thread
+        while not (self.poll() or self._left.is_set() or self._debounce.is_ending):
+            self._follower.sleep()
+        atexit.unregister(self._leave)
+
+    def _leave(self) -> None:
+        """End the thread before the process ends, which closes the connections that the thread uses."""
+        self._left.set()
+        self.wake()
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
+
+    def _is_followed_elsewhere(self) -> bool:
+        """Whether another thread follows the run."""
+        thread = self._thread
+        return thread not in (None, threading.current_thread()) and thread.is_alive()
+
+    def wake(self) -> None:
+        """Make the next poll due now; from any thread."""
+        self._follower.wake()
+
+    def show(self) -> None:
+        """Show the run in this cell: live while it is under way, with its final curves afterwards."""
+        self.shown_by(self)
+
+    @property
+    def name(self) -> str:
+        """The name that the user gave it with `rename`, else the one that it was started with."""
+        return self.labels.name or self.options.name
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self.status != "running"
+
+    @property
+    def settled(self) -> bool:
+        """Whether the run has ended and its results are fetched and shown."""
+        return self.over and (self._has_ended.is_set() or not self._is_followed_elsewhere())
+
+    @property
+    def trains(self) -> bool:
+        """Whether the body trains, or was started with options of a training."""
+        return self._is_to_train or self._monitor.has_trained
+
+    def send(self, command: dict[str, Any]) -> None:
+        """Have a command sent to all replicas at the next poll; see :mod:`nbdist.run.control`."""
+        self._monitor.commands.append(command)
+
+    @property
+    def error(self) -> NbdistError | None:
+        """The first failure, None if there was none."""
+        return self._monitor.error
+
+    def interrupt(self) -> None:
+        """Stop the run, as an interrupt in the notebook does; a second call hurries to the signal."""
+        self._monitor.interrupted = True
+        if self._monitor.escalation.interrupt():
+            self.stop()
+
+    def debounce_interrupt(self) -> None:
+        """Interrupt the run, unless this process turns out to be ending; see `InterruptDebounce`."""
+        if self._debounce.interrupt(again=self._monitor.interrupted):
+            self.interrupt()
+
+    # Its numbers: from the outcomes, and from the points that the bodies have logged.
+
+    @property
+    def global_step(self) -> int:
+        """Updates of the parameters by all replicas together."""
+        return max((outcome.get("global_step", 0) for outcome in self.outcomes.values()), default=0)
+
+    @property
+    def dropped(self) -> int:
+        """Gradients of all replicas that arrived too late for their synchronous step and were not applied."""
+        return sum(outcome.get("dropped", 0) for outcome in self.outcomes.values())
+
+    @property
+    def skipped(self) -> int:
+        """Gradients of all replicas that contained NaN and were skipped, as ``fit(nan="skip")`` asks."""
+        return sum(outcome.get("skipped", 0) for outcome in self.outcomes.values())
+
+    def last_epoch(self, replica: int) -> dict[str, float]:
+        """Return a replica's mean loss and metrics over its last epoch, {} if it has ended none."""
+        for outcome in self.outcomes.values():
+            if replica in outcome.get("last_epochs", ()):
+                return dict(outcome["last_epochs"][replica])
+        return {}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, from the first point of a loss to the last, without pauses."""
+        return training_seconds(self.store, self.tally)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Updates of the parameters per second of wall time, without pauses; 0.0 if nothing was trained.
+
+        Synchronous replicas make one update together, others one each. The live view shows the same figure:
+        the rate over the last seconds while the run is under way, over the whole run afterwards.
+        """
+        if not self.over:
+            return self.standing().steps_per_second
+        return self._updates / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples that all replicas together train on per second, without pauses; see `steps_per_second`."""
+        if not self.over:
+            return self.standing().examples_per_second
+        return self.tally.examples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def _updates(self) -> int:
+        last = [self.store.last(i, "loss") for i in self.store.replicas if "loss" in self.store.series]
+        steps = [int(one.step) for one in last if one is not None]
+        return (max(steps) if self.tally.synchronous else sum(steps)) if steps else 0
+
+    # Attaching to a run that another process has started; before it is followed.
+
+    def apply_backfill(self, info: TaskInfo, answer: Frame) -> None:
+        """Apply a worker's answer to the subscription; its later messages follow."""
+        self._monitor.apply_backfill(info, answer)
+
+    def show_printed(self, info: TaskInfo, text: str) -> None:
+        """Show output that a worker has printed before."""
+        if text:
+            self._follower.show(lambda view: view.output(info.name, text))
+
+    def set_began(self, when: float) -> None:
+        """Set when the run began, on the clock of ``time.monotonic``."""
+        self.tally.set_began(when)
+
+    @property
+    def ended_bodies(self) -> Collection[int]:
+        """The ranks whose bodies have ended; it grows."""
+        return self._monitor.ended_bodies
+
+    # Polling, from one thread.
+
+    def poll(self) -> bool:
+        """Receive, send and check everything once, without waiting; return whether the run has ended."""
+        if self.over:
+            return True
+        if self._is_followed_elsewhere():
+            return False
+        if self._debounce.is_due():
+            self.interrupt()
+        if self._follower.poll():
+            self._finish()
+        return self.over
+
+    # The end.
+
+    def _finish(self) -> None:
+        if self.over:
+            return
+        chief = self._workers[0]
+        found, left = finish.fetched(self.outcomes.get(chief.rank) or {}, chief.name)
+        self.results.update(found)
+        self.notes.extend(left)
+        self.history, self.model = self.results.get("history"), self.results.get("model")
+        self.deliver(self)  # before `over` is true: a cell that waits for `over` then finds the results
+        self._monitor.error, self.status = finish.verdict(
+            self._record, self.outcomes, self.error, self._monitor.interrupted, self._is_to_train
+        )
+        self._last = self._standing_at_end()
+        finish.release(self._monitor, self._cluster.tasks)
+        self._at_end()
+        if self._monitor.stuck and str(self.error) != self._monitor.stuck:
+            self.notes.append(self._monitor.stuck)
+        if self._record.status not in finish.ENDED:
+            try:
+                finish.write(self._record, self.status, self.error, self._monitor)
+            except OSError as error:
+                self.notes.append(f"run.json could not be written: {error}")
+        self._follower.show(lambda view: view.progress(self.standing()))
+        self._follower.show(lambda view: view.end(self))
+        self._has_ended.set()
+
+    def new_notes(self) -> list[str]:
+        """Return the notes that were added since the last call."""
+        new = self.notes[self._shown_notes :]
+        self._shown_notes = len(self.notes)
+        return new
+
+    def _conclude(self) -> Run:
+        for note in self.new_notes():
+            print(note)
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def standing(self) -> Standing:
+        """Return the progress of the run now; for a run that has ended, its last progress and its outcome."""
+        return self._last or self._follower.standing()
+
+    def _standing_at_end(self) -> Standing:
+        """Return the final progress: its state is the run's, and its clock has stopped."""
+        found = self._follower.standing()
+        ended = finish.ended_at(self._record, self.outcomes)
+        paused = self.tally.paused(time.monotonic())
+        elapsed = max(0.0, min(found.elapsed, ended - self._record.created - paused))
+        return replace(found, state=self.status, seconds_left=None, elapsed=elapsed)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id}: {self.status}, {len(self.tasks)} replicas>"
+
+
+def training_seconds(store: RunStore, tally: ProgressTracker) -> float:
+    """Return the seconds of training between the first and the last point of a loss, without pauses."""
+    spans = [store.points(i, "loss")[2] for i in store.replicas if "loss" in store.series]
+    longest = max((float(times[-1] - times[0]) for times in spans if len(times) > 1), default=0.0)
+    return max(0.0, longest - tally.rested)

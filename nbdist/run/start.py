@@ -1,0 +1,279 @@
+"""Starts a run: reserves the tasks, opens the run folder, ships the body."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from nbdist.cluster.adopt import adopt
+from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.folder import this_process
+from nbdist.cluster.launch import start_cluster
+from nbdist.distribute.registry import SETTINGS, default_strategy, owners
+from nbdist.errors import (
+    InvalidArgumentError,
+    NbdistError,
+    NotFoundError,
+    ResourceExhaustedError,
+    TaskDiedError,
+    UnavailableError,
+)
+from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions, write_run
+from nbdist.run.delivery import Delivery, Given, missing_name, without_closure
+from nbdist.run.follow import View
+from nbdist.run.in_graph.start import InGraph
+from nbdist.run.monitor import remedy
+from nbdist.run.options import Options, check_numbers, select
+from nbdist.run.push import Packed
+from nbdist.run.run import Run
+from nbdist.run.task.agent import install
+from nbdist.run.task.body import RunSpec, check_source, run_body
+from nbdist.runtime.task import TaskInfo, segment_prefix
+
+_prepared: set[int] = set()
+"""Incarnations of the tasks that have their agent: a later cluster may have the id of an earlier one."""
+
+
+def start_run(
+    body: str | Callable[[], Any],
+    options: Options,
+    *,
+    cluster: Cluster | None = None,
+    make_view: Callable[[Run], View] | None = None,
+    report: Callable[[str], object] = print,
+    names: dict[str, Any] | None = None,
+    given: Given | None = None,
+    first_line: int = 1,
+) -> Run:
+    """Start ``body`` on the tasks and return its run, to be followed or waited for.
+
+    ``names`` are variables for a body of text, which then has a namespace of its own, or arguments for a
+    function; ``given`` are values of this process that the body finds there. ``first_line`` is the number of
+    a text's first line in its cell. Without a cluster it starts a small local one. If the start fails, it
+    removes all files of the run.
+    """
+    if not isinstance(body, str) and not callable(body):
+        raise InvalidArgumentError(f"the body is source text or a function, not {body!r}")
+    if isinstance(body, str) and not body.strip():
+        raise InvalidArgumentError("the body is empty: there is nothing to run")
+    body, given, packed = check_given(body, given or Given(), options.replication != "in-graph", first_line)
+    cluster = cluster or any_cluster(report)
+    options = _resolved(options, cluster)
+    workers = select(tuple(cluster.tasks), options.on)
+    check_numbers(options, len(workers))
+    _check_alive(cluster, workers, options)
+    prepare(cluster)
+    run_id = new_run_id(options.name)
+    reserved: list[TaskInfo] = []
+    here: InGraph | None = None
+    delivery: Delivery | None = None
+    try:
+        asked = []
+        servers = _servers(cluster) if options.uses_servers else []
+        needs = [info.rank for info in (*workers, *servers)]
+        for info in workers:  # all at once, and run.json meanwhile
+            reserved.append(info)
+            meta = {"run": run_id, "subscribe": True, "ranks": needs}
+            asked.append(cluster.peer(info.rank).ask("run.reserve", meta))
+        record = _record(run_id, body, options, cluster, workers)
+        folder = run_folder(run_id)
+        try:
+            write_run(record, wait=False)
+        except OSError as error:
+            raise ResourceExhaustedError(
+                f"the run's folder {folder} cannot be written: {error.strerror}; make room there, or set "
+                "NBDIST_HOME to another folder before you start the cluster"
+            ) from error
+        for info, one in zip(workers, asked, strict=True):
+            try:
+                cluster.peer(info.rank).answer(one)
+            except UnavailableError as error:  # frozen, say
+                raise UnavailableError(f"{error}. {remedy(info, [])}") from None
+        seed = record.seed
+        assert seed is not None
+        if packed is not None:
+            delivery = Delivery(run_id, packed, cluster, segment_prefix(cluster.id))
+            delivery.send(workers)
+        spec = RunSpec(
+            run=run_id,
+            folder=str(folder),
+            ranks=tuple(info.rank for info in workers),
+            strategy=options.strategy or default_strategy(bool(_servers(cluster))),
+            synchronous=bool(options.synchronous),
+            transport=options.transport,
+            seed=seed,
+            epochs=options.epochs,
+            fetch=options.fetch,
+            data=options.data,
+            settings=options.settings(),
+            tensorboard=options.tensorboard,
+            names=names,
+            pushed=given if delivery is None else delivery.pushed,
+            first_line=first_line,
+        )
+        if options.replication == "in-graph":
+            here = InGraph(cluster, spec, body, workers, servers)
+            here.start()
+            run = Run(
+                here.tasks, record, folder, here.workers, options, here.body, None,
+                towers=workers, at_end=here.close,
+            )  # fmt: skip
+        else:
+            calls = cluster.submit(run_body, spec, body, on=list(spec.ranks))
+            cluster.active_runs.add(run_id)
+            run = Run(
+                cluster, record, folder, workers, options, calls, None,
+                at_end=partial(_ended, cluster, run_id, delivery),
+                hint=partial(missing_name, names=options.push, by_flag=first_line > 1),
+            )  # fmt: skip
+            calls.when_ready(run.wake)
+    except BaseException:
+        _ended(cluster, run_id, delivery)
+        if here is not None:
+            here.close()
+        for info in reserved:
+            with suppress(NbdistError):  # what went wrong first is what is raised
+                cluster.peer(info.rank).send("run.release", {"run": run_id})
+        _remove_empty(run_id)
+        raise
+    if make_view is not None:
+        try:
+            run.show_in(make_view(run))
+        except Exception as error:  # the body runs already: it matters more than how it is shown
+            run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
+    return run
+
+
+def check_given(
+    body: str | Callable[..., Any], given: Given, travels: bool, first_line: int = 1
+) -> tuple[str | Callable[..., Any], Given, Packed | None]:
+    """Return a body in the form that is sent, its inputs with its closure, and their description.
+
+    Raises InvalidArgumentError for a text that is not Python or has arguments, and for a value that cannot
+    be sent.
+    """
+    if isinstance(body, str):
+        check_source(body, first_line)
+        if given.args or given.kwargs:
+            raise InvalidArgumentError(
+                "args and kwargs are for a body that is a function; for a text use push={...}"
+            )
+    if not travels:
+        return body, given, None
+    body, closure = without_closure(body)
+    given = replace(given, closure=closure)
+    return body, given, given.pack()
+
+
+def _ended(cluster: Cluster, run: str, delivery: Delivery | None) -> None:
+    cluster.active_runs.discard(run)
+    if delivery is not None:
+        delivery.close()
+
+
+def any_cluster(report: Callable[[str], object]) -> Cluster:
+    """Return this process's cluster, or one that it has left behind, or else a small new one."""
+    try:
+        return Cluster.current()
+    except NotFoundError:
+        left = adopt(None, report)
+        if left is not None:
+            return left
+        report(
+            "no cluster is up: starting a small one on this machine (for another size: %cluster stop, "
+            "then %cluster start --workers N --ps M)"
+        )
+        return start_cluster(workers=2, ps=1, report=report)
+
+
+def _resolved(options: Options, cluster: Cluster) -> Options:
+    """Choose the strategy, if none was named: parameter servers where there are any."""
+    has_ps = bool(_servers(cluster))
+    if options.spec is not None:
+        options.spec.check_servers(has_ps)
+        if options.spec.synchronous:
+            options = dataclasses.replace(options, synchronous=True)
+    if options.replication == "in-graph":  # without a parameter server the first worker keeps the variables
+        return options
+    if options.strategy is None and options.synchronous:
+        options = dataclasses.replace(options, strategy=default_strategy(has_ps, together=True))
+    telling = [name for name in options.settings() if name != "collective"]
+    if options.strategy is None and telling:  # a setting of one strategy alone says which is meant
+        options = dataclasses.replace(options, strategy=owners(SETTINGS[telling[0]])[0])
+        return _resolved(options, cluster)
+    return dataclasses.replace(options, synchronous=bool(options.synchronous))
+
+
+def _servers(cluster: Cluster) -> list[TaskInfo]:
+    return [info for info in cluster.tasks if info.job == "ps"]
+
+
+def _check_alive(cluster: Cluster, workers: list[TaskInfo], options: Options) -> None:
+    needed = {info.rank for info in workers} | {
+        info.rank for info in cluster.tasks if info.job == "ps" and options.uses_servers
+    }
+    cluster.check_there()
+    dead = cluster.dead()
+    for info in dead:
+        if info.rank in needed:
+            raise TaskDiedError(
+                f"{info.name} (pid {info.pid}) of cluster {cluster.id} has died. {remedy(info, dead)}"
+            )
+
+
+def prepare(cluster: Cluster) -> None:
+    """Give every living task its agent, at the first use of this client on this cluster."""
+    dead = {info.rank for info in cluster.dead()}
+    fresh = [info for info in cluster.tasks if info.rank not in dead and info.incarnation not in _prepared]
+    missing = [info.rank for info in fresh if not _has_agent(cluster, info.rank)]
+    if missing:
+        cluster.submit(install, on=missing).results(timeout=30)
+    _prepared.update(info.incarnation for info in fresh)
+
+
+def _has_agent(cluster: Cluster, rank: int) -> bool:
+    try:
+        cluster.peer(rank).call("run.hello")
+    except NbdistError:
+        return False
+    return True
+
+
+def _record(
+    run_id: str,
+    body: str | Callable[[], Any],
+    options: Options,
+    cluster: Cluster,
+    workers: list[TaskInfo],
+) -> RunFile:
+    code = body if isinstance(body, str) else f"{body.__module__}.{getattr(body, '__qualname__', body)}"
+    own = ["/job:client/task:0"] if options.replication == "in-graph" else []
+    return RunFile(
+        id=run_id,
+        name=options.name,
+        status="running",
+        code=code,
+        seed=options.seed if options.seed is not None else secrets.randbits(31),
+        versions=versions(),
+        cluster={
+            "id": cluster.id,
+            "tasks": [*own, *(info.name for info in cluster.tasks)],
+            "members": [info.to_dict() for info in cluster.tasks],
+            "workers": [info.rank for info in workers],
+            "owner": this_process(),
+        },
+        options={k: v for k, v in vars(options).items() if v is not None},
+    )
+
+
+def _remove_empty(run_id: str) -> None:
+    folder = run_folder(run_id)
+    if folder.is_dir():
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()

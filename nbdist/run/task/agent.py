@@ -1,0 +1,484 @@
+"""`Agent`: a task's side of its runs. Answers clients while the body has the main thread.
+
+client                                   task
+run.reserve    run, ranks, subscribe ──► one run at a time: a busy task answers with an error that names its
+               run
+run.subscribe  run[, resubscribe] ─────► run.backfill: the run so far; then run.progress ten times a second:
+                                         points, text, progress
+run.using      ────────────────────────► the run that has this task, and which other tasks it needs
+run.outcome    run, at ────────────────► the body's outcome, in pages, until the next body begins
+run.lost       run, ranks ─────────────► those workers are lost, and the others continue
+run.stop / run.abort ──────────────────► the training loop sees it at its next step
+run.control    run, do ────────────────► likewise: pause, resume, learning rate, checkpoint (see control.py)
+run.timeline   run ────────────────────► the task's spans of the run, also of the last one that has ended
+push.open, push.part, push.close         arrays from a client on another host, see delivery.py
+run.release    run ────────────────────► drops the run's parameters and writes its timeline to its folder
+
+A notebook's kernel that was restarted subscribes to a run that it did not start, receives a backfill, and
+fetches the outcome at the end. `CachedOutcome` keeps the outcome until the next body begins; one that no
+client fetches is written to the run's folder, where it outlives the cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nbdist.errors import FailedPreconditionError, NbdistError
+from nbdist.home import private_folder
+from nbdist.metrics.timeline import Span, Timeline
+from nbdist.metrics.timeline_parts import Part, write_part
+from nbdist.run.control import apply_command
+from nbdist.run.delivery import Receiver
+from nbdist.run.outcome import Buffer, encode, page, write_outcome
+from nbdist.run.task.reporting import ActiveRun
+from nbdist.runtime import task as tasks
+from nbdist.runtime.groups import Gathering
+from nbdist.runtime.ps.service import ParameterService
+from nbdist.runtime.server import Handler
+from nbdist.runtime.task import Task
+from nbdist.train.context import Control
+from nbdist.train.step_timing import StepLog
+from nbdist.wire.rpc.client import Caller
+from nbdist.wire.rpc.frame import Frame
+
+RESERVED_SECONDS = 30.0  # after which a reservation without a body expires
+PAGE_BYTES = 4 << 20
+FETCH_SECONDS = 10.0  # in which a client that subscribed until the end has fetched the outcome
+Source: TypeAlias = Callable[[str], Iterable[Span]]
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """The run on one task, as its Server sees it. Handlers run on the Server's thread."""
+
+    def __init__(self, task: tasks.Task) -> None:
+        self.task = task
+        self.prefix = shared_prefix(task)
+        self.parameters = ParameterService(task.server, self.prefix)
+        self.groups = Gathering(task.server)
+        self._reserved: tuple[str, float] | None = None
+        self._holder: str | None = None
+        self._needs: tuple[str, list[int] | None] = ("", None)  # a run, and the ranks of all its tasks
+        self._active: ActiveRun | None = None
+        self._control = ("", Control())
+        self._subscribers = Subscribers()
+        self._step_log: tuple[str, StepLog] | None = None
+        self._received = Receiver(self.prefix)
+        self.cached_outcome = CachedOutcome(task.rank, task.server.after)
+        self.traces = TraceBuffer(task, [self._steps, lambda run: self.parameters.logs.spans(run, task.name)])
+        handlers: dict[str, Handler] = {
+            "run.hello": lambda frame, sender: Frame("run.hello", {"clock": time.perf_counter()}),
+            "run.reserve": self._reserve,
+            "run.using": lambda frame, sender: Frame("run.using", self._using()),
+            "run.subscribe": self._subscribe,
+            "run.outcome": self._outcome,
+            "run.stop": self._stop,
+            "run.abort": self._abort,
+            "run.control": self._control_run,
+            "run.end_training": self._end_training,
+            "run.lost": self._lost,
+            "run.timeline": self._timeline,
+            "run.release": self._release,
+            **self._received.handlers(),
+        }
+        for kind, handler in handlers.items():
+            task.server.on(kind, handler)
+
+    def control(self, run: str) -> Control:
+        """Return the commands to a run: from its reservation on, because they may arrive before the body."""
+        if self._control[0] != run:
+            self._control = (run, Control())
+        return self._control[1]
+
+    def begin(self, live: ActiveRun) -> None:
+        """Make ``live`` the run on this task. Called by the body, on the main thread."""
+        self.cached_outcome.forget()
+        self._active = live
+        if live.context.step_log is not None:
+            self._step_log = (live.run, live.context.step_log)
+        ended = threading.Event()
+        live.cancel, intervals = ended.set, live.intervals()
+
+        def send() -> None:
+            if ended.is_set():
+                return
+            self.task.server.after(next(intervals), send)
+            self._send(live, ended=False)
+
+        self.task.server.after(next(intervals), send)
+
+    def end(self, live: ActiveRun) -> None:
+        """Send the last messages and free the task. Called by the body, on the main thread."""
+        sent = threading.Event()
+
+        def last() -> None:
+            subscribed = False
+            try:
+                live.cancel()
+                subscribed = self._send(live, ended=True)
+            finally:
+                self.cached_outcome.end(live.run, live.backfill(self.task.rank, ended=True), subscribed)
+                self._active = None
+                if self._reserved is not None and self._reserved[0] == live.run:
+                    self._reserved = None
+                sent.set()
+
+        self.task.server.post(last)
+        sent.wait(5.0)
+
+    def hold(self, holder: str) -> None:
+        """Reserve the task for a holder that runs bodies of its own here, such as a sweep, until `let_go`."""
+        self._holder = holder
+
+    def claim(self, run: str) -> str:
+        """Reserve the task for a run; return the run that has it, empty if the reservation was made.
+
+        On the Server's thread.
+        """
+        busy = self._busy()
+        if busy is not None and busy != run:
+            return busy
+        self._reserved, self._needs = (run, time.monotonic()), (run, [self.task.rank])
+        return ""
+
+    def let_go(self, holder: str) -> None:
+        """End the reservation of `hold` or `claim`."""
+        if self._holder == holder:
+            self._holder = None
+        if self._reserved is not None and self._reserved[0] == holder:
+            self._reserved = None
+
+    def subscribe(self, run: str, sender: Caller) -> None:
+        """Send the messages of a run here to a connection. On the Server's thread."""
+        self._subscribers.add(run, sender)
+
+    def unsubscribe(self, run: str) -> None:
+        """Drop all subscribers of a run. On the Server's thread."""
+        self._subscribers.drop(run)
+
+    def close(self) -> None:
+        """Release all parameters and pushed files."""
+        self.parameters.close()
+        self._received.close()
+
+    def _send(self, live: ActiveRun, ended: bool) -> bool:
+        """Send the latest messages to the run's subscribers; return whether there are any."""
+        for frame in live.messages(self.task.rank, ended):
+            self._subscribers.push(live.run, frame)
+        subscribed = self._subscribers.any(live.run)
+        if ended:
+            self._subscribers.drop(live.run)
+        return subscribed
+
+    def _reserve(self, frame: Frame, sender: Caller) -> Frame:
+        run = frame.meta["run"]
+        busy = self._busy()
+        if busy is not None and (self._active is not None or busy != run):
+            raise FailedPreconditionError(
+                f"{self.task.name} is busy with run {busy}; wait for it (run.wait()), or stop it (its Stop "
+                f"button, run.stop(), or an interrupt); nb.attach({busy!r}) returns it in any notebook"
+            )
+        self._reserved = (run, time.monotonic())
+        if "ranks" in frame.meta:
+            self._needs = (run, list(frame.meta["ranks"]))
+        self.control(run)
+        if frame.meta.get("subscribe"):  # in this call: a short body would end before another message
+            self._subscribers.add(run, sender)
+        return Frame("run.reserved")
+
+    def _busy(self) -> str | None:
+        """Return the run that has this task, None if it is free."""
+        if self._holder is not None:
+            return self._holder
+        if self._active is not None:
+            return self._active.run
+        if self._reserved is not None and time.monotonic() - self._reserved[1] < RESERVED_SECONDS:
+            return self._reserved[0]
+        return None
+
+    def _using(self) -> dict[str, Any]:
+        """Return the run that has this task, the ranks that it needs (None: unknown) and has lost."""
+        run = self._busy()
+        needs = self._needs[1] if run == self._needs[0] else None
+        return {"run": run, "ranks": needs, "lost": self.groups.lost(run or "")}
+
+    def _subscribe(self, frame: Frame, sender: Caller) -> Frame | None:
+        run, live = frame.meta["run"], self._active
+        last = self.cached_outcome.answer(run)
+        if frame.meta.get("resubscribe"):  # a client that receives nothing: it may have been dropped, or not
+            self._resubscribe(run, sender, last)
+            return None
+        if last is not None:
+            return last
+        self._subscribers.add(run, sender)
+        if live is not None and live.run == run:
+            return live.backfill(self.task.rank, ended=False)
+        return Frame("run.backfill", {"state": "waiting" if self._is_here(run) else "unknown"})
+
+    def _resubscribe(self, run: str, sender: Caller, backfill: Frame | None) -> None:
+        """Push a backfill to a subscriber that was dropped, and the messages that follow it."""
+        live = self._active
+        if backfill is None and not self._subscribers.has(run, sender):
+            self._subscribers.add(run, sender)
+            if live is not None and live.run == run:
+                backfill = live.backfill(self.task.rank, ended=False)
+        if backfill is not None:
+            sender.push(backfill)
+
+    def _outcome(self, frame: Frame, sender: Caller) -> Frame:
+        run = frame.meta["run"]
+        found = self.cached_outcome.page(run, int(frame.meta.get("at", 0)))
+        return found or Frame("run.outcome", {"state": "coming" if self._is_here(run) else "unknown"})
+
+    def _stop(self, frame: Frame, sender: Caller) -> Frame:
+        here = self._is_here(frame.meta["run"])
+        if here:
+            self.control(frame.meta["run"]).stop_requested = True
+        return Frame("run.stopping", {"running": here})
+
+    def _control_run(self, frame: Frame, sender: Caller) -> Frame:
+        here = self._is_here(frame.meta["run"])
+        if here:
+            apply_command(self.control(frame.meta["run"]), frame.meta)
+        return Frame("run.controlled", {"running": here})
+
+    def _end_training(self, frame: Frame, sender: Caller) -> None:
+        """End one training early, as a callback of the chief asks (sent from task to task)."""
+        if self._is_here(frame.meta["run"]):
+            self.control(frame.meta["run"]).ended_training = int(frame.meta["number"])
+
+    def _lost(self, frame: Frame, sender: Caller) -> Frame:
+        """Record that workers of a run are lost and the others continue."""
+        self.groups.lose(frame.meta["run"], [int(rank) for rank in frame.meta["ranks"]])
+        return Frame("run.lost")
+
+    def _abort(self, frame: Frame, sender: Caller) -> Frame:
+        here = self._is_here(frame.meta["run"])
+        if here:
+            self.control(frame.meta["run"]).aborted = str(frame.meta["reason"])
+        return Frame("run.aborting", {"running": here})
+
+    def _timeline(self, frame: Frame, sender: Caller) -> Frame:
+        part = self.traces.part(frame.meta["run"]).encode()
+        return Frame("run.timeline", {}, (np.frombuffer(part, np.uint8),))
+
+    def _steps(self, run: str) -> list[Span]:
+        """Return the step spans of a run; only the last run that trained here has any."""
+        if self._step_log is None or self._step_log[0] != run:
+            return []
+        return self._step_log[1].spans(self.task.name)
+
+    def _release(self, frame: Frame, sender: Caller) -> Frame:
+        run = frame.meta["run"]
+        if self._active is None and self._reserved is not None and self._reserved[0] == run:
+            self._reserved = None
+            self._subscribers.drop(run)
+        self.parameters.drop_run(run)
+        self.groups.drop_run(run)
+        self.cached_outcome.set_fetched(run)
+        self._received.drop(run)
+        if "folder" in frame.meta:
+            self.traces.write(run, str(frame.meta["folder"]))
+        return Frame("run.released")
+
+    def _is_here(self, run: str) -> bool:
+        live = self._active
+        if live is not None:
+            return live.run == run
+        if self._reserved is None and self._holder is None:
+            return False
+        return run == self._control[0] or (self._reserved is not None and self._reserved[0] == run)
+
+
+_agent: Agent | None = None
+
+
+def install() -> None:
+    """Create this task's agent; submitted by the first run of a client. Runs on the main thread."""
+    agent()
+
+
+def agent() -> Agent:
+    """Return this task's agent; the first call creates it."""
+    global _agent
+    task = tasks.current()
+    if _agent is None or _agent.task is not task:
+        _agent = Agent(task)
+    return _agent
+
+
+def shared_prefix(task: tasks.Task) -> str:
+    """Return the prefix of the names of this cluster's shared files."""
+    if not task.cluster_id:
+        raise NbdistError("the task has no cluster id")
+    return f"nbdist-{task.cluster_id}"
+
+
+class Subscribers:
+    """The connections that receive a run's messages, by run. All on the Server's thread."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[Caller]] = {}
+
+    def add(self, run: str, sender: Caller) -> None:
+        """Send the run's messages to a connection; adding it twice has no effect."""
+        if not self.has(run, sender):
+            self._of.setdefault(run, []).append(sender)
+
+    def push(self, run: str, frame: Frame) -> None:
+        """Send a frame to all subscribers of a run."""
+        for sender in list(self._of.get(run, ())):
+            try:
+                sender.push(frame)
+            except ConnectionError:  # closed, or it stopped reading: it can read the log later
+                self._of[run].remove(sender)
+
+    def has(self, run: str, sender: Caller) -> bool:
+        """Return whether a connection is subscribed to a run."""
+        return sender in self._of.get(run, ())
+
+    def any(self, run: str) -> bool:
+        """Return whether a run has subscribers."""
+        return bool(self._of.get(run))
+
+    def drop(self, run: str) -> None:
+        """Remove all subscribers of a run."""
+        self._of.pop(run, None)
+
+    def clear(self) -> None:
+        """Remove all subscribers."""
+        self._of.clear()
+
+
+@dataclass
+class _Last:
+    run: str
+    answer: Frame
+    """The backfill for later subscribers."""
+    subscribed: bool
+    """Whether a client was subscribed at the end."""
+    folder: str = ""
+    outcome: dict[str, Any] | None = None
+    pieces: Sequence[Buffer] = ()
+    fetched: bool = False
+    written: bool = False
+    writing: threading.Lock = field(default_factory=threading.Lock)
+
+    def encoded(self) -> Sequence[Buffer]:
+        if not self.pieces and self.outcome is not None:
+            self.pieces = encode(self.outcome)
+        return self.pieces
+
+
+class CachedOutcome:
+    """The outcome of the last run of task ``rank``, for clients that fetch it later.
+
+    ``later(seconds, function)`` calls a function after so many seconds.
+    """
+
+    def __init__(self, rank: int, later: Callable[[float, Callable[[], None]], object]) -> None:
+        self._rank, self._later = rank, later
+        self._last: _Last | None = None
+
+    def forget(self) -> None:
+        """Drop the outcome: the next body begins. If no client has fetched it, write it to the folder."""
+        last, self._last = self._last, None
+        if last is not None and last.outcome is not None:
+            if not last.fetched:
+                self._write(last)
+            last.outcome, last.pieces = None, ()  # it may be large, and a timer may still refer to `last`
+
+    def end(self, run: str, answer: Frame, subscribed: bool) -> None:
+        """Record that a body has ended; its outcome follows."""
+        self._last = _Last(run, answer, subscribed)
+
+    def put(self, run: str, folder: str, outcome: dict[str, Any]) -> None:
+        """Keep an outcome; it is written to the run's folder, now or later, unless a client fetches it."""
+        last = self._of(run)
+        if last is None:
+            return
+        last.folder, last.outcome = folder, outcome
+        if not last.subscribed:
+            self._write(last)
+            return
+
+        def write_unless_fetched() -> None:
+            if not last.fetched and self._last is last:
+                # On a thread: writing a large outcome would block the task's Server.
+                threading.Thread(target=self._write, args=(last,), daemon=True).start()
+
+        self._later(FETCH_SECONDS, write_unless_fetched)
+
+    def drop(self, run: str) -> None:
+        """Record that the outcome could not be made."""
+        if self._of(run) is not None and self._last is not None and self._last.outcome is None:
+            self._last = None
+
+    def set_fetched(self, run: str) -> None:
+        """Record that a client has the whole outcome."""
+        if (last := self._of(run)) is not None:
+            last.fetched = True
+
+    def answer(self, run: str) -> Frame | None:
+        """Return the backfill of a run that has ended; None if another one was the last."""
+        last = self._of(run)
+        return None if last is None else last.answer
+
+    def page(self, run: str, start: int) -> Frame | None:
+        """Return a page of a run's outcome; None if it is not cached."""
+        last = self._of(run)
+        if last is None:
+            return None
+        if last.outcome is None:
+            return Frame("run.outcome", {"state": "coming"})
+        pieces = last.encoded()
+        part = np.frombuffer(page(pieces, start, PAGE_BYTES), np.uint8)
+        return Frame("run.outcome", {"state": "here", "size": sum(map(len, pieces))}, (part,))
+
+    def _of(self, run: str) -> _Last | None:
+        last = self._last
+        return last if last is not None and last.run == run else None
+
+    def _write(self, last: _Last) -> None:
+        with last.writing:
+            pieces = last.encoded()
+            if last.written or not pieces:
+                return
+            try:
+                write_outcome(private_folder(Path(last.folder)), self._rank, pieces)
+            except (OSError, NbdistError) as error:  # clients can fetch it while the task lives
+                log.warning("the outcome of run %s could not be written: %s", last.run, error)
+            last.written = True
+
+
+class TraceBuffer:
+    """Collects the spans of a run from ``sources``, for its timeline; the caller may append sources."""
+
+    def __init__(self, task: Task, sources: Iterable[Source]) -> None:
+        self.task = task
+        self.sources = list(sources)
+        self._written = ""
+
+    def part(self, run: str) -> Part:
+        """Return this task's part of a run's timeline, which may be empty. May be called on any thread."""
+        spans = [span for source in self.sources for span in source(run)]
+        return Part.now(self.task.name, self.task.info.host, Timeline(spans, [self.task.name]))
+
+    def write(self, run: str, folder: str) -> None:
+        """Write the part into the run's folder, once, unless it is empty."""
+        part = self.part(run)
+        if not part.timeline.spans or self._written == run:
+            return
+        try:
+            write_part(private_folder(Path(folder)), self.task.rank, part)
+        except OSError as error:  # a full disk costs no results; clients can fetch it while the task lives
+            log.warning("the timeline of run %s could not be written to %s: %s", run, folder, error)
+        self._written = run

@@ -1,0 +1,500 @@
+"""Runs a body on one task: code or a function, under a strategy, with its output and points sent off.
+
+This is the part of a run that happens on the engine's main thread, or on a thread of the notebook.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nbdist.cluster.folder import busy_with, clusters_folder
+from nbdist.distribute.registry import MIN_WORKERS, STRATEGIES
+from nbdist.distribute.spec import StrategyConfig
+from nbdist.errors import (
+    AbortedError,
+    InvalidArgumentError,
+    NbdistError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from nbdist.home import private_folder
+from nbdist.metrics.recorder import Recorder
+from nbdist.metrics.tensorboard import events_folder
+from nbdist.nn import Model
+from nbdist.run.delivery import Given, Pushed, lent, with_closure
+from nbdist.run.outcome import pack
+from nbdist.run.task.agent import Agent, agent
+from nbdist.run.task.reporting import ActiveRun, Output, displaying_to, printing_to
+from nbdist.run.task.signals import bodies_only, interruptible
+from nbdist.runtime.groups import World
+from nbdist.runtime.task import Task, current
+from nbdist.train import context as contexts
+from nbdist.train.callbacks import History
+from nbdist.train.context import Checkpoints
+from nbdist.train.custom.api import end_loops
+from nbdist.train.step_timing import StepLog
+from nbdist.train.strategy import Strategy
+
+OWN_FILES = (__file__,)  # which no traceback has to show
+CUT_OFF = (AbortedError, UnavailableError)  # what a replica is told by another that has stopped
+MOST_MESSAGE, MOST_TRACEBACK = 2_000, 20_000  # characters of an error that are sent to the client
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What a task has to run: plain values that are sent with the call."""
+
+    run: str
+    folder: str
+    ranks: tuple[int, ...]
+    strategy: str
+    synchronous: bool
+    transport: str
+    seed: int
+    epochs: int | None
+    fetch: tuple[str, ...]
+    data: str = "client"
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the strategy, by their names in Options."""
+    tensorboard: bool = False
+    timeline: bool = True
+    """Whether the task writes its part of the timeline into the folder."""
+    names: dict[str, Any] | None = None
+    """Variables of a text, in a namespace of its own, or arguments of a function."""
+    pushed: Given | Pushed = field(default_factory=Given)
+    """Arguments and pushed values from the client."""
+    first_line: int = 1
+    """The number of a text's first line in its cell."""
+
+
+def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
+    """Run a body on this engine; return its outcome as plain data, what it raises too."""
+    task, here = current(), agent()
+    with busy_with(clusters_folder() / task.cluster_id, spec.run), bodies_only():
+        live = live_of(spec, task, here)
+        try:
+            outcome = perform(spec, body, task, here, live, around(live), partial(_packed, task))
+            here.cached_outcome.put(spec.run, spec.folder, outcome)
+        finally:
+            here.cached_outcome.drop(spec.run)
+    return outcome
+
+
+def perform(
+    spec: RunSpec,
+    body: str | Callable[..., Any],
+    task: Task,
+    here: Agent,
+    live: ActiveRun,
+    surrounding: AbstractContextManager[object],
+    brought: Callable[[RunSpec, dict[str, Any]], dict[str, Any]],
+) -> dict[str, Any]:
+    """Run a body as ``live`` on a task, inside ``surrounding``, and return its outcome.
+
+    ``brought`` makes the part of the outcome that holds the results, from what the body has defined.
+    """
+    here.begin(live)
+    outcome: dict[str, Any] = {"rank": task.rank, "task": task.name}
+    code, control = (
+        Code(spec.run, spec.fetch, body, spec.names, spec.first_line) if isinstance(body, str) else None,
+        live.context.control,
+    )
+    lending = ExitStack()
+    try:
+        with surrounding:
+            control.check()  # another call had the task until now, and the run has failed meanwhile
+            live.context.progress.state = "running"
+            given = spec.pushed.open(task.info.host)
+            if code is not None:
+                lending.enter_context(code.lent(given.names))
+                found = code.run()
+            else:
+                lending.enter_context(lent(getattr(body, "__globals__", {}), given.names))
+                found = _call(with_closure(body, given.closure), given, spec.names or {})
+            end_loops(live.context, whole=True)
+            outcome |= brought(spec, found)
+    except BaseException as error:
+        outcome["error"] = describe_error(error, control)
+        cut_off = isinstance(error, (KeyboardInterrupt, *CUT_OFF)) and control.stop_requested
+        if code is not None and cut_off:
+            # It was stopped between two looks at the control: what was trained is kept all the same.
+            outcome |= brought(replace(spec, fetch=()), code.bound())
+    finally:
+        lending.close()
+        end_loops(live.context, whole=False)
+        live.context.progress.state = "finished"
+        stopped = control.stop_requested  # what is asked for later has stopped nothing
+        here.end(live)
+        live.context.world.end()
+        live.close()
+    if spec.timeline:
+        here.traces.write(spec.run, spec.folder)
+    outcome |= {
+        "stopped": stopped,
+        "ended": time.time(),
+        "trainings": live.context.trainings,
+        "last_epochs": live.last_epochs(),
+        "global_step": live.context.progress.global_step,
+        "step": live.context.progress.step,
+        "dropped": live.context.progress.dropped,
+        "skipped": live.context.progress.skipped,
+    }
+    return outcome
+
+
+@contextmanager
+def around(live: ActiveRun) -> Iterator[None]:
+    """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted."""
+    output = live.output
+    with contexts.use(live.context), printing_to(output), displaying_to(output), interruptible():
+        yield
+
+
+def live_of(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveRun] = ActiveRun) -> ActiveRun:
+    """Return what a body on this task has around it; ``kind`` makes it of its parts."""
+    folder = private_folder(Path(spec.folder))
+    recorder = Recorder(
+        folder / f"metrics-{task.rank:04d}.log",
+        replica=spec.ranks.index(task.rank),
+        events=events_folder(folder, task.name) if spec.tensorboard else None,
+    )
+    control = here.control(spec.run)
+    settings = spec.settings
+    world = World(
+        task, spec.ranks, spec.run, control.check,
+        kind=settings.get("collective", "auto"), least=settings.get("min_workers", 1),
+    )  # fmt: skip
+    context = contexts.Context(
+        strategy=strategy_of(spec, world, here.prefix),
+        world=world,
+        recorder=recorder,
+        step_log=StepLog(task.device),
+        control=control,
+        checkpoints=Checkpoints(folder / "checkpoints") if task.rank == spec.ranks[0] else None,
+        is_chief=task.rank == spec.ranks[0],
+        device=task.device,
+        seed=spec.seed,
+        quiet=True,
+        epochs=spec.epochs,
+        end_everywhere=lambda number: _end_everywhere(spec, task, number),
+        rest_everywhere=lambda number: _rest_everywhere(spec, task, number),
+    )
+    return kind(spec.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
+
+
+def _end_everywhere(spec: RunSpec, task: Task, number: int) -> None:
+    """Tell the other replicas that a callback of the chief has ended a training."""
+    for rank in spec.ranks:
+        if rank != task.rank:
+            task.peer(rank).send("run.end_training", {"run": spec.run, "number": number})
+
+
+def _rest_everywhere(spec: RunSpec, task: Task, number: int) -> None:
+    """Tell the other replicas that the chief rests."""
+    for rank in spec.ranks:
+        if rank != task.rank:
+            with suppress(NbdistError):  # it is gone, which others notice
+                task.peer(rank).send("run.control", {"run": spec.run, "do": "rest", "number": number})
+
+
+def _call(body: Any, given: Given, names: dict[str, Any]) -> dict[str, Any]:
+    """Run a function; return what it returned, and the model and the history in it, by name."""
+    if getattr(body, "__module__", "") == "__main__":  # typed by the user, who knows nbdist as nb
+        getattr(body, "__globals__", {}).setdefault("nb", import_module("nbdist"))
+    value = body(*given.args, **{**given.kwargs, **names})
+    return {"result": value, **_named(value)}
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """Find the model and the history in what a function returned."""
+    parts = (
+        value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else [value]
+    )
+    found: dict[str, Any] = dict(value) if isinstance(value, dict) else {}
+    for part in parts:
+        if isinstance(part, Model):
+            found.setdefault("model", part)
+        elif isinstance(part, History):
+            found.setdefault("history", part)
+    return {name: v for name, v in found.items() if isinstance(name, str)}
+
+
+def _packed(task: Task, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
+    """Pack what comes home. Only the chief's does; names asked for must be there."""
+    if task.rank != spec.ranks[0]:
+        return {}
+    results, left = {}, []
+    check_fetched(spec, found)
+    for name, value in found.items():
+        try:
+            results[name] = pack(value)
+        except (InvalidArgumentError, ResourceExhaustedError) as error:
+            if name in spec.fetch:
+                raise InvalidArgumentError(f"--fetch {name}: {error}") from None
+            if isinstance(error, ResourceExhaustedError):
+                left.append(f"{name} stayed on {task.name}: {error}")
+    return {"results": results, "left": left}
+
+
+def check_fetched(spec: RunSpec, found: dict[str, Any]) -> None:
+    """Raise unless the body has defined all names that were asked for."""
+    for name in spec.fetch:
+        if name not in found:
+            raise InvalidArgumentError(f"--fetch {name}: the body defined no {name!r}")
+
+
+def describe_error(error: BaseException, control: contexts.Control) -> dict[str, Any]:
+    """Return an error as plain data, with the part of its traceback that is the user's."""
+    first = error.__traceback__
+    while first is not None and not first.tb_frame.f_code.co_filename.startswith("<distribute "):
+        first = first.tb_next
+    if first is None and isinstance(error, SyntaxError):  # it names the user's line itself
+        if error.text is None and error.filename and error.lineno:
+            error.text = linecache.getline(error.filename, error.lineno) or None
+        lines = traceback.format_exception_only(error)
+    else:
+        first = first or error.__traceback__
+        while first is not None and first.tb_frame.f_code.co_filename in OWN_FILES:
+            first = first.tb_next
+        lines = [shown(error, first)]
+    cut_off = control.aborted is not None or control.stop_requested
+    try:
+        message = str(error)
+    except Exception as unprintable:
+        message = f"(its message cannot be printed: {type(unprintable).__name__})"
+    return {
+        "type": type(error).__name__,
+        "message": _cut(message, MOST_MESSAGE),
+        "traceback": _cut("".join(lines), MOST_TRACEBACK),
+        "aborted": isinstance(error, CUT_OFF) and cut_off,
+        "interrupted": isinstance(error, KeyboardInterrupt),
+        "undefined": (getattr(error, "name", None) or "") if isinstance(error, NameError) else "",
+    }
+
+
+def _cut(text: str, most: int) -> str:
+    """Leave the middle out of a text that is too long."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
+
+
+#     A body that is source text: run in the namespace of the notebook or the engine that it is on.
+#
+# What it has bound or trained is told apart from what was there before.
+
+USUAL_NAMES = ("history", "model")
+
+
+class Code:
+    """A body that is source text, run in the task's namespace; with ``names`` in a copy that has these."""
+
+    def __init__(
+        self,
+        run: str,
+        fetch: Sequence[str],
+        source: str,
+        names: Mapping[str, Any] | None = None,
+        first_line: int = 1,
+    ) -> None:
+        self._run, self._fetch, self._source, self._names = run, fetch, source, names
+        self._first_line = first_line
+        shell = _shell()
+        self._namespace: dict[str, Any] = {"__name__": "__main__"} if shell is None else shell.user_ns
+        if names is not None:
+            self._namespace = dict(self._namespace)
+        self._before: dict[str, Any] = {}
+        self._trainings: dict[str, int] = {}  # that models had behind them before, by name
+
+    def run(self) -> dict[str, Any]:
+        """Run it; return what it defined, by name."""
+        self._namespace.update(self._names or {})
+        namespace, file = self._namespace, filename(self._run)
+        source = as_python(self._source, self._first_line)
+        # With the body's lines, tracebacks show them.
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        namespace.setdefault("nb", import_module("nbdist"))  # the name that bodies know it by
+        tree = ast.parse(source, file)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        self._before = {name: namespace.get(name) for name in assigned_names(tree)}
+        self._trainings = {name: model.trainings for name, model in models_in(namespace)}
+        wanted = {*self._fetch, *(certain_names(tree) | set(USUAL_NAMES)) & set(self._before)}
+        exec(compile(tree, file, "exec"), namespace)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), file, "eval"), namespace)
+            if value is not None:
+                _show(value)
+        return self.bound() | {name: namespace[name] for name in wanted if name in namespace}
+
+    def lent(self, names: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Add pushed names to the body's variables, inside a ``with``; parameters override them."""
+        return lent(self._namespace, names)
+
+    def bound(self) -> dict[str, Any]:
+        """Return the names that it has bound to another value than before, so far, and models it has trained.
+
+        A model of an earlier body, or of an earlier cell, is not what it was once it has been trained.
+        """
+        there = {name: self._namespace[name] for name in self._before if name in self._namespace}
+        found = {name: value for name, value in there.items() if value is not self._before[name]}
+        for name, model in models_in(self._namespace):
+            if model.trainings > self._trainings.get(name, model.trainings):
+                found[name] = model
+        return found
+
+
+def as_python(source: str, first_line: int = 1) -> str:
+    """Return a body as Python alone, IPython's own lines translated, each line under its number in the cell.
+
+    >>> as_python("x = 1\\n", 3)
+    '\\n\\nx = 1\\n'
+    """
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    shell = _shell()
+    translated: str = shell.transform_cell(source) if shell is not None else source
+    if shell is None and any(line.lstrip()[:1] in ("%", "!") for line in source.splitlines()):
+        translated = TransformerManager().transform_cell(source)
+    lines = source.splitlines(keepends=True)
+    dropped = 0 if translated == source else next((i for i, line in enumerate(lines) if line.strip()), 0)
+    return "\n" * (first_line - 1 + dropped) + translated
+
+
+def check_source(source: str, first_line: int = 1) -> None:
+    """Raise InvalidArgumentError, with the line in the cell, for a body that is not Python.
+
+    >>> check_source("x = (", first_line=2)
+    Traceback (most recent call last):
+    nbdist.errors.InvalidArgumentError: SyntaxError in line 2 of the cell: '(' was never closed
+        x = (
+            ^
+    """
+    translated = as_python(source, first_line)
+    try:
+        compile(translated, "<cell>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        lines = translated.splitlines()
+        known = error.lineno is not None and 0 < error.lineno <= len(lines)
+        line = error.text or (lines[error.lineno - 1] if known and error.lineno else "")
+        line = line.rstrip("\n")
+        shown = f"\n    {line}\n    {' ' * ((error.offset or 1) - 1)}^" if line.strip() else ""
+        where = f"line {error.lineno} of the {'cell' if first_line > 1 else 'body'}"
+        raise InvalidArgumentError(f"SyntaxError in {where}: {error.msg}{shown}") from None
+
+
+def _show(value: Any) -> None:
+    """Display the value of a body's last line, as a cell does, if it has more than a text form."""
+    shell = _shell()
+    data, metadata = ({}, {}) if shell is None else shell.display_formatter.format(value)
+    if data.keys() - {"text/plain"}:
+        shell.display_pub.publish(data, metadata)
+    elif data or shell is None:  # such an object has displayed itself
+        print(repr(value))
+
+
+def _shell() -> Any:
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
+
+
+def models_in(namespace: Mapping[str, Any]) -> list[tuple[str, Model]]:
+    """Return the models in a namespace by name; names that begin with an underscore are IPython's own."""
+    # By type(): isinstance asks the value for its class, and a lazy module would be loaded for that.
+    return [
+        (name, value)
+        for name, value in list(namespace.items())
+        if issubclass(type(value), Model) and not name.startswith("_")
+    ]
+
+
+def filename(run: str) -> str:
+    """Return what the body of a run is called in tracebacks."""
+    return f"<distribute {run}>"
+
+
+def assigned_names(tree: ast.Module) -> list[str]:
+    """Return the names that a body binds at its top level, in spec."""
+    names: dict[str, None] = {}
+    for node in _top_level(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names[node.id] = None
+    return [name for name in names if not name.startswith("_")]
+
+
+def certain_names(tree: ast.Module) -> set[str]:
+    """Return the names that a body binds in any case: by assignments in no branch and no loop.
+
+    Of other names only a new value tells that they were bound, and equal small numbers are one object.
+    """
+    kinds = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+    plain: list[ast.stmt] = [s for s in tree.body if isinstance(s, kinds) and s.value is not None]
+    return set(assigned_names(ast.Module(plain, [])))
+
+
+def _top_level(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield child
+            yield from _top_level(child)
+
+
+#     What a user sees of an error's traceback: the own lines, and not nbdist's way from them to the message.
+#
+# The message of an nbdist error gives the cause and the remedy, and a MemoryError is not a bug in a line of
+# nbdist: the frames below the user's last line are left out. Any other error keeps them, because it may be a
+# bug of nbdist. Frames of nbdist between two frames of the user, as where a loop calls a step function, are
+# always left out.
+
+OWN = str(Path(__file__).parents[2]) + "/"
+
+
+def shown(error: BaseException, first: TracebackType | None) -> str:
+    """Return an error as Python prints it, from the frame ``first`` on, without what tells a user nothing."""
+    told = traceback.TracebackException(type(error), error, first)
+    _trim(told, error)
+    return "".join(told.format())
+
+
+def _trim(told: traceback.TracebackException, error: BaseException) -> None:
+    """Remove uninformative nbdist frames from an error and its causes."""
+    last = max((n for n, frame in enumerate(told.stack) if _is_users(frame)), default=0)
+    told.stack[:last] = [frame for frame in told.stack[:last] if not _is_own(frame)]
+    if isinstance(error, (NbdistError, MemoryError)):
+        while told.stack and _is_own(told.stack[-1]):
+            told.stack.pop()
+        # What nbdist met with on its way to the message; a cause that is named is part of what it says.
+        if told.__context__ is not None and all(map(_is_own, told.__context__.stack)):
+            told.__context__ = None
+    for part, origin in ((told.__cause__, error.__cause__), (told.__context__, error.__context__)):
+        if part is not None and origin is not None:
+            _trim(part, origin)
+
+
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(("<distribute ", "<ipython-input")) or "/ipykernel_" in frame.filename
+
+
+def _is_own(frame: traceback.FrameSummary) -> bool:
+    # contextlib has a frame between two of nbdist's where a context manager adds to the message.
+    return frame.filename.startswith((OWN, "<nbdist ")) or frame.filename == contextlib.__file__
+
+
+def strategy_of(spec: RunSpec, world: World, prefix: str) -> Strategy:
+    """Return the strategy of an spec, for the replica that this task is in its world."""
+    settings = {name: value for name, value in spec.settings.items() if name != MIN_WORKERS.name}
+    config = StrategyConfig(world, spec.synchronous, spec.transport, prefix, settings)
+    return STRATEGIES[spec.strategy].make(config)

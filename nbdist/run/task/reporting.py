@@ -1,0 +1,345 @@
+"""`ActiveRun`: the messages of a run on one task while its body runs; `Output`: what the body prints and
+displays.
+
+The body never waits: it appends to memory, up to a limit, and the Server's thread takes it ten times a
+second, writes it to files and sends it to subscribers. What exceeds a limit is dropped, with a note of how
+much.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+import threading
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from itertools import repeat
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from nbdist.metrics.log import Batch
+from nbdist.metrics.recorder import Recorder
+from nbdist.run.control import progress_message
+from nbdist.run.progress_file import ProgressFile, progress_path
+from nbdist.train.context import Context
+from nbdist.wire.rpc.frame import Frame
+
+SEND_SECONDS = 0.1  # between two messages of a replica
+
+
+class ActiveRun:
+    """One run on one task, while its body runs."""
+
+    def __init__(self, run: str, context: Context, recorder: Recorder, output: Output) -> None:
+        self.run, self.context, self.recorder, self.output = run, context, recorder, output
+        self.cancel: Callable[[], None] = lambda: None
+        self._progress: dict[int, ProgressFile] = {}
+        self._shown_troubles: list[str] = []
+
+    def replicas(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
+        """Return (replica, progress, new points) of each replica that this body trains."""
+        return [(self.recorder.replica, progress_message(self.context), self.recorder.flush())]
+
+    def troubles(self) -> list[str]:
+        """Return the errors of the disk so far, for all replicas that this body trains."""
+        return self.recorder.troubles
+
+    def last_epochs(self) -> dict[int, dict[str, float]]:
+        """Return the means of the last epoch of each replica that this body has trained."""
+        return {self.recorder.replica: self.context.last_epoch}
+
+    def number(self, rank: int, replica: int) -> int:
+        """Return the number of a replica's files in the run's folder."""
+        return rank
+
+    def intervals(self) -> Iterator[float]:
+        """Yield the seconds until each next poll while the body runs; without end."""
+        return repeat(SEND_SECONDS)
+
+    def messages(self, rank: int, ended: bool) -> Iterator[Frame]:
+        """Yield what is new: displayed objects, then a frame per replica, the first with the output."""
+        for shown in self.output.take_displays():
+            meta = {"run": self.run, "rank": rank, "types": list(shown.data), "name": shown.name}
+            parts = [np.frombuffer(one.encode("utf-8", "replace"), np.uint8) for one in shown.data.values()]
+            yield Frame("run.display", {**meta, "update": shown.update}, tuple(parts))
+        replicas = self.replicas()
+        for trouble in self.troubles():
+            if trouble not in self._shown_troubles:  # clients have to know that the logs are incomplete
+                self._shown_troubles.append(trouble)
+                self.output.write(f"\n[{trouble}]\n")
+        text = self.output.take()
+        # Text goes as bytes: a frame's meta is small, and not every str that a body prints is valid UTF-8.
+        printed = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
+        for n, (replica, progress, batch) in enumerate(replicas):
+            self._keep(self.number(rank, replica), replica, progress, ended)
+            known: dict[str, Any] = {
+                "run": self.run,
+                "rank": rank,
+                "replica": replica,
+                "progress": progress,
+                "ended": ended and n == len(replicas) - 1,
+                "at": self.recorder.end,
+                "printed": self.output.taken,
+            }
+            arrays: list[Any] = [printed if n == 0 else printed[:0]]
+            if batch is not None:
+                known["batch"], columns = batch.arrays()
+                arrays.extend(columns)
+            yield Frame("run.progress", known, tuple(arrays))
+
+    def _keep(self, number: int, replica: int, progress: dict[str, Any], ended: bool) -> None:
+        """Write a replica's progress into the run's folder, for readers without a connection to the task."""
+        if number not in self._progress:
+            path = progress_path(self.recorder.path.parent, number)
+            self._progress[number] = ProgressFile(path, replica)
+        self._progress[number].see(progress, ended)
+
+    def backfill(self, rank: int, ended: bool) -> Frame:
+        """Return the run so far, for a new subscriber: positions in its log and output, and the output's end.
+
+        Called on the Server's thread, as `messages` is: every point is either in the backfill or in a later
+        message, never in both.
+        """
+        size, waiting = self.recorder.position()
+        meta = {
+            "state": "over" if ended else "on",
+            "run": self.run,
+            "rank": rank,
+            "replica": self.recorder.replica,
+            "progress": progress_message(self.context),
+            "ended": ended,
+            "log": self.recorder.path.name,
+            "size": size,
+            "at": size + len(waiting),
+            "printed": self.output.taken,
+        }
+        tail = self.output.tail().encode("utf-8", "replace")
+        return Frame("run.backfill", meta, tuple(np.frombuffer(part, np.uint8) for part in (tail, waiting)))
+
+    def close(self) -> None:
+        """Close the logs."""
+        self.recorder.close()
+        self.output.finish()
+
+
+WAITING_LIMIT = 1 << 20  # characters that may wait for the next flush
+FILE_LIMIT = 64 << 20  # bytes that one task's output file may grow to
+TAIL_LIMIT = 200_000  # characters of the output that a backfill contains
+DISPLAY_TYPES = ("text/html", "text/markdown", "text/latex", "image/png", "image/jpeg", "image/svg+xml")
+"""The media types sent for an object that a body displays, beside its text/plain."""
+
+
+MOST_DISPLAYS = 100  # of one run on one task; updates of an object are not counted
+DISPLAY_LIMIT = 4 << 20  # bytes of one display
+DISPLAYS_LIMIT = 32 << 20  # bytes that wait for the next flush, and bytes of all new displays of one run
+
+
+class Displayed(NamedTuple):
+    """An object that a body displayed: its form in each media type, images in base64.
+
+    ``name`` is the display's own, empty if it has none; with ``update`` it replaces the one of that name.
+    """
+
+    data: dict[str, str]
+    name: str = ""
+    update: bool = False
+
+
+class Output:
+    """A body's output and displayed objects, until the Server's thread takes them."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[str] = []
+        self._size = 0
+        self._cut = 0
+        self._written = 0
+        self._tail: deque[str] = deque()
+        self._tail_size = 0
+        self.taken = 0  # characters
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        self._path = path
+        self._displays: list[Displayed] = []
+        self._displayed = self._displayed_bytes = 0
+        self._file: BinaryIO | None = None  # made for the first text: most trials of a sweep print nothing
+
+    def write(self, text: str) -> int:
+        """Append text; what exceeds the limit before the next flush is counted and dropped."""
+        with self._lock:
+            room = WAITING_LIMIT - self._size
+            kept = text[: max(room, 0)]
+            self._cut += len(text) - len(kept)
+            if kept:
+                self._waiting.append(kept)
+                self._size += len(kept)
+        return len(text)
+
+    def take(self) -> str:
+        """Write what was printed since the last call to the file, and return it."""
+        with self._lock:
+            text, cut = "".join(self._waiting), self._cut
+            self._waiting, self._size, self._cut = [], 0, 0
+        if cut:
+            text += f"\n[{cut:,} characters were printed faster than they can be shown, and dropped]\n"
+        if text and self._written < FILE_LIMIT:
+            data = text.encode("utf-8", "replace")
+            self._written += len(data)
+            try:
+                if self._file is None:
+                    self._file = open(self._path, "ab", opener=_private)  # noqa: SIM115 - `finish` closes it
+                self._file.write(data)
+                self._file.flush()
+            except OSError:  # a full disk never stops a body; the client still gets the text
+                self._written = FILE_LIMIT
+        if text:
+            self.taken += len(text)
+            self._tail.append(text)
+            self._tail_size += len(text)
+            while self._tail_size - len(self._tail[0]) >= TAIL_LIMIT:
+                self._tail_size -= len(self._tail.popleft())
+        return text
+
+    def display(self, shown: Displayed) -> None:
+        """Append a displayed object; over a limit, only its text and the reason."""
+        text = shown.data.get("text/plain", "")
+        rich = {kind: value for kind, value in shown.data.items() if kind in DISPLAY_TYPES}
+        size = sum(map(len, rich.values()))
+        why = ""
+        with self._lock:
+            if not shown.update:
+                self._displayed, self._displayed_bytes = self._displayed + 1, self._displayed_bytes + size
+            if rich and size > DISPLAY_LIMIT:
+                why = f"it has {size:,} bytes, more than {DISPLAY_LIMIT:,}"
+            elif rich and self._displayed > MOST_DISPLAYS and not shown.update:
+                why = f"this task has displayed {MOST_DISPLAYS} objects"
+            elif rich and self._displayed_bytes > DISPLAYS_LIMIT and not shown.update:
+                why = f"this task has displayed more than {DISPLAYS_LIMIT:,} bytes"
+            elif rich:
+                if shown.update:  # the newest is enough
+                    same = [one for one in self._displays if one.update and one.name == shown.name]
+                    self._displays = [one for one in self._displays if one not in same]
+                self._displays.append(shown._replace(data={**rich, "text/plain": text[:2000]}))
+                return
+        self.write(f"{text}\n" + (f"[an object is not displayed: {why}]\n" if why else ""))
+
+    def take_displays(self) -> list[Displayed]:
+        """Return the objects displayed since the last call."""
+        with self._lock:
+            displays, self._displays = self._displays, []
+        return displays
+
+    def tail(self) -> str:
+        """Return the end of all output taken so far: at most 200,000 characters."""
+        return tail_of("".join(self._tail))
+
+    def finish(self) -> None:
+        """Close the file; an error of the disk is ignored, because clients have the text."""
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+
+
+def tail_of(text: str, limit: int = TAIL_LIMIT) -> str:
+    r"""Return the last ``limit`` characters of a text, from the start of a line.
+
+    >>> tail_of("one\ntwo\nthree\n", limit=9)
+    'three\n'
+    """
+    if len(text) < limit:
+        return text
+    text = text[-limit:]
+    return text[text.find("\n") + 1 :]
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+
+
+class Screen(io.TextIOBase):
+    """Stands in for sys.stdout and sys.stderr of a task while a body runs.
+
+    There is one for all runs: a logging handler or a thread that keeps a reference to it prints to the run
+    that is then active, and between runs to the task's log. It cannot be closed.
+    """
+
+    output: Output | None = None
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # typeshed has a plain attribute
+        """The encoding that libraries ask for."""
+        return "utf-8"
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Write to the active run, or to the task's log."""
+        output = self.output
+        if output is not None:
+            return output.write(text)
+        return sys.__stdout__.write(text) if sys.__stdout__ is not None else len(text)
+
+    def close(self) -> None:
+        """Do nothing: the next body prints to it as well."""
+
+
+SCREEN = Screen()
+
+
+@contextmanager
+def printing_to(output: Output) -> Iterator[None]:
+    """Have everything that this process prints go to ``output``, inside a ``with``."""
+    SCREEN.output = output
+    try:
+        with redirect_stdout(SCREEN), redirect_stderr(SCREEN):
+            yield
+    finally:
+        SCREEN.output = None
+
+
+@contextmanager
+def displaying_to(output: Output) -> Iterator[None]:
+    """Send the objects that this thread displays (``display``, figures) to ``output``, inside a ``with``."""
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    publisher = getattr(shell, "display_pub", None)
+    if shell is None or publisher is None or not hasattr(publisher, "register_hook"):
+        yield
+        return
+    # In notebooks %matplotlib sets this up; engines do not run it.
+    shell.display_formatter.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", _png)
+
+    def hook(message: dict[str, Any]) -> None:
+        kind, content = message["header"]["msg_type"], message["content"]
+        if kind in ("display_data", "update_display_data"):
+            data = {
+                one: b64encode(value).decode() if isinstance(value, bytes) else value
+                for one, value in content["data"].items()
+                if isinstance(value, (str, bytes))
+            }
+            name = str(content.get("transient", {}).get("display_id", ""))[:200]
+            output.display(Displayed(data, name, kind == "update_display_data"))
+
+    publisher.register_hook(hook)
+    try:
+        yield
+        inline = sys.modules.get("matplotlib_inline.backend_inline")
+        if inline is not None:  # figures that were drawn and not shown, as at the end of a cell
+            inline.flush_figures()
+    finally:
+        publisher.unregister_hook(hook)
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight")
+    return buffer.getvalue()

@@ -1,0 +1,237 @@
+"""A task's end of its runs: one at a time, news to whoever watches, words from the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError
+from nbdist.metrics.log import Batch
+from nbdist.metrics.recorder import Recorder
+from nbdist.run.task import agent as agents
+from nbdist.run.task.agent import Agent
+from nbdist.run.task.reporting import ActiveRun, Output
+from nbdist.runtime.task import Task
+from nbdist.train.context import Context
+from nbdist.wire.rpc.client import Peer
+from nbdist.wire.rpc.frame import Frame
+
+
+def live(agent: Agent, folder: Path, run: str = "r1") -> ActiveRun:
+    one = ActiveRun(
+        run,
+        Context(control=agent.control(run)),
+        Recorder(folder / f"metrics-{run}.log", replica=2),
+        Output(folder / f"output-{run}.log"),
+    )
+    agent.begin(one)
+    return one
+
+
+def finish(agent: Agent, one: ActiveRun) -> None:
+    agent.end(one)
+    one.recorder.close()
+    one.output.finish()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+def news(client: Peer) -> Frame:
+    frame = client.receive(10)
+    assert frame is not None
+    assert frame.kind == "run.progress"
+    return frame
+
+
+def told(client: Peer, enough: Callable[[list[Frame]], object]) -> list[Frame]:
+    """News until there is enough: they come ten times a second, however far the test has got by then."""
+    frames = [news(client)]
+    while not enough(frames):
+        frames.append(news(client))
+    return frames
+
+
+def text_of(frames: list[Frame]) -> str:
+    return "".join(frame.arrays[0].tobytes().decode() for frame in frames)
+
+
+def batches_of(frames: list[Frame]) -> list[Batch]:
+    return [Batch.from_arrays(one.meta["batch"], one.arrays[1:]) for one in frames if "batch" in one.meta]
+
+
+def step_of(frames: list[Frame]) -> int:
+    return int(frames[-1].meta["progress"]["step"])
+
+
+def test_one_run_at_a_time(agent: Agent, client: Peer, folder: Path) -> None:
+    client.call("run.reserve", {"run": "r1"})
+    client.call("run.reserve", {"run": "r1"})  # the same again, as after a lost answer
+    with pytest.raises(FailedPreconditionError, match=r"/job:worker/task:0 is busy with run r1; wait for it"):
+        client.call("run.reserve", {"run": "r2"})
+    client.call("run.release", {"run": "r1"})
+    client.call("run.reserve", {"run": "r2"})
+    one = live(agent, folder, "r2")
+    client.call("run.release", {"run": "r2"})  # while its body runs that frees nothing
+    with pytest.raises(FailedPreconditionError, match="busy with run r2"):
+        client.call("run.reserve", {"run": "r3"})
+    finish(agent, one)
+    client.call("run.reserve", {"run": "r3"})
+
+
+def test_a_reservation_that_no_body_follows_is_void_in_the_end(
+    client: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.call("run.reserve", {"run": "r1"})
+    monkeypatch.setattr(agents, "RESERVED_SECONDS", 0.0)
+    client.call("run.reserve", {"run": "r2"})
+
+
+def test_who_watches_hears_points_text_and_progress(agent: Agent, client: Peer, folder: Path) -> None:
+    client.call("run.subscribe", {"run": "r1"})
+    client.call("run.subscribe", {"run": "r1"})  # twice is once
+    one = live(agent, folder)
+    one.output.write("hello \N{SNOWMAN}")
+    one.recorder.add(one.recorder.series("loss"), 1, 0.5)
+    one.context.progress.step = 7
+    frames = told(client, lambda frames: text_of(frames) and batches_of(frames) and step_of(frames) == 7)
+    for frame in frames:
+        assert (frame.meta["run"], frame.meta["rank"], frame.meta["ended"]) == ("r1", 0, False)
+    assert text_of(frames) == "hello \N{SNOWMAN}"
+    (batch,) = batches_of(frames)
+    assert [(name, values.tolist()) for name, _, values, _ in batch.by_series()] == [("loss", [0.5])]
+    assert batch.replica == 2
+    one.output.write("bye")
+    finish(agent, one)
+    assert text_of(told(client, lambda frames: frames[-1].meta["ended"])) == "bye"
+    assert client.receive(0.3) is None  # nothing comes after the end
+
+
+def test_who_reserves_may_watch_from_the_start(agent: Agent, client: Peer, folder: Path) -> None:
+    """A body that only prints is over before the next word of the client: its text would be lost."""
+    client.call("run.reserve", {"run": "r1", "subscribe": True})
+    one = live(agent, folder)
+    one.output.write("short")
+    finish(agent, one)
+    assert text_of(told(client, lambda frames: frames[-1].meta["ended"])) == "short"
+
+
+def test_who_gives_a_reservation_up_hears_nothing_of_it(agent: Agent, client: Peer, folder: Path) -> None:
+    client.call("run.reserve", {"run": "r1", "subscribe": True})
+    client.call("run.release", {"run": "r1"})
+    finish(agent, live(agent, folder))
+    assert client.receive(0.2) is None
+
+
+def test_other_runs_are_not_told(agent: Agent, client: Peer, folder: Path) -> None:
+    client.call("run.subscribe", {"run": "other"})
+    one = live(agent, folder)
+    finish(agent, one)
+    assert client.receive(0.2) is None
+
+
+def test_who_has_gone_is_forgotten(agent: Agent, client: Peer, task: Task, folder: Path) -> None:
+    with Peer(task.server.address, task.keys) as gone:
+        gone.call("run.subscribe", {"run": "r1"})
+    client.call("run.subscribe", {"run": "r1"})
+    one = live(agent, folder)
+    for _ in range(3):
+        one.output.write("still here")
+        assert text_of(told(client, text_of)) == "still here"
+    finish(agent, one)
+
+
+def test_words_reach_only_the_run_they_are_for(agent: Agent, client: Peer, folder: Path) -> None:
+    assert client.call("run.stop", {"run": "r1"}).meta == {"running": False}
+    one = live(agent, folder)
+    control = one.context.control
+    assert client.call("run.stop", {"run": "r0"}).meta == {"running": False}
+    assert client.call("run.abort", {"run": "r0", "reason": "x"}).meta == {"running": False}
+    assert (control.stop_requested, control.aborted) == (False, None)
+    assert client.call("run.stop", {"run": "r1"}).meta == {"running": True}
+    assert client.call("run.abort", {"run": "r1", "reason": "another failed"}).meta == {"running": True}
+    assert (control.stop_requested, control.aborted) == (True, "another failed")
+    finish(agent, one)
+
+
+def test_what_a_run_is_asked_reaches_its_control(agent: Agent, client: Peer, folder: Path) -> None:
+    client.call("run.subscribe", {"run": "r1"})
+    one = live(agent, folder)
+    control, progress = one.context.control, one.context.progress
+    assert client.call("run.control", {"run": "r0", "do": "pause", "number": 1}).meta == {"running": False}
+    assert client.call("run.control", {"run": "r1", "do": "pause", "number": 1}).meta == {"running": True}
+    assert (control.paused, control.pause_number) == (True, 1)
+    client.call("run.control", {"run": "r1", "do": "set", "learning_rate": 0.5})
+    assert (control.rates, control.rate) == (1, 0.5)
+    for wrong, said in (
+        ({"do": "fly"}, "cannot be asked to 'fly'; choose from pause, resume, set, checkpoint"),
+        ({"do": "set", "learning_rate": -1}, "learning_rate must be 0 or more and finite, got -1"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=said):
+            client.call("run.control", {"run": "r1", **wrong})
+    progress.state, progress.learning_rate = "running", 0.5
+    progress.checkpoint = {"number": 1, "step": 3, "path": None, "error": "full"}
+    control.rest(1)
+    control.check()  # as it does who waits for others
+    found = told(client, lambda frames: frames[-1].meta["progress"]["state"] == "paused")[-1].meta["progress"]
+    assert (found["learning_rate"], found["checkpoint"]) == (0.5, progress.checkpoint)
+    finish(agent, one)
+
+
+def test_a_word_may_come_before_the_body(agent: Agent, client: Peer, folder: Path) -> None:
+    client.call("run.reserve", {"run": "r1"})
+    assert client.call("run.stop", {"run": "r1"}).meta == {"running": True}
+    assert client.call("run.abort", {"run": "r1", "reason": "another failed"}).meta == {"running": True}
+    one = live(agent, folder)
+    assert (one.context.control.stop_requested, one.context.control.aborted) == (True, "another failed")
+    finish(agent, one)
+    client.call("run.reserve", {"run": "r2"})
+    other = live(agent, folder, "r2")
+    assert (other.context.control.stop_requested, other.context.control.aborted) == (False, None)
+    finish(agent, other)
+
+
+def test_releasing_a_run_gives_up_its_parameters(
+    agent: Agent, client: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[str] = []
+    monkeypatch.setattr(agent.parameters, "drop_run", dropped.append)
+    client.call("run.release", {"run": "r1"})
+    assert dropped == ["r1"]
+
+
+def test_a_task_has_one_agent(task: Task) -> None:
+    one = agents.agent()
+    assert agents.agent() is one
+    agents.install()
+    assert agents.agent() is one
+    one.parameters.close()
+
+
+def test_a_task_without_a_cluster_has_no_shared_files(task: Task) -> None:
+    task.cluster_id = ""
+    with pytest.raises(NbdistError, match="no cluster id"):
+        agents.shared_prefix(task)
+
+
+def test_whatever_happens_the_task_is_free_again(
+    agent: Agent, client: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.call("run.subscribe", {"run": "r1"})
+    one = live(agent, folder)
+
+    def broken() -> Any:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(one.recorder, "flush", broken)
+    agent.end(one)
+    monkeypatch.undo()
+    one.recorder.close()
+    one.output.finish()
+    client.call("run.reserve", {"run": "r2"})

@@ -1,0 +1,426 @@
+"""Attaching to a run: every point once, what was printed, the controls and the result."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from runs_heard import Heard
+from waiting import until
+
+from nbdist.cluster.cluster import Cluster, set_current
+from nbdist.cluster.folder import read_description, write_description
+from nbdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError, WorkerError
+from nbdist.metrics.run_folder import RunFile, read_run, run_folder, write_run
+from nbdist.metrics.store import RunStore, columns_from_logs
+from nbdist.metrics.table import parts_from_logs
+from nbdist.run.attach import attach_run
+from nbdist.run.options import Options
+from nbdist.run.outcome import outcome_path
+from nbdist.run.run import Run
+from nbdist.run.start import start_run
+from nbdist.runtime.task import TaskInfo
+
+if TYPE_CHECKING:
+    Start = Callable[..., Cluster]
+
+pytestmark = pytest.mark.engines
+
+BODY = """
+import numpy as np, os
+rng = np.random.default_rng(0)
+y = np.arange(60) % 3
+x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
+print(f"hello from {{nb.task.rank}}")
+class Gate(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        if epoch == 1 and {deaf}:
+            from nbdist.run.task.agent import agent
+            agent()._subscribers.clear()
+            print("unheard")
+        if epoch == 3:
+            while not os.path.exists({gate!r}):
+                pass
+model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")])
+model.compile(nb.optim.SGD(0.3), "sparse_categorical_crossentropy", metrics=["accuracy"])
+data = nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20)
+history = model.fit(data, epochs={epochs}, callbacks=[Gate()])
+print("bye")
+big = np.arange(3_000_000.0)
+"""
+PATIENCE = 60.0
+
+
+def wait(run: Run, seconds: float = PATIENCE) -> Run:
+    """Wait for a run's end, not for ever."""
+    until(run.poll, seconds)
+    return run.wait()
+
+
+def at_gate(folder: Path, replicas: int) -> bool:
+    """Whether all replicas have logged the twelve steps before the gate."""
+    columns = columns_from_logs(folder)
+    losses = columns["replica"][columns["series"] == "loss"]
+    return all(np.count_nonzero(losses == replica) == 12 for replica in range(replicas))
+
+
+def losses(run: Run) -> list[float]:
+    assert run.history is not None
+    return run.history["loss"]
+
+
+def same_points(run: Run) -> None:
+    """Every point that was logged has come, once, in its order: what a store keeps depends on those only."""
+    logged = RunStore()
+    for part in parts_from_logs(run.folder):
+        logged.extend(*part)
+    theirs, ours = logged.columns(), run.store.columns()
+    assert len(theirs["step"]) == len(ours["step"]) > 0
+    orders = [np.lexsort((columns["series"].astype(str), columns["replica"])) for columns in (theirs, ours)]
+    for name in theirs:
+        assert np.array_equal(theirs[name][orders[0]], ours[name][orders[1]]), name
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    return tmp_path / "open"
+
+
+def begin(cluster: Cluster, gate: Path, epochs: int = 6, **options: Any) -> Run:
+    body = BODY.format(gate=str(gate), epochs=epochs, deaf=options.pop("deaf", False))
+    return start_run(body, Options(**{"seed": 3, **options}), cluster=cluster)
+
+
+def test_a_second_client_has_all_and_both_see_the_end(cluster: Cluster, gate: Path) -> None:
+    first = begin(cluster, gate)
+    until(lambda: first.poll() or at_gate(first.folder, 3))
+    heard = Heard()
+    second = attach_run(first.id, make_view=lambda run: heard)
+    assert second.status == "running"
+    assert set(heard.text) == {info.name for info in cluster.tasks if info.job == "worker"}
+    gate.touch()
+    wait(second)
+    same_points(second)
+    wait(first)
+    assert (first.status, second.status) == ("finished", "finished")
+    assert heard.text["/job:worker/task:1"] == "hello from 1\nbye\n"
+    assert heard.ended == ["finished"]
+    assert np.array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
+    assert np.array_equal(second.results["big"], np.arange(3_000_000.0))
+    assert losses(second) == losses(first)
+    assert read_run(first.id).status == "finished"
+
+
+def test_each_of_two_clients_may_stop_it(cluster: Cluster, gate: Path) -> None:
+    gate.touch()
+    first = begin(cluster, gate, epochs=10**6, strategy="one_device")
+    until(lambda: first.poll() or len(first.store.replicas) == 3)
+    second = attach_run(first.id)
+    second.stop()
+    wait(second)
+    wait(first)
+    assert (first.status, second.status) == ("stopped", "stopped")
+    assert read_run(first.id).status == "stopped"
+    same_points(second)
+    assert np.array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_who_was_left_out_catches_up(cluster: Cluster, gate: Path, ends: bool) -> None:
+    """As it happens to a notebook that computes for minutes and takes in nothing meanwhile."""
+    if ends:
+        gate.touch()
+    heard = Heard()
+    run = begin(cluster, gate, deaf=True, strategy="one_device")
+    run.show_in(heard)
+    until(lambda: run.poll() or all("unheard" in heard.text.get(name, "") for name in run.tasks))
+    gate.touch()
+    wait(run)
+    same_points(run)
+    assert run.status == "finished"
+    for rank in range(3):
+        assert heard.text[f"/job:worker/task:{rank}"] == f"hello from {rank}\nunheard\nbye\n"
+
+
+def test_what_failed_fails_for_who_comes_later(cluster: Cluster) -> None:
+    first = start_run("if nb.task.rank == 1: raise LookupError('lost')", Options(), cluster=cluster)
+    with pytest.raises(WorkerError):
+        wait(first)
+    again = attach_run(first.id)
+    assert again.status == "failed"
+    assert isinstance(again.error, WorkerError)
+    assert "LookupError: lost" in str(again.error)
+    assert again.error.task == "/job:worker/task:1"
+
+
+def test_one_that_is_over_is_there_at_once(cluster: Cluster, gate: Path) -> None:
+    gate.touch()
+    first = wait(begin(cluster, gate, epochs=2, name="early"))
+    before = read_run(first.id)
+    again = attach_run(first.id)
+    assert again.status == "finished"
+    assert np.array_equal(again.model.get_weights()[0], first.model.get_weights()[0])  # its task keeps them
+    wait(start_run("print(1)", Options(), cluster=cluster))
+    heard = Heard()
+    again = attach_run(first.id, make_view=lambda run: heard)
+    assert (again.status, heard.ended) == ("finished", ["finished"])
+    assert again.model is None
+    assert losses(again) == losses(first)
+    assert [again.last_epoch(i) for i in range(3)] == [first.last_epoch(i) for i in range(3)]
+    assert heard.text["/job:worker/task:2"] == "hello from 2\nbye\n"
+    same_points(again)
+    assert read_run(first.id) == before
+    assert attach_run().id > first.id  # the latest
+
+
+def test_an_unknown_run_is_told_the_latest(cluster: Cluster) -> None:
+    latest = wait(start_run("n = 1", Options(name="known"), cluster=cluster))
+    with pytest.raises(NotFoundError, match=f"no run 'nope'; the latest are {latest.id}"):
+        attach_run("nope")
+
+
+def test_a_busy_task_says_how_to_follow_what_it_does(cluster: Cluster, gate: Path) -> None:
+    first = begin(cluster, gate)
+    with pytest.raises(
+        FailedPreconditionError, match=rf"nb.attach\('{first.id}'\) returns it in any notebook"
+    ):
+        start_run("print(1)", Options(), cluster=cluster)
+    gate.touch()
+    wait(first)
+
+
+STARTER = """
+import os, sys, time
+from nbdist.cluster.launch import start_cluster
+from nbdist.run.options import Options
+from nbdist.run.start import start_run
+from nbdist.runtime.task import TaskInfo
+body, folder = open(sys.argv[1]).read(), sys.argv[2]
+options = eval(sys.argv[3])
+cluster = start_cluster(workers=2, ps=1, report=None, orphan_timeout=60.0)
+run = start_run(body, Options(**options), cluster=cluster)
+deadline = time.monotonic() + 60
+while not run.poll() and time.monotonic() < deadline and len(run.store.replicas) < 2:
+    time.sleep(0.01)
+print(cluster.id, run.id, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+class Left:
+    """A run that its client has left by being killed."""
+
+    def __init__(self, tmp_path: Path, gate: Path, epochs: int = 6, **options: Any) -> None:
+        body = tmp_path / "body.py"
+        body.write_text(BODY.format(gate=str(gate), epochs=epochs, deaf=False))
+        done = subprocess.run(
+            [sys.executable, "-c", STARTER, str(body), str(tmp_path), repr({"seed": 3, **options})],
+            capture_output=True, text=True, timeout=100,
+        )  # fmt: skip
+        assert done.stdout, done.stderr
+        self.cluster, self.run = done.stdout.split()
+        self.folder = run_folder(self.run)
+
+    def stop(self) -> None:
+        with suppress(NotFoundError):
+            if Cluster.current().id == self.cluster:
+                Cluster.current().stop()
+        with suppress(NotFoundError):
+            Cluster.attach(self.cluster).stop()
+
+
+@pytest.fixture
+def leave(tmp_path: Path, gate: Path) -> Iterator[Callable[..., Left]]:
+    left: list[Left] = []
+
+    def leave_one(epochs: int = 6, **options: Any) -> Left:
+        left.append(Left(tmp_path, gate, epochs, **options))
+        return left[-1]
+
+    yield leave_one
+    for one in left:
+        one.stop()
+
+
+def test_a_run_whose_client_was_killed_goes_on_and_comes_home(leave: Callable[..., Left], gate: Path) -> None:
+    left = leave()
+    heard = Heard()
+    run = attach_run(make_view=lambda run: heard)
+    assert run.id == left.run
+    gate.touch()
+    wait(run)
+    assert run.status == "finished"
+    same_points(run)
+    assert heard.text["/job:worker/task:0"] == "hello from 0\nbye\n"
+    assert run.model is not None
+    assert len(losses(run)) == 6
+    assert read_run(run.id).status == "finished"
+
+
+def test_one_that_ended_while_nobody_watched_outlives_even_its_cluster(
+    leave: Callable[..., Left], gate: Path
+) -> None:
+    left = leave()
+    gate.touch()
+    until(lambda: all(outcome_path(left.folder, rank).exists() for rank in (0, 1)))
+    first = attach_run(left.run)
+    assert first.status == "finished"
+    same_points(first)
+    record = read_run(left.run)
+    assert record.status == "finished"
+    write_run(RunFile(**{**record.__dict__, "status": "running", "ended": None}))  # as if nobody had come
+    left.stop()
+    second = attach_run(left.run)
+    assert second.status == "finished"
+    assert np.array_equal(first.model.get_weights()[0], second.model.get_weights()[0])
+    same_points(second)
+    assert read_run(left.run).status == "finished"
+
+
+def test_one_whose_cluster_went_in_the_middle_has_failed(leave: Callable[..., Left]) -> None:
+    left = leave()
+    until(lambda: at_gate(left.folder, 2))
+    left.stop()
+    heard = Heard()
+    run = attach_run(left.run, make_view=lambda run: heard)
+    assert run.status == "failed"
+    assert isinstance(run.error, UnavailableError)
+    assert f"cluster {left.cluster} of run {left.run} has ended; its log ends on 20" in str(run.error)
+    assert "step 12 of replica 0" in str(run.error)
+    assert heard.text["/job:worker/task:1"] == "hello from 1\n"
+    same_points(run)
+    record = read_run(left.run)
+    assert record.status == "failed"
+    assert record.error == str(run.error)
+    with pytest.raises(UnavailableError):
+        run.wait()
+    assert attach_run(left.run).status == "failed"  # and stays so
+
+
+def test_a_worker_that_died_while_nobody_watched_is_made_known(
+    leave: Callable[..., Left], gate: Path
+) -> None:
+    """Synchronous replicas wait for it until somebody tells them."""
+    left = leave(epochs=6, strategy="multi_worker")
+    until(lambda: at_gate(left.folder, 2))
+    cluster = Cluster.attach(left.cluster)
+    os.kill(cluster.tasks[1].pid, 9)
+    until(lambda: len(cluster.dead()) == 1)
+    heard = Heard()
+    run = attach_run(left.run, make_view=lambda run: heard)
+    gate.touch()
+    wait(run)
+    assert run.status == "finished"
+    assert "killed by SIGKILL; training continues on 1 worker" in heard.text["/job:worker/task:1"]
+    assert run.global_step == 18
+    same_points(run)
+
+
+def test_an_in_graph_run_ends_with_its_kernel_and_frees_its_towers(leave: Callable[..., Left]) -> None:
+    left = leave(replication="in-graph")
+    heard = Heard()
+    run = attach_run(left.run, make_view=lambda run: heard)
+    assert run.status == "failed"
+    assert run.tasks == ["/job:worker/task:0", "/job:worker/task:1"]
+    assert "ended with it; its log ends on" in str(run.error)
+    same_points(run)
+    assert Cluster.current().id == left.cluster
+    free = wait(start_run("n = nb.task.rank", Options(), cluster=Cluster.current()))
+    assert free.results["n"] == 0
+
+
+def test_a_later_cluster_of_the_same_name_is_not_mistaken(start: Start, gate: Path) -> None:
+    gate.touch()
+    first = start(workers=1, cluster_id="again")
+    run = wait(begin(first, gate, epochs=1))
+    write_run(RunFile(**{**read_run(run.id).__dict__, "status": "running", "ended": None}))
+    outcome_path(run.folder, 0).unlink()
+    first.stop()
+    start(workers=1, cluster_id="again")
+    later = attach_run(run.id)
+    assert later.status == "failed"
+    assert f"cluster again of run {run.id} has ended" in str(later.error)
+
+
+def test_a_cluster_of_another_version_is_refused(start: Start, gate: Path) -> None:
+    cluster = start(workers=1)
+    run = begin(cluster, gate)
+    description = read_description(cluster.folder)
+    write_description(cluster.folder, {**description, "versions": {**description["versions"], "numpy": "1"}})
+    set_current(None)
+    with pytest.raises(
+        FailedPreconditionError, match=rf"run {run.id} cannot be reached.*(\n.*)*numpy +\d+ +1"
+    ):
+        attach_run(run.id)
+    write_description(cluster.folder, description)
+    gate.touch()
+    wait(run)
+
+
+def test_a_run_of_an_older_version_is_shown_without_its_tasks(own_home: Path, tmp_path: Path) -> None:
+    """Its run.json names the tasks of its cluster, and no more."""
+    folder = run_folder("200101-000000-old")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    write_run(
+        RunFile(
+            "200101-000000-old", status="finished", ended=2.0, created=1.0,
+            cluster={"id": "nobody", "tasks": ["/job:worker/task:0", "/job:worker/task:1", "/job:ps/task:0"]},
+            options={"strategy": "ps", "epochs": 2, "live": ["loss"], "colour": "blue"},
+        )
+    )  # fmt: skip
+    run = attach_run("200101-000000-old")
+    assert (run.status, run.history, run.tasks) == (
+        "finished",
+        None,
+        ["/job:worker/task:0", "/job:worker/task:1"],
+    )
+    assert run.wait() is run
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ({"workers": [0, 7]}, r"the ranks \[0, 7\] of its cluster, and the cluster's members are 0, 1"),
+        ({"workers": [9]}, r"the ranks \[9\]"),
+        ({"workers": []}, r"the ranks \[\]"),
+        (
+            {"workers": [0], "members": [{"job": "worker"}]},
+            "a member of its cluster is not a task description",
+        ),
+    ],
+)
+def test_workers_that_are_no_members_are_damage(own_home: Path, cluster: dict[str, Any], said: str) -> None:
+    name = "200101-000002-damaged"
+    run_folder(name).mkdir(mode=0o700, exist_ok=True)
+    members = [TaskInfo("worker", n, n, "here", 1, "127.0.0.1:1", "CPU:0", 1).to_dict() for n in range(2)]
+    write_run(
+        RunFile(name, status="finished", ended=2.0, created=1.0, cluster={"members": members, **cluster})
+    )
+    with pytest.raises(DataLossError, match=rf"{name}/run.json is damaged: .*{said}"):
+        attach_run(name)
+
+
+def test_a_dead_kernels_in_graph_run_says_so(own_home: Path) -> None:
+    from nbdist.cluster.folder import this_process
+
+    name = "200101-000001-towers"
+    run_folder(name).mkdir(mode=0o700, exist_ok=True)
+    owner = {**this_process(), "started": 1.0}
+    cluster = {"id": "nobody", "tasks": ["/job:client/task:0", "/job:worker/task:0"], "owner": owner}
+    options = {"replication": "in-graph"}
+    write_run(RunFile(name, status="running", created=1.0, cluster=cluster, options=options))
+    run = attach_run(name)
+    assert run.status == "failed"
+    assert "--replication in-graph asks, and ended with it; nothing was logged" in str(run.error)
+    assert run.tasks == ["/job:worker/task:0"]
+    alive = {**cluster, "owner": this_process()}
+    write_run(RunFile(name, status="running", created=1.0, cluster=alive, options=options))
+    with pytest.raises(FailedPreconditionError, match="is running in this very notebook"):
+        attach_run(name)

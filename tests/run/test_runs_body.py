@@ -1,0 +1,231 @@
+"""Bodies as people write them: functions, logging, names bound again, errors of any kind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbdist.cluster.cluster import Cluster
+from nbdist.errors import InvalidArgumentError, NanLossError, NbdistError, WorkerError
+from nbdist.run.monitor import body_error, error_from_record
+from nbdist.run.options import Options
+from nbdist.run.start import start_run
+from nbdist.run.task.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
+from nbdist.run.task.reporting import SCREEN, Output, printing_to
+from nbdist.runtime.task import TaskInfo
+from nbdist.train.context import Control
+
+
+def raised(function: Callable[[], Any]) -> BaseException:
+    with pytest.raises(BaseException) as caught:
+        function()
+    return caught.value
+
+
+def test_an_endless_message_is_cut_and_says_so() -> None:
+    def fail() -> None:
+        raise ValueError("x" * 3_000_000)
+
+    told = describe_error(raised(fail), Control())
+    assert len(told["message"]) < MOST_MESSAGE + 100
+    assert len(told["traceback"]) < MOST_TRACEBACK + 100
+    assert "characters left out" in told["traceback"]
+    assert told["traceback"].startswith("Traceback")
+
+
+def test_half_a_letter_in_an_error_is_spelled_out() -> None:
+    """A kernel cannot send one: its cell would never end."""
+    info = TaskInfo("worker", 1, 1, "host", 7, "", "CPU:0", 0)
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")  # as os.listdir names a file that is no UTF-8
+    error = body_error(info, describe_error(ValueError(f"no picture in {name}"), Control()))
+    assert error.evalue == "no picture in caf\\udce9"
+    assert "ValueError: no picture in caf\\udce9\n" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "message"),
+    [
+        (ValueError("late"), "ValueError", "late"),
+        (ValueError("two\nlines: of it"), "ValueError", "two\nlines: of it"),
+        (NanLossError("the loss is NaN"), "NanLossError", "the loss is NaN"),
+        (KeyError("x"), "KeyError", "'x'"),
+        (ZeroDivisionError(), "ZeroDivisionError", ""),
+        (
+            SyntaxError("'(' was never closed", ("body", 1, 5, "x = (", 1, 6)),
+            "SyntaxError",
+            "'(' was never closed",
+        ),
+    ],
+    ids=repr,
+)
+def test_an_error_is_what_it_was_when_its_run_is_looked_at_later(
+    error: Exception, name: str, message: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    info = TaskInfo("worker", 1, 1, "host", 7, "", "CPU:0", 0)
+    told = str(body_error(info, describe_error(raised(fail), Control())))
+    again = error_from_record(told)
+    assert isinstance(again, WorkerError)
+    assert (str(again), again.task, again.ename, again.evalue) == (told, info.name, name, message)
+
+
+def test_what_no_body_raised_stays_what_it_was() -> None:
+    again = error_from_record("the cluster is ending")
+    assert (type(again), str(again)) == (NbdistError, "the cluster is ending")
+
+
+def test_an_error_that_cannot_be_printed_is_told_all_the_same() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def fail() -> None:
+        raise Mute
+
+    told = describe_error(raised(fail), Control())
+    assert (told["type"], told["message"]) == ("Mute", "(its message cannot be printed: RuntimeError)")
+
+
+def test_who_holds_on_to_the_screen_prints_to_the_run_of_the_moment(tmp_path: Path) -> None:
+    first, second = Output(tmp_path / "1"), Output(tmp_path / "2")
+    with printing_to(first):
+        held = sys.stdout
+        print("one")
+        held.close()
+    with printing_to(second):
+        print("two", file=held)
+        print("three")
+    assert (first.take(), second.take()) == ("one\n", "two\nthree\n")
+    assert (SCREEN.encoding, SCREEN.output) == ("utf-8", None)
+    for output in (first, second):
+        output.finish()
+
+
+@pytest.mark.engines
+def test_a_name_bound_to_the_same_number_again_comes_home(cluster: Cluster) -> None:
+    for _ in range(2):
+        run = start_run("n, word = 5, 'five'", Options(on="worker:0"), cluster=cluster).wait()
+        assert run.results == {"n": 5, "word": "five"}
+
+
+@pytest.mark.engines
+def test_what_a_body_does_not_bind_stays(cluster: Cluster) -> None:
+    start_run("model, table = 1, [1]", Options(on="worker:0"), cluster=cluster).wait()
+    code = "other = 2\nif other == 3:\n    table = []"
+    assert start_run(code, Options(on="worker:0"), cluster=cluster).wait().results == {"other": 2}
+    run = start_run("other = 2", Options(on="worker:0", fetch=("table",)), cluster=cluster).wait()
+    assert run.results == {"other": 2, "table": [1]}
+
+
+MODEL = """
+import numpy as np
+{name} = nb.nn.Sequential([nb.nn.Dense(2, activation="softmax")])
+{name}.compile("sgd")
+other = nb.nn.Sequential([nb.nn.Dense(1)])
+"""
+FIT = "history = {name}.fit(np.ones((4, 3)), np.zeros(4, int), epochs={epochs})"
+
+
+@pytest.mark.engines
+def test_a_model_of_an_earlier_body_comes_home_when_it_is_trained(cluster: Cluster) -> None:
+    start_run(MODEL.format(name="model"), Options(on="worker:0"), cluster=cluster).wait()
+    run = start_run(FIT.format(name="model", epochs=2), Options(on="worker:0"), cluster=cluster).wait()
+    assert set(run.results) == {"history", "model"}  # and not the other one
+    assert run.model.predict([[1, 1, 1]]).shape == (1, 2)
+    code = "evaluated = model.evaluate(np.ones((4, 3)), np.zeros(4, int))"
+    run = start_run(code, Options(on="worker:0"), cluster=cluster).wait()
+    assert set(run.results) == {"evaluated"}
+
+
+@pytest.mark.engines
+def test_a_model_that_is_trained_in_a_function_comes_home_under_its_name(cluster: Cluster) -> None:
+    start_run(MODEL.format(name="net"), Options(on="worker:0"), cluster=cluster).wait()
+    code = "def train():\n    " + FIT.format(name="net", epochs=2) + "\ntrain()"
+    run = start_run(code, Options(on="worker:0"), cluster=cluster).wait()
+    assert (run.model, [*run.results]) == (None, ["net"])
+
+
+@pytest.mark.engines
+def test_a_stopped_run_keeps_a_model_of_an_earlier_body(cluster: Cluster) -> None:
+    start_run(MODEL.format(name="model"), Options(on="worker:0"), cluster=cluster).wait()
+    run = start_run(FIT.format(name="model", epochs=10**7), Options(on="worker:0"), cluster=cluster)
+    while not run.store.series:
+        run.poll()
+    run.stop()
+    assert run.wait().status == "stopped"
+    assert run.model.predict([[1, 1, 1]]).shape == (1, 2)
+
+
+@pytest.mark.engines
+def test_an_error_shows_the_users_lines_only(cluster: Cluster) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"line 2 of the body: 'return' outside function\n    return x"
+    ):
+        start_run("x = 1\nreturn x", Options(on="worker:0"), cluster=cluster)
+    with pytest.raises(WorkerError) as caught:
+        start_run("x = 1", Options(on="worker:0", fetch=("nowhere",)), cluster=cluster).wait()
+    assert "body.py" not in str(caught.value)
+    assert str(caught.value).startswith(
+        "nbdist.errors.InvalidArgumentError: --fetch nowhere: the body defined no 'nowhere'"
+    )
+
+
+@pytest.mark.engines
+def test_a_function_of_a_script_knows_nb(cluster: Cluster) -> None:
+    script: dict[str, Any] = {"__name__": "__main__"}
+    exec("def body():\n    return nb.task.rank\ndef wrong():\n    return 1 / 0", script)
+    run = start_run(script["body"], Options(on="worker:1"), cluster=cluster).wait()
+    assert run.results == {"result": 1}
+    with pytest.raises(WorkerError) as caught:
+        start_run(script["wrong"], Options(on="worker:1"), cluster=cluster).wait()
+    assert "body.py" not in str(caught.value)
+
+
+@pytest.mark.engines
+def test_a_step_that_takes_longer_than_the_patience_keeps_what_was_trained(cluster: Cluster) -> None:
+    code = (
+        "import threading\n"
+        "import numpy as np\n"
+        "model = nb.nn.Sequential([nb.nn.Dense(2, activation='softmax')])\n"
+        "model.compile('sgd')\n"
+        "model.fit(np.ones((4, 3)), np.zeros(4, int))\n"
+        "print('trained')\n"
+        "threading.Event().wait(60)"
+    )
+    run = start_run(code, Options(on="worker:0"), cluster=cluster, make_view=lambda run: InterruptAt(run))
+    assert run.wait().status == "stopped"
+    assert run.model.predict([[1, 1, 1]]).shape == (1, 2)
+
+
+class InterruptAt:
+    """A view that interrupts the run as soon as something is printed."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def tick(self) -> None:
+        pass
+
+    def progress(self, standing: Any) -> None:
+        pass
+
+    def output(self, task: str, text: str) -> None:
+        self.run.interrupt()
+
+    def end(self, run: Any) -> None:
+        pass
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is needed: /dev/full")
+def test_a_full_disk_costs_no_run() -> None:
+    output = Output(Path("/dev/full"))
+    with printing_to(output):
+        print("kept")
+    assert output.take() == "kept\n"
+    output.finish()

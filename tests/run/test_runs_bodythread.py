@@ -1,0 +1,146 @@
+"""A body on a thread of this process: its outcome, and the interrupt that reaches it and nobody else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from nbdist.errors import FailedPreconditionError
+from nbdist.run.in_graph.thread import BodyThread, Gate
+
+PATIENCE = 10.0
+
+
+def begun(body: Callable[[], Any], after: Callable[[], object] = lambda: None) -> BodyThread:
+    thread = BodyThread(3, body, after, "a body")
+    thread.start()
+    return thread
+
+
+def outcome(thread: BodyThread) -> Any:
+    assert thread.wait(PATIENCE)
+    assert thread.join(PATIENCE)
+    return thread.outcome(3)
+
+
+def test_what_a_body_returns_is_its_outcome() -> None:
+    ended: list[str] = []
+    thread = begun(lambda: {"x": 1}, lambda: ended.append(threading.current_thread().name))
+    assert outcome(thread) == {"x": 1}
+    assert (thread.ready_ranks(), thread.done(), ended) == ([3], True, ["a body"])
+
+
+def test_what_a_body_raises_is_its_outcome_too() -> None:
+    def body() -> None:
+        raise SystemExit(4)
+
+    assert isinstance(outcome(begun(body)), SystemExit)
+
+
+def test_until_it_has_ended_there_is_none() -> None:
+    go = threading.Event()
+    thread = begun(lambda: go.wait(PATIENCE))
+    assert thread.begun
+    assert thread.ready_ranks() == []
+    with pytest.raises(FailedPreconditionError, match="the body is still running"):
+        thread.outcome(3)
+    go.set()
+    assert outcome(thread) is True
+    assert not BodyThread(0, lambda: 1, lambda: None, "never").begun
+
+
+def test_the_thread_has_a_copy_of_the_callers_context() -> None:
+    cell: ContextVar[str] = ContextVar("cell", default="none")
+    cell.set("this one")
+
+    def body() -> str:
+        found = cell.get()
+        cell.set("the body's own")
+        return found
+
+    assert outcome(begun(body)) == "this one"
+    assert cell.get() == "this one"
+
+
+# The gate.
+
+
+def looping(gate: Gate, inside: threading.Event) -> str:
+    try:
+        with gate:
+            inside.set()
+            while True:
+                pass
+    except KeyboardInterrupt:
+        return "interrupted"
+
+
+def test_an_interrupt_reaches_the_thread_inside() -> None:
+    gate, inside = Gate(), threading.Event()
+    thread = begun(lambda: looping(gate, inside))
+    assert inside.wait(PATIENCE)
+    assert gate.interrupt()
+    assert outcome(thread) == "interrupted"
+    assert not gate.interrupt()  # one is enough, and nobody is inside
+
+
+def test_nothing_arrives_before_or_after() -> None:
+    gate = Gate()
+    assert not gate.interrupt()
+    with gate:
+        pass
+    assert not gate.interrupt()
+    for _ in range(100):
+        pass
+
+
+def test_who_swallows_the_interrupt_is_not_sent_another() -> None:
+    gate, inside, go = Gate(), threading.Event(), threading.Event()
+
+    def body() -> str:
+        with gate:
+            inside.set()
+            try:
+                while True:
+                    pass
+            except KeyboardInterrupt:
+                go.wait(PATIENCE)
+        return "to the end"
+
+    thread = begun(body)
+    assert inside.wait(PATIENCE)
+    assert gate.interrupt()
+    assert not gate.interrupt()
+    go.set()
+    assert outcome(thread) == "to the end"
+
+
+def test_an_interrupt_at_any_moment_arrives_inside_or_not_at_all() -> None:
+    """A short body is interrupted at whatever moment; what comes after it is never hit."""
+    for _ in range(300):
+        gate, ready = Gate(), threading.Event()
+        after: list[str] = []
+
+        def body(gate: Gate = gate, ready: threading.Event = ready, after: list[str] = after) -> str:
+            how = "ended"
+            try:
+                with gate:
+                    ready.set()
+                    sum(range(50))
+            except KeyboardInterrupt:
+                how = "interrupted"
+            for _ in range(200):
+                after.append("x")
+            return how
+
+        thread = begun(body)
+        ready.wait(PATIENCE)
+        sent = gate.interrupt()
+        found = outcome(thread)
+        assert found in ("ended", "interrupted")
+        assert len(after) == 200
+        assert sent or found == "ended"

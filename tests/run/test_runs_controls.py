@@ -1,0 +1,426 @@
+"""A running training on real engines is paused, resumed, given another rate, and asked for a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from runs_heard import Heard
+from waiting import until
+
+from nbdist import nn
+from nbdist.data import Dataset
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, WorkerError
+from nbdist.optim import SGD
+from nbdist.run import shutdown
+from nbdist.run.options import Options
+from nbdist.run.progress import LOST
+from nbdist.run.run import Run
+from nbdist.run.start import start_run
+from nbdist.runtime.ps.client import Stopped
+from nbdist.train import context as contexts
+from nbdist.train.context import Context
+from nbdist.train.strategy import OneDevice, OneDeviceStrategy
+
+if TYPE_CHECKING:
+    from nbdist.cluster.cluster import Cluster
+
+pytestmark = pytest.mark.engines
+
+TRAIN = """
+import numpy as np, os, time
+gate = ""
+class AtTheGate(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        while epoch == 2 and not os.path.exists(gate):
+            time.sleep(0.002)
+rng = np.random.default_rng(0)
+y = np.arange(60) % 3
+x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")], seed=5)
+model.compile(nb.optim.SGD(0.03, momentum=0.5), "sparse_categorical_crossentropy")
+data = nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20)
+history = model.fit(data, epochs={epochs}, callbacks=[AtTheGate()] if gate else [])
+"""
+LOOP = """
+import numpy as np, os, time
+gate = ""
+rng = np.random.default_rng(0)
+y = np.arange(60) % 3
+x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
+strategy = nb.distribute.get_strategy()
+with strategy.scope():
+    model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")], seed=5)
+    optimizer = nb.optim.SGD(0.03, momentum=0.5)
+def step(x, y):
+    each = nb.nn.losses.sparse_categorical_crossentropy(y, model(x, training=True))
+    loss = nb.nn.compute_average_loss(each, 20)
+    optimizer.minimize(loss)
+    return loss
+data = strategy.distribute_dataset(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(20))
+for epoch in range({epochs}):
+    while epoch == 3 and gate and not os.path.exists(gate):
+        time.sleep(0.002)
+    for batch in data:
+        strategy.run(step, batch)
+"""
+ENDLESS = 1_000_000
+SEED = 4
+PATIENCE = 30.0
+
+EACH_ITS_OWN = [{"strategy": "one_device"}, {"strategy": "ps"}, {"strategy": "elastic"}]
+TOGETHER = [
+    {"strategy": "ps", "synchronous": True},
+    {"strategy": "ps", "synchronous": True, "transport": "socket"},
+    {"strategy": "multi_worker"},
+    {"strategy": "mirrored"},
+    {"strategy": "central"},
+]
+IN_GRAPH = [
+    {"replication": "in-graph", "synchronous": True},
+    {"replication": "in-graph", "synchronous": True, "data": "workers"},
+]
+IN_GRAPH_APART = [{"replication": "in-graph"}]
+
+
+def ways(options: list[dict[str, Any]]) -> list[Any]:
+    """By fit and by a loop of one's own, where there are such."""
+    fits = [pytest.param(TRAIN, one, id=f"fit {one}") for one in options]
+    loops = [pytest.param(LOOP, one, id=f"loop {one}") for one in options if "replication" not in one]
+    return fits + loops
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def begin(cluster: Cluster, heard: Heard) -> Iterator[Callable[..., Run]]:
+    begun: list[Run] = []
+
+    def begin_one(body: Any, **options: Any) -> Run:
+        options = {"seed": SEED, **options}
+        begun.append(start_run(body, Options(**options), cluster=cluster, make_view=lambda run: heard))
+        return begun[-1]
+
+    yield begin_one
+    for run in begun:
+        if not run.over:  # a test has failed, and others use the cluster after it
+            run.stop()
+            run.wait()
+
+
+def steps_of(run: Run) -> list[int]:
+    return [one.step for one in run.standing().replicas]
+
+
+def states_of(run: Run) -> set[str]:
+    return {one.state for one in run.standing().replicas}
+
+
+def news(run: Run, rounds: int = 3) -> None:
+    """Hear so many news of every replica that is not gone."""
+    for _ in range(rounds):
+        before = {i: heard.at for i, heard in enumerate(run.tally._heard) if heard.state != LOST}
+        until(lambda before=before: all(run.tally._heard[i].at > at for i, at in before.items()), during=run)
+
+
+def gated(body: str, gate: Path) -> str:
+    """Have a body of few epochs wait after nine steps for a file, so that it is not over before."""
+    return body.replace('gate = ""', f"gate = {str(gate)!r}")
+
+
+def paused(run: Run, gate: Path | None = None) -> list[int]:
+    """Pause a run, once all replicas train, and return the steps that they then have."""
+    until(lambda: min(steps_of(run)) > 2, during=run)
+    run.pause()
+    if gate is not None:
+        for info in run._monitor.workers:  # who answers has heard what was said before
+            run._monitor._cluster.peer(info.rank).call("run.hello")
+        gate.touch()
+    until(lambda: states_of(run) == {"paused"}, during=run)
+    news(run, 1)  # who had got further by one step says so
+    return steps_of(run)
+
+
+def weights_after(rates: Callable[[int], float], steps: int) -> list[np.ndarray[Any, Any]]:
+    """What one device makes of the same data, with the rate that each step has."""
+
+    class Rated(OneDevice):
+        def pull(self) -> None:
+            if self.global_step == steps:
+                raise Stopped
+            self.set_learning_rate(rates(self.global_step + 1))
+
+    class RatedStrategy(OneDeviceStrategy):
+        def replica(self, variables: Any, optimizer: Any) -> Rated:
+            return Rated(variables, optimizer)
+
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
+    with contexts.use(Context(strategy=RatedStrategy(), seed=SEED, quiet=True)):
+        model = nn.Sequential([nn.Dense(8, "tanh"), nn.Dense(3, "softmax")], seed=5)
+        model.compile(SGD(0.03, momentum=0.5))
+        data = Dataset.from_arrays(x, y).shuffle(60).batch(20)
+        model.fit(data, epochs=steps // 3 + 1)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize(("body", "options"), ways(EACH_ITS_OWN + TOGETHER + IN_GRAPH + IN_GRAPH_APART))
+def test_paused_nothing_moves_and_resumed_it_goes_on(
+    begin: Callable[..., Run], options: dict[str, Any], body: str
+) -> None:
+    run = begin(body.format(epochs=ENDLESS), **options)
+    steps = paused(run)
+    news(run)
+    assert steps_of(run) == steps
+    assert run.standing().state == "paused"
+    run.resume()
+    until(lambda: min(steps_of(run)) > max(steps) + 2, during=run)
+    assert run.standing().state == "running"
+    run.stop()
+    assert run.wait().status == "stopped"
+
+
+@pytest.mark.parametrize(
+    "options", [{"strategy": "ps"}, {"strategy": "multi_worker"}, *IN_GRAPH[:1], *IN_GRAPH_APART], ids=str
+)
+@pytest.mark.parametrize("how", ["stop", "interrupt"])
+def test_what_is_paused_can_be_stopped(
+    begin: Callable[..., Run], options: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 5 * PATIENCE)  # nobody has to be signalled
+    monkeypatch.setattr(shutdown, "GIVE_UP_AFTER", 5 * PATIENCE)
+    run = begin(TRAIN.format(epochs=ENDLESS), **options)
+    paused(run)
+    run.stop() if how == "stop" else run.interrupt()
+    assert run.wait().status == "stopped"
+    assert run.model.get_weights()[0].shape == (4, 8)
+    assert "paused" not in {one.state for one in run.standing().replicas}
+
+
+def test_a_paused_run_can_be_aborted(begin: Callable[..., Run], heard: Heard) -> None:
+    """A body that fails on one worker ends the others, which rest."""
+    body = """
+if nb.task.index == 1:
+    import threading
+    from nbdist.train.context import current
+    control = current().control
+    with control._changed:
+        control._changed.wait_for(lambda: control.paused)
+    raise RuntimeError("on purpose")
+"""
+    run = begin(body + TRAIN.format(epochs=ENDLESS), strategy="one_device")
+    until(lambda: run.trains and max(steps_of(run)) > 2, during=run)
+    run.pause()
+    with pytest.raises(WorkerError, match="on purpose"):
+        run.wait()
+
+
+def test_who_sends_a_signal_to_a_paused_engine_interrupts_it(begin: Callable[..., Run]) -> None:
+    run = begin(TRAIN.format(epochs=ENDLESS), strategy="one_device")
+    paused(run)
+    run.interrupt()
+    for info in run._workers:
+        os.kill(info.pid, signal.SIGINT)
+    run.wait()
+    assert run.status == "stopped"
+
+
+@pytest.mark.parametrize(("body", "options"), ways(TOGETHER + IN_GRAPH))
+def test_a_rate_set_in_mid_run_is_that_of_the_next_step(
+    begin: Callable[..., Run], options: dict[str, Any], body: str, tmp_path: Path
+) -> None:
+    """As if one device had changed it between the same two steps, which are the chief's next."""
+    epochs, gate = 50, tmp_path / "gate"
+    run = begin(gated(body.format(epochs=epochs), gate), **options)
+    until(lambda: run.standing().learning_rate == 0.03, during=run)
+    chief, *_ = paused(run, gate)
+    path = run.checkpoint()
+    step = (run.tally.checkpoint or {})["step"]
+    assert path == run.folder / "checkpoints" / f"step-{step}" / "model.safetensors"
+    run.set(learning_rate=0.007)
+    run.resume()
+    assert run.wait().status == "finished"
+    assert run.standing().learning_rate == 0.007
+    assert chief - 1 <= step <= chief < run.global_step == 3 * epochs  # servers may not have all gradients
+    before = weights_after(lambda _: 0.03, step)
+    for a, b in zip(nn.load(path).get_weights(), before, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    after = weights_after(lambda number: 0.03 if number <= chief else 0.007, 3 * epochs)
+    other = weights_after(lambda _: 0.03, 3 * epochs)
+    for a, b, c in zip(run.model.get_weights(), after, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+        assert not np.allclose(a, c, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", EACH_ITS_OWN + IN_GRAPH_APART, ids=str)
+def test_replicas_that_go_their_own_ways_learn_at_the_rate_that_is_set(
+    begin: Callable[..., Run], options: dict[str, Any]
+) -> None:
+    """At a rate of 0 nothing changes any more: the checkpoint is what the run ends with."""
+    run = begin(TRAIN.format(epochs=ENDLESS).replace(", momentum=0.5", ""), **options)
+    until(lambda: min(steps_of(run)) > 2, during=run)
+    run.set(learning_rate=0)
+    until(lambda: run.standing().learning_rate == 0, during=run)
+    if options.get("strategy") == "elastic":
+        run.stop()
+        assert run.wait().model.optimizer.learning_rate == 0
+        return
+    first = run.checkpoint()
+    until(lambda: min(steps_of(run)) > 2 + max(steps_of(run)) // 2, during=run)
+    second = run.checkpoint()
+    assert first != second
+    run.stop()
+    run.wait()
+    for a, b, c in zip(
+        nn.load(first).get_weights(), nn.load(second).get_weights(), run.model.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(b, c)
+    assert run.model.optimizer.learning_rate == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"strategy": "ps", "synchronous": True}, {"strategy": "multi_worker"}], ids=str
+)
+def test_a_checkpoint_while_it_trains_is_of_its_step(
+    begin: Callable[..., Run], options: dict[str, Any]
+) -> None:
+    run = begin(TRAIN.format(epochs=ENDLESS), **options)
+    found = [(run.checkpoint(), (run.tally.checkpoint or {})["step"]) for _ in range(3)]
+    run.stop()
+    assert run.wait().status == "stopped"
+    steps = [step for _, step in found]
+    assert steps == sorted(steps)
+    for path, step in found:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        for a, b in zip(nn.load(path).get_weights(), weights_after(lambda _: 0.03, step), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3)
+    names = {one.name for one in (run.folder / "checkpoints").iterdir()}
+    assert names == {f"step-{step}" for step in steps}  # no drafts
+
+
+IN_NO_TIME = """
+from nbdist.wire.collective.shm.sync import ProcessMonitor
+kept, ProcessMonitor.frozen.__defaults__ = ProcessMonitor.frozen.__defaults__, (0.0,)  # seconds
+try:
+{body}
+finally:
+    ProcessMonitor.frozen.__defaults__ = kept
+"""
+
+
+def look_every(seconds: float) -> float:
+    """Let a parameter server look so often for replicas that are gone; returns how often it did before."""
+    from nbdist.runtime.ps import service
+
+    before, service.LOOK_SECONDS = service.LOOK_SECONDS, seconds
+    return before
+
+
+look_every.__module__ = "__main__"  # so that it travels as it is: engines do not have this file
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "multi_worker"},
+        {"strategy": "ps", "synchronous": True},
+        {"strategy": "ps", "staleness": 1},
+        {"strategy": "ps", "transport": "socket"},
+        {"strategy": "elastic"},
+    ],
+    ids=str,
+)
+def test_nobody_counts_as_frozen_because_the_run_is_paused(
+    begin: Callable[..., Run], cluster: Cluster, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Others wait for the chief all the while, and look whether it lives; it then makes its exact steps."""
+    servers = [info.rank for info in cluster.tasks if info.job == "ps"]
+    before = cluster.submit(look_every, 0.02, on=servers).results(timeout=PATIENCE)
+    try:
+        epochs, gate = 20, tmp_path / "gate"
+        body = textwrap.indent(gated(TRAIN.format(epochs=epochs), gate), "    ")
+        run = begin(IN_NO_TIME.format(body=body), **options)
+        steps = paused(run, gate)
+        news(run, rounds=12)
+        assert steps_of(run) == steps
+        assert states_of(run) == {"paused"}
+        run.resume()
+        assert run.wait().status == "finished"
+    finally:
+        cluster.submit(look_every, before[0], on=servers).results(timeout=PATIENCE)
+    assert run._monitor.lost == set()
+    assert steps_of(run) == [3 * epochs] * 3
+    shared = options["strategy"] != "elastic" and not options.get("synchronous")
+    assert run.global_step == 3 * epochs * (3 if shared and options["strategy"] == "ps" else 1)
+
+
+def test_one_that_dies_while_the_run_is_paused_is_done_without(start: Callable[..., Cluster]) -> None:
+    """And the rate that was set meanwhile is that of the others' next step."""
+    cluster = start(workers=3)
+    run = start_run(
+        TRAIN.format(epochs=ENDLESS),
+        Options(strategy="multi_worker", min_workers=2, seed=SEED),
+        cluster=cluster,
+    )
+    paused(run)
+    run.set(learning_rate=0.001)
+    os.kill(cluster.tasks[2].pid, signal.SIGKILL)
+    until(lambda: run._monitor.lost == {cluster.tasks[2].rank}, during=run)
+    before = steps_of(run)
+    run.resume()
+    until(lambda: min(steps_of(run)[:2]) > max(before) + 5, during=run)
+    assert run.standing().learning_rate == 0.001
+    run.stop()
+    assert run.wait().status == "stopped"
+    assert run.model.optimizer.learning_rate == 0.001
+
+
+def test_a_run_is_asked_from_any_thread(begin: Callable[..., Run]) -> None:
+    """Here one waits for the run, and another asks; what it asks is sent by the first."""
+    run = begin(TRAIN.format(epochs=ENDLESS), strategy="ps")
+    until(lambda: min(steps_of(run)) > 2, during=run)
+    found: list[Any] = []
+
+    def ask() -> None:
+        try:
+            run.set(learning_rate=0.5)
+            found.append(run.checkpoint())
+        finally:
+            run.stop()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    run.wait()
+    thread.join(PATIENCE)
+    assert nn.load(found[0]).optimizer.learning_rate == run.model.optimizer.learning_rate == 0.5
+
+
+def test_a_run_that_does_not_train_or_is_over_says_so(begin: Callable[..., Run]) -> None:
+    run = begin(
+        "import threading\nfrom nbdist.train.context import current\nc = current().control\n"
+        "with c._changed:\n    c._changed.wait_for(lambda: c.stop_requested)"
+    )
+    news(run, 1)
+    for ask in (run.pause, run.checkpoint, lambda: run.set(learning_rate=0.1)):
+        with pytest.raises(FailedPreconditionError, match="does not train"):
+            ask()
+    with pytest.raises(InvalidArgumentError, match="choose from learning_rate"):
+        run.set(momentum=0.1)
+    run.stop()
+    run.wait()
+    with pytest.raises(FailedPreconditionError, match=r"has ended \(stopped\)"):
+        run.resume()

@@ -1,0 +1,167 @@
+"""An interrupt stops a run, unless the process is ending: then the run goes on without it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import PATIENCE, SLACK_SECONDS
+
+from nbdist.metrics.run_folder import RunFile, run_folder
+from nbdist.run import follow
+from nbdist.run.attach import EndedTasks
+from nbdist.run.follow import RESTART_SECONDS
+from nbdist.run.options import Options
+from nbdist.run.run import Run
+from nbdist.runtime.task import TaskInfo
+
+WORKER = TaskInfo("worker", 0, 0, "", 0, "", "", 0)
+
+
+class Body:
+    """A body that goes on until it is ended, and does ``then`` when it is looked at."""
+
+    def __init__(self) -> None:
+        self.then: list[Callable[[], object]] = []
+        self.ended = False
+
+    def ready_ranks(self) -> list[int]:
+        if self.then:
+            self.then.pop(0)()
+        return [0] if self.ended else []
+
+    def outcome(self, rank: int) -> Any:
+        return {"rank": 0}
+
+    def end(self) -> None:
+        self.ended = True
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def body() -> Body:
+    return Body()
+
+
+@pytest.fixture
+def run(own_home: Path, body: Body) -> Run:
+    folder = run_folder("interrupted")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    tasks, record = EndedTasks([WORKER]), RunFile("interrupted", status="running")
+    return Run(tasks, record, folder, [WORKER], Options(), body, None)
+
+
+def asked_to_stop(run: Run) -> bool:
+    return run._monitor.interrupted
+
+
+def test_an_interrupt_stops_after_a_moment(run: Run, body: Body) -> None:
+    began = time.monotonic()
+    asked: list[float] = []
+    run.process_ends = lambda: False
+
+    def look() -> None:
+        if asked_to_stop(run):
+            asked.append(time.monotonic() - began)
+            body.end()
+        else:
+            body.then.append(look)
+
+    body.then = [body.interrupt, look]
+    run.wait()
+    assert asked[0] >= RESTART_SECONDS
+    assert run.status == "stopped"
+
+
+def test_where_no_kernel_ends_an_interrupt_stops_at_once(run: Run, body: Body) -> None:
+    body.then = [body.interrupt, body.end]
+    run.wait()
+    assert run.status == "stopped"
+
+
+def test_a_second_interrupt_does_not_wait(run: Run, body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "RESTART_SECONDS", 10 * PATIENCE)
+    run.process_ends = lambda: False
+    body.then = [body.interrupt, body.interrupt, body.end]
+    began = time.monotonic()
+    run.wait()
+    assert run.status == "stopped"
+    assert time.monotonic() - began < SLACK_SECONDS
+
+
+def test_a_process_that_ends_leaves_its_run_alone(run: Run, body: Body) -> None:
+    """As in Jupyter: the signal first, and a moment later the word that the kernel is to end."""
+    ends: list[bool] = []
+    run.process_ends = lambda: bool(ends)
+    body.then = [body.interrupt, *[lambda: None] * 5, lambda: ends.append(True)]
+    with pytest.raises(
+        KeyboardInterrupt, match=r"the kernel ends; run interrupted continues: nb.attach\('interrupted'\)"
+    ):
+        run.wait()
+    assert not asked_to_stop(run)
+    assert run.status == "running"
+
+
+def test_without_a_signal_it_leaves_too(run: Run, body: Body) -> None:
+    run.process_ends = lambda: True
+    with pytest.raises(KeyboardInterrupt, match="the kernel ends"):
+        run.wait()
+    assert not asked_to_stop(run)
+
+
+async def followed(run: Run, body: Body, then: Callable[[asyncio.Task[Run]], object]) -> None:
+    task = asyncio.ensure_future(run.follow())
+    body.then = [lambda: then(task)]
+    await task
+
+
+def test_a_users_own_cancel_stops_the_run(run: Run, body: Body) -> None:
+    run.process_ends = lambda: False
+
+    def cancel(task: asyncio.Task[Run]) -> None:
+        task.cancel()
+        body.then = [lambda: body.then.append(end)]
+
+    def end() -> None:
+        (body.end if asked_to_stop(run) else lambda: body.then.append(end))()
+
+    asyncio.run(followed(run, body, cancel))
+    assert run.status == "stopped"
+
+
+def test_a_task_that_is_cancelled_by_a_kernel_that_ends_stops_nothing(run: Run, body: Body) -> None:
+    ends: list[bool] = []
+    run.process_ends = lambda: bool(ends)
+
+    def cancel(task: asyncio.Task[Run]) -> None:
+        task.cancel()
+        ends.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(followed(run, body, cancel))
+    assert not asked_to_stop(run)
+
+
+def test_a_loop_that_ends_stops_nothing(run: Run) -> None:
+    async def ends() -> None:
+        following = run.follow()
+        following.send(None)
+        following.close()  # GeneratorExit
+
+    asyncio.run(ends())
+    assert not asked_to_stop(run)
+    assert run.status == "running"
+
+
+def test_the_stop_button_acts_at_once(run: Run, body: Body) -> None:
+    run.process_ends = lambda: False
+    run.interrupt()
+    assert asked_to_stop(run)
+    body.end()
+    run.wait()

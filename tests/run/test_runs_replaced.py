@@ -1,0 +1,395 @@
+"""The last step of the escalation: a task that does not stop is ended and replaced, and nothing else is."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from freezing import freeze
+from runs_heard import Heard
+from waiting import until
+
+from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError, WorkerError
+from nbdist.run import shutdown
+from nbdist.run.attach import attach_run
+from nbdist.run.options import Options
+from nbdist.run.run import Run
+from nbdist.run.shutdown import Escalation
+from nbdist.run.start import start_run
+from nbdist.wire.rpc.client import Peer
+
+if TYPE_CHECKING:
+    from nbdist.cluster.cluster import Cluster
+
+Start = Callable[..., "Cluster"]
+engines = pytest.mark.engines
+
+MASKED = """
+import signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+time.sleep(1000)
+"""
+HOLDING = """
+import ctypes, os, signal, threading
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+while not os.path.exists(GATE): threading.Event().wait(0.01)
+ctypes.PyDLL(None).sleep(1000)  # native, and with the interpreter's lock: no thread here answers anybody
+"""
+SWALLOWING = """
+import time
+while True:
+    try:
+        time.sleep(1000)
+    except BaseException:
+        pass
+"""
+LISTENING = "import threading\nwhile True: threading.Event().wait(0.01)"
+
+MODEL = """
+import numpy as np
+x = np.random.default_rng(0).random((96, 5), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(8, activation="tanh"), nb.nn.Dense(1)])
+model.compile(nb.optim.SGD(0.01), "mse")  # stale gradients of 0.1 may diverge
+data = nb.data.Dataset.from_arrays(x, x[:, :1]).batch(24)
+"""
+TRAIN = MODEL + "history = model.fit(data, epochs=3)\nends = [w for w in model.get_weights()]"
+ENDLESS = MODEL + "history = model.fit(data, epochs=10_000_000)"
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.3)
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 1.0)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever heeds the signal has the time for it, on a busy machine too; see `last_step`."""
+    monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.3)
+    monkeypatch.setattr(shutdown, "FAILED_AFTER", 0.3)
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 600.0)
+
+
+def last_step(run: Run, *stuck: int) -> None:
+    """Have the tasks replaced that are stuck, as soon as all others have ended."""
+    ranks = {info.rank for info in run._workers}
+    until(lambda: ranks - run.outcomes.keys() == set(stuck), during=run)
+    escalation = run._monitor.escalation
+    escalation._steps = [(0.0, step) for _, step in escalation._steps]
+
+
+def on_ranks(stuck: dict[int, str], others: str) -> str:
+    """A body that is another one on each rank."""
+    parts = [f"print('on')\nbodies = {stuck!r}", f"exec(bodies.get(nb.task.rank, {others!r}))"]
+    return "\n".join(parts)
+
+
+def to_its_end(run: Run, seconds: float = 20.0) -> None:
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not run.poll():
+        assert time.monotonic() < deadline, "the run does not end"
+        pause.wait(0.005)
+
+
+def all_talk(run: Run, heard: Heard) -> Callable[[], object]:
+    return lambda: len(heard.text) == len(run.tasks)
+
+
+def begun(cluster: Cluster, body: str, heard: Heard, **options: Any) -> Run:
+    run = start_run(body, Options(**options), cluster=cluster, make_view=lambda run: heard)
+    until(all_talk(run, heard), during=run)
+    return run
+
+
+def check_it_trains_right(cluster: Cluster) -> None:
+    """Train on all workers: that is what one device makes of it."""
+    import numpy as np
+
+    together = Options(strategy="multi_worker", seed=3, fetch=("ends",))
+    alone = Options(strategy="one_device", on="worker:0", seed=3, fetch=("ends",))
+    many = start_run(TRAIN, together, cluster=cluster).wait()
+    assert len(many.tasks) == sum(info.job == "worker" for info in cluster.tasks)
+    one = start_run(TRAIN, alone, cluster=cluster).wait()
+    for a, b in zip(many.results["ends"], one.results["ends"], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_steps() -> None:
+    now = 0.0
+    escalation = Escalation(lambda: now)
+    assert escalation.due() is None
+    escalation.begin()
+    steps = {}
+    for now in (0.0, 1.4, 1.5, 3.9, 4.0, 9.0):
+        steps[now] = escalation.due()
+    assert {at: step for at, step in steps.items() if step} == {1.5: "signal", 4.0: "replace"}
+    now = 0.0
+    escalation = Escalation(lambda: now)
+    escalation.begin(failed=True)
+    now = 1.0
+    assert escalation.due() == "signal"
+    now = 0.0
+    body_here = Escalation(lambda: now, aborts=True)
+    assert body_here.interrupt()
+    assert not body_here.interrupt()  # hurries to the signal, not to the end
+    assert [body_here.due() for _ in range(3)] == ["abort", "signal", None]
+    now = 5.0
+    assert body_here.due() == "give up"
+
+
+def test_who_looks_late_skips_no_rung_and_leaves_each_its_time() -> None:
+    """A notebook that was busy meanwhile: what ends by the signal is not replaced in the same breath."""
+    now = 0.0
+    escalation = Escalation(lambda: now)
+    escalation.begin()
+    now = 30.0
+    assert [escalation.due(), escalation.due()] == ["signal", None]
+    now = 32.4
+    assert escalation.due() is None
+    now = 32.5
+    assert escalation.due() == "replace"
+    now = 0.0
+    escalation = Escalation(lambda: now)
+    escalation.interrupt()
+    now = 1.0
+    escalation.interrupt()
+    assert [escalation.due(), escalation.due()] == ["signal", None]
+    now = 4.0  # a second interrupt makes nothing later
+    assert escalation.due() == "replace"
+
+
+@engines
+@pytest.mark.parametrize("body", [MASKED, HOLDING, SWALLOWING], ids=["masked", "holding", "swallowing"])
+def test_a_task_that_cannot_be_stopped_is_replaced(
+    start: Start,
+    heard: Heard,
+    patient: None,
+    body: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    cluster = start(workers=2, ps=1)
+    cluster.run("kept = 5")
+    before = cluster.tasks
+    gate = tmp_path / "gate"
+    run = begun(cluster, on_ranks({1: body.replace("GATE", repr(str(gate)))}, LISTENING), heard)
+    gate.touch()
+    if body is HOLDING:
+        until(lambda: is_silent(cluster, 1), during=run)
+    run.interrupt()
+    last_step(run, 1)
+    assert run.wait().status == "stopped"
+    old, new = before[1], cluster.tasks[1]
+    told = capsys.readouterr().out
+    assert f"/job:worker/task:1 (pid {old.pid}) did not stop within" in told
+    assert f"was replaced: its namespace is new (pid {new.pid})" in told
+    assert "All other tasks are as they were: their namespaces are kept." in told
+    assert not psutil.pid_exists(old.pid)
+    assert [cluster.tasks[0], cluster.tasks[2]] == [before[0], before[2]]
+    assert cluster.run("'kept' in globals()") == [True, False, True]
+    assert start_run("n = nb.task.rank", Options(), cluster=cluster).wait().results == {"n": 0}
+    check_it_trains_right(cluster)
+
+
+def is_silent(cluster: Cluster, rank: int) -> bool:
+    info = cluster.tasks[rank]
+    with Peer(info.address, cluster.keys) as peer:
+        try:
+            peer.call("ping", timeout=0.3)
+        except UnavailableError:
+            return True
+    return False
+
+
+@engines
+def test_it_takes_five_seconds_or_so(start: Start, heard: Heard) -> None:
+    cluster = start(workers=1)
+    run = begun(cluster, MASKED.replace("time.sleep", "print('on', flush=True); time.sleep"), heard)
+    began = time.monotonic()
+    run.interrupt()
+    to_its_end(run)
+    assert time.monotonic() - began < 15  # 4.2 s, on a machine that has time
+    assert run.status == "stopped"
+    assert cluster.run("1 + 1") == [2]
+
+
+@engines
+def test_several_are_replaced_at_once_the_chief_too(start: Start, heard: Heard, patient: None) -> None:
+    cluster = start(workers=3)
+    before = cluster.tasks
+    cluster.run("kept = 5")
+    run = begun(cluster, on_ranks({0: MASKED, 2: SWALLOWING}, LISTENING), heard)
+    run.stop()  # as the button does
+    last_step(run, 0, 2)
+    to_its_end(run)
+    assert run.status == "stopped"
+    assert [info.rank for info in cluster.tasks if info not in before] == [0, 2]
+    assert cluster.run("'kept' in globals()") == [False, True, False]
+    check_it_trains_right(cluster)
+
+
+@engines
+@pytest.mark.parametrize("options", [{"strategy": "multi_worker"}, {"strategy": "ps"}], ids=["all", "ps"])
+def test_a_frozen_worker_is_replaced_and_what_was_trained_is_kept(
+    start: Start, heard: Heard, patient: None, options: dict[str, Any]
+) -> None:
+    cluster = start(workers=2, ps=1)
+    run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: heard)
+    until(lambda: len(run.store.replicas) == 2, during=run)
+    frozen = cluster.tasks[1].pid
+    freeze(frozen)
+    run.interrupt()
+    last_step(run, 1)
+    to_its_end(run)
+    assert run.status == "stopped", run.error
+    assert run.model is not None
+    assert not psutil.pid_exists(frozen)
+    check_it_trains_right(cluster)
+
+
+@engines
+def test_an_error_stays_what_is_raised_and_who_hangs_is_replaced(
+    start: Start, heard: Heard, patient: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cluster = start(workers=3)
+    cluster.run("kept = 5")
+    hangs = str(tmp_path / "hangs")  # what has not begun by then would end like any other
+    fails = f"import os\nwhile not os.path.exists({hangs!r}): pass\nraise ZeroDivisionError('mine')"
+    masked = MASKED.replace("time.sleep", f"open({hangs!r}, 'w').close(); time.sleep")
+    run = start_run(on_ranks({0: fails, 1: masked}, LISTENING), Options(), cluster=cluster)
+    pid = cluster.tasks[1].pid
+    last_step(run, 1)
+    with pytest.raises(WorkerError, match=r"(?s)Traceback.*ZeroDivisionError: mine.*/job:worker/task:0"):
+        run.wait()
+    assert run.status == "failed"
+    assert f"/job:worker/task:1 (pid {pid}) did not stop" in capsys.readouterr().out
+    assert cluster.run("'kept' in globals()") == [True, False, True]
+
+
+@engines
+def test_who_attached_to_the_run_may_do_it_and_who_started_it_is_told(
+    start: Start, heard: Heard, patient: None
+) -> None:
+    cluster = start(workers=2)
+    run = begun(cluster, on_ranks({1: SWALLOWING}, LISTENING), heard)
+    old = cluster.tasks[1]
+    attached = attach_run(run.id)
+    attached.interrupt()
+    last_step(attached, 1)
+    to_its_end(attached)
+    assert attached.status == "stopped"
+    assert any(f"(pid {old.pid}) did not stop" in note for note in attached.notes)
+    with pytest.raises(TaskDiedError, match=rf"\(pid {old.pid}\) was replaced by pid"):
+        run.wait()
+    assert start_run("n = 2", Options(), cluster=cluster).wait().results == {"n": 2}
+
+
+@engines
+def test_a_frozen_task_that_a_run_asks_for_is_named_with_what_to_do(start: Start) -> None:
+    cluster = start(workers=2)
+    start_run("1", Options(), cluster=cluster).wait()
+    freeze(cluster.tasks[1].pid)
+    cluster.peer(1).timeout = 0.5
+    words = r"worker/task:1 .* did not answer .*%cluster restart worker:1"
+    with pytest.raises(UnavailableError, match=words):
+        start_run("1", Options(), cluster=cluster)
+    cluster.restart("worker:1", report=lambda line: None)
+    check_it_trains_right(cluster)
+
+
+@engines
+@pytest.mark.parametrize("options", [{"strategy": "multi_worker"}, {"strategy": "ps"}], ids=["all", "ps"])
+def test_what_a_run_has_lost_can_come_back_while_it_goes_on(
+    start: Start, heard: Heard, options: dict[str, Any]
+) -> None:
+    cluster = start(workers=3, ps=1)
+    run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: heard)
+    until(lambda: len(run.store.replicas) == 3, during=run)
+    with pytest.raises(FailedPreconditionError, match=f"run {run.id} is using /job:worker/task:2"):
+        cluster.restart("worker:2")
+    os.kill(cluster.tasks[2].pid, signal.SIGKILL)
+    until(lambda: "training continues on 2 workers" in heard.text.get("/job:worker/task:2", ""), during=run)
+    until(lambda: came_back(cluster), during=run)
+    step = run.standing().step
+    until(lambda: run.standing().step > step + 10, during=run)
+    run.interrupt()
+    to_its_end(run)
+    assert (run.status, run.error) == ("stopped", None)
+    assert run.model is not None
+    check_it_trains_right(cluster)
+
+
+def came_back(cluster: Cluster) -> bool:
+    """Whether what is dead was restarted: at once, or when the first worker knows that it is lost."""
+    try:
+        return bool(cluster.restart(report=lambda line: None))
+    except FailedPreconditionError:
+        return False
+
+
+@engines
+def test_two_who_interrupt_one_run_end_a_task_once(start: Start, heard: Heard, hurried: None) -> None:
+    cluster = start(workers=2)
+    run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
+    attached = attach_run(run.id)
+    run.interrupt()
+    attached.interrupt()
+    to_its_end(run)
+    pid = cluster.tasks[1].pid
+    to_its_end(attached)
+    assert cluster.tasks[1].pid == pid
+    assert cluster.run(os.getpid, on=1) == [pid]
+    assert run.status == "stopped"
+    assert attached.error is None or "was replaced by pid" in str(attached.error)
+
+
+@engines
+def test_an_impatient_user_changes_nothing(start: Start, heard: Heard, hurried: None) -> None:
+    cluster = start(workers=2)
+    run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
+    deadline = time.monotonic() + 20
+    while not run.poll():  # an interrupt at every turn
+        run.interrupt()
+        assert time.monotonic() < deadline
+    assert run.status == "stopped"
+    assert cluster.run("nbdist.task.rank if 'nbdist' in globals() else 7") == [7, 7]
+
+
+@engines
+def test_an_interrupt_in_the_middle_of_a_replacement_is_no_harm(
+    start: Start, heard: Heard, hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nbdist.cluster.resize import ReplaceTask
+
+    cluster = start(workers=2)
+    run = begun(cluster, on_ranks({1: MASKED}, LISTENING), heard)
+    poll, polls = ReplaceTask.poll, itertools.count()
+
+    def pressed(replacement: ReplaceTask) -> bool:
+        if next(polls) in (3, 9, 20):
+            replacement._steps = interrupted()
+        return poll(replacement)
+
+    monkeypatch.setattr(ReplaceTask, "poll", pressed)
+    run.interrupt()
+    assert run.wait().status == "stopped"
+    monkeypatch.undo()
+    assert start_run("n = 2", Options(), cluster=cluster).wait().results == {"n": 2}
+
+
+def interrupted() -> Iterator[None]:
+    raise KeyboardInterrupt
+    yield

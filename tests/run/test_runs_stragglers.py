@@ -1,0 +1,313 @@
+"""Who is slower than the others: found in simulated words with noise, and on real engines that are slowed."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs_heard import Heard
+
+from nbdist.metrics.store import RunStore
+from nbdist.run.options import Options
+from nbdist.run.progress import ProgressTracker, Standing, Stragglers
+from nbdist.run.run import Run
+from nbdist.run.start import start_run
+
+if TYPE_CHECKING:
+    from nbdist.cluster.cluster import Cluster
+
+STEP = 0.05
+
+
+class Simulated:
+    """Replicas that step in simulated time and say so ten times a second, each at a moment of its own."""
+
+    def __init__(self, seed: int, count: int, noise: float) -> None:
+        self.random = random.Random(seed)
+        self.noise = noise
+        self.told = Stragglers(count)
+        self.factor = [1.0] * count
+        self.step, self.busy, self.end = [0] * count, [0.0] * count, [0.0] * count
+        self.phase = [self.random.uniform(0, 0.1) for _ in range(count)]
+        self.now = 0.0
+
+    def until(self, seconds: float) -> Iterator[int]:
+        """Go on, yielding a replica after each of its words."""
+        while self.now < seconds:
+            self.now += 0.1
+            for i, phase in enumerate(self.phase):
+                while self.end[i] <= self.now + phase:
+                    took = STEP * self.factor[i] * math.exp(self.random.gauss(0, self.noise))
+                    self.end[i] += took
+                    self.busy[i] += took
+                    self.step[i] += 1
+                self.told.hear(i, self.step[i], {"compute": self.busy[i], "wait": 9.0 * self.now}, self.now)
+                yield i
+
+
+@given(st.integers(0, 10**6), st.integers(2, 16), st.floats(0, 0.05), st.floats(1.3, 4), st.booleans())
+def test_one_that_is_slow_is_named_within_20_of_its_steps(
+    seed: int, count: int, noise: float, factor: float, at_once: bool
+) -> None:
+    world = Simulated(seed, count, noise)
+    if not at_once:
+        for _ in world.until(3.0):
+            pass
+    began = world.step[1]
+    world.factor[1] = factor
+    for _ in world.until(world.now + 20 * STEP * factor):
+        if world.told.slowness(1) is not None:
+            break
+    assert world.told.slowness(1) is not None
+    assert world.step[1] - began <= 20
+    for _ in world.until(world.now + 2.0):
+        assert all(world.told.slowness(i) is None for i in range(count) if i != 1)
+    times = world.told.slowness(1)
+    assert times is not None
+    assert times == pytest.approx(factor, rel=0.15)
+    world.factor[1] = 1.0
+    for _ in world.until(world.now + 3.0):
+        pass
+    assert world.told.slowness(1) is None
+
+
+@given(st.integers(0, 10**6), st.integers(2, 16), st.floats(0, 0.1))
+def test_of_equal_replicas_none_is_named(seed: int, count: int, noise: float) -> None:
+    world = Simulated(seed, count, noise)
+    for _ in world.until(10.0):
+        assert all(world.told.slowness(i) is None for i in range(count))
+
+
+@given(st.integers(0, 10**6), st.integers(2, 8), st.floats(0.05, 5.0), st.floats(0, 0.05))
+def test_one_pause_names_nobody(seed: int, count: int, pause: float, noise: float) -> None:
+    """Garbage, validation, a checkpoint: one step takes long, once."""
+    world = Simulated(seed, count, noise)
+    for _ in world.until(2.5):
+        pass
+    world.end[0] += pause
+    world.busy[0] += pause
+    for _ in world.until(world.now + 6.0):
+        assert all(world.told.slowness(i) is None for i in range(count))
+
+
+def test_one_alone_is_not_slow() -> None:
+    world = Simulated(0, 1, 0.5)
+    for _ in world.until(5.0):
+        assert world.told.slowness(0) is None
+
+
+def test_replicas_in_different_trainings_are_not_compared() -> None:
+    told = Stragglers(2)
+    for tenth in range(50):
+        told.hear(0, tenth, {"compute": 0.1 * tenth}, 0.1 * tenth, training=1)
+        told.hear(1, tenth, {"compute": 0.9 * tenth}, 0.1 * tenth, training=2)
+    assert told.slowness(1) is None
+
+
+def test_slow_steps_need_no_more_than_a_dozen() -> None:
+    told = Stragglers(3)
+    for tenth in range(3_000):
+        now = tenth / 10
+        for i, step in enumerate((5.0, 5.0, 6.5)):
+            made = int(now / step)
+            told.hear(i, made, {"data": made * step}, now)
+        if told.slowness(2):
+            break
+    assert 10 <= int(now / 6.5) <= 13
+
+
+def news(step: int, busy: float, state: str = "running") -> dict[str, Any]:
+    return {
+        "step": step, "total": 100, "examples": step, "state": state, "trainings": 1, "dropped": 0,
+        "skipped": 0, "spent": {"data": busy / 2, "compute": busy / 2, "exchange": 0.0, "wait": 5.0},
+    }  # fmt: skip
+
+
+def standing(tally: ProgressTracker, now: float) -> Standing:
+    return tally.standing(now, RunStore())
+
+
+def test_a_straggler_is_one_while_it_trains() -> None:
+    tally = ProgressTracker(3, synchronous=False)
+    for tenth in range(30):
+        for i, step in enumerate((0.05, 0.05, 0.1)):
+            tally.hear(i, news(int(tenth / 10 / step), tenth / 10), tenth / 10)
+    replicas = standing(tally, 3.0).replicas
+    assert [replica.state for replica in replicas] == ["running", "running", "straggler"]
+    assert [replica.slowness for replica in replicas] == [None, None, 2.0]
+    assert standing(tally, 3.0).state == "running"
+    tally.hear(2, news(30, 3.0, "waiting for the others"), 3.1)
+    assert standing(tally, 3.1).replicas[2].state == "waiting for the others"
+    assert standing(tally, 3.1).replicas[2].slowness is None
+    tally.hear(2, news(31, 3.1), 3.2)
+    assert standing(tally, 3.2).replicas[2].state == "straggler"
+    tally.lose(2, 3.3)
+    assert standing(tally, 3.3).replicas[2].state == "lost"
+
+
+def test_one_that_says_nothing_while_others_do_is_silent() -> None:
+    tally = ProgressTracker(3, synchronous=True)
+    tally.hear(0, news(1, 0.1), 0.0)
+    tally.hear(1, news(1, 0.1), 0.0)
+    tally.hear(0, news(20, 1.9), 1.9)
+    assert [r.state for r in standing(tally, 1.9).replicas] == ["running", "running", "starting"]
+    tally.hear(0, news(22, 2.2), 2.1)
+    assert [r.state for r in standing(tally, 2.1).replicas] == ["running", "silent", "starting"]
+    tally.hear(1, news(2, 0.2), 2.2)
+    assert standing(tally, 2.2).replicas[1].state == "running"
+    assert standing(tally, 60.0).replicas[1].state == "running"  # all are: the notebook was busy
+    tally.hear(1, news(3, 0.3, "finished"), 2.3)
+    tally.hear(0, news(99, 9.0), 9.0)
+    assert standing(tally, 9.0).replicas[1].state == "finished"
+
+
+# Other work on the cores makes all steps longer by as much: by a factor of 1.4 nobody would be seen there.
+LOOP = """
+import time
+import numpy as np
+strategy = nb.get_strategy()
+with strategy.scope():
+    w = nb.Variable(np.zeros(3, np.float32), name="w")
+    optimizer = nb.optim.SGD(0.1)
+def step(x):
+    loss = np.mean((x @ w - 1.0) ** 2)
+    optimizer.minimize(loss)
+    return loss
+data = nb.data.Dataset.from_arrays(np.ones((12, 3), np.float32)).repeat().batch(3)
+for x in strategy.distribute_dataset(data):
+    time.sleep(0.05 * (3.0 if nb.task.index == 1 else 1.0))
+    strategy.run(step, (x,))
+"""
+FIT = """
+import time
+import numpy as np
+def work(x, y):
+    time.sleep(0.05 * (3.0 if nb.task.index == 1 else 1.0))
+    return x, y
+x, y = np.ones((60, 3), np.float32), np.ones((60, 2), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(2)])
+model.compile(nb.optim.SGD(0.01), "mse")
+model.fit(nb.data.Dataset.from_arrays(x, y).repeat().batch(3).map(work), steps_per_epoch=400, epochs=1)
+"""
+
+
+@pytest.fixture
+def begin(cluster: Cluster) -> Iterator[Callable[..., Run]]:
+    begun: list[Run] = []
+
+    def begin_one(body: Any, **options: Any) -> Run:
+        begun.append(start_run(body, Options(**options), cluster=cluster, make_view=lambda run: Heard()))
+        return begun[-1]
+
+    yield begin_one
+    for run in begun:
+        if not run.over:  # a test has failed, and others use the cluster after it
+            run.stop()
+            run.wait()
+
+
+def slow_ones(run: Run) -> dict[int, float]:
+    replicas = run.tally.standing(time.monotonic(), run.store).replicas
+    return {i: r.slowness for i, r in enumerate(replicas) if r.state == "straggler" and r.slowness}
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        (FIT, {"strategy": "ps"}),
+        (FIT, {"strategy": "ps", "synchronous": True}),
+        (FIT, {"strategy": "multi_worker"}),
+        (LOOP, {"strategy": "multi_worker"}),
+        (LOOP, {"strategy": "ps"}),
+    ],
+    ids=["fit-ps-async", "fit-ps-sync", "fit-all-reduce", "loop-all-reduce", "loop-ps-async"],
+)
+def test_the_slow_worker_is_named(begin: Callable[..., Run], body: str, options: dict[str, Any]) -> None:
+    run = begin(body, **options)
+    deadline, pause = time.monotonic() + 30, threading.Event()
+    while 1 not in slow_ones(run):
+        assert not run.poll(), f"the run is over: {run.error}"
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
+    run.stop()
+    run.wait()
+
+
+TOWERS = """
+import numpy as np
+x, y = np.ones((120, 300), np.float32), np.ones((120, 10), np.float32)
+model = nb.nn.Sequential([nb.nn.Dense(1200, "tanh"), nb.nn.Dense(1200, "tanh"), nb.nn.Dense(10)])
+model.compile(nb.optim.SGD(0.01), "mse")
+model.fit(nb.data.Dataset.from_arrays(x, y).repeat().batch(60), steps_per_epoch=10**6)
+"""
+
+
+@contextmanager
+def halting(pid: int) -> Iterator[None]:
+    """Have a process stand still most of the time, several times in each step, as if others had its core."""
+    over = threading.Event()
+
+    def halt() -> None:
+        while not over.wait(0.002):
+            os.kill(pid, signal.SIGSTOP)
+            over.wait(0.006)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=halt)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_the_slow_tower_is_named(begin: Callable[..., Run], cluster: Cluster, synchronous: bool) -> None:
+    run = begin(TOWERS, replication="in-graph", strategy="ps", synchronous=synchronous)
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    with halting(cluster.tasks[1].pid):
+        while 1 not in slow_ones(run):
+            assert not run.poll(), f"the run is over: {run.error}"
+            assert time.monotonic() < deadline
+            pause.wait(0.01)
+    run.stop()
+    run.wait()
+
+
+@pytest.mark.engines
+def test_a_worker_that_stands_still_is_silent_until_it_speaks_again(
+    begin: Callable[..., Run], cluster: Cluster
+) -> None:
+    run = begin(FIT, strategy="ps")
+    deadline, pause = time.monotonic() + 30, threading.Event()
+
+    def until(wanted: set[str]) -> None:
+        while run.standing().replicas[1].state not in wanted:
+            assert not run.poll(), f"the run is over: {run.error}"
+            assert time.monotonic() < deadline
+            pause.wait(0.01)
+
+    until({"running", "straggler"})
+    pid = cluster.tasks[1].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until({"silent"})
+        assert run.standing().replicas[0].state in {"running", "straggler"}
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until({"running", "straggler"})
+    run.stop()
+    run.wait()
