@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # name -> (module, attribute); no attribute means the module itself.
 _NAMES: dict[str, tuple[str, str | None]] = {

@@ -383,7 +383,7 @@ def test_who_waits_is_woken(
         begun = time.monotonic()
         by()
         run.end()
-        assert time.monotonic() - begun < SLACK_SECONDS
+        assert time.monotonic() - begun < 1 + SLACK_SECONDS
         return run
 
     with tasks.session() as session, tasks.session() as other:

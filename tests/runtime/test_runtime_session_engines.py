@@ -21,7 +21,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.errors import AbortedError, FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.graph.scopes import container, device
 from nbdist.graph.tensor import Graph, Tensor, Variable, placeholder
-from nbdist.runtime.session.dispatch import Exchange
+from nbdist.runtime.session.dispatch import FanOutRequest
 from nbdist.runtime.session.session import Session
 
 pytestmark = pytest.mark.engines
@@ -75,11 +75,11 @@ class InThread:
 
     def __init__(self, session: Session, fetch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting, self.error, self.value = threading.Event(), None, None
-        collect = Exchange.collect
+        collect = FanOutRequest.collect
 
-        def noting(exchange: Exchange) -> Any:
+        def noting(request: FanOutRequest) -> Any:
             self.waiting.set()
-            return collect(exchange)
+            return collect(request)
 
         def work() -> None:
             try:
@@ -87,7 +87,7 @@ class InThread:
             except NbdistError as error:
                 self.error = error
 
-        monkeypatch.setattr(Exchange, "collect", noting)
+        monkeypatch.setattr(FanOutRequest, "collect", noting)
         self._thread = threading.Thread(target=work)
         self._thread.start()
         assert self.waiting.wait(10 + SLACK_SECONDS)

@@ -359,13 +359,13 @@ def test_a_clone_follows_the_conditions_of_the_space() -> None:
     assert cloned.parameters == {**sgd, "lr": 7.0}  # type: ignore[union-attr]
     for number, changes, told in (
         (1, {"opt": "sgd"}, r"say which momentum the new trial has; it may be when\(\[0.5, 0.9\]"),
-        (0, {"opt": "adam", "momentum": 0.5}, "momentum has no place here"),
+        (0, {"opt": "adam", "momentum": 0.5}, "momentum does not exist with these values"),
         (0, {"learning_rate": 1}, "no parameter learning_rate; there are opt, momentum, lr"),
         (0, {"lr": float("nan")}, "nan cannot be"),
     ):
         with pytest.raises(InvalidArgumentError, match=told):
             commands.clone(ledger, number, changes, 2.0)
-    with pytest.raises(NotFoundError, match="no trial 9; 0 to 1"):
+    with pytest.raises(NotFoundError, match="no trial 9; the sweep has 0 to 1"):
         commands.clone(ledger, 9, {}, 2.0)
 
 
@@ -406,7 +406,7 @@ def test_wishes_that_do_not_fit_say_why() -> None:
     pumped(ledger, scheduler, {0, 1}, 2)
     with pytest.raises(FailedPreconditionError, match="trial 0 is running; stop it"):
         commands.retry(ledger, 0, 2.0)
-    with pytest.raises(FailedPreconditionError, match="trial 0 is running; only one that is over"):
+    with pytest.raises(FailedPreconditionError, match="trial 0 is running; only a trial that has ended"):
         commands.promote(ledger, 0, 2.0)
     ledger.apply(scheduler.end(0, 1, "finished", 2.0, {"accuracy": 1.0}))  # type: ignore[arg-type]
     with pytest.raises(FailedPreconditionError, match=r"clone it .* or promote it"):

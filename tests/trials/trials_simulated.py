@@ -213,7 +213,7 @@ class Simulated:
             self.kill(info.rank)
             self.restart(info.rank)
         new = [self.engines[info.rank].info for info in tasks]
-        return SimpleNamespace(look=lambda: True, tasks=new, notes=[])
+        return SimpleNamespace(poll=lambda: True, tasks=new, notes=[])
 
     # What happens to it.
 

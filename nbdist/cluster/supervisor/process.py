@@ -62,7 +62,7 @@ MAX_LINE = 1 << 20
 LOG_TAIL = 4000  # characters of a dead child's log that its exit event carries
 PR_SET_PDEATHSIG = 1
 SOCKET = "supervisor.sock"
-OLDER_SOCKET = "keeper.sock"  # its name in clusters of nbdist 0.1.0 before the file was renamed
+OLDER_SOCKET = "keeper.sock"  # its name in clusters of nbdist 0.1.0
 Reply = dict[str, Any]
 
 
