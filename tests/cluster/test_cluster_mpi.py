@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -52,6 +51,7 @@ def in_group(ranks: tuple[int, ...], run: str, here: str, work: str) -> Any:
     """Form a group of some ranks, whose cards lie in a folder, and do something in it."""
     import json
     import os
+    import time
 
     import numpy as np
 
