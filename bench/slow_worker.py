@@ -13,9 +13,9 @@ How to read it. Each worker has 32 examples a step, and the learning rate is 0.0
 update (a synchronous update of four workers has four times that). So all ways come about equally far with
 the same number of gradients, and the seconds differ by how many gradients a second get into the parameters,
 and by how stale they are. "x sync" is the time as a share of the synchronous one at the same pace. "per
-worker" are the gradients that each worker computed: who waits computes as few as the slowest. "dropped" are
-those of them that came too late for their step. "staleness" is how many updates a gradient was behind when
-it was applied.
+worker" are the gradients that each worker computed: one that waits computes as few as the slowest. "dropped"
+are those of them that came too late for their step. "staleness" is how many updates a gradient was behind
+when it was applied.
 
 What to expect of "one slow": plain synchronous steps take as long as the slowest worker's; with one backup
 they take as long as the others', and what that worker does is lost; asynchronous training uses all

@@ -143,7 +143,7 @@ def remove_traces(folder: Path, cluster_id: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-# Who a cluster or a run belongs to: a process, and the notebook that it runs.
+# The owner of a cluster or a run: a process, and the notebook that it runs.
 
 SAME_SECONDS = 0.05  # start times of one process, read twice, may differ by a tick of its clock
 

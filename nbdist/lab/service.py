@@ -100,7 +100,7 @@ async def within(seconds: float, work: Awaitable[Result]) -> Result:
         ) from None
 
 
-#     Looks at everything, again and again, as long as a page is there to see it; and then no more.
+# The poller: reads all items periodically while a page is connected.
 #
 # pages that are visible ──► Watch ──► one look at a time, on a thread ──► what each page has not been told
 # yet

@@ -140,7 +140,7 @@ def ordered(items: Iterable[Item], name: str) -> list[Item]:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes one state out of another; {} if they are the same. See `applied`.
+    """Return the difference between two states; {} if they are the same.
 
     >>> one = {"runs": [{"id": "a", "step": 1}], "problems": []}
     >>> changes(one, {"runs": [{"id": "a", "step": 2}], "problems": []})
@@ -177,7 +177,7 @@ def applied(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     return after
 
 
-#     What is read for the page, each by whoever knows how: the one place where all of it meets.
+# The readers of all items that the page shows.
 #
 # The server starts without any of it: it is imported when a page asks for the first time.
 

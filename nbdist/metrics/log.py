@@ -140,7 +140,7 @@ def _replica(payload: bytes) -> int:
     return replica
 
 
-# Appends to a task's own files, and stays calm when the disk is full.
+# The writer of a task's files; a full disk stops the log and not the training.
 
 PATIENCE = 16 << 20  # bytes kept for a disk that is full, before the oldest points are given up
 

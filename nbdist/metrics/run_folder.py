@@ -242,7 +242,7 @@ def sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-# How times are written for people.
+# Formatting of times.
 
 
 def duration(seconds: float) -> str:

@@ -85,7 +85,7 @@ class Thinned:
         self._points = larger
 
 
-# The course of one noisy series in bounded memory: exact means of neighbouring points.
+# The trend of one noisy series in bounded memory: exact means of neighbouring points.
 
 BUCKETS = 256  # at least this many, once there are as many points; at most twice as many
 
@@ -167,7 +167,7 @@ class Trend:
         return np.concatenate([head_steps, steps[1:]]), np.concatenate([head_means, means[1:]])
 
 
-#     Decimation: fewer points, the same picture. By lowest and highest point, or by the shape of the line.
+# Downsampling for display: by the extremes of buckets, or by the shape of the line.
 #
 # `decimate` goes by buckets. Pure functions on arrays.
 #

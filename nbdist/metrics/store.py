@@ -270,7 +270,7 @@ def check_limit(limit: int) -> int:
     return limit
 
 
-# Points that came in batches, before they are put to their series: many at once cost far less than each.
+# The ingest buffer: batches of points are sorted into their series together, which costs far less.
 
 TAKEN = 0xFFFF  # no series: the point is where it belongs already
 

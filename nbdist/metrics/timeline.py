@@ -234,7 +234,7 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-#     A timeline in the Trace Event Format, which chrome://tracing and Perfetto read.
+# A timeline in the Trace Event Format, which chrome://tracing and Perfetto read.
 #
 # The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 

@@ -248,11 +248,10 @@ def _ranges(trained: dict[str, Steps]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts[-8:])
 
 
-#     Each task's own part of a timeline, on that task's clock; and how the parts become one.
+# A task's part of a timeline, on that task's clock, and the alignment of all parts.
 #
 # Processes of a host share a clock. What another host's clock reads is found by asking it and halving the
-# round
-# trip while it can be asked, and from both hosts' time of day afterwards.
+# round trip while it can be asked, and from both hosts' time of day afterwards.
 
 ROUND_TRIPS = 8
 

@@ -1,11 +1,11 @@
-"""An outcome as bytes: what a body came to, for our own sockets and files. Pure; no pickle.
+"""The outcome of a body as bytes, for our own sockets and files. Pure; no pickle.
 
     MAGIC, length of the head u8, bytes of the arrays u8, crc32 u4 of all that follows    (little-endian)
     head     msgpack: the outcome, with a place, a dtype and a shape for each array
     arrays   their own bytes, one after the other
 
-Tuples, complex numbers and whole numbers of any size arrive as what they were. What is read is checked
-before memory is taken for it.
+Tuples, complex numbers and whole numbers of any size keep their types. Sizes are checked before memory is
+allocated.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _array_in(room: memoryview, place: Any) -> np.ndarray[Any, Any]:
     return np.frombuffer(room, dtype, count, at).reshape(shape).copy()
 
 
-# Outcomes in a run's folder, one file per task: for who comes when the tasks are gone.
+# Outcomes in a run's folder, one file per task, for clients that attach after the tasks have ended.
 
 
 def write_outcome(
@@ -255,9 +255,9 @@ def outcome_path(folder: Path, rank: int) -> Path:
     return folder / f"outcome-{rank:04d}.bin"
 
 
-#     Values on their way home: models, histories, arrays and plain values, as plain data.
+# Serializer of results: models, histories, arrays and plain values, as plain data.
 #
-# Nothing is pickled here: a parcel holds only None, bool, int, float, str, lists, dicts and arrays.
+# Nothing is pickled: the plain data holds only None, bool, int, float, str, lists, dicts and arrays.
 
 LIMIT_BYTES = 256 << 20
 MAX_DEPTH = 8

@@ -261,7 +261,7 @@ def _staleness(store: RunStore, replica: int) -> float | None:
     return None if last is None else float(last.value)
 
 
-#     Which replicas are slower than the others, from what they say of their steps. Pure.
+# Straggler detection from the replicas' step times. Pure.
 #
 # A replica says ten times a second how many steps it has made and how long it was busy in all of them: with
 # data, computing and exchanging, not waiting. What matters is the time of a step lately: the median over

@@ -1,11 +1,11 @@
-"""Groups of tasks that do collectives together: who takes part, and how a group is formed and formed again.
+"""Groups of tasks for collectives: membership, rendezvous, and a new group after a death.
 
     world = World(task, ranks=(1, 2, 3), run="…", check=control.check)
     group = world.group("gradients", kind="auto")        # every rank calls it, in the same order
     group.all_reduce(x, "sum", out=x)
-    lost = world.reform(least=2)                         # after a death: who is left makes up the world
+    lost = world.reform(least=2)                         # after a death: the remaining ranks form the world
 
-What ranks hand each other to meet goes through the first rank's Server (see gathering.py).
+Ranks exchange their endpoints through the Server of the first rank (see `Gathering` below).
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _host_of(address: str) -> str:
     return address.rpartition("://")[2].rpartition(":")[0] or "127.0.0.1"
 
 
-#     Where the tasks of a run find each other: a service on the first one's Server.
+# Rendezvous of a run's tasks: a service on the Server of the first task.
 #
 #     replica                                    service
 #     group.card   run, group, card ──────────► group.cards (pushed to all), once all ranks have come
@@ -388,7 +388,7 @@ def _push(sender: Caller, frame: Frame) -> None:
         sender.push(frame)
 
 
-# Which other replicas are gone, as far as one of them can see: processes here, connections elsewhere.
+# Failure detection of peers: by process on this host, by connection on other hosts.
 
 FROZEN_SECONDS = 1.0  # for a process of this host to be stopped; those who wait have watched it for longer
 SILENT_SECONDS = 8.0  # for one of another host to be out of reach; being busy does not count

@@ -184,15 +184,12 @@ Event: TypeAlias = (
     | SpaceEdited | Added | Paused | Resumed | Closed
 )  # fmt: skip
 
-#     How an event is written down: JSON, or packed numbers for the many reports.
+# How an event is written down: JSON, or packed numbers for the many reports.
 #
-# >>> from nbdist.sweep.events import Asked
-# >>> event = Asked(1e9, number=3, parameters={"lr": 0.1, "widths": (32, 64)}, seed=7)
-# >>> kind, payload = encoded(event)
-# >>> payload
-# b'{"event":"asked","time":1000000000.0,"number":3,"parameters":{"lr":0.1,"widths":[32,64]},"seed":7}'
-# >>> decoded(kind, payload) == [event]
-# True
+# >>> from nbdist.sweep.events import Asked >>> event = Asked(1e9, number=3, parameters={"lr": 0.1,
+# "widths": (32, 64)}, seed=7) >>> kind, payload = encoded(event) >>> payload
+# b'{"event":"asked","time":1000000000.0,"number":3,"parameters":{"lr":0.1,"widths":[32,64]},"seed":7}' >>>
+# decoded(kind, payload) == [event] True
 
 EVENT, REPORTS = 16, 17  # kinds of frames; those of a metrics log have smaller numbers
 LARGEST = 4 << 20  # bytes of one record; a longer one is refused, or damage

@@ -1,6 +1,4 @@
-"""What one hyperparameter may be: a choice, a fixed value, or a parameter under a condition.
-
-Ranges of numbers are in `numeric`.
+"""The kinds of a hyperparameter: a choice, a fixed value, a range of numbers, or one under a condition.
 
 >>> Choice(("sgd", "adam")).draw(0.6)
 'adam'
@@ -50,7 +48,7 @@ class Parameter(ABC):
         return self
 
 
-# Values that a parameter can have, and how they are compared, spelled and kept.
+# Values of parameters: comparison, spelling and serialization.
 
 Value: TypeAlias = "bool | int | float | str | tuple[Value, ...] | None"
 
@@ -173,12 +171,10 @@ class When(Parameter):
         return f"when({self.parameter}{given})"
 
 
-#     Ranges of numbers: floats and whole numbers, linear or logarithmic.
+# Ranges of numbers: floats and whole numbers, linear or logarithmic.
 #
-# >>> round(Real(1e-4, 1e-1, log=True).draw(0.5), 9)
-# 0.003162278
-# >>> Integer(16, 128, log=True, points=4).grid()
-# [16, 32, 64, 128]
+# >>> round(Real(1e-4, 1e-1, log=True).draw(0.5), 9) 0.003162278 >>> Integer(16, 128, log=True,
+# points=4).grid() [16, 32, 64, 128]
 
 
 @dataclass(frozen=True)

@@ -132,13 +132,10 @@ def _key(parameters: Mapping[str, Value]) -> frozenset[object]:
     return frozenset((name, same_key(value)) for name, value in parameters.items())
 
 
-#     The points of a grid over a space, numbered. Pure.
+# The numbered points of a grid over a space. Pure.
 #
-# >>> from nbdist.sweep.space import when
-# >>> grid = Grid(Space({"opt": ["sgd", "adam"], "momentum": when([0.0, 0.9], opt="sgd"), "width": [32, 64]}))
-# >>> grid.size
-# 6
-# >>> grid.point(0), grid.point(5)
+# >>> from nbdist.sweep.space import when >>> grid = Grid(Space({"opt": ["sgd", "adam"], "momentum":
+# when([0.0, 0.9], opt="sgd"), "width": [32, 64]})) >>> grid.size 6 >>> grid.point(0), grid.point(5)
 # ({'opt': 'sgd', 'momentum': 0.0, 'width': 32}, {'opt': 'adam', 'width': 64})
 
 MOST_POINTS = 1 << 53
@@ -198,7 +195,7 @@ class Grid:
         return self._counts[key]
 
 
-# Numbers that depend on a sweep's seed and a trial's number, and on nothing else. Pure.
+# Seeds of trials: functions of the sweep's seed and the trial's number only. Pure.
 
 
 def trial_seed(seed: int, number: int) -> int:

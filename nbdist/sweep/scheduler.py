@@ -269,7 +269,7 @@ def numbers_in(values: Mapping[str, object]) -> tuple[dict[str, float], dict[str
     return found, wrong
 
 
-# Which free engines a trial is given. Pure.
+# Placement of trials on free engines. Pure.
 
 
 def place(free: Collection[int], need: int, avoid: Collection[int] = ()) -> tuple[int, ...] | None:

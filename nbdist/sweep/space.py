@@ -176,7 +176,7 @@ def check_name(name: object) -> None:
         )
 
 
-# Which parameters exist when: an order in which to decide, and what can never be. Pure.
+# Conditions: the order in which parameters are drawn, and conditions that never hold. Pure.
 
 
 def in_order(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:
@@ -233,14 +233,10 @@ def _check_reachable(name: str, on: str, value: Value, parameter: Parameter) -> 
         raise InvalidArgumentError(f"{name} depends on {on}={value!r}, but {on} may only be {parameter}")
 
 
-#     How one writes down what a parameter may be, and what plain values mean.
+# Constructors of parameters, and the meaning of plain values in a space.
 #
-# >>> round(log(1e-4, 1e-1).draw(0.5), 9)
-# 0.003162278
-# >>> choice("sgd", "adam").contains("adam")
-# True
-# >>> print(when(uniform(0, 0.9), optimizer="sgd"))
-# when(uniform(0.0, 0.9), optimizer=['sgd'])
+# >>> round(log(1e-4, 1e-1).draw(0.5), 9) 0.003162278 >>> choice("sgd", "adam").contains("adam") True >>>
+# print(when(uniform(0, 0.9), optimizer="sgd")) when(uniform(0.0, 0.9), optimizer=['sgd'])
 
 
 def uniform(low: float, high: float, points: int | None = None) -> Real:

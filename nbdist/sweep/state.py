@@ -317,7 +317,7 @@ class Ledger:
             self._best = number
 
 
-# One trial of a sweep, as its ledger knows it.
+# The state of one trial in the ledger.
 
 State: TypeAlias = Literal["waiting", "running"] | EndState
 STATES: tuple[State, ...] = ("waiting", "running", "finished", "pruned", "stopped", "failed")

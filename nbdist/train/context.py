@@ -270,7 +270,7 @@ def get_strategy() -> Strategy:
     return current().strategy
 
 
-#     Checkpoints of a run, written while it trains: each is a folder that is there whole or not at all.
+# Checkpoints of a run, written while it trains; each folder appears atomically.
 #
 #     checkpoints = Checkpoints(run_folder / "checkpoints")
 #     path = checkpoints.write(training=1, step=120, save=lambda folder: model.save(folder / MODEL))

@@ -409,7 +409,7 @@ class _Loop:
         return self._scales[size]
 
 
-# Several replicas of one process, each on a thread: the first error of any aborts all.
+# Replicas of one process, one thread each; the first error aborts all.
 
 
 @contextmanager

@@ -167,7 +167,7 @@ def _read(path: Path, with_arrays: bool) -> tuple[State, dict[str, str], dict[st
         ) from None
 
 
-# The state of a training without its arrays, and whether another training can continue it.
+# The state of a training without its arrays, and the check that another training can continue it.
 
 FORMAT = 1
 LOOKED_THROUGH = ("prefetch",)  # what changes nothing about the batches
@@ -265,7 +265,7 @@ def difference(name: str, then: Any, now: Any) -> str | None:
     return None if then == now else f"{name} was {then!r:.80} and is {now!r:.80} now"
 
 
-#     The batches of a dataset, epoch after epoch: from the beginning, or from where a training ended.
+# The batches of a dataset, epoch by epoch, from the beginning or from a saved position.
 #
 # batches = EpochBatches(strategy, dataset, steps_per_epoch, cursor, control.check)
 # for epoch in range(cursor.epoch, epochs):

@@ -329,7 +329,7 @@ def _custom() -> Any:
     return import_module("nbdist.train.custom.api")  # which imports this module
 
 
-# What can be trained: variables, a program for a step, and the step as tensors of a graph.
+# `Trainable`: variables, a program for a step, and the step as tensors of a graph.
 
 
 @dataclass(frozen=True)

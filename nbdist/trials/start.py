@@ -256,7 +256,7 @@ def leave_all() -> None:
         sweep.leave()
 
 
-# Takes over a sweep whose kernel is gone, or opens one that is over: everything comes from its log.
+# Attaches to a sweep whose kernel has ended, or opens a finished one; all state comes from its log.
 
 
 def attach_sweep(

@@ -142,7 +142,7 @@ def pushed_names(push: Iterable[str], namespace: Mapping[str, Any], magic: str) 
     return {name: namespace[name] for name in push}
 
 
-# The flags of %cluster start, %cluster grow and %%distribute: what each is called, takes and means.
+# The flags of %cluster start, %cluster grow and %%distribute: name, values and meaning.
 
 START_FLAGS = {
     "--workers": Flag("workers", int, "N", "tasks that train (default 2)"),

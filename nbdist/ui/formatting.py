@@ -106,7 +106,7 @@ def longest(cut: Callable[[int], str], length: int, limit: int, written: Callabl
         keep = min(keep - 1, keep * limit // max(1, size))
 
 
-# Values as JSON allows them: a number that is not finite becomes None, a NumPy scalar a number.
+# Conversion to JSON: non-finite numbers become None, NumPy scalars become numbers.
 
 PLAIN = (str, int, bool, type(None))
 

@@ -62,15 +62,15 @@ async def _answer(kernel: Any, manager: Any, message: list[Any]) -> None:
     kernel._publish_status("busy", "shell")
 
 
-#     Has what a page asked for show below the cell that made the page's widget, wherever the kernel is by
+# Has what a page asked for show below the cell that made the page's widget, wherever the kernel is by
 # then.
 #
 #     cell = this_cell()                       # while the cell runs
 #     run_below(cell, start)                   # later, from a message of its widget
 #
 # A message of a widget may come in a thread of its own (a subshell), whose event loop ends with the page;
-# what
-# goes on for long has to live on the kernel's main thread, and what it shows needs the cell to belong to.
+# what goes on for long has to live on the kernel's main thread, and what it shows needs the cell to belong
+# to.
 
 
 def this_cell() -> Mapping[str, Any] | None:
@@ -120,7 +120,7 @@ def _shell() -> Any:
     return shell if getattr(shell, "kernel", None) is not None else None
 
 
-# Whether this kernel is on its way out, so that its runs go on without it.
+# Whether this kernel is shutting down, so that its runs continue without it.
 
 
 def leaving() -> bool:

@@ -1,4 +1,4 @@
-"""%cluster, %%distribute and %graph; %%sweep is in sweepmagic.py.
+"""The magics %cluster, %%distribute, %%sweep and %graph.
 
 In a notebook a cell that starts with %%distribute or %%sweep becomes an awaited call, so that the live view
 can talk to the kernel while the cell runs (see :func:`await_distribute`). The plain magic does the same

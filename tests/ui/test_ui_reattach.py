@@ -108,7 +108,7 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
 
 
 def engines(home: Path) -> list[int]:
-    """The processes of clusters under a home: the keeper, the controller, the engines."""
+    """The processes of clusters under a home: the supervisor, the controller, the engines."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -207,7 +207,7 @@ def test_a_restart_does_not_stop_the_run(notebook: Notebook, tmp_path: Path, awa
     assert "is up still, from before the kernel was restarted, and is used again" in printed
     assert "it has 2 workers and not 3" in printed
     assert f"nb.attach('{folder.name}')" in printed
-    assert len(engines(notebook.home)) == 4  # one cluster: keeper, controller, two engines
+    assert len(engines(notebook.home)) == 4  # one cluster: supervisor, controller, two engines
     busy = notebook.run("%%distribute --on worker:0\nprint(1)")
     assert f"is busy with run {folder.name}" in busy
     assert f"nb.attach('{folder.name}')" in busy

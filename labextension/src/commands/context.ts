@@ -19,7 +19,7 @@ export function stringArg(value: unknown): string | null {
   return typeof value === 'string' && value !== '' ? value : null;
 }
 
-/** What a command can be called with, for those who look it up: a type and a sentence for each argument. */
+/** The JSON schema of a command's arguments: a type and a sentence for each. */
 export function argsSchema(
   properties: Record<string, readonly [type: 'string' | 'boolean' | 'integer', sentence: string]> = {}
 ): Partial<CommandRegistry.Description> {

@@ -89,7 +89,7 @@ function curveOf(value: unknown, names: Map<string, number>): CurveSegment[] {
   return points.steps.length ? [{ replica, series: trend ? series | TREND : series, ...points }] : [];
 }
 
-/** Points with ascending steps; of what is no pair of numbers the rest is kept. */
+/** Points with ascending steps; entries that are not pairs of numbers are dropped. */
 function pointsOf(curve: Json): { steps: number[]; values: number[] } {
   const steps: number[] = [];
   const values: number[] = [];

@@ -113,7 +113,7 @@ def cut_up(size: int, towers: int, micros: int) -> list[list[slice]]:
     return found
 
 
-#     One graph with all replicas in it: a tower for each group of devices, variables in common.
+# The graph with all replicas: a tower for each group of devices, on shared variables.
 #
 #     master = Master(parts, optimizer, devices, ps_devices)
 #     step = master.step({0: [slice(0, 8)], 1: [slice(8, 16)]})       # two towers with one micro-batch each

@@ -32,9 +32,9 @@ def partition(
     default: str,
     soft: bool = False,
 ) -> Plan:
-    """Return the pieces that compute ``fetches``, given feeds of these shapes.
+    """Return the subgraphs that compute ``fetches``, given feeds of these shapes.
 
-    ``devices`` are all there are; what names none runs on ``default``. Only what is needed is in a piece.
+    ``devices`` are all there are; what names none runs on ``default``. Subgraphs contain only what is needed.
     """
     return _Cutter(feeds, shapes, devices, default, soft).cut(list(fetches))
 

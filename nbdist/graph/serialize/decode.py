@@ -1,7 +1,7 @@
 """Deserializes graphs. Every entry is checked before it is used: the data may be hostile.
 
 Types are looked up in the table of ops and nowhere else; every op's ``spec`` runs again on its inputs and
-attributes, and must return the shape and dtype that are claimed. See ``encoding``.
+attributes, and must return the shape and dtype that are claimed. See `encode.py`.
 """
 
 from __future__ import annotations

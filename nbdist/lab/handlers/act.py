@@ -144,7 +144,7 @@ def end_of(id: str, state: str = "running") -> dict[str, str]:
     return {"do": do, "profile": profile, "id": name[0]}
 
 
-# What pages send, checked before anything is done; what is refused is named, and what is valid.
+# Validation of request bodies; an error names the refused value and the valid ones.
 
 START: dict[str, Any] = {
     "workers": 2,

@@ -123,7 +123,7 @@ def racy(status: os.stat_result) -> bool:
     return abs(time.time_ns() - status.st_mtime_ns) < RACY
 
 
-#     Follows a file of checked frames that grows: a metrics log, the log of a sweep; a bounded piece at a
+# Follows a file of checked frames that grows: a metrics log, the log of a sweep; a bounded piece at a
 # time.
 #
 # tail = Tail(path, FORMAT, parse)

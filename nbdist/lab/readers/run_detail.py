@@ -169,7 +169,7 @@ def is_told(path: str) -> bool:
     return "/" not in path and path.startswith(("metrics-", "progress-", "run.json"))
 
 
-# Keeps what takes long to make of a run's or a sweep's logs, for pages that ask again and again.
+# A memo of what is expensive to compute from logs, for pages that poll.
 
 SHARE = 0.05  # of a core that one of them may take while its logs grow
 Bundle = dict[str, Any]
@@ -226,7 +226,7 @@ class _Kept:
 
 _bundles = Bundles()
 
-#     The files of a run's folder, and nothing else: what a page may list and save.
+# The files of a run's folder, and nothing else: what a page may list and save.
 #
 # A path is walked one folder at a time from the run's own folder, each opened relative to the one before, and
 # no link is followed at any of them: so there is no moment at which somebody could put a link in its place. A

@@ -168,7 +168,7 @@ def listed(value: object) -> list[Any]:
     return value[:MOST_TASKS] if isinstance(value, list) else []
 
 
-# A run as the panel shows it: everything known of it, as plain JSON. Pure.
+# The item of a run in the sidebar, as plain JSON. Pure.
 
 LONGEST_ERROR = 2_000  # characters
 LONGEST_NAME = 200
@@ -342,12 +342,11 @@ def shortened(error: str) -> str:
     return f"{error[:half]}\n... {len(error) - 2 * half:,} characters left out ...\n{error[-half:]}"
 
 
-#     How far a run is and how fast, from what its replicas write once a second. Pure: clocks are handed in.
+# Progress and speed of a run, from its replicas' progress files. Pure: the time is an argument.
 #
-# What a run's driver hears ten times a second stands here in files, so that this feeds the same sums: a first
-# word is heard as two (at the start of what it tells of, and now), and one that does not change is heard
-# again
-# with the time that has passed, so that a rate falls to 0 when nothing goes on.
+# What a run's driver hears ten times a second stands here in files, so that this feeds the same sums: a
+# first word is heard as two (at the start of what it tells of, and now), and one that does not change is
+# heard again with the time that has passed, so that a rate falls to 0 when nothing goes on.
 
 SPENT = (*BUSY, "wait")
 LONGEST_PROGRESS = 1 << 16  # bytes of a progress file

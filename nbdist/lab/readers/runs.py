@@ -138,14 +138,14 @@ class Runs:
         return KnownRun(folder / name, self._root) if run is None or run.gone else run
 
 
-#     What is remembered of one run's folder, so that a look reads only what is new.
+# The cache of one run's folder: a poll reads only what is new.
 #
 #     the folder's time       changes when run.json, a progress file or a log is made or replaced
-#     run.json                what the run is (record.py)
-#     progress-0000.json, ... how far its replicas are (pace.py)
-#     metrics-0000.log, ...   its curve (curves.py); they grow in place, so each is looked at while it goes on
+#     run.json                what the run is (run_record.py)
+#     progress-0000.json, ... the progress of its replicas (run_record.py)
+#     metrics-0000.log, ...   its curve (run_curves.py); logs grow in place
 #
-# Of a run that has ended and is read to its end, a look costs one `stat`.
+# A poll of a run that has ended and is read to its end costs one `stat`.
 
 PROGRESS = re.compile(r"progress-(\d{1,9})\.json")
 QUIET_SECONDS = 15.0  # without a word, after which bodies that are over count as left alone

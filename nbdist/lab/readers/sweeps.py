@@ -121,7 +121,7 @@ class Sweeps:
         return KnownSweep(folder / name) if sweep is None or sweep.gone else sweep
 
 
-#     What is remembered of one sweep's folder, so that a look reads only what its log says anew.
+# The cache of one sweep's folder: a poll reads only new records of its log.
 #
 #     sweep.log         every event; the ledger is worked out from them, as the driver's own is
 #     sweep.log.lock    held by the process that drives the sweep
@@ -251,7 +251,7 @@ class KnownSweep:
         self.item = broken_item(self.folder.name, self.name, why, self._about, changed)
 
 
-# A sweep as the panel shows it: how far it is and what was best, as plain JSON. Pure.
+# The item of a sweep in the sidebar: its progress and best trial, as plain JSON. Pure.
 
 MOST_POINTS = 60  # points of a curve
 MOST_PARAMETERS = 50

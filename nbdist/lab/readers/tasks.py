@@ -212,7 +212,7 @@ def steady(before: int | None, now: float, step: float = 1.0) -> int:
     return before
 
 
-# What the processes of tasks take of their host: cores and memory, by the system.
+# CPU and memory use of the tasks' processes, from the operating system.
 
 WINDOW_SECONDS = 1.5  # processor time is counted in hundredths of a second: over less, one of them shows
 FROZEN = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -291,7 +291,7 @@ def read_process(process: psutil.Process) -> Taken | None:
     return None
 
 
-#     What tasks use of their GPUs, as NVIDIA's own library (NVML, `pip install nbdist[gpu]`) tells it.
+# GPU use of the tasks, from NVIDIA's library (NVML, `pip install nbdist[gpu]`).
 #
 # It is loaded once, when somebody asks for the first time. A host without it has no figures, and says why.
 

@@ -111,7 +111,7 @@ class Door(ThreadedWSGIServer):
         super().serve_forever(poll_interval)
 
 
-#     Event files for a run that has none, or for all runs: made from metrics logs, and kept up with them.
+# Event files from metrics logs, for runs without event files of their own; they follow the logs.
 #
 #     run folder/metrics-0000.log   ──►   folder/worker-0/events.out.tfevents....
 #                                                worker-0/validation/events.out.tfevents....

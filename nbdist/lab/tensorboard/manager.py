@@ -152,12 +152,11 @@ def existing(run_id: str) -> Path:
     return folder
 
 
-#     One TensorBoard process, from its start to the removal of its folder.
+# One TensorBoard process, from its start to the removal of its folder.
 #
 # The folder stands where temporary files do, with mode 0700: the process's socket, its log and, for a run
-# that
-# has none, its event files. It is not in nbdist's home, which other hosts may share and whose path may be
-# longer than a socket's can be.
+# that has none, its event files. It is not in nbdist's home, which other hosts may share and whose path may
+# be longer than a socket's can be.
 
 NAME = "nbdist-board-"  # what the folders' names begin with
 SOCKET, LOG = "socket", "log"

@@ -191,11 +191,10 @@ def _kept(spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
     return {"values": dict(found)}
 
 
-#     The notebook's process as a task of the cluster: /job:client/task:0, for as long as a run needs it.
+# The notebook's process as a task of the cluster, /job:client/task:0, while a run needs it.
 #
 # The cluster's own tasks do not know of it. A run whose body is here is followed like any other: its news
-# come
-# from this task's Server, and whoever follows it reaches all tasks through :class:`WithClient`.
+# come from this task's Server, and whoever follows it reaches all tasks through :class:`WithClient`.
 
 DEVICE = "CPU:0"
 

@@ -109,7 +109,7 @@ def _raise_in(thread: int, kind: type[BaseException] | None) -> bool:
     return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception))
 
 
-#     What one thread of this process prints, kept apart from what the others print.
+# Output of one thread of this process, separated from that of other threads.
 #
 #     with printing_here(output):
 #         print("to the run")         # other threads go on printing to the notebook

@@ -292,7 +292,7 @@ def _cut(text: str, most: int) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
 
 
-#     A body that is source text: run in the namespace of the notebook or the engine that it is on.
+# Bodies given as source text: executed in the namespace of the notebook or the engine.
 #
 # What it has bound or trained is told apart from what was there before.
 
@@ -452,7 +452,7 @@ def _top_level(node: ast.AST) -> Iterator[ast.AST]:
             yield from _top_level(child)
 
 
-#     What a user sees of an error's traceback: the own lines, and not nbdist's way from them to the message.
+# Tracebacks for users: their own lines, without nbdist's frames.
 #
 # The message of an nbdist error gives the cause and the remedy, and a MemoryError is not a bug in a line of
 # nbdist: the frames below the user's last line are left out. Any other error keeps them, because it may be a

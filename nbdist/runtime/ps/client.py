@@ -1,4 +1,4 @@
-"""What a replica's connection to one parameter shard promises, over whichever way it goes.
+"""A replica's connection to one parameter shard: `Link`, over shared memory or over a socket.
 
     link = open_link(peer, ShardRequest(shard="run/0", replica=0, ...), ...)
     link.pull()                        # newest parameters into link.parameters
@@ -6,8 +6,8 @@
     link.push(slot)                    # on its way; up to SLOTS at once
     staleness = link.wait(slot)        # applied; None if it was dropped
 
-linkkinds.py has the two ways, shared memory and a socket; linkopening.py makes one or the other. Both keep
-one contract (tests/runtime/test_runtime_links.py) and meet the same shard.
+`open_link` chooses the kind of link. Both kinds satisfy one contract (tests/runtime/test_runtime_links.py)
+and connect to the same shard.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ SLOTS = 2  # gradients of one replica that may be on their way at once
 HEADER = 8  # int64 before each gradient
 RING = struct.Struct("<HHI")  # replica to server: shard number, replica, slot or COUNT
 COUNT = 0xFFFFFFFF
-ANSWER = struct.Struct("<BB")  # server to replica: what (answers.py), slot
+ANSWER = struct.Struct("<BB")  # server to replica: the kind of answer (sync.py), slot
 
 
 class Mailbox:

@@ -621,7 +621,7 @@ def different(one: Layout, first: str, other: Layout, who: str) -> str:
     return "the replicas built different models"
 
 
-# A doorbell with a thread of its own, which does what replicas ring for.
+# A thread that waits on the doorbell and serves the replicas' pushes.
 
 
 class BellThread:

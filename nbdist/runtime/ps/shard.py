@@ -288,7 +288,7 @@ def _kept(target: Array | RowGradient, part: Array | RowGradient) -> Array | Row
     return target
 
 
-# What became of the gradients of each replica: counts for people. Pure.
+# Gradient statistics for each replica: applied, dropped, stale. Pure.
 
 
 @dataclass

@@ -132,14 +132,14 @@ def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-#     Whose gradients make a synchronous step: the first R that come. A state machine, without arrays or
+# Whose gradients make a synchronous step: the first R that come. A state machine, without arrays or
 # clocks.
 #
-# R gradients of N replicas make a step. With R < N there are N - R backups: whoever comes after the R fastest
-# is dropped, told so at once, and goes on with the newest parameters. With R > N a step has R tokens: a
-# replica
-# whose gradient is in takes another and goes on, until they are spent. These are the rules of TensorFlow's
-# SyncReplicasOptimizer (Chen et al., 2016, arXiv:1604.00981); each server takes its own first R there, too.
+# R gradients of N replicas make a step. With R < N there are N - R backups: whoever comes after the R
+# fastest is dropped, told so at once, and goes on with the newest parameters. With R > N a step has R
+# tokens: a replica whose gradient is in takes another and goes on, until they are spent. These are the
+# rules of TensorFlow's SyncReplicasOptimizer (Chen et al., 2016, arXiv:1604.00981); each server takes its
+# own first R there, too.
 
 
 class Quorum:
@@ -260,7 +260,7 @@ class Quorum:
         self._gave.clear()
 
 
-#     How far asynchronous replicas may get apart: stale synchronous parallel. A state machine without clocks.
+# The staleness bound of asynchronous replicas (stale synchronous parallel). A state machine without clocks.
 #
 # A replica may be at most S steps ahead of the slowest one that still trains: the answer to a gradient is
 # held back until its replica may go on. With S = 0 nobody begins a step before all have done the one before.
@@ -322,7 +322,7 @@ class Bound:
         return [answer for _, answer in free]
 
 
-# What a parameter server tells replicas of their gradients; each is a byte on its way.
+# The answers of a parameter server to gradients; each is one byte on the wire.
 
 APPLIED = 1
 """The update that the gradient is part of has been made."""

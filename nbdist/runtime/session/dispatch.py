@@ -214,7 +214,7 @@ def neighbours(piece: Piece) -> set[str]:
     return {str(t.attrs["device"]) for t in piece.order if t.type in ("send", "signal")}
 
 
-# A question that a client asks several stations at once, and what comes back: answers, or an error.
+# A fan-out request of a client to several executors, and its answers or error.
 
 BRIEF = 0.1  # seconds
 

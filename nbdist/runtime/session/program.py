@@ -194,7 +194,7 @@ def located(error: Exception, node: Tensor, device: str) -> Exception:
     return InvalidArgumentError(f"{type(error).__name__} at {where}: {error}")
 
 
-# Memory for intermediate values that the programs of one thread share: they run one at a time.
+# Scratch memory that the programs of one thread share: they run one at a time.
 
 
 class Scratch:
@@ -221,7 +221,7 @@ class Scratch:
         self._slab = None
 
 
-#     Where the two ends of an edge meet: values by (plan, step, edge), each taken once.
+# The rendezvous of sends and receives: values by (plan, step, edge), each taken once.
 #
 # A plan's number is drawn at random when its pieces are registered on tasks of certain incarnations. A task
 # that was started again knows no such plan, so that nothing stale can match.
@@ -284,7 +284,7 @@ class Rendezvous:
         return self._values.pop((self.step, edge), None)
 
 
-# What a traced step did when, as spans of a timeline.
+# Tracing: the spans of a step, for a timeline.
 
 Mark: TypeAlias = tuple[Tensor, float, float]
 """A call of a program: what it computes, and when it began and ended, in seconds of time.perf_counter."""

@@ -224,7 +224,7 @@ def task_of(device: str) -> str:
     return device if spec.job is None or spec.task is None else f"/job:{spec.job}/task:{spec.task}"
 
 
-#     What the ops of an accumulator do: whole gradients or rows, their mean or their sum. Without clocks.
+# State machines of accumulators: whole gradients or rows, their mean or their sum. Without clocks.
 #
 # Which gradients count for a step is the rule of :mod:`nbdist.runtime.ps.shard`; how they are added is
 # here.
@@ -331,7 +331,7 @@ class CollectedRows(Collected):
         return [rows, at]
 
 
-#     Tokens that replicas wait for, and who has taken which. A state machine without sockets or clocks.
+# The token queue, and which replica has taken which token. A state machine without sockets or clocks.
 #
 # A token holds the step that its taker goes on with. Where a step puts one for each replica, nobody takes two
 # of them: one that is fast would have its next gradient counted in the place of another's. Tokens of the

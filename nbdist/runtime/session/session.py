@@ -318,7 +318,7 @@ def _converted(tensor: Tensor, value: Any) -> Array:
     return array.astype(tensor.dtype, copy=False)
 
 
-# What is asked of a session, flattened; and its results in the form of the question. Pure.
+# Fetches are flattened, and results restored to the form of the fetches. Pure.
 
 
 def flatten(fetches: Any, graph: Graph) -> list[Tensor]:
@@ -360,7 +360,7 @@ def arrange(fetches: Any, values: Iterator[Any]) -> Any:
     return next(values)
 
 
-# What a session runs once, before the first run that needs it: loading data, say.
+# One-time requests of a session, before the first run that needs them: loading data, for example.
 
 
 class Once:
@@ -399,7 +399,7 @@ class Once:
             self._seen.add(key)
 
 
-# One thread's way through a session: what it has planned, ready to run again.
+# A session thread: its cached plans, ready to run again.
 
 MOST_PLANS = 128  # that stay ready
 

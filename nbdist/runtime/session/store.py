@@ -171,7 +171,7 @@ class Store:
             )
 
 
-#     What sessions share beside variables, and ops that wait until one of the others has changed it.
+# Shared resources beside variables, and ops that wait for another session's change.
 #
 # shared = Shared(Tokens())
 # with shared.changing() as tokens:       # whoever waits looks again after that

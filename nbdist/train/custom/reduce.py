@@ -117,7 +117,7 @@ def _count(array: Array, axis: Any) -> int:
     return int(np.prod([array.shape[a] for a in axes]))
 
 
-#     What a function that replicas run can know of its replica, and do with the others' in the middle of a
+# What a function that replicas run can know of its replica, and do with the others' in the middle of a
 # step.
 #
 # def step(x):

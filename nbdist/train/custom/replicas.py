@@ -191,7 +191,7 @@ def _work(orders: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         order()
 
 
-# Values that are no gradients, over all replicas in sync: sums, means, the first replica's.
+# Reductions of values that are not gradients over all replicas in sync.
 
 
 def all_reduce(strategy: Strategy, array: Any, op: str) -> Array:
@@ -228,7 +228,7 @@ def common_group(strategy: Strategy) -> Collective:
     return common
 
 
-# Variables that one optimizer trains in a custom loop, and the replicas that train them.
+# The group of variables that one optimizer trains in a custom loop.
 
 Program = Callable[..., tuple[Array, ...]]
 Ready = Callable[[int], object]

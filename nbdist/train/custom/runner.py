@@ -2,7 +2,7 @@
 
     loss = strategy.run(step, (x, y))
 
-The function is traced once for arguments of one form (see ``signatures``), for all replicas; each replica has
+The function is traced once for arguments of one form (see `trace.py`), for all replicas; each replica has
 a program of its own, on its own values.
 """
 

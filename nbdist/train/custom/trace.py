@@ -341,13 +341,11 @@ def _name(function: Any) -> str:
     return name if name.isidentifier() else "step"
 
 
-#     What makes two calls of a function alike, so that one trace serves both. Pure.
+# Signatures: calls of a function with equal signatures share one trace. Pure.
 #
 # A function is traced once for each form of its arguments (their structure, dtypes and constants) and each
-# set
-# of sizes. After some sets of sizes it is traced once more, with those sizes left open that differ from call
-# to
-# call.
+# set of sizes. After some sets of sizes it is traced once more, with those sizes left open that differ from
+# call to call.
 
 Form: TypeAlias = tuple[Any, ...]
 TraceType = TypeVar("TraceType")
@@ -459,7 +457,7 @@ class Traces(Generic[TraceType]):
             )
 
 
-# Values in tuples, lists and dicts, nested as one likes: what a function is given and returns.
+# Pytrees: the nested tuples, lists and dicts that a function takes and returns.
 
 
 def tree_leaves(tree: Any) -> Iterator[Any]:

@@ -312,7 +312,7 @@ class StrategyVariables:
         self.local.abort_group(index, error)
 
 
-# A checkpoint of a custom loop: the models that its steps call, and variables that are no model's.
+# Checkpoints of a custom loop: models that its steps call, and variables outside of models.
 
 
 def save_loop(owner: StrategyVariables, folder: Path) -> Path:

@@ -62,7 +62,7 @@ class QueueRunner:
                 coord.request_stop(error)
 
 
-# What happens around the runs of a session that trains: hooks.
+# Session hooks.
 
 
 class SessionRunHook:

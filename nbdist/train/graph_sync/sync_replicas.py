@@ -229,7 +229,7 @@ def _positive(name: str, count: Any) -> int:
     return number
 
 
-# What replicas share in a graph: accumulators beside the variables, tokens, and the chief's step.
+# The shared part of the graph: accumulators beside the variables, tokens, and the chief's step.
 
 
 @dataclass
@@ -365,7 +365,7 @@ def _names(variables: Sequence[Variable]) -> str:
     return ", ".join(repr(v.name) for v in variables[:4]) + (" ..." if len(variables) > 4 else "")
 
 
-# A worker's part in synchronous training, from its session's beginning to its end.
+# The hook of a worker in synchronous training.
 
 
 class SyncReplicasHook(SessionRunHook):

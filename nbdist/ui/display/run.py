@@ -232,7 +232,7 @@ def replace_outputs(summary: Summary, outputs: Mapping[str, str]) -> Summary:
     return replace(summary, outputs=outputs)
 
 
-# Between a run and what shows it: the live display, fed with the run's standing and its end.
+# The live display of a run.
 
 SHORT = 0.1  # seconds; what is over by then needs no live view, which costs more than the cell itself
 MOST_MARKS = 100  # of a run
@@ -581,7 +581,7 @@ class Marks:
             self._found.append(Mark(step, kind, text))
 
 
-# What ``run.show()`` does: the live view once more, where it is called.
+# ``run.show()``: another live view, where it is called.
 
 
 def show(run: Run) -> None:

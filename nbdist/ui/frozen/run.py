@@ -1,11 +1,11 @@
-"""A run's last output, which stays in the notebook: picture, table, text and data, with no kernel behind.
+"""The output of a run that a saved notebook keeps: picture, table, text and data. It needs no kernel.
 
 `frozen(store, summary)` returns a MIME bundle of less than 150 kB, whatever the run was:
 
 - ``image/png``: the curves, where there are any
 - ``text/html``: the same picture, small tables, and what each task printed; all of it escaped
 - ``text/plain``: the tables and the output as text
-- ``application/vnd.nbdist.run+json``: the summary and the curves, thinned (see rundata.py); a cell that
+- ``application/vnd.nbdist.run+json``: the summary and the downsampled curves (`run_data`); a cell that
   trained nothing has none, and shows its output
 
 A note marks each place where content was cut.
@@ -57,7 +57,7 @@ def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = Non
     return bundle
 
 
-#     The data in a frozen output, for those who draw it again: `application/vnd.nbdist.run+json`.
+# The data of a frozen output, from which it is drawn again: `application/vnd.nbdist.run+json`.
 #
 #     {"version": 1, "run": "...", "title": "...", "state": "finished", "tasks": [...], "step": 500,
 #      "unit": "steps", "seconds": 3.2, "steps_per_second": 156.0, "total": 500, "checkpoint": null,
@@ -69,8 +69,7 @@ def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = Non
 #      "left_out": 0}
 #
 # A trend consists of means of neighbouring points, and of single points at its start; ``points`` are the
-# first,
-# the last and the extreme measured values.
+# first, the last and the extreme measured values.
 #
 # Steps and values are text because a notebook file puts each item of a list on a line of its own, and because
 # JSON has no NaN and no infinity (``nan``, ``inf`` and ``-inf`` here).

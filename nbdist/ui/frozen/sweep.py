@@ -1,11 +1,11 @@
-"""A sweep's last output, which stays in the notebook: picture, table, text and data, with no kernel behind.
+"""The output of a sweep that a saved notebook keeps: picture, table, text and data. It needs no kernel.
 
 `frozen_sweep(sweep)` returns a MIME bundle of less than 150 kB, whatever the sweep was:
 
 - ``image/png``: its charts, if a trial has a value
 - ``text/html``: the same picture, the best trials, what failed first; all of it escaped
 - ``text/plain``: the same as text
-- ``application/vnd.nbdist.sweep+json``: a snapshot as the grid takes it, thinned (see sweepfrozendata.py)
+- ``application/vnd.nbdist.sweep+json``: a downsampled snapshot for the grid (`sweep_data`)
 """
 
 from __future__ import annotations
@@ -114,13 +114,12 @@ def first_failure(summary: SweepSummary) -> str:
     )  # fmt: skip
 
 
-#     The data in a sweep's last output, for those who draw it again: `application/vnd.nbdist.sweep+json`.
+# The data of the output, from which the grid is drawn again: `application/vnd.nbdist.sweep+json`.
 #
-# A snapshot as the grid takes it (see sweepdata.py), thinned to fit: ``curves`` instead of points, by number,
-# each as base64 of float32 pairs (step, value; little-endian); ``left_out`` are those that had no room, if
-# any;
-# ``shown`` of ``of`` trials, the best and some of all others; empty columns are left out, and long texts are
-# cut. (Notebooks saved before 2026-11-22 have ``{number: [[steps], [values]]}``.)
+# A snapshot for the grid (`nbdist.ui.widgets.sweep_feed`), downsampled: ``curves`` instead of points, by
+# number, each as base64 of float32 pairs (step, value; little-endian); ``left_out`` are those that had no
+# room, if any; ``shown`` of ``of`` trials, the best and some of all others; empty columns are left out, and
+# long texts are cut. (Notebooks saved before 2026-11-22 have ``{number: [[steps], [values]]}``.)
 
 BEST = 24  # trials that are shown before all others
 POINTS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12)  # of each curve, as many as there is room for
@@ -297,7 +296,7 @@ def size(value: Any) -> int:
     return len(json.dumps([[[[[[value]]]]]], indent=1))
 
 
-#     What a sweep came to, as its last output tells it, and a line of how far it is. Pure.
+# The summary of a sweep for its saved output, and its progress line. Pure.
 #
 # mnist  ✓ finished · 24 of 24 trials · 4 min 12 s · best val_accuracy 0.953 (trial 7: lr=0.01 hidden=64)
 

@@ -157,7 +157,7 @@ def _differs(name: str, parameters: Sequence[Mapping[str, Value]]) -> bool:
     return len(found) > 1
 
 
-# What the charts of a sweep's picture have in common: a quiet frame, labels, a legend, a bar of colours.
+# Parts of all charts of a sweep's picture: frame, labels, legend, colour bar.
 
 
 def frame(axes: Axes, title: str) -> None:
@@ -291,14 +291,12 @@ class Scale(NamedTuple):
         return INK if self.share(value) < 0.62 else PAPER
 
 
-#     A parameter as an axis of a picture: where a value stands on it, from 0 to 1. Pure.
+# A parameter as an axis: the position of a value on it, from 0 to 1. Pure.
 #
-# >>> from nbdist.sweep.space import choice, log
-# >>> axis = axis_of("lr", [0.001, 0.1, 0.01], log(1e-4, 1e-1))
-# >>> [round(axis.place(value), 2) for value in (0.001, 0.01, 0.1)], axis.ticks()
-# ([0.0, 0.5, 1.0], [(0.0, '0.001'), (0.5, '0.01'), (1.0, '0.1')])
-# >>> axis_of("opt", ["sgd", "adam", "sgd"], choice("sgd", "adam")).ticks()
-# [(0.25, 'sgd'), (0.75, 'adam')]
+# >>> from nbdist.sweep.space import choice, log >>> axis = axis_of("lr", [0.001, 0.1, 0.01], log(1e-4,
+# 1e-1)) >>> [round(axis.place(value), 2) for value in (0.001, 0.01, 0.1)], axis.ticks() ([0.0, 0.5, 1.0],
+# [(0.0, '0.001'), (0.5, '0.01'), (1.0, '0.1')]) >>> axis_of("opt", ["sgd", "adam", "sgd"], choice("sgd",
+# "adam")).ticks() [(0.25, 'sgd'), (0.75, 'adam')]
 
 FEW = 8  # numbers that stand side by side, like texts
 EACH = 3  # trials of each such number at least

@@ -229,7 +229,7 @@ def circle(x: float, y: float, radius: float) -> tuple[Command, ...]:
     )
 
 
-# The words of a graph's picture, and how much room they take: the layout's measure.
+# Text of a graph's drawing, and its size for the layout.
 
 NAME, DETAIL, CHIP, LABEL = 12.0, 10.5, 9.5, 10.0  # font sizes in pixels
 MOST_LETTERS, MOST_LISTED, MOST_CHIPS = 28, 6, 3
@@ -405,7 +405,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-# The key of a graph's picture: what each look means, of those that are in it.
+# The legend of a graph's drawing, for the styles that occur in it.
 
 MEANINGS = {
     "op": "op",

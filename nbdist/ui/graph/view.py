@@ -155,7 +155,7 @@ def _check_scopes(nodes: Iterable[Node], expand: Iterable[str]) -> None:
             raise InvalidArgumentError(f"the graph has no name scope {name!r}{hint} It has {some or 'none'}")
 
 
-#     A graph's picture for a notebook: a PNG, which a small script in the output replaces by the live
+# A graph's picture for a notebook: a PNG, which a small script in the output replaces by the live
 # drawing.
 #
 # An untrusted notebook keeps no script and no SVG; there the PNG stays, and the table under it.
@@ -252,7 +252,7 @@ def script() -> str:
     return "\n".join(line.strip() for line in lines if not line.lstrip().startswith("//"))
 
 
-# A graph in figures: how much there is of it, and what its devices send to each other.
+# Statistics of a graph: its size, and the traffic between its devices.
 
 MOST_LISTED = 8
 

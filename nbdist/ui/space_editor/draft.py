@@ -218,7 +218,7 @@ def _value(node: ast.expr) -> Value:
         raise InvalidArgumentError(f"{ast.unparse(node):.80} is no value: {EXAMPLE}") from None
 
 
-# The kinds of parameters that the space editor offers, and what it calls their values.
+# The kinds of parameters in the space editor, and the labels of their values.
 
 Kind: TypeAlias = Literal["uniform", "log", "int", "log int", "choice", "fixed"]
 NUMBERS: dict[Kind, str] = {
@@ -252,17 +252,14 @@ def reading(value: Value) -> str:
     return "number"
 
 
-#     What the page may do to the parameters in the space editor. Pure.
+# Edits of the parameters by the page. Pure.
 #
-# >>> from nbdist.sweep import Space, when
-# >>> from nbdist.ui.space_editor.validate import check
-# >>> from nbdist.ui.space_editor.draft import drafts_of
-# >>> drafts = drafts_of(Space({"opt": ["sgd", "adam"], "momentum": when([0.0, 0.9], opt="sgd")}))
-# >>> drafts = edited(drafts, {"what": "field", "id": 0, "field": "name", "value": "optimizer"})
-# >>> print(check(drafts).space)
-# optimizer=['sgd', 'adam'] momentum=when([0.0, 0.9], optimizer=['sgd'])
-# >>> [one.name for one in edited(drafts, {"what": "move", "id": 0, "by": 1})]
-# ['momentum', 'optimizer']
+# >>> from nbdist.sweep import Space, when >>> from nbdist.ui.space_editor.validate import check >>> from
+# nbdist.ui.space_editor.draft import drafts_of >>> drafts = drafts_of(Space({"opt": ["sgd", "adam"],
+# "momentum": when([0.0, 0.9], opt="sgd")})) >>> drafts = edited(drafts, {"what": "field", "id": 0, "field":
+# "name", "value": "optimizer"}) >>> print(check(drafts).space) optimizer=['sgd', 'adam']
+# momentum=when([0.0, 0.9], optimizer=['sgd']) >>> [one.name for one in edited(drafts, {"what": "move",
+# "id": 0, "by": 1})] ['momentum', 'optimizer']
 
 Drafts: TypeAlias = tuple[Draft, ...]
 Change: TypeAlias = Mapping[str, Any]

@@ -330,7 +330,7 @@ def _known(name: object, names: Mapping[str, object] | tuple[str, ...]) -> str:
     return name
 
 
-# What the page of a space editor shows, as JSON. Pure.
+# The state of the page, as JSON. Pure.
 
 SHOWN_VALUES = 60  # of a choice, each as what it was read
 LONGEST_FIELD = 4_000  # characters: a longer list is changed in Python

@@ -234,7 +234,7 @@ def _few_colours(image: bytes) -> bytes:
     return file.getvalue()
 
 
-# How a timeline looks on a light and on a dark page: each kind has a colour, a shade and a hatching.
+# Styles of a timeline on light and dark pages: a colour, a shade and a hatching for each kind.
 
 HATCHES: Mapping[str, str] = {
     "data": "----",
@@ -282,7 +282,7 @@ def theme_of(name: str) -> Theme:
     return THEMES[name]
 
 
-# A timeline in words: a line about it, a table of what each task's time went to, and a chart of letters.
+# A timeline as text: a summary line, a table of each task's time, and a chart of characters.
 
 LETTERS = {"data": "d", "compute": "#", "send": ">", "receive": "<", "wait": ".", "apply": "+", "drop": "x"}
 COLUMNS = 64

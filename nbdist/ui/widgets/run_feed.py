@@ -266,7 +266,7 @@ def chart_titles(series: Sequence[str]) -> list[str]:
     return sorted(titles, key=lambda title: (title != "loss", title != "accuracy", title in NOT_CURVES))
 
 
-# The course of a noisy curve: means of neighbours, as few as it takes to read it. Pure.
+# Downsampling of a noisy curve: means of neighbouring points. Pure.
 
 Curve = tuple[NDArray[np.uint32], NDArray[np.float64]]
 FEWEST = 32  # points that are left of a noisy curve

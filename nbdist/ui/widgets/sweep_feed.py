@@ -235,7 +235,7 @@ def plain(value: float | None) -> float | str | None:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-#     What a page is told of a sweep as a whole: what it searches, and where it stands. Pure.
+# The head of a sweep's page: its space and its progress. Pure.
 #
 # >>> from nbdist.sweep.space import log, when
 # >>> space = Space({"lr": log(1e-4, 1e-1), "opt": ["sgd", "adam"], "momentum": when([0.0, 0.9], opt="sgd")})

@@ -226,7 +226,7 @@ def _head(length: int, form: int, kind: int, count: int, tail: int, edge: int, p
         ) from None
 
 
-# What was read from a pipe, cut into messages. Pure.
+# Splits the bytes read from a pipe into messages. Pure.
 
 
 class PipeBuffer:

@@ -280,7 +280,7 @@ class Endpoint(ABC):
         """Give up what was brought, if `join` was not called."""
 
 
-# Why a group is broken: what all of its ranks raise.
+# The failure of a group, which all of its ranks raise.
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ class GroupBroken(Exception):
         self.failure = failure
 
 
-#     What a rank looks at beside its group while it waits: a run's abort flag, for example.
+# Abort checks of a waiting rank: a run's abort flag, for example.
 #
 # lookout = AbortCheck.of(member.check)
 # lookout()               # often; it calls the check every 0.1 s at most
@@ -361,7 +361,7 @@ class AbortCheck:
             raise
 
 
-# Who takes part in a group: what a rank knows of itself and of the others before they meet.
+# The members of a group, as each rank knows them before the rendezvous.
 
 
 @dataclass(frozen=True)

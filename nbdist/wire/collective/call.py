@@ -209,7 +209,7 @@ def _mean_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.mean(np.zeros(1, dtype)).dtype)
 
 
-# Where a result is written item by item, in whatever order its pieces come.
+# A flat view of an output array, written in any order.
 
 
 class FlatOutput:
@@ -236,7 +236,7 @@ def _same_place(one: Array, other: Array) -> bool:
     return same and one.dtype == other.dtype
 
 
-#     Arrays on a GPU, told apart without importing what made them: a CuPy array comes with CuPy loaded.
+# Detection of GPU arrays without importing CuPy.
 #
 # if is_on_device(x):
 #     x = to_host(x)              # waits for the current stream

@@ -294,7 +294,7 @@ def _cupy() -> Any:
     return cupy
 
 
-#     One collective call on a GPU's stream: what of it NCCL does, and how.
+# One collective call on a GPU's stream, in the terms of NCCL.
 #
 #     launch = Launch(gpu, communicator, rank)
 #     done, in_use = launch(call, x, out)         # keep what is in use until done() is true
@@ -422,7 +422,7 @@ def _fits(call: CollectiveCall, given: Any, out: Any) -> bool:
     return apart
 
 
-#     Which calls ranks have agreed on, and which they need not ask each other about any more. Pure.
+# The history of calls that all ranks have agreed on and need not compare again. Pure.
 #
 #     history = CallHistory()
 #     if not history.expects(call):       # the same answer on every rank, as all have made the same calls
@@ -430,9 +430,8 @@ def _fits(call: CollectiveCall, given: Any, out: Any) -> bool:
 #     history.note(call)
 #
 # A rank that makes the call that is expected goes ahead. One that makes another asks the others first and
-# moves
-# nothing; those that went ahead cannot finish without it, find it asking, and answer. So no value moves on
-# which not all agree, and a training step that makes the calls of the step before asks nobody.
+# moves nothing; those that went ahead cannot finish without it, find it asking, and answer. So no value
+# moves on which not all agree, and a training step that makes the calls of the step before asks nobody.
 
 REMEMBERED = 16  # calls before one, by which it is expected: more than a step has alike in a row
 KNOWN = 4096
@@ -482,7 +481,7 @@ def verdict(records: Array, labels: Sequence[str]) -> tuple[bool, str]:
     return True, compare(texts, sequences[0], labels)
 
 
-# Which GPU a rank has, and whether every rank has one of its own.
+# GPU assignment: which GPU a rank has, and whether every rank has one of its own.
 
 DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 

@@ -98,9 +98,9 @@ def choose(hosts: Sequence[str], kind: str = "auto") -> str:
 def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float = 30.0) -> Collective:
     """Return this rank's end of a new group; every rank calls it at once, with the same `kind`.
 
-    `exchange` hands this rank's card, plain values, to all and returns everyone's; it is called once more
-    when some host has no room for shared memory: then, if `kind` is "auto", the group is a ring of sockets,
-    and its notes say so. With "auto" and a GPU for each rank values on GPUs travel by NCCL. Raises
+    `exchange` sends this rank's endpoint info (plain values) to all ranks and returns the info of all; it is
+    called again when a host has no room for shared memory: then, if `kind` is "auto", the group is a ring of
+    sockets, and its notes say so. With "auto" and a GPU for each rank values on GPUs travel by NCCL. Raises
     UnavailableError when a rank does not come within `timeout` seconds, and the reason on all ranks when the
     `kind` named cannot be had on one of them.
     """

@@ -236,11 +236,10 @@ class RingEndpoint(Endpoint):
         self._receiver.close()
 
 
-#     A rank's messages to the next rank of a ring and from the one before, and what it learns of both.
+# The ring's transport: messages to the next rank and from the previous one, and the liveness of both.
 #
 # Data comes from the rank before only, in order. That a rank is in trouble is told to all of them directly,
-# and
-# passed on by those who hear it; a rank that has gone is noticed by both of its neighbours.
+# and passed on by those who hear it; a rank that has gone is noticed by both of its neighbours.
 
 DATA, FAILURE, LEFT = 1, 2, 3  # kinds of messages
 LOOK_SECONDS = LOOK_EVERY  # between two looks at the neighbours' connections

@@ -2,7 +2,7 @@
 
     schedule = RingSchedule.of(call)
     for number, step in schedule.actions(): ...        # what every rank of a ring does, one after the other
-    phases(call, layout(hosts), host)           # what a host's ranks do, and the leaders between hosts
+    phases(call, host_groups(hosts), host)      # what a host's ranks do, and the leaders between hosts
 
 The ring and the hierarchical collectives follow these, and so do simulations of them.
 """

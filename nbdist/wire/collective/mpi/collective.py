@@ -219,7 +219,7 @@ class MpiEndpoint(Endpoint):
         self._remote.close()
 
 
-#     Large values on their way through MPI: in pieces, by way of memory that is the group's own.
+# Large values over MPI: in chunks, through buffers of the group.
 #
 #     pieces = ChunkedTransfer(lanes, rank, size)
 #     pieces.reduce(call, x, out)         # every rank combines its share of the items

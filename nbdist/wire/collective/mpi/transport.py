@@ -265,14 +265,13 @@ def stop_receiving() -> None:
         transport.control.close()
 
 
-#     What a rank of an MPI group tells all others beside its calls: that the group is broken, that it leaves.
+# Control messages of an MPI group: a rank announces a failure, or that it leaves.
 #
 #     notices.tell(GroupFailure("AbortedError", "rank 1 aborted: ..."))
 #     notices.take(); notices.trouble; notices.left
 #
 # Any thread may use them, while another one is in a call. One receive is always open for the next notice,
-# from
-# whichever rank.
+# from whichever rank.
 
 ROOM = 2048  # bytes of the longest
 HEAD = 24  # three words: incarnation, kind, number
@@ -363,15 +362,14 @@ class ControlMessages:
             os.sched_yield()
 
 
-#     Whether ranks of an MPI group on other hosts are there: each rank keeps a connection to the next one.
+# Liveness of remote ranks: each rank keeps a connection to the next one.
 #
 #     far = RemoteLiveness(member)                       # far.address goes to the others
 #     far.meet(addresses, check)
 #     far.lost_rank()                              # the next rank's number, once it is not reached any more
 #
 # MPI itself says nothing of a rank that has died. The ranks of its host see that its process is gone; where
-# the
-# rank before it is on another host, that one loses this connection. Either tells all.
+# the rank before it is on another host, that one loses this connection. Either tells all.
 
 GREETING = "mpi.here"
 GRACE_SECONDS = 0.5  # in which a rank whose connection ended can still be heard to have left in peace
