@@ -555,7 +555,7 @@ def test_a_task_that_cannot_be_stopped_nor_replaced_is_named(
 ) -> None:
     monkeypatch.setattr(shutdown, "SIGNAL_AFTER", 0.1)
     monkeypatch.setattr(shutdown, "REPLACE_AFTER", 0.6)
-    monkeypatch.setattr(shutdown, "TRY_SECONDS", 0.2)
+    monkeypatch.setattr(shutdown, "RETRY_SECONDS", 0.2)
     cluster = start(workers=3)
     run = start_run(DEAF, Options(on="worker:0-1"), cluster=cluster, make_view=lambda run: heard)
     until(
