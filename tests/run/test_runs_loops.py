@@ -125,7 +125,7 @@ def test_replicas_that_go_their_own_ways(begin: Callable[..., Run], options: dic
     run = begin(LOOP, fetch=("losses", "total", "replicas"), **options).wait()
     assert run.results["replicas"] == 1
     assert run.results["total"] == 3 * 61
-    untrained = here()["losses"][0]  # a replica's own first loss may already profit from what the others pushed
+    untrained = here()["losses"][0]  # not this replica's first: others may have pushed before
     assert np.mean(run.results["losses"][-4:-1]) < untrained  # the last epoch, less the batch of one example
     assert run.global_step == (len(run.tasks) if options["strategy"] == "ps" else 1) * 12
 
