@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -39,6 +40,22 @@ class Calls:
         """Call ``tell`` whenever an outcome has come, on a thread of ipyparallel's; not when a task dies."""
         for future in self._pending.values():
             future.add_done_callback(lambda _: tell())
+
+    def when_done(self, tell: Callable[[], object]) -> None:
+        """Call ``tell`` once all outcomes have come, on a thread of ipyparallel's; not if a task dies."""
+        left = len(self._pending)
+        lock = threading.Lock()
+
+        def count(_: object) -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                last = left == 0
+            if last:
+                tell()
+
+        for future in list(self._pending.values()):
+            future.add_done_callback(count)
 
     def ready_ranks(self) -> list[int]:
         """Return the ranks whose outcome is known, in the order in which they became known."""

@@ -48,7 +48,7 @@ class RunFollower:
         with self._controls.polling():
             self._monitor.poll()
         self._sync_record()
-        ending = bool(self._monitor.calls.ready_ranks())
+        ending = len(self._monitor.outcomes) == len(self._monitor.workers)  # only last messages are missing
         self._seconds = SHORTEST_SLEEP if ending else min(self._seconds * BACKOFF, LONGEST_SLEEP)
         now, messages = time.monotonic(), self._monitor.tally.messages
         if messages != self._shown_messages and now >= self._show_after:

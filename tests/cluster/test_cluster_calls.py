@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -55,6 +56,16 @@ def test_values_by_rank() -> None:
         two.outcome(0)
     assert two.results() == ["a", "b"]
     assert two.done()
+
+
+def test_the_last_outcome_tells_whether_it_is_a_value_or_an_error() -> None:
+    futures: list[Future[str]] = [Future(), Future()]
+    told: list[bool] = []
+    Calls(dict(enumerate(futures)), TASKS, dict).when_done(lambda: told.append(True))
+    futures[1].set_exception(Remote("ValueError", "bad"))
+    assert not told
+    futures[0].set_result("a")
+    assert told == [True]
 
 
 def test_an_exception_is_an_outcome_and_ends_results_early() -> None:

@@ -3,8 +3,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from nbdist.metrics.run_folder import RunFile, run_folder
+from nbdist.run import follow
+from nbdist.run.attach import EndedTasks
 from nbdist.run.follow import WakeableSleep
+from nbdist.run.options import Options
+from nbdist.run.run import Run
+from nbdist.runtime.task import TaskInfo
 
 LONG = 60.0
 
@@ -39,3 +49,29 @@ def test_a_wake_before_the_sleep_ends_it_at_once() -> None:
     sleeper.wake()  # the loop has ended; that raises nothing
     sleeper.sleep(LONG)
     assert not sleeper._woken.is_set()
+
+
+class OneOfTwo:
+    """Calls of which rank 0 has returned; rank 1 returns after ``polls`` more polls."""
+
+    def __init__(self, polls: int) -> None:
+        self.polls = polls
+
+    def ready_ranks(self) -> list[int]:
+        self.polls -= 1
+        return [0] if self.polls > 0 else [0, 1]
+
+    def outcome(self, rank: int) -> Any:
+        return {"rank": rank}
+
+
+def test_polls_are_rare_while_one_of_two_bodies_runs(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeps: list[float] = []
+    monkeypatch.setattr(WakeableSleep, "sleep", lambda self, seconds: sleeps.append(seconds))
+    monkeypatch.setattr("nbdist.run.monitor.LAST_MESSAGE_SECONDS", 0.0)
+    workers = [TaskInfo("worker", rank, rank, "", 0, "", "", 0) for rank in range(2)]
+    run_folder("half").mkdir(mode=0o700, exist_ok=True)
+    record = RunFile("half", status="running")
+    run = Run(EndedTasks(workers), record, run_folder("half"), workers, Options(), OneOfTwo(9), None)
+    assert run.wait().status == "finished"
+    assert sleeps[6] == follow.LONGEST_SLEEP
