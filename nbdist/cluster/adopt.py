@@ -17,12 +17,20 @@ from nbdist.cluster.cluster import STOP_SECONDS, Cluster
 from nbdist.cluster.folder import clusters_folder, lives, living, read_description, remove_traces, runs_on
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.launch import start_cluster
+from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings
 from nbdist.cluster.supervisor.client import SupervisorClient, end_frozen
 from nbdist.errors import DeadlineExceededError, NbdistError, UnavailableError
 
 Report = Callable[[str], object]
 SHAPE = {"workers": 2, "ps": 0}
-REQUESTED = {"launcher": "local", "gpus": "auto", "gpu_memory": None, "threads": None, "memory": None}
+REQUESTED = {
+    "launcher": DEFAULT_LAUNCHER,
+    "gpus": "auto",
+    "gpu_memory": None,
+    "threads": None,
+    "memory": None,
+    **{name: setting.default for name, (setting, _) in all_settings().items()},
+}
 """The defaults of `start_cluster` that a cluster has to match."""
 
 
@@ -102,7 +110,7 @@ def why_not(cluster: AbandonedCluster, wanted: Mapping[str, Any] | None) -> str:
         if has != asked:
             return f"it has {has} {name} and not {asked}"
     for name, default in REQUESTED.items():
-        has, asked = cluster.description.get("asked", REQUESTED).get(name), wanted.get(name, default)
+        has, asked = cluster.description.get("asked", REQUESTED).get(name, default), wanted.get(name, default)
         if has != asked:
             return f"its {name.replace('_', ' ')} is {has!r} and not {asked!r}"
     return ""

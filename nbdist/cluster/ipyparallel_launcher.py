@@ -20,7 +20,7 @@ from ipyparallel.cluster.launcher import EngineLauncher, NotRunning
 from traitlets import Bool, Integer, Unicode
 
 from nbdist.cluster.folder import claim, remove_traces
-from nbdist.cluster.mpi import require_mpi
+from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, find_launcher
 from nbdist.cluster.resources import choose_gpus, count_cores, list_gpus, plan_tasks
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.errors import FailedPreconditionError, UnavailableError
@@ -36,7 +36,8 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
     ps = Integer(0, config=True, help="How many of the engines are parameter servers (the last ones).")
     threads = Integer(0, config=True, help="Threads per engine; 0 shares the cores.")
     gpus = Unicode("auto", config=True, help="auto, none, or how many GPUs to use.")
-    mpi = Bool(False, config=True, help="Start the engines in one MPI world.")
+    launcher = Unicode(DEFAULT_LAUNCHER, config=True, help="The launcher of `start_cluster` to use.")
+    mpi = Bool(False, config=True, help="The same as launcher='mpi'.")
     supervisor_folder = Unicode("").tag(to_dict=True)
     supervisor: SupervisorClient | None = None
 
@@ -63,8 +64,8 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
 
         Raises FailedPreconditionError if the controller runs without CURVE.
         """
-        if self.mpi:
-            require_mpi()
+        spec = find_launcher("mpi" if self.mpi else self.launcher)
+        spec.check()
         self.n = n
         environment = dict(self.get_env())
         connection = json.loads(environment.pop("IPP_CONNECTION_INFO"))
@@ -89,7 +90,8 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
             "connection": connection,
             "idle_timeout": None,
             "timeout": START_TIMEOUT,
-            "mpi": bool(self.mpi),
+            "launcher": spec.name,
+            "settings": spec.read_settings({}),
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in plans],
         }
         shared = {name: value for name, value in plans[0].environment.items() if name.endswith("_THREADS")}

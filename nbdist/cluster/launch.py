@@ -13,6 +13,7 @@ from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import claim, new_id, remove_traces, this_process, write_description
 from nbdist.cluster.hub import HubEngines, close_client, connect_client, list_for_others, own_versions
+from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings, find_launcher
 from nbdist.cluster.resources import (
     TaskPlan,
     check_counts,
@@ -25,11 +26,10 @@ from nbdist.cluster.resources import (
 )
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.cluster.supervisor.process import IdleTimeout
-from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NbdistError, UnavailableError, choices
+from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NbdistError, UnavailableError
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.keys import ClusterKeys
 
-LAUNCHERS = ("local", "mpi")
 LEAST_DISK_SPACE = 64 << 10  # bytes on the disk of the cluster's folder, without which nothing starts
 ASK_SECONDS = 0.25  # between two requests for the hub's engines
 Report = Callable[[str], object]
@@ -39,7 +39,7 @@ def start_cluster(
     workers: int = 2,
     ps: int = 0,
     *,
-    launcher: str = "local",
+    launcher: str = DEFAULT_LAUNCHER,
     gpus: str | int = "auto",
     gpu_memory: float | None = None,
     threads: int | None = None,
@@ -49,6 +49,7 @@ def start_cluster(
     report: Report | None = print,
     detached: bool = False,
     orphan_timeout: float | None = None,
+    **settings: Any,
 ) -> Cluster:
     """Start a cluster of engines and return it when every task's Server answers.
 
@@ -71,8 +72,10 @@ def start_cluster(
         servers 0.1 s
         ready in 0.7 s: 3 workers, 1 ps
     """
-    if launcher not in LAUNCHERS:
-        raise InvalidArgumentError(f"no launcher {launcher!r}; {choices(launcher, LAUNCHERS)}")
+    spec = find_launcher(launcher)
+    for name in settings.keys() - all_settings().keys():
+        raise TypeError(f"start_cluster() got an unexpected keyword argument {name!r}")
+    settings = spec.read_settings(settings)
     check_counts(workers, ps, threads, gpu_memory)
     if not timeout > 0:
         raise InvalidArgumentError(f"timeout is a number of seconds above 0, not {timeout!r}")
@@ -89,17 +92,17 @@ def start_cluster(
         gpu_memory=gpu_memory,
         memory=parse_memory(memory),
     )
-    if launcher == "mpi":
-        from nbdist.cluster.mpi import require_mpi
-
-        require_mpi()
-    start = _Startup(plans, cluster_id or new_id(), timeout, report or (lambda line: None), launcher == "mpi")
+    spec.check()
+    start = _Startup(
+        plans, cluster_id or new_id(), timeout, report or (lambda line: None), launcher, settings
+    )
     asked = {
         "launcher": launcher,
         "gpus": gpus,
         "gpu_memory": gpu_memory,
         "threads": threads,
         "memory": memory,
+        **settings,
     }
     about = {"asked": asked, "gpus": list(use)}
     cluster = start.run(None if detached else IdleTimeout.of(orphan_timeout), about)
@@ -116,10 +119,11 @@ class _Startup:
         cluster_id: str,
         timeout: float,
         report: Report,
-        mpi: bool = False,
+        launcher: str,
+        settings: dict[str, Any],
     ) -> None:
         self.plans = plans
-        self.mpi = mpi
+        self.launcher, self.settings = launcher, settings
         self.timeout = timeout
         self.report = report
         self.begun = self.phase_begun = time.monotonic()
@@ -159,7 +163,8 @@ class _Startup:
             "folder": str(self.folder),
             "idle_timeout": None if idle_timeout is None else [idle_timeout.idle, idle_timeout.busy],
             "timeout": self.timeout,
-            "mpi": self.mpi,
+            "launcher": self.launcher,
+            "settings": self.settings,
             "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in self.plans],
         }
 

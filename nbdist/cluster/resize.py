@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.folder import read_description, runs_on, write_description
 from nbdist.cluster.hub import HubEngines, list_for_others
+from nbdist.cluster.launchers.registry import launcher_of
 from nbdist.cluster.resources import (
     MOST_TASKS,
     TaskPlan,
@@ -135,13 +136,7 @@ class Change(ABC):
         engines = HubEngines(self._client)
         yield from self._until(lambda: none_of(ranks, engines.ids()), "to be forgotten by the hub")
         for info in starting:
-            reply = self._ask("fork", rank=info.rank)
-            self._forked[info.rank] = reply["pid"]
-            if reply["outside_world"]:
-                self.notes.append(
-                    f"{info.name} is no longer in the MPI world, which cannot add processes: "
-                    "collective 'mpi' needs a new cluster (%cluster stop, %cluster start --launcher mpi)"
-                )
+            self._forked[info.rank] = self._ask("fork", rank=info.rank)["pid"]
         yield from self._until(lambda: ranks <= (engines.ids() or set()), "to register")
         views = {info.rank: self._client.direct_view(info.rank, block=False) for info in starting}
         keys, cluster_id = self._cluster.keys.to_dict(), self._cluster.id
@@ -302,10 +297,10 @@ def grow(
     tasks = cluster.tasks
     check_more(workers, len(tasks))
     description = read_description(cluster.folder)
-    if description["asked"]["launcher"] == "mpi":
+    if (spec := launcher_of(description)).fixed_size:
         raise FailedPreconditionError(
-            f"cluster {cluster.id} is one MPI world (launcher 'mpi'), which cannot add processes: "
-            f"end it (%cluster stop) and start a larger one (%cluster start --launcher mpi --workers "
+            f"cluster {cluster.id} cannot grow: {spec.fixed_size}. End it (%cluster stop) and start a larger "
+            f"one (%cluster start --launcher {spec.name} --workers "
             f"{sum(info.job == 'worker' for info in tasks) + workers})"
         )
     plans = plan_more(
@@ -418,10 +413,10 @@ def shrink(
 ) -> list[TaskInfo]:
     """End the last ``workers`` workers of a cluster, unless a run uses them; return them."""
     leaving = last_workers(cluster.tasks, workers)
-    if read_description(cluster.folder)["asked"]["launcher"] == "mpi":
+    if why := launcher_of(read_description(cluster.folder)).fixed_size:
         raise FailedPreconditionError(
-            f"cluster {cluster.id} is one MPI world (launcher 'mpi'), which cannot remove processes: "
-            "end it (%cluster stop) and start a smaller one, or use fewer with --on worker:0-1"
+            f"cluster {cluster.id} cannot shrink: {why}. End it (%cluster stop) and start a smaller one, or "
+            "use fewer workers with --on worker:0-1"
         )
     check_unused(cluster, leaving)
     change = ScaleDown(cluster, supervisor, leaving)
@@ -488,7 +483,15 @@ class ReplaceTask(Change):
         timeout: float = START_SECONDS,
     ) -> None:
         super().__init__(cluster, supervisor, timeout)
+        spec = launcher_of(read_description(cluster.folder))
+        if spec.not_replaced:
+            raise FailedPreconditionError(
+                f"cluster {cluster.id} cannot replace the process of a task: {spec.not_replaced}. End it "
+                f"(%cluster stop) and start a new one (%cluster start --launcher {spec.name})"
+            )
         self.old = list(old)
+        if spec.lost_by_replacement:
+            self.notes = [f"{info.name} {spec.lost_by_replacement}" for info in self.old]
         self._starting = self.old
         self._ask("replace", pids={info.rank: info.pid for info in self.old})
 

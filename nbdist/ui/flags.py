@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbdist.cluster.launchers.registry import LAUNCHERS, all_settings, describe_launchers
 from nbdist.distribute.registry import STRATEGIES, default_strategy, headings, trial_strategies
 from nbdist.errors import InvalidArgumentError, nearest
 from nbdist.run.options import DATA, REPLICATIONS
@@ -147,9 +148,11 @@ def pushed_names(push: Iterable[str], namespace: Mapping[str, Any], magic: str) 
 START_FLAGS = {
     "--workers": Flag("workers", int, "N", "tasks that train (default 2)"),
     "--ps": Flag("ps", int, "N", "tasks that keep parameters (default 0)"),
-    "--launcher": Flag(
-        "launcher", str, "local|mpi", "how engines start: plainly (default), or in an MPI world"
-    ),
+    "--launcher": Flag("launcher", str, "|".join(LAUNCHERS), describe_launchers()),
+    **{
+        one.flag: Flag(one.name, one.read, one.shows, f"with --launcher {launcher}: {one.help}")
+        for one, launcher in all_settings().values()
+    },
     "--gpus": Flag(
         "gpus", lambda v: int(v) if v.isdigit() else v, "auto|none|N", "GPUs to use, one a worker"
     ),

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from waiting import PATIENCE, SLACK_SECONDS, until
 
-from nbdist.cluster import mpi
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
+from nbdist.cluster.launchers import mpi
 from nbdist.errors import FailedPreconditionError, MissingExtra, TaskDiedError, UnavailableError, WorkerError
 from nbdist.run.options import Options
 from nbdist.run.start import start_run

@@ -134,7 +134,7 @@ def test_a_disk_that_does_not_answer(server: Server, monkeypatch: pytest.MonkeyP
 
 def test_what_this_host_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert about()["launchers"] == ["local", "mpi"]
-    monkeypatch.setattr("nbdist.cluster.mpi.find_spec", lambda name: None)
+    monkeypatch.setattr("nbdist.cluster.launchers.mpi.find_spec", lambda name: None)
     found = about()
     assert found["launchers"] == ["local"]
     assert found.keys() == {

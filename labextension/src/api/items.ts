@@ -2,6 +2,9 @@
 
 export const VERSION = 1;
 
+/** The launcher that a cluster has if none is chosen: the first row of the launchers' table. */
+export const DEFAULT_LAUNCHER = 'local';
+
 export interface About {
   version: number;
   nbdist: string;

@@ -1,5 +1,5 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import type { Cluster, Run, Sweep } from '../api/items';
+import { type Cluster, DEFAULT_LAUNCHER, type Run, type Sweep } from '../api/items';
 import { isActive } from './actions';
 import { formatBytes, formatMoment, formatNumber, formatRate, formatSeconds, lastPart } from './format';
 
@@ -14,7 +14,7 @@ export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string
   if (cluster.ps) {
     facts.push(trans.__('%1 ps', String(cluster.ps)));
   }
-  if (cluster.launcher && cluster.launcher !== 'local') {
+  if (cluster.launcher && cluster.launcher !== DEFAULT_LAUNCHER) {
     facts.push(cluster.launcher);
   }
   if (cluster.owner?.session) {

@@ -1,6 +1,6 @@
 import { type ReactElement, type ReactNode, useState } from 'react';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import type { About, StartRequest } from '../api/items';
+import { type About, DEFAULT_LAUNCHER, type StartRequest } from '../api/items';
 import type { SettingValues } from '../settings';
 
 interface FieldsProps {
@@ -66,7 +66,7 @@ export function StartFields({ first, about, busy, trouble, trans, onChange }: Fi
       {text('name', trans.__('Name'), { placeholder: trans.__('automatic'), maxLength: 48 })}
       {text('workers', trans.__('Workers'), { ...whole, min: 1 })}
       {text('ps', trans.__('Parameter servers'), { ...whole, min: 0 })}
-      {choice('launcher', trans.__('Launcher'), (about?.launchers ?? ['local']).map(name => [name, name]))}
+      {choice('launcher', trans.__('Launcher'), (about?.launchers ?? [DEFAULT_LAUNCHER]).map(name => [name, name]))}
       {gpus > 0 && choice('gpus', trans.__('GPUs'), gpuChoices(gpus, trans))}
       {gpus > 0 && text('gpu_memory', trans.__('Share of a GPU’s memory'), { placeholder: trans.__('all') })}
       {text('threads', trans.__('Threads of each task'), { ...whole, min: 1, placeholder: trans.__('automatic') })}
@@ -127,7 +127,7 @@ export type StartField = keyof StartValues;
 
 /** What the form begins with; the numbers are the user's settings. */
 export function initialValues(about: About | null, { workers, ps }: InitialCounts): StartValues {
-  const launcher = about?.launchers[0] ?? 'local';
+  const launcher = about?.launchers[0] ?? DEFAULT_LAUNCHER;
   const numbers = { workers: String(workers), ps: String(ps) };
   return { name: '', ...numbers, launcher, gpus: 'auto', gpu_memory: '', threads: '', memory: '' };
 }
@@ -174,7 +174,7 @@ export function startRequest(values: StartValues): StartRequest {
 /** What to know before starting: that the tasks have to share the cores, if they must. */
 export function coreHint(values: StartValues, about: About | null, trans: TranslationBundle): string | null {
   const tasks = Number(values.workers) + Number(values.ps);
-  if (!about || values.launcher !== 'local' || !(tasks > about.cores)) {
+  if (!about || values.launcher !== DEFAULT_LAUNCHER || !(tasks > about.cores)) {
     return null;
   }
   return trans._n(

@@ -96,27 +96,23 @@ def start_children(supervisor: Supervisor) -> Callable[[], None] | None:
             return child
         os.close(ended)
     supervisor.broadcast({"event": "started", "connection": client_side})
-    preload()
-    if plan["mpi"]:
-        from nbdist.cluster.mpi import ProcessManager
+    # Imported after the controller was forked, which so starts earlier.
+    from nbdist.cluster.launchers.registry import find_launcher
+    from nbdist.cluster.launchers.spec import LaunchRequest
 
-        supervisor.mpi = ProcessManager(len(plan["tasks"]))
+    supervisor.launcher_spec = spec = find_launcher(plan["launcher"])
+    if spec.forks:
+        preload()
+    tasks = plan["tasks"]
+    request = LaunchRequest(len(tasks), connection, folder, plan["timeout"], plan["settings"])
+    supervisor.launcher = spec.make(request)
     gc.freeze()  # the collector would write to shared pages, and copy them
-    from nbdist.cluster.supervisor.engine import run_engine
-
-    def engine(task: dict[str, Any], *entering: Callable[[], None]) -> Callable[[], None]:
-        environment, timeout = task["environment"], plan["timeout"]
-        return partial(run_engine, task["rank"], environment, connection, folder, timeout, *entering)
-
-    supervisor.engine = engine
-    for task in plan["tasks"]:
-        rank = task["rank"]
-        entering = [] if supervisor.mpi is None else [partial(supervisor.mpi.enter, rank)]
-        child = supervisor.fork(rank, engine(task, *entering), f"{folder}/log/engine-{rank}.log")
+    for task in tasks:
+        log = f"{folder}/log/engine-{task['rank']}.log"
+        child = supervisor.launcher.start(supervisor, task["rank"], task["environment"], log)
         if child:
             return child
-    if supervisor.mpi is not None:
-        supervisor.serve_mpi()
+    supervisor.launcher.all_started(supervisor)
     supervisor.broadcast({"event": "forked", "pids": supervisor.pids()})
     return None
 

@@ -54,7 +54,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.cluster.folder import is_busy
 
 if TYPE_CHECKING:
-    from nbdist.cluster.mpi import ProcessManager
+    from nbdist.cluster.launchers.spec import Launcher, LauncherSpec
 
 GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 CONTROLLER = -1  # the "rank" of the controller in events
@@ -86,9 +86,8 @@ class Supervisor:
         self.kill_at: float | None = None  # once the cluster ends: when the remaining children are killed
         self.idle_timeout = IdleTimeout(*plan.get("idle_timeout") or (None, None))
         self.held_ports: list[socket.socket] = []
-        self.mpi: ProcessManager | None = None  # of the engines' MPI world, if they form one
-        self.engine: Callable[[dict[str, Any]], Callable[[], None]] | None = None
-        """Returns what the fork for a task does; None before the libraries are imported."""
+        self.launcher: Launcher | None = None  # starts the engines; None before the libraries are imported
+        self.launcher_spec: LauncherSpec | None = None
         self.changes = ChangeLock()
         self.hub_pipe = -1  # the controller reads from it the ranks of engines that have ended
         self.wake_in, self.wake_out = os.pipe()
@@ -116,11 +115,18 @@ class Supervisor:
             raise RuntimeError(f"the cluster process must stay single-threaded: {threading.enumerate()}")
         pid = os.fork()
         if pid:
-            self.children[pid] = rank
-            self.exits.pop(rank, None)
+            self.add_child(pid, rank)
             return None
         self._become_child(log)
         return become
+
+    def add_child(self, pid: int, rank: int) -> None:
+        """Take a child process as the engine of a rank: report its exit, and end it with the cluster.
+
+        The child leads a process group of its own, so that what it leaves there is killed too.
+        """
+        self.children[pid] = rank
+        self.exits.pop(rank, None)
 
     def run(self) -> Callable[[], None] | None:
         """Serve until all children have ended; in a child that is forked here, return what it has to call."""
@@ -158,13 +164,6 @@ class Supervisor:
         """Return the pids of the living children, by rank."""
         return {str(rank): pid for pid, rank in self.children.items()}
 
-    def serve_mpi(self) -> None:
-        """Answer the ranks of the engines' MPI world from now on; all of them are forked."""
-        assert self.mpi is not None
-        self.mpi.hand_over()
-        for connection in self.mpi.connections.values():
-            self.selector.register(connection, selectors.EVENT_READ, self._answer_rank)
-
     def clean_up(self) -> None:
         """Remove the cluster's folder, its listing and its shared segments."""
         from nbdist.cluster.folder import remove_traces
@@ -179,8 +178,8 @@ class Supervisor:
         self.selector.close()
         for one in (self.listener, *self.clients, *self.held_ports):
             one.close()
-        if self.mpi is not None:
-            self.mpi.leave_to_parent()
+        if self.launcher is not None:
+            self.launcher.close_in_child()
         for descriptor in (self.wake_in, self.wake_out, self.lock, self.hub_pipe):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -190,12 +189,6 @@ class Supervisor:
         os.dup2(target, 1)
         os.dup2(target, 2)
         os.close(target)
-
-    def _answer_rank(self, connection: socket.socket) -> None:
-        assert self.mpi is not None
-        descriptor = connection.fileno()
-        if not self.mpi.answer(connection):
-            self.selector.unregister(descriptor)
 
     def _accept(self, listener: socket.socket) -> None:
         client, _ = listener.accept()
@@ -428,7 +421,7 @@ class ChangeLock:
         """Begin to replace or to remove tasks."""
         pids = {int(rank): int(pid) for rank, pid in request["pids"].items()}
         ranks, known = frozenset(pids), _ranks(supervisor)
-        if supervisor.engine is None or not ranks <= known:
+        if supervisor.launcher is None or not ranks <= known:
             return {"error": f"the ranks are {sorted(known)}, not {sorted(ranks)}"}
         if why := self._refusal(supervisor):
             return {"error": why}
@@ -448,9 +441,9 @@ class ChangeLock:
         taken = sorted(_ranks(supervisor) & new_tasks.keys())
         if why := self._refusal(supervisor):
             return {"error": why}
-        if supervisor.mpi is not None:
-            return {"error": "an MPI world cannot add processes"}
-        if supervisor.engine is None or taken or min(new_tasks) < 0:
+        if supervisor.launcher_spec is not None and supervisor.launcher_spec.fixed_size:
+            return {"error": supervisor.launcher_spec.fixed_size}
+        if supervisor.launcher is None or taken or min(new_tasks) < 0:
             return {"error": f"the ranks {taken or sorted(new_tasks)} are not free; try again"}
         self._change = MembershipChange(client, str(request["change"]), frozenset(new_tasks), new_tasks)
         return {}
@@ -460,7 +453,7 @@ class ChangeLock:
             return {"error": f"rank {rank} is not part of this change: {sorted(change.ranks)}"}
         if supervisor.kill_at is not None or rank in supervisor.children.values():
             return {"error": f"rank {rank} lives, or the cluster is ending"}
-        assert supervisor.engine is not None
+        assert supervisor.launcher is not None
         tasks = [*change.new_tasks.values(), *supervisor.plan["tasks"]]
         task = next(task for task in tasks if task["rank"] == rank)
         if rank in supervisor.exits:
@@ -468,13 +461,13 @@ class ChangeLock:
         log = f"{supervisor.folder}/log/engine-{rank}.log"
         with suppress(OSError):  # the new process's exit must not quote the old one's log
             os.replace(log, f"{supervisor.folder}/log/engine-{rank}-before.log")
-        become = supervisor.fork(rank, supervisor.engine(task), log)
+        become = supervisor.launcher.start(supervisor, rank, task["environment"], log)
         if become is not None:
             raise ChildProcess(become)
         pid = next(pid for pid, has in supervisor.children.items() if has == rank)
         change.forked.add(pid)
         supervisor.broadcast({"event": "forked", "pids": supervisor.pids()})
-        return {"pid": pid, "outside_world": supervisor.mpi is not None}
+        return {"pid": pid}
 
     def _commit(
         self, supervisor: Supervisor, change: MembershipChange, roster: list[dict[str, Any]]

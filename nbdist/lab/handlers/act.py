@@ -10,7 +10,7 @@ from typing import Any
 from tornado import web
 
 from nbdist.cluster.folder import VALID_ID, new_id
-from nbdist.cluster.launch import LAUNCHERS
+from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, LAUNCHERS
 from nbdist.cluster.resources import MOST_TASKS, check_counts, parse_memory
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.lab.handlers.base import Handler, checked_id
@@ -149,7 +149,7 @@ def end_of(id: str, state: str = "running") -> dict[str, str]:
 START: dict[str, Any] = {
     "workers": 2,
     "ps": 0,
-    "launcher": "local",
+    "launcher": DEFAULT_LAUNCHER,
     "gpus": "auto",
     "threads": None,
     "memory": None,
@@ -172,7 +172,7 @@ def wanted_cluster(body: Body) -> dict[str, Any]:
     """
     check_keys(body, ("name", *START))
     wanted = {**START, **{key: value for key, value in body.items() if key != "name"}}
-    if wanted["launcher"] not in LAUNCHERS:
+    if wanted["launcher"] not in tuple(LAUNCHERS):
         raise InvalidArgumentError(
             f"no launcher {shown(wanted['launcher'])}; choose from {', '.join(LAUNCHERS)}"
         )

@@ -5,10 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbdist.cluster.launch import LAUNCHERS
-from nbdist.cluster.mpi import require_mpi
+from nbdist.cluster.launchers.registry import LAUNCHERS
 from nbdist.cluster.resources import count_cores, list_gpus
-from nbdist.errors import MissingExtra
 from nbdist.home import home_path
 from nbdist.lab.readers.files import look_home
 from nbdist.lab.readers.tasks import nvml_problem
@@ -25,22 +23,12 @@ def about() -> dict[str, Any]:
         "nbdist": nbdist_version(),
         "cores": count_cores(),
         "gpus": _gpus(),
-        "launchers": [name for name in LAUNCHERS if can_launch(name)],
+        "launchers": [name for name, spec in LAUNCHERS.items() if spec.is_installed()],
         "nvml": nvml_problem(),
         "tensorboard": tensorboard_problem(),
         "home": str(folder or home_path()),
         "problem": why,
     }
-
-
-def can_launch(launcher: str) -> bool:
-    """Return whether what a launcher needs is installed."""
-    try:
-        if launcher == "mpi":
-            require_mpi()
-    except MissingExtra:
-        return False
-    return True
 
 
 @cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER
+
 MOST_PID = 1 << 31
 MOST_TASKS = 4096
 LONGEST = 200  # characters of a name that is shown
@@ -89,7 +91,7 @@ def parse_description(content: object) -> Description | None:
         seconds(content.get("created")),
         whole(content.get("workers")) or 0,
         whole(content.get("ps")) or 0,
-        text(asked.get("launcher") if isinstance(asked, dict) else None) or "local",
+        text(asked.get("launcher") if isinstance(asked, dict) else None) or DEFAULT_LAUNCHER,
         tasks,
         _owner(content.get("owner")),
         tuple(name for one in gpus if (name := text(one))) if isinstance(gpus, list) else (),

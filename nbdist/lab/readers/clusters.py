@@ -20,6 +20,7 @@ from typing import Any
 
 from nbdist.cluster.folder import FOLDER, VALID_ID, is_alive, runs_on
 from nbdist.cluster.hub import own_versions
+from nbdist.cluster.launchers.registry import LAUNCHERS
 from nbdist.cluster.supervisor.client import describe_exit
 from nbdist.errors import NbdistError
 from nbdist.lab.actions.status import attach_code
@@ -354,9 +355,12 @@ def possible(seen: Seen, here: Mapping[str, str]) -> tuple[dict[str, bool], dict
             "use a notebook with its environment"
         )
     why = {} if reason is None else {"grow": reason, "shrink": reason, "restart": reason}
-    if seen.description is not None and seen.description.launcher == "mpi":
-        why.setdefault("grow", "an MPI world cannot add processes: start a new cluster")
-        why.setdefault("shrink", "an MPI world cannot remove processes: start a new cluster")
+    spec = None if seen.description is None else LAUNCHERS.get(seen.description.launcher)
+    if spec is not None and spec.fixed_size:
+        why.setdefault("grow", f"{spec.fixed_size}: start a new cluster")
+        why.setdefault("shrink", f"{spec.fixed_size}: start a new cluster")
+    if spec is not None and spec.not_replaced:
+        why.setdefault("restart", f"{spec.not_replaced}: start a new cluster")
     if seen.description is not None and seen.description.workers < 2:
         why.setdefault("shrink", "its only worker, the chief, cannot be removed")
     if seen.state == "stopping":

@@ -25,7 +25,7 @@ import numpy as np
 from collective_worlds import members
 from fake_cupy import DeviceArray, FakeCupy
 
-from nbdist.cluster.mpi import ProcessManager
+from nbdist.cluster.launchers.mpi import ProcessManager
 from nbdist.wire.collective.call import is_on_device
 
 SECONDS = 30.0

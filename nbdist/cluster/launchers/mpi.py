@@ -1,4 +1,6 @@
-"""An MPI world for engines of one host, without mpiexec: the parent process that forks them answers PMI.
+"""Launcher "mpi": an MPI world of engines on one host, without mpiexec.
+
+The supervisor forks the ranks and serves PMI to them (mpiexec does this elsewhere):
 
     manager = ProcessManager(4)             # before the ranks are forked
     manager.enter(rank)                     # in the forked process that becomes this rank
@@ -20,13 +22,20 @@ from __future__ import annotations
 
 import os
 import secrets
+import selectors
 import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
+from nbdist.cluster.launchers.local import ForkLauncher
+from nbdist.cluster.launchers.spec import LauncherSpec, LaunchRequest
 from nbdist.errors import FailedPreconditionError, MissingExtra
 from nbdist.wire.collective.mpi.world import MpiWorld, enter_world
+
+if TYPE_CHECKING:
+    from nbdist.cluster.supervisor.process import Supervisor
 
 MOST_BYTES = 1 << 20  # of one request, and of all that the ranks publish
 # MPICH without libfabric uses UCX. These settings leave only its abstract sockets, which are refused.
@@ -41,6 +50,48 @@ def require_mpi() -> None:
     """Raise MissingExtra without mpi4py."""
     if find_spec("mpi4py") is None:
         raise MissingExtra("mpi", "launcher 'mpi': it takes mpi4py and MPICH")
+
+
+class MpiLauncher(ForkLauncher):
+    """Forks the tasks of a cluster as the ranks of one MPI world, and serves PMI to them."""
+
+    def __init__(self, request: LaunchRequest) -> None:
+        super().__init__(request)
+        self.manager = ProcessManager(request.ranks)
+        self.complete = False  # an MPI world takes no ranks later
+
+    def enter_child(self, rank: int) -> None:
+        """Enter the world, unless this process replaces one of its ranks."""
+        if not self.complete:
+            self.manager.enter(rank)
+
+    def all_started(self, supervisor: Supervisor) -> None:
+        """Answer the ranks from now on: all of them have inherited their connections."""
+        self.complete = True
+        self.manager.hand_over()
+
+        def answer(connection: socket.socket) -> None:
+            descriptor = connection.fileno()
+            if not self.manager.answer(connection):
+                supervisor.selector.unregister(descriptor)
+
+        for connection in self.manager.connections.values():
+            supervisor.selector.register(connection, selectors.EVENT_READ, answer)
+
+    def close_in_child(self) -> None:
+        """Close the supervisor's ends of the ranks' connections."""
+        self.manager.leave_to_parent()
+
+
+SPEC = LauncherSpec(
+    "mpi",
+    help="engines in one MPI world",
+    make=MpiLauncher,
+    fixed_size="an MPI world can neither add nor remove processes",
+    lost_by_replacement="is no longer in the MPI world, which cannot add processes: collective 'mpi' needs a "
+    "new cluster (%cluster stop, %cluster start --launcher mpi)",
+    check=require_mpi,
+)
 
 
 class ProcessManager:

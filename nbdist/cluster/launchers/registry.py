@@ -1,0 +1,52 @@
+"""The table of launchers, one row each, and what follows from it.
+
+    find_launcher("mpi").make(LaunchRequest(...))          # in the supervisor process
+
+To add a launcher, write its file (class and `LauncherSpec`) and add its row here. The flags of ``%cluster
+start``, the parameters of `start_cluster`, the sidebar's form and all error messages follow the table;
+``tests/cluster/test_cluster_launchers.py`` checks each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nbdist.cluster.launchers import local, mpi
+from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
+from nbdist.errors import InvalidArgumentError, choices
+
+LAUNCHERS: dict[str, LauncherSpec] = {spec.name: spec for spec in (local.SPEC, mpi.SPEC)}
+
+DEFAULT_LAUNCHER = local.SPEC.name
+
+
+def find_launcher(name: str) -> LauncherSpec:
+    """Return the row of a launcher; InvalidArgumentError lists the launchers if there is none.
+
+    >>> find_launcher("local").forks
+    True
+    """
+    if name not in tuple(LAUNCHERS):  # by comparison: the name may be of any type
+        raise InvalidArgumentError(f"no launcher {name!r}; {choices(name, LAUNCHERS)}")
+    return LAUNCHERS[name]
+
+
+def launcher_of(description: Mapping[str, Any]) -> LauncherSpec:
+    """Return the row of the launcher that has started a cluster, given the cluster's description."""
+    return find_launcher(description["asked"]["launcher"])
+
+
+def all_settings() -> dict[str, tuple[LauncherSetting, str]]:
+    """Return the settings of all launchers by name, each with the name of its launcher."""
+    return {setting.name: (setting, spec.name) for spec in LAUNCHERS.values() for setting in spec.settings}
+
+
+def describe_launchers() -> str:
+    """Return the launchers in one line, for the help.
+
+    >>> describe_launchers()
+    'local: plain engines on this host (default); mpi: engines in one MPI world'
+    """
+    default = {DEFAULT_LAUNCHER: " (default)"}
+    return "; ".join(f"{spec.name}: {spec.help}{default.get(spec.name, '')}" for spec in LAUNCHERS.values())

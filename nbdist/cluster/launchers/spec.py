@@ -1,0 +1,139 @@
+"""What a launcher is: a `Launcher`, which starts the tasks' processes, and its row, a `LauncherSpec`.
+
+    client (start_cluster)              supervisor process
+    spec.check()      installed?
+    plan: the launcher's name ────────► launcher = spec.make(LaunchRequest(...))
+                                        launcher.start(supervisor, rank, environment, log)   once per task
+                                        launcher.all_started(supervisor)
+    restart, grow ────────────────────► launcher.start(...) again
+
+The launcher decides how a process starts. The supervisor is its parent: it reaps the process, reports its
+exit, signals it, and ends it with the cluster. A task on another host is started by a local process, such as
+an ssh client, which is then the child that the supervisor watches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nbdist.errors import InvalidArgumentError, MissingExtra
+
+if TYPE_CHECKING:
+    from nbdist.cluster.supervisor.process import Supervisor
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What the processes of a cluster's tasks have in common.
+
+    - ``ranks``: the number of tasks that the cluster starts with; their ranks are 0 to ``ranks - 1``
+    - ``connection``: ipyparallel's connection information for an engine. It has the cluster's key, so it must
+      not be an argument of a process, which other users could read
+    - ``folder``: the cluster's folder on this host
+    - ``timeout``: seconds that an engine may take to register with the controller
+    - ``settings``: the values of the launcher's own settings, by name
+    """
+
+    ranks: int
+    connection: Mapping[str, Any]
+    folder: str
+    timeout: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Launcher(ABC):
+    """Starts the processes of one cluster's tasks. The supervisor process makes one and calls it."""
+
+    def __init__(self, request: LaunchRequest) -> None:
+        self.request = request
+
+    @abstractmethod
+    def start(
+        self, supervisor: Supervisor, rank: int, environment: Mapping[str, str], log: str
+    ) -> Callable[[], None] | None:
+        """Start the process that becomes the engine of a rank, and print its output to the file ``log``.
+
+        It is called for each task of a new cluster, and again for a task that is replaced or added. The
+        process is a child of this one. It leads a process group of its own, ends when this process ends, and
+        has the variables of ``environment`` before it imports NumPy. Add it with `Supervisor.add_child`;
+        `Supervisor.fork` does all of this. Returns None, and in a forked child the function that the child
+        has to call.
+        """
+
+    def all_started(self, supervisor: Supervisor) -> None:  # noqa: B027 - nothing, unless overridden
+        """Run once, when `start` was called for all tasks of a new cluster. They may not have registered."""
+
+    def close_in_child(self) -> None:  # noqa: B027 - nothing, unless overridden
+        """Run in a child that the supervisor has just forked: close what only the supervisor uses."""
+
+
+@dataclass(frozen=True)
+class LauncherSetting:
+    """A setting of one launcher: a keyword of `start_cluster` and a flag of ``%cluster start``.
+
+    ``read`` makes a value of a flag's text, ``shows`` stands for the value in the help. ``check`` raises
+    InvalidArgumentError for an invalid value. Values and ``default`` are plain JSON values.
+    """
+
+    name: str
+    help: str
+    read: Callable[[str], Any] = str
+    shows: str = "VALUE"
+    default: Any = None
+    check: Callable[[Any], None] = field(default=lambda value: None)
+
+    @property
+    def flag(self) -> str:
+        """Its flag, such as "--host-file"."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+@dataclass(frozen=True)
+class LauncherSpec:
+    """All that the rest of the system asks about a launcher.
+
+    - ``help``: what the tasks are, in a few words, for ``%cluster --help``
+    - ``make(request)`` returns the launcher of one cluster, in its supervisor process
+    - ``forks``: whether the supervisor forks the tasks; it then imports the tasks' libraries first
+    - ``fixed_size``: why tasks can be neither added nor removed; "" if they can
+    - ``not_replaced``: why the process of a task cannot be replaced; "" if it can
+    - ``lost_by_replacement``: what a replaced task can no longer do, for the user; "" for nothing
+    - ``check()`` raises MissingExtra if a package that it needs is not installed
+    - ``settings``: what a user can set of it
+    """
+
+    name: str
+    help: str
+    make: Callable[[LaunchRequest], Launcher]
+    forks: bool = True
+    fixed_size: str = ""
+    not_replaced: str = ""
+    lost_by_replacement: str = ""
+    check: Callable[[], None] = field(default=lambda: None)
+    settings: tuple[LauncherSetting, ...] = ()
+
+    def is_installed(self) -> bool:
+        """Return whether this host has the packages that the launcher needs."""
+        try:
+            self.check()
+        except MissingExtra:
+            return False
+        return True
+
+    def read_settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of all its settings: those given, or their defaults.
+
+        Raises InvalidArgumentError for an invalid value, and for a setting of another launcher.
+        """
+        own = {setting.name: setting for setting in self.settings}
+        for name in given.keys() - own.keys():
+            raise InvalidArgumentError(
+                f"{name} is not a setting of launcher {self.name!r}, which has {', '.join(own) or 'none'}: "
+                "leave it out, or choose another launcher"
+            )
+        for name, value in given.items():
+            own[name].check(value)
+        return {name: given.get(name, setting.default) for name, setting in own.items()}

@@ -1,0 +1,155 @@
+"""Each row of the table of launchers, and that nothing else knows a launcher by its name."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from waiting import until
+
+from nbdist.cluster.launch import start_cluster
+from nbdist.cluster.launchers.registry import (
+    DEFAULT_LAUNCHER,
+    LAUNCHERS,
+    all_settings,
+    launcher_of,
+)
+from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
+from nbdist.lab.readers.capabilities import about
+from nbdist.ui.flags import START_FLAGS, usage
+
+PACKAGE = Path(__file__).parents[2] / "nbdist"
+each = pytest.mark.parametrize("spec", LAUNCHERS.values(), ids=lambda spec: spec.name)
+
+
+def refuse_hosts(value: Any) -> None:
+    if not value:
+        raise InvalidArgumentError(f"hosts is a comma-separated list of host names, not {value!r}")
+
+
+def not_installed() -> None:
+    raise MissingExtra("ssh", "launcher 'remote'")
+
+
+REMOTE = LauncherSpec(
+    "remote",
+    help="engines on other hosts",
+    make=lambda request: LAUNCHERS[DEFAULT_LAUNCHER].make(request),
+    check=not_installed,
+    settings=(LauncherSetting("hosts", "the hosts", lambda v: v.split(","), "A,B", check=refuse_hosts),),
+)
+
+
+@each
+def test_the_help_and_the_errors_list_a_row(spec: LauncherSpec) -> None:
+    assert spec.name in START_FLAGS["--launcher"].shows.split("|")
+    assert f"{spec.name}: {spec.help}" in " ".join(usage(START_FLAGS).split())
+    with pytest.raises(InvalidArgumentError, match=rf"no launcher 'rocket'; choose from .*\b{spec.name}\b"):
+        start_cluster(1, launcher="rocket", report=None)
+    assert launcher_of({"asked": {"launcher": spec.name}}) is spec
+
+
+@each
+def test_a_setting_is_a_flag_and_no_parameter_of_all_launchers(spec: LauncherSpec) -> None:
+    parameters = inspect.signature(start_cluster).parameters
+    names = [name for name, (_, owner) in all_settings().items() if owner == spec.name]
+    assert names == [setting.name for setting in spec.settings], "two launchers have a setting of one name"
+    for setting in spec.settings:
+        assert setting.name not in parameters
+        assert START_FLAGS[setting.flag].option == setting.name
+    assert spec.read_settings({}) == {setting.name: setting.default for setting in spec.settings}
+
+
+@each
+def test_the_sidebar_offers_what_is_installed(spec: LauncherSpec) -> None:
+    assert (spec.name in about()["launchers"]) == spec.is_installed()
+
+
+def test_settings_are_checked_before_anything_starts(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
+    monkeypatch.setitem(LAUNCHERS, "remote", REMOTE)
+    with pytest.raises(
+        InvalidArgumentError, match="hosts is not a setting of launcher 'local', which has none"
+    ):
+        start_cluster(1, report=None, hosts=["a"])
+    with pytest.raises(
+        InvalidArgumentError, match=r"hosts is a comma-separated list of host names, not \[\]"
+    ):
+        start_cluster(1, launcher="remote", report=None, hosts=[])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wrokers'"):
+        start_cluster(1, report=None, wrokers=2)
+    with pytest.raises(MissingExtra, match="needed for launcher 'remote'"):
+        start_cluster(1, launcher="remote", report=None, hosts=["a"])
+    assert REMOTE.read_settings({"hosts": ["a"]}) == {"hosts": ["a"]}
+    assert "remote" not in about()["launchers"]
+    assert not (own_home / "clusters").exists() or not list((own_home / "clusters").iterdir())
+
+
+@pytest.mark.engines
+@each
+def test_tasks_start_are_replaced_and_end(spec: LauncherSpec, own_home: Path) -> None:
+    cluster = start_cluster(2, launcher=spec.name, report=None)
+    try:
+        assert cluster.run("import nbdist; nbdist.task.rank") == [0, 1]
+        assert cluster.run("import os; os.environ['NBDIST_RANK']") == ["0", "1"]
+        if spec.not_replaced:
+            with pytest.raises(FailedPreconditionError, match=spec.not_replaced):
+                cluster.restart(1)
+        else:
+            os.kill(cluster.tasks[1].pid, signal.SIGKILL)
+            until(lambda: [info.rank for info in cluster.dead()] == [1])
+            lines: list[str] = []
+            cluster.restart(report=lines.append)
+            assert spec.lost_by_replacement in lines[0]
+        if spec.fixed_size:
+            for resize in (cluster.grow, cluster.shrink):
+                with pytest.raises(FailedPreconditionError, match=spec.fixed_size):
+                    resize(report=None)
+        else:
+            cluster.grow(report=str)
+            cluster.shrink(report=str)
+        assert cluster.run("import nbdist; nbdist.task.rank") == [0, 1]
+        pids = [info.pid for info in cluster.tasks]
+    finally:
+        cluster.stop()
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def compared_names(tree: ast.AST) -> list[str]:
+    """Return the comparisons of something called a launcher with a launcher's name."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and "launcher" in ast.unparse(node)
+        and any(isinstance(one, ast.Constant) and one.value in LAUNCHERS for one in ast.walk(node))
+    ]
+
+
+def imported_launchers(tree: ast.AST) -> list[str]:
+    """Return the imports of a launcher's own module."""
+    modules = {spec.make.__module__ for spec in LAUNCHERS.values()}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names = {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            found += sorted(names & modules)
+    return found
+
+
+def test_the_table_is_the_only_place_that_knows_a_launcher() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.is_relative_to(PACKAGE / "cluster" / "launchers"):
+            continue
+        tree = ast.parse(path.read_text())
+        assert not compared_names(tree), f"{path} compares a launcher's name: add a field to LauncherSpec"
+        assert not imported_launchers(tree), f"{path} imports a launcher: use LAUNCHERS"
+    for path in (PACKAGE.parent / "labextension" / "src").rglob("*.ts*"):
+        others = [name for name in LAUNCHERS if name != DEFAULT_LAUNCHER and f"'{name}'" in path.read_text()]
+        assert not others, f"{path} names launcher {others}: use about.launchers"
