@@ -8,6 +8,9 @@ BIN := .venv/bin
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Processes for the fast tests. Some of them wait for timeouts, so there is one more than CI has cores.
 WORKERS := 3
+FAST := not engines and not browser and not netns and not processes
+# The share of each property's examples that the fast tests take; make test takes them all.
+EXAMPLES := 0.15
 # Byte code is kept, so that each of the many processes of the tests starts without compiling the project.
 export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -17,9 +20,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: .venv/demo.stamp
 	$(BIN)/python scripts/demo.py
 
+test: EXAMPLES := 1
 test: check chromium
-	$(BIN)/python -m pytest tests -m "(engines or netns) and not browser" --durations=5
-	$(BIN)/python -m pytest tests -m browser --durations=5
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m "(engines or netns or processes) and not browser" --durations=5
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m browser --durations=5
 
 check: .venv/test.stamp widget/node_modules/.package-lock.json labextension/node_modules/.package-lock.json
 	$(BIN)/ruff format --check nbdist tests bench scripts
@@ -28,7 +32,7 @@ check: .venv/test.stamp widget/node_modules/.package-lock.json labextension/node
 	cd widget && npm run --silent check && npm test --silent
 	cd labextension && npm run --silent check && npm test --silent
 	$(BIN)/python -m pytest -q nbdist --doctest-modules
-	$(BIN)/python -m pytest -q -n $(WORKERS) tests -m "not engines and not browser and not netns"
+	NBDIST_TEST_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -q -n $(WORKERS) tests --ignore tests/browser -m "$(FAST)"
 
 lab: .venv/demo.stamp
 	$(BIN)/jupyter lab $(AS_ROOT) --KernelManager.transport_encryption=auto notebooks/01_quickstart.ipynb

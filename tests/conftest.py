@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, settings
 from waiting import SLACK_SECONDS
 
@@ -29,12 +31,24 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is loaded; en
 CHANCE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 # In CI each run looks at the same examples: what is new is looked for where somebody can look into it.
 same = bool(os.environ.get("CI"))
-settings.register_profile("unhurried", deadline=None, derandomize=same, suppress_health_check=CHANCE)
+settings.register_profile(
+    "unhurried",
+    max_examples=examples(100),
+    deadline=None,
+    derandomize=same,
+    suppress_health_check=CHANCE,
+)
 settings.load_profile("unhurried")
 
 
 def pytest_report_header() -> str | None:
     return f"assertions about time have {SLACK_SECONDS:g} s of slack" if SLACK_SECONDS else None
+
+
+def pytest_collection_finish() -> None:
+    """Take ten thousand tests and all modules out of what each garbage collection looks at."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

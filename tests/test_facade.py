@@ -118,6 +118,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
     assert python(code) == "[]"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("module", ["nn", "optim", "data", "train", "distribute", "Session", "gradients"])
 def test_what_an_engine_uses_imports_no_front_end(module: str) -> None:
     code = (
@@ -128,6 +129,7 @@ def test_what_an_engine_uses_imports_no_front_end(module: str) -> None:
     assert python(code) == "[]"
 
 
+@pytest.mark.processes
 def test_what_runs_on_an_engine_imports_no_front_end() -> None:
     code = (
         "import sys, nbdist.run.task.body, nbdist.cluster.task_setup; "
@@ -137,6 +139,7 @@ def test_what_runs_on_an_engine_imports_no_front_end() -> None:
     assert python(code) == "[]"
 
 
+@pytest.mark.processes
 def test_the_first_lesson_in_one_process() -> None:
     code = """
 import numpy as np, nbdist as nb

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,7 +98,7 @@ def trained(optimizer: Optimizer, p: Array, gradients: list[Array]) -> Array:
 
 
 @pytest.mark.parametrize(("optimizer", "formula"), CASES, ids=[repr(case[0]) for case in CASES])
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(0, 20), scale=st.sampled_from([1e-3, 1.0, 1e3]))
 def test_the_formula(
     optimizer: Optimizer, formula: Callable[[Array, list[Array]], Array], seed: int, size: int, scale: float

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -111,7 +112,7 @@ def by_rows(make: Any, table: Array, batches: list[Array], weights: list[Array])
 @given(
     batches=st.lists(arrays(np.int64, st.integers(0, 5), elements=st.integers(0, 7)), min_size=1, max_size=4)
 )
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=examples(8))
 def test_only_rows_that_were_looked_up_change(make: Any, shards: int | None, batches: list[Array]) -> None:
     rng = np.random.default_rng(len(batches))
     first = rng.normal(size=(8, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import LAYOUT, Town, trained
@@ -11,7 +12,7 @@ from nbdist.runtime.ps.sync import Rules
 
 seeds = st.integers(0, 2**32 - 1)
 batch_counts = st.lists(st.integers(0, 6), min_size=1, max_size=4)
-EXAMPLES = settings(max_examples=150, deadline=None)
+EXAMPLES = settings(max_examples=examples(150), deadline=None)
 
 
 def check_accounts(town: Town) -> None:

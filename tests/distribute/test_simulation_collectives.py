@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_time import rehearse
@@ -36,7 +37,7 @@ def simulated(kind: str, hosts: list[int], buckets: list[int], cost: Cost, start
     return clocks, traffic
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.sampled_from(["ring", "hierarchical"]),
     HOSTS,

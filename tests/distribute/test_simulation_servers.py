@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_servers_oracle import rehearse_replicas
@@ -41,7 +42,7 @@ def rules_of(draw: st.DrawFn, workers: int, servers: int) -> Rules:
     return Rules(workers, synchronous, aggregate, staleness, servers=servers)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data(), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3))
 def test_simulated_replicas_are_the_real_ones_in_virtual_time(
     data: st.DataObject, workers: int, servers: int, hosts: int
@@ -65,7 +66,7 @@ def test_simulated_replicas_are_the_real_ones_in_virtual_time(
         np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 4))
 def test_where_servers_drop_different_gradients_too(seed: int, aggregate: int) -> None:
     rules = Rules(5, synchronous=True, aggregate=aggregate, servers=3)
@@ -89,7 +90,7 @@ def test_with_64_replicas_too(rules: dict) -> None:
     np.testing.assert_allclose(pushed, real, rtol=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     st.sampled_from(["ps", "ps_sync"]),
     st.integers(1, 24),
@@ -111,7 +112,7 @@ def test_each_step_brings_the_model_to_each_worker_and_a_gradient_back(
     assert 0 < report.efficiency <= 1.2  # the times that were drawn may be a little below the mean
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.sampled_from(["ps", "ps_sync"]), st.integers(1, 12), st.integers(1, 12))
 def test_more_servers_never_make_the_busiest_link_busier(strategy: str, workers: int, servers: int) -> None:
     few = simulate(strategy, workers, servers, 4 * MB, apart=True)

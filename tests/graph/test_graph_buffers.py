@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from graph_expressions import Expression, expressions, leaves_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +37,7 @@ def assert_tight(program: Program, values: int) -> None:
     assert program.buffer_bytes <= MOST * (program.peak_live_bytes + ALIGNMENT * values)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.lists(slots, min_size=1, max_size=25))
 def test_values_that_live_at_once_do_not_overlap(plan: list[Slot]) -> None:
     offsets, total = place(plan)
@@ -67,7 +68,7 @@ def compiled(expression: Expression, wanted: list[int]) -> tuple[Program, int]:
     return program, len(tensors)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(expressions(30), st.data())
 def test_little_more_is_allocated_than_is_alive_at_once(expression: Expression, data: st.DataObject) -> None:
     index = st.integers(0, len(expression.shapes) + len(expression.steps) - 1)
@@ -141,7 +142,7 @@ def values_of(
     return Values(order, specs, frozenset(), held, frozenset([*wanted, *into]), frozenset(into), np), order
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(expressions(20), st.data())
 def test_a_thrifty_order_has_all_ops_and_inputs_first(expression: Expression, data: st.DataObject) -> None:
     leaves = leaves_of(expression, 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from graph_expressions import Expression, expressions, leaves_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,7 +44,7 @@ def bits(array: Array) -> bytes:
     return array.tobytes()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(expressions(), st.data())
 def test_any_expression_has_the_same_bits(expression: Expression, data: st.DataObject) -> None:
     leaves = leaves_of(expression, 0)
@@ -119,7 +120,7 @@ def elementwise(draw: Any) -> tuple[list[Any], list[Tensor], list[Array]]:
     return leaves, values, arrays
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data())
 def test_chains_of_any_dtypes_and_broadcasts_have_the_same_bits(data: st.DataObject) -> None:
     with Graph().as_default():

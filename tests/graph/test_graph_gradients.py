@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from graph_expressions import Expression, expressions, leaves_of
 from hypothesis import assume, given, settings
 
@@ -46,7 +47,7 @@ def slopes(total: Tensor, values: dict[Any, Array], of: Any, h: float = 1e-6) ->
     return result
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(expressions(most=6))
 def test_any_expression_against_finite_differences(expression: Expression) -> None:
     leaves = leaves_of(expression, 3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +47,7 @@ def drawn(
     draw=st.sampled_from(["uniform", "normal", "truncated_normal", "constant"]),
     dtype=st.sampled_from([np.float16, np.float32, np.float64]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_a_part_holds_what_the_whole_holds_there(
     whole: tuple[int, ...], data: st.DataObject, draw: str, dtype: Any
 ) -> None:

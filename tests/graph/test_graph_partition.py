@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from graph_steps import DEVICES, EXCHANGE, Pieces, Step, cut, steps
 from hypothesis import given, settings
 
@@ -269,7 +270,7 @@ def test_deep_graphs_are_cut() -> None:
     assert Pieces.of(plan, {}).run([np.zeros(())]) == [3000]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(steps())
 def test_cutting_is_pure_and_pieces_travel(step: Step) -> None:
     before = [(str(t), t.inputs, t.control_inputs, t.device) for t in step.graph.tensors]
@@ -282,7 +283,7 @@ def test_cutting_is_pure_and_pieces_travel(step: Step) -> None:
     assert before == [(str(t), t.inputs, t.control_inputs, t.device) for t in step.graph.tensors]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(steps(most=25))
 def test_no_piece_waits_for_what_is_never_sent(step: Step) -> None:
     """Give the pieces turns; each goes on until it waits for what was not sent yet. All come to their end."""
@@ -305,7 +306,7 @@ def test_no_piece_waits_for_what_is_never_sent(step: Step) -> None:
     assert sent == {edge.number for edge in plan.edges}
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(steps(most=25))
 def test_each_value_crosses_at_most_once_to_each_device(step: Step) -> None:
     plan = cut(step)

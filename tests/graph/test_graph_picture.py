@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -278,13 +279,13 @@ def along(points: Sequence[tuple[float, float]], track: bool) -> Iterator[tuple[
             yield x0 + (x1 - x0) * eased, y0 + (y1 - y0) * t
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(CHOICES, OPEN)
 def test_nothing_is_in_the_way_of_anything(choices: list, wish: dict) -> None:
     check_places(shown_of(graph_of(choices), **wish))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(CHOICES, OPEN, st.integers(0, 2**12))
 def test_nor_after_any_scopes_are_opened_and_closed(choices: list, wish: dict, which: int) -> None:
     sheet = lay_out(collapse(graph_of(choices), **wish), Blocks())
@@ -308,7 +309,7 @@ def entries(view: Spread) -> dict[tuple[str, str], set[float]]:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(CHOICES, OPEN)
 def test_what_a_box_sends_enters_each_other_device_once(choices: list, wish: dict) -> None:
     assert all(len(heights) == 1 for heights in entries(shown_of(graph_of(choices), **wish)).values())

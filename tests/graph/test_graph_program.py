@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from graph_expressions import Expression, expressions, leaves_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,7 +73,7 @@ def empty_like(array: Array, strided: bool) -> Array:
     return np.full((*array.shape, 2), np.nan)[..., 0]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(expressions(), st.data())
 def test_any_expression_equals_numpy(expression: Expression, data: st.DataObject) -> None:
     index = st.integers(0, len(expression.shapes) + len(expression.steps) - 1)
@@ -81,7 +82,7 @@ def test_any_expression_equals_numpy(expression: Expression, data: st.DataObject
     check(expression, fetched, written, strided=data.draw(st.booleans(), "strided"))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(expressions(), st.data())
 def test_the_same_with_sizes_that_only_the_run_knows(expression: Expression, data: st.DataObject) -> None:
     leaves = leaves_of(expression, 0)

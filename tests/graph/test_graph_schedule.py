@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from graph_steps import DEVICES, WIDTH, Meaning, Pieces, Step, cut, steps
 from hypothesis import given, settings
 
@@ -35,13 +36,13 @@ def check(step: Step) -> None:
         step.values = {v: after[v.name] for v in step.values}
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(steps())
 def test_a_step_means_the_same_on_any_devices(step: Step) -> None:
     check(step)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(steps())
 def test_a_step_means_the_same_on_one_device(step: Step) -> None:
     for t in step.graph.tensors:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
@@ -63,7 +64,7 @@ ids_of_any_shape = arrays(np.int64, array_shapes(min_dims=0, max_dims=3, min_sid
 
 
 @given(ids=ids_of_any_shape, shards=st.sampled_from([None, 1, 2, 3, 7]), dtype=st.sampled_from("bBhHiIlLq"))
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120))
 def test_rows_and_gradients_of_any_ids(ids: Array, shards: int | None, dtype: str) -> None:
     weights = np.random.default_rng(1).normal(size=(*ids.shape, WIDTH))
     with Graph().as_default():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -179,7 +180,7 @@ def test_a_table_is_drawn_into_its_own_memory() -> None:
     data=st.data(),
     source=st.sampled_from(["drawn", "array", "tensor", "function"]),
 )
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 def test_shards_hold_what_the_whole_would(
     shape: tuple[int, ...], shards: int, data: st.DataObject, source: str
 ) -> None:

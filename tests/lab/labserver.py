@@ -93,6 +93,7 @@ class Client:
             timeout=30,
             header=given,
             suppress_origin=True,
+            skip_utf8_validation=True,  # it is done byte by byte in Python; the text is decoded anyway
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from labserver import Server, serving
@@ -49,7 +50,7 @@ FILES = [
 ]
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(st.sampled_from(FILES), CONTENTS, max_size=5))
 def test_whatever_stands_in_the_files(server: Server, files: dict[str, bytes]) -> None:
     for name, content in files.items():

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lab_folders import RunFolder
@@ -167,7 +168,7 @@ def test_no_link_gets_in_while_a_path_is_walked(run: RunFolder, tmp_path: Path) 
         thread.join()
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(["..", ".", "", "checkpoints", "1.npz", "r1", "\\", "out", "~"]), max_size=6))
 def test_no_path_leads_to_a_secret(run: RunFolder, parts: list[str]) -> None:
     out = run.folder / "out"

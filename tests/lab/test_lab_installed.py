@@ -9,6 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 COMMANDS = Path(sys.executable).parent
 COLOURS = re.compile(r"\x1b\[\d+m")
 

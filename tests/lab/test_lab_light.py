@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 HEAVY = ("matplotlib", "ipywidgets", "anywidget", "optuna", "ipyparallel", "sklearn", "IPython", "pynvml")
 
 

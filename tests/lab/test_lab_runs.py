@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lab_folders import RunFolder, add, cluster_folder, losses
@@ -489,7 +490,7 @@ MEMBERS = st.fixed_dictionaries(
 FIELDS = dict.fromkeys(("name", "created", "ended", "error", "code", "seed", "versions", "options"), JSON)
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(
     found=st.fixed_dictionaries({}, optional={**FIELDS, "cluster": JSON | MEMBERS}),
     word=JSON,
@@ -552,6 +553,7 @@ def test_what_has_not_changed_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
     assert all(one is other for one, other in zip(first, again, strict=True))
 
 
+@pytest.mark.processes
 def test_a_server_stays_light() -> None:
     """No part of this drags in what takes a second to import, or does not belong into a server."""
     code = (

@@ -145,6 +145,7 @@ def test_what_this_host_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "/dev/null is a file" in about()["problem"]
 
 
+@pytest.mark.processes
 def test_the_server_is_not_burdened() -> None:
     """What takes long to import, or much memory, is left to the processes that act."""
     heavy = ("matplotlib", "ipywidgets", "anywidget", "optuna", "ipyparallel", "sklearn", "tensorboard")

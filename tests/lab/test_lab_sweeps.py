@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -315,7 +316,7 @@ def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
             view("../s1")
 
 
-@settings(max_examples=80, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(80), suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.fixed_dictionaries(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,7 +118,7 @@ def test_a_log_that_was_replaced_is_noticed(path: Path, tail: Tail[LogPart], aga
         tail.read()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_rubbish_never_raises(tmp_path_factory: pytest.TempPathFactory, rubbish: bytes, cut: int) -> None:
     path = tmp_path_factory.mktemp("tail") / "metrics-0000.log"

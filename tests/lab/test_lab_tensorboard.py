@@ -29,6 +29,8 @@ from nbdist.lab.tensorboard.manager import Boards, answers, problem, sweep
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.run_folder import run_folder
 
+pytestmark = pytest.mark.processes
+
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 

@@ -234,6 +234,7 @@ def test_a_name_that_could_break_a_header_is_refused(server: Server, name: str) 
         assert "X-Broken" not in answer.headers
 
 
+@pytest.mark.processes
 def test_paths_in_a_page_lead_nowhere_else(server: Server, page: str, cookie: dict[str, str]) -> None:
     for path in (
         "../../../api/contents",

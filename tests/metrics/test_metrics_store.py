@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -67,7 +68,7 @@ def test_thinning_does_not_depend_on_how_points_came(
 
 
 @given(VALUES, CUTS)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_any_split_into_extend_calls_gives_the_same_store(values: np.ndarray, cuts: list[int]) -> None:
     one, other = filled(values), filled(values, cuts)
     if len(values) == 0:

@@ -71,6 +71,7 @@ def test_without_pandas_it_is_columns(run: tuple[Path, RunStore], monkeypatch: p
     assert isinstance(columns["value"], np.ndarray)
 
 
+@pytest.mark.processes
 def test_pandas_is_imported_for_a_table_only() -> None:
     code = (
         "import sys, nbdist.run.run, nbdist.metrics.table as t; assert 'pandas' not in sys.modules;"

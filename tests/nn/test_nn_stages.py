@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from nbdist.train.context import Context, use
 from nbdist.train.strategy import OneDeviceStrategy
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(1, 4))
 def test_the_dearest_stage_is_as_cheap_as_can_be(costs: list[int], number: int) -> None:
     if number > len(costs):

@@ -21,6 +21,7 @@ def test_a_public_name_is_no_module_unless_it_is_meant_to_be(name: str) -> None:
     assert callable(found) if attribute is not None else isinstance(found, ModuleType)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("first", ["pass", "import nbdist.run.start", "nb.runs(); import nbdist.run.start"])
 def test_runs_lists_runs_whatever_was_imported_before(first: str) -> None:
     code = f"import nbdist as nb; {first}; assert isinstance(nb.runs(), list); import nbdist.run.outcome"

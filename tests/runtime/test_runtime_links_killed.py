@@ -27,6 +27,8 @@ from nbdist.runtime.server import Server
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.shm import remove_all
 
+pytestmark = pytest.mark.processes
+
 LAYOUT = Layout.of([("v", (3,), "<f4")])
 PREFIX = "nbdist-killtest"
 STEPS = 10  # far more than the bound, so that the others would be stuck

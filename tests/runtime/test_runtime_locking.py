@@ -8,6 +8,7 @@ from typing import Any
 import graph_steps
 import numpy as np
 import pytest
+from examples import examples
 from graph_steps import Meaning, Pieces, Step, cut, steps
 from hypothesis import given, settings
 from runtime_tasks import PS, TWO, Tasks, all_ways, begin
@@ -205,7 +206,7 @@ class Once:
 
 
 @given(steps())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_steps_mean_the_same_with_locks(step: Step) -> None:
     locks: dict[str, Once] = {v.name: Once() for v in step.values}
 

@@ -235,6 +235,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("transport", ["auto", "socket"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_tasks import ONE, PS, Tasks, begin
@@ -79,7 +80,7 @@ def rows_of(n: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(n).uniform(-1, 1, (n, 4))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(
     st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=3),
     st.sampled_from(sorted(ENDS)),

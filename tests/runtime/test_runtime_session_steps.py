@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from examples import examples
 from graph_steps import EXCHANGE, Meaning, Step, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +34,7 @@ def targets() -> Iterator[list[str]]:
         server.close()
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(steps(most=20), st.booleans(), st.sampled_from(("auto", "auto", "socket")))
 def test_a_step_on_tasks(targets: list[str], step: Step, inside: bool, transport: str) -> None:
     with Session(targets[inside], step.graph, isolate=True, transport=transport) as session:  # type: ignore[arg-type]

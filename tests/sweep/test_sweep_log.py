@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -172,7 +173,7 @@ def test_a_log_cut_off_anywhere_loses_at_most_one_record(path: Path) -> None:
 
 
 @given(some.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_damage_in_the_middle_is_stepped_over_and_counted(data: some.DataObject) -> None:
     frames = [FORMAT.frame(*encoded(event)) for event in EVERY]
     hit = data.draw(some.integers(0, len(frames) - 2))

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -192,7 +193,7 @@ def test_a_sampler_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 @given(some.integers(0, 2**63), some.sets(some.integers(0, 10**9), min_size=2, max_size=50))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_no_two_trials_share_a_seed(seed: int, numbers: set[int]) -> None:
     numbers |= {number + 2**31 for number in numbers}
     seeds = {trial_seed(seed, number) for number in numbers}

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from sweep_simulated import Simulation, state_of
@@ -67,7 +68,7 @@ ACTIONS = (
     some.integers(1, 2),
     some.integers(1, 4),
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_every_trial_that_was_asked_for_is_accounted_for(
     seed: int, sampler: str, pruner: str, per_trial: int, engines: int
 ) -> None:
@@ -102,7 +103,7 @@ def test_every_trial_that_was_asked_for_is_accounted_for(
 
 
 @given(some.integers(0, 2**32), some.sampled_from(["random", "grid", "tpe"]))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_going_through_the_log_again_asks_the_same(seed: int, sampler: str) -> None:
     simulation = Simulation(opened(sampler=sampler, pruner="asha", trials=12), 3, Random(seed))
     for _ in range(30):

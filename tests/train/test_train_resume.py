@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from examples import examples
 from fake_cupy import FakeCupy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -239,7 +240,7 @@ def test_the_same_batches_follow(bench: Bench, data: str, stop: int, seed: int |
     same(ends[0]._replace(points={}), first, ends[1])
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     epochs=st.integers(1, 4),
     part=st.floats(0, 1),

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, cast
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trials_simulated import Clock, Simulated
@@ -150,7 +151,9 @@ def facts(ledger: Ledger) -> Any:
 
 
 @pytest.mark.parametrize(("per_trial", "calm"), [(1, True), (1, False), (2, True), (2, False)])
-@settings(max_examples=100, derandomize=True)  # the same plays each time; by hand, others were played
+@settings(
+    max_examples=examples(100), derandomize=True
+)  # the same plays each time; by hand, others were played
 @given(seed=st.integers(0, 2**32))
 def test_whatever_happens_every_trial_is_accounted_for(seed: int, per_trial: int, calm: bool) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

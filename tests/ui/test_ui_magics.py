@@ -382,6 +382,7 @@ def test_a_cluster_of_ones_own(run: Run, shell: InteractiveShell) -> None:
     assert isinstance(run("%cluster")[0], NotFoundError)
 
 
+@pytest.mark.processes
 def test_the_extension_loads_without_front_end_packages() -> None:
     """Widgets and figures are loaded when something is shown, not with the magics."""
     code = (

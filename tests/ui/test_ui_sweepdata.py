@@ -4,6 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep_shown import BEGAN, SPACE, WIDER, GridModel, ShownSweep, random_event
@@ -224,7 +225,7 @@ def test_a_cause_is_a_line() -> None:
     assert cause("") == ""
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 2**32), st.floats(0, 0.5))
 def test_a_page_that_took_all_news_has_what_a_new_one_gets(seed: int, quiet: float) -> None:
     dice = Random(seed)

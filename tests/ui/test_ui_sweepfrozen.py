@@ -9,6 +9,7 @@ from typing import Any
 import nbformat
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -297,7 +298,7 @@ def test_parameters_that_an_edit_took_out_are_shown_still() -> None:
     assert by_weight(sweep.ledger)[0] == "old"
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(st.integers(0, 2**32))
 def test_whatever_happened_it_freezes(seed: int) -> None:
     dice = Random(seed)

@@ -4,6 +4,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep_shown import BEGAN, GridModel, GridPage, SentGrid, ShownSweep, random_event
@@ -204,7 +205,7 @@ def test_it_closes_when_no_page_holds_it(view: SentGrid, sweep: ShownSweep) -> N
     assert view.comm is None
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 2**32), st.floats(0, 0.4))
 def test_a_page_that_loses_frames_ends_with_everything(seed: int, lost: float) -> None:
     dice = Random(seed)
@@ -227,7 +228,7 @@ def test_a_page_that_loses_frames_ends_with_everything(seed: int, lost: float) -
     assert page.model.status == fresh.status
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32))
 def test_a_page_that_has_caught_up_needs_no_end(seed: int) -> None:
     dice = Random(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -57,7 +58,7 @@ EXAMPLE = [
 ]
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.data())
 def test_a_changed_frame_raises_or_stays_a_frame(data: st.DataObject) -> None:
     parts = [bytearray(part) for part in EXAMPLE]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 from fake_nccl import FakeGpus, GpuArray
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -169,7 +170,7 @@ class CollectiveContract:
             scale = float(np.max(np.abs(wanted), initial=1.0, where=np.isfinite(wanted)))
             np.testing.assert_allclose(results[0], wanted, rtol=tolerance, atol=tolerance * scale * 8)
 
-    @settings(max_examples=25, suppress_health_check=INHERITED)
+    @settings(max_examples=examples(25), suppress_health_check=INHERITED)
     @given(data=st.data())
     def test_all_reduce_is_numpys(self, worlds: Callable[[int], World], data: st.DataObject) -> None:
         world = worlds(data.draw(st.sampled_from(self.sizes)))
@@ -180,7 +181,7 @@ class CollectiveContract:
             return  # no tolerance says anything about products of halves
         self.agree(results, expected(op, values))
 
-    @settings(max_examples=15, suppress_health_check=INHERITED)
+    @settings(max_examples=examples(15), suppress_health_check=INHERITED)
     @given(data=st.data())
     def test_reduce_scatter_is_a_part_of_it(
         self, worlds: Callable[[int], World], data: st.DataObject
@@ -191,7 +192,7 @@ class CollectiveContract:
         for result, part in zip(results, np.array_split(expected("max", values), len(results))):
             assert same(result, part)
 
-    @settings(max_examples=15, suppress_health_check=INHERITED)
+    @settings(max_examples=examples(15), suppress_health_check=INHERITED)
     @given(data=st.data())
     def test_all_gather_and_broadcast(self, worlds: Callable[[int], World], data: st.DataObject) -> None:
         world = worlds(data.draw(st.sampled_from(self.sizes)))

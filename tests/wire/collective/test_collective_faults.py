@@ -16,6 +16,8 @@ from waiting import SLACK_SECONDS
 
 from nbdist.wire.collective.shm import sync
 
+pytestmark = pytest.mark.processes
+
 NOTICED_SECONDS = 2.0  # that a process is gone, or that the group was aborted
 GROUPS = {
     "shm": ["here"] * 3,

@@ -128,6 +128,7 @@ def test_ranks_of_two_worlds_are_refused() -> None:
         mpi_world.world_ranks(everyone[0], [infos[0], infos[0]])
 
 
+@pytest.mark.processes
 def test_who_does_not_come_into_the_world_is_named() -> None:
     everyone = members(["here"] * 2)
     (number, info), (_, other) = (_ranks[rank].ask("sit", everyone[rank], False) for rank in range(2))

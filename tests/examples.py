@@ -1,0 +1,19 @@
+"""How many examples a property is tested with: all in `make test`, a sixth of them in `make check`.
+
+    @settings(max_examples=examples(300))
+
+``NBDIST_TEST_EXAMPLES`` is the share, 1 by default; `make check` sets it, so that it stays quick. Hypothesis
+draws other examples in every run, except in CI.
+"""
+
+from __future__ import annotations
+
+import os
+
+SHARE = float(os.environ.get("NBDIST_TEST_EXAMPLES") or 1)
+LEAST = 5  # examples, whatever the share: the first ones are the simplest values
+
+
+def examples(count: int) -> int:
+    """Return how many of ``count`` examples this run takes."""
+    return min(count, max(LEAST, round(count * SHARE)))
