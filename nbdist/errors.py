@@ -1,21 +1,21 @@
 """Every exception of nbdist.
 
     NbdistError
-    ├── AbortedError              the work was cut off and can be tried again
+    ├── AbortedError              the work was interrupted; it can be repeated
     ├── UnavailableError          a task does not answer
-    │   └── TaskDiedError         a task's process is gone
+    │   └── TaskDiedError         a task's process has ended
     ├── FailedPreconditionError   the state does not allow it (an uninitialised variable, a busy cluster)
-    │   └── NoTaskError           this process is no task of a cluster  (also an AttributeError)
-    ├── InvalidArgumentError      a value that cannot be meant          (also a ValueError)
-    │   └── NotAllowedError       a peer or a file that must not be trusted
-    ├── NotFoundError             no such cluster, run, file or name    (also a LookupError)
+    │   └── NoTaskError           this process is not a task of a cluster         (also an AttributeError)
+    ├── InvalidArgumentError      an argument has an invalid value                (also a ValueError)
+    │   └── NotAllowedError       a peer, an address or a file is not trusted
+    ├── NotFoundError             no such cluster, run, file or name              (also a LookupError)
     ├── OutOfRangeError           the data has ended
-    ├── DeadlineExceededError     it took longer than it may            (also a TimeoutError)
+    ├── DeadlineExceededError     a time limit has passed                         (also a TimeoutError)
     ├── DataLossError             bytes are missing or damaged
-    ├── NanLossError              the loss is not a number any more
-    ├── ResourceExhaustedError    memory, disk or a size limit is spent (also a MemoryError)
-    ├── WorkerError                 a distributed body raised on a task
-    └── MissingExtra              an optional dependency is not there   (also an ImportError)
+    ├── NanLossError              the loss is NaN or infinite
+    ├── ResourceExhaustedError    no memory or disk is left, or a limit is hit    (also a MemoryError)
+    ├── WorkerError               a distributed body raised an exception on a task
+    └── MissingExtra              an optional package is not installed            (also an ImportError)
 
 A message names the value, what was expected, and what to do next.
 """
@@ -31,7 +31,7 @@ class NbdistError(Exception):
 
 
 class AbortedError(NbdistError):
-    """The work was cut off by an abort, a reset or a replaced task; it can be tried again."""
+    """The work was interrupted by an abort, a reset or a replaced task; it can be repeated."""
 
 
 class UnavailableError(NbdistError, ConnectionError):
@@ -39,7 +39,7 @@ class UnavailableError(NbdistError, ConnectionError):
 
 
 class TaskDiedError(UnavailableError):
-    """A task's process is gone."""
+    """A task's process has ended."""
 
 
 class FailedPreconditionError(NbdistError, RuntimeError):
@@ -47,19 +47,19 @@ class FailedPreconditionError(NbdistError, RuntimeError):
 
 
 class NoTaskError(FailedPreconditionError, AttributeError):
-    """This process is no task of a cluster, so that there is no ``nb.task``."""
+    """This process is not a task of a cluster, so ``nb.task`` does not exist."""
 
 
 class InvalidArgumentError(NbdistError, ValueError):
-    """A value that cannot be meant."""
+    """An argument has an invalid value."""
 
 
 class NotAllowedError(InvalidArgumentError):
-    """A peer, address or file that must not be trusted."""
+    """A peer, an address or a file is not trusted."""
 
 
 class NotFoundError(NbdistError, LookupError):
-    """There is no cluster, run, file or name like the one asked for."""
+    """The requested cluster, run, file or name does not exist."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -70,7 +70,7 @@ class OutOfRangeError(NbdistError):
 
 
 class DeadlineExceededError(NbdistError, TimeoutError):
-    """It took longer than it may."""
+    """A time limit has passed."""
 
 
 class DataLossError(NbdistError):
@@ -78,17 +78,17 @@ class DataLossError(NbdistError):
 
 
 class NanLossError(NbdistError, ArithmeticError):
-    """The loss is not a number any more."""
+    """The loss is NaN or infinite."""
 
 
 class ResourceExhaustedError(NbdistError, MemoryError):
-    """Memory, disk or a size limit is spent."""
+    """No memory or disk is left, or a limit on sizes is reached."""
 
 
 class WorkerError(NbdistError):
-    """A distributed body raised on a task; the message starts with that task's own traceback.
+    """A distributed body raised an exception on a task; the message starts with that task's traceback.
 
-    ``task`` names the task, ``ename`` and ``evalue`` are the name and the message of what it raised.
+    ``task`` names the task; ``ename`` and ``evalue`` are the name and the message of the exception.
     """
 
     task: object = None
@@ -96,7 +96,7 @@ class WorkerError(NbdistError):
     evalue = ""
 
     def _render_traceback_(self) -> list[str]:
-        """Show the task's traceback in IPython, not the client's own way to it."""
+        """Show the task's traceback in IPython, without the client's frames."""
         return str(self).splitlines()
 
 

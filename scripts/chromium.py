@@ -1,6 +1,6 @@
-"""Makes sure of the programs that `make test` drives: installs Chromium and iproute2 when root.
+"""Installs Chromium and iproute2, which `make test` uses, if they are missing and the user is root.
 
-Who is not root is told of a missing Chromium; without `ip` the tests on two hosts are skipped, and say so.
+Without root, a missing Chromium is an error; without `ip` the tests on two hosts are skipped.
 """
 
 import os

@@ -68,7 +68,7 @@ class PrivateKernel(AsyncKernelManager):  # type: ignore[misc]  # jupyter_client
 
 
 class Shown:
-    """Says which cell runs, and how far its run is, as the run's own logs tell it."""
+    """Prints which cell runs, and the progress of its run, read from the run's logs."""
 
     def __init__(self, started: float) -> None:
         self._started = started
@@ -93,7 +93,7 @@ class Shown:
 
 
 def standing(run: RunFile) -> str:
-    """Return a line about a run that goes on, read from its task logs."""
+    """Return a line about a running run, read from its task logs."""
     steps, loss = 0, float("nan")
     for path in logs_in(run_folder(run.id)):
         log = read_log(path)
@@ -106,7 +106,7 @@ def standing(run: RunFile) -> str:
 
 
 def table(notebook: nbformat.NotebookNode) -> str:
-    """Return what the cell tagged "results" printed."""
+    """Return the output of the cell with the tag "results"."""
     for cell in notebook.cells:
         if "results" in cell.metadata.get("tags", []):
             return "".join(output.get("text", "") for output in cell.outputs).rstrip()

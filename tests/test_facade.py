@@ -109,7 +109,7 @@ def test_an_unknown_name_is_told_with_those_there_are() -> None:
 
 
 def test_the_task_is_of_the_moment() -> None:
-    with pytest.raises((NbdistError, AttributeError), match="this process is no task of a cluster"):
+    with pytest.raises((NbdistError, AttributeError), match="this process is not a task of a cluster"):
         nb.task  # noqa: B018
 
 

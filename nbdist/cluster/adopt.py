@@ -1,7 +1,19 @@
 """A notebook's clusters after its kernel was restarted: one is adopted, the others are ended.
 
-`start_or_adopt` is what ``%cluster start`` calls. A cluster is abandoned when the process that started it has
-died. One of the same notebook (JPY_SESSION_NAME) that has a run, or the requested shape, is used again.
+A kernel's restart kills the client, not the cluster: the supervisor keeps it until its idle timeout. Without
+adoption the restarted notebook would start a second cluster, and the first would hold cores, GPUs and perhaps
+a run that no view displays.
+
+``%cluster start`` therefore calls `start_or_adopt`. ``cluster.json`` names the owner: host, pid, start time
+of the process (a pid alone may be reused) and notebook (JPY_SESSION_NAME, which survives a restart). A
+cluster is abandoned if its owner has died and was a kernel of this notebook. Of the abandoned clusters
+
+    one with a run                          is adopted as it is, so that the run can be followed
+    else one of the requested shape         is adopted
+    all others without a run                are ended
+
+Adopting attaches to the cluster and writes this process as its owner. Clusters of other notebooks, and
+detached clusters, which have no owner, are left as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.cluster import STOP_SECONDS, Cluster
-from nbdist.cluster.folder import clusters_folder, lives, living, read_description, remove_traces, runs_on
+from nbdist.cluster.folder import (
+    clusters_folder,
+    is_process_alive,
+    living,
+    read_description,
+    remove_traces,
+    runs_on,
+)
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings
@@ -69,18 +88,18 @@ def adopt(wanted: Mapping[str, Any] | None, report: Report = print) -> Cluster |
     if kept is not None:
         try:
             adopted = Cluster.attach(kept.id)
-            adopted.own()
+            adopted.take_ownership()
         except NbdistError as error:  # it is ending
             report(f"cluster {kept.id}, which this notebook left behind, cannot be adopted: {error}")
     for left in found:
         if left is not kept and (not left.runs or not left.same_versions):
             end(clusters_folder() / left.id)
-            report(f"cluster {left.id}, which this notebook left behind, is ended: {why_not(left, wanted)}")
+            report(f"cluster {left.id}, which this notebook left behind, was ended: {why_not(left, wanted)}")
     if adopted is not None and kept is not None:
-        report(f"cluster {kept.id} is up still, from before the kernel was restarted, and is used again")
+        report(f"cluster {kept.id} from before the kernel's restart is running and is used again")
         if (why := why_not(kept, wanted)) and kept.runs:
             report(f"{why}; %cluster stop ends the cluster and its runs")
-        announce(adopted, report)
+        report_runs(adopted, report)
     return adopted
 
 
@@ -93,7 +112,7 @@ def choose(found: list[AbandonedCluster], wanted: Mapping[str, Any] | None) -> A
 
 
 def why_not(cluster: AbandonedCluster, wanted: Mapping[str, Any] | None) -> str:
-    """Return why a cluster cannot be used as ``wanted``; "" if it can.
+    """Return why a cluster does not fit the options ``wanted``; "" if it does.
 
     >>> abandoned = AbandonedCluster({"id": "a", "workers": 2, "ps": 1})
     >>> why_not(abandoned, {"workers": 3, "ps": 1})
@@ -127,14 +146,14 @@ def abandoned_clusters() -> list[AbandonedCluster]:
         with suppress(NbdistError, ValueError, OSError):  # it is starting or ending
             description = read_description(folder)
             owner = description.get("owner", {})
-            if owner.get("session") == session and not lives(owner):
+            if owner.get("session") == session and not is_process_alive(owner):
                 same = description["versions"] == own_versions()
                 found.append(AbandonedCluster(description, tuple(_runs(folder)), same))
     return found
 
 
-def announce(cluster: Cluster, report: Report = print) -> Cluster:
-    """Report which runs use a cluster, and how to follow them; returns the cluster."""
+def report_runs(cluster: Cluster, report: Report = print) -> Cluster:
+    """Report which runs use a cluster and how to follow them; return the cluster."""
     for run in active_runs(cluster):
         report(f"run {run} is under way on it; to follow it: nb.attach({run!r})")
     return cluster

@@ -1,4 +1,4 @@
-"""Functions on their way through the engines: what is ready, what came back, what failed."""
+"""Calls of functions on engines: `CallSender` sends them, `Calls` collects their results and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Calls:
-    """One function submitted to several engines; nothing here blocks but `wait` and `results`."""
+    """A call of one function on several tasks, as `Cluster.submit` returns it.
+
+    ``ranks`` are the ranks that it was sent to. Only `wait` and `results` block.
+
+        calls = cluster.submit(pow, 2, 10)
+        while not calls.done():
+            ...
+        calls.results()
+        [1024, 1024]
+    """
 
     def __init__(
         self,
@@ -36,10 +45,10 @@ class Calls:
         self._collect()
         return not self._pending
 
-    def when_ready(self, tell: Callable[[], object]) -> None:
-        """Call ``tell`` whenever an outcome has come, on a thread of ipyparallel's; not when a task dies."""
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` at each outcome, on a thread of ipyparallel; not at the death of a task."""
         for future in self._pending.values():
-            future.add_done_callback(lambda _: tell())
+            future.add_done_callback(lambda _: callback())
 
     def when_done(self, tell: Callable[[], object]) -> None:
         """Call ``tell`` once all outcomes have come, on a thread of ipyparallel's; not if a task dies."""
@@ -58,20 +67,27 @@ class Calls:
             future.add_done_callback(count)
 
     def ready_ranks(self) -> list[int]:
-        """Return the ranks whose outcome is known, in the order in which they became known."""
+        """Return the ranks with a known outcome, in the order in which the outcomes became known."""
         self._collect()
         return list(self._outcomes)
 
     def outcome(self, rank: int) -> Any:
-        """Return what a rank returned, or the exception that it raised (as an object, not raised)."""
+        """Return the result of a rank, or its exception as an object.
+
+        Raises FailedPreconditionError if it has none yet.
+        """
         self._collect()
         if rank not in self._outcomes:
-            state = "is still at it" if rank in self._pending else f"was not asked; those asked: {self.ranks}"
-            raise FailedPreconditionError(f"there is no outcome of rank {rank}: it {state}")
+            if rank in self._pending:
+                raise FailedPreconditionError(f"rank {rank} has no outcome yet: it is running; wait() for it")
+            raise FailedPreconditionError(f"rank {rank} has no outcome: the call was sent to {self.ranks}")
         return self._outcomes[rank]
 
     def wait(self, timeout: float | None = None, first_error: bool = False) -> bool:
-        """Wait until all are done, or one has failed if `first_error`; returns whether that came in time."""
+        """Wait until all ranks are done, or, with ``first_error``, until one has failed.
+
+        ``timeout`` is in seconds; None waits without a limit. Returns False after the timeout.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._collect()
@@ -83,12 +99,16 @@ class Calls:
             next(iter(self._pending.values())).wait(left)
 
     def errors(self) -> dict[int, BaseException]:
-        """Return the exceptions so far by rank, the earliest first."""
+        """Return the exceptions by rank, in the order in which they were received."""
         self._collect()
         return self._failures()
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Wait, and return what each rank returned, in rank order; raises the first failure."""
+        """Wait for all ranks and return their results in the order of ranks.
+
+        ``timeout`` is in seconds; None waits without a limit. Raises the first failure, and
+        DeadlineExceededError after the timeout.
+        """
         in_time = self.wait(timeout, first_error=True)
         for error in self.errors().values():
             raise error
@@ -116,7 +136,7 @@ class Calls:
             return future.result()
         except Exception as error:
             died = self._died().get(rank)
-            name = getattr(error, "ename", type(error).__name__)  # the hub says it as a remote error
+            name = getattr(error, "ename", type(error).__name__)  # the hub reports a death as a remote error
             if died is not None and name in ("EngineError", "TaskDiedError"):
                 return died
             return remote_error(error, self._tasks[rank])
@@ -126,7 +146,7 @@ class Calls:
 
 
 def remote_error(error: BaseException, task: TaskInfo) -> NbdistError:
-    """Return nbdist's error for what ipyparallel says was raised on a task.
+    """Return nbdist's error for an exception that ipyparallel received from a task.
 
     An error of nbdist keeps its class. Any other becomes a WorkerError with a message that starts with the
     task's traceback; it has the attributes `task`, `ename`, `evalue` and `traceback`.
@@ -145,11 +165,11 @@ def remote_error(error: BaseException, task: TaskInfo) -> NbdistError:
     return result
 
 
-# Functions sent to engines through ipyparallel, each packed once for all of them.
+# Sending: ipyparallel serializes a function once for all engines.
 
 
-class Sending:
-    """Sends functions through an ipyparallel ``client``; what waits for each answer goes into a `Calls`."""
+class CallSender:
+    """Sends functions to engines through an ipyparallel ``client``; returns a pending call per rank."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -163,9 +183,9 @@ class Sending:
         arguments: tuple[Any, ...],
         named: Mapping[str, Any],
     ) -> dict[int, Any]:
-        """Send a call; return who waits for each rank's answer. Of one that has died, that is its death."""
+        """Send a call and return a pending call per rank; that of a dead rank has failed already."""
         sent = self._send(tuple(rank for rank in ranks if rank not in died), function, arguments, named)
-        return {rank: sent[rank] if rank in sent else _Failed(died[rank]) for rank in ranks}
+        return {rank: sent[rank] if rank in sent else _FailedCall(died[rank]) for rank in ranks}
 
     def _send(
         self,
@@ -180,28 +200,28 @@ class Sending:
         if view is None:
             view = self._views[ranks] = self._client.direct_view(list(ranks), block=False)
         answers = view.apply_async(function, *arguments, **named)
-        return {rank: _Sent(one, answers) for rank, one in zip(ranks, answers._children, strict=True)}
+        return {rank: _PendingCall(one, answers) for rank, one in zip(ranks, answers._children, strict=True)}
 
 
-class _Sent:
-    """Waits for one task's answer to a call that several were sent."""
+class _PendingCall:
+    """The pending call of one rank, out of a message to several."""
 
     def __init__(self, one: Future[Any], answers: Any) -> None:
         self._one, self._answers = one, answers
         self.done, self.add_done_callback = one.done, one.add_done_callback
 
     def result(self) -> Any:
-        found = self._one.result()
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        result = self._one.result()
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def wait(self, timeout: float) -> None:
         wait([self._one], timeout)
 
 
-class _Failed:
-    """Stands for a call that could not even be sent."""
+class _FailedCall:
+    """A call that was not sent, because the task had died."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -209,8 +229,8 @@ class _Failed:
     def done(self) -> bool:
         return True
 
-    def add_done_callback(self, tell: Callable[[Any], object]) -> None:
-        tell(self)
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        callback(self)
 
     def result(self) -> Any:
         raise self.error

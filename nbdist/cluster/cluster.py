@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster import task_setup as tasks
-from nbdist.cluster.calls import Calls, Sending
+from nbdist.cluster.calls import Calls, CallSender
 from nbdist.cluster.folder import (
-    called,
-    caller,
+    describe_process,
+    describe_this_process,
     find,
-    is_this,
-    lives,
+    is_process_alive,
+    is_this_process,
     living,
     read_description,
     remove_traces,
@@ -49,11 +49,15 @@ _latest: Cluster | None = None
 
 
 class Cluster:
-    """A running cluster, seen from a client process.
+    """A running cluster, seen from a client process. `start_cluster` and `Cluster.attach` return one.
 
-    `submit` runs functions on the engines' main threads without blocking; `peer` reaches a task's Server
-    directly; `dead` finds a dead task within 2 s. All methods may be called while an event loop
-    runs in this thread, and from any thread.
+    All methods may be called from any thread, also while an event loop runs in it. ``id`` is the cluster's
+    name, ``folder`` is its folder below NBDIST_HOME, and ``client`` is ipyparallel's client.
+
+        cluster = nb.start_cluster(workers=2)
+        cluster.run("import os; os.getpid()")
+        [4711, 4712]
+        cluster.stop()
     """
 
     def __init__(
@@ -71,20 +75,30 @@ class Cluster:
         self.client = client
         self._supervisor = supervisor
         self._members = Members(roster, keys, supervisor, self._await_hub)
-        self._sending = Sending(client)
+        self._sender = CallSender(client)
         self._process = os.getpid()
         self._connections = threading.local()
         self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._stopped = self._ended = False
         self.active_runs: set[str] = set()
-        """Runs that this process has on the cluster; while one goes on, the cluster outlives the process."""
+        """Runs of this process that are under way here; with one, the cluster outlives the process."""
         set_current(self)
         if owner:
             atexit.register(self._stop_at_exit)
 
     @classmethod
     def attach(cls, id: str | None = None, timeout: float = 10.0) -> Cluster:
-        """Connect to a cluster that another process started; without an id, to the latest one."""
+        """Connect to a cluster that another process started.
+
+        ``id`` is the cluster's name; None means the cluster that was started or changed last. ``timeout`` is
+        how many seconds the controller may take to answer. The returned cluster does not end with this
+        process.
+
+        Raises NotFoundError if no such cluster runs, FailedPreconditionError if it runs other versions of
+        Python or its packages, UnavailableError if it does not answer.
+
+            cluster = nb.Cluster.attach("20261122_101500_a1b2c3")
+        """
         folder = find(id)
         description = read_description(folder)
         check_versions(description["versions"])
@@ -96,7 +110,7 @@ class Cluster:
 
     @classmethod
     def current(cls) -> Cluster:
-        """Return the cluster that this process started or attached to last."""
+        """Return the cluster that this process started or attached to last; NotFoundError if it has none."""
         if _latest is None or _latest._stopped:
             raise NotFoundError(
                 "this process has no cluster; start one with %cluster start or "
@@ -106,12 +120,12 @@ class Cluster:
 
     @property
     def tasks(self) -> list[TaskInfo]:
-        """The tasks by rank, with all changes of any client."""
+        """The tasks by rank, with all changes that any client has made."""
         return self._members.now()
 
     @property
     def target(self) -> str:
-        """What names the cluster for a Session: its chief's Server."""
+        """The address of the chief's Server, for ``nb.Session(cluster.target)``."""
         chief = chief_of_roster(tuple(self.tasks)) or self.tasks[0]
         return f"nbdist://{chief.address}"
 
@@ -122,7 +136,7 @@ class Cluster:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was stopped or closed here."""
+        """Whether this process has stopped the cluster or closed its connection to it."""
         return self._stopped
 
     def submit(
@@ -132,16 +146,25 @@ class Cluster:
         on: int | Iterable[int] | None = None,
         **named: Any,
     ) -> Calls:
-        """Run `function(*arguments, **named)` on the given ranks (default: all); returns at once.
+        """Run ``function(*arguments, **named)`` on tasks and return at once.
 
-        It runs on each engine's main thread, after what was submitted before. A rank that is dead already
-        counts as failed.
+        ``on`` is a rank, several ranks, or None for all tasks. The function runs on the main thread of each
+        engine, after the calls that were submitted before; it and its arguments travel by pickle, through
+        ipyparallel's authenticated channel. Returns a `Calls`, which collects the results. The call of a task
+        that has died fails with TaskDiedError.
+
+        Raises InvalidArgumentError for an unknown rank, FailedPreconditionError if the cluster was stopped
+        here.
+
+            calls = cluster.submit(pow, 2, 10, on=[0, 1])
+            calls.results(timeout=5)
+            [1024, 1024]
         """
         self._check_up()
         ranks = self._members.ranks(on)
         infos = {info.rank: info for info in self.tasks}
         died = partial(self._members.deaths, infos)
-        return Calls(self._sending.send(ranks, died(), function, arguments, named), infos, died)
+        return Calls(self._sender.send(ranks, died(), function, arguments, named), infos, died)
 
     def run(
         self,
@@ -149,18 +172,30 @@ class Cluster:
         on: int | Iterable[int] | None = None,
         timeout: float | None = None,
     ) -> list[Any]:
-        """Run source text or a function on ranks, wait, and return the results in rank order.
+        """Run source text or a function on tasks, wait, and return the results in the order of ranks.
 
-        For source text that is the value of its last expression. Raises the first failure.
+        ``code`` is source text (its result is the value of its last expression, or that value's repr if it
+        cannot be pickled) or a function without arguments. ``on`` is a rank, several ranks, or None for all
+        tasks. ``timeout`` is in seconds; None waits without a limit.
+
+        Raises the first failure: a WorkerError with the task's traceback, TaskDiedError, or an error of
+        nbdist; DeadlineExceededError after ``timeout`` seconds.
+
+            cluster.run("import numpy; numpy.__version__", on=0)
+            ['2.3.5']
         """
         if isinstance(code, str):
             return self.submit(tasks.run_source, code, on=on).results(timeout)
         return self.submit(code, on=on).results(timeout)
 
     def peer(self, rank: int) -> Peer:
-        """Return this thread's own connection to the Server of a task, made at the first use.
+        """Return this thread's connection to the Server of the task of a rank, made at its first use.
 
-        Connections are not shared between threads: a long call in one never delays another.
+        Threads do not share connections, so a long call in one does not delay another. Raises
+        InvalidArgumentError for an unknown rank, FailedPreconditionError or UnavailableError if the cluster
+        was stopped here.
+
+            cluster.peer(1).call("ping")
         """
         if self._ended:
             raise UnavailableError(f"rank {rank} has ended: cluster {self.id} was stopped here")
@@ -175,25 +210,33 @@ class Cluster:
         return peers[rank]
 
     def signal(self, rank: int, signum: int) -> bool:
-        """Send a signal to one engine; whether there was a process to take it."""
+        """Send a signal to the process of a rank; return whether the process existed.
+
+        Raises InvalidArgumentError for an unknown rank.
+
+            cluster.signal(1, signal.SIGINT)
+        """
         find_rank(tuple(self.tasks), rank)
         return bool(self._supervisor.ask("signal", rank=rank, signum=int(signum))["sent"])
 
     def restart(
         self, task: int | str | None = None, *, report: Callable[[str], object] = print
     ) -> list[TaskInfo]:
-        """Give a task another process under its rank, with its device and environment; return the new task.
+        """Replace the processes of tasks and return the new tasks.
 
-        ``task`` is a rank or a name ("worker:1", "/job:worker/task:1"); without one, all tasks that are dead.
-        One that lives, or is frozen, is ended first. Its namespace and variables are new, those of all others
-        are kept, and who is connected to the old process is told that it is gone. ``report`` hears how long
-        it took. Raises FailedPreconditionError while a run is using the task, InvalidArgumentError for one
-        that is not there.
+        ``task`` is a rank or a name ("worker:1", "/job:worker/task:1"); None means all tasks that are dead. A
+        process that lives, or is frozen, is killed first. The new process has the task's rank, device and
+        environment, and a new namespace; its variables are lost. Other tasks keep theirs, and connections to
+        the old process fail. ``report`` is called with a text of what was done.
+
+        Raises InvalidArgumentError for an unknown task, FailedPreconditionError while a run uses the task,
+        UnavailableError while another client changes the cluster or if the new process dies,
+        DeadlineExceededError if it does not start within 30 s.
 
             cluster.restart("worker:1")
             restarted in 0.3 s: /job:worker/task:1 (pid 4711 -> 4803)
         """
-        self.check_there()
+        self.check_running()
         infos = self.dead() if task is None else [find_task(self.tasks, task)]
         if not infos:
             report(f"no task of cluster {self.id} is dead; name one to restart it, such as worker:0")
@@ -205,39 +248,53 @@ class Cluster:
         return new
 
     def replace(self, tasks: Sequence[TaskInfo]) -> ReplaceTask:
-        """Begin to replace tasks at once, even if a run uses them; `poll` what is returned."""
+        """Begin to replace the processes of tasks, even if a run uses them; call ``poll`` of the result.
+
+        Raises FailedPreconditionError if the launcher cannot replace processes, UnavailableError while
+        another client changes the cluster.
+        """
         self._check_up()
         return ReplaceTask(self, self._supervisor, tasks)
 
     def grow(self, workers: int = 1, *, report: Callable[[str], object] = print) -> list[TaskInfo]:
-        """Start so many more workers, and return them; all tasks then know them, and the next run uses them.
+        """Start more workers and return them.
 
-        They have ranks of their own, after those there are, and the next indices of job worker. The others
-        keep their namespaces, threads and runs: a run that goes on keeps the tasks that it has. Parameter
-        servers do not become more. ``report`` hears how long it took. Raises InvalidArgumentError for a
-        number that cannot be, FailedPreconditionError for a cluster in an MPI world, UnavailableError while
-        another client changes the cluster or if one does not come up: then the cluster is as it was.
+        ``workers`` is how many, 1 or more; a cluster has at most 512 tasks. They have the next indices of job
+        worker, and ranks after all others. When it returns, all tasks know them. A run that is under way
+        keeps its tasks; the next one uses the new workers. The number of parameter servers stays. ``report``
+        is called with a text of what was done.
+
+        Raises InvalidArgumentError for an invalid number, FailedPreconditionError if the cluster has a fixed
+        size (launcher "mpi"), UnavailableError while another client changes the cluster or if a worker dies
+        while it starts; then the cluster is unchanged.
 
             cluster.grow()
             grown in 0.3 s by /job:worker/task:2 (rank 3, pid 4803): 3 workers, 1 ps
         """
-        self.check_there()
+        self.check_running()
         return grow(self, self._supervisor, workers, report)
 
     def shrink(self, workers: int = 1, *, report: Callable[[str], object] = print) -> list[TaskInfo]:
-        """End the last so many workers, and return which they were; the others then know of them no more.
+        """End the workers with the highest indices and return them.
 
-        The first worker, the chief, stays. Raises InvalidArgumentError for a number that cannot be,
-        FailedPreconditionError while a run is using one of them or for a cluster in an MPI world.
+        ``workers`` is how many; the first worker, the chief, stays. The other tasks are informed before the
+        processes end. ``report`` is called with a text of what was done.
+
+        Raises InvalidArgumentError for an invalid number, FailedPreconditionError while a run uses one of
+        them, or if the cluster has a fixed size (launcher "mpi"), UnavailableError while another client
+        changes the cluster.
 
             cluster.shrink()
             shrunk in 0.1 s by /job:worker/task:2 (pid 4803): 2 workers, 1 ps
         """
-        self.check_there()
+        self.check_running()
         return shrink(self, self._supervisor, workers, report)
 
     def dead(self) -> list[TaskInfo]:
-        """Return the tasks with dead processes; takes microseconds, and sends nothing."""
+        """Return the tasks with dead processes. It takes microseconds and sends no message.
+
+        A death is known within 2 s (usually milliseconds) after it happens.
+        """
         return self._members.dead()
 
     def controller_died(self) -> str | None:
@@ -245,15 +302,23 @@ class Cluster:
         return "the cluster was stopped here" if self._ended else self._members.controller_died()
 
     def status(self) -> list[dict[str, Any]]:
-        """Return a row per task: rank, name, host, pid, device, address, state, and how it ended."""
+        """Return a dictionary per task, in the order of ranks.
+
+        Its keys: ``rank``, ``name``, ``job``, ``index``, ``pid``, ``host``, ``device``, ``address``,
+        ``state`` ("running" or "dead"), and ``ended`` (how a dead one ended, such as "killed by SIGKILL";
+        else None).
+
+            [row["state"] for row in cluster.status()]
+            ['running', 'running']
+        """
         return self._members.status()
 
     def stop(self, timeout: float = STOP_SECONDS, *, force: bool = False) -> None:
-        """End every process of the cluster and remove its files and shared memory. May be called twice.
+        """End every process of the cluster, and remove its files and shared memory. May be called twice.
 
-        ``timeout`` is in seconds; a frozen cluster process is killed after it. Raises
-        FailedPreconditionError, and stops nothing, if another living process started the cluster and a run
-        is under way on it, unless ``force`` is set.
+        ``timeout`` is in seconds; what has not ended then is killed. ``force`` also stops a cluster that
+        another living process started and that a run uses; without it FailedPreconditionError is raised, and
+        nothing is stopped.
         """
         if self._stopped:
             return
@@ -263,7 +328,9 @@ class Cluster:
         self._close_connections()
         if not self._supervisor.closed:
             with suppress(UnavailableError, DeadlineExceededError):  # it has died, or is frozen
-                self._supervisor.ask("stop", timeout, by=f"it was stopped from another {caller()}")
+                self._supervisor.ask(
+                    "stop", timeout, by=f"it was stopped from another {describe_this_process()}"
+                )
         if not self._supervisor.wait_closed(timeout):
             self._supervisor.kill()
         self._supervisor.close()
@@ -288,12 +355,12 @@ class Cluster:
         self.close()
 
     def _check_own(self) -> None:
-        """Raise if another process has started the cluster and has a run on it."""
+        """Raise FailedPreconditionError if another process started the cluster and has a run on it."""
         try:
             owner = read_description(self.folder).get("owner", {})
         except (NotFoundError, ValueError):  # it is starting or ending
             return
-        if not owner or is_this(owner) or not lives(owner):
+        if not owner or is_this_process(owner) or not is_process_alive(owner):
             return
         runs = [
             run
@@ -302,13 +369,13 @@ class Cluster:
         ]
         if runs:
             raise FailedPreconditionError(
-                f"cluster {self.id} was started from {called(owner)}, and run {', '.join(runs)} is under way "
-                "on it: %cluster stop --force (stop(force=True)) ends both; %cluster detach disconnects and "
-                "leaves it running"
+                f"cluster {self.id} was started from {describe_process(owner)}, and run {', '.join(runs)} is "
+                "under way on it: %cluster stop --force (stop(force=True)) ends both; %cluster detach "
+                "disconnects and leaves it running"
             )
 
-    def check_there(self) -> None:
-        """Raise if the cluster was stopped, here or elsewhere: its tasks can no longer be used or changed."""
+    def check_running(self) -> None:
+        """Raise FailedPreconditionError if the cluster has ended or was closed here."""
         self._check_up()
         if (how := self.controller_died()) is not None:
             raise FailedPreconditionError(
@@ -316,13 +383,13 @@ class Cluster:
             )
 
     def close(self) -> None:
-        """Let go of the cluster without ending it: close this process's connections."""
+        """Close this process's connections to the cluster, which continues to run."""
         if not self._stopped:
             self._close_connections()
             self._supervisor.close()
 
-    def own(self) -> None:
-        """Have the cluster end with this process, as if it had been started here: its owner is gone."""
+    def take_ownership(self) -> None:
+        """Make this process the owner: the cluster ends with it, as if it had been started here."""
         write_description(self.folder, {**read_description(self.folder), "owner": this_process()})
         atexit.unregister(self._stop_at_exit)
         atexit.register(self._stop_at_exit)
@@ -354,7 +421,7 @@ class Cluster:
 
     @property
     def counted(self) -> str:
-        """How many tasks it has of each job, in words."""
+        """The number of tasks of each job as text, such as "3 workers, 1 ps"."""
         jobs: dict[str, int] = {}
         for info in self.tasks:
             jobs[info.job] = jobs.get(info.job, 0) + 1
@@ -383,7 +450,10 @@ def set_current(cluster: Cluster | None) -> None:
 
 
 def clusters() -> list[dict[str, Any]]:
-    """Return what is known of each of this user's clusters that live, oldest first."""
+    """Return a dictionary per running cluster of this user, the oldest first.
+
+    Its keys: ``id``, ``created`` (seconds since 1970), ``workers``, ``ps``, ``tasks``, ``versions``.
+    """
     from nbdist.cluster.folder import clusters_folder
 
     found = []
@@ -439,7 +509,7 @@ class Members:
             how = ended.get(info.rank) or ended.get(CONTROLLER)
             if info.rank not in current:
                 deaths[info.rank] = TaskDiedError(
-                    f"{info.name} (pid {info.pid}) has left: the cluster was made smaller"
+                    f"{info.name} (pid {info.pid}) was removed: the cluster was made smaller"
                 )
             elif current[info.rank] != info:
                 deaths[info.rank] = TaskDiedError(

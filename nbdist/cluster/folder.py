@@ -1,9 +1,9 @@
-"""A cluster's folder: its keys, its description, its logs; and which folders are of clusters that live.
+"""A cluster's folder: its keys, its description and its logs; and which clusters are running.
 
 <NBDIST_HOME>/clusters/<id>/
     lock                    held (flock) while the cluster's supervisor lives
     keys                    the cluster's CURVE keys, 0600
-    cluster.json            what it is: tasks, addresses, versions
+    cluster.json            its description: tasks, addresses, versions, owner
     supervisor.sock         the supervisor's socket
     security/, log/         ipyparallel's connection files, standard cluster file and logs
 """
@@ -44,7 +44,10 @@ def new_id() -> str:
 
 
 def claim(cluster_id: str) -> tuple[Path, int]:
-    """Make a new cluster's folder and take its lock; returns both. The supervisor inherits the lock."""
+    """Create a new cluster's folder and take its lock; return both. The supervisor inherits the lock.
+
+    Raises InvalidArgumentError for an invalid id, FailedPreconditionError if a cluster of that id is running.
+    """
     if not VALID_ID.fullmatch(cluster_id):
         raise InvalidArgumentError(f"a cluster id is 1 to 48 letters, digits and _, not {cluster_id!r}")
     folder = clusters_folder() / cluster_id
@@ -56,7 +59,9 @@ def claim(cluster_id: str) -> tuple[Path, int]:
             )
         remove_traces(folder, cluster_id)
     private_folder(folder)
-    draft = folder / ".lock"  # locked before anyone can see it unlocked and take the cluster for dead
+    draft = (
+        folder / ".lock"
+    )  # locked before it has its name: others take an unlocked folder for a dead cluster
     lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(draft, folder / "lock")
@@ -68,15 +73,15 @@ def claim(cluster_id: str) -> tuple[Path, int]:
 def is_alive(folder: Path) -> bool:
     """Return whether a supervisor (or a starting client) holds the folder's lock."""
     try:
-        # Only to read: a shared lock needs no more, and who looks on may not be allowed to write.
+        # Read-only: a shared lock needs no more, and a sandboxed observer may not be allowed to write.
         lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        # Without a lock it is being made at this moment, or it is debris.
+        # Without a lock it is being created at this moment, or a dead cluster left it.
         with suppress(OSError):
             return time.time() - folder.stat().st_mtime < 5.0
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look do not see each other
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two observers do not block each other
     except BlockingIOError:
         return True
     finally:
@@ -85,7 +90,7 @@ def is_alive(folder: Path) -> bool:
 
 
 def living() -> list[str]:
-    """Return the ids of the clusters that live, oldest first; what dead ones left behind is removed."""
+    """Return the ids of the running clusters, the oldest first; remove what dead clusters left behind."""
     alive = []
     for folder in sorted(clusters_folder().iterdir(), key=lambda folder: folder.name):
         if is_alive(folder):
@@ -96,20 +101,23 @@ def living() -> list[str]:
 
 
 def find(cluster_id: str | None = None) -> Path:
-    """Return the folder of a living cluster; without an id, of the one described last."""
+    """Return the folder of a running cluster; without an id, of the one that was started or changed last.
+
+    Raises NotFoundError if there is none.
+    """
     ids = living()
     described = [name for name in ids if (clusters_folder() / name / "cluster.json").exists()]
     if cluster_id is None:
         if not described:
             raise NotFoundError(
-                "no cluster is up; start one with %cluster start or nb.start_cluster(workers=2)"
+                "no cluster is running; start one with %cluster start or nb.start_cluster(workers=2)"
             )
         return max(
             (clusters_folder() / name for name in described),
             key=lambda f: (f / "cluster.json").stat().st_mtime,
         )
     if cluster_id not in described:
-        raise NotFoundError(f"no cluster {cluster_id!r} is up; those that are: {described or 'none'}")
+        raise NotFoundError(f"no cluster {cluster_id!r} is running; running clusters: {described or 'none'}")
     return clusters_folder() / cluster_id
 
 
@@ -119,7 +127,7 @@ def write_description(folder: Path, description: dict[str, Any]) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Return what cluster.json says; refuses a file that others could have written."""
+    """Return the content of cluster.json; NotAllowedError for a file that other users could have written."""
     description: dict[str, Any] = json.loads(read_private(folder / "cluster.json"))
     return description
 
@@ -134,7 +142,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def remove_traces(folder: Path, cluster_id: str) -> None:
-    """Remove all that a cluster leaves on this host: shared segments, its listing for others, its folder."""
+    """Remove what a cluster leaves on this host: shared segments, ipyparallel's file, its folder."""
     remove_all(segment_prefix(cluster_id))
     with suppress(OSError, ValueError, KeyError):
         listing = Path(json.loads((folder / "cluster.json").read_text())["listing"])
@@ -149,14 +157,14 @@ SAME_SECONDS = 0.05  # start times of one process, read twice, may differ by a t
 
 
 def this_process() -> dict[str, Any]:
-    """Return what tells this process from others: host, pid, start time; and its notebook, "" for none."""
+    """Return the identity of this process: host, pid, start time, and its notebook ("" for none)."""
     return {**_process(os.getpid()), "session": os.environ.get("JPY_SESSION_NAME", "")}
 
 
-def lives(owner: Mapping[str, Any]) -> bool:
-    """Return whether that process may still be there; one of another host counts as alive.
+def is_process_alive(owner: Mapping[str, Any]) -> bool:
+    """Return whether a process may be alive; a process of another host counts as alive.
 
-    >>> lives(this_process()), lives({**this_process(), "started": 1.0})
+    >>> is_process_alive(this_process()), is_process_alive({**this_process(), "started": 1.0})
     (True, False)
     """
     if not owner or owner.get("host") != host_identity():
@@ -165,24 +173,24 @@ def lives(owner: Mapping[str, Any]) -> bool:
     return started is not None and abs(started - float(owner["started"])) < SAME_SECONDS
 
 
-def is_this(owner: Mapping[str, Any]) -> bool:
-    """Return whether that is this very process."""
-    return bool(owner) and owner.get("pid") == os.getpid() and lives(owner)
+def is_this_process(owner: Mapping[str, Any]) -> bool:
+    """Return whether an owner is this process."""
+    return bool(owner) and owner.get("pid") == os.getpid() and is_process_alive(owner)
 
 
-def called(process: Mapping[str, Any]) -> str:
+def describe_process(process: Mapping[str, Any]) -> str:
     """Return the name of a process for messages: its notebook, if any, and its id.
 
-    >>> called({"pid": 7, "session": "/home/ann/digits.ipynb"}), called({"pid": 7})
+    >>> describe_process({"pid": 7, "session": "/home/ann/digits.ipynb"}), describe_process({"pid": 7})
     ('notebook digits.ipynb (pid 7)', 'process 7')
     """
     name = os.path.basename(str(process.get("session", "")))
     return f"notebook {name} (pid {process.get('pid')})" if name else f"process {process.get('pid')}"
 
 
-def caller() -> str:
+def describe_this_process() -> str:
     """Return the name of this process for the clients of a cluster that it stops: its notebook or its id."""
-    return called({"pid": os.getpid(), "session": os.environ.get("JPY_SESSION_NAME", "")})
+    return describe_process({"pid": os.getpid(), "session": os.environ.get("JPY_SESSION_NAME", "")})
 
 
 @cache
@@ -209,7 +217,7 @@ FOLDER = "busy"
 
 @contextmanager
 def busy_with(cluster: Path, run: str) -> Iterator[None]:
-    """Say that this process works on a run, inside a ``with``; says nothing where there is no such folder."""
+    """Inside a ``with``, mark this process as working on a run, if the cluster's folder exists."""
     path = cluster / FOLDER / str(os.getpid())
     try:
         with suppress(OSError):  # a full disk never stops a body
@@ -228,7 +236,7 @@ def busy_with(cluster: Path, run: str) -> Iterator[None]:
 
 
 def runs_on(cluster: Path, living: Collection[int]) -> list[str]:
-    """Return the runs that the processes of these ids work on; the word of one that has died is void."""
+    """Return the runs that the living processes with these ids work on; files of dead ones are ignored."""
     found: dict[str, None] = {}
     for pid in sorted(living):
         with suppress(OSError, UnicodeDecodeError):

@@ -17,7 +17,11 @@ from nbdist.wire.keys import private_folder
 
 
 def connect_client(connection: dict[str, Any] | Path, timeout: float) -> Any:
-    """Return an ipyparallel client of the controller; its sockets live in a context of its own."""
+    """Return an ipyparallel client of the controller, with a ZeroMQ context of its own.
+
+    ``connection`` is the connection information or the path of its file, ``timeout`` is in seconds. Raises
+    UnavailableError if the controller does not answer.
+    """
     import ipyparallel
     import zmq
 
@@ -39,7 +43,7 @@ def close_client(client: Any) -> None:
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions that both sides must share, or else code and arrays would not fit."""
+    """Return the versions that a client and its cluster must share: nbdist, Python, NumPy, ipyparallel."""
     return {
         "nbdist": nbdist_version(),
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -49,7 +53,7 @@ def own_versions() -> dict[str, str]:
 
 
 def check_versions(theirs: dict[str, str]) -> None:
-    """Raise FailedPreconditionError with a table when the cluster runs other versions than this process."""
+    """Raise FailedPreconditionError with a table if the cluster runs other versions than this process."""
     ours = own_versions()
     if ours != theirs:
         rows = "\n".join(f"  {name:12} {ours[name]:10} {theirs.get(name, '?')}" for name in ours)
@@ -61,9 +65,10 @@ def check_versions(theirs: dict[str, str]) -> None:
 
 
 class HubEngines:
-    """The engines that the hub has, as it says itself when it is asked, again and again, without waiting.
+    """The engines that are registered at the hub, by polling it without blocking.
 
-    Its notifications go lost while a client connects. What it answers the client takes over too.
+    The hub also sends notifications, but they are lost while a client connects. Each answer updates the
+    ipyparallel client as well.
     """
 
     def __init__(self, client: Any) -> None:
@@ -72,7 +77,7 @@ class HubEngines:
         self._asked = self._ask()
 
     def ids(self) -> set[int] | None:
-        """Return the ids of the hub's last answer; None before the first."""
+        """Return the ids of the hub's last answer and ask again; None before the first answer."""
         if self._asked.done():
             self._asked = self._ask()
         known = dict(self._client._engines)  # the client's IO thread may be one answer ahead
@@ -80,7 +85,7 @@ class HubEngines:
         return None if engines is None else {id for id, uuid in engines.items() if known.get(id) == uuid}
 
     def wait(self, timeout: float) -> None:
-        """Wait for an answer."""
+        """Wait up to ``timeout`` seconds for an answer."""
         self._asked.wait(timeout)
 
     def _ask(self) -> Any:
@@ -100,13 +105,14 @@ class HubEngines:
         self._engines = engines
 
 
-# ipyparallel's own cluster files: its lab panel and `ipyparallel.Cluster.from_file` see our clusters.
+# ipyparallel's cluster files, from which its lab panel and `ipyparallel.Cluster.from_file` read our clusters.
 
 
-def list_for_others(folder: Path, controller_pid: int, roster: Roster) -> str:
-    """Write the standard cluster file into the cluster's folder, and where ipyparallel's panel looks.
+def write_ipyparallel_files(folder: Path, controller_pid: int, roster: Roster) -> str:
+    """Write ipyparallel's cluster file into the cluster's folder and into the user's IPython profile.
 
-    Returns the path of the latter, or "" when the user has no IPython profile. It holds no secret.
+    ipyparallel's panel reads the second one. Returns its path, or "" if the user has no IPython profile. The
+    files have no secret.
     """
     description = standard_description(folder, controller_pid, len(roster))
     name = f"cluster-{folder.name}.json"
@@ -120,12 +126,12 @@ def list_for_others(folder: Path, controller_pid: int, roster: Roster) -> str:
 
 
 def default_profile() -> Path:
-    """Return IPython's default profile, which ipyparallel's panel lists clusters from."""
+    """Return the folder of IPython's default profile, from which ipyparallel's panel lists clusters."""
     return Path(os.environ.get("IPYTHONDIR") or Path.home() / ".ipython") / "profile_default"
 
 
 def standard_description(folder: Path, controller_pid: int, n: int) -> dict[str, Any]:
-    """Return what `ipyparallel.Cluster.from_file` reads, in its own form."""
+    """Return the content of a file for `ipyparallel.Cluster.from_file`."""
     launcher = {"profile_dir": str(folder), "cluster_id": folder.name, "state": "running"}
     return {
         "cluster": {

@@ -1,8 +1,8 @@
 """LocalTaskLauncher: our engines for plain ipyparallel, `ipyparallel.Cluster(engines="nbdist", n=4)`.
 
-Beside the stock local launcher it gives every engine its own environment, a fixed id (rank), and its own
-signals, and it notices each engine's death at once. `start_cluster` uses the supervisor directly; this class
-is for users that start clusters through ipyparallel, and for its panel, which stops clusters through it. Set
+Unlike ipyparallel's local launcher, it gives every engine its own environment and a fixed id (rank), signals
+single engines, and detects deaths at once. `start_cluster` uses the supervisor directly; this class is for
+users that start clusters through ipyparallel, and for its panel, which stops clusters through it. Set
 IPP_ENABLE_CURVE=1 in the environment first: without it other users of the host could read the output.
 """
 
@@ -48,7 +48,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
         if not self.supervisor_folder:  # the file is of an older version
             self.supervisor_folder = str(d.get("keeper_folder", ""))
         try:
-            # While a page is open, ipyparallel's panel does this to all clusters, which are not its own.
+            # ipyparallel's panel connects to all clusters while its page is open: observe, keep none alive.
             self.supervisor = SupervisorClient.connect(Path(self.supervisor_folder), observe=True)
         except UnavailableError as error:
             raise NotRunning(str(error)) from None
@@ -56,7 +56,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
         return self
 
     def find_args(self) -> list[str]:
-        """Return what stands for a command line in ipyparallel's logs."""
+        """Return the text that ipyparallel's logs show instead of a command line."""
         return ["nbdist cluster process"]
 
     def start(self, n: int) -> list[int]:
@@ -119,18 +119,18 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
             self.signal_engine(rank, sig)
 
     def signal_engine(self, rank: int, sig: int) -> bool:
-        """Send a signal to one engine; whether there was a process to take it."""
+        """Send a signal to one engine; return whether its process existed."""
         return bool(self._connected().ask("signal", rank=rank, signum=int(sig))["sent"])
 
     async def stop(self) -> None:
-        """End the engines and remove what they leave; nothing if `start` has refused to start any."""
+        """End the engines and remove their files; does nothing if `start` has failed."""
         supervisor = self.supervisor
         if supervisor is None:
             return
         if not supervisor.closed:
             supervisor.ask("stop")
-        gone = await asyncio.get_running_loop().run_in_executor(None, supervisor.wait_closed, STOP_TIMEOUT)
-        if not gone:
+        ended = await asyncio.get_running_loop().run_in_executor(None, supervisor.wait_closed, STOP_TIMEOUT)
+        if not ended:
             supervisor.kill()
         supervisor.close()
         remove_traces(Path(self.supervisor_folder), Path(self.supervisor_folder).name)
@@ -148,7 +148,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
         return self.supervisor
 
     def _watch(self) -> None:
-        """Tell ipyparallel when all engines have ended, from a thread with a connection of its own."""
+        """Notify ipyparallel when all engines have ended, from a thread with a connection of its own."""
         loop, supervisor = self.loop, SupervisorClient.connect(Path(self.supervisor_folder), observe=True)
 
         def listen() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import claim, new_id, remove_traces, this_process, write_description
-from nbdist.cluster.hub import HubEngines, close_client, connect_client, list_for_others, own_versions
+from nbdist.cluster.hub import HubEngines, close_client, connect_client, own_versions, write_ipyparallel_files
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings, find_launcher
 from nbdist.cluster.resources import (
     TaskPlan,
@@ -51,20 +51,36 @@ def start_cluster(
     orphan_timeout: float | None = None,
     **settings: Any,
 ) -> Cluster:
-    """Start a cluster of engines and return it when every task's Server answers.
+    """Start a cluster of tasks on this host and return it when the Server of every task answers.
 
-    Rank is engine id: workers 0..W-1 (worker 0 is the chief), then parameter servers. Each phase is
-    reported with its time. What fails is named with its cause, and nothing is left behind.
+    A task is a process; its rank is its engine's id: workers first (worker 0 is the chief), then parameter
+    servers. If a task does not start, everything that was started is ended, and the error names the cause.
 
-    ``memory`` (bytes, or a text such as "2G") is how much the variables and programs of graphs may take on
-    each task: what goes over it is refused, with the sizes, before anything is allocated.
+    - ``workers``: tasks that train; a whole number of 1 or more
+    - ``ps``: tasks that store parameters; a whole number of 0 or more. At most 512 tasks in all
+    - ``launcher``: how the tasks' processes start. "local" starts plain engines; "mpi" starts them as the
+      ranks of one MPI world, so that collectives of kind "mpi" work (needs ``pip install nbdist[mpi]``)
+    - ``gpus``: "auto" (all GPUs that this process may use), "none", or how many. Each worker has one GPU;
+      several workers share one if there are fewer GPUs than workers. Parameter servers have none
+    - ``gpu_memory``: the share of its GPU's memory that a worker may take, above 0 and at most 1; None for no
+      limit
+    - ``threads``: threads that a task computes on (BLAS), 1 or more; None for cores / tasks
+    - ``memory``: the most memory that the variables and programs of graphs may take on each task: bytes, or a
+      text such as "300M" or "2G"; None for no limit. A graph that needs more is refused before it allocates
+    - ``cluster_id``: a name for the cluster: 1 to 48 letters, digits and underscores; None for a new one
+    - ``timeout``: seconds that the start may take, above 0
+    - ``report``: called with a line of text after each phase; None reports nothing
+    - ``detached``: whether the cluster lives until it is stopped, whatever its clients do
+    - ``orphan_timeout``: seconds, above 0, after which a cluster without a client ends. None: 60 s when no
+      run uses it, and 3,600 s in any case. A number is used for both
+    - ``settings``: settings of the launcher, if it has any (see ``%cluster --help``)
 
-    The `launcher` "local" starts plain engines; "mpi" starts them as one MPI world, so that groups
-    of kind "mpi" can be formed (`pip install nbdist[mpi]`); both run on this host.
+    The cluster ends with this process, unless a run on it is under way (or it is detached). Other processes
+    can use it with `Cluster.attach`.
 
-    The cluster ends with this process, unless a run of its goes on. Without a client it ends a minute after
-    it has nothing more to do, and an hour after it was left in any case; `orphan_timeout` in seconds stands
-    for both. Until then others may attach. A `detached` cluster lives until someone stops it.
+    Raises InvalidArgumentError for an invalid value, MissingExtra if the launcher or the GPUs need a package
+    that is not installed, FailedPreconditionError if a cluster of that id is running, UnavailableError if a
+    process dies while it starts, and DeadlineExceededError after ``timeout`` seconds.
 
         cluster = nb.start_cluster(workers=3, ps=1)
         controller 0.4 s
@@ -111,7 +127,7 @@ def start_cluster(
 
 
 class _Startup:
-    """A cluster that is starting: its deadline, its phases, and what to remove if one fails."""
+    """A cluster that is starting: its deadline, its phases, and the clean-up if one fails."""
 
     def __init__(
         self,
@@ -149,7 +165,9 @@ class _Startup:
             description = self._describe(roster) | about
             if idle_timeout is not None:
                 description["owner"] = this_process()
-            description["listing"] = list_for_others(self.folder, self.supervisor.pids[CONTROLLER], roster)
+            description["listing"] = write_ipyparallel_files(
+                self.folder, self.supervisor.pids[CONTROLLER], roster
+            )
             write_description(self.folder, description)
             owner = idle_timeout is not None
             return Cluster(self.folder, roster, self.keys, self.supervisor, self.client, owner)

@@ -6,7 +6,7 @@
     change.tasks                                     # the tasks that were started
 
 `poll` never blocks for long, so that a client can follow a run in the same thread. A change takes the
-supervisor's lock (`ChangeLock` in `supervisor/process.py`, which says why), starts the new processes, sends
+supervisor's lock (`ChangeLock` in `supervisor/process.py` gives the reason), starts the new processes, sends
 the new roster to all tasks, and commits it at the supervisor. Until the commit it can be aborted; the commit
 is atomic.
 
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.folder import read_description, runs_on, write_description
-from nbdist.cluster.hub import HubEngines, list_for_others
+from nbdist.cluster.hub import HubEngines, write_ipyparallel_files
 from nbdist.cluster.launchers.registry import launcher_of
 from nbdist.cluster.resources import (
     MOST_TASKS,
@@ -192,7 +192,9 @@ class Change(ABC):
         for key, job in (("workers", "worker"), ("ps", "ps")):
             description[key] = sum(info.job == job for info in roster)
         if len(roster) != len(before["tasks"]):
-            description["listing"] = list_for_others(folder, self._supervisor.pids[CONTROLLER], roster)
+            description["listing"] = write_ipyparallel_files(
+                folder, self._supervisor.pids[CONTROLLER], roster
+            )
         write_description(folder, description)
 
     def _result(self, call: Any) -> Any:

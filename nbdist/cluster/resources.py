@@ -1,4 +1,4 @@
-"""What each task of a host gets: its name, its share of the cores, its GPU. Decides only; starts nothing."""
+"""Plans the tasks of a host: name, share of the cores, GPU, memory limit. Starts nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nbdist.errors import InvalidArgumentError, MissingExtra
 
-# Each of these is read when its library is loaded, so they must stand before the process starts.
+# A library reads its variable when it is loaded, so the variable must be set before the process starts.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -27,7 +27,7 @@ THREAD_VARIABLES = (
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """A task that is to be started: who it is, and the environment that makes it so."""
+    """A task to start: its job, its index and rank, its device, and the environment of its process."""
 
     job: str
     index: int
@@ -42,7 +42,7 @@ class TaskPlan:
 
     @property
     def threads(self) -> int:
-        """On how many threads it computes."""
+        """How many threads it computes on."""
         return int(self.environment[THREAD_VARIABLES[0]])
 
 
@@ -58,9 +58,12 @@ def plan_tasks(
 ) -> tuple[TaskPlan, ...]:
     """Return the tasks of one host by rank: workers 0..W-1, then parameter servers W..W+P-1.
 
-    Worker 0 is the chief. Each worker gets one of the `gpus` (as CUDA names them: numbers or UUIDs), in turn
-    if there are fewer than workers; a parameter server gets none. `threads` per task defaults to an equal
-    share of the cores, at least one.
+    Worker 0 is the chief. ``cores`` is the number of cores of the host. ``gpus`` are CUDA's names of its GPUs
+    (numbers or UUIDs): each worker gets one, round-robin; a parameter server gets none. ``threads`` per task
+    defaults to an equal share of the cores, at least one. ``gpu_memory`` is the share of a GPU's memory that
+    a worker may take, in (0, 1]; ``memory`` is the limit for graphs, in bytes. None means no limit.
+
+    Raises InvalidArgumentError for invalid numbers.
 
     >>> [task.name for task in plan_tasks(2, 1, cores=4)]
     ['/job:worker/task:0', '/job:worker/task:1', '/job:ps/task:0']
@@ -79,7 +82,7 @@ def plan_tasks(
 
 
 def share_of(cores: int, tasks: int, threads: int | None = None) -> int:
-    """Return on how many threads each task computes: those asked for, or an equal share of the cores."""
+    """Return how many threads each task computes on: ``threads``, or else an equal share of the cores."""
     return threads or max(1, cores // tasks)
 
 
@@ -92,7 +95,7 @@ def environment_of(
     gpu_memory: float | None,
     memory: int | None,
 ) -> dict[str, str]:
-    """Return the environment that makes a process that task; it sees no GPU but its own."""
+    """Return the environment variables of a task's process. Only its own GPU is visible to it."""
     environment = {
         **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         "CUDA_VISIBLE_DEVICES": "-1" if gpu is None else gpu,
@@ -113,7 +116,9 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_memory(asked: str | int | None) -> int | None:
-    """Return a number of bytes, given one or a text such as 300M or 2.5G.
+    """Return a number of bytes, given one or a text such as 300M or 2.5G; None for None.
+
+    Raises InvalidArgumentError for another text, and for 0 or less.
 
     >>> parse_memory("1.5M")
     1572864
@@ -127,7 +132,7 @@ def parse_memory(asked: str | int | None) -> int | None:
 
 
 def check_counts(workers: int, ps: int, threads: int | None, gpu_memory: float | None = None) -> None:
-    """Raise InvalidArgumentError for numbers that no cluster can have."""
+    """Raise InvalidArgumentError for invalid numbers of workers, parameter servers, threads or GPU memory."""
     for name, value, least in (("workers", workers, 1), ("ps", ps, 0), ("threads", threads, 1)):
         if value is None and name == "threads":
             continue
@@ -136,14 +141,17 @@ def check_counts(workers: int, ps: int, threads: int | None, gpu_memory: float |
     if workers + ps > MOST_TASKS:
         raise InvalidArgumentError(
             f"{workers + ps:,} tasks on one host are more than the {MOST_TASKS} that it may have; "
-            f"this one has {count_cores()} cores"
+            f"this host has {count_cores()} cores"
         )
     if gpu_memory is not None and not (isinstance(gpu_memory, (int, float)) and 0 < gpu_memory <= 1):
         raise InvalidArgumentError(f"gpu_memory is a share of a GPU in (0, 1], not {gpu_memory!r}")
 
 
 def choose_gpus(asked: str | int, present: Sequence[str]) -> tuple[str, ...]:
-    """Return the GPUs to use: "auto" takes all, "none" or 0 takes none, a number the first so many."""
+    """Return the GPUs to use out of those ``present``: all for "auto", none for "none", or the first N.
+
+    Raises InvalidArgumentError for another value, or if there are fewer than N.
+    """
     if asked == "auto":
         return tuple(present)
     if asked == "none":
@@ -152,7 +160,7 @@ def choose_gpus(asked: str | int, present: Sequence[str]) -> tuple[str, ...]:
         raise InvalidArgumentError(f"gpus is 'auto', 'none' or a number, not {asked!r}")
     if int(asked) > len(present):
         raise InvalidArgumentError(
-            f"gpus={asked} asked for, but this host has {len(present)}; use gpus='auto'"
+            f"gpus={asked}: this host has {len(present)} GPUs; use gpus='auto' or a smaller number"
         )
     return tuple(present[: int(asked)])
 
@@ -177,7 +185,7 @@ def list_gpus() -> tuple[str, ...]:
 
 
 def visible_devices(variable: str) -> tuple[str, ...]:
-    """Return the devices that a value of CUDA_VISIBLE_DEVICES names; -1 or nothing ends the list.
+    """Return the devices that a value of CUDA_VISIBLE_DEVICES names; -1 or an empty entry ends the list.
 
     >>> visible_devices("2, 3"), visible_devices(""), visible_devices("1,-1,2")
     (('2', '3'), (), ('1',))
@@ -189,7 +197,7 @@ def visible_devices(variable: str) -> tuple[str, ...]:
 
 def _gpus_by_nvml() -> int | None:
     if not os.path.exists("/dev/nvidiactl") and os.name == "posix":
-        return 0  # no driver is loaded; asking further would only cost time
+        return 0  # no driver is loaded
     try:
         import pynvml
     except ImportError:
@@ -213,11 +221,11 @@ def _gpus_by_command() -> int:
 
 
 def require_gpu_package(gpus: int) -> None:
-    """Raise MissingExtra when GPUs are to be used and CuPy is not installed."""
+    """Raise MissingExtra if ``gpus`` is above 0 and CuPy is not installed."""
     from importlib.util import find_spec
 
     if gpus and find_spec("cupy") is None:
-        raise MissingExtra("gpu", f"the {gpus} GPUs of this host; gpus='none' does without them")
+        raise MissingExtra("gpu", f"the {gpus} GPUs of this host; gpus='none' uses no GPU")
 
 
 # How many threads the BLAS of this process computes on, once it is loaded.
@@ -233,17 +241,17 @@ GETTERS = tuple(name.replace("_set_", "_get_") for name in SETTERS)
 
 
 def set_blas_threads(threads: int) -> bool:
-    """Have an OpenBLAS that is loaded compute on so many threads; whether there is one that does so.
+    """Set the number of threads of each OpenBLAS in this process; return whether one was found.
 
-    Its environment variables are read but once, when it is loaded: a process that was forked later with
-    others, and is to have another share of the cores, has to say so.
+    OpenBLAS reads its environment variables once, when it is loaded. A process that was forked after that,
+    with another share of the cores, must therefore call its function.
     """
-    told = [_call(library, SETTERS, threads) for library in _loaded()]  # each of them, not the first alone
-    return any(answer is not None for answer in told)
+    answers = [_call(library, SETTERS, threads) for library in _loaded()]  # each of them, not the first alone
+    return any(answer is not None for answer in answers)
 
 
 def blas_threads() -> int | None:
-    """Return on how many threads the OpenBLAS of this process computes; None where there is none."""
+    """Return the number of threads of this process's OpenBLAS; None if it has none."""
     return next((found for library in _loaded() if (found := _call(library, GETTERS)) is not None), None)
 
 

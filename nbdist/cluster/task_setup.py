@@ -1,4 +1,4 @@
-"""What a client runs on the engines to make them tasks of one cluster."""
+"""Functions that a client runs on engines, to make them the tasks of one cluster."""
 
 from __future__ import annotations
 
@@ -47,31 +47,31 @@ def open_task(
 
 
 def join_roster(roster: list[dict[str, Any]], cluster_id: str) -> str:
-    """Make this process the task that `open_task` began, knowing all others; returns its name."""
+    """Make this process the task that `open_task` began, with the roster of all tasks; return its name."""
     infos = tuple(TaskInfo.from_dict(entries) for entries in roster)
     task = Task(_opened["info"], infos, _opened["server"], _opened["keys"], cluster_id=cluster_id)
-    _meet(task)
-    task.server.on("task.roster", partial(_hear_roster, task))
+    _apply_roster(task)
+    task.server.on("task.roster", partial(_receive_roster, task))
     set_current(task)
     return task.name
 
 
-def _hear_roster(task: Task, frame: Frame, sender: Caller) -> Frame:
-    """Take the roster in which others have been replaced. Runs on the Server's thread."""
-    task.meet(tuple(TaskInfo.from_dict(entries) for entries in frame.meta["tasks"]))
-    _meet(task)
-    return Frame("task.met")
+def _receive_roster(task: Task, frame: Frame, sender: Caller) -> Frame:
+    """Use the roster of a membership change. Runs on the Server's thread."""
+    task.update_roster(tuple(TaskInfo.from_dict(entries) for entries in frame.meta["tasks"]))
+    _apply_roster(task)
+    return Frame("task.roster_applied")
 
 
-def _meet(task: Task) -> None:
+def _apply_roster(task: Task) -> None:
     task.server.cluster = task.cluster
-    for info in task.roster:  # so that a body may open a session on any of them
+    for info in task.roster:  # a body may open a session on any of them
         know(f"nbdist://{info.address}", task.keys)
     os.environ["TF_CONFIG"] = task.cluster.to_tf_config(task.job, task.index)
 
 
 def run_source(source: str) -> Any:
-    """Run code in the engine's namespace; returns its last expression, or the repr of what cannot travel."""
+    """Run code in the engine's namespace; return its last expression, or its repr if it cannot be pickled."""
     import pickle
 
     from IPython import get_ipython

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.cluster.folder import is_this, lives, living
+from nbdist.cluster.folder import is_process_alive, is_this_process, living
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -151,8 +151,8 @@ class _RecordedRun:
     def _look_at_owner(self) -> None:
         """Check the owner of an in-graph run: the body runs in the process that started it."""
         owner = self.record.cluster.get("owner", {})
-        if not self.settled and owner and lives(owner):
-            where = "in this very notebook" if is_this(owner) else f"in process {owner['pid']}"
+        if not self.settled and owner and is_process_alive(owner):
+            where = "in this very notebook" if is_this_process(owner) else f"in process {owner['pid']}"
             raise FailedPreconditionError(
                 f"the body of run {self.record.id} is running {where}, which drives the towers itself "
                 "(--replication in-graph): follow it there"

@@ -29,7 +29,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nbdist.cluster.folder import clusters_folder, is_alive, lives, read_description
+from nbdist.cluster.folder import clusters_folder, is_alive, is_process_alive, read_description
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -444,7 +444,7 @@ def is_under_way(record: RunFile) -> bool:
     cluster, owner = record.cluster.get("id"), record.cluster.get("owner")
     if record.options.get("replication") == "in-graph" and isinstance(owner, Mapping) and owner:
         try:
-            return lives(owner)
+            return is_process_alive(owner)
         except (ValueError, KeyError, TypeError, OverflowError):
             return False  # its run.json is damaged: no process writes such an owner
     if not isinstance(cluster, str) or re.fullmatch(r"\w{1,48}", cluster) is None:

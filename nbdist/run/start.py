@@ -217,7 +217,7 @@ def _check_alive(cluster: Cluster, workers: list[TaskInfo], options: Options) ->
     needed = {info.rank for info in workers} | {
         info.rank for info in cluster.tasks if info.job == "ps" and options.uses_servers
     }
-    cluster.check_there()
+    cluster.check_running()
     dead = cluster.dead()
     for info in dead:
         if info.rank in needed:

@@ -1,4 +1,4 @@
-"""Who a process is in its cluster, and who the others are."""
+"""`Task`: the role of this process in its cluster; `TaskInfo`: what others know of a task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from nbdist.wire.rpc.client import Peer
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """What the others know of a task; equal `host` means that shared memory between the two is possible."""
+    """A task as the others see it, one entry of the roster.
+
+    - ``job``, ``index``: its place in the ClusterSpec, such as ("worker", 1)
+    - ``rank``: its number in the cluster, 0 or more, which is its engine's id
+    - ``host``: the identity of its host; two tasks with the same one can share memory
+    - ``pid``: its process; ``address``: its Server, as "127.0.0.1:4711"
+    - ``device``: the device that it computes on, "CPU:0" or "GPU:0"
+    - ``incarnation``: a random number that is new in each process of the task
+    """
 
     job: str
     index: int
@@ -52,7 +60,11 @@ Roster = tuple[TaskInfo, ...]  # ordered by rank, the same on every task
 class Task:
     """This process's task: its name, its Server, and connections to the others.
 
-    In a body, ``nb.task.rank`` says who this is and ``nb.task.peer(3).call("ping")`` asks task 3.
+    In a body it is ``nb.task``. Runs on a task; elsewhere ``nb.task`` raises NoTaskError. ``info`` is its
+    entry in the ``roster`` of all tasks, ``server`` its Server, ``cluster`` the ClusterSpec.
+
+        if nb.task.is_chief:
+            nb.task.peer(1).call("ping")
     """
 
     def __init__(
@@ -93,7 +105,7 @@ class Task:
 
     @property
     def target(self) -> str:
-        """What names this task for a Session: ``nb.Session(nb.task.target)``."""
+        """The address of this task, for ``nb.Session(nb.task.target)``."""
         return self.server.target
 
     @property
@@ -103,11 +115,14 @@ class Task:
 
     @property
     def segment_prefix(self) -> str:
-        """What the names of this cluster's shared segments begin with; they are removed with the cluster."""
+        """The prefix of the names of this cluster's shared segments; they are removed with the cluster."""
         return segment_prefix(self.cluster_id)
 
     def peer(self, rank: int) -> Peer:
-        """Return this thread's connection to the task of that rank, made at the first use."""
+        """Return this thread's connection to the task of a rank, made at its first use.
+
+        Raises InvalidArgumentError for an unknown rank.
+        """
         peers: dict[int, Peer] = self._connections.__dict__.setdefault("peers", {})
         other = find_rank(self.roster, rank)
         if rank in peers and peers[rank].address != other.address:  # it was replaced
@@ -116,8 +131,8 @@ class Task:
             peers[rank] = Peer(other.address, self.keys, name=other.name)
         return peers[rank]
 
-    def meet(self, roster: Roster) -> None:
-        """Take a roster in which other tasks have been replaced; may be called on any thread."""
+    def update_roster(self, roster: Roster) -> None:
+        """Use the roster of a membership change; may be called on any thread."""
         self.roster, self.cluster = roster, roster_spec(roster)
 
     def close(self) -> None:
@@ -135,12 +150,12 @@ _here: ContextVar[Task | None] = ContextVar("nbdist's task of this thread", defa
 
 
 def current() -> Task:
-    """Return the task that this thread acts as, or this process's; raises NoTaskError where there is none."""
+    """Return the task of this thread or process; NoTaskError if there is none."""
     task = _here.get() or _current
     if task is None:
         raise NoTaskError(
-            "this process is no task of a cluster; run the code on the tasks (%%distribute, nbdist.launch or "
-            "cluster.run), or start a cluster with nbdist.start_cluster(workers=2)"
+            "this process is not a task of a cluster; run the code on the tasks (%%distribute, nbdist.launch "
+            "or cluster.run), or start a cluster with nbdist.start_cluster(workers=2)"
         )
     return task
 
@@ -162,7 +177,7 @@ def set_current(task: Task | None) -> None:
 
 
 def find_rank(roster: Roster, rank: int) -> TaskInfo:
-    """Return the task of a rank."""
+    """Return the task of a rank; InvalidArgumentError if there is none."""
     for info in roster:
         if info.rank == rank:
             return info
@@ -179,7 +194,7 @@ def chief_of_roster(roster: Roster) -> TaskInfo | None:
 
 
 def roster_spec(roster: Roster) -> ClusterSpec:
-    """Return the ClusterSpec that a roster amounts to."""
+    """Return the ClusterSpec of a roster."""
     jobs: dict[str, dict[int, str]] = {}
     for info in roster:
         jobs.setdefault(info.job, {})[info.index] = info.address
@@ -187,5 +202,5 @@ def roster_spec(roster: Roster) -> ClusterSpec:
 
 
 def segment_prefix(cluster_id: str) -> str:
-    """Return what the names of all shared segments of a cluster begin with."""
+    """Return the prefix of the names of a cluster's shared segments."""
     return f"nbdist-{cluster_id}"

@@ -213,7 +213,7 @@ def source_of(trial: str | Callable[..., Any]) -> str:
 
 def win(cluster: Cluster, ranks: list[int]) -> None:
     """Reserve engines; raises the error that names the run which has one. Frees all if one is busy."""
-    cluster.check_there()
+    cluster.check_running()
     prepare(cluster)
     dead = {info.rank: info for info in cluster.dead()}
     living = [rank for rank in ranks if rank not in dead]
@@ -335,5 +335,5 @@ def its_cluster(name: str) -> Cluster | None:
     if name not in living():
         return None
     cluster = Cluster.attach(name)
-    cluster.own()
+    cluster.take_ownership()
     return cluster

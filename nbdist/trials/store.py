@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cluster.folder import called
+from nbdist.cluster.folder import describe_process
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.home import home, private_folder
 from nbdist.metrics.run_folder import slug, write_whole_file
@@ -147,7 +147,7 @@ def driven_by_another(sweep: str) -> str | None:
     with suppress(DataLossError):
         owner = read_about(folder).get("owner", {})
     if owner.get("pid") == pid:
-        return called(owner)
+        return describe_process(owner)
     return f"process {pid}" if pid else "another process"
 
 

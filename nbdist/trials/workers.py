@@ -347,7 +347,7 @@ class Engines:
                     () if function is open_trial_server else (self._spec_for(ranks), self._body, self._token)
                 )
                 calls = self.cluster.submit(function, *given, on=ranks)
-                calls.when_ready(lambda: self.wake())
+                calls.add_done_callback(lambda: self.wake())
                 for rank in ranks:
                     setattr(self._all[rank], name, calls)
 

@@ -17,7 +17,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
-from nbdist.cluster.adopt import announce, start_or_adopt
+from nbdist.cluster.adopt import report_runs, start_or_adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
 from nbdist.run.delivery import Given
@@ -195,7 +195,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
             print("  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip())
 
     def _attach(self, line: str) -> Cluster:
-        return announce(Cluster.attach(line.strip() or None))
+        return report_runs(Cluster.attach(line.strip() or None))
 
     def _grow(self, line: str) -> None:
         Cluster.current().grow(how_many(line, "%cluster grow"))

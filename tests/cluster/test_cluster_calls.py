@@ -52,7 +52,7 @@ def test_values_by_rank() -> None:
     assert not two.done()
     assert two.ready_ranks() == [1]
     assert two.outcome(1) == "b"
-    with pytest.raises(FailedPreconditionError, match="still at it"):
+    with pytest.raises(FailedPreconditionError, match="it is running"):
         two.outcome(0)
     assert two.results() == ["a", "b"]
     assert two.done()

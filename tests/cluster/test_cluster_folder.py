@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nbdist.cluster import folder as folders
-from nbdist.cluster.hub import check_versions, list_for_others, own_versions
+from nbdist.cluster.hub import check_versions, own_versions, write_ipyparallel_files
 from nbdist.cluster.supervisor.process import short_path
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotAllowedError, NotFoundError
 
@@ -66,7 +66,7 @@ def test_the_latest_described_cluster_is_found(home: Path) -> None:
     assert folders.find().name == "a"
     assert folders.find("b").name == "b"
     assert folders.read_description(folders.find("b")) == {"id": "b"}
-    with pytest.raises(NotFoundError, match=r"no cluster 'c' is up; those that are: \['a', 'b'\]"):
+    with pytest.raises(NotFoundError, match=r"no cluster 'c' is running; running clusters: \['a', 'b'\]"):
         folders.find("c")
     (folders.find("b") / "cluster.json").chmod(0o644)
     with pytest.raises(NotAllowedError):
@@ -78,7 +78,7 @@ def test_the_latest_described_cluster_is_found(home: Path) -> None:
 def test_traces_go_and_nothing_else(home: Path) -> None:
     folder, lock = folders.claim("mine")
     (home / "ipython" / "profile_default").mkdir(parents=True)
-    listing = Path(list_for_others(folder, 1, ()))
+    listing = Path(write_ipyparallel_files(folder, 1, ()))
     assert listing.exists()
     assert listing.parent == home / "ipython" / "profile_default" / "security"
     folders.write_description(folder, {"listing": str(listing)})
@@ -105,7 +105,7 @@ def test_a_listing_elsewhere_is_not_followed(home: Path) -> None:
 
 def test_without_a_profile_only_the_folder_lists_it(home: Path) -> None:
     folder, lock = folders.claim("mine")
-    assert list_for_others(folder, 1, ()) == ""
+    assert write_ipyparallel_files(folder, 1, ()) == ""
     assert (folder / "security" / "cluster-mine.json").exists()
     os.close(lock)
 

@@ -183,7 +183,7 @@ def test_calls_to_one_that_leaves_say_so(start: Start) -> None:
     calls = cluster.submit(exec, "while True: pass", on=1)
     cluster.shrink(report=quietly)
     with pytest.raises(
-        TaskDiedError, match=rf"task:1 \(pid {gone.pid}\) has left: the cluster was made small"
+        TaskDiedError, match=rf"task:1 \(pid {gone.pid}\) was removed: the cluster was made small"
     ):
         calls.results(PATIENCE)
 

@@ -28,8 +28,8 @@ from nbdist.cluster.folder import (
     busy_with,
     clusters_folder,
     is_busy,
-    is_this,
-    lives,
+    is_process_alive,
+    is_this_process,
     read_description,
     runs_on,
     this_process,
@@ -85,13 +85,13 @@ def test_only_the_living_count_as_busy(tmp_path: Path) -> None:
 
 def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
     me = this_process()
-    assert is_this(me)
-    assert lives(me)
-    assert not lives({**me, "started": me["started"] - 5})
-    assert lives({**me, "host": "elsewhere", "started": 1.0})  # who knows
+    assert is_this_process(me)
+    assert is_process_alive(me)
+    assert not is_process_alive({**me, "started": me["started"] - 5})
+    assert is_process_alive({**me, "host": "elsewhere", "started": 1.0})  # who knows
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    assert not lives({**me, "pid": done.pid})
+    assert not is_process_alive({**me, "pid": done.pid})
 
 
 SMALL = {"id": "a", "workers": 2, "ps": 1, "asked": dict(adoption.REQUESTED)}
@@ -210,11 +210,11 @@ def test_a_notebook_adopts_what_it_has_left(monkeypatch: pytest.MonkeyPatch, tmp
         assert cluster.id == name
         (run,) = active_runs(cluster)
         assert said == [
-            f"cluster {name} is up still, from before the kernel was restarted, and is used again",
+            f"cluster {name} from before the kernel's restart is running and is used again",
             "it has 1 workers and not 2; %cluster stop ends the cluster and its runs",
             f"run {run} is under way on it; to follow it: nb.attach('{run}')",
         ]
-        assert is_this(read_description(cluster.folder)["owner"])
+        assert is_this_process(read_description(cluster.folder)["owner"])
         assert abandoned_clusters() == []  # its owner lives
         gate.touch()
     finally:
@@ -230,7 +230,7 @@ def test_one_that_does_not_fit_is_ended(monkeypatch: pytest.MonkeyPatch) -> None
     try:
         assert cluster.id != name
         assert said[0] == (
-            f"cluster {name}, which this notebook left behind, is ended: its threads is None and not 1"
+            f"cluster {name}, which this notebook left behind, was ended: its threads is None and not 1"
         )
         until(lambda: nothing_left(name, pid))
     finally:

@@ -200,7 +200,7 @@ def test_a_start_that_is_given_up_leaves_nothing(server: ServerProcess) -> None:
 def test_what_cannot_start_says_why(server: ServerProcess) -> None:
     id = server.ask("POST", f"{API}/clusters", {"workers": 1, "gpus": 7}).json["id"]
     failed = until(lambda: item(id, server.get("/state")).get("error"))
-    assert "gpus=7 asked for, but this host has" in failed
+    assert "gpus=7: this host has" in failed
     assert item(id, server.get("/state"))["state"] == "failed"
     assert server.ask("DELETE", f"{API}/clusters/{id}").status == 202
     assert not item(id, server.get("/state"))

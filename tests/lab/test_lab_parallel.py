@@ -16,7 +16,7 @@ from lab_clusters import a_cluster, a_task
 
 from nbdist.cluster import folder as folders
 from nbdist.cluster.folder import write_description
-from nbdist.cluster.hub import list_for_others
+from nbdist.cluster.hub import write_ipyparallel_files
 from nbdist.lab.readers.clusters import Clusters
 from nbdist.lab.readers.tasks import Tasks
 from nbdist.runtime.task import TaskInfo
@@ -132,7 +132,7 @@ def test_files_that_are_not_ours_are_passed_over(clusters: Clusters, profile: Pa
 def test_ours_are_listed_there_and_shown_once(clusters: Clusters, profile: Path) -> None:
     info = TaskInfo("worker", 0, 0, "here", os.getpid(), "127.0.0.1:1", "CPU:0", 1)
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
-        listing = list_for_others(folder, os.getpid(), (info,))
+        listing = write_ipyparallel_files(folder, os.getpid(), (info,))
         assert (profile / "security" / "cluster-mine.json").exists()
         write_description(folder, {**folders.read_description(folder), "listing": listing})
         assert [(item["id"], item["kind"]) for item in clusters.look()] == [("mine", "nbdist")]
@@ -154,7 +154,7 @@ def test_those_of_another_home_are_not_ipyparallels(
 ) -> None:
     info = TaskInfo("worker", 0, 0, "here", os.getpid(), "127.0.0.1:1", "CPU:0", 1)
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
-        list_for_others(folder, os.getpid(), (info,))
+        write_ipyparallel_files(folder, os.getpid(), (info,))
         (profile / "security" / "cluster-a.json").write_text(json.dumps(standard(os.getpid(), [])))
         assert [item["id"] for item in clusters.look()] == ["ipp:default:a", "mine"]
         monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "another"))

@@ -81,7 +81,7 @@ class Calls:
         self.engines = {one.info.rank: one for one in engines}
         self.done: dict[int, Any] = {}
 
-    def when_ready(self, tell: Callable[[], object]) -> None: ...
+    def add_done_callback(self, tell: Callable[[], object]) -> None: ...
 
     def ready_ranks(self) -> list[int]:
         return [rank for rank, one in self.engines.items() if rank in self.done or one.dead]

@@ -202,7 +202,7 @@ def test_loading_twice_transforms_once(shell: InteractiveShell) -> None:
         ("%cluster start 3", InvalidArgumentError, "what is '3'? The flags are --workers"),
         ("%cluster start --workers 0", InvalidArgumentError, "0"),
         ("%cluster start --launcher rocket", InvalidArgumentError, "rocket"),
-        ("%cluster attach nobody", NotFoundError, "no cluster 'nobody' is up"),
+        ("%cluster attach nobody", NotFoundError, "no cluster 'nobody' is running"),
     ],
 )
 def test_mistakes_are_a_line_not_a_traceback(

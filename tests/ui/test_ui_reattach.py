@@ -204,7 +204,7 @@ def test_a_restart_does_not_stop_the_run(notebook: Notebook, tmp_path: Path, awa
     assert folder is not None
     assert status(folder) == "running"
     printed = notebook.run(START + "%cluster start --workers 3")
-    assert "is up still, from before the kernel was restarted, and is used again" in printed
+    assert "from before the kernel's restart is running and is used again" in printed
     assert "it has 2 workers and not 3" in printed
     assert f"nb.attach('{folder.name}')" in printed
     assert len(engines(notebook.home)) == 4  # one cluster: supervisor, controller, two engines

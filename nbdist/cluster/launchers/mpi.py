@@ -37,7 +37,7 @@ from nbdist.wire.collective.mpi.world import MpiWorld, enter_world
 if TYPE_CHECKING:
     from nbdist.cluster.supervisor.process import Supervisor
 
-MOST_BYTES = 1 << 20  # of one request, and of all that the ranks publish
+MAX_BYTES = 1 << 20  # of one request, and of all that the ranks publish
 # MPICH without libfabric uses UCX. These settings leave only its abstract sockets, which are refused.
 CLOSED = {
     "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "shm",
@@ -157,7 +157,7 @@ class ProcessManager:
             received = b""
         try:
             *lines, rest = (self._received[rank] + received).split(b"\n")
-            if not received or len(rest) > MOST_BYTES:
+            if not received or len(rest) > MAX_BYTES:
                 raise ConnectionError
             self._received[rank] = rest
             for line in lines:
@@ -182,7 +182,7 @@ class ProcessManager:
                 self._reply(rank, "universe_size", rc=0, size=self.size)
             case "put":
                 self._stored += len(asked["key"]) + len(asked["value"])
-                if self._stored > MOST_BYTES * self.size:
+                if self._stored > MAX_BYTES * self.size:
                     raise ValueError("too much was published")
                 self._store[asked["key"]] = asked["value"]
                 self._reply(rank, "put_result", rc=0, msg="success")

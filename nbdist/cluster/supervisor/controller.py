@@ -145,7 +145,7 @@ class EagerHeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]  # ipy
     hub: Any = None
 
     def start(self) -> None:
-        """Start beating, fast. (The stock start would wait here for the hub, whose loop this is.)"""
+        """Start beating, fast. (The stock start would wait for the hub, which runs on this same loop.)"""
         self.pong_stream.on_recv(self.handle_pong)
         self.tic = time.monotonic()
         self.caller = PeriodicCallback(self.beat, FIRST_BEAT_MS)

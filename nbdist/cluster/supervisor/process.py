@@ -4,9 +4,19 @@
 `SupervisorClient` (`client.py`) is the other end of its socket.
 
 **Fork server.** The process imports the libraries that every engine needs, once, and forks the engines from
-that state, each with its own environment: an engine starts in milliseconds, and the children share the
-imported pages. The supervisor stays single-threaded, because a lock that another thread holds during a fork
-would stay locked in the child. It can therefore fork again at any time, as `ChangeLock` does.
+that state, each with its own environment: an engine starts in milliseconds instead of a second, and the
+children share the imported pages (`gc.freeze` keeps the collector from writing to them). Python's
+``multiprocessing.forkserver`` works the same way.
+
+A fork copies only the calling thread. A lock that another thread holds would stay locked in the child, so the
+supervisor stays single-threaded, `fork` checks it, and the preloaded modules (`PRELOADED` in `__main__.py`)
+must not start Python threads, open sockets or initialize a device when they are imported. (OpenBLAS starts
+threads of its own, and restarts them in the child.) In particular they must not load CUDA or MPI: a CUDA
+context does not survive a fork, and an MPI rank must be initialized in its own process. Each child gets its
+own state where a copy would be wrong: NumPy's random state, the number of BLAS threads, signal handlers, the
+process group. The supervisor can therefore fork again at any time, for a task that is replaced or added
+(`ChangeLock`). The cluster's launcher (`nbdist/cluster/launchers`) decides how an engine's process starts;
+one that does not fork adds its processes with `Supervisor.add_child`.
 
 **Protocol.** Clients connect to ``supervisor.sock`` in the cluster's folder, which only their user can enter.
 A message is one JSON object per line.
@@ -508,7 +518,12 @@ def remove_segments(supervisor: Supervisor, pid: int) -> None:
     remove_all(f"{segment_prefix(supervisor.plan['cluster_id'])}-{pid}")
 
 
-# How long a cluster lives without a client. Decides only: the time and the facts are arguments.
+# How long a cluster lives without a client. A pure decision: the time and the state are arguments.
+#
+# A notebook's kernel that dies or restarts must not leave processes behind that hold cores and GPUs, and must
+# not end a run either. A minute is enough for a restarted kernel to adopt its cluster (`cluster/adopt.py`). A
+# run may continue for an hour without a client, so that a laptop can be closed; then the cluster ends in any
+# case, because a run that hangs would hold it forever.
 
 IDLE_SECONDS, BUSY_SECONDS = 60.0, 3600.0
 CHECK_SECONDS = 1.0  # between two checks whether a run still uses a cluster without a client

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from nbdist.cluster.folder import VALID_ID, is_alive, lives
+from nbdist.cluster.folder import VALID_ID, is_alive, is_process_alive
 from nbdist.errors import NbdistError
 from nbdist.lab.readers.files import read_bounded
 from nbdist.lab.readers.run_record import Record, listed, mapping, whole
@@ -27,7 +27,7 @@ class Living:
         That is its cluster, and not a later one of the same name; of an in-graph run, the process that
         drives it. One on another host counts as alive.
         """
-        if record.in_graph and record.owner and not lives(record.owner):
+        if record.in_graph and record.owner and not is_process_alive(record.owner):
             return False
         there = self.incarnations(record.cluster)
         if there is None:
