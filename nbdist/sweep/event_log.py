@@ -111,7 +111,7 @@ class EventLog:
         """Open an existing log to continue it: ``found`` has its events.
 
         A torn record at its end is cut off (``found.torn`` bytes). Raises `NotFoundError`,
-        `DataLossError` if it is no such log, `NotAllowedError` if others could have written it.
+        `DataLossError` if it is not such a log, `NotAllowedError` if other users could have written it.
         """
         if not path.exists():
             raise NotFoundError(f"no sweep log {path}")
@@ -224,7 +224,7 @@ def holder_of(path: Path) -> int | None:
     except OSError:
         return None
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look do not see each other
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two readers do not see each other
     except BlockingIOError:
         holder = os.pread(lock, 20, 0).strip()
         return int(holder) if holder.isdigit() else 0
@@ -255,7 +255,7 @@ def _open(path: Path, more: int) -> int:
 def _check_own(descriptor: int, path: Path) -> None:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise NotAllowedError(f"{path} is no ordinary file")
+        raise NotAllowedError(f"{path} is not a regular file")
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
         raise NotAllowedError(
             f"{path} belongs to user {status.st_uid} and has mode {status.st_mode & 0o777:o}: others could "

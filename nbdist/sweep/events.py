@@ -75,7 +75,7 @@ class Cloned:
 
 @dataclass(frozen=True)
 class Started:
-    """A trial is given to engines; written before they are told."""
+    """A trial starts on engines; written before they receive it."""
 
     time: float
     number: int
@@ -128,7 +128,7 @@ class Retried:
 
 @dataclass(frozen=True)
 class Promoted:
-    """An ended trial goes on from its checkpoint; it is not pruned again.
+    """An ended trial continues from its checkpoint; it is not pruned again.
 
     ``per_trial`` is the number of engines if not the sweep's own, ``changes`` what the body gets beside its
     parameters (such as more epochs).
@@ -226,7 +226,7 @@ def encoded(event: Event) -> tuple[int, bytes]:
 
 
 def encoded_reports(reports: Iterable[Reported]) -> tuple[int, bytes]:
-    """Return (kind, payload) of one frame for many reports; `InvalidArgumentError` for what is no report."""
+    """Return (kind, payload) of one frame for many reports; `InvalidArgumentError` for anything else."""
     packed = []
     for report in reports:
         try:

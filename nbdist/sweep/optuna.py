@@ -66,7 +66,7 @@ class OptunaSampler(Sampler):
         self._start()
 
     def ask(self, history: History, number: int) -> Parameters:
-        """Return the parameters of trial ``number``, given what is told in ``history``."""
+        """Return the parameters of trial ``number``, given the values in ``history``."""
         if len(history) < self._read or self._unheard(history):
             self._start()
         self._catch_up(history)
@@ -141,7 +141,7 @@ class OptunaSampler(Sampler):
 
     def _tell(self, tell: Tell) -> None:
         index = self._open.pop(tell.number, None)
-        if index is None:  # told once already (it was tried again, or promoted), or outside of this space
+        if index is None:  # reported before (it was retried or promoted), or outside of this space
             if tell.number in self._given and self._space.contains(self._given[tell.number]):
                 self._add(tell.number, tell)
             return
@@ -266,7 +266,7 @@ def listed(parameter: Parameter) -> tuple[Value, ...]:
 
 
 def categories(values: Sequence[Value]) -> list[Category]:
-    """Return values as Optuna's categories: as they are, or their texts if Optuna could not tell them apart.
+    """Return values as Optuna's categories: as they are, or their texts if Optuna could not distinguish them.
 
     >>> categories([32, 64]), categories([1, True]), categories([(32, 32), (64,)])
     ([32, 64], ['1', 'True'], ['[32, 32]', '[64]'])

@@ -326,7 +326,7 @@ def _points(points: int | None) -> str:
 """What a trial gets for a parameter: a plain value, or a tuple of such."""
 
 
-LARGEST_INTEGER = 2**53  # beyond it a float, and so JavaScript, no longer tells neighbours apart
+LARGEST_INTEGER = 2**53  # beyond it a float, and so JavaScript, no longer distinguishes neighbours
 
 
 def plain(value: object) -> Value:

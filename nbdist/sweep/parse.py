@@ -54,7 +54,9 @@ def read_space(text: str) -> Space:
     for word in filter(None, (word.strip(",") for word in words(text))):
         name, equals, value = (part.strip() for part in word.partition("="))
         if not equals or not name or not value:
-            raise InvalidArgumentError(f"{word!r:.80} is no parameter: write name=value, such as {EXAMPLE}")
+            raise InvalidArgumentError(
+                f"{word!r:.80} is not a parameter: write name=value, such as {EXAMPLE}"
+            )
         try:
             pairs.append((name, space.as_parameter(_value(_parsed(value)))))
         except InvalidArgumentError as error:

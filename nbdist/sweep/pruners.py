@@ -30,11 +30,11 @@ Decision: TypeAlias = Literal["keep", "prune"]
 
 
 class Pruner(ABC):
-    """Decides, after each report, whether its trial goes on."""
+    """Decides after each report whether its trial continues."""
 
     @abstractmethod
     def decide(self, reports: Reports, number: int, step: int) -> Decision:
-        """Return what becomes of trial ``number`` after its report at ``step``, which is in ``reports``."""
+        """Return the decision on trial ``number`` after its report at ``step``, which is in ``reports``."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class AshaPruner(Pruner):
     Rungs are at ``min_resource * eta**k`` steps, for k from ``skip`` on. A trial is compared as soon as it
     gets to a rung, with all that got there before it, and not again: nothing waits. (Li et al. 2020, "A
     System for Massively Parallel Hyperparameter Tuning", in its stopping variant: what is not among the best
-    stops instead of waiting to be promoted.) The first to get to a rung goes on; ties go on; NaN does not.
+    stops instead of waiting to be promoted.) The first trial at a rung continues; so do ties; NaN does not.
     A report that passes several rungs at once counts at each and is judged at the last.
     """
 

@@ -1,4 +1,4 @@
-"""Who chooses a trial's parameters: all of a grid, at random, or (by name) one of Optuna's.
+"""Samplers choose a trial's parameters: all points of a grid, at random, or (by name) one of Optuna's.
 
 A sampler answers from the space, the seed, the number of the trial and the history only, so that going
 through a log again gives the same questions the same answers.
@@ -30,7 +30,7 @@ SAMPLERS = ("random", "grid", *OF_OPTUNA)
 
 
 class Ask(NamedTuple):
-    """A trial that was asked for; ``sampled`` is False if somebody chose its parameters by hand."""
+    """A trial that was asked for; ``sampled`` is False if the user chose its parameters."""
 
     number: int
     parameters: Mapping[str, Value]
@@ -47,7 +47,7 @@ class Tell(NamedTuple):
 
 
 History: TypeAlias = Sequence[Ask | Tell]
-"""What was asked and told so far, in that order; it only grows."""
+"""The asks and tells so far, in order; it only grows."""
 
 
 class Sampler(ABC):

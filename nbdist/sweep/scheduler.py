@@ -1,7 +1,7 @@
 """What to do next in a sweep. Pure: it looks at the ledger, and answers with events still to be written.
 
 The driver writes each event into the log, applies it to the ledger, and only then acts on it: `Started` is
-sent to its ranks, `Pruned` and `Stopped` tell the ranks of a running trial to end it. So whatever dies, the
+sent to its ranks, `Pruned` and `Stopped` make the ranks of a running trial end it. So whatever dies, the
 log knows at least as much as the engines.
 
 >>> from nbdist.sweep.start import open_sweep
@@ -37,7 +37,7 @@ from nbdist.sweep.samplers import Sampler, make_sampler, trial_seed
 from nbdist.sweep.state import Ledger, Trial
 
 RETRIES = 1
-"""How often a trial whose engine or driver died is tried again by itself."""
+"""How often a trial whose engine or driver died is retried automatically."""
 
 
 BY_USERS = ("", "stopped")
@@ -129,7 +129,7 @@ class Scheduler:
         return Ended(now, number, attempt, state, value, found, error[-LONGEST_ERROR:])
 
     def died(self, ranks: Collection[int], now: float, error: str = "") -> list[Retried | Ended]:
-        """Return what becomes of the trials that ran on engines which are gone: once more, or failed."""
+        """Return the decision on each trial whose engines are lost: retry it, or count it as failed."""
         gone = set(ranks)
         running = [self.ledger.trials[number] for number in self.ledger.running]
         return [
@@ -145,9 +145,9 @@ class Scheduler:
     ) -> tuple[list[Started | Retried | Ended], list[tuple[int, int]]]:
         """Return (events, strays) for a driver that takes over, given what engines are at work on.
 
-        ``at_work`` has the ranks for each (number, attempt) that engines still run, or whose end they have
-        still to tell. Those that are the present attempt are adopted, also if the record of their start is
-        lost; others are strays, to be stopped. What the log calls running and nobody runs is tried once more,
+        ``at_work`` has the ranks for each (number, attempt) that engines still run, or whose end they
+        have yet to report. Present attempts are adopted, also if the record of their start is lost; others
+        are strays, to be stopped. A trial that runs in the log and on no engine is retried,
         or failed. So none is left running, and none is run twice.
         """
         ledger = self.ledger
@@ -222,8 +222,8 @@ class Scheduler:
             )
         if trial.lost < RETRIES:
             return Retried(now, trial.number, reason, error, trial.ranks)
-        told = f"lost {trial.lost + 1} times; the last time {error}"
-        return Ended(now, trial.number, trial.attempt, "failed", None, {}, told)
+        why = f"lost {trial.lost + 1} times; the last time {error}"
+        return Ended(now, trial.number, trial.attempt, "failed", None, {}, why)
 
 
 def state_of(ledger: Ledger, driven: bool, reason: str) -> str:

@@ -167,7 +167,7 @@ def check_name(name: object) -> None:
     """Raise `InvalidArgumentError` unless a trial's body could use ``name`` as a variable."""
     if not isinstance(name, str) or not name.isidentifier():
         raise InvalidArgumentError(
-            f"{name!r:.80} is no name for a parameter: the body uses it as a variable, so take letters, "
+            f"{name!r:.80} cannot name a parameter: the body uses it as a variable, so take letters, "
             "digits and _"
         )
     if iskeyword(name):
@@ -323,7 +323,7 @@ def parameter_from_json(data: object) -> Parameter:
             case "when":
                 return when(parameter_from_json(given.pop("parameter")), given.pop("when"), **given)
     except (TypeError, KeyError) as error:
-        raise InvalidArgumentError(f"{data!r:.200} is no parameter: {error}") from None
+        raise InvalidArgumentError(f"{data!r:.200} is not a parameter: {error}") from None
     raise InvalidArgumentError(
         f"no kind of parameter {data.get('kind')!r:.80}; there are float, int, choice, fixed, when"
     )

@@ -39,7 +39,7 @@ def open_sweep(
     pruner_settings: Mapping[str, Any] | None = None,
     body: str = "",
 ) -> Created:
-    """Return the record that makes a sweep; ``trials`` None means all points of a grid, and more is no more.
+    """Return the record that makes a sweep; without ``trials`` a grid runs all its points, and never more.
 
     ``engines`` is how many there are, if that is known. Raises `InvalidArgumentError` for what cannot be
     meant, `MissingExtra` if the sampler needs Optuna and it is not there.

@@ -111,7 +111,7 @@ class Ledger:
         return taken
 
     def reserve(self, number: int) -> None:
-        """Give this number to no new trial: there was one whose record is lost."""
+        """Reserve this number: a trial had it whose record is lost."""
         self.next_number = max(self.next_number, number + 1)
 
     @property
@@ -233,7 +233,7 @@ class Ledger:
             trial.lost += 1
         trial.avoid, trial.error = event.avoid, event.error
         trial.stopping, trial.step, trial.values = None, None, {}
-        # What a promoted trial reported before its promotion stands: it goes on from there again.
+        # The reports of a promoted trial from before its promotion stay: it continues from there again.
         if trial.promotion is None:
             self.reports.forget(trial.number)
             self._worth(trial.number, None)

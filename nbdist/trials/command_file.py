@@ -3,7 +3,7 @@
 `send_command` (in the process behind the sidebar) and `CommandFile` (in the process that drives the sweep):
 
     sender                                  process that drives the sweep
-    command.json  token, command ────────►  polls every 0.25 s, renames the file (so that nobody executes it
+    command.json  token, command ────────►  polls every 0.25 s, renames the file (so that it is not executed
                                             again), executes the command
                   ◄──────────── answer.json token, error ("" after success)
 

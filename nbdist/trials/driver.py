@@ -96,7 +96,7 @@ class Driver:
 
     @property
     def alive(self) -> bool:
-        """Whether it goes on."""
+        """Whether it has not ended."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -126,7 +126,7 @@ class Driver:
         if self.engines.cluster.stopped:
             told: NbdistError = FailedPreconditionError(
                 f"cluster {self.engines.cluster.id} was stopped while sweep {self.record.id} ran on it; "
-                "start another with %cluster start, then sweep.resume() goes on there"
+                "start another with %cluster start, then sweep.resume() continues there"
             )
         elif isinstance(error, NbdistError):
             return error

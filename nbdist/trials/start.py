@@ -137,7 +137,7 @@ def start_sweep(
 
 
 def sweep_spec(folder: Path, about: Mapping[str, Any], metric: str) -> SweepSpec:
-    """Return what engines are told of a sweep, from what stands beside its log."""
+    """Return the part of a sweep's description that engines receive, from the file beside its log."""
     return SweepSpec(
         folder.name, str(folder), metric, about["strategy"], dict(about["settings"]),
         first_line=int(about.get("first_line", 1)),
@@ -267,10 +267,10 @@ def attach_sweep(
     cluster: Cluster | None = None,
     report: Callable[[str], object] = print,
 ) -> Sweep:
-    """Return a sweep by its id, with all its trials; it goes on if it has work left.
+    """Return a sweep by its id, with all its trials; it continues if it has work left.
 
-    Trials that engines still run are adopted, those that nobody runs any more are tried once again, and none
-    runs twice. Where its cluster is gone it goes on with another. ``trial`` is the function, where the trial
+    Trials that engines still run are adopted, others are retried, and none runs twice. If its cluster has
+    ended, it continues on another. ``trial`` is the function, where the trial
     was one, and ``push`` are the values that its trials use of the notebook, where some were pushed. Raises
     FailedPreconditionError while another process drives it, or if it has work left and lacks one of these.
     """
@@ -292,7 +292,7 @@ def attach_sweep(
             report(f"the function is not what sweep {sweep} began with: trials from here on run this one")
         record = Record(folder, log, ledger, cluster or its_cluster(about["cluster"]))
         if record.goes_on:
-            with suppress(OSError):  # it only says whose it is, to those who look
+            with suppress(OSError):  # it only names the owner, for readers
                 write_about(folder, {**about, "owner": this_process()})
         if record.goes_on:
             record.cluster = record.cluster or any_cluster(report)

@@ -63,7 +63,7 @@ class Record:
             self.log.sync()
 
     def trial_spec(self, started: Started) -> TrialSpec:
-        """Return what engines are told of a trial that starts."""
+        """Return the description of a starting trial that its engines receive."""
         trial = self.ledger.trials[started.number]
         resume, epochs = "", None
         given = dict(trial.parameters)
@@ -124,7 +124,7 @@ def new_sweep_folder(name: str) -> Path:
 def sweep_folder(sweep: str) -> Path:
     """Return the folder of a sweep; raises `NotFoundError` with those there are."""
     if not _ID.fullmatch(sweep):
-        raise InvalidArgumentError(f"{sweep!r:.80} is no id of a sweep; nb.sweeps() lists them")
+        raise InvalidArgumentError(f"{sweep!r:.80} is not the id of a sweep; nb.sweeps() lists them")
     folder = sweeps_folder() / sweep
     if not (folder / LOG).exists():
         there = ", ".join(sweeps()[-5:]) or "none"
@@ -174,5 +174,5 @@ def read_about(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataLossError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise DataLossError(f"{path} is no description of a sweep")
+        raise DataLossError(f"{path} is not the description of a sweep")
     return found

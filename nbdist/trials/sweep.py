@@ -67,7 +67,7 @@ class Sweep:
         self.looking: Callable[[], object] = lambda: None
         """What `wait` calls ten times a second and at the end; the user interface keeps its grid moving."""
         self.goes_on: Callable[[], object] = lambda: None
-        """What is called when it goes on, from any thread; the user interface shows it again."""
+        """Called when it continues, from any thread; the user interface shows it again."""
         self.rerun_by: Callable[[Sweep, Trial], Any] | None = None
         self.engine_names: dict[int, str] = {}
         """What its engines are called, by rank; empty in a process that has not driven it."""
@@ -77,7 +77,7 @@ class Sweep:
         self._command_file: CommandFile | None = None
         self._changed = threading.Condition()
         self._detached = False
-        weakref.finalize(self, record.log.close)  # others may take over what nobody here holds any more
+        weakref.finalize(self, record.log.close)  # another process may take over
 
     # Where it stands.
 
@@ -114,7 +114,7 @@ class Sweep:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster that it runs on: its own, or if that is gone the present one."""
+        """The cluster that it runs on: its own, or the present one if that has ended."""
         if self._record.cluster is not None and self._record.cluster.stopped:
             self._record.cluster = self._ranks = None
         if self._record.cluster is None or self._ranks is None:
@@ -149,7 +149,7 @@ class Sweep:
         return self._spec
 
     def engines(self) -> list[EngineStatus]:
-        """Return what each engine is at; none while nobody drives the sweep."""
+        """Return what each engine does; none while no process drives the sweep."""
         driver = self._driver
         return [] if driver is None or not driver.alive else driver.engines.status()
 
@@ -377,7 +377,7 @@ class Sweep:
         """Wait until it is over; raises what made it fail.
 
         With a ``timeout`` in seconds it returns then at the latest; see ``over``. A paused sweep is waited
-        for too. Raises UnavailableError if it has work and no engine lives: it goes on when there is one.
+        for too. Raises UnavailableError if it has work and no engine lives; it continues when one joins.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         still_hope = self.patience()

@@ -68,7 +68,7 @@ class TrialServer:
         self._line: queue.SimpleQueue[TrialSpec | None] = queue.SimpleQueue()
         self._driver: Caller | None = None
         self._registered = ("", "")  # the driver's sweep and token
-        self._heard = 0.0
+        self._received_at = 0.0
         server = here.task.server
         server.on("trial.register", self._register)
         server.on("trial.start", self._start)
@@ -79,7 +79,7 @@ class TrialServer:
     def open(self, spec: SweepSpec, token: str) -> None:
         """Begin to serve a sweep for the driver with this token; send it the status."""
         with self._lock:
-            self.sweep, self._serving, self._heard = spec.sweep, True, time.monotonic()
+            self.sweep, self._serving, self._received_at = spec.sweep, True, time.monotonic()
             self._line = queue.SimpleQueue()
             self._present, self._leaving = None, token == self._left
             if self._leaving:  # before the main thread was free
@@ -93,7 +93,7 @@ class TrialServer:
             try:
                 return self._line.get(timeout=LOOK_SECONDS)
             except queue.Empty:
-                if time.monotonic() - self._heard > SILENT_SECONDS:
+                if time.monotonic() - self._received_at > SILENT_SECONDS:
                     return None
 
     def begin(self, trial: TrialSpec) -> Reports:
@@ -106,15 +106,19 @@ class TrialServer:
     def end(self, trial: TrialSpec, result: dict[str, Any]) -> None:
         """Keep the result of a trial, and send it to the driver."""
         sweep, run = self.sweep, run_name(self.sweep, trial.number, trial.attempt)
-        told = {**trial.to_meta(), **result, "sweep": sweep, "rank": self.agent.task.rank}
+        meta = {**trial.to_meta(), **result, "sweep": sweep, "rank": self.agent.task.rank}
         try:
-            encode(Frame("trial.result", told))
+            encode(Frame("trial.result", meta))
         except NbdistError as error:  # names of metrics that are no text, or very long
-            told |= {"state": "failed", "values": {}, "error": f"what the trial ended with is lost: {error}"}
+            meta |= {
+                "state": "failed",
+                "values": {},
+                "error": f"the result of the trial cannot be sent: {error}",
+            }
         with self._lock:
             self._present = None
             self._results.pop(sweep, None)
-            self._results[sweep] = told
+            self._results[sweep] = meta
             while len(self._results) > KEPT_SWEEPS:
                 oldest = next(iter(self._results))
                 del self._results[oldest]
@@ -122,7 +126,7 @@ class TrialServer:
 
         def frame() -> Frame:
             self.agent.unsubscribe(run)
-            return Frame("trial.result", told)
+            return Frame("trial.result", meta)
 
         self._tell(frame)
 
@@ -138,8 +142,8 @@ class TrialServer:
 
     def _register(self, frame: Frame, sender: Caller) -> None:
         sweep, token = frame.meta["sweep"], frame.meta["token"]
-        heard = time.monotonic() - self._heard < SILENT_SECONDS
-        if heard and self._registered[0] == sweep and token < self._registered[1]:
+        connected = time.monotonic() - self._received_at < SILENT_SECONDS
+        if connected and self._registered[0] == sweep and token < self._registered[1]:
             return  # of a driver that has died since
         with self._lock:
             present = self._present if self.sweep == sweep else None
@@ -149,7 +153,7 @@ class TrialServer:
             self._tell_reports(sweep, result, sender)
             self._tell_reports(sweep, None if present is None else present.to_meta(), sender)
         if not held:
-            self._driver, self._heard = sender, time.monotonic()
+            self._driver, self._received_at = sender, time.monotonic()
             self._registered = sweep, token
         if present is not None:
             self.agent.subscribe(run_name(sweep, present.number, present.attempt), sender)
@@ -169,7 +173,7 @@ class TrialServer:
     def _start(self, frame: Frame, sender: Caller) -> None:
         if sender != self._driver:
             return  # of a driver that has died since
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         sweep, trial = frame.meta["sweep"], TrialSpec.from_meta(frame.meta)
         with self._lock:
             mine = self._serving and not self._leaving and self.sweep == sweep
@@ -222,10 +226,10 @@ class TrialServer:
         """Push a frame to the driver, from any thread."""
 
         def push() -> None:
-            told = frame()
+            message = frame()
             if self._driver is not None:
                 with suppress(ConnectionError):  # it went away; another will ask
-                    self._driver.push(told)
+                    self._driver.push(message)
 
         self.agent.task.server.post(push)
 
@@ -303,9 +307,9 @@ def ending(outcome: dict[str, Any]) -> dict[str, Any]:
     wrong, values = outcome.get("error"), outcome.get("metrics", {})
     stopped = bool(outcome["stopped"])
     if wrong and not (stopped and (wrong["aborted"] or wrong["interrupted"])):
-        told = {"state": "failed", "values": values, "error": plain(str(wrong["traceback"])).rstrip()}
-        told["undefined"] = plain(str(wrong.get("undefined", "")))
-        return told | {how: True for how in ("aborted", "interrupted") if wrong[how]}
+        failure = {"state": "failed", "values": values, "error": plain(str(wrong["traceback"])).rstrip()}
+        failure["undefined"] = plain(str(wrong.get("undefined", "")))
+        return failure | {how: True for how in ("aborted", "interrupted") if wrong[how]}
     return {"state": "stopped" if stopped else "finished", "values": values, "error": ""}
 
 

@@ -62,9 +62,9 @@ class Engine:
     trial: TrialSpec | None = None
     """What it was given."""
     present: Attempt | None = None
-    """What it is at: if that is not what it was given, an attempt that nobody wants any more."""
+    """What it is at: if that is not what it was given, an attempt that the sweep has given up."""
     claimed: bool = False
-    """Whether it is ours, and is to be told to serve."""
+    """Whether it is reserved for this sweep and does not serve yet."""
     held: str = ""
     """The run of others that has it."""
     setup: Calls | None = None
@@ -101,7 +101,7 @@ class Engines:
         self.cluster = cluster
         self._delivery = delivery
         self.joined: Callable[[TaskInfo], object] = lambda info: None
-        """Called when a worker that the cluster has got meanwhile becomes an engine: with ``everyone``."""
+        """Called when a worker that joined the cluster later becomes an engine: with ``everyone``."""
         self.wake: Callable[[], object] = lambda: None
         """Called, on any thread, when a call to an engine has ended."""
         self._spec, self._body = spec, body
@@ -120,7 +120,7 @@ class Engines:
 
     @property
     def alive(self) -> int:
-        """How many there are that are not gone."""
+        """How many are not lost."""
         return sum(not one.gone for one in self._all.values())
 
     @property
@@ -135,7 +135,7 @@ class Engines:
         return errors[0] if errors and not self.alive else None
 
     def strays(self) -> set[Attempt]:
-        """Return the attempts that engines are at, although nobody wants them any more."""
+        """Return the attempts that engines run although the sweep has given them up."""
         return {
             one.present
             for one in self._all.values()
@@ -166,12 +166,12 @@ class Engines:
     def look(self, now: float) -> tuple[list[Frame], set[int]]:
         """Return what engines have said, and the ranks that have died since the last look.
 
-        Raises UnavailableError if the cluster's controller is gone.
+        Raises UnavailableError if the cluster's controller has ended.
         """
         if (how := self.cluster.controller_died()) is not None:
             raise UnavailableError(
-                f"the controller of cluster {self.cluster.id} is gone ({how}), and its engines with it; "
-                f"start another with %cluster start, then nb.attach({self._spec.sweep!r}) goes on there"
+                f"the controller of cluster {self.cluster.id} has ended ({how}), and its engines with it; "
+                f"start another with %cluster start, then nb.attach({self._spec.sweep!r}) continues there"
             )
         frames = self._receive(now)  # before deaths: what one has said last counts
         died = self._note_deaths(now)
@@ -217,7 +217,7 @@ class Engines:
             self._start(one, now)
 
     def disown(self, number: int, attempt: int) -> None:
-        """Take an attempt for one that nobody wants any more; it is a stray while engines are at it."""
+        """Give up an attempt; it is a stray while engines run it."""
         for rank in self.at(number, attempt):
             self._all[rank].trial = None
 
@@ -244,7 +244,7 @@ class Engines:
         self._leaving = True
         given = {"sweep": self._spec.sweep, "token": self._token}
         for rank, one in self._all.items():
-            if one.wrong is not None:  # it does not serve, so nothing else tells when it is free
+            if one.wrong is not None:  # it does not serve, so this is the only sign that it is free
                 with suppress(NbdistError):
                     self.cluster.peer(rank).call("trial.leave", given, timeout=1.0)
             elif not one.gone:
@@ -287,7 +287,7 @@ class Engines:
                     if frame.kind.startswith("trial.") and frame.meta.get("sweep") == self._spec.sweep:
                         one.lost = None if not one.gone else one.lost
                         frames.append(frame)
-            except UnavailableError:  # it died, or was cut off: what was said meanwhile is asked for
+            except UnavailableError:  # it died, or was cut off: lost messages are requested again
                 one.lost = now if one.lost is None else one.lost
                 one.due = min(one.due, now + JOIN_SECONDS)
         return frames
@@ -374,7 +374,10 @@ class Engines:
     def _send(self, rank: int, kind: str, meta: dict[str, Any]) -> None:
         try:
             self.cluster.peer(rank).send(kind, meta)
-        except (UnavailableError, InvalidArgumentError):  # gone, or cut off: it is asked, and told again
+        except (
+            UnavailableError,
+            InvalidArgumentError,
+        ):  # ended or cut off: it is polled and notified again
             self._all[rank].due = 0.0
 
 

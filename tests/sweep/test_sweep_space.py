@@ -149,9 +149,9 @@ bad_spaces: list[tuple[Any, str]] = [
     ({}, "empty; name what may vary"),
     ({"lr": []}, "lr: a choice needs at least one value"),
     ({"lr": [1, 1]}, "lr: 1 stands twice"),
-    ({"learning-rate": 1}, "'learning-rate' is no name"),
+    ({"learning-rate": 1}, "'learning-rate' cannot name a parameter"),
     ({"lambda": 1}, "'lambda' is a word of Python's own"),
-    ({1: 1}, "1 is no name"),
+    ({1: 1}, "1 cannot name a parameter"),
     ({"lr": float("nan")}, "lr: nan cannot be"),
     ({"lr": object}, "lr: <class 'object'> is a type"),
     ({"lr": {"low": 1}}, "lr: .* is a dict"),
@@ -220,8 +220,8 @@ def test_json_that_is_no_space_is_refused() -> None:
         ({"version": 1, "parameters": [["lr"]]}, "no space"),
         ({"version": 1, "parameters": [["lr", 3]]}, "an object with a kind"),
         ({"version": 1, "parameters": [["lr", {"kind": "gauss"}]]}, "no kind of parameter 'gauss'"),
-        ({"version": 1, "parameters": [["lr", {"kind": "float", "lo": 1}]]}, "is no parameter"),
-        ({"version": 1, "parameters": [["lr", {"kind": "choice"}]]}, "is no parameter"),
+        ({"version": 1, "parameters": [["lr", {"kind": "float", "lo": 1}]]}, "is not a parameter"),
+        ({"version": 1, "parameters": [["lr", {"kind": "choice"}]]}, "is not a parameter"),
         ({**good, "parameters": [*good["parameters"], good["parameters"][0]]}, "twice"),
     ):
         with pytest.raises(InvalidArgumentError, match=told):
@@ -244,8 +244,8 @@ def test_a_space_may_have_commas_between_its_parameters() -> None:
 
 bad_texts = [
     ("", "the space is empty"),
-    ("0.1", "'0.1' is no parameter: write name=value"),
-    ("lr=", "'lr=' is no parameter"),
+    ("0.1", "'0.1' is not a parameter: write name=value"),
+    ("lr=", "'lr=' is not a parameter"),
     ("lr=log(1e-4", r"'\)' is missing at the end"),
     ("lr=log]1e-4", "closes nothing"),
     ("opt='sgd", '"\'" is missing'),
@@ -262,7 +262,7 @@ bad_texts = [
     ("lr=0x", "cannot be read"),
     ("lr=1e999", "lr=1e999: inf cannot be"),
     ("lr=1 lr=2", "lr stands twice"),
-    ("learning-rate=1", "'learning-rate' is no name"),
+    ("learning-rate=1", "'learning-rate' cannot name a parameter"),
     ("lr=log(2, 1)", r"lr=log\(2, 1\): log\(2.0, 1.0\) is empty"),
     ("lr=" + "[" * 3000 + "]" * 3000, "cannot be read|is not worked out"),
     ("lr=" + "1" * 30_000, "a space of 30,003 characters"),

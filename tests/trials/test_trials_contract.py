@@ -258,7 +258,7 @@ by_strange_names.__module__ = "__main__"
 
 def test_metrics_whose_names_cannot_travel(begin: Begin, cluster: Cluster) -> None:
     sweep = begin(by_strange_names, "width=[1, 2]", cluster=cluster)
-    with pytest.raises(WorkerError, match="what the trial ended with is lost"):
+    with pytest.raises(WorkerError, match="result of the trial cannot be sent"):
         finished(sweep)
 
 
