@@ -30,7 +30,7 @@ LEAST = 4096  # bytes that a read counts as
 # A run's logs in a store, to be drawn from: all of them, or of very long ones evenly spread parts.
 
 MOST_LOG_BYTES = 64 << 20  # bytes that are read of a run's logs together
-MOST_LOG_BYTES = 1024  # that are read of one run
+MOST_LOGS = 1024  # that are read of one run
 LOG = re.compile(r"metrics-(\d{1,9})(?:\.\d{1,9})?\.log")
 
 
@@ -57,7 +57,7 @@ class Curves:
 
     def found(self, names: Iterable[str]) -> None:
         """Take note of the files in the run's folder."""
-        self.paths = sorted(name for name in names if LOG.fullmatch(name))[:MOST_LOG_BYTES]
+        self.paths = sorted(name for name in names if LOG.fullmatch(name))[:MOST_LOGS]
 
     def read(self, budget: Budget) -> bool:
         """Read what is new, as far as the budget goes; whether anything was.
@@ -163,7 +163,7 @@ def filled(folder: str | Path) -> tuple[RunStore, list[str]]:
                 os.close(descriptor)
                 logs.append((name, status.st_size))
                 whole += status.st_size
-    for name, size in logs[:MOST_LOG_BYTES]:
+    for name, size in logs[:MOST_LOGS]:
         most = size if whole <= MOST_LOG_BYTES else int(size * MOST_LOG_BYTES / whole)
         try:
             notes.extend(add_log(store, Path(folder, name), size, most))
