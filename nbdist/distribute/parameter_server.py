@@ -42,8 +42,8 @@ class ParameterServerStrategy(Strategy):
     ``synchronous=False`` applies every gradient on arrival. ``staleness=S`` then lets no replica be more
     than S steps ahead of the slowest; None sets no bound.
 
-    ``synchronous=True`` makes an update of ``aggregate=R`` gradients: one of each of the N replicas unless
-    told otherwise. With R < N there are N - R backups: the fastest R make the step, and the late ones are
+    ``synchronous=True`` makes an update of ``aggregate=R`` gradients: by default one of each of the N
+    replicas. With R < N there are N - R backups: the fastest R make the step, and the late ones are
     dropped and counted. With R > N replicas contribute several batches to a step; its global batch is R
     shares.
 

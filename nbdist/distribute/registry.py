@@ -64,7 +64,7 @@ SETTINGS: dict[str, Setting] = {
 
 
 def owners(setting: Setting) -> tuple[str, ...]:
-    """Return the strategies that a setting belongs to; the first is meant where none is named.
+    """Return the strategies that a setting belongs to; the first is the default.
 
     >>> owners(COLLECTIVE)
     ('mirrored', 'multi_worker', 'elastic', 'one_device')

@@ -67,5 +67,5 @@ def _short(device: str) -> str:
     """
     spec = DeviceSpec.from_string(device if device.startswith("/") else f"/{device}")
     if spec.device_type is None or spec.job is not None:
-        raise InvalidArgumentError(f"{device!r} is no device of this process; give CPU:0, GPU:0 or the like")
+        raise InvalidArgumentError(f"{device!r} is not a device of this process; give one such as CPU:0")
     return f"{spec.device_type}:{spec.device_index or 0}"

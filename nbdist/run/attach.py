@@ -331,7 +331,7 @@ class RemoteTasks:
         return self.cluster.replace(tasks)
 
     def dead(self) -> list[TaskInfo]:
-        """Return the tasks that are gone."""
+        """Return the tasks that have ended."""
         return self.cluster.dead()
 
     def controller_died(self) -> str | None:

@@ -61,10 +61,10 @@ def backfill_store(store: RunStore, folder: Path, answers: Mapping[int, Frame]) 
             continue
         size, waits = path.stat().st_size, b""
         if answer is not None and answer.meta.get("log") == path.name:
-            told, size = size, int(answer.meta["size"])
+            announced, size = size, int(answer.meta["size"])
             waits = answer.arrays[1].tobytes()
-            if told < size:
-                notes.append(f"{path} has {told:,} bytes and should have {size:,}: points are missing")
+            if announced < size:
+                notes.append(f"{path} has {announced:,} bytes and should have {size:,}: points are missing")
         with path.open("rb") as file:
             notes += _read(store, path, chain(_pieces(file, size), [waits]))
     there = {path.name for path in logs_in(folder)}
@@ -235,7 +235,7 @@ def steps_of(
 def stored(run: str | None, step: int | None, steps: int, kind: type[T]) -> T:
     """Return some steps of a run that is over, from its folder; None is the latest run that has any.
 
-    Clocks of other hosts are told apart by the times of day. Raises NotFoundError if there is no such run.
+    Clocks of other hosts are aligned by the time of day. Raises NotFoundError if there is no such run.
     """
     if run is None:
         run = next((one.id for one in runs() if has_parts(run_folder(one.id))), None)

@@ -88,7 +88,7 @@ class Followed(Protocol):
 
     @property
     def trains(self) -> bool:
-        """Whether it trains, or is meant to."""
+        """Whether it trains, or was started to train."""
 
     def poll(self) -> bool:
         """Poll the run once; return whether it has ended."""

@@ -2,7 +2,7 @@
 
 The time between two polls grows from 10 to 70 ms, because polling costs the tasks' own cores time; an outcome
 that arrives ends the sleep (`WakeableSleep`), and the last messages are then polled every millisecond.
-`InterruptDebounce` tells an interrupt, which stops the run, from the end of this process, which must not.
+`InterruptDebounce` distinguishes an interrupt, which stops the run, from the end of this process.
 """
 
 from __future__ import annotations

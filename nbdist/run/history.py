@@ -378,12 +378,12 @@ def row(run: RunFile) -> tuple[str, ...]:
 def error_line(error: str) -> str:
     r"""Return an error in one line: the exception, the cell's line and the task.
 
-    >>> told = 'Traceback (most recent call last):\n  File "<distribute a>", line 4\nValueError: late\n\n'
-    >>> error_line(told + "raised on /job:worker/task:1 (pid 7)")
+    >>> error = 'Traceback (most recent call last):\n  File "<distribute a>", line 4\nValueError: late\n\n'
+    >>> error_line(error + "raised on /job:worker/task:1 (pid 7)")
     'ValueError: late (line 4, worker 1)'
     """
-    told, _, where = error.strip().partition("\n\nraised on ")
-    lines = told.splitlines() or [""]
+    text, _, where = error.strip().partition("\n\nraised on ")
+    lines = text.splitlines() or [""]
     # The exception follows the last indented line of a traceback; its message may have more lines.
     indented = max((at for at, line in enumerate(lines) if line.startswith("  ")), default=-1)
     traced = lines[0].startswith(("Traceback", "  File"))

@@ -213,7 +213,7 @@ class RunMonitor:
             self.store.extend_batch(Batch.from_arrays(frame.meta["batch"], columns))
         if text.size:
             self._printed(info.name, text.tobytes().decode())
-        self.tally.hear(replica, frame.meta["progress"], time.monotonic())
+        self.tally.update(replica, frame.meta["progress"], time.monotonic())
         self._begun[info.rank] = frame.meta["progress"]["trainings"]
         self._failures.report_frozen(frame.meta["progress"].get("lost", ()))
         if frame.meta["ended"]:
@@ -560,22 +560,22 @@ def with_hint(text: str, wrong: Mapping[str, Any], hint: Hint | None) -> str:
     return f"{text}\n{advice}" if advice else text
 
 
-def error_from_record(told: str) -> NbdistError:
+def error_from_record(text: str) -> NbdistError:
     """Return the error of a failed run from its text in run.json.
 
-    >>> told = "Traceback (most recent call last):\\n  File ...\\nValueError: late\\n\\n"
-    >>> error = error_from_record(told + "raised on /job:worker/task:0 (pid 7)")
+    >>> text = "Traceback (most recent call last):\\n  File ...\\nValueError: late\\n\\n"
+    >>> error = error_from_record(text + "raised on /job:worker/task:0 (pid 7)")
     >>> error.task, error.ename, error.evalue
     ('/job:worker/task:0', 'ValueError', 'late')
     """
-    traceback, raised, where = told.rpartition("\n\nraised on ")
+    traceback, raised, where = text.rpartition("\n\nraised on ")
     if not raised:
-        return NbdistError(told)
+        return NbdistError(text)
     lines = traceback.splitlines()
     # The exception follows the last line of code, which is indented; its message may have several lines.
     first = 1 + max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
     name, _, message = "\n".join(lines[first:]).partition(": ")
-    error = WorkerError(told)
+    error = WorkerError(text)
     error.task, error.ename, error.evalue = where.partition(" (pid ")[0], name.rpartition(".")[2], message
     return error
 

@@ -75,7 +75,7 @@ def decode(data: Buffer) -> dict[str, Any]:
 def whole_size(start: Buffer) -> int:
     """Return how many bytes the outcome has that begins with ``start`` (at least `LEAST` bytes)."""
     if len(start) < LEAST or bytes(start[: len(MAGIC)]) != MAGIC:
-        raise DataLossError("that is no outcome of nbdist, or one of another version")
+        raise DataLossError("that is not an outcome of nbdist, or one of another version")
     head, arrays, _ = SIZES.unpack_from(start, len(MAGIC))
     if head > MOST_HEAD or LEAST + head + arrays > MOST_BYTES:
         raise DataLossError(f"an outcome claims a head of {head:,} and arrays of {arrays:,} bytes")
@@ -98,7 +98,7 @@ def page(pieces: Sequence[Buffer], start: int, most: int) -> bytes:
 
 
 def light(outcome: dict[str, Any]) -> dict[str, Any]:
-    """Return an outcome with no result but histories: what is kept of one that has come home."""
+    """Return an outcome without results other than histories: the part that is kept after it was fetched."""
     results = {
         name: packed for name, packed in outcome.get("results", {}).items() if packed["kind"] == "history"
     }
@@ -168,7 +168,7 @@ class _Writer:
                 return dict(value)
             case list():
                 return list(value)
-        raise TypeError(f"a {type(value).__name__} is no plain value")
+        raise TypeError(f"a {type(value).__name__} is not a plain value")
 
     def _place(self, array: np.ndarray[Any, Any]) -> list[Any]:
         if array.dtype.kind not in KINDS:
@@ -225,7 +225,7 @@ def write_outcome(
 
 
 def keep_light(folder: Path, outcomes: Mapping[int, dict[str, Any]]) -> None:
-    """Write what is worth keeping of outcomes that have come home: histories, and how far replicas came."""
+    """Write the part of fetched outcomes that is kept: histories, and the replicas' progress."""
     for rank, outcome in outcomes.items():
         if outcome and not outcome_path(folder, rank).exists():  # else a task wrote all of it
             write_outcome(folder, rank, light(outcome), wait=False)
@@ -265,7 +265,7 @@ MAX_ITEMS = 100_000
 
 
 def pack(value: Any) -> dict[str, Any]:
-    """Return ``value`` as plain data; InvalidArgumentError says why it cannot come home."""
+    """Return ``value`` as plain data; InvalidArgumentError says why it cannot be fetched."""
     if isinstance(value, Model):
         if not value.weights:
             raise InvalidArgumentError("a model without weights stays where it is")
@@ -276,7 +276,7 @@ def pack(value: Any) -> dict[str, Any]:
         packed = {"kind": "plain", "value": _plain(value, 0)}
     size = _size(packed)
     if size > LIMIT_BYTES:
-        raise ResourceExhaustedError(f"{size:,} bytes are more than the {LIMIT_BYTES:,} that may come home")
+        raise ResourceExhaustedError(f"{size:,} bytes are more than the {LIMIT_BYTES:,} that may be fetched")
     return packed
 
 
@@ -301,14 +301,14 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise InvalidArgumentError("an array of objects stays where it is")
-        return value.copy()  # the task keeps it until the next run, and the name's own may change meanwhile
+        return value.copy()  # the task keeps it until the next run, and the variable's own may change before
     if isinstance(value, (list, tuple)) and len(value) <= MAX_ITEMS:
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {"kind": kind, "items": [_plain(v, depth + 1) for v in value]}
     if isinstance(value, dict) and len(value) <= MAX_ITEMS and all(isinstance(k, (str, int)) for k in value):
         return {"kind": "dict", "items": {k: _plain(v, depth + 1) for k, v in value.items()}}
     raise InvalidArgumentError(
-        f"a {type(value).__name__} cannot come home; return numbers, arrays or a model"
+        f"a {type(value).__name__} cannot be fetched; return numbers, arrays or a model"
     )
 
 

@@ -76,7 +76,7 @@ class Standing:
 
 
 @dataclass
-class _Heard:
+class _Replica:
     step: int = 0
     total: int | None = None
     epoch: int | None = None
@@ -108,12 +108,12 @@ class _Heard:
 
 
 class ProgressTracker:
-    """Adds up what replicas say."""
+    """Adds up the progress of all replicas."""
 
     def __init__(self, replicas: int, synchronous: bool) -> None:
         self.messages = 0
         self.synchronous = synchronous
-        self._heard = [_Heard() for _ in range(replicas)]
+        self._latest = [_Replica() for _ in range(replicas)]
         self.checkpoint: dict[str, Any] | None = None
         """The last checkpoint that the chief has written, or could not write."""
         self._began: float | None = None
@@ -121,41 +121,41 @@ class ProgressTracker:
         self._stragglers = Stragglers(replicas)
         self._rested, self._paused_since = 0.0, None  # type: float, float | None
 
-    def hear(self, replica: int, progress: dict[str, Any], now: float) -> None:
-        """Take in one replica's progress."""
+    def update(self, replica: int, progress: dict[str, Any], now: float) -> None:
+        """Apply one replica's progress message."""
         self.messages += 1
         self._began = now if self._began is None else self._began
-        heard = self._heard[replica]
+        latest = self._latest[replica]
         own = sum(progress.get("spent", {}).values())
-        if heard.state == LOST:  # it was frozen, and no longer takes part in the run
+        if latest.state == LOST:  # it was frozen, and no longer takes part in the run
             return
-        heard.step, heard.total = progress["step"], progress["total"]
-        heard.epoch, heard.epochs = progress.get("epoch"), progress.get("epochs")
-        heard.examples, heard.state = progress["examples"], progress["state"]
-        heard.spent = {part: s / max(heard.step, 1) for part, s in progress.get("spent", {}).items()}
-        heard.dropped, heard.skipped = progress.get("dropped", 0), progress.get("skipped", 0)
-        heard.rested = progress.get("rested", 0.0)
-        heard.paused = max(heard.paused, heard.rested, progress.get("paused", 0.0))
+        latest.step, latest.total = progress["step"], progress["total"]
+        latest.epoch, latest.epochs = progress.get("epoch"), progress.get("epochs")
+        latest.examples, latest.state = progress["examples"], progress["state"]
+        latest.spent = {part: s / max(latest.step, 1) for part, s in progress.get("spent", {}).items()}
+        latest.dropped, latest.skipped = progress.get("dropped", 0), progress.get("skipped", 0)
+        latest.rested = progress.get("rested", 0.0)
+        latest.paused = max(latest.paused, latest.rested, progress.get("paused", 0.0))
         # A busy client also receives the beginning of a pause late.
-        self._began = min(self._began, now - own - heard.paused)
-        heard.rate = progress.get("learning_rate")
+        self._began = min(self._began, now - own - latest.paused)
+        latest.rate = progress.get("learning_rate")
         self.checkpoint = progress.get("checkpoint") or self.checkpoint
-        if heard.state == PAUSED:  # what its rate is measured with stands still
-            heard.past = deque((t + now - heard.at, own, s, e) for t, own, s, e in heard.past)
-        heard.at = now
-        heard.last = self._last = now
-        self._stragglers.hear(
-            replica, heard.step, progress.get("spent", {}), now, progress.get("trainings", 0)
+        if latest.state == PAUSED:  # what its rate is measured with stands still
+            latest.past = deque((t + now - latest.at, own, s, e) for t, own, s, e in latest.past)
+        latest.at = now
+        latest.last = self._last = now
+        self._stragglers.update(
+            replica, latest.step, progress.get("spent", {}), now, progress.get("trainings", 0)
         )
-        if heard.state != PAUSED:
-            heard.past.append((now, own, heard.step, heard.examples))
-        while len(heard.past) > 2 and now - heard.past[0][0] > WINDOW:
-            heard.past.popleft()
+        if latest.state != PAUSED:
+            latest.past.append((now, own, latest.step, latest.examples))
+        while len(latest.past) > 2 and now - latest.past[0][0] > WINDOW:
+            latest.past.popleft()
         self._note_pause(now)
 
     def _note_pause(self, now: float) -> None:
         """Keep account of the time for which the run was paused."""
-        states = {heard.state for heard in self._heard} - {LOST, "finished"}
+        states = {latest.state for latest in self._latest} - {LOST, "finished"}
         if states == {PAUSED}:
             self._paused_since = now if self._paused_since is None else self._paused_since
         elif self._paused_since is not None:
@@ -166,21 +166,21 @@ class ProgressTracker:
 
         The reports count if a pause arrived late, or began before the run was watched.
         """
-        seen, told = self._rested, max((one.paused for one in self._heard), default=0.0)
+        seen, reported = self._rested, max((one.paused for one in self._latest), default=0.0)
         if self._paused_since is not None:
             seen += now - self._paused_since
-            told += now - max((one.at for one in self._heard if one.state == PAUSED), default=now)
-        return max(seen, told)
+            reported += now - max((one.at for one in self._latest if one.state == PAUSED), default=now)
+        return max(seen, reported)
 
     @property
     def rested(self) -> float:
         """Seconds of pauses between two steps so far; if one replica pauses, the others wait for it."""
-        return max((heard.rested for heard in self._heard), default=0.0)
+        return max((latest.rested for latest in self._latest), default=0.0)
 
     @property
     def examples(self) -> int:
         """Examples that all replicas have trained on, with repetitions."""
-        return sum(heard.examples for heard in self._heard)
+        return sum(latest.examples for latest in self._latest)
 
     def set_began(self, when: float) -> None:
         """Set when the run began, on the clock of ``now``: before its first message arrived here."""
@@ -189,16 +189,16 @@ class ProgressTracker:
     def lose(self, replica: int, now: float) -> None:
         """Note that a replica is lost, and training continues on the others."""
         self.messages += 1
-        heard = self._heard[replica]
-        heard.state, heard.total = LOST, heard.step
-        heard.past.clear()
+        latest = self._latest[replica]
+        latest.state, latest.total = LOST, latest.step
+        latest.past.clear()
         self._stragglers.leave(replica)
 
     def standing(self, now: float, store: RunStore) -> Standing:
         """Return how far the run is."""
-        rates = [heard.rates() for heard in self._heard]
-        steps = [heard.step for heard in self._heard]
-        totals = [heard.total for heard in self._heard]
+        rates = [latest.rates() for latest in self._latest]
+        steps = [latest.step for latest in self._latest]
+        totals = [latest.total for latest in self._latest]
         known = [t for t in totals if t is not None]
         if self.synchronous:
             step, rate = max(steps), max((r for r, _ in rates), default=0.0)
@@ -206,9 +206,9 @@ class ProgressTracker:
         else:
             step, rate = sum(steps), sum(r for r, _ in rates)
             total = sum(known) if len(known) == len(totals) and known else None
-        states = {heard.state for heard in self._heard if heard.state != LOST} or {LOST}
+        states = {latest.state for latest in self._latest if latest.state != LOST} or {LOST}
         left = (total - step) / rate if total is not None and rate > 0 else None
-        furthest = max(self._heard, key=lambda heard: (heard.state != LOST, heard.epoch or 0))
+        furthest = max(self._latest, key=lambda latest: (latest.state != LOST, latest.epoch or 0))
         return Standing(
             state=next((state for state in (RUNNING, PAUSED) if state in states), min(states)),
             step=step,
@@ -220,16 +220,16 @@ class ProgressTracker:
             replicas=[
                 ReplicaStanding(
                     self._state(i),
-                    heard.step,
+                    latest.step,
                     rates[i][0],
                     _staleness(store, i),
-                    heard.spent,
-                    heard.dropped,
-                    heard.skipped,
-                    heard.rested,
+                    latest.spent,
+                    latest.dropped,
+                    latest.skipped,
+                    latest.rested,
                     self._slowness(i),
                 )
-                for i, heard in enumerate(self._heard)
+                for i, latest in enumerate(self._latest)
             ],
             learning_rate=self._rate(),
             epoch=furthest.epoch,
@@ -238,20 +238,20 @@ class ProgressTracker:
         )
 
     def _rate(self) -> float | None:
-        rates = {heard.rate for heard in self._heard if heard.rate is not None}
+        rates = {latest.rate for latest in self._latest if latest.rate is not None}
         return rates.pop() if len(rates) == 1 else None
 
     def _state(self, replica: int) -> str:
         """Return what a replica says of itself, unless the others know better."""
-        heard = self._heard[replica]
-        if heard.state in OVER or heard.last is None or self._last is None:
-            return heard.state
-        if self._last - heard.last > SILENT_SECONDS:
+        latest = self._latest[replica]
+        if latest.state in OVER or latest.last is None or self._last is None:
+            return latest.state
+        if self._last - latest.last > SILENT_SECONDS:
             return SILENT
-        return STRAGGLER if self._slowness(replica) is not None else heard.state
+        return STRAGGLER if self._slowness(replica) is not None else latest.state
 
     def _slowness(self, replica: int) -> float | None:
-        return self._stragglers.slowness(replica) if self._heard[replica].state == RUNNING else None
+        return self._stragglers.slowness(replica) if self._latest[replica].state == RUNNING else None
 
 
 def _staleness(store: RunStore, replica: int) -> float | None:
@@ -282,24 +282,24 @@ QUICK = 0.25
 
 
 IN_A_ROW = 3
-"""Words in a row that have to tell of a slow replica."""
+"""Consecutive messages that must show a slow replica."""
 
 
 class Stragglers:
     """Names replicas that are slower than the others: those of 30% within 20 of their steps.
 
-    >>> told = Stragglers(2)
+    >>> stragglers = Stragglers(2)
     >>> for tenth in range(20):
     ...     for replica, step in enumerate((0.05, 0.1)):
-    ...         told.hear(replica, int(0.1 * tenth / step), {"compute": 0.1 * tenth}, 0.1 * tenth)
-    >>> told.slowness(0), told.slowness(1)
+    ...         stragglers.update(replica, int(0.1 * tenth / step), {"compute": 0.1 * tenth}, 0.1 * tenth)
+    >>> stragglers.slowness(0), stragglers.slowness(1)
     (None, 2.0)
     """
 
     def __init__(self, replicas: int) -> None:
         self._lately = [_Lately() for _ in range(replicas)]
 
-    def hear(
+    def update(
         self, replica: int, step: int, spent: Mapping[str, float], now: float, training: int = 1
     ) -> None:
         """Take in how far a replica is, and its busy seconds so far; only those of one training compare."""
@@ -317,7 +317,7 @@ class Stragglers:
             lately.compare(median(others))
 
     def leave(self, replica: int) -> None:
-        """Forget a replica: it is gone."""
+        """Drop a replica that has ended."""
         self._lately[replica] = _Lately()
 
     def slowness(self, replica: int) -> float | None:

@@ -1,4 +1,4 @@
-"""How far a replica is, in its run's folder: for those who only read, and ask no task.
+"""A replica's progress in its run's folder, for readers that poll no task.
 
 <run>/progress-0000.json    of rank 0, or of an in-graph run's tower 0; each has one writer, as its log has
 
@@ -19,8 +19,8 @@ from typing import Any
 from nbdist.metrics.run_folder import write_whole_file
 
 VERSION = 1
-SECONDS = 1.0  # between two words
-TOLD = (
+SECONDS = 1.0  # between two writes
+FIELDS = (
     "step", "global_step", "total", "by_updates", "examples", "dropped", "skipped", "rested", "learning_rate",
 )  # fmt: skip
 DIGITS = 6  # of seconds
@@ -76,7 +76,7 @@ def content_of(progress: Mapping[str, Any], replica: int) -> dict[str, Any]:
         "replica": replica,
         "state": progress["state"],
         "training": progress["trainings"],
-        **{name: progress.get(name) for name in TOLD},
+        **{name: progress.get(name) for name in FIELDS},
         "spent": {part: round(seconds, DIGITS) for part, seconds in progress.get("spent", {}).items()},
     }
 

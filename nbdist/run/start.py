@@ -76,7 +76,7 @@ def start_run(
         asked = []
         servers = _servers(cluster) if options.uses_servers else []
         needs = [info.rank for info in (*workers, *servers)]
-        for info in workers:  # all at once, and run.json meanwhile
+        for info in workers:  # in parallel; run.json is written before the answers
             reserved.append(info)
             meta = {"run": run_id, "subscribe": True, "ranks": needs}
             asked.append(cluster.peer(info.rank).ask("run.reserve", meta))
@@ -202,9 +202,9 @@ def _resolved(options: Options, cluster: Cluster) -> Options:
         return options
     if options.strategy is None and options.synchronous:
         options = dataclasses.replace(options, strategy=default_strategy(has_ps, together=True))
-    telling = [name for name in options.settings() if name != "collective"]
-    if options.strategy is None and telling:  # a setting of one strategy alone says which is meant
-        options = dataclasses.replace(options, strategy=owners(SETTINGS[telling[0]])[0])
+    named = [name for name in options.settings() if name != "collective"]
+    if options.strategy is None and named:  # a setting of one strategy alone selects it
+        options = dataclasses.replace(options, strategy=owners(SETTINGS[named[0]])[0])
         return _resolved(options, cluster)
     return dataclasses.replace(options, synchronous=bool(options.synchronous))
 

@@ -113,7 +113,7 @@ class Boundary:
         step, path, wrong = self._step(), None, None
         try:
             path = str(context.checkpoints.write(context.trainings, step, self._save))
-        except Exception as error:  # a full disk, say: training goes on
+        except Exception as error:  # a full disk, say: training continues
             wrong = (
                 f"the checkpoint of step {step} could not be written to {context.checkpoints.folder}: "
                 f"{type(error).__name__}: {error}"

@@ -54,7 +54,7 @@ class Progress:
     dropped: int = 0
     """Gradients of this replica that came too late for their step."""
     lost: list[int] = field(default_factory=list)
-    """Ranks of tasks that the others have gone on without."""
+    """Ranks of lost tasks, without which the others continue."""
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SPENT, 0.0))
     """Seconds so far by part of a step: getting data, computing, exchanging, waiting. Pauses are in none."""
     rested: float = 0.0
@@ -196,15 +196,15 @@ class Context:
     quiet: bool = False
     """Whether progress is shown elsewhere, so that ``fit`` prints nothing."""
     epochs: int | None = None
-    """What ``--epochs`` says; it wins over ``fit(epochs=...)``."""
+    """The value of ``--epochs``; it overrides ``fit(epochs=...)``."""
     end_everywhere: Callable[[int], None] | None = None
-    """Tells the other replicas that a callback of the chief has ended a training, by its number."""
+    """Notifies the other replicas that a callback of the chief has ended a training, by its number."""
     rest_everywhere: Callable[[int], None] | None = None
-    """Tells the other replicas that the chief rests, in a pause of a number."""
+    """Notifies the other replicas that the chief rests, in a pause of a number."""
     checkpoints: Checkpoints | None = None
     """Where checkpoints go that are asked for while this replica trains; the chief has it."""
     states: TrainingStates | None = None
-    """Where the state of each training goes at its end, and the one to go on from."""
+    """Where the state of each training goes at its end, and the one to continue from."""
     ends_in_log: bool = False
     """Whether ``nb.log`` ends a body that was asked to stop, for there may be no step that would."""
     fitting: bool = False
@@ -212,9 +212,9 @@ class Context:
     rates_handled: int = 0
     """How many of the control's learning rates this replica has taken in."""
     towers: Callable[[int], Context] | None = None
-    """In an in-graph run, the context of a tower by its number: for towers that go their own ways, each on a
-    thread of its own. The same number gives the same context throughout a run. Of towers that step together
-    the strategy's ``on_tower`` tells instead, and this context's own recorder takes validation only."""
+    """In an in-graph run, the context of a tower by its number: for independent towers, each on a
+    thread of its own. The same number gives the same context throughout a run. Towers that step together
+    report through the strategy's ``on_tower`` instead, and this context's recorder takes validation only."""
     world: World = field(default_factory=World)
     """All replicas of the run."""
     metric_names: list[str] = field(default_factory=list)

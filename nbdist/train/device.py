@@ -69,7 +69,7 @@ class DeviceReplica(Replica):
 
     @property
     def joint(self) -> bool:
-        """Whether ``agree`` tells the other replicas of a stop."""
+        """Whether ``agree`` stops all replicas together."""
         return self._inner.joint
 
     def end_epoch(self, stop: bool) -> bool:
@@ -77,7 +77,7 @@ class DeviceReplica(Replica):
         return self._inner.end_epoch(stop)
 
     def abort(self, error: BaseException) -> None:
-        """Tell the replicas that wait for this one."""
+        """Notify the replicas that wait for this one."""
         self._inner.abort(error)
 
     def finish(self) -> None:

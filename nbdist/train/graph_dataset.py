@@ -42,7 +42,7 @@ def next_batch(
 
 
 def described(dataset: Dataset) -> tuple[tuple[Step, ...], list[Array]]:
-    """Return a description of a dataset whose elements are batches, that can travel; or raise."""
+    """Return a description of a dataset whose elements are batches, in a form that can be sent; or raise."""
     steps, arrays = describe(dataset)
     if not any(name == "batch" for name, *_ in steps):
         raise InvalidArgumentError(

@@ -26,12 +26,13 @@ _printed = float("-inf")
 def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, **more: Any) -> None:
     """Record values of this replica's own series, by name; one that is new gets a chart in the live view.
 
-    A value is a number: a Python, NumPy or CuPy scalar, or an array of one element; NaN and infinity count.
-    What is no Python name, such as ``"encoder/loss"``, goes into a mapping, and so does ``"step"``; a series
-    that begins with ``val_`` is drawn with the one that it is the validation of. ``step`` is where this
-    replica is, if it is not given; before anything has trained each series counts its own values. A value
-    costs about a microsecond, and waits for no disk and no notebook. Where no run is on, as in a plain cell,
-    there is nothing to record into: the values are checked and printed, at most once a second.
+    A value is a number: a Python, NumPy or CuPy scalar, or an array of one element; NaN and infinity count. A
+    name that is not a Python identifier, such as ``"encoder/loss"``, goes into a mapping, and so does
+    ``"step"``; a series that begins with ``val_`` is drawn with the one that it is the validation of.
+    ``step`` is where this replica is, if it is not given; before anything has trained each series counts its
+    own values. A value costs about a microsecond, and waits for no disk and no notebook. Where no run is on,
+    as in a plain cell, there is nothing to record into: the values are checked and printed, at most once a
+    second.
 
     In a trial of a sweep that is asked to stop it raises AbortedError, which ends the trial; in a callback it
     does not, for ``fit`` ends then, and what was trained can be continued.
@@ -44,7 +45,7 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     """
     context = current()
     if context.ends_in_log and context.control.stop_requested and not context.fitting:
-        raise AbortedError("this body was asked to stop: it is pruned, or somebody has stopped it")
+        raise AbortedError("this body was asked to stop: it is pruned, or a user has stopped it")
     at = _now(context) if step is None else _checked(step)
     values = {name: as_number(name, value) for name, value in {**(series or {}), **more}.items()}
     if context.recorder is None:
@@ -93,7 +94,7 @@ def as_number(name: str, value: Any) -> float:
 
 
 def wrong(name: str, what: str, instead: str) -> InvalidArgumentError:
-    """Return the error that a value is no number, and what to do instead."""
+    """Return the error for a value that is not a number, with what to do instead."""
     return InvalidArgumentError(f"nb.log: series {name!r} is given {what}, and takes a number: {instead}")
 
 
@@ -119,7 +120,7 @@ def _checked(step: Any) -> int:
 
 
 def _print(step: int, values: Mapping[str, float]) -> None:
-    """Show what nobody records, now and then."""
+    """Print values that no run records, at most once a second."""
     global _printed
     for name in values:
         check_name(name)

@@ -33,7 +33,7 @@ MODEL, STATE, CHECK = "nbdist", "nbdist.training", "nbdist.check"
 
 @dataclass(frozen=True)
 class SavedState:
-    """A state that was read, with its arrays; ``mark`` tells it from others."""
+    """A state that was read, with its arrays; ``mark`` identifies it."""
 
     state: State
     arrays: list[Array]
@@ -95,7 +95,7 @@ class TrainingStates:
         return self.write if self.written else self.read
 
     def fail(self, reason: str) -> None:
-        """Keep why there is no state; the first time it is said."""
+        """Record why there is no state; print it the first time."""
         if self.error is None:
             print(reason)
         self.error = reason

@@ -54,7 +54,7 @@ class Replica(ABC):
     dropped = 0
     """Gradients of this replica so far that came too late and were not applied."""
     staleness: int | None = None
-    """How many updates the last acknowledged gradient was late; None where there is no such thing."""
+    """How many updates the last acknowledged gradient was late; None where updates are synchronous."""
     pull_is: tuple[str, str] | None = ("receive", "parameters")
     push_is: tuple[str, str] = ("send", "gradients")
     program_is: tuple[str, str] = ("compute", "step")
@@ -90,14 +90,14 @@ class Replica(ABC):
 
     @property
     def learning_rate(self) -> float | None:
-        """The rate of the next update; None on a replica that others tell of it."""
+        """The rate of the next update; None on a replica that receives it from others."""
         return None
 
     def set_learning_rate(self, rate: float) -> None:
         """Make updates at another rate, from this replica's next step on; all replicas are asked.
 
-        Replicas that make updates together change at the same one: the first tells the others. Raises Stopped
-        if no update can follow.
+        Replicas that make updates together change at the same one: the first notifies the others. Raises
+        Stopped if no update can follow.
         """
         raise FailedPreconditionError(f"{type(self).__name__} cannot change its learning rate in a training")
 
@@ -115,13 +115,13 @@ class Replica(ABC):
         """Return whether to stop before the next step, given whether this replica is to.
 
         Replicas that cannot make a step without each other stop together: the one that is asked to makes
-        one more step, and tells the others in it.
+        one more step, which carries the request to the others.
         """
         return stop
 
     @property
     def joint(self) -> bool:
-        """Whether :meth:`agree` tells the other replicas of a stop."""
+        """Whether :meth:`agree` stops all replicas together."""
         return type(self).agree is not Replica.agree
 
     def end_epoch(self, stop: bool) -> bool:
@@ -129,7 +129,7 @@ class Replica(ABC):
         return stop
 
     def abort(self, error: BaseException) -> None:
-        """Tell the replicas that wait for this one why it makes no more steps."""
+        """Notify the replicas that wait for this one why it makes no more steps."""
         return
 
     @property
@@ -429,7 +429,7 @@ class Trainable(ABC):
 
     def parts(self) -> Parts:
         """Return the step as tensors, for strategies that build a graph of their own."""
-        raise NotImplementedError(f"{type(self).__name__} is no graph: it cannot be trained in-graph")
+        raise NotImplementedError(f"{type(self).__name__} has no graph: it cannot be trained in-graph")
 
     @abstractmethod
     def prepare(self, batch: tuple[Array, ...]) -> tuple[Array, ...]:

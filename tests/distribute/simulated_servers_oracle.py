@@ -75,7 +75,7 @@ class Actor:
         if self._thread.is_alive():
             raise AssertionError(f"replica {self.number} still waits, and nothing is going to happen")
 
-    def heard(self, server: int, answer: Answer) -> None:
+    def on_answer(self, server: int, answer: Answer) -> None:
         """Note what a server says of a gradient."""
         link = self._links[server]
         link.hear(answer.what, answer.token, answer.staleness)

@@ -324,7 +324,7 @@ def test_what_is_no_graph_cannot_be_trained_in_graph(town: Town) -> None:
 
     with (
         use(Context(strategy=town(1, 1), quiet=True)),
-        pytest.raises(NotImplementedError, match="Plain is no graph"),
+        pytest.raises(NotImplementedError, match="Plain has no graph"),
     ):
         train(Plain(), Dataset.from_arrays(*points()).batch(5), SGD(0.1), epochs=1)
     with pytest.raises(InvalidArgumentError, match="needs a worker"):

@@ -197,33 +197,33 @@ def told(state: str, step: int, **more: Any) -> dict[str, Any]:
 def test_a_pause_leaves_rates_and_what_is_left_as_they_were() -> None:
     tally, store = ProgressTracker(1, True), RunStore()
     for second in range(3):
-        tally.hear(0, told("running", 10 * second), second)
+        tally.update(0, told("running", 10 * second), second)
     before = tally.standing(2, store)
     assert (before.steps_per_second, before.seconds_left) == (10, 8)
     for second in range(3, 60):
-        tally.hear(0, told("paused", 20), second)
+        tally.update(0, told("paused", 20), second)
         now = tally.standing(second, store)
         assert (now.state, now.steps_per_second, now.seconds_left) == ("paused", 10, 8)
     for second in range(60, 64):
-        tally.hear(0, told("running", 20 + 10 * (second - 59)), second)
+        tally.update(0, told("running", 20 + 10 * (second - 59)), second)
         assert tally.standing(second, store).steps_per_second == 10
 
 
 def test_a_run_is_paused_when_nobody_trains() -> None:
     tally, store = ProgressTracker(3, False), RunStore()
     for replica, state in enumerate(["paused", "running", "finished"]):
-        tally.hear(replica, told(state, 3), 0.0)
+        tally.update(replica, told(state, 3), 0.0)
     assert tally.standing(0.0, store).state == "running"
-    tally.hear(1, told("paused", 3), 0.1)
+    tally.update(1, told("paused", 3), 0.1)
     assert tally.standing(0.1, store).state == "paused"
 
 
 def test_the_rate_in_force_is_the_one_that_all_name_who_know() -> None:
     tally, store = ProgressTracker(3, False), RunStore()
     assert tally.standing(0.0, store).learning_rate is None
-    tally.hear(0, told("running", 3, learning_rate=0.1, checkpoint=answer(1)), 0.0)
-    tally.hear(1, told("running", 3, learning_rate=None), 0.0)
+    tally.update(0, told("running", 3, learning_rate=0.1, checkpoint=answer(1)), 0.0)
+    tally.update(1, told("running", 3, learning_rate=None), 0.0)
     standing = tally.standing(0.0, store)
     assert (standing.learning_rate, standing.checkpoint) == (0.1, answer(1))
-    tally.hear(2, told("running", 3, learning_rate=0.2), 0.0)
+    tally.update(2, told("running", 3, learning_rate=0.2), 0.0)
     assert tally.standing(0.0, store).learning_rate is None

@@ -130,8 +130,8 @@ def states_of(run: Run) -> set[str]:
 def news(run: Run, rounds: int = 3) -> None:
     """Hear so many news of every replica that is not gone."""
     for _ in range(rounds):
-        before = {i: heard.at for i, heard in enumerate(run.tally._heard) if heard.state != LOST}
-        until(lambda before=before: all(run.tally._heard[i].at > at for i, at in before.items()), during=run)
+        before = {i: latest.at for i, latest in enumerate(run.tally._latest) if latest.state != LOST}
+        until(lambda before=before: all(run.tally._latest[i].at > at for i, at in before.items()), during=run)
 
 
 def gated(body: str, gate: Path) -> str:

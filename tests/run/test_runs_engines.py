@@ -216,7 +216,7 @@ def test_names_asked_for_have_to_be_there(begin: Callable[..., Run]) -> None:
         WorkerError, match="InvalidArgumentError: --fetch absent: the body defined no 'absent'"
     ):
         begin("x = 1", fetch=("absent",)).wait()
-    with pytest.raises(WorkerError, match="--fetch f: a function cannot come home"):
+    with pytest.raises(WorkerError, match="--fetch f: a function cannot be fetched"):
         begin("def f(): pass", fetch=("f",)).wait()
     assert run.status == "finished"
 

@@ -134,7 +134,7 @@ def test_results_that_cannot_be_written_are_named() -> None:
     packed = {"kind": "plain", "value": date(2026, 11, 20)}
     found = decode(b"".join(encode({"task": "worker 0", "results": {"day": packed, "n": 3}})))
     assert found["results"] == {"n": 3}
-    assert found["left"] == ["day stayed on worker 0: it cannot be written: a date is no plain value"]
+    assert found["left"] == ["day stayed on worker 0: it cannot be written: a date is not a plain value"]
     with pytest.raises(InvalidArgumentError):
         encode({"day": date(2026, 11, 20)})
 
@@ -165,7 +165,7 @@ def test_a_file_is_private_whole_and_checked(tmp_path: Path) -> None:
     with pytest.raises(DataLossError, match=r"outcome-0002\.bin is damaged: it was cut"):
         read_outcome(tmp_path, 2)
     path.write_bytes(b"")
-    with pytest.raises(DataLossError, match="no outcome"):
+    with pytest.raises(DataLossError, match="not an outcome"):
         read_outcome(tmp_path, 2)
     path.unlink()
     path.symlink_to("elsewhere")

@@ -51,7 +51,7 @@ class Simulated:
                     self.end[i] += took
                     self.busy[i] += took
                     self.step[i] += 1
-                self.told.hear(i, self.step[i], {"compute": self.busy[i], "wait": 9.0 * self.now}, self.now)
+                self.told.update(i, self.step[i], {"compute": self.busy[i], "wait": 9.0 * self.now}, self.now)
                 yield i
 
 
@@ -109,8 +109,8 @@ def test_one_alone_is_not_slow() -> None:
 def test_replicas_in_different_trainings_are_not_compared() -> None:
     told = Stragglers(2)
     for tenth in range(50):
-        told.hear(0, tenth, {"compute": 0.1 * tenth}, 0.1 * tenth, training=1)
-        told.hear(1, tenth, {"compute": 0.9 * tenth}, 0.1 * tenth, training=2)
+        told.update(0, tenth, {"compute": 0.1 * tenth}, 0.1 * tenth, training=1)
+        told.update(1, tenth, {"compute": 0.9 * tenth}, 0.1 * tenth, training=2)
     assert told.slowness(1) is None
 
 
@@ -120,7 +120,7 @@ def test_slow_steps_need_no_more_than_a_dozen() -> None:
         now = tenth / 10
         for i, step in enumerate((5.0, 5.0, 6.5)):
             made = int(now / step)
-            told.hear(i, made, {"data": made * step}, now)
+            told.update(i, made, {"data": made * step}, now)
         if told.slowness(2):
             break
     assert 10 <= int(now / 6.5) <= 13
@@ -141,15 +141,15 @@ def test_a_straggler_is_one_while_it_trains() -> None:
     tally = ProgressTracker(3, synchronous=False)
     for tenth in range(30):
         for i, step in enumerate((0.05, 0.05, 0.1)):
-            tally.hear(i, news(int(tenth / 10 / step), tenth / 10), tenth / 10)
+            tally.update(i, news(int(tenth / 10 / step), tenth / 10), tenth / 10)
     replicas = standing(tally, 3.0).replicas
     assert [replica.state for replica in replicas] == ["running", "running", "straggler"]
     assert [replica.slowness for replica in replicas] == [None, None, 2.0]
     assert standing(tally, 3.0).state == "running"
-    tally.hear(2, news(30, 3.0, "waiting for the others"), 3.1)
+    tally.update(2, news(30, 3.0, "waiting for the others"), 3.1)
     assert standing(tally, 3.1).replicas[2].state == "waiting for the others"
     assert standing(tally, 3.1).replicas[2].slowness is None
-    tally.hear(2, news(31, 3.1), 3.2)
+    tally.update(2, news(31, 3.1), 3.2)
     assert standing(tally, 3.2).replicas[2].state == "straggler"
     tally.lose(2, 3.3)
     assert standing(tally, 3.3).replicas[2].state == "lost"
@@ -157,17 +157,17 @@ def test_a_straggler_is_one_while_it_trains() -> None:
 
 def test_one_that_says_nothing_while_others_do_is_silent() -> None:
     tally = ProgressTracker(3, synchronous=True)
-    tally.hear(0, news(1, 0.1), 0.0)
-    tally.hear(1, news(1, 0.1), 0.0)
-    tally.hear(0, news(20, 1.9), 1.9)
+    tally.update(0, news(1, 0.1), 0.0)
+    tally.update(1, news(1, 0.1), 0.0)
+    tally.update(0, news(20, 1.9), 1.9)
     assert [r.state for r in standing(tally, 1.9).replicas] == ["running", "running", "starting"]
-    tally.hear(0, news(22, 2.2), 2.1)
+    tally.update(0, news(22, 2.2), 2.1)
     assert [r.state for r in standing(tally, 2.1).replicas] == ["running", "silent", "starting"]
-    tally.hear(1, news(2, 0.2), 2.2)
+    tally.update(1, news(2, 0.2), 2.2)
     assert standing(tally, 2.2).replicas[1].state == "running"
     assert standing(tally, 60.0).replicas[1].state == "running"  # all are: the notebook was busy
-    tally.hear(1, news(3, 0.3, "finished"), 2.3)
-    tally.hear(0, news(99, 9.0), 9.0)
+    tally.update(1, news(3, 0.3, "finished"), 2.3)
+    tally.update(0, news(99, 9.0), 9.0)
     assert standing(tally, 9.0).replicas[1].state == "finished"
 
 

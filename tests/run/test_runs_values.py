@@ -87,11 +87,11 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (lambda: 1, "a function cannot come home; return numbers, arrays or a model"),
-        (object(), "a object cannot come home"),
-        ({1, 2}, "a set cannot come home"),
-        ({(1, 2): 3}, "a dict cannot come home"),
-        ([1, [object()]], "a object cannot come home"),
+        (lambda: 1, "a function cannot be fetched; return numbers, arrays or a model"),
+        (object(), "a object cannot be fetched"),
+        ({1, 2}, "a set cannot be fetched"),
+        ({(1, 2): 3}, "a dict cannot be fetched"),
+        ([1, [object()]], "a object cannot be fetched"),
         (np.array([object()]), "an array of objects stays"),
         (nested(20), "nested too deeply"),
         (Sequential([Dense(2)]), "a model without weights stays where it is"),
@@ -112,7 +112,7 @@ def test_a_list_that_holds_itself_is_no_hang() -> None:
 def test_what_is_too_large_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcome, "LIMIT_BYTES", 1000)
     with pytest.raises(
-        ResourceExhaustedError, match=r"8,0\d\d bytes are more than the 1,000 that may come home"
+        ResourceExhaustedError, match=r"8,0\d\d bytes are more than the 1,000 that may be fetched"
     ):
         pack({"a": np.zeros(1000)})
     with pytest.raises(ResourceExhaustedError):
@@ -254,8 +254,8 @@ def told(step: int, examples: int = 0, total: int | None = 100, state: str = "ru
 def test_asynchronous_replicas_add_up() -> None:
     tally, store = ProgressTracker(2, synchronous=False), RunStore()
     for second in range(3):
-        tally.hear(0, told(10 * second), float(second))
-        tally.hear(1, told(20 * second), float(second))
+        tally.update(0, told(10 * second), float(second))
+        tally.update(1, told(20 * second), float(second))
     standing = tally.standing(2.0, store)
     assert (standing.step, standing.total, standing.state) == (60, 200, "running")
     assert standing.steps_per_second == 30
@@ -269,7 +269,7 @@ def test_synchronous_replicas_step_together() -> None:
     tally = ProgressTracker(2, synchronous=True)
     for second in range(3):
         for replica in range(2):
-            tally.hear(replica, told(10 * second), float(second))
+            tally.update(replica, told(10 * second), float(second))
     standing = tally.standing(2.0, RunStore())
     assert (standing.step, standing.total, standing.steps_per_second) == (20, 100, 10)
     assert standing.examples_per_second == 200
@@ -277,9 +277,9 @@ def test_synchronous_replicas_step_together() -> None:
 
 def test_rates_are_of_the_last_seconds() -> None:
     tally = ProgressTracker(1, synchronous=False)
-    tally.hear(0, told(0), 0.0)
+    tally.update(0, told(0), 0.0)
     for tenth in range(1, 101):
-        tally.hear(0, told(1000 + tenth), 100 + tenth / 10)
+        tally.update(0, told(1000 + tenth), 100 + tenth / 10)
     assert tally.standing(110.0, RunStore()).steps_per_second == pytest.approx(10)
     assert WINDOW < 10
 
@@ -287,30 +287,30 @@ def test_rates_are_of_the_last_seconds() -> None:
 def test_news_that_are_read_late_make_no_rate() -> None:
     tally = ProgressTracker(1, synchronous=False)
     for tenth in range(1, 101):  # ten seconds of training, read within a tenth of a second
-        tally.hear(0, told(5 * tenth) | {"spent": {"compute": tenth / 10}}, 20 + tenth / 1000)
+        tally.update(0, told(5 * tenth) | {"spent": {"compute": tenth / 10}}, 20 + tenth / 1000)
     assert tally.standing(20.1, RunStore()).steps_per_second == pytest.approx(50)
 
 
 def test_elapsed_stands_still_while_the_run_is_paused() -> None:
     tally, store = ProgressTracker(2, synchronous=False), RunStore()
     for replica in range(2):
-        tally.hear(replica, told(10), 0.0)
-    tally.hear(0, told(20, state="paused"), 2.0)
+        tally.update(replica, told(10), 0.0)
+    tally.update(0, told(20, state="paused"), 2.0)
     assert tally.standing(3.0, store).elapsed == 3.0  # the other one trains
-    tally.hear(1, told(20, state="paused"), 4.0)
+    tally.update(1, told(20, state="paused"), 4.0)
     assert [tally.standing(now, store).elapsed for now in (4.0, 9.0)] == [4.0, 4.0]
-    tally.hear(0, told(21), 10.0)
+    tally.update(0, told(21), 10.0)
     assert tally.standing(11.0, store).elapsed == 5.0
-    tally.hear(0, told(22) | {"rested": 9.0}, 12.0)  # a pause of before it was watched
+    tally.update(0, told(22) | {"rested": 9.0}, 12.0)  # a pause of before it was watched
     assert tally.standing(12.0, store).elapsed == 3.0
 
 
 def test_a_pause_that_is_heard_of_late_is_as_long_as_its_replica_says() -> None:
     tally, store = ProgressTracker(1, synchronous=False), RunStore()
     # A cell computed until 8.0.
-    tally.hear(0, told(20, state="paused") | {"paused": 6.0, "spent": {"compute": 2.0}}, 8.0)
+    tally.update(0, told(20, state="paused") | {"paused": 6.0, "spent": {"compute": 2.0}}, 8.0)
     assert [tally.standing(now, store).elapsed for now in (8.0, 9.0)] == [2.0, 2.0]
-    tally.hear(0, told(20, state="finished") | {"paused": 7.0}, 9.0)
+    tally.update(0, told(20, state="finished") | {"paused": 7.0}, 9.0)
     assert (tally.standing(10.0, store).elapsed, tally.paused(10.0), tally.rested) == (3.0, 7.0, 0.0)
 
 
@@ -334,13 +334,13 @@ def test_a_run_counts_updates_and_not_replicas(synchronous: bool, rate: int, tmp
     for replica in range(2):
         steps = range(1, 31)
         run.store.extend(replica, "loss", list(steps), [0.5] * len(steps), [n / 10 for n in steps])
-        run.tally.hear(replica, told(30) | {"examples": 300}, 0.0)
+        run.tally.update(replica, told(30) | {"examples": 300}, 0.0)
     assert run.seconds == pytest.approx(2.9)
     assert run.steps_per_second == pytest.approx(30 * (rate / 10) / 2.9)
     assert run.examples_per_second == pytest.approx(600 / 2.9)
     run.status = "running"
     for replica in range(2):
-        run.tally.hear(replica, told(40) | {"examples": 400}, 1.0)
+        run.tally.update(replica, told(40) | {"examples": 400}, 1.0)
     assert (run.steps_per_second, run.examples_per_second) == (rate, 200)
 
 
@@ -362,11 +362,11 @@ def test_what_is_not_known_is_not_made_up() -> None:
         None,
         None,
     )
-    tally.hear(0, told(5), 1.0)
-    tally.hear(1, told(5, total=None), 1.0)
+    tally.update(0, told(5), 1.0)
+    tally.update(1, told(5, total=None), 1.0)
     standing = tally.standing(1.0, store)
     assert (standing.total, standing.seconds_left, standing.steps_per_second) == (None, None, 0.0)
     store.extend(0, "staleness", [1], [2.0], [1.0])
     assert [r.staleness for r in tally.standing(1.0, store).replicas] == [2.0, None]
-    tally.hear(0, told(9, state="finished"), 1.0)
+    tally.update(0, told(9, state="finished"), 1.0)
     assert tally.standing(1.0, store).state == "running"

@@ -145,8 +145,8 @@ def test_numbers_that_change_are_arrays(strategy: Strategy) -> None:
         (lambda x: float(np.sum(x)), TypeError, "float"),
         (lambda x: x if np.sum(x) > 0 else -x, TypeError, "no truth value"),
         (lambda x: np.asarray(x), TypeError, "no value until the graph runs"),
-        (lambda x: 3.0, InvalidArgumentError, "returns 3.0, which is no tensor"),
-        (lambda x: (x, np.ones(2)), InvalidArgumentError, "which is no tensor"),
+        (lambda x: 3.0, InvalidArgumentError, "returns 3.0, which is not a tensor"),
+        (lambda x: (x, np.ones(2)), InvalidArgumentError, "which is not a tensor"),
         (
             lambda x: x[x > 0],
             NotImplementedError,
@@ -180,7 +180,7 @@ def test_variables_from_outside_the_scope(strategy: Strategy) -> None:
     for function in (lambda x: x * w, lambda x: w, lambda x: w * x):
         with pytest.raises(InvalidArgumentError, match=r"inside `with strategy\.scope\(\):`"):
             strategy.run(function, (np.ones(3),))
-    with pytest.raises(InvalidArgumentError, match="is no variable of this strategy"):
+    with pytest.raises(InvalidArgumentError, match="is not a variable of this strategy"):
         strategy.read(w)
 
 

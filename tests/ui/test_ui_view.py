@@ -138,7 +138,7 @@ def test_the_standing_is_passed_on_whole(displays: list[FakeDisplay]) -> None:
                 epoch=2 - replica,
                 epochs=4,
             )
-            tally.hear(replica, vars(told), float(second))
+            tally.update(replica, vars(told), float(second))
     RunView(run).progress(tally.standing(1.0, run.store))  # type: ignore[arg-type]
     _, status = displays[0].calls[-1]
     replicas = status.pop("per_replica")
@@ -166,7 +166,7 @@ def test_steering_leaves_marks_on_the_curves(displays: list[FakeDisplay]) -> Non
 
     def see(state: str = "running", **more: Any) -> None:
         for replica in range(2):
-            run.tally.hear(replica, vars(Progress(step=more.pop("step", 9), state=state, **more)), 1.0)
+            run.tally.update(replica, vars(Progress(step=more.pop("step", 9), state=state, **more)), 1.0)
         shown.progress(run.tally.standing(1.0, run.store))
 
     see(learning_rate=0.1, step=5)
@@ -242,7 +242,7 @@ def test_a_summary_counts_what_the_replicas_made(options: dict[str, Any], total:
 def test_a_pause_counts_in_no_duration_and_in_no_rate() -> None:
     run = FakeRun(synchronous=True)
     for replica, rested in enumerate((0.9, 0.0)):  # the second waited for the first
-        run.tally.hear(replica, vars(Progress(step=30, state="finished", rested=rested)), 1.0)
+        run.tally.update(replica, vars(Progress(step=30, state="finished", rested=rested)), 1.0)
         steps_of(run, replica, 30)
     found = summary(run)
     assert found.seconds == pytest.approx(2.0)
@@ -253,11 +253,11 @@ def test_a_replica_that_is_gone_is_named_live_and_at_the_end(displays: list[Fake
     run = FakeRun(strategy="multi_worker", synchronous=True)
     for replica in range(2):
         told = Progress(step=10 + replica, total=40, state="running")
-        run.tally.hear(replica, vars(told), 1.0)
+        run.tally.update(replica, vars(told), 1.0)
     steps_of(run, 0, 40)
     run.store.extend(1, "loss", [11, 12], [1.0, 1.0], [1000.0, 1001.0])
     run.tally.lose(1, 2.0)
-    run.tally.hear(1, vars(Progress(step=12, total=40, state="running")), 3.0)  # it was only frozen
+    run.tally.update(1, vars(Progress(step=12, total=40, state="running")), 3.0)  # it was only frozen
     RunView(run).progress(run.tally.standing(3.0, run.store))  # type: ignore[arg-type]
     _, status = displays[0].calls[-1]
     assert status["note"] == "worker 1 was lost; training continues on 1 replica"
@@ -275,7 +275,7 @@ def test_gradients_that_were_not_applied_are_counted() -> None:
     run.global_step = 17
     for replica, (dropped, skipped) in enumerate(((0, 1), (1200, 0))):
         told = Progress(step=9, total=40, state="finished", dropped=dropped, skipped=skipped)
-        run.tally.hear(replica, vars(told), 1.0)
+        run.tally.update(replica, vars(told), 1.0)
         steps_of(run, replica, 9)
     found = summary(run)
     assert found.remarks == ["17 updates", "1,200 gradients dropped", "1 gradient left out"]

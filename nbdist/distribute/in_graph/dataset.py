@@ -83,7 +83,7 @@ class Reading:
         return images, labels
 
     def advance(self, i: int) -> Tensor:
-        """Return the size of the next batch: of what is run with it, tower ``i`` goes on to that batch."""
+        """Return a tensor: the size of the next batch. Running it advances tower ``i`` to that batch."""
         return self._sources[i].next()
 
     def _shapes(self, lead: tuple[int, ...]) -> tuple[Array, ...]:

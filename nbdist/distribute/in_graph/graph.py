@@ -1,4 +1,4 @@
-"""What the towers of an in-graph training have in common: the graph, the session, who has finished."""
+"""State that the towers of an in-graph training share: graph, session, finished towers."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Tower:
     micros: list[Micro]
     gradients: list[Tensor]
     checks: list[Tensor]
-    """Raise NanLossError where a loss is no number."""
+    """Raise NanLossError if a loss is NaN or infinite."""
     updates: list[Tensor]
     """Assign the states of layers."""
 
@@ -188,7 +188,7 @@ class Master:
                 }
                 for i, own in enumerate(self.groups)
             ]
-            # Where the weights are: who applies a gradient asks nobody for the rate.
+            # One per device with weights, so that applying a gradient needs no transfer of the rate.
             self._new_rate = Placeholder(None, (), {}, Spec((), np.dtype(np.float64)), "new_rate")
             rates = self._optimizer.held.rates
             for home in dict.fromkeys(weight.device for weight in self.weights):
@@ -203,7 +203,7 @@ class Master:
         """Return the step that some towers make together: by tower, its micro-batches in the whole batch.
 
         Without ``reading`` they are fed, and may be of any size. A tower without an example computes nothing;
-        where towers read, it goes on with the others.
+        where towers read, it advances with the others.
         """
         size = max(piece.stop for own in cuts.values() for piece in own)
         key = (*((number, len(own)) for number, own in cuts.items()), reading, reading and size)

@@ -1,4 +1,4 @@
-"""Steps of an in-graph training: the client feeds towers, or tells them to read, and waits for the update."""
+"""Steps of an in-graph training: the client feeds towers, or has them read, and waits for the update."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class InGraphReplica(Replica):
             self._joint.set_rate(rate)
 
     def gradients(self) -> Sequence[Array]:
-        """Return nothing: gradients never come to the client."""
+        """Return nothing: gradients never reach the client."""
         return ()
 
     def push(self) -> None:

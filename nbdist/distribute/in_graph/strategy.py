@@ -34,7 +34,7 @@ OnTrace = Callable[[list[Span]], None]
 
 
 DATA = ("client", "workers")
-"""Who has the data: the client, which feeds batches, or the workers, which read them."""
+"""Where the data is: on the client, which feeds batches, or on the workers, which read them."""
 
 
 class InGraphStrategy(Strategy):

@@ -40,7 +40,7 @@ class Events:
 
 
 class Hosts:
-    """The links and cores of all hosts; who comes first is served first."""
+    """The links and cores of all hosts; served in order of arrival."""
 
     def __init__(self, count: int, cost: Cost, events: Events, traffic: Traffic) -> None:
         self._cost, self._events, self._traffic = cost, events, traffic

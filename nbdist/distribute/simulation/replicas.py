@@ -43,7 +43,7 @@ class SimulatedReplica:
         self._serving.clients[self.number] = self
         self._serving.events.at(0.0, self._go_on)
 
-    def heard(self, server: int, answer: Answer) -> None:
+    def on_answer(self, server: int, answer: Answer) -> None:
         """Note what a server says of a gradient."""
         if answer.what != STEPPED:
             self._said[answer.token][server] = answer.what

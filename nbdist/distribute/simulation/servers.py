@@ -5,8 +5,8 @@
     serving.push(replica, server, slot, after)
     serving.events.play()
 
-A server takes one request after the other; who is answered when is decided by a real `ParameterShard`, of no
-parameters. Tasks of one host use its memory instead of messages, as they do in a cluster.
+A server handles one request at a time; a real `ParameterShard` without parameters decides when it answers a
+replica. Tasks of one host use its memory instead of messages, as they do in a cluster.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Client(Protocol):
     number: int
     host: int
 
-    def heard(self, server: int, answer: Answer) -> None:
-        """Note what a server says of a gradient."""
+    def on_answer(self, server: int, answer: Answer) -> None:
+        """Handle a server's answer to a gradient."""
 
 
 @dataclass
 class SimulatedServer:
-    """One parameter server: its shard, how many bytes that stands for, and who waits in line."""
+    """One parameter server: its shard, its size in bytes, and the requests in its queue."""
 
     number: int
     host: int
@@ -108,7 +108,7 @@ class Serving:
         )
 
     def leave(self, client: Client, server: SimulatedServer) -> None:
-        """Note that a replica is done; it is told when it comes, and costs nothing."""
+        """Record that a replica has finished; this costs no time."""
         for answer in server.shard.leave(client.number):
             self._answer(server, answer, 0.0)
 
@@ -172,10 +172,10 @@ class Serving:
         self.events.at(spent, self._next, server)
 
     def _answer(self, server: SimulatedServer, answer: Answer, after: float) -> float:
-        """Tell a replica, in `after` seconds; return when the server is done with that."""
+        """Answer a replica after `after` seconds; return when the server has finished that."""
         client = self.clients[answer.replica]
         each = self._ends(server.host, client.host, 0)
-        reading = (self.events.at, each, client.heard, server.number, answer)
+        reading = (self.events.at, each, client.on_answer, server.number, answer)
         self.hosts.send(after + each, server.host, client.host, 0, *reading)
         return after + each
 

@@ -6,8 +6,8 @@
     simulate("ps", workers=1000, servers=32, hosts=125, model_bytes=100 << 20).batches_per_second
     compare(workers=64, hosts=8, model_bytes=100 << 20)[0]      # the fastest there
 
-Who sends what to whom, in which order and in which pieces, is decided by the functions that real trainings
-use: buckets, ring and hierarchy schedules, layouts, placement round robin, the accumulator.
+The functions that real trainings use decide the messages, their order and their pieces:
+ buckets, ring and hierarchy schedules, layouts, placement round robin, the accumulator.
 """
 
 from __future__ import annotations

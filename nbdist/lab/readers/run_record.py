@@ -439,10 +439,10 @@ class Pace:
             return
         took = sum(word.spent.values())
         if before is None and took > 0:
-            self._tally.hear(replica, word.heard(step=0), word.time - took)
+            self._tally.update(replica, word.heard(step=0), word.time - took)
         if before is not None or took > 0:
             self._told.add(replica)
-        self._tally.hear(replica, word.heard(), word.time)
+        self._tally.update(replica, word.heard(), word.time)
         self.words[replica], self._heard[replica] = word, now
         self._latest = max(self._latest, word.time)
 
@@ -454,7 +454,7 @@ class Pace:
         for replica, word in self.words.items():
             silent = now - self._heard[replica]
             if silent > SILENT_SECONDS:
-                self._tally.hear(replica, word.heard(), word.time + silent)
+                self._tally.update(replica, word.heard(), word.time + silent)
                 self._latest = max(self._latest, word.time + silent)
 
     def standing(self) -> Standing | None:

@@ -193,8 +193,8 @@ def _kept(spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
 
 # The notebook's process as a task of the cluster, /job:client/task:0, while a run needs it.
 #
-# The cluster's own tasks do not know of it. A run whose body is here is followed like any other: its news
-# come from this task's Server, and whoever follows it reaches all tasks through :class:`WithClient`.
+# The cluster's own tasks do not know of it. A run whose body is here is followed like any other: its
+# messages come from this task's Server, and its follower reaches all tasks through :class:`WithClient`.
 
 DEVICE = "CPU:0"
 
@@ -225,7 +225,7 @@ class ClientTask(Task):
 
 
 class WithClient:
-    """A cluster's tasks and the client, for who follows a run; ``interrupt`` reaches the client's body."""
+    """A cluster's tasks and the client, for a run's monitor; ``interrupt`` reaches the client's body."""
 
     def __init__(self, cluster: Cluster, client: ClientTask, interrupt: Callable[[], bool]) -> None:
         self._cluster, self._client, self._interrupt = cluster, client, interrupt
@@ -261,7 +261,7 @@ class WithClient:
         return self._cluster.replace(tasks)
 
     def dead(self) -> list[TaskInfo]:
-        """Return the tasks that are gone."""
+        """Return the tasks that have ended."""
         return self._others(self._cluster.dead())
 
     def controller_died(self) -> str | None:
@@ -273,7 +273,7 @@ class WithClient:
         return [row for row in self._cluster.status() if row["rank"] != self._client.rank]
 
     def _others(self, tasks: list[TaskInfo]) -> list[TaskInfo]:
-        """Leave out a worker that the cluster has got meanwhile, under the rank that the client has here."""
+        """Leave out a worker that joined the cluster later, under the rank that the client has here."""
         return [info for info in tasks if info.rank != self._client.rank]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A body on a thread of this process, with the face of calls to engines: what came back, or that it goes on.
+"""A body on a thread of this process, with the interface of calls to engines: outcomes, or none yet.
 
 A signal would reach the main thread alone, which is the notebook's. This thread is interrupted by an
 exception that is raised in it, as soon as it runs Python code.
@@ -123,7 +123,7 @@ _here: ContextVar[Output | None] = ContextVar("where this thread prints", defaul
 class Routed:
     """Stands in for sys.stdout or sys.stderr while any thread prints to a run; ``usual`` is what it replaces.
 
-    Who holds on to it goes on printing to ``usual`` afterwards.
+    Code that keeps a reference prints to ``usual`` afterwards.
     """
 
     def __init__(self, name: str) -> None:
@@ -190,6 +190,6 @@ def _step_aside() -> None:
         if _users:
             return
         for stream in _streams:
-            # Somebody else may have taken its place meanwhile, and puts it back later; it only hands on then.
+            # Other code may have replaced the stream and may restore this one later; it then only forwards.
             if getattr(sys, stream.name) is stream:
                 setattr(sys, stream.name, stream.usual)

@@ -2,7 +2,7 @@
 
     towers = Towers(folder, 2, context)
     context.towers = towers.context         # towers that go their own ways: a context for each one's thread
-    strategy = InGraphStrategy(..., on_tower=towers.on_tower)       # towers that step together: told here
+    strategy = InGraphStrategy(..., on_tower=towers.on_tower)       # towers that step together: called here
 
 Tower i is replica i of the run: its points go to metrics-000i.log, wherever they are computed. A tower that
 is spread over several workers goes by the number of its first one.

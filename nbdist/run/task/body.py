@@ -48,7 +48,7 @@ from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import Strategy
 
 OWN_FILES = (__file__,)  # which no traceback has to show
-CUT_OFF = (AbortedError, UnavailableError)  # what a replica is told by another that has stopped
+CUT_OFF = (AbortedError, UnavailableError)  # what a replica receives from another that has stopped
 MOST_MESSAGE, MOST_TRACEBACK = 2_000, 20_000  # characters of an error that are sent to the client
 
 
@@ -114,7 +114,7 @@ def perform(
     lending = ExitStack()
     try:
         with surrounding:
-            control.check()  # another call had the task until now, and the run has failed meanwhile
+            control.check()  # another call had the task until now, and the run may have failed
             live.context.progress.state = "running"
             given = spec.pushed.open(task.info.host)
             if code is not None:
@@ -195,23 +195,23 @@ def live_of(spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveRu
 
 
 def _end_everywhere(spec: RunSpec, task: Task, number: int) -> None:
-    """Tell the other replicas that a callback of the chief has ended a training."""
+    """Notify the other replicas that a callback of the chief has ended a training."""
     for rank in spec.ranks:
         if rank != task.rank:
             task.peer(rank).send("run.end_training", {"run": spec.run, "number": number})
 
 
 def _rest_everywhere(spec: RunSpec, task: Task, number: int) -> None:
-    """Tell the other replicas that the chief rests."""
+    """Notify the other replicas that the chief rests."""
     for rank in spec.ranks:
         if rank != task.rank:
-            with suppress(NbdistError):  # it is gone, which others notice
+            with suppress(NbdistError):  # it has ended, which the failure detector reports
                 task.peer(rank).send("run.control", {"run": spec.run, "do": "rest", "number": number})
 
 
 def _call(body: Any, given: Given, names: dict[str, Any]) -> dict[str, Any]:
     """Run a function; return what it returned, and the model and the history in it, by name."""
-    if getattr(body, "__module__", "") == "__main__":  # typed by the user, who knows nbdist as nb
+    if getattr(body, "__module__", "") == "__main__":  # typed by the user, to whom nbdist is nb
         getattr(body, "__globals__", {}).setdefault("nb", import_module("nbdist"))
     value = body(*given.args, **{**given.kwargs, **names})
     return {"result": value, **_named(value)}
@@ -232,7 +232,7 @@ def _named(value: Any) -> dict[str, Any]:
 
 
 def _packed(task: Task, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
-    """Pack what comes home. Only the chief's does; names asked for must be there."""
+    """Pack the results to be fetched: the chief's only; names in ``fetch`` must be defined."""
     if task.rank != spec.ranks[0]:
         return {}
     results, left = {}, []
@@ -294,7 +294,7 @@ def _cut(text: str, most: int) -> str:
 
 # Bodies given as source text: executed in the namespace of the notebook or the engine.
 #
-# What it has bound or trained is told apart from what was there before.
+# Names that it has bound and models that it has trained are distinguished from earlier ones.
 
 USUAL_NAMES = ("history", "model")
 
@@ -438,7 +438,7 @@ def assigned_names(tree: ast.Module) -> list[str]:
 def certain_names(tree: ast.Module) -> set[str]:
     """Return the names that a body binds in any case: by assignments in no branch and no loop.
 
-    Of other names only a new value tells that they were bound, and equal small numbers are one object.
+    Other names count as bound only if they have a new value, and equal small numbers are one object.
     """
     kinds = (ast.Assign, ast.AnnAssign, ast.AugAssign)
     plain: list[ast.stmt] = [s for s in tree.body if isinstance(s, kinds) and s.value is not None]
@@ -463,23 +463,23 @@ OWN = str(Path(__file__).parents[2]) + "/"
 
 
 def shown(error: BaseException, first: TracebackType | None) -> str:
-    """Return an error as Python prints it, from the frame ``first`` on, without what tells a user nothing."""
-    told = traceback.TracebackException(type(error), error, first)
-    _trim(told, error)
-    return "".join(told.format())
+    """Return an error as Python prints it, from the frame ``first`` on, without frames of nbdist."""
+    report = traceback.TracebackException(type(error), error, first)
+    _trim(report, error)
+    return "".join(report.format())
 
 
-def _trim(told: traceback.TracebackException, error: BaseException) -> None:
+def _trim(report: traceback.TracebackException, error: BaseException) -> None:
     """Remove uninformative nbdist frames from an error and its causes."""
-    last = max((n for n, frame in enumerate(told.stack) if _is_users(frame)), default=0)
-    told.stack[:last] = [frame for frame in told.stack[:last] if not _is_own(frame)]
+    last = max((n for n, frame in enumerate(report.stack) if _is_users(frame)), default=0)
+    report.stack[:last] = [frame for frame in report.stack[:last] if not _is_own(frame)]
     if isinstance(error, (NbdistError, MemoryError)):
-        while told.stack and _is_own(told.stack[-1]):
-            told.stack.pop()
+        while report.stack and _is_own(report.stack[-1]):
+            report.stack.pop()
         # What nbdist met with on its way to the message; a cause that is named is part of what it says.
-        if told.__context__ is not None and all(map(_is_own, told.__context__.stack)):
-            told.__context__ = None
-    for part, origin in ((told.__cause__, error.__cause__), (told.__context__, error.__context__)):
+        if report.__context__ is not None and all(map(_is_own, report.__context__.stack)):
+            report.__context__ = None
+    for part, origin in ((report.__cause__, error.__cause__), (report.__context__, error.__context__)):
         if part is not None and origin is not None:
             _trim(part, origin)
 

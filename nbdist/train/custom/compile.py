@@ -50,8 +50,8 @@ def program_of(
     Gradients of the replicas' tables are not written to arrays: ``rows`` holds, for each table, the
     gradients of the rows and their row numbers.
 
-    Each replica of a strategy is asked for its program, one inside the other where there are several: it may
-    want to be told of gradients as soon as they are there.
+    Each replica of a strategy wraps the program, one inside the other if there are several: it may need a
+    call as soon as a gradient is complete.
     """
     values: dict[Variable, Array] = {}
     written: dict[Tensor, Callable[[], object]] = {}
@@ -86,7 +86,7 @@ def _program(
     extra = [d.fed for d in made.draws.values()] + ([made.replica] if made.replica is not None else [])
     feeds = [*made.feeds, *extra]
     sizes: list[Shape] = [*shapes, *(t.shape for t in extra)]
-    # Gradients are asked for from the last variable's on: that is the order in which they come to be.
+    # Gradients are requested from the last variable's on: that is the order in which they are computed.
     into = [g.whole for group, found in trained for g in _apart(group, local, found)[1]][::-1]
     tables = [g for group, found in trained for g in _apart(group, local, found)[0]]
     rows = [[g.whole] if g.rows is None else [g.rows.values, g.rows.indices] for g in tables]

@@ -1,4 +1,4 @@
-"""Values of several replicas, and what becomes of them: a sum or a mean.
+"""Reduces values of several replicas to a sum or a mean.
 
 loss = strategy.reduce("sum", strategy.run(step, (x, y)))
 accuracy = strategy.reduce("mean", strategy.run(correct, (x, y)), axis=0)     # of all examples

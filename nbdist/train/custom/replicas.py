@@ -222,7 +222,7 @@ def common_group(strategy: Strategy) -> Collective:
     if world.size != strategy.num_replicas_in_sync:
         raise FailedPreconditionError(
             f"strategy {strategy.name} has {strategy.num_replicas_in_sync} replicas in sync, and this run "
-            f"has {world.size}: there is no group in which they bring values together"
+            f"has {world.size}: there is no group that could reduce their values"
         )
     common: Collective = world.common
     return common
@@ -287,7 +287,7 @@ class VariableGroup(NoVariables):
 
     @property
     def joint(self) -> bool:
-        """Whether the replicas tell each other of a stop."""
+        """Whether the replicas agree on a stop among themselves."""
         return self.replicas[0].joint
 
     def steps(self, index: int) -> int:

@@ -13,7 +13,7 @@ from nbdist.graph.replicated import VariableAggregation, VariableSynchronization
 from nbdist.graph.tensor import Variable
 
 How: TypeAlias = Literal["own", "sum", "mean", "first"]
-"""What becomes of the replicas' values: each keeps its own; or all get the sum, the mean or the first's."""
+"""How replicas' values are combined: each keeps its own; or all receive the sum, the mean or the first's."""
 
 
 OF = {
@@ -30,25 +30,25 @@ def apart(variable: Variable) -> bool:
 
 
 def assigned(variable: Variable, replicas: int) -> How:
-    """Return what becomes of the values that replicas assign, or raise if that is not said."""
+    """Return how values that replicas assign are combined; raises if that is not declared."""
     if replicas == 1 or apart(variable):
         return "own"
     if variable.aggregation is VariableAggregation.NONE:
         raise InvalidArgumentError(
             f"variable {variable.name!r} is assigned in a function that {replicas} replicas run, which may "
-            "have a value each: say what it becomes with Variable(..., aggregation='sum', 'mean' or "
-            "'only_first_replica'), or let each keep its own with synchronization='on_read'"
+            "have different values: declare how they are combined with Variable(..., aggregation='sum', "
+            "'mean' or 'only_first_replica'), or let each keep its own with synchronization='on_read'"
         )
     return OF[variable.aggregation]  # type: ignore[return-value]  # the table's values are among them
 
 
 def read(variable: Variable, replicas: int) -> How:
-    """Return what a variable is outside of replicas, given what each has, or raise if that is not said."""
+    """Return how replicas' values are combined outside of them; raises if that is not declared."""
     if replicas == 1 or not apart(variable):
         return "own"
     if variable.aggregation is VariableAggregation.NONE:
         raise InvalidArgumentError(
-            f"variable {variable.name!r} has a value on each of {replicas} replicas, and nothing says which "
-            "is meant outside of them: give Variable(..., aggregation='sum', 'mean' or 'only_first_replica')"
+            f"variable {variable.name!r} has a value on each of {replicas} replicas, and it is not "
+            "declared how to combine them: give Variable(aggregation='sum', 'mean' or 'only_first_replica')"
         )
     return OF[variable.aggregation]  # type: ignore[return-value]  # the table's values are among them

@@ -126,7 +126,7 @@ class Trace:
 
 
 class Tracing:
-    """What is being traced: the rules of the graph meanwhile."""
+    """A trace in progress: the rules of its graph."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ def _checked(outputs: Any, made: Trace, graph: Graph) -> Any:
             return None
         if not isinstance(value, Tensor):
             raise InvalidArgumentError(
-                f"{made.name} returns {value!r}, which is no tensor: it would be the same after every step. "
+                f"{made.name} returns {value!r}, which is not a tensor: it would never change. "
                 "Return tensors, None, or tuples, lists and dicts of them"
             )
         if value.graph is not graph:
@@ -410,7 +410,7 @@ class Traces(Generic[TraceType]):
     exact: dict[Form, dict[tuple[Shape, ...], TraceType]] = field(default_factory=dict)
     opened: dict[Form, tuple[list[Shape], TraceType]] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
-    """Arguments that were told apart by who they are, which must not be somebody else meanwhile."""
+    """Arguments that are compared by identity; kept, so that no other object takes the same id."""
 
     def __len__(self) -> int:
         return sum(map(len, self.exact.values())) + len(self.opened)

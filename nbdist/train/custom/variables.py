@@ -182,7 +182,7 @@ class StrategyVariables:
         if isinstance(variable, PartitionedVariable) or not isinstance(variable, Variable):
             return self.evaluate(variable, None)  # type: ignore[no-any-return]  # what a tensor is
         if variable.graph is not self.graph:
-            raise InvalidArgumentError(f"{variable!r} is no variable of this strategy; {MOVE_IN}")
+            raise InvalidArgumentError(f"{variable!r} is not a variable of this strategy; {MOVE_IN}")
         how = sync_rules.read(variable, self.strategy.num_replicas_in_sync)
         if how != "own":
             own = [to_host(self._own(local, variable)) for local in self.local.all]

@@ -18,7 +18,7 @@ JOIN_SECONDS = 10.0
 class QueueRunner:
     """Runs ``op`` in a thread until it raises OutOfRangeError or its session is closed.
 
-    Any other error is kept in ``error``, and ``on_failure`` is run so that whoever waits is told.
+    Any other error is kept in ``error``, and ``on_failure`` is run, which notifies the waiting replicas.
     """
 
     def __init__(self, op: Tensor, on_failure: Tensor | None = None) -> None:
@@ -56,7 +56,7 @@ class QueueRunner:
                 return
             self.error = error
             if self._on_failure is not None:
-                with suppress(NbdistError):  # tasks that are gone tell their own story
+                with suppress(NbdistError):  # tasks that have ended raise errors of their own
                     session.run(self._on_failure)
             if coord is not None:
                 coord.request_stop(error)
@@ -78,7 +78,7 @@ class SessionRunHook:
         """Add to the graph what the hook needs, before the session is made."""
 
     def after_create_session(self, session: Session, coord: Any = None) -> None:
-        """Begin in a new session; ``coord`` is told of errors on other threads, if it is given."""
+        """Begin in a new session; errors on other threads go to ``coord``, if it is given."""
 
     def before_run(self, run_context: Any) -> Any:
         """Do something before each run; return what else it is to fetch, if anything."""

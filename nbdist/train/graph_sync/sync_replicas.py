@@ -106,8 +106,8 @@ class SyncReplicasOptimizer:
         pairs = training.checked_pairs(grads_and_vars)
         if global_step is None:
             raise InvalidArgumentError(
-                "SyncReplicasOptimizer needs global_step, which tells late gradients from those of the step; "
-                "see train.get_or_create_global_step()"
+                "SyncReplicasOptimizer needs global_step, which distinguishes late gradients from those of "
+                "the step; see train.get_or_create_global_step()"
             )
         graph = pairs[0][1].graph
         training.check_step(global_step, graph)
@@ -163,7 +163,7 @@ class SyncReplicasOptimizer:
         """Return the op that puts the first tokens in the queue, which hold the step that training begins at.
 
         -1 puts ``replicas_to_aggregate`` of them, as TensorFlow does: replicas can then be run one after the
-        other at first, and a chief that comes again finds nobody waiting in vain; but each token beyond those
+        other at first, and after a restart of the chief no replica waits in vain; but each token beyond those
         that are needed costs a batch, which is computed and dropped. Needed are as many as replicas are
         missing, ``max(0, replicas_to_aggregate - total_num_replicas)``. With fewer the first step could never
         be made, which is an InvalidArgumentError.
@@ -190,7 +190,7 @@ class SyncReplicasOptimizer:
         return self._made("get_chief_queue_runner()").runner
 
     def get_closing_op(self) -> Tensor:
-        """Return the op with which the chief ends: who waits for a token in vain gets an OutOfRangeError."""
+        """Return the op with which the chief ends; replicas that wait for a token get an OutOfRangeError."""
         return self._made("get_closing_op()").closing
 
     def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> SyncReplicasHook:
@@ -320,7 +320,7 @@ def build(
         queue = TokenQueue("sync_token_q")
         serve = queue.serve()  # made before what waits, so that it comes before that
     with graph.within(Scope(name=f"{name}/")):
-        # The aggregation waits for any time: a worker that waits too long is told so by its own session.
+        # The aggregation waits for any time: a worker that waits too long gets an error from its own session.
         taken = [accumulator.take_grad(needed, patient=True) for accumulator in accumulators]
         applied = opt.apply_gradients(list(zip(taken, variables, strict=True)), global_step)
     with graph.within(Scope(name=f"{name}/", colocated=global_step, control=(applied,))):
@@ -336,7 +336,7 @@ def build(
 def new_local_step(graph: Graph, global_step: Variable, name: str) -> Variable:
     """Return a replica's own step, where it computes; no other graph has it, and it is not trained."""
     place = constant(np.int64(0), name=f"{name}/place")
-    # Workers may share a task: what is in a container of this graph's own is nobody else's.
+    # Workers may share a task: a container of this graph's own is not shared.
     with graph.within(Scope(colocated=place, container=f"local-{secrets.token_hex(4)}")):
         step = Variable(np.zeros((), global_step.dtype), trainable=False, name="sync_rep_local_step")
     graph.local_variables[step] = None
@@ -372,7 +372,7 @@ class SyncReplicasHook(SessionRunHook):
     """What a worker does beside its steps; :meth:`training` does it for a plain session.
 
     The chief opens the queue of tokens and runs the aggregation in a thread of its own; the others wait for
-    it. When the chief ends, or its session does, whoever waits for a token is told.
+    it. When the chief ends, or its session does, replicas that wait for a token get an error.
     """
 
     def __init__(self, optimizer: SyncReplicasOptimizer, is_chief: bool, num_tokens: int) -> None:
@@ -394,7 +394,7 @@ class SyncReplicasHook(SessionRunHook):
             self._begin = self._optimizer.wait_for_chief_op, self._optimizer.local_step_init_op
 
     def after_create_session(self, session: Session, coord: Any = None) -> None:
-        """Begin: as the chief, who has initialised all variables, or once the chief has begun."""
+        """Begin: as the chief after it has initialised all variables, else once the chief has begun."""
         for op in self._begin:
             session.run(op)
         if self._runner is not None:
@@ -409,11 +409,11 @@ class SyncReplicasHook(SessionRunHook):
         self._check()
 
     def end(self, session: Session) -> None:
-        """End: the chief closes the queue, so that whoever waits in vain gets an OutOfRangeError."""
+        """End: the chief closes the queue, so that a replica that still waits gets an OutOfRangeError."""
         if self._runner is not None:
             with suppress(
                 NbdistError
-            ):  # the session is closed, or a task is gone, which the runner has heard
+            ):  # the session is closed or a task has ended; the runner has that error
                 session.run(self._optimizer.get_closing_op())
             self._runner.join()
 
