@@ -50,18 +50,22 @@ class Calls:
         for future in self._pending.values():
             future.add_done_callback(lambda _: callback())
 
-    def when_done(self, tell: Callable[[], object]) -> None:
-        """Call ``tell`` once all outcomes have come, on a thread of ipyparallel's; not if a task dies."""
-        left = len(self._pending)
-        lock = threading.Lock()
+    def when_done(
+        self, callback: Callable[[], object], failed: Callable[[Any], bool] = lambda outcome: False
+    ) -> None:
+        """Call ``callback`` at the last outcome and at each failure, on a thread of ipyparallel.
 
-        def count(_: object) -> None:
+        A failure is an exception, or a result for which ``failed`` is true. A task's death has no outcome.
+        """
+        left, lock = len(self._pending), threading.Lock()
+
+        def count(future: Any) -> None:
             nonlocal left
             with lock:
                 left -= 1
                 last = left == 0
-            if last:
-                tell()
+            if last or isinstance(outcome := _outcome_of(future), BaseException) or failed(outcome):
+                callback()
 
         for future in list(self._pending.values()):
             future.add_done_callback(count)
@@ -143,6 +147,14 @@ class Calls:
 
     def __repr__(self) -> str:
         return f"<Calls: {len(self._outcomes)} of {len(self.ranks)} ranks ready>"
+
+
+def _outcome_of(future: Any) -> Any:
+    """Return the result of a future that is done, or its exception as an object."""
+    try:
+        return future.result()
+    except Exception as error:
+        return error
 
 
 def remote_error(error: BaseException, task: TaskInfo) -> NbdistError:

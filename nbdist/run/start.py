@@ -131,7 +131,8 @@ def start_run(
                 at_end=partial(_ended, cluster, run_id, delivery),
                 hint=partial(missing_name, names=options.push, by_flag=first_line > 1),
             )  # fmt: skip
-            calls.when_done(run.wake)  # a wake for each would poll all tasks as often as there are tasks
+            # A wake for each outcome would poll all tasks as often as there are tasks.
+            calls.when_done(run.wake, failed=lambda outcome: "error" in outcome)
     except BaseException:
         _ended(cluster, run_id, delivery)
         if here is not None:

@@ -58,14 +58,17 @@ def test_values_by_rank() -> None:
     assert two.done()
 
 
-def test_the_last_outcome_tells_whether_it_is_a_value_or_an_error() -> None:
-    futures: list[Future[str]] = [Future(), Future()]
-    told: list[bool] = []
-    Calls(dict(enumerate(futures)), TASKS, dict).when_done(lambda: told.append(True))
-    futures[1].set_exception(Remote("ValueError", "bad"))
-    assert not told
-    futures[0].set_result("a")
-    assert told == [True]
+def test_the_last_outcome_and_every_failure_call_back() -> None:
+    futures: list[Future[str]] = [Future() for _ in range(4)]
+    seen: list[int] = []
+    calls = Calls(dict(enumerate(futures)), TASKS, dict)
+    calls.when_done(lambda: seen.append(sum(one.done() for one in futures)), failed=lambda one: one == "bad")
+    futures[1].set_result("good")
+    assert not seen
+    futures[2].set_exception(Remote("ValueError", "wrong"))
+    futures[0].set_result("bad")
+    futures[3].set_result("good")
+    assert seen == [2, 3, 4]
 
 
 def test_an_exception_is_an_outcome_and_ends_results_early() -> None:

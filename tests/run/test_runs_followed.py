@@ -132,7 +132,7 @@ import nbdist as nb
 cluster = nb.Cluster.attach({cluster!r})
 run = nb.launch({body!r}, strategy="ps", background=True, cluster=cluster, live=False)
 run.wait_until(step=3)
-print(run.id, flush=True)
+print("the id is", run.id, flush=True)  # what workers print may follow it
 """
 
 
@@ -143,7 +143,7 @@ def test_a_script_that_ends_leaves_the_run(cluster: Cluster) -> None:
         env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (0, "")
-    run = attach(ended.stdout.split()[-1])
+    run = attach(ended.stdout.partition("the id is ")[2].split()[0])
     run.wait_until(step=run.standing().step + 1)
     run.stop()
     assert run.wait().status == "stopped"
