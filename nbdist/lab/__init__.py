@@ -1,6 +1,6 @@
-"""What the Jupyter server does for the sidebar: it reads folders, and has processes of its own act.
+"""The Jupyter server's part of the sidebar: it reads folders, and starts child processes for actions.
 
-It asks no kernel for anything, so that it works while every one of them is busy or dead.
+It sends no request to a kernel, so it works while every kernel is busy or dead.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    """Return what the Jupyter server loads, once its configuration names this package."""
+    """Return the extension's entry point for the Jupyter server."""
     from nbdist.lab.app import NbdistLab
 
     return [{"module": "nbdist.lab", "app": NbdistLab}]

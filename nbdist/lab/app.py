@@ -1,4 +1,4 @@
-"""The Jupyter server's extension: our routes are put in when it starts, our processes end when it stops."""
+"""The Jupyter server extension: adds the routes at the start, and ends child processes at the stop."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from jupyter_server.extension.application import ExtensionApp
 
 from nbdist.lab.handlers.act import (
-    Cleaning,
-    ClusterWish,
-    NewCluster,
-    OneCluster,
-    RunBoard,
-    RunCommand,
-    RunLabels,
-    SendSweepCommand,
+    CleanHandler,
+    ClusterCommandHandler,
+    ClusterHandler,
+    NewClusterHandler,
+    RunCommandHandler,
+    RunLabelsHandler,
+    RunTensorBoardHandler,
+    SweepCommandHandler,
 )
-from nbdist.lab.handlers.base import NoSuchRoute
-from nbdist.lab.handlers.read import About, CurrentState, OneFile, OneRun, OneSweep
+from nbdist.lab.handlers.base import NotFoundHandler
+from nbdist.lab.handlers.read import AboutHandler, RunFileHandler, RunHandler, StateHandler, SweepHandler
 from nbdist.lab.service import SERVICE, Service
-from nbdist.lab.state import real_views
+from nbdist.lab.state import default_views
 from nbdist.lab.stream import Stream
 from nbdist.lab.tensorboard import proxy
 from nbdist.lab.tensorboard.manager import Boards
@@ -31,59 +31,59 @@ from nbdist.sweep.commands import REMOTE
 
 
 class NbdistLab(ExtensionApp):
-    """nbdist's part of a Jupyter server; ``jupyter-config/nbdist.json`` has it loaded."""
+    """nbdist's extension of a Jupyter server; ``jupyter-config/nbdist.json`` enables it."""
 
     name = "nbdist"
 
     def initialize_settings(self) -> None:
-        """Make what all handlers share; nothing is read and no thread starts before a page asks."""
+        """Create the service that all handlers share; it is idle until a page sends a request."""
         assert self.serverapp is not None
         root = Path(getattr(self.serverapp, "root_dir", "") or os.getcwd())
         self.settings[SERVICE] = Service(
-            partial(real_views, root), str(root), Boards(self.serverapp.web_app.settings["base_url"])
+            partial(default_views, root), str(root), Boards(self.serverapp.web_app.settings["base_url"])
         )
 
     def initialize_handlers(self) -> None:
-        """Put our routes below the server's own address."""
+        """Add the routes below the server's base URL."""
         assert self.serverapp is not None
         web_app = self.serverapp.web_app
         ours = routes(web_app.settings["base_url"], self.settings[SERVICE].boards)
         web_app.add_handlers(".*$", ours)  # type: ignore[no-untyped-call]  # Jupyter has no types
 
     async def stop_extension(self) -> None:
-        """End what a page has begun and is not done, and stop looking. Clusters that are up stay up."""
+        """Cancel pending actions and stop polling; running clusters keep running."""
         service = self.settings.get(SERVICE)
         if service is not None:
             await service.close()
 
 
-# All our routes, in one table.
+# All routes, in one table.
 
 API = "nbdist/api/v1"
 ID = "([^/]+)"
 TABLE: tuple[tuple[str, type[Any]], ...] = (
-    ("/?", About),
-    ("/state", CurrentState),
+    ("/?", AboutHandler),
+    ("/state", StateHandler),
     ("/stream", Stream),
-    ("/clusters", NewCluster),
-    (f"/clusters/{ID}", OneCluster),
-    (f"/clusters/{ID}/(grow|shrink|restart)", ClusterWish),
-    (f"/runs/{ID}(/data)?", OneRun),
-    (f"/runs/{ID}/(stop|pause|resume|set)", RunCommand),
-    (f"/runs/{ID}/labels", RunLabels),
-    ("/clean", Cleaning),
-    (f"/runs/{ID}/files/(.+)", OneFile),
-    (f"/runs/{ID}/tensorboard", RunBoard),
-    (f"/sweeps/{ID}(/data)?", OneSweep),
-    (f"/sweeps/{ID}/({'|'.join(REMOTE)})", SendSweepCommand),
+    ("/clusters", NewClusterHandler),
+    (f"/clusters/{ID}", ClusterHandler),
+    (f"/clusters/{ID}/(grow|shrink|restart)", ClusterCommandHandler),
+    (f"/runs/{ID}(/data)?", RunHandler),
+    (f"/runs/{ID}/(stop|pause|resume|set)", RunCommandHandler),
+    (f"/runs/{ID}/labels", RunLabelsHandler),
+    ("/clean", CleanHandler),
+    (f"/runs/{ID}/files/(.+)", RunFileHandler),
+    (f"/runs/{ID}/tensorboard", RunTensorBoardHandler),
+    (f"/sweeps/{ID}(/data)?", SweepHandler),
+    (f"/sweeps/{ID}/({'|'.join(REMOTE)})", SweepCommandHandler),
 )
 
 
 def routes(base: str, boards: Boards) -> list[tuple[Any, ...]]:
-    """Return patterns and handlers below a server's base address, as tornado takes them."""
+    """Return (pattern, handler) of all routes below the server's base URL, for tornado."""
     start = re.escape(base.rstrip("/") + "/")
     return [
         *((start + API + path, handler) for path, handler in TABLE),
         *((start + path, *rest) for path, *rest in proxy.handlers(boards)),
-        (start + "nbdist(?:/.*)?", NoSuchRoute),
+        (start + "nbdist(?:/.*)?", NotFoundHandler),
     ]

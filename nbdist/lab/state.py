@@ -1,7 +1,11 @@
-"""What the page shows, in one piece: clusters, runs and sweeps, and the tasks of the clusters asked for.
+"""The state that a page shows: clusters, runs, sweeps, and the tasks of the cluster that it has opened.
 
-folders ──► Clusters, Runs, Sweeps, Tasks (each reads its own) ──► State ──► as JSON, or the changes in it
-                                            what a page has begun ──┘
+    folders ──► Clusters, Runs, Sweeps, ClusterTasks ──► PanelState ──► JSON of the state, or of its changes
+                                     pending actions ──┘
+
+Every lister caches by file (see `readers.runs`), and returns the same object for an item that has not
+changed. So `changes` compares mostly by identity, and a poll of an idle system costs a few `stat` calls. The
+difference is computed per page, because each page may have received another state last.
 """
 
 from __future__ import annotations
@@ -12,24 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from nbdist.errors import NbdistError
-from nbdist.lab.actions.status import Underway, merged
+from nbdist.errors import NbdistError, UnavailableError
+from nbdist.lab.actions.status import PendingAction, disk_error, merge_pending
 
 VERSION = 1
-MOST = {"runs": 200, "sweeps": 100}
-"""How many of each are sent; who has more is told so."""
+MAX_SENT = {"runs": 200, "sweeps": 100}
+"""The limit of each list; a problem tells how many older items are left out."""
 
 
 LISTS = {"clusters": "id", "runs": "id", "sweeps": "id", "tasks": "rank"}
-"""The lists of a state, and what names an item of each."""
+"""The lists of a state, and the key of their items."""
 
 
-MOVING = {
+ACTIVE = {
     "clusters": {"starting", "stopping"},
     "runs": {"preparing", "running"},
     "sweeps": {"running"},
 }
-"""In which states the items of each list change by themselves."""
+"""The states in which items of each list change by themselves."""
 
 
 Item = dict[str, Any]
@@ -37,37 +41,37 @@ log = logging.getLogger(__name__)
 
 
 class Lister(Protocol):
-    """What lists clusters, runs or sweeps. What is wrong with all of it is in ``problem`` or ``problems``."""
+    """Lists clusters, runs or sweeps. ``problem`` or ``problems`` has errors that concern the whole list."""
 
-    def look(self) -> list[Item]:
-        """Return the items as they are now, ready for JSON."""
+    def poll(self) -> list[Item]:
+        """Return the current items, ready for JSON."""
 
 
 class TaskLister(Protocol):
-    """What lists the tasks of a cluster."""
+    """Lists the tasks of a cluster."""
 
-    def look(self, cluster_id: str, /) -> list[Item]:
-        """Return the cluster's tasks as they are now, ready for JSON."""
+    def poll(self, cluster_id: str, /) -> list[Item]:
+        """Return the cluster's current tasks, ready for JSON."""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One look at everything: what all pages share, and the tasks of each cluster that one has opened."""
+class Snapshot:
+    """The result of one poll: what all pages share, and the tasks of each cluster that a page has opened."""
 
     shared: dict[str, Any]
     tasks: dict[str, tuple[list[Item], list[str]]]
-    """By cluster: its tasks, and what was wrong when they were read."""
+    """By cluster: its tasks, and the problems while reading them."""
 
     @property
-    def moving(self) -> bool:
-        """Whether something starts, runs or ends, so that the next look should come soon."""
+    def active(self) -> bool:
+        """Whether an item starts, runs or ends, so that the next poll should be soon."""
         return any(
             item.get("state", item.get("status")) in states
-            for name, states in MOVING.items()
+            for name, states in ACTIVE.items()
             for item in self.shared[name]
         )
 
-    def of(self, cluster: str | None) -> dict[str, Any]:
+    def for_cluster(self, cluster: str | None) -> dict[str, Any]:
         """Return the state for a page that has opened this cluster, or none."""
         tasks, problems = self.tasks.get(cluster, ([], [])) if cluster is not None else ([], [])
         return {
@@ -79,8 +83,8 @@ class Seen:
         }
 
 
-class State:
-    """Joins what the four listers see with what pages have begun. Looks are made by one thread at a time."""
+class PanelState:
+    """Joins the items of the four listers with pending actions. One thread at a time may poll."""
 
     def __init__(
         self,
@@ -88,36 +92,36 @@ class State:
         tasks: TaskLister,
         runs: Lister,
         sweeps: Lister,
-        underway: Callable[[], Sequence[Underway]] = tuple,
+        pending: Callable[[], Sequence[PendingAction]] = tuple,
     ) -> None:
-        # Clusters come last: which runs go on there is said by those who have just looked at runs.
+        # Clusters come last: they list their active runs as of the poll of runs.
         self._lists = {"runs": runs, "sweeps": sweeps, "clusters": clusters}
-        self._tasks, self._underway = tasks, underway
+        self._tasks, self._pending = tasks, pending
         self._logged: dict[str, str] = {}
 
-    def look(self, cluster: str | None = None) -> dict[str, Any]:
-        """Return everything, with the tasks of one cluster or of none."""
-        return self.see([] if cluster is None else [cluster]).of(cluster)
+    def poll(self, cluster: str | None = None) -> dict[str, Any]:
+        """Return the state, with the tasks of one cluster or of none."""
+        return self.snapshot([] if cluster is None else [cluster]).for_cluster(cluster)
 
-    def see(self, clusters: Collection[str] = ()) -> Seen:
-        """Look at everything once, and at the tasks of these clusters."""
-        underway = self._underway()
+    def snapshot(self, clusters: Collection[str] = ()) -> Snapshot:
+        """Poll all lists once, and the tasks of these clusters."""
+        pending = self._pending()
         shared: dict[str, Any] = {"problems": []}
         for name, lister in self._lists.items():
-            items, problems = self._looked(name, lister)
-            items, more = newest(merged(name, items, underway), name)
+            items, problems = self._poll_lister(name, lister)
+            items, more = newest(merge_pending(name, items, pending), name)
             shared[name] = items
             shared["problems"] += [one for one in problems + more if one not in shared["problems"]]
-        return Seen(shared, {one: self._looked("tasks", self._tasks, one) for one in clusters})
+        return Snapshot(shared, {one: self._poll_lister("tasks", self._tasks, one) for one in clusters})
 
-    def _looked(self, name: str, lister: Any, *arguments: str) -> tuple[list[Item], list[str]]:
-        """Return what a lister sees, and what to tell of it: one that fails takes no other one with it."""
+    def _poll_lister(self, name: str, lister: Any, *arguments: str) -> tuple[list[Item], list[str]]:
+        """Return a lister's items and problems; an error in one lister leaves the others intact."""
         try:
-            items: list[Item] = lister.look(*arguments)
+            items: list[Item] = lister.poll(*arguments)
         except NbdistError as error:
             return [], [str(error)]
         except Exception as error:
-            if self._logged.get(name) != repr(error):  # it will fail again at the next look
+            if self._logged.get(name) != repr(error):  # log it once: the next poll fails again
                 log.exception("nbdist: the %s cannot be listed", name)
                 self._logged[name] = repr(error)
             return [], [f"the {name} cannot be listed: the Jupyter server's log says why"]
@@ -126,14 +130,14 @@ class State:
 
 
 def newest(items: Sequence[Item], name: str) -> tuple[list[Item], list[str]]:
-    """Return the newest items first, as many as are sent, and what to say of those that are left out."""
-    most = MOST.get(name, len(items))
+    """Return the newest items, up to the limit of their list, and a problem if older ones are left out."""
+    most = MAX_SENT.get(name, len(items))
     left = len(items) - most
     return ordered(items, name)[:most], [f"{left} older {name} are not shown"] if left > 0 else []
 
 
 def ordered(items: Iterable[Item], name: str) -> list[Item]:
-    """Return items in the order that all lists are in: the newest first, but tasks by rank."""
+    """Return items in the order of their list: the newest first, tasks by rank."""
     if name == "tasks":
         return sorted(items, key=lambda item: int(item["rank"]))
     return sorted(items, key=lambda item: (item["created"] or 0.0, str(item["id"])), reverse=True)
@@ -157,7 +161,7 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         fresh = name == "tasks" and before.get("cluster") != after.get("cluster")
         old = {item[key]: item for item in (() if fresh else before_value or ())}
         new = {item[key]: item for item in after_value}
-        # What its lister has not touched is the same object, which is seen at once.
+        # A lister returns the same object for an unchanged item: `is` decides at once.
         changed = [item for one, item in new.items() if (was := old.get(one)) is not item and was != item]
         gone = [one for one in old if one not in new]
         if changed or gone:
@@ -166,7 +170,7 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def applied(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return a state with changes made to it, as a page does: tasks of another cluster begin anew."""
+    """Return a state after changes, as a page applies them; tasks of another cluster replace all tasks."""
     after = {**before, **found}
     for name, key in LISTS.items():
         if name in before:
@@ -177,16 +181,14 @@ def applied(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     return after
 
 
-# The readers of all items that the page shows.
-#
-# The server starts without any of it: it is imported when a page asks for the first time.
+# The readers of all items. They are imported at a page's first request: a Jupyter server starts without them.
 
 Details = Callable[[str], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Views:
-    """The readers of everything that a page shows. All run on threads, one look at a time."""
+    """The readers of everything that a page shows, and the functions that change runs. All run on threads."""
 
     about: Callable[[], dict[str, Any]]
     clusters: Lister
@@ -199,33 +201,44 @@ class Views:
     sweep_bundle: Details
     open_file: Callable[[str, str], tuple[BinaryIO, int]]
     label: Callable[[str, Mapping[str, Any]], object]
-    """Changes the name, the tags or the note of a run."""
+    """Changes the name, tags or note of a run."""
     delete: Callable[[str], int]
-    """Deletes a run and returns the bytes that it took."""
+    """Deletes a run and returns its bytes on disk."""
     clean: Callable[[str | None, int | None, bool], dict[str, Any]]
-    """Deletes the runs older than an age, or beside the newest so many; or only shows them."""
+    """Deletes runs older than an age, or all but the newest N; a dry run only lists them."""
+    command_sweep: Callable[[str, str], None]
+    """Sends a sweep a command through its command file, and waits for the answer."""
 
 
-def real_views(root: Path | None = None) -> Views:
-    """Return those that read this user's own folders; ``root`` is where Jupyter's file browser begins."""
+def default_views(root: Path | None = None) -> Views:
+    """Return the readers of this user's folders; ``root`` is the root of Jupyter's file browser."""
     from nbdist.lab.readers.capabilities import about
     from nbdist.lab.readers.clusters import Clusters
     from nbdist.lab.readers.run_detail import open_file, run_bundle, run_details
     from nbdist.lab.readers.runs import Runs
     from nbdist.lab.readers.sweep_detail import sweep_bundle, sweep_details
     from nbdist.lab.readers.sweeps import Sweeps
-    from nbdist.lab.readers.tasks import Tasks
+    from nbdist.lab.readers.tasks import ClusterTasks
     from nbdist.run.history import clean, delete_run, write_labels
+    from nbdist.trials.command_file import send_command
+    from nbdist.trials.store import sweep_folder
 
     def cleaned(older_than: str | None, keep: int | None, dry_run: bool) -> dict[str, Any]:
         found = clean(older_than, keep, dry_run)
         return {"runs": list(found), "bytes": found.bytes, "under_way": found.under_way}
 
+    def command_sweep(sweep: str, command: str) -> None:
+        try:
+            send_command(sweep_folder(sweep), command)
+        except OSError as error:
+            raise UnavailableError(disk_error(error)) from error
+
     runs, sweeps = Runs(root), Sweeps()
     clusters = Clusters(runs.on_cluster)
     return Views(
-        about, clusters, Tasks(runs, clusters), runs, sweeps,
+        about, clusters, ClusterTasks(runs, clusters), runs, sweeps,
         lambda run: run_details(run, runs), lambda run: run_bundle(run, runs),
         lambda sweep: sweep_details(sweep, sweeps), lambda sweep: sweep_bundle(sweep, sweeps), open_file,
         lambda run, labels: write_labels(run, **labels), delete_run, cleaned,
+        command_sweep,
     )  # fmt: skip

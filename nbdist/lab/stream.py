@@ -1,4 +1,4 @@
-"""``nbdist/api/v1/stream``: a WebSocket on which a page hears what changes, as it changes.
+"""``nbdist/api/v1/stream``: a WebSocket that sends a page the state, then its changes.
 
 server  {"kind": "state", ...}, then {"kind": "changes", ...}    at most two a second
 page    {"kind": "look", "cluster": ID or null, "visible": true}
@@ -19,16 +19,16 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from nbdist.errors import InvalidArgumentError, NbdistError
 from nbdist.lab.handlers.act import check_keys, flag, text
 from nbdist.lab.handlers.base import RESOURCE, check_user, checked_id, encoded, error_body
-from nbdist.lab.service import SERVICE, Service, Telling
+from nbdist.lab.service import SERVICE, ChangeSender, Service
 
-PING_MS = 20_000  # between two pings, for what stands between page and server and cuts what is silent
+PING_MS = 20_000  # between two pings: proxies close silent connections
 MOST_BYTES = 4 << 10  # of a page's message
 UNUSABLE = 1003  # WebSocket's code for a message that cannot be accepted
 GOING_AWAY = 1001
 
 
 class Stream(WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """One page's connection. Visible, without an open cluster, until it says otherwise."""
+    """One page's connection. It is visible and has no open cluster until its first message."""
 
     auth_resource = RESOURCE
     cluster: str | None = None
@@ -45,51 +45,51 @@ class Stream(WebSocketMixin, WebSocketHandler, JupyterHandler):
         return MOST_BYTES
 
     def set_default_headers(self) -> None:
-        """Set none: they make no sense for a WebSocket."""
+        """Set none: a WebSocket has no use for them."""
 
     def get_compression_options(self) -> dict[str, Any] | None:
-        """Return what the server's owner has set for all WebSockets."""
+        """Return the server's settings for all WebSockets."""
         options: dict[str, Any] | None = self.settings.get("websocket_compression_options", None)
         return options
 
     async def prepare(self) -> None:  # type: ignore[override]  # tornado allows it
-        """Let only those through who are known, and allowed to listen here; before anything is upgraded."""
+        """Check authentication and authorisation before the upgrade to a WebSocket."""
         await super().prepare()
         verb = "WEBSOCKET" if self.request.method == "GET" else str(self.request.method)
         await check_user(self, HTTP_METHOD_TO_AUTH_ACTION.get(verb, "write"))
 
     @ws_authenticated
     async def get(self, *arguments: str, **named: str) -> None:
-        """Turn the request into a WebSocket."""
+        """Upgrade the request to a WebSocket."""
         await super().get(*arguments, **named)
 
     def open(self, *arguments: str, **named: str) -> None:
-        """Begin to tell the page."""
+        """Begin to send the state."""
         super().open(*arguments, **named)
-        self._telling = Telling(self._send)
-        self._service.watch.join(self)
+        self._sender = ChangeSender(self._send)
+        self._service.poller.join(self)
 
     def offer(self, state: dict[str, Any]) -> None:
-        """Take note of what the state is now."""
-        self._telling.offer(state)
+        """Send the page a newer state."""
+        self._sender.offer(state)
 
     def on_message(self, message: str | bytes) -> None:
-        """Look at what the page looks at; one that says something else is hung up on."""
+        """Take over the page's cluster and visibility; close the connection after an invalid message."""
         try:
-            self.cluster, self.visible = look_of(message, self.cluster, self.visible)
+            self.cluster, self.visible = parse_view(message, self.cluster, self.visible)
         except NbdistError as error:
             self.close(UNUSABLE, str(error)[:120])  # a reason has at most 123 bytes
             return
         if not self.visible:
-            self._telling.drop()
-        self._service.watch.wake()
+            self._sender.drop()
+        self._service.poller.wake()
 
     def on_close(self) -> None:
-        """Forget the page."""
+        """Remove the page from the poller."""
         self.visible = False
-        if hasattr(self, "_telling"):
-            self._telling.drop()
-            self._service.watch.leave(self)
+        if hasattr(self, "_sender"):
+            self._sender.drop()
+            self._service.poller.leave(self)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Send an error as JSON, as all our routes do."""
@@ -104,23 +104,25 @@ class Stream(WebSocketMixin, WebSocketHandler, JupyterHandler):
     async def _send(self, message: dict[str, Any]) -> None:
         try:
             await self.write_message(encoded(message))
-        except (WebSocketClosedError, StreamClosedError):  # it has just gone
-            self._telling.drop()
+        except (WebSocketClosedError, StreamClosedError):  # the page has closed it
+            self._sender.drop()
 
 
-def look_of(message: str | bytes, cluster: str | None, visible: bool) -> tuple[str | None, bool]:
-    """Return which cluster a page looks at and whether it can be seen, after what it says; decides only.
+def parse_view(message: str | bytes, cluster: str | None, visible: bool) -> tuple[str | None, bool]:
+    """Return (open cluster, visible) of a page after a message from it. Pure.
 
-    >>> look_of('{"kind": "look", "cluster": "a"}', None, True)
+    >>> parse_view('{"kind": "look", "cluster": "a"}', None, True)
     ('a', True)
     """
     try:
-        said = json.loads(message)
+        found = json.loads(message)
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict) or said.get("kind") != "look":
-        raise InvalidArgumentError('a page says {"kind": "look", "cluster": ID or null, "visible": true}')
-    check_keys(said, ("kind", "cluster", "visible"))
-    if "cluster" in said:
-        cluster = None if said["cluster"] is None else checked_id(text(said, "cluster"))
-    return cluster, flag(said, "visible") if "visible" in said else visible
+        found = None
+    if not isinstance(found, dict) or found.get("kind") != "look":
+        raise InvalidArgumentError(
+            'a message from a page is {"kind": "look", "cluster": ID or null, "visible": true}'
+        )
+    check_keys(found, ("kind", "cluster", "visible"))
+    if "cluster" in found:
+        cluster = None if found["cluster"] is None else checked_id(text(found, "cluster"))
+    return cluster, flag(found, "visible") if "visible" in found else visible

@@ -1,6 +1,6 @@
 """The command file: other processes of this user send commands to a sweep through two files in its folder.
 
-`send_command` (in the process behind the sidebar) and `CommandFile` (in the process that drives the sweep):
+`send_command` (in the Jupyter server) and `CommandFile` (in the process that drives the sweep):
 
     sender                                  process that drives the sweep
     command.json  token, command ────────►  polls every 0.25 s, renames the file (so that it is not executed

@@ -34,7 +34,7 @@ def a_description(name: str, tasks: list[dict[str, Any]], **entries: Any) -> dic
 
 @contextmanager
 def a_cluster(name: str, tasks: list[dict[str, Any]] | None = None, **entries: Any) -> Iterator[Path]:
-    """A folder whose lock is held, inside a ``with``; described if tasks are given."""
+    """A folder whose lock is held, inside a ``with``; read_incarnations if tasks are given."""
     folder, lock = claim(name)
     try:
         if tasks is not None:

@@ -41,15 +41,15 @@ def task_item(cluster: str, rank: int, **more: Any) -> Item:
 
 
 @dataclass
-class Listed:
-    """A lister of what a test puts into it; it counts how often it is asked."""
+class FakeLister:
+    """A lister of a test's items; it counts its polls."""
 
     items: list[Item] = field(default_factory=list)
     asked: int = 0
     fails: Exception | None = None
     waits: threading.Event | None = None
 
-    def look(self) -> list[Item]:
+    def poll(self) -> list[Item]:
         self.asked += 1
         if self.waits is not None:
             self.waits.wait(60)
@@ -59,11 +59,11 @@ class Listed:
 
 
 @dataclass
-class ListedTasks:
+class FakeTaskLister:
     by_cluster: dict[str, list[Item]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
-    def look(self, cluster_id: str) -> list[Item]:
+    def poll(self, cluster_id: str) -> list[Item]:
         self.asked.append(cluster_id)
         return list(self.by_cluster.get(cluster_id, []))
 
@@ -72,15 +72,17 @@ class ListedTasks:
 class Fakes:
     """Everything a service reads, as a test wants it."""
 
-    clusters: Listed = field(default_factory=Listed)
-    tasks: ListedTasks = field(default_factory=ListedTasks)
-    runs: Listed = field(default_factory=Listed)
-    sweeps: Listed = field(default_factory=Listed)
+    clusters: FakeLister = field(default_factory=FakeLister)
+    tasks: FakeTaskLister = field(default_factory=FakeTaskLister)
+    runs: FakeLister = field(default_factory=FakeLister)
+    sweeps: FakeLister = field(default_factory=FakeLister)
     files: dict[tuple[str, str], bytes] = field(default_factory=dict)
     fails: Exception | None = None
     closed: bool = True
     """Whether the file that was opened last is closed."""
     managed: list[tuple[Any, ...]] = field(default_factory=list)
+    answer: threading.Event = field(default_factory=threading.Event)
+    """Set when the sweep answers a command."""
     read: int = 0
     """How often details or files were asked for."""
 
@@ -88,7 +90,7 @@ class Fakes:
         return Views(
             lambda: {"version": 1}, self.clusters, self.tasks, self.runs, self.sweeps,
             self._run, self._run, self._sweep, self._sweep, self._file,
-            self._label, self._delete, self._clean,
+            self._label, self._delete, self._clean, self._command,
         )  # fmt: skip
 
     def clear(self) -> None:
@@ -97,6 +99,7 @@ class Fakes:
             lister.items, lister.asked, lister.fails, lister.waits = [], 0, None, None
         self.tasks.by_cluster, self.tasks.asked = {}, []
         self.files, self.fails, self.read, self.managed = {}, None, 0, []
+        self.answer.clear()
 
     def put_into(self, app: Any) -> None:
         """Have a server's routes read from here."""
@@ -122,6 +125,12 @@ class Fakes:
         self.read += 1
         self.managed.append(("clean", *wanted))
         return {"runs": [], "bytes": 0, "under_way": []}
+
+    def _command(self, id: str, command: str) -> None:
+        self.managed.append(("command", id, command))
+        self.answer.wait(30)
+        if self.fails is not None:
+            raise self.fails
 
     def _sweep(self, id: str) -> Item:
         self.read += 1

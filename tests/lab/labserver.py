@@ -114,11 +114,11 @@ class Server(Client):
 
     def wait_idle(self) -> None:
         """Wait until it looks at nothing, for all pages have gone."""
-        watch = self.app.web_app.settings["nbdist_service"].watch
+        watch = self.app.web_app.settings["nbdist_service"].poller
 
         async def idle() -> None:
             async with asyncio.timeout(30):
-                while watch.looks:
+                while watch.running:
                     await asyncio.sleep(0.005)
 
         self.do(idle())

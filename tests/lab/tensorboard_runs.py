@@ -38,7 +38,7 @@ def make_run(*, own: bool, steps: int, ended: bool = True) -> str:
 
 async def ask_json(boards: Boards, run: str, path: str) -> Any:
     """Return what a board of a server at /base/ answers."""
-    answer = await boards.ask(run, HTTPRequest(f"http://board/base/nbdist/tensorboard/{run}/{path}"))
+    answer = await boards.fetch(run, HTTPRequest(f"http://board/base/nbdist/tensorboard/{run}/{path}"))
     assert answer.code == 200, answer.body
     return json.loads(answer.body)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from labfakes import Fakes, cluster_item, run_item, sweep_item
 from labserver import Answer, Server, serving
+from waiting import until
 
 from nbdist.errors import NbdistError, UnavailableError
 from nbdist.lab.service import SERVICE
@@ -26,10 +27,10 @@ class Doer:
         self.fails: NbdistError | None = None
 
     async def __call__(
-        self, request: Mapping[str, Any], told: Callable[[str], object], seconds: float, folder: str | None
+        self, request: Mapping[str, Any], report: Callable[[str], object], seconds: float, folder: str | None
     ) -> None:
         self.requests.append(request)
-        told("controller 0.4 s")
+        report("controller 0.4 s")
         await self.go.wait()
         if self.fails is not None:
             raise self.fails
@@ -45,12 +46,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def doer(server: Server) -> Iterator[Doer]:
     fakes.clear()
     actions = server.app.web_app.settings[SERVICE].actions
-    actions._do = doer = Doer()
+    actions._perform = doer = Doer()
     yield doer
 
     async def end() -> None:
         await actions.close()
-        actions._underway.clear()
+        actions._pending.clear()
 
     server.do(end())
 
@@ -184,9 +185,12 @@ def test_a_command_is_sent_to_a_sweep(server: Server, doer: Doer, command: str) 
     fakes.sweeps.items = [sweep_item("s")]
     assert post(server, f"/sweeps/s/{command}", {}).status == 202
     assert post(server, "/sweeps/s/stop", {}).status == 409
-    assert asked(server, doer) == [{"do": "command_sweep", "id": "s", "command": command}]
+    until(lambda: fakes.managed == [("command", "s", command)])
+    assert not asked(server, doer)  # a thread of the server writes it: no process starts
     assert set(server.get("/state")["sweeps"][0]["why"]) == {"pause", "resume", "stop"}
-    let_go(server, doer, UnavailableError("its notebook does not answer"))
+    fakes.fails = UnavailableError("its notebook does not answer")
+    fakes.answer.set()
+    let_go(server, doer)
     assert server.get("/state")["sweeps"][0]["error"] == "its notebook does not answer"
     assert post(server, "/sweeps/s/fly", {}).status == 404
 
@@ -212,9 +216,9 @@ def test_a_command_is_sent_to_a_sweep(server: Server, doer: Doer, command: str) 
         ("/clusters/a/restart", {"task": "1; rm"}, "task is a name such as worker:1, or null for all"),
         ("/clusters/a/restart", {"task": 1}, "task is a text, not 1"),
         ("/clusters/a/restart", {"tsak": None}, "no key 'tsak'; choose from task"),
-        ("/sweeps/s/pause", {"now": True}, "no key 'now'; there is none to be given"),
-        ("/runs/r/stop", {"now": True}, "no key 'now'; there is none to be given"),
-        ("/runs/r/pause", {"learning_rate": 1}, "no key 'learning_rate'; there is none to be given"),
+        ("/sweeps/s/pause", {"now": True}, "no key 'now'; the body must be empty"),
+        ("/runs/r/stop", {"now": True}, "no key 'now'; the body must be empty"),
+        ("/runs/r/pause", {"learning_rate": 1}, "no key 'learning_rate'; the body must be empty"),
         ("/runs/r/set", {}, "learning_rate is a number of 0 or more, not None"),
         ("/runs/r/set", {"learning_rate": "0.1"}, "learning_rate is a number of 0 or more, not '0.1'"),
         ("/runs/r/set", {"learning_rate": True}, "learning_rate is a number of 0 or more, not True"),

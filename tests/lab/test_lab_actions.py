@@ -29,10 +29,10 @@ class Doer:
         self.fails, self.undone = fails, False
 
     async def __call__(
-        self, request: Mapping[str, Any], told: Callable[[str], object], seconds: float, folder: str | None
+        self, request: Mapping[str, Any], report: Callable[[str], object], seconds: float, folder: str | None
     ) -> None:
         self.requests.append(request)
-        told("controller 0.4 s")
+        report("controller 0.4 s")
         try:
             await self.go.wait()
         except asyncio.CancelledError:
@@ -46,16 +46,16 @@ def test_an_action_is_told_and_then_forgotten() -> None:
     async def main() -> None:
         changed: list[int] = []
         doer = Doer()
-        actions = Actions(lambda: changed.append(1), do=doer)
+        actions = Actions(lambda: changed.append(1), perform=doer)
         actions.begin("clusters", "a", "stop", {"do": "stop", "id": "a"})
-        await until_async(lambda: actions.underway[0].lines)
-        [now] = actions.underway
+        await until_async(lambda: actions.pending[0].lines)
+        [now] = actions.pending
         assert (now.about, now.id, now.doing, now.error) == ("clusters", "a", "stop", None)
         with pytest.raises(FailedPreconditionError, match="a: it is being stopped; wait"):
             actions.begin("clusters", "a", "grow", {})
         actions.begin("runs", "a", "stop", {})  # another item of the same name
         doer.go.set()
-        await until_async(lambda: not actions.underway)
+        await until_async(lambda: not actions.pending)
         assert len(changed) == 6
 
     asyncio.run(main())
@@ -64,14 +64,14 @@ def test_an_action_is_told_and_then_forgotten() -> None:
 def test_what_went_wrong_stays_until_the_next_action() -> None:
     async def main() -> None:
         doer = Doer(UnavailableError("it does not answer"))
-        actions = Actions(lambda: None, do=doer)
+        actions = Actions(lambda: None, perform=doer)
         doer.go.set()
         actions.begin("clusters", "a", "grow", {})
-        await until_async(lambda: actions.underway[0].error)
-        assert actions.underway[0].error == "it does not answer"
+        await until_async(lambda: actions.pending[0].error)
+        assert actions.pending[0].error == "it does not answer"
         doer.go.clear()
         actions.begin("clusters", "a", "restart", {})
-        assert actions.underway[0].error is None
+        assert actions.pending[0].error is None
         await actions.close()
 
     asyncio.run(main())
@@ -80,34 +80,34 @@ def test_what_went_wrong_stays_until_the_next_action() -> None:
 def test_a_start_can_be_given_up_and_a_failure_dismissed() -> None:
     async def main() -> None:
         doer = Doer()
-        actions = Actions(lambda: None, do=doer)
+        actions = Actions(lambda: None, perform=doer)
         actions.begin("clusters", "a", "start", {}, {"workers": 1})
         await until_async(lambda: doer.requests)
-        actions.give_up("clusters", "a")
-        assert actions.underway[0].doing == "stop"
-        await until_async(lambda: not actions.underway)
+        actions.cancel("clusters", "a")
+        assert actions.pending[0].doing == "stop"
+        await until_async(lambda: not actions.pending)
         assert doer.undone
         doer.fails = FailedPreconditionError("no")
         doer.go.set()
         actions.begin("clusters", "a", "start", {}, {"workers": 1})
-        await until_async(lambda: actions.underway[0].error)
-        actions.give_up("clusters", "a")
-        assert not actions.underway
+        await until_async(lambda: actions.pending[0].error)
+        actions.cancel("clusters", "a")
+        assert not actions.pending
 
     asyncio.run(main())
 
 
 def test_few_failures_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acting, "MOST_FAILED", 2)
+    monkeypatch.setattr(acting, "MAX_FAILED", 2)
 
     async def main() -> None:
         doer = Doer(FailedPreconditionError("no"))
         doer.go.set()
-        actions = Actions(lambda: None, do=doer)
+        actions = Actions(lambda: None, perform=doer)
         for id in "abcd":
             actions.begin("clusters", id, "grow", {})
-            await until_async(lambda: actions.underway[-1].error)
-        assert [one.id for one in actions.underway] == ["c", "d"]
+            await until_async(lambda: actions.pending[-1].error)
+        assert [one.id for one in actions.pending] == ["c", "d"]
 
     asyncio.run(main())
 
@@ -115,7 +115,7 @@ def test_few_failures_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_end_of_the_server_ends_what_goes_on() -> None:
     async def main() -> None:
         doer = Doer()
-        actions = Actions(lambda: None, do=doer)
+        actions = Actions(lambda: None, perform=doer)
         actions.begin("clusters", "a", "start", {}, {"workers": 1})
         await until_async(lambda: doer.requests)
         await actions.close()
@@ -134,8 +134,8 @@ def acting_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> Non
 
 
 def perform(seconds: float = 60.0, lines: list[str] | None = None) -> None:
-    told = lines.append if lines is not None else print
-    asyncio.run(manager.perform({"do": "x", "id": "a"}, told, seconds))
+    report = lines.append if lines is not None else print
+    asyncio.run(manager.perform({"do": "x", "id": "a"}, report, seconds))
 
 
 def test_lines_and_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_lines_and_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     ("code", "message"),
     [
         ('print(\'{"error": "it is full"}\')', "it is full"),
-        ("import sys; sys.exit('boom')", r"has ended \(exit code 1\): boom"),
-        ("import os; os.kill(os.getpid(), 9)", r"has ended \(exit code -9\): it printed nothing"),
-        ("print('no json')", "has ended"),
-        ("print('x' * 1000000)", "has ended"),
-        ('import sys\nwhile True: sys.stdout.write(\'{"line": "more"}\\n\')', "has ended"),
+        ("import sys; sys.exit('boom')", r"its process ended \(exit code 1\): boom"),
+        ("import os; os.kill(os.getpid(), 9)", r"its process ended \(exit code -9\): it printed nothing"),
+        ("print('no json')", "its process ended"),
+        ("print('x' * 1000000)", "its process ended"),
+        ('import sys\nwhile True: sys.stdout.write(\'{"line": "more"}\\n\')', "its process ended"),
         ("import sys; sys.stderr.write('y' * 1000000); print('{\"error\": \"no\"}')", "no"),
     ],
 )
@@ -177,17 +177,17 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path:
         "import os, signal, threading\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nthreading.Event().wait()",
     )
-    with pytest.raises(DeadlineExceededError, match="more than 2 s, and was given up"):
+    with pytest.raises(DeadlineExceededError, match="took more than 2 s and was cancelled"):
         perform(2.0)
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text() or 0) or 1 << 30)
 
 
-def test_act_ends_when_the_server_is_gone(tmp_path: Path) -> None:
+def test_an_action_ends_when_the_server_ends(tmp_path: Path) -> None:
     """Its end of the pipe is closed by the system, however the server has died."""
     code = (
         "import signal, sys, threading\nfrom nbdist.lab.actions import __main__ as act\n"
-        "def wait(say, **rest):\n    say('waiting')\n    threading.Event().wait()\n"
-        "act.DOES['wait'] = wait\nsys.exit(act.main())"
+        "def wait(report, **rest):\n    report('waiting')\n    threading.Event().wait()\n"
+        "act.ACTIONS['wait'] = wait\nsys.exit(act.main())"
     )
     reading, writing = os.pipe()
     import subprocess
@@ -199,7 +199,7 @@ def test_act_ends_when_the_server_is_gone(tmp_path: Path) -> None:
         os.write(writing, b'{"do": "wait"}\n')
         assert process.stdout.readline() == b'{"line": "waiting"}\n'
         os.close(writing)
-        assert process.stdout.readline() == b'{"error": "it was given up"}\n'
+        assert process.stdout.readline() == b'{"error": "it was cancelled"}\n'
         assert process.wait(60) == 1
     finally:
         process.kill()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nbdist.lab.readers.run_detail import Bundle, Bundles
+from nbdist.lab.readers.run_detail import Bundle, BundleCache
 
 
 class Slow:
@@ -31,8 +31,8 @@ def slow() -> Slow:
 
 @pytest.fixture
 def get(slow: Slow) -> Callable[..., int]:
-    bundles = Bundles(2, slow.clock)
-    return lambda mark, state="running", name="r1": bundles.get(name, mark, state, slow.make)["number"]
+    bundles = BundleCache(2, slow.clock)
+    return lambda stamp, state="running", name="r1": bundles.get(name, stamp, state, slow.make)["number"]
 
 
 def test_what_has_not_changed_is_kept(slow: Slow, get: Callable[..., int]) -> None:
@@ -62,7 +62,7 @@ def test_only_the_last_few_are_kept(slow: Slow, get: Callable[..., int]) -> None
 
 
 def test_what_cannot_be_made_is_tried_again(slow: Slow) -> None:
-    bundles = Bundles(2, slow.clock)
+    bundles = BundleCache(2, slow.clock)
 
     def fail() -> Bundle:
         raise OSError

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from lab_clusters import a_description, a_task
 
 from nbdist.cluster.hub import standard_description
-from nbdist.lab.readers.cluster_file import Description, Owner, parse_description, parse_tasks
-from nbdist.lab.readers.clusters import Seen, deaths, in_words, our_item
-from nbdist.lab.readers.ipyparallel import Engines, parallel_item, parse_parallel
+from nbdist.lab.readers.cluster_file import ClusterDescription, Owner, parse_description, parse_tasks
+from nbdist.lab.readers.clusters import ClusterStatus, describe_death, describe_deaths, nbdist_item
+from nbdist.lab.readers.ipyparallel import EngineSet, parallel_item, parse_parallel
 from nbdist.lab.readers.supervisor import SupervisorStatus, parse_status
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
@@ -54,7 +54,7 @@ WORDS = shaped("reply", "pids", "exits", "stopping", "tasks", "0", "-1", "code",
 def test_any_description_is_shown_or_refused(content: object) -> None:
     description = parse_description(content)
     if description is not None:
-        item = our_item(Seen("mine", "running", 1.0, description), {})
+        item = nbdist_item(ClusterStatus("mine", "running", 1.0, description), {})
         json.dumps(item, allow_nan=False)
 
 
@@ -72,7 +72,7 @@ def test_any_word_of_a_supervisor_is_taken_or_not(content: object) -> None:
     if word is not None:
         tasks = parse_tasks([a_task(0, 7), a_task(1, 8)])
         assert tasks is not None
-        assert all(isinstance(how, str) for how in deaths(tasks, word).values())
+        assert all(isinstance(how, str) for how in describe_deaths(tasks, word).values())
 
 
 def test_a_description() -> None:
@@ -94,28 +94,28 @@ def test_tasks_that_cannot_be() -> None:
     for wrong in ({"pid": 0}, {"pid": True}, {"rank": -1}, {"job": 3}, {"index": 1.0}, {"pid": 1 << 40}):
         assert parse_tasks([{**a_task(0, 7), **wrong}]) is None
     assert parse_tasks([a_task(0, 7), a_task(0, 8)]) is None  # two of one rank
-    assert parse_description(a_description("mine", []) | {"created": float("nan")}) == Description(
+    assert parse_description(a_description("mine", []) | {"created": float("nan")}) == ClusterDescription(
         None, 0, 0, "local", (), versions=a_description("mine", [])["versions"]
     )
 
 
 def test_an_mpi_world_cannot_grow() -> None:
-    description = Description(1.0, 2, 0, "mpi", ())
-    item = our_item(Seen("mine", "running", 1.0, description), {})
+    description = ClusterDescription(1.0, 2, 0, "mpi", ())
+    item = nbdist_item(ClusterStatus("mine", "running", 1.0, description), {})
     assert item["can"] == {"stop": True, "grow": False, "shrink": False, "restart": True}
     assert "MPI world" in item["why"]["grow"]
 
 
 def test_how_a_process_has_ended_in_words() -> None:
-    assert in_words({"by": "its supervisor is gone"}) == "its supervisor is gone"
-    assert in_words({"signal": 99, "code": None, "log": "\n \n"}) == "killed by 99"
-    assert in_words({"signal": "?", "log": "one\n" + "x" * 300}).endswith("x" * 200)
+    assert describe_death({"by": "its supervisor is gone"}) == "its supervisor is gone"
+    assert describe_death({"signal": 99, "code": None, "log": "\n \n"}) == "killed by 99"
+    assert describe_death({"signal": "?", "log": "one\n" + "x" * 300}).endswith("x" * 200)
 
 
 def test_a_rank_whose_process_the_supervisor_has_not_is_dead() -> None:
     tasks = parse_tasks([a_task(0, 7), a_task(1, 8)])
     assert tasks is not None
-    assert deaths(tasks, SupervisorStatus({0: 7})) == {1: "its process has ended"}
+    assert describe_deaths(tasks, SupervisorStatus({0: 7})) == {1: "its process has ended"}
 
 
 @pytest.mark.parametrize("launcher", ["nbdist.cluster.ipyparallel_launcher.LocalTaskLauncher", "nbdist"])
@@ -127,7 +127,7 @@ def test_our_own_listing_is_read_as_ours(launcher: str) -> None:
     assert one is not None
     assert one.by_nbdist
     assert (one.launcher, one.controller) == ("nbdist", 5)
-    assert one.sets == (Engines(3, (), "/home/clusters/mine"),)
+    assert one.sets == (EngineSet(3, (), "/home/clusters/mine"),)
 
 
 def test_pids_of_other_hosts_say_nothing() -> None:
@@ -139,7 +139,7 @@ def test_pids_of_other_hosts_say_nothing() -> None:
     }
     one = parse_parallel(content, "a")
     assert one is not None
-    assert (one.controller, one.sets) == (None, (Engines(2),))
+    assert (one.controller, one.sets) == (None, (EngineSet(2),))
     path = Path("/me/.ipython/profile_ssh/security/cluster-a.json")
     item = parallel_item(path, one, frozenset(), 2, 7.0)
     assert (item["state"], item["id"], item["created"]) == ("running", "ipp:ssh:a", 7.0)

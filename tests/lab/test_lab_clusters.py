@@ -21,7 +21,7 @@ from nbdist.cluster import folder as folders
 from nbdist.cluster.folder import busy_with, this_process
 from nbdist.cluster.supervisor.process import OLDER_SOCKET
 from nbdist.lab.readers import clusters as watching
-from nbdist.lab.readers.clusters import Clusters, Watched
+from nbdist.lab.readers.clusters import Clusters, ClusterWatcher
 
 KEYS = {
     "id", "kind", "title", "state", "launcher", "workers", "ps", "engines", "created", "owner", "detached",
@@ -57,7 +57,7 @@ def supervisor() -> Iterator[Callable[[Path], FakeSupervisor]]:
 
 
 def test_no_home_yet_is_no_problem_and_none_is_made(clusters: Clusters, home: Path) -> None:
-    assert clusters.look() == []
+    assert clusters.poll() == []
     assert clusters.problem is None
     assert not home.exists()
 
@@ -65,35 +65,35 @@ def test_no_home_yet_is_no_problem_and_none_is_made(clusters: Clusters, home: Pa
 def test_a_home_that_cannot_be_used_is_told(clusters: Clusters, home: Path) -> None:
     home.mkdir(mode=0o777)
     home.chmod(0o777)
-    assert clusters.look() == []
+    assert clusters.poll() == []
     assert "others could write there" in str(clusters.problem)
     home.rmdir()
     home.write_text("a file")
-    assert clusters.look() == []
+    assert clusters.poll() == []
     assert "is a file" in str(clusters.problem)
     home.unlink()
-    assert clusters.look() == []
+    assert clusters.poll() == []
     assert clusters.problem is None
 
 
 def test_another_users_home_is_not_looked_into(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_cluster("mine", []):
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        assert clusters.look() == []
+        assert clusters.poll() == []
         assert "not to user 12345" in str(clusters.problem)
 
 
 def test_a_home_that_cannot_be_made_is_told(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDIST_HOME", "/proc/nothing/here")
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # whoever runs the tests may write anywhere
-    assert clusters.look() == []
-    assert "/proc/nothing/here cannot be made in /proc; set NBDIST_HOME" in str(clusters.problem)
+    assert clusters.poll() == []
+    assert "/proc/nothing/here cannot be created in /proc; set NBDIST_HOME" in str(clusters.problem)
 
 
 def test_a_read_only_home_is_read(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())]):
         monkeypatch.setattr(os, "access", lambda path, mode: False)
-        assert [item["id"] for item in clusters.look()] == ["mine"]
+        assert [item["id"] for item in clusters.poll()] == ["mine"]
         assert "cannot be written to; set NBDIST_HOME" in str(clusters.problem)
 
 
@@ -103,7 +103,7 @@ def test_a_cluster_as_it_is_shown(clusters: Clusters, supervisor: Callable[[Path
         one = supervisor(folder)
         one.answer["pids"] = {"-1": 1, "0": os.getpid(), "1": os.getppid(), "2": 1}
         with busy_with(folder, "a_run"):
-            (item,) = clusters.look()
+            (item,) = clusters.poll()
             assert item.keys() == KEYS
             assert item == json.loads(json.dumps(item))
             assert item["id"] == item["title"] == "mine"
@@ -116,31 +116,31 @@ def test_a_cluster_as_it_is_shown(clusters: Clusters, supervisor: Callable[[Path
             assert item["can"] == {"stop": True, "grow": True, "shrink": True, "restart": True}
             assert (item["why"], item["lines"], item["error"]) == ({}, [], None)
             assert item["runs"] == ["a_run"]
-            assert clusters.look() == [item]
-        assert until(lambda: [one for one in clusters.look() if one["runs"] == []])
+            assert clusters.poll() == [item]
+        assert until(lambda: [one for one in clusters.poll() if one["runs"] == []])
         assert until(lambda: one.asked) == 1  # and not at every look
 
 
 def test_a_starting_cluster_has_no_file_yet(clusters: Clusters) -> None:
     with a_cluster("mine"):
-        (item,) = clusters.look()
+        (item,) = clusters.poll()
         assert item.keys() == KEYS
         assert item["state"] == "starting"
         assert item["can"] == {"stop": True, "grow": False, "shrink": False, "restart": False}
         assert item["why"]["grow"] == "it is starting"
-    assert clusters.look() == []  # its starter has gone, and it never was
+    assert clusters.poll() == []  # its starter has gone, and it never was
     assert folders.clusters_folder().joinpath("mine").exists()  # who looks removes nothing
 
 
 def test_a_cluster_whose_supervisor_is_gone_is_stale(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())]):
-        assert clusters.look()[0]["state"] == "running"
-    (item,) = clusters.look()
+        assert clusters.poll()[0]["state"] == "running"
+    (item,) = clusters.poll()
     assert (item["state"], item["engines"], item["dead"]) == ("stale", 0, [])
     assert "its cluster process and its tasks have ended" in item["error"]
     assert item["can"] == {"stop": True, "grow": False, "shrink": False, "restart": False}
     folders.remove_traces(folders.clusters_folder() / "mine", "mine")
-    assert clusters.look() == []
+    assert clusters.poll() == []
 
 
 def test_deaths_are_known_by_the_supervisors_word(
@@ -149,18 +149,18 @@ def test_deaths_are_known_by_the_supervisors_word(
     with a_cluster("mine", [a_task(0, os.getpid()), a_task(1, os.getppid())]) as folder:
         one = supervisor(folder)
         one.answer["pids"] = {"0": os.getpid(), "1": os.getppid()}
-        assert clusters.look()[0]["dead"] == []
+        assert clusters.poll()[0]["dead"] == []
         how = {"rank": 1, "pid": os.getppid(), "code": None, "signal": signal.SIGKILL, "log": "a\nthe last\n"}
         one.answer |= {"pids": {"0": os.getpid()}, "exits": {"1": how}}
         one.tell(event="exit", **how)
-        (item,) = until(lambda: [item for item in clusters.look() if item["dead"]])
+        (item,) = until(lambda: [item for item in clusters.poll() if item["dead"]])
         assert (item["dead"], item["engines"], item["state"]) == (["worker:1"], 1, "running")
         seen = clusters.one("mine")
         assert seen is not None
         assert seen.dead == {1: "killed by SIGKILL; its log ends with: the last"}
         one.answer["stopping"] = True
         one.tell(event="stopping", reason="a client stopped the cluster")
-        (item,) = until(lambda: [item for item in clusters.look() if item["state"] == "stopping"])
+        (item,) = until(lambda: [item for item in clusters.poll() if item["state"] == "stopping"])
         assert item["can"] == {"stop": False, "grow": False, "shrink": False, "restart": False}
 
 
@@ -183,7 +183,7 @@ def test_a_supervisor_that_hangs_is_not_waited_for_again(
             SupervisorConnection, "_wait", lambda self, seconds: waited.append(seconds) or wait(self, seconds)
         )
         for _ in range(3):
-            (item,) = clusters.look()
+            (item,) = clusters.poll()
             assert (item["state"], item["dead"]) == ("running", ["worker:1"])  # by the processes
         assert sum(seconds > 0 for seconds in waited) == 1
         assert max(waited) <= 0.05
@@ -198,23 +198,23 @@ def test_a_connection_that_breaks_is_made_again(
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
         one = supervisor(folder)
         one.answer["pids"] = {"0": os.getpid()}
-        clusters.look()
+        clusters.poll()
         until(lambda: one.asked)
         one.hang_up()
-        until(lambda: clusters.look() and one.asked == 2)
-        assert clusters.look()[0]["dead"] == []
+        until(lambda: clusters.poll() and one.asked == 2)
+        assert clusters.poll()[0]["dead"] == []
 
 
 def test_a_silent_supervisors_task_under_anothers_number_is_dead(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
-        assert clusters.look()[0]["dead"] == []
+        assert clusters.poll()[0]["dead"] == []
         os.utime(folder / "cluster.json", (1000.0, 1000.0))  # this process is younger than that
-        assert clusters.look()[0]["dead"] == ["worker:0"]
+        assert clusters.poll()[0]["dead"] == ["worker:0"]
 
 
 def test_other_versions_can_only_be_stopped(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())], versions={"nbdist": "0.0.1"}):
-        (item,) = clusters.look()
+        (item,) = clusters.poll()
     assert item["can"] == {"stop": True, "grow": False, "shrink": False, "restart": False}
     assert "it runs nbdist 0.0.1" in item["why"]["grow"]
 
@@ -223,17 +223,17 @@ def test_other_versions_can_only_be_stopped(clusters: Clusters) -> None:
 def test_a_torn_description_is_shown_as_such(clusters: Clusters, content: bytes) -> None:
     with a_cluster("mine", []) as folder, a_cluster("other", []):
         (folder / "cluster.json").write_bytes(content)
-        items = {item["id"]: item for item in clusters.look()}
+        items = {item["id"]: item for item in clusters.poll()}
         assert (items["mine"]["state"], items["other"]["state"]) == ("failed", "running")
         assert "cluster.json" in items["mine"]["error"]
         folders.write_description(folder, a_description("mine", []))
-        assert [item["state"] for item in clusters.look()] == ["running", "running"]
+        assert [item["state"] for item in clusters.poll()] == ["running", "running"]
 
 
 def test_a_description_that_others_can_write_is_not_believed(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
         (folder / "cluster.json").chmod(0o644)
-        (item,) = clusters.look()
+        (item,) = clusters.poll()
     assert (item["state"], item["workers"]) == ("failed", 0)
     assert "has mode 0644" in item["error"]
 
@@ -241,16 +241,16 @@ def test_a_description_that_others_can_write_is_not_believed(clusters: Clusters)
 def test_links_are_not_followed(clusters: Clusters, tmp_path: Path) -> None:
     with a_cluster("mine", []) as folder:
         (folder.parent / "linked").symlink_to(folder)
-        assert [item["id"] for item in clusters.look()] == ["mine"]
+        assert [item["id"] for item in clusters.poll()] == ["mine"]
         elsewhere = tmp_path / "elsewhere.json"
         (folder / "cluster.json").rename(elsewhere)
         (folder / "cluster.json").symlink_to(elsewhere)
-        (item,) = clusters.look()
+        (item,) = clusters.poll()
         assert (item["state"], item["workers"]) == ("failed", 0)
         assert "cannot be trusted" in item["error"]
         folder.parent.rename(tmp_path / "others")
         folder.parent.symlink_to(tmp_path / "others")
-        assert clusters.look() == []
+        assert clusters.poll() == []
         assert "is a link" in str(clusters.problem)
 
 
@@ -258,7 +258,7 @@ def test_what_is_not_a_clusters_folder_is_passed_over(clusters: Clusters, home: 
     with a_cluster("mine", []):
         (home / "clusters" / "a file").touch()
         (home / "clusters" / "no-id").mkdir()
-        assert [item["id"] for item in clusters.look()] == ["mine"]
+        assert [item["id"] for item in clusters.poll()] == ["mine"]
 
 
 @pytest.mark.parametrize("step", ["read", "is_alive", "read_description", "runs_on"])
@@ -274,9 +274,9 @@ def test_a_cluster_may_vanish_between_two_steps(
             return do(*arguments)
 
         monkeypatch.setattr(where, step, vanish_first)
-        for item in clusters.look():
+        for item in clusters.poll():
             assert item.keys() == KEYS
-        assert clusters.look() == []
+        assert clusters.poll() == []
 
 
 def test_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch, clusters: Clusters) -> None:
@@ -287,22 +287,22 @@ def test_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch, clusters: Cluste
     )
     with a_cluster("mine", []) as folder:
         for _ in range(3):
-            clusters.look()
+            clusters.poll()
         assert read == [folder]
         folders.write_description(folder, a_description("mine", [a_task(0, os.getpid())]))
-        assert clusters.look()[0]["engines"] == 1
+        assert clusters.poll()[0]["engines"] == 1
         assert read == [folder, folder]
 
 
 def test_the_newest_is_first_and_a_watched_folder_may_come_back(clusters: Clusters) -> None:
     with a_cluster("old", [], created=1.0), a_cluster("new", [], created=2.0):
-        assert [item["id"] for item in clusters.look()] == ["new", "old"]
-        assert all(isinstance(one, Watched) for one in clusters._watched.values())
+        assert [item["id"] for item in clusters.poll()] == ["new", "old"]
+        assert all(isinstance(one, ClusterWatcher) for one in clusters._watched.values())
     for name in ("old", "new"):
         folders.remove_traces(folders.clusters_folder() / name, name)
-    assert clusters.look() == []
+    assert clusters.poll() == []
     with a_cluster("old", [], created=3.0):
-        assert clusters.look()[0]["created"] == 3.0
+        assert clusters.poll()[0]["created"] == 3.0
 
 
 def test_a_cluster_of_an_older_version_is_read_over_its_own_socket(clusters: Clusters) -> None:
@@ -310,6 +310,6 @@ def test_a_cluster_of_an_older_version_is_read_over_its_own_socket(clusters: Clu
         one = FakeSupervisor(folder, OLDER_SOCKET)
         try:
             one.answer["exits"] = {"0": {"pid": os.getpid(), "code": 3, "signal": None, "log": ""}}
-            assert until(lambda: clusters.look()[0]["dead"]) == ["worker:0"]
+            assert until(lambda: clusters.poll()[0]["dead"]) == ["worker:0"]
         finally:
             one.close()

@@ -34,7 +34,7 @@ class Feed:
         self.state = self._hear()
         assert self.state.pop("kind") == "state"
 
-    def look(self, cluster: str | None) -> None:
+    def poll(self, cluster: str | None) -> None:
         self.page.send(json.dumps({"kind": "look", "cluster": cluster, "visible": True}))
 
     def until(self, condition: Any) -> Any:
@@ -86,7 +86,7 @@ def test_a_cluster_from_start_to_end(server: ServerProcess) -> None:
     assert (starting["state"], starting["engines"], starting["detached"]) == ("starting", 2, True)
     running = feed.until(lambda state: item(id, state).get("state") == "running" and item(id, state))
     assert (running["workers"], running["error"], running["dead"]) == (2, None, [])
-    feed.look(id)
+    feed.poll(id)
     tasks = feed.until(lambda state: len(state["tasks"]) == 2 and state["tasks"])
     assert [task["name"] for task in tasks] == ["/job:worker/task:0", "/job:worker/task:1"]
 
@@ -154,14 +154,14 @@ STUCK = """
 import sys, threading
 from nbdist.lab.actions import __main__ as act
 
-def start(say, **options):
-    def told(line):
-        say(line)
+def start(report, **options):
+    def report_and_hang(line):
+        report(line)
         if sys.argv[1] in line:
             threading.Event().wait()
-    act.start(told, **options)
+    act.start(report_and_hang, **options)
 
-act.DOES["start"] = start
+act.ACTIONS["start"] = start
 sys.exit(act.main())
 """
 

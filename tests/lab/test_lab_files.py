@@ -100,7 +100,7 @@ def test_only_ordinary_files_are_opened(
     with socket.socket(socket.AF_UNIX) as one:
         one.bind("socket")
         for path in ("pipe", "socket", "checkpoints"):
-            with pytest.raises(NotAllowedError, match="no ordinary file"):
+            with pytest.raises(NotAllowedError, match="not a regular file"):
                 open_file("r1", path)
         assert {one["path"] for one in list_files("r1")} == {"checkpoints/1.npz", "run.json"}
 
@@ -113,7 +113,7 @@ def test_a_device_is_not_even_opened(run: RunFolder) -> None:
         (run.folder / "null").touch()
         (run.folder / "null").unlink()
         os.mkfifo(run.folder / "null")
-    with pytest.raises(NotAllowedError, match="no ordinary file"):
+    with pytest.raises(NotAllowedError, match="not a regular file"):
         open_file("r1", "null")
 
 

@@ -15,7 +15,7 @@ HEAVY = ("matplotlib", "ipywidgets", "anywidget", "optuna", "ipyparallel", "skle
 @pytest.mark.parametrize("module", ["clusters", "tasks"])
 def test_looking_at_clusters_imports_nothing_heavy(module: str) -> None:
     code = (
-        f"import sys, nbdist.lab.readers.{module}, nbdist.lab.readers.clusters as c; c.Clusters().look(); "
+        f"import sys, nbdist.lab.readers.{module}, nbdist.lab.readers.clusters as c; c.Clusters().poll(); "
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

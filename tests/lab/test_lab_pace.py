@@ -1,4 +1,4 @@
-"""How far a run is and how fast, from words that its replicas write once a second."""
+"""How far a run is and how fast, from reports that its replicas write once a second."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.lab.readers.run_record import Pace, Word, word_of
+from nbdist.lab.readers.run_record import ReplicaProgress, RunProgress, parse_progress
 
 
-def word(step: int, time: float, busy: float, *, wait: float = 0.0, **more: Any) -> Word:
+def report(step: int, time: float, busy: float, *, wait: float = 0.0, **more: Any) -> ReplicaProgress:
     spent = {"data": 0.0, "compute": busy, "exchange": 0.0, "wait": wait}
-    return Word(**{"state": "running", "step": step, "total": 1000, "training": 1, "spent": spent,
+    return ReplicaProgress(**{"state": "running", "step": step, "total": 1000, "training": 1, "spent": spent,
                    "time": 1e9 + time, **more})  # fmt: skip
 
 
 def test_a_rate_is_measured_between_words() -> None:
-    pace = Pace(1, synchronous=True)
+    progress = RunProgress(1, synchronous=True)
     for second in range(6):
-        pace.hear(0, word(20 * second, second, second * 1.0), 500.0 + second)
-    standing = pace.standing()
+        progress.add(0, report(20 * second, second, second * 1.0), 500.0 + second)
+    standing = progress.standing()
     assert standing is not None
     assert (standing.step, standing.total) == (100, 1000)
     assert standing.steps_per_second == pytest.approx(20)
@@ -31,60 +31,60 @@ def test_a_rate_is_measured_between_words() -> None:
 
 
 def test_the_first_word_alone_tells_a_rate_too() -> None:
-    pace = Pace(1, synchronous=True)
-    pace.hear(0, word(300, 0.0, 2.0, wait=1.0), 7.0)
-    assert pace.by_replica()[0]["steps_per_second"] == pytest.approx(100)
+    progress = RunProgress(1, synchronous=True)
+    progress.add(0, report(300, 0.0, 2.0, wait=1.0), 7.0)
+    assert progress.by_replica()[0]["steps_per_second"] == pytest.approx(100)
 
 
 def test_a_first_word_without_times_tells_none() -> None:
-    pace = Pace(1, synchronous=True)
-    pace.hear(0, word(300, 0.0, 0.0), 7.0)
-    assert not pace.knows_rate
-    assert pace.by_replica()[0]["steps_per_second"] is None
+    progress = RunProgress(1, synchronous=True)
+    progress.add(0, report(300, 0.0, 0.0), 7.0)
+    assert not progress.knows_rate
+    assert progress.by_replica()[0]["steps_per_second"] is None
 
 
 def test_replicas_that_go_their_own_ways_add_up() -> None:
     for synchronous, steps, total in ((True, 30, 1000), (False, 50, 2000)):
-        pace = Pace(2, synchronous)
-        pace.hear(0, word(20, 1.0, 1.0), 0.0)
-        pace.hear(1, word(30, 1.0, 1.0), 0.0)
-        standing = pace.standing()
+        progress = RunProgress(2, synchronous)
+        progress.add(0, report(20, 1.0, 1.0), 0.0)
+        progress.add(1, report(30, 1.0, 1.0), 0.0)
+        standing = progress.standing()
         assert standing is not None
         assert (standing.step, standing.total) == (steps, total)
 
 
 def test_a_rate_falls_when_nothing_goes_on_and_comes_back() -> None:
-    pace = Pace(1, synchronous=True)
+    progress = RunProgress(1, synchronous=True)
     for second in range(4):
-        pace.hear(0, word(10 * second, second, second * 1.0), second)
+        progress.add(0, report(10 * second, second, second * 1.0), second)
     for later in range(4, 20):
-        pace.pass_time(later)
-    assert pace.by_replica()[0]["steps_per_second"] == 0
+        progress.advance(later)
+    assert progress.by_replica()[0]["steps_per_second"] == 0
     for second in range(20, 26):
-        pace.hear(0, word(10 * second, second, second * 1.0), second)
-    assert pace.by_replica()[0]["steps_per_second"] == pytest.approx(10)
+        progress.add(0, report(10 * second, second, second * 1.0), second)
+    assert progress.by_replica()[0]["steps_per_second"] == pytest.approx(10)
 
 
 def test_a_pause_is_seen_and_costs_no_rate() -> None:
-    pace = Pace(2, synchronous=True)
+    progress = RunProgress(2, synchronous=True)
     for second in range(4):
         for replica in range(2):
-            pace.hear(replica, word(10 * second, second, second * 1.0), second)
+            progress.add(replica, report(10 * second, second, second * 1.0), second)
     for replica in range(2):
-        pace.hear(replica, word(30, 4.0, 3.0, state="paused"), 4.0)
-    assert pace.paused
+        progress.add(replica, report(30, 4.0, 3.0, state="paused"), 4.0)
+    assert progress.paused
     for later in range(4, 60):
-        pace.pass_time(later)
+        progress.advance(later)
     for replica in range(2):
-        pace.hear(replica, word(31, 60.0, 3.1), 60.0)
-    assert not pace.paused
-    assert pace.by_replica()[0]["steps_per_second"] > 3
+        progress.add(replica, report(31, 60.0, 3.1), 60.0)
+    assert not progress.paused
+    assert progress.by_replica()[0]["steps_per_second"] > 3
 
 
 def test_a_replica_that_takes_thirty_percent_longer_is_named_in_a_few_seconds() -> None:
     """Words once a second, and noise: fifteen percent between two steps, and a pause for the garbage."""
     chance = random.Random(3)
-    pace, named = Pace(4, synchronous=True), None
+    progress, named = RunProgress(4, synchronous=True), None
     busy = [0.0] * 4
     step = 0
     for second in range(1, 20):
@@ -94,41 +94,41 @@ def test_a_replica_that_takes_thirty_percent_longer_is_named_in_a_few_seconds() 
                 pause = 0.2 if chance.random() < 0.002 else 0.0
                 busy[replica] += 0.013 * (1.3 if replica == 2 else 1.0) * chance.uniform(0.85, 1.15) + pause
         for replica in range(4):
-            pace.hear(replica, word(step, second, busy[replica]), second)
-        told = {replica: one["straggler"] for replica, one in pace.by_replica().items()}
-        assert all(slow is None for replica, slow in told.items() if replica != 2)
-        if told[2] is not None and named is None:
+            progress.add(replica, report(step, second, busy[replica]), second)
+        shown = {replica: one["straggler"] for replica, one in progress.by_replica().items()}
+        assert all(slow is None for replica, slow in shown.items() if replica != 2)
+        if shown[2] is not None and named is None:
             named = second
-            assert 1.2 <= told[2] <= 1.45
+            assert 1.2 <= shown[2] <= 1.45
     assert named is not None
     assert named <= 5
 
 
 def test_a_clock_that_is_put_back_begins_anew() -> None:
-    pace = Pace(2, synchronous=True)
+    progress = RunProgress(2, synchronous=True)
     for second in range(4):
         for replica in range(2):
-            pace.hear(replica, word(10 * second, second, second * 1.0), second)
+            progress.add(replica, report(10 * second, second, second * 1.0), second)
     for second in range(4, 8):
         for replica in range(2):
-            pace.hear(replica, word(10 * second, second - 3600, second * 1.0), second)
-    for one in pace.by_replica().values():
+            progress.add(replica, report(10 * second, second - 3600, second * 1.0), second)
+    for one in progress.by_replica().values():
         assert one["step"] == 70
         assert 9 < one["steps_per_second"] < 11
 
 
 def test_a_clock_that_is_put_forward_costs_a_few_seconds_of_wrong_rates() -> None:
-    pace = Pace(1, synchronous=True)
+    progress = RunProgress(1, synchronous=True)
     for second in range(12):
-        pace.hear(0, word(10 * second, second + (1e6 if second > 4 else 0), second * 1.0), second)
-    assert pace.by_replica()[0]["steps_per_second"] == pytest.approx(10)
+        progress.add(0, report(10 * second, second + (1e6 if second > 4 else 0), second * 1.0), second)
+    assert progress.by_replica()[0]["steps_per_second"] == pytest.approx(10)
 
 
 def test_a_number_that_no_replica_has_is_left_out() -> None:
-    pace = Pace(2, synchronous=True)
-    pace.hear(7, word(1, 1.0, 1.0), 0.0)
-    assert pace.by_replica() == {}
-    assert pace.standing() is None
+    progress = RunProgress(2, synchronous=True)
+    progress.add(7, report(1, 1.0, 1.0), 0.0)
+    assert progress.by_replica() == {}
+    assert progress.standing() is None
 
 
 JSON = st.recursive(
@@ -141,22 +141,22 @@ KEYS = ("version", "state", "step", "total", "training", "spent", "time", "globa
 
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_word_never_raise(content: bytes) -> None:
-    word_of(content)
+    parse_progress(content)
 
 
 @given(st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON)), max_size=6), st.floats(0, 1e6))
 def test_whatever_json_a_file_holds_nothing_raises(contents: list[dict[str, Any]], now: float) -> None:
     good = {"state": "running", "step": 1, "time": 1.0, "spent": {"compute": 1.0}}
-    pace = Pace(2, synchronous=False)
+    progress = RunProgress(2, synchronous=False)
     for content in contents:
-        for told in (content, {**good, **content}):
-            found = word_of(json.dumps(told).encode())
+        for shown in (content, {**good, **content}):
+            found = parse_progress(json.dumps(shown).encode())
             if found is not None:
-                pace.hear(0, found, now)
-                pace.pass_time(now + 10)
-    json.dumps(pace.by_replica(), allow_nan=False)
-    pace.standing()
+                progress.add(0, found, now)
+                progress.advance(now + 10)
+    json.dumps(progress.by_replica(), allow_nan=False)
+    progress.standing()
 
 
 def test_deeply_nested_json_is_no_word() -> None:
-    assert word_of(b"[" * 60_000) is None
+    assert parse_progress(b"[" * 60_000) is None

@@ -18,7 +18,7 @@ from nbdist.cluster import folder as folders
 from nbdist.cluster.folder import write_description
 from nbdist.cluster.hub import write_ipyparallel_files
 from nbdist.lab.readers.clusters import Clusters
-from nbdist.lab.readers.tasks import Tasks
+from nbdist.lab.readers.tasks import ClusterTasks
 from nbdist.runtime.task import TaskInfo
 
 # What the panel's server does, in a process of its own: it tells when the cluster is up, and stops it when
@@ -81,15 +81,15 @@ def standard(controller: int, engines: list[int], **cluster: Any) -> dict[str, A
 def test_a_running_one_and_its_engines(clusters: Clusters, profile: Path, gone: int) -> None:
     path = profile / "security" / "cluster-a.json"
     path.write_text(json.dumps(standard(os.getpid(), [os.getpid(), gone])))
-    (item,) = clusters.look()
+    (item,) = clusters.poll()
     assert item == json.loads(json.dumps(item))
     assert (item["id"], item["title"], item["kind"]) == ("ipp:default:a", "a (default)", "ipyparallel")
     assert (item["state"], item["launcher"], item["engines"]) == ("running", "local", 1)
     assert item["dead"] == ["engine:1"]
     assert item["can"] == {"stop": True, "grow": False, "shrink": False, "restart": False}
     assert item["why"].keys() == {"grow", "shrink", "restart"}
-    assert clusters.look() == [item]
-    rows = Tasks(NoRuns(), clusters).look("ipp:default:a")
+    assert clusters.poll() == [item]
+    rows = ClusterTasks(NoRuns(), clusters).poll("ipp:default:a")
     assert [(row["name"], row["state"], row["pid"]) for row in rows] == [
         ("/job:engine/task:0", "idle", os.getpid()),
         ("/job:engine/task:1", "dead", gone),
@@ -99,21 +99,21 @@ def test_a_running_one_and_its_engines(clusters: Clusters, profile: Path, gone: 
 def test_one_without_its_controller_is_stale(clusters: Clusters, profile: Path, gone: int) -> None:
     path = profile / "security" / "cluster-a.json"
     path.write_text(json.dumps(standard(gone, [])))
-    (item,) = clusters.look()
+    (item,) = clusters.poll()
     assert item["state"] == "stale"
-    assert f"its controller (pid {gone}) has ended" in item["error"]
+    assert f"its controller (pid {gone}) ended" in item["error"]
     path.write_text(json.dumps(standard(os.getpid(), [])))
     os.utime(path, (1000.0, 1000.0))  # this process is younger than that: it has only got the number
-    assert clusters.look()[0]["state"] == "stale"
+    assert clusters.poll()[0]["state"] == "stale"
     path.unlink()
-    assert clusters.look() == []
+    assert clusters.poll() == []
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"cluster": 3}', b"\xff", b"[" * 100_000])
 def test_torn_files_are_passed_over(clusters: Clusters, profile: Path, content: bytes) -> None:
     (profile / "security" / "cluster-a.json").write_bytes(content)
     (profile / "security" / "cluster-b.json").write_text(json.dumps(standard(os.getpid(), [])))
-    assert [item["id"] for item in clusters.look()] == ["ipp:default:b"]
+    assert [item["id"] for item in clusters.poll()] == ["ipp:default:b"]
 
 
 def test_files_that_are_not_ours_are_passed_over(clusters: Clusters, profile: Path, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_files_that_are_not_ours_are_passed_over(clusters: Clusters, profile: Pa
     (security / "cluster-folder.json").mkdir()
     os.mkfifo(security / "cluster-pipe.json")
     (security / "ipcontroller-a-client.json").write_text(elsewhere.read_text())
-    assert clusters.look() == []
+    assert clusters.poll() == []
 
 
 def test_ours_are_listed_there_and_shown_once(clusters: Clusters, profile: Path) -> None:
@@ -135,8 +135,8 @@ def test_ours_are_listed_there_and_shown_once(clusters: Clusters, profile: Path)
         listing = write_ipyparallel_files(folder, os.getpid(), (info,))
         assert (profile / "security" / "cluster-mine.json").exists()
         write_description(folder, {**folders.read_description(folder), "listing": listing})
-        assert [(item["id"], item["kind"]) for item in clusters.look()] == [("mine", "nbdist")]
-    assert [(item["id"], item["state"]) for item in clusters.look()] == [("mine", "stale")]
+        assert [(item["id"], item["kind"]) for item in clusters.poll()] == [("mine", "nbdist")]
+    assert [(item["id"], item["state"]) for item in clusters.poll()] == [("mine", "stale")]
 
 
 def test_our_launcher_under_ipyparallels_cluster_is_shown_as_its(clusters: Clusters, profile: Path) -> None:
@@ -144,9 +144,9 @@ def test_our_launcher_under_ipyparallels_cluster_is_shown_as_its(clusters: Clust
         content = standard(os.getpid(), [])
         content["engines"] = {"class": "nbdist", "sets": {"1": {"n": 2, "supervisor_folder": str(folder)}}}
         (profile / "security" / "cluster-a.json").write_text(json.dumps(content))
-        (item,) = clusters.look()
+        (item,) = clusters.poll()
         assert (item["id"], item["launcher"], item["engines"]) == ("ipp:default:a", "nbdist", 2)
-    assert clusters.look()[0]["engines"] == 0
+    assert clusters.poll()[0]["engines"] == 0
 
 
 def test_those_of_another_home_are_not_ipyparallels(
@@ -156,9 +156,9 @@ def test_those_of_another_home_are_not_ipyparallels(
     with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
         write_ipyparallel_files(folder, os.getpid(), (info,))
         (profile / "security" / "cluster-a.json").write_text(json.dumps(standard(os.getpid(), [])))
-        assert [item["id"] for item in clusters.look()] == ["ipp:default:a", "mine"]
+        assert [item["id"] for item in clusters.poll()] == ["ipp:default:a", "mine"]
         monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "another"))
-        assert [item["id"] for item in clusters.look()] == ["ipp:default:a"]
+        assert [item["id"] for item in clusters.poll()] == ["ipp:default:a"]
 
 
 @pytest.mark.engines
@@ -171,10 +171,10 @@ def test_a_real_one_as_the_panel_starts_it(clusters: Clusters, profile: Path) ->
         try:
             while (line := panel.stdout.readline()) != "up\n":
                 assert line, "ipyparallel did not start"
-            (item,) = clusters.look()
+            (item,) = clusters.poll()
             assert (item["id"], item["state"]) == ("ipp:default:1763683200-abcd", "running")
             assert (item["engines"], item["created"], item["dead"]) == (1, 1763683200.0, [])
-            (row,) = Tasks(NoRuns(), clusters).look(item["id"])
+            (row,) = ClusterTasks(NoRuns(), clusters).poll(item["id"])
             assert (row["name"], row["device"]) == ("/job:engine/task:0", None)
             assert psutil.Process(row["pid"]).is_running()
             check = "rc.wait_for_engines(1, timeout=60)\nprint(rc[:].apply_sync(__import__('os').getpid))"
@@ -184,4 +184,4 @@ def test_a_real_one_as_the_panel_starts_it(clusters: Clusters, profile: Path) ->
         finally:
             panel.stdin.close()
             panel.wait(60)
-    assert clusters.look() == []
+    assert clusters.poll() == []

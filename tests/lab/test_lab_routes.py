@@ -74,9 +74,9 @@ class Touched:
     def put_into(self, app: Any) -> None:
         self.fakes.put_into(app)
         service: Service = app.web_app.settings[SERVICE]
-        service.actions._do = self._do
+        service.actions._perform = self._perform
         service.boards.open = self._open  # type: ignore[method-assign]
-        service.boards.ask = self._ask  # type: ignore[method-assign]
+        service.boards.fetch = self._fetch  # type: ignore[method-assign]
 
     def fill(self) -> None:
         self.begun.clear()
@@ -85,25 +85,27 @@ class Touched:
         self.fakes.runs.items = [run_item(SECRET)]
         self.fakes.sweeps.items = [sweep_item(SECRET)]
         self.fakes.files = {(SECRET, SECRET): SECRET.encode()}
+        self.fakes.answer.set()
 
     @property
     def count(self) -> int:
         fakes = self.fakes
         return (
             len(self.begun)
+            + len(fakes.managed)
             + fakes.read
             + sum(one.asked for one in (fakes.clusters, fakes.runs, fakes.sweeps))
         )
 
-    async def _do(self, request: Mapping[str, Any], *rest: Any) -> None:
+    async def _perform(self, request: Mapping[str, Any], **options: Any) -> None:
         self.begun.append(request)
 
     async def _open(self, run: str) -> str:
         self.begun.append({"do": "open", "id": run})
         return f"nbdist/tensorboard/{run}/"
 
-    async def _ask(self, run: str, request: HTTPRequest) -> HTTPResponse:
-        self.begun.append({"do": "ask", "id": run})
+    async def _fetch(self, run: str, request: HTTPRequest) -> HTTPResponse:
+        self.begun.append({"do": "fetch", "id": run})
         return HTTPResponse(request, 200)
 
 
@@ -182,6 +184,7 @@ class TestEachRoute:
             if answer.status != 400 and "tensorboard/(" not in pattern:  # 400 is tornado's own: no WebSocket
                 assert answer.json.keys() == {"message", "reason"}
             assert not touched.begun
+            assert not touched.fakes.managed
 
     def test_no_token(self, server: Server, pattern: str, verb: str) -> None:
         refused(send(server, verb, ROUTES[pattern].path, {}))
@@ -204,7 +207,7 @@ class TestEachRoute:
             assert answer.status == 405
         else:
             refused(answer)
-        assert not touched.begun or verb in ("GET", "HEAD", "WEBSOCKET")
+        assert not (touched.begun or touched.fakes.managed) or verb in ("GET", "HEAD", "WEBSOCKET")
 
     def test_a_login_with_a_wrong_xsrf(
         self, server: Server, cookies: dict[str, str], pattern: str, verb: str

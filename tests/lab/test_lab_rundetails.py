@@ -12,8 +12,8 @@ from lab_folders import RunFolder, add, losses
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.lab.readers import run_curves, run_detail
-from nbdist.lab.readers.run_curves import filled
-from nbdist.lab.readers.run_detail import LONGEST_OUTPUT, Bundles, run_bundle, run_details
+from nbdist.lab.readers.run_curves import load_store
+from nbdist.lab.readers.run_detail import LONGEST_OUTPUT, BundleCache, run_bundle, run_details
 from nbdist.lab.readers.runs import Runs
 
 
@@ -89,7 +89,7 @@ def test_a_bundle_is_made_once_while_nothing_changes(monkeypatch: pytest.MonkeyP
     assert run_bundle("r1") is first
     assert made == []
     add(recorder, [("loss", 3, 9.0)])
-    monkeypatch.setattr(run_detail, "_bundles", Bundles())
+    monkeypatch.setattr(run_detail, "_bundles", BundleCache())
     assert run_bundle("r1")["metrics"]["loss"] == 9.0
     recorder.close()
 
@@ -115,11 +115,11 @@ def test_of_very_long_logs_parts_are_read_and_that_is_said(monkeypatch: pytest.M
         for start in range(0, 60_000, 500):
             add(recorder, [("loss", step, step * 1.0) for step in range(start, start + 500)])
         recorder.close()
-    assert filled(run.folder)[1] == []  # a few megabytes are read whole
+    assert load_store(run.folder)[1] == []  # a few megabytes are read whole
     size = (run.folder / "metrics-0000.log").stat().st_size
-    monkeypatch.setattr(run_curves, "MOST_LOG_BYTES", size // 2)
-    monkeypatch.setattr(run_curves, "LEAST_PART", 1 << 16)
-    store, notes = filled(run.folder)
+    monkeypatch.setattr(run_curves, "MAX_LOG_BYTES", size // 2)
+    monkeypatch.setattr(run_curves, "PART_BYTES", 1 << 16)
+    store, notes = load_store(run.folder)
     assert "MB of them" in notes[0]
     for replica in range(2):
         steps, values, _ = store.points(replica, "loss")
@@ -133,7 +133,7 @@ def test_what_is_no_log_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder("r1", status="finished")
     run.raw("metrics-0000.log", "this is text, and no log at all")
     run.log(1, losses(2))
-    store, notes = filled(run.folder)
+    store, notes = load_store(run.folder)
     assert store.replicas == [1]
     assert [note.partition(" of")[0] for note in notes] == ["metrics-0000.log is not a metrics log"]
 
@@ -141,7 +141,7 @@ def test_what_is_no_log_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_that_has_gone_is_not_found() -> None:
     run = RunFolder("r1", status="finished")
     runs = Runs()
-    runs.look()
+    runs.poll()
     shutil.rmtree(run.folder)
     with pytest.raises(NotFoundError):
         run_details("r1", runs)

@@ -47,7 +47,7 @@ def cluster() -> Iterator[Path]:
 
 
 def only(runs: Runs) -> dict[str, Any]:
-    (item,) = runs.look()
+    (item,) = runs.poll()
     json.dumps(item, allow_nan=False)
     assert item.keys() == KEYS
     return item
@@ -70,7 +70,7 @@ def test_a_run_that_goes_on() -> None:
     assert (item["cluster"], item["strategy"], item["replicas"]) == ("c1", "multi_worker", 2)
     assert item["session"] == "notebooks/mnist.ipynb"
     assert item["can"] == {"stop": True, "pause": True, "resume": False, "set": True, "delete": False}
-    assert item["why"] == {"resume": "it is not paused", "delete": "it is under way: stop it first"}
+    assert item["why"] == {"resume": "it is not paused", "delete": "it is running: stop it first"}
     assert (item["error"], item["note"], item["ended"]) == (None, None, None)
     compile(item["attach"], "<attach>", "exec")
     assert "nb.attach" in item["attach"]
@@ -82,7 +82,7 @@ def test_which_runs_go_on_on_a_cluster() -> None:
         RunFolder(name, status=status, cluster=where)
     runs = Runs()
     assert runs.on_cluster("c1") == []  # nobody has looked
-    runs.look()
+    runs.poll()
     assert (runs.on_cluster("c1"), runs.on_cluster("gone"), runs.on_cluster("../x")) == (["r1"], [], [])
 
 
@@ -126,7 +126,7 @@ def test_a_run_has_the_name_and_tags_that_its_user_has_given_it() -> None:
     run.write(trained=None, options={"strategy": "ps"})  # of an earlier version
     assert only(runs)["training"] is True
     delete_run("r1")
-    assert runs.look() == []
+    assert runs.poll() == []
 
 
 def test_replicas_by_rank_and_one_that_is_slow() -> None:
@@ -137,7 +137,7 @@ def test_replicas_by_rank_and_one_that_is_slow() -> None:
             busy = second * 0.7 * slow
             run.word(rank, state="running", step=30 * second, total=300, training=1, time=1e9 + second,
                      spent={"compute": busy, "wait": second - busy})  # fmt: skip
-        runs.look()
+        runs.poll()
     tasks = runs.tasks_of("r1")
     assert tasks.keys() == {1, 2}
     assert tasks[1] == {"state": "running", "step": 210, "steps_per_second": 30, "straggler": None}
@@ -153,16 +153,16 @@ def test_towers_are_their_workers() -> None:
     )
     run.progress(0, 7)
     run.progress(1, 8)
-    runs.look()
+    runs.poll()
     assert {rank: one["step"] for rank, one in runs.tasks_of("r1").items()} == {3: 7, 5: 8}
 
 
 def test_newest_first_and_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs_module, "MOST", 3)
+    monkeypatch.setattr(runs_module, "MAX_RUNS", 3)
     for i in range(5):
         RunFolder(f"r{i}", created=1e9 + i, status="finished")
     runs = Runs()
-    assert [item["id"] for item in runs.look()] == ["r4", "r3", "r2"]
+    assert [item["id"] for item in runs.poll()] == ["r4", "r3", "r2"]
     assert runs.problems == ["2 older runs are not shown"]
     assert runs.item("r0")["id"] == "r0"
 
@@ -298,7 +298,7 @@ def test_bodies_that_are_over_while_nobody_follows_them(monkeypatch: pytest.Monk
     for rank in range(2):
         run.progress(rank, 100, state="finished")
     assert only(runs)["status"] == "running"  # its driver is about to say how it ended
-    monkeypatch.setattr(knownrun, "QUIET_SECONDS", -1.0)
+    monkeypatch.setattr(runs_module, "QUIET_SECONDS", -1.0)
     item = only(runs)
     assert item["status"] == "finished"
     assert "nb.attach('r1')" in item["note"]
@@ -367,23 +367,23 @@ def test_a_folder_that_vanishes_in_mid_look(monkeypatch: pytest.MonkeyPatch) -> 
 
     run.progress(0, 3)
     run.log(0, losses(3))
-    monkeypatch.setattr(knownrun, "record_of", vanish)
-    assert "r0" in {item["id"] for item in runs.look()}
-    assert [item["id"] for item in runs.look()] == ["r0"]
+    monkeypatch.setattr(runs_module, "record_of", vanish)
+    assert "r0" in {item["id"] for item in runs.poll()}
+    assert [item["id"] for item in runs.poll()] == ["r0"]
 
 
 def test_a_folder_without_a_run_json_is_being_made(home: Path) -> None:
     RunFolder("r1", status="finished")
     (home / "runs" / "r2").mkdir(mode=0o700)
-    assert [item["id"] for item in Runs().look()] == ["r1"]
+    assert [item["id"] for item in Runs().poll()] == ["r1"]
 
 
 def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
     runs = Runs()
-    assert runs.look() == []
+    assert runs.poll() == []
     assert not home.exists()
     home.mkdir(mode=0o700)
-    assert runs.look() == []
+    assert runs.poll() == []
     assert list(home.iterdir()) == []
     assert runs.problems == []
     with pytest.raises(NotFoundError, match="no run"):
@@ -394,7 +394,7 @@ def test_a_home_that_others_could_write_into_is_not_trusted(home: Path) -> None:
     RunFolder("r1", status="finished")
     home.chmod(0o777)
     runs = Runs()
-    assert runs.look() == []
+    assert runs.poll() == []
     assert "others could write there" in runs.problems[0]
 
 
@@ -431,7 +431,7 @@ def test_a_link_among_the_runs_is_no_run(home: Path, tmp_path: Path) -> None:
     run.folder.rename(tmp_path / "elsewhere")
     (home / "runs" / "r1").symlink_to(tmp_path / "elsewhere")
     runs = Runs()
-    assert runs.look() == []
+    assert runs.poll() == []
     with pytest.raises(NotFoundError):
         runs.item("r1")
 
@@ -450,7 +450,7 @@ def test_files_that_are_links_pipes_or_folders_are_not_followed(tmp_path: Path, 
     for make in (link, lambda: os.mkfifo(path), path.mkdir):
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         make()
-        for item in Runs().look():
+        for item in Runs().poll():
             assert item["status"] in ("finished", "damaged")
 
 
@@ -475,7 +475,7 @@ def test_names_are_text() -> None:
 
 @pytest.mark.parametrize("run_id", ["../r1", "..", "", "r1/x", "/etc", "a" * 99, "r\0", ".hidden"])
 def test_an_id_that_could_lead_elsewhere_is_refused(run_id: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="no run id"):
+    with pytest.raises(InvalidArgumentError, match="is not a run id"):
         Runs().item(run_id)
 
 
@@ -526,15 +526,15 @@ def test_a_record_of_anything_is_a_record() -> None:
 
 
 def test_a_long_log_is_read_over_several_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs_module, "BYTES", 100_000)
+    monkeypatch.setattr(runs_module, "LOG_BYTES", 100_000)
     run, runs = RunFolder("r1", workers=2, status="finished"), Runs()
     for rank in range(2):
         run.log(rank, losses(60_000))
     looks = 0
-    while len(runs.look()[0]["curve"]["x"]) < 40 or runs.look()[0]["step"] != 59_999:
+    while len(runs.poll()[0]["curve"]["x"]) < 40 or runs.poll()[0]["step"] != 59_999:
         looks += 1
         assert looks < 60
-    assert runs.look()[0]["curve"]["x"][-1] == 59_999
+    assert runs.poll()[0]["curve"]["x"][-1] == 59_999
 
 
 def test_what_has_not_changed_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,11 +544,11 @@ def test_what_has_not_changed_is_not_read_again(monkeypatch: pytest.MonkeyPatch)
         os.utime(run.folder, (1e9, 1e9))
     os.utime(run.folder.parent, (1e9, 1e9))
     runs = Runs()
-    first = runs.look()
+    first = runs.poll()
     opened: list[Any] = []
     monkeypatch.setattr(os, "open", lambda *a, **k: opened.append(a))
     monkeypatch.setattr(os, "scandir", lambda *a, **k: opened.append(a))
-    again = runs.look()
+    again = runs.poll()
     assert opened == []
     assert all(one is other for one, other in zip(first, again, strict=True))
 

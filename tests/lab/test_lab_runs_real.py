@@ -44,7 +44,7 @@ def going(cluster: Cluster) -> Iterator[Callable[..., Run]]:
 
 
 def item_of(runs: Runs, run: Run) -> dict[str, Any]:
-    return next(item for item in runs.look() if item["id"] == run.id)
+    return next(item for item in runs.poll() if item["id"] == run.id)
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def test_details_of_a_run(server: Server) -> None:
         (FailedPreconditionError("not 100% there"), 409, "not 100% there"),
         (NotAllowedError("no"), 403, "no"),
         (DataLossError("torn"), 409, "torn"),
-        (NbdistError("secret"), 500, "something went wrong in the Jupyter server: its log says what"),
-        (KeyError("secret"), 500, "something went wrong in the Jupyter server: its log says what"),
+        (NbdistError("secret"), 500, "unexpected error in the Jupyter server; see its log"),
+        (KeyError("secret"), 500, "unexpected error in the Jupyter server; see its log"),
     ],
 )
 def test_errors(server: Server, error: Exception, status: int, message: str) -> None:
@@ -151,8 +151,8 @@ def test_the_server_is_not_burdened() -> None:
     heavy = ("matplotlib", "ipywidgets", "anywidget", "optuna", "ipyparallel", "sklearn", "tensorboard")
     code = (
         "import sys, nbdist.lab.app, nbdist.lab.state as views\n"
-        "real = views.real_views()\n"
-        "print(*(len(one.look()) for one in (real.clusters, real.runs, real.sweeps)), real.tasks.look('a'))\n"
+        "real = views.default_views()\n"
+        "print(*(len(one.poll()) for one in (real.clusters, real.runs, real.sweeps)), real.tasks.poll('a'))\n"
         f"real.about()\nprint([name for name in {heavy!r} if name in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,12 +7,14 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from labfakes import Listed, ListedTasks, cluster_item, run_item, sweep_item, task_item
+from labfakes import FakeLister, FakeTaskLister, cluster_item, run_item, sweep_item, task_item
 
-from nbdist.lab.actions.status import Underway
-from nbdist.lab.state import State, applied, changes, ordered
+from nbdist.lab.actions.status import PendingAction
+from nbdist.lab.state import PanelState, applied, changes, ordered
 
-START = Underway("clusters", "c", "start", 5.0, {"workers": 2, "ps": 1, "launcher": "local"}, ("engines",))
+START = PendingAction(
+    "clusters", "c", "start", 5.0, {"workers": 2, "ps": 1, "launcher": "local"}, ("engines",)
+)
 
 created = st.one_of(st.none(), st.floats(0, 3))
 items = st.dictionaries(st.sampled_from("abcde"), st.tuples(created, st.integers(0, 2))).map(
@@ -51,20 +53,20 @@ def test_nothing_is_said_twice(before: dict[str, Any], after: dict[str, Any]) ->
         assert name not in ("clusters", "runs", "sweeps") or change["set"] or change["gone"]
 
 
-def state_of(**listed: Any) -> State:
-    lists = {name: Listed(listed.get(name, [])) for name in ("clusters", "runs", "sweeps")}
-    underway = listed.get("underway", ())
-    return State(
+def state_of(**listed: Any) -> PanelState:
+    lists = {name: FakeLister(listed.get(name, [])) for name in ("clusters", "runs", "sweeps")}
+    pending = listed.get("pending", ())
+    return PanelState(
         lists["clusters"],
-        ListedTasks(listed.get("tasks", {})),
+        FakeTaskLister(listed.get("tasks", {})),
         lists["runs"],
         lists["sweeps"],
-        lambda: underway,
+        lambda: pending,
     )
 
 
 def test_a_cluster_that_starts_is_there_at_once() -> None:
-    state = state_of(clusters=[cluster_item("a")], underway=[START]).look()
+    state = state_of(clusters=[cluster_item("a")], pending=[START]).poll()
     assert [(one["id"], one["state"], one["lines"]) for one in state["clusters"]] == [
         ("c", "starting", ["engines"]),
         ("a", "running", []),
@@ -74,58 +76,59 @@ def test_a_cluster_that_starts_is_there_at_once() -> None:
 
 
 def test_while_it_starts_its_own_file_does_not_make_it_run() -> None:
-    [one] = state_of(clusters=[cluster_item("c")], underway=[START]).look()["clusters"]
+    [one] = state_of(clusters=[cluster_item("c")], pending=[START]).poll()["clusters"]
     assert (one["state"], one["can"]["stop"], one["can"]["grow"]) == ("starting", True, False)
 
 
 def test_what_did_not_start_stays_with_its_error() -> None:
-    [one] = state_of(underway=[START.failed("no room")]).look()["clusters"]
+    [one] = state_of(pending=[START.failed("no room")]).poll()["clusters"]
     assert (one["state"], one["error"], one["can"]["stop"]) == ("failed", "no room", True)
 
 
 def test_a_cluster_whose_file_names_no_tasks_yet_is_as_large_as_it_will_be() -> None:
     early = cluster_item("c", workers=0, ps=0, engines=0)
-    [one] = state_of(clusters=[early], underway=[START]).look()["clusters"]
+    [one] = state_of(clusters=[early], pending=[START]).poll()["clusters"]
     assert (one["state"], one["workers"], one["engines"]) == ("starting", 2, 3)
 
 
 def test_what_is_done_to_a_cluster_is_shown() -> None:
-    stop = Underway("clusters", "a", "stop", 1.0)
-    [one] = state_of(clusters=[cluster_item("a")], underway=[stop]).look()["clusters"]
+    stop = PendingAction("clusters", "a", "stop", 1.0)
+    [one] = state_of(clusters=[cluster_item("a")], pending=[stop]).poll()["clusters"]
     assert (one["state"], one["can"]["grow"], one["why"]["grow"]) == (
         "stopping",
         False,
         "it is being stopped",
     )
-    [one] = state_of(clusters=[cluster_item("a")], underway=[stop.failed("it hangs")]).look()["clusters"]
+    [one] = state_of(clusters=[cluster_item("a")], pending=[stop.failed("it hangs")]).poll()["clusters"]
     assert (one["state"], one["can"]["grow"], one["error"]) == ("running", True, "it hangs")
 
 
 def test_what_is_done_to_runs_and_sweeps_is_shown() -> None:
-    underway = [Underway("runs", "r", "stop", 1.0), Underway("sweeps", "s", "pause", 1.0).failed("no")]
-    state = state_of(
-        runs=[run_item("r")], sweeps=[sweep_item("s"), sweep_item("r")], underway=underway
-    ).look()
+    pending = [
+        PendingAction("runs", "r", "stop", 1.0),
+        PendingAction("sweeps", "s", "pause", 1.0).failed("no"),
+    ]
+    state = state_of(runs=[run_item("r")], sweeps=[sweep_item("s"), sweep_item("r")], pending=pending).poll()
     assert set(state["runs"][0]["why"].values()) == {"it is being stopped"}
     assert [(one["id"], one["error"]) for one in state["sweeps"]] == [("s", "no"), ("r", None)]
 
 
 def test_the_oldest_runs_are_left_out_and_counted() -> None:
-    state = state_of(runs=[run_item(f"{n:03}", created=float(n)) for n in range(203)]).look()
+    state = state_of(runs=[run_item(f"{n:03}", created=float(n)) for n in range(203)]).poll()
     assert [run["id"] for run in state["runs"]][::199] == ["202", "003"]
     assert state["problems"] == ["3 older runs are not shown"]
 
 
 def test_the_next_look_comes_soon_while_something_goes_on() -> None:
-    assert not state_of(clusters=[cluster_item("a")], runs=[run_item("r")]).see().moving
-    assert not state_of(runs=[run_item("r", status="paused"), run_item("s", status="lost")]).see().moving
-    assert state_of(clusters=[cluster_item("a")], runs=[run_item("r", status="running")]).see().moving
-    assert state_of(underway=[START]).see().moving
+    assert not state_of(clusters=[cluster_item("a")], runs=[run_item("r")]).snapshot().active
+    assert not state_of(runs=[run_item("r", status="paused"), run_item("s", status="lost")]).snapshot().active
+    assert state_of(clusters=[cluster_item("a")], runs=[run_item("r", status="running")]).snapshot().active
+    assert state_of(pending=[START]).snapshot().active
 
 
 def test_tasks_of_the_clusters_that_pages_look_at() -> None:
-    seen = state_of(tasks={"a": [task_item("a", 0)], "b": [task_item("b", 0)]}).see(["a", "b"])
-    assert [seen.of(one)["tasks"] for one in ("a", "b", None, "c")] == [
+    seen = state_of(tasks={"a": [task_item("a", 0)], "b": [task_item("b", 0)]}).snapshot(["a", "b"])
+    assert [seen.for_cluster(one)["tasks"] for one in ("a", "b", None, "c")] == [
         [task_item("a", 0)],
         [task_item("b", 0)],
         [],

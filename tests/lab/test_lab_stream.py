@@ -14,7 +14,7 @@ from waiting import until
 
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.lab import service
-from nbdist.lab.stream import look_of
+from nbdist.lab.stream import parse_view
 
 fakes = Fakes()
 
@@ -132,7 +132,7 @@ def test_a_page_that_reads_nothing_gets_the_newest_in_the_end(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it does not take stays where it is: one message on its way, and no row of them behind it."""
-    monkeypatch.setattr(service, "SOON", service.LEAST)
+    monkeypatch.setattr(service, "ACTIVE_SECONDS", service.MIN_SECONDS)
     page = server.stream()
     hear(page)
     for number in range(3):
@@ -149,9 +149,9 @@ def test_a_page_that_reads_nothing_gets_the_newest_in_the_end(
 
 
 def test_what_a_page_says() -> None:
-    assert look_of('{"kind": "look"}', "a", False) == ("a", False)
-    assert look_of('{"kind": "look", "cluster": null, "visible": true}', "a", False) == (None, True)
+    assert parse_view('{"kind": "look"}', "a", False) == ("a", False)
+    assert parse_view('{"kind": "look", "cluster": null, "visible": true}', "a", False) == (None, True)
     with pytest.raises(InvalidArgumentError, match="no key 'x'; choose from kind, cluster, visible"):
-        look_of('{"kind": "look", "x": 1}', None, True)
+        parse_view('{"kind": "look", "x": 1}', None, True)
     with pytest.raises(NotFoundError):
-        look_of('{"kind": "look", "cluster": "a/b"}', None, True)
+        parse_view('{"kind": "look", "cluster": "a/b"}', None, True)

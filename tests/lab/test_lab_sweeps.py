@@ -95,7 +95,7 @@ def drive() -> Iterator[Callable[..., Driven]]:
 
 
 def only(sweeps: Sweeps) -> dict[str, Any]:
-    (item,) = sweeps.look()
+    (item,) = sweeps.poll()
     json.dumps(item, allow_nan=False)
     assert item.keys() == KEYS
     return item
@@ -169,7 +169,7 @@ def test_paused_stopped_failed_and_a_used_up_grid(drive: Callable[..., Driven]) 
     for number, width in enumerate((8, 16)):
         grid.add(Asked(BEGAN, number, {"width": width}, 5), Started(BEGAN, number, 1, (0,)))
         grid.add(Ended(BEGAN + 1, number, 1, "finished", 0.1))
-    found = {item["name"]: item for item in sweeps.look()}
+    found = {item["name"]: item for item in sweeps.poll()}
     assert (found["failed"]["state"], found["failed"]["error"]) == ("failed", "all trials failed")
     assert found["grid"]["state"] == "finished"
 
@@ -201,30 +201,30 @@ def test_only_what_is_new_is_read(drive: Callable[..., Driven], monkeypatch: pyt
     opened: list[Any] = []
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", lambda *a, **k: opened.append(a))
-        assert sweeps.look()[0] is first
+        assert sweeps.poll()[0] is first
     assert opened == []
 
 
 def test_a_long_log_is_read_over_several_looks(
     drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeps_module, "BYTES", 1)
+    monkeypatch.setattr(sweeps_module, "LOG_BYTES", 1)
     one, sweeps = drive(trials=40_000), Sweeps()
     one.add(*(Asked(BEGAN, number, {"width": 8}, 5) for number in range(30_000)))
-    assert sweeps.look() == []
+    assert sweeps.poll() == []
     looks = 1
-    while not (items := sweeps.look()):
+    while not (items := sweeps.poll()):
         looks += 1
         assert looks < 50
     assert items[0]["counts"]["waiting"] == 30_000
 
 
 def test_newest_first_and_only_so_many(drive: Callable[..., Driven], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps_module, "MOST", 2)
+    monkeypatch.setattr(sweeps_module, "MAX_SWEEPS", 2)
     for name in ("a", "b", "c"):
         drive(name=name)
     sweeps = Sweeps()
-    assert len(sweeps.look()) == 2
+    assert len(sweeps.poll()) == 2
     assert sweeps.problems == ["1 older sweeps are not shown"]
 
 
@@ -268,7 +268,7 @@ def test_a_log_that_is_no_log(drive: Callable[..., Driven], content: bytes, why:
 def test_a_log_that_its_maker_has_only_just_begun(drive: Callable[..., Driven]) -> None:
     one = drive()
     (one.folder / LOG).write_bytes(MAGIC[:5])
-    assert Sweeps().look() == []
+    assert Sweeps().poll() == []
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_folder_that_vanishes(drive: Callable[..., Driven]) -> None:
     only(sweeps)
     one.log.close()
     shutil.rmtree(one.folder)
-    assert sweeps.look() == []
+    assert sweeps.poll() == []
 
 
 def test_links_are_not_followed(drive: Callable[..., Driven], home: Path, tmp_path: Path) -> None:
@@ -296,18 +296,18 @@ def test_links_are_not_followed(drive: Callable[..., Driven], home: Path, tmp_pa
     one.log.close()
     one.folder.rename(tmp_path / "elsewhere")
     one.folder.symlink_to(tmp_path / "elsewhere")
-    assert Sweeps().look() == []
+    assert Sweeps().poll() == []
     one.folder.unlink()
     one.folder.mkdir()
     (one.folder / LOG).symlink_to(tmp_path / "elsewhere" / LOG)
-    for item in Sweeps().look():
+    for item in Sweeps().poll():
         assert item["state"] == "damaged"
     (home / "sweeps").rename(tmp_path / "more")
-    assert Sweeps().look() == []
+    assert Sweeps().poll() == []
 
 
 def test_a_home_that_is_not_there_is_not_made(home: Path) -> None:
-    assert Sweeps().look() == []
+    assert Sweeps().poll() == []
     assert not home.exists()
     for view in (sweep_details, sweep_bundle):
         with pytest.raises(NotFoundError):
@@ -401,7 +401,7 @@ def test_a_sweep_that_is_over_can_be_read_in_full(drive: Callable[..., Driven]) 
     for number in range(4):
         one.trial(number, 0.5)
     only(sweeps)
-    item, ledger = sweeps.whole(one.folder.name)
+    item, ledger = sweeps.read_all(one.folder.name)
     assert item["state"] == "finished"
     assert len(ledger.trials) == 4
 
@@ -445,12 +445,12 @@ def test_a_bundle_of_a_sweep_that_has_ended_is_never_an_old_one(
     monkeypatch.setattr(run_detail, "SHARE", 1e-9)  # what was made is kept for ever, in the same state
     one, sweeps = drive(), Sweeps()
     one.trial(0, 0.5)
-    sweeps.look()
+    sweeps.poll()
     assert sweep_bundle(one.folder.name, sweeps)["of"] == 1
     for number in range(1, 4):
         one.trial(number, 0.5)
         assert sweep_bundle(one.folder.name, sweeps)["of"] == 1
-    sweeps.look()
+    sweeps.poll()
     for view in (sweep_bundle, sweep_details):
         assert view(one.folder.name, sweeps)
     assert sweep_bundle(one.folder.name, sweeps)["status"]["state"] == "finished"

@@ -36,7 +36,7 @@ def sweep(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
 
 
 def item_of(sweeps: Sweeps, sweep: Sweep) -> dict[str, Any]:
-    return next(item for item in sweeps.look() if item["id"] == sweep.id)
+    return next(item for item in sweeps.poll() if item["id"] == sweep.id)
 
 
 def test_a_sweep_is_seen_to_its_end(sweep: Sweep, cluster: Cluster) -> None:

@@ -42,7 +42,7 @@ def tail(path: Path) -> Tail[LogPart]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tails, "PIECE", 64)
-    monkeypatch.setattr(tails, "MOST_TORN", 2048)
+    monkeypatch.setattr(tails, "MAX_TORN", 2048)
 
 
 def test_what_is_new_is_read_once(path: Path, tail: Tail[LogPart]) -> None:
@@ -85,20 +85,20 @@ def test_a_log_that_its_writer_has_only_just_made(path: Path, tail: Tail[LogPart
     assert steps(tail) == []
     path.write_bytes(MAGIC + points(1))
     assert steps(tail) == [0]
-    assert not tail.wrong
+    assert not tail.error
 
 
 def test_what_is_no_log_is_said_and_left_alone(path: Path, tail: Tail[LogPart]) -> None:
     path.write_bytes(b"\x7fELF, or whatever")
     assert steps(tail) == []
-    assert "is not a metrics log" in tail.wrong
+    assert "is not a metrics log" in tail.error
     assert tail.left == 0
 
 
 def test_a_pipe_is_not_waited_for(path: Path, tail: Tail[LogPart]) -> None:
     os.mkfifo(path)
     assert steps(tail) == []
-    assert "no ordinary file" in tail.wrong
+    assert "is not a regular file" in tail.error
 
 
 def test_a_link_is_not_followed(path: Path, tail: Tail[LogPart], tmp_path: Path) -> None:

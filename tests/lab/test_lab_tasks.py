@@ -27,9 +27,9 @@ from nbdist.lab.readers.tasks import (
     ELSEWHERE,
     MEGABYTE,
     WINDOW_SECONDS,
+    ClusterTasks,
     Measured,
-    Taken,
-    Tasks,
+    ProcessUsage,
     measure,
     steady,
 )
@@ -86,8 +86,8 @@ def test_a_row(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     with a_cluster("mine", [a_task(0, sleeper.pid), a_task(1, sleeper.pid)]) as folder:
         (folder / "busy").mkdir()
         (folder / "busy" / str(sleeper.pid)).write_text("a_run")
-        clusters.look()
-        rows = Tasks(FakeRuns(told), clusters).look("mine")
+        clusters.poll()
+        rows = ClusterTasks(FakeRuns(told), clusters).poll("mine")
     assert rows == json.loads(json.dumps(rows))
     row, other = rows
     assert row.keys() == other.keys() == KEYS
@@ -107,58 +107,58 @@ def test_an_in_graph_run_is_known_by_its_folder_alone(
     runs = FakeRuns({1: {"state": "paused", "step": 5}}, driven=True)
     tasks = [a_task(0, sleeper.pid, "ps"), a_task(1, sleeper.pid, index=0)]
     with a_cluster("mine", tasks):
-        clusters.look()
-        ps, worker = Tasks(runs, clusters).look("mine")
+        clusters.poll()
+        ps, worker = ClusterTasks(runs, clusters).poll("mine")
         assert (ps["state"], ps["run"]) == ("idle", None)
         assert (worker["state"], worker["run"], worker["step"]) == ("paused", "a_run", 5)
         knowing = Clusters(runs.on_cluster)
-        assert knowing.look()[0]["runs"] == ["a_run"]
+        assert knowing.poll()[0]["runs"] == ["a_run"]
         knowing.close()
 
 
 def test_an_idle_clusters_rows_stay_as_they_are(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     with a_cluster("mine", [a_task(0, sleeper.pid)]):
-        tasks = Tasks(FakeRuns(), clusters)
-        clusters.look()
-        assert tasks.look("mine")[0]["state"] == "idle"
-        assert tasks.look("mine") == tasks.look("mine")
+        tasks = ClusterTasks(FakeRuns(), clusters)
+        clusters.poll()
+        assert tasks.poll("mine")[0]["state"] == "idle"
+        assert tasks.poll("mine") == tasks.poll("mine")
 
 
 def test_no_such_cluster_has_no_tasks(clusters: Clusters) -> None:
     with a_cluster("starting"), a_cluster("torn", []) as folder:
         (folder / "cluster.json").write_text("{")
-        clusters.look()
-        tasks = Tasks(FakeRuns(), clusters)
-        assert [tasks.look(name) for name in ("starting", "torn", "none", "../x", "ipp:a:b")] == [[]] * 5
+        clusters.poll()
+        tasks = ClusterTasks(FakeRuns(), clusters)
+        assert [tasks.poll(name) for name in ("starting", "torn", "none", "../x", "ipp:a:b")] == [[]] * 5
 
 
 def test_tasks_that_look_for_themselves(sleeper: subprocess.Popen[bytes]) -> None:
-    tasks = Tasks(FakeRuns())
-    assert tasks.look("mine") == []
+    tasks = ClusterTasks(FakeRuns())
+    assert tasks.poll("mine") == []
     with a_cluster("mine", [a_task(0, sleeper.pid)]):
-        assert [row["state"] for row in tasks.look("mine")] == ["idle"]
-    assert [row["state"] for row in tasks.look("mine")] == [
+        assert [row["state"] for row in tasks.poll("mine")] == ["idle"]
+    assert [row["state"] for row in tasks.poll("mine")] == [
         "dead"
     ]  # the lock is free: its supervisor is gone
 
 
 def test_a_frozen_one_and_a_dead_one(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     with a_cluster("mine", [a_task(0, sleeper.pid)]):
-        clusters.look()
-        tasks = Tasks(FakeRuns(), clusters)
+        clusters.poll()
+        tasks = ClusterTasks(FakeRuns(), clusters)
         freeze(sleeper.pid)
-        assert tasks.look("mine")[0]["state"] == "frozen"
+        assert tasks.poll("mine")[0]["state"] == "frozen"
         sleeper.send_signal(signal.SIGCONT)
-        assert tasks.look("mine")[0]["state"] == "idle"
+        assert tasks.poll("mine")[0]["state"] == "idle"
         sleeper.kill()
         os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not reaped yet
-        (row,) = tasks.look("mine")
+        (row,) = tasks.poll("mine")
         assert (row["state"], row["cpu"], row["memory"]) == ("dead", None, None)
         assert row["note"] == "its process has ended"
         sleeper.wait()
-        assert tasks.look("mine") == [row]
-        clusters.look()
-        assert "the cluster process does not answer" in tasks.look("mine")[0]["note"]
+        assert tasks.poll("mine") == [row]
+        clusters.poll()
+        assert "the cluster process does not answer" in tasks.poll("mine")[0]["note"]
 
 
 def test_how_it_died_is_its_note(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
@@ -166,8 +166,8 @@ def test_how_it_died_is_its_note(clusters: Clusters, sleeper: subprocess.Popen[b
         supervisor = FakeSupervisor(folder)
         try:
             supervisor.answer["exits"] = {"0": {"pid": sleeper.pid, "code": 3, "signal": None, "log": "no\n"}}
-            tasks = Tasks(FakeRuns(), clusters)
-            (row,) = until(lambda: clusters.look() and [row for row in tasks.look("mine") if row["note"]])
+            tasks = ClusterTasks(FakeRuns(), clusters)
+            (row,) = until(lambda: clusters.poll() and [row for row in tasks.poll("mine") if row["note"]])
         finally:
             supervisor.close()
     assert row["state"] == "dead"
@@ -177,22 +177,22 @@ def test_how_it_died_is_its_note(clusters: Clusters, sleeper: subprocess.Popen[b
 def test_a_number_that_is_anothers_by_now(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     with a_cluster("mine", [a_task(0, sleeper.pid)]) as folder:
         os.utime(folder / "cluster.json", (1000.0, 1000.0))
-        clusters.look()
-        assert Tasks(FakeRuns(), clusters).look("mine")[0]["state"] == "dead"
+        clusters.poll()
+        assert ClusterTasks(FakeRuns(), clusters).poll("mine")[0]["state"] == "dead"
         supervisor = FakeSupervisor(folder)
         try:  # but the supervisor knows its own, whatever the clock says
             supervisor.answer["pids"] = {"0": sleeper.pid}
             with closing(Clusters()) as again:
-                tasks = Tasks(FakeRuns(), again)
-                until(lambda: again.look() and tasks.look("mine")[0]["state"] == "idle")
+                tasks = ClusterTasks(FakeRuns(), again)
+                until(lambda: again.poll() and tasks.poll("mine")[0]["state"] == "idle")
         finally:
             supervisor.close()
 
 
 def test_another_host_has_no_figures(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid(), host="0123456789abcdef")]):
-        clusters.look()
-        (row,) = Tasks(FakeRuns(), clusters).look("mine")
+        clusters.poll()
+        (row,) = ClusterTasks(FakeRuns(), clusters).poll("mine")
     assert (row["host"], row["state"]) == ("another host (01234567)", "idle")
     assert (row["cpu"], row["memory"], row["note"]) == (None, None, ELSEWHERE)
 
@@ -201,8 +201,8 @@ def test_a_sweep_tells_nothing_of_its_tasks(clusters: Clusters, sleeper: subproc
     with a_cluster("mine", [a_task(0, sleeper.pid)]) as folder:
         (folder / "busy").mkdir()
         (folder / "busy" / str(sleeper.pid)).write_text("a_sweep")
-        clusters.look()
-        (row,) = Tasks(FakeRuns(), clusters).look("mine")
+        clusters.poll()
+        (row,) = ClusterTasks(FakeRuns(), clusters).poll("mine")
     assert (row["state"], row["run"], row["step"]) == ("busy", "a_sweep", None)
 
 
@@ -214,13 +214,13 @@ def test_gpus_of_tasks(
     monkeypatch.setitem(sys.modules, "pynvml", fake.module())
     tasks = [a_task(0, sleeper.pid, device="GPU:0"), a_task(1, os.getpid(), "ps", index=0)]
     with a_cluster("mine", tasks, gpus=["1"]):
-        clusters.look()
-        rows = Tasks(FakeRuns(), clusters)
+        clusters.poll()
+        rows = ClusterTasks(FakeRuns(), clusters)
         used = {"use": 90, "memory": 64 * MEGABYTE, "total": 80 << 30}
-        assert [row["gpu"] for row in rows.look("mine")] == [used, None]
+        assert [row["gpu"] for row in rows.poll("mine")] == [used, None]
         fake.fails["nvmlDeviceGetMemoryInfo"] = OSError("gone")
-        failed, ps = rows.look("mine")
-        assert (failed["gpu"], failed["note"]) == (None, "no figures of its GPU: NVML failed: gone")
+        failed, ps = rows.poll("mine")
+        assert (failed["gpu"], failed["note"]) == (None, "its GPU cannot be measured: NVML failed: gone")
         assert ps["note"] is None
     usage._nvml.cache_clear()
 
@@ -233,7 +233,7 @@ def test_processor_time_is_taken_over_a_while() -> None:
         nonlocal now, used, measured
         now += seconds
         used += seconds * percent / 100
-        measured = measure(measured, Taken("sleeping", used, MEGABYTE), now)
+        measured = measure(measured, ProcessUsage("sleeping", used, MEGABYTE), now)
         return measured.load.cpu
 
     assert look(0.0, 0.0) is None
@@ -257,38 +257,38 @@ def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> No
     cluster = start(workers=2, ps=1)
 
     def seen() -> dict[str, Any]:
-        return next(item for item in clusters.look() if item["id"] == cluster.id)
+        return next(item for item in clusters.poll() if item["id"] == cluster.id)
 
     item = seen()
     assert (item["state"], item["workers"], item["ps"], item["engines"]) == ("running", 2, 1, 3)
     assert item["owner"]["alive"]
     assert item["owner"]["pid"] == os.getpid()
-    tasks = Tasks(FakeRuns(), clusters)
-    rows = tasks.look(cluster.id)
+    tasks = ClusterTasks(FakeRuns(), clusters)
+    rows = tasks.poll(cluster.id)
     assert [row["name"] for row in rows] == [info.name for info in cluster.tasks]
     assert {row["state"] for row in rows} == {"idle"}
     assert seen()["dead"] == []
 
     freeze(cluster.tasks[0].pid)
-    assert tasks.look(cluster.id)[0]["state"] == "frozen"
+    assert tasks.poll(cluster.id)[0]["state"] == "frozen"
     os.kill(cluster.tasks[0].pid, signal.SIGCONT)
 
     cluster.signal(1, signal.SIGKILL)
     assert until(lambda: seen()["dead"]) == [
         "worker:1"
     ]  # by its process, if the supervisor is slow to say how
-    until(lambda: seen() and tasks.look(cluster.id)[1]["note"].startswith("killed by SIGKILL"))
-    row = tasks.look(cluster.id)[1]
+    until(lambda: seen() and tasks.poll(cluster.id)[1]["note"].startswith("killed by SIGKILL"))
+    row = tasks.poll(cluster.id)[1]
     assert row["state"] == "dead"
 
     cluster.restart("worker:1", report=lambda line: None)
-    until(lambda: seen()["dead"] == [] and tasks.look(cluster.id)[1]["pid"] == cluster.tasks[1].pid)
+    until(lambda: seen()["dead"] == [] and tasks.poll(cluster.id)[1]["pid"] == cluster.tasks[1].pid)
     assert cluster.tasks[1].pid != row["pid"]
 
     cluster.grow(1, report=lambda line: None)
     grown = until(lambda: seen()["workers"] == 3 and seen())
     assert (grown["workers"], grown["ps"], grown["engines"], grown["dead"]) == (3, 1, 4, [])
-    assert [row["name"] for row in tasks.look(cluster.id)] == [info.name for info in cluster.tasks]
+    assert [row["name"] for row in tasks.poll(cluster.id)] == [info.name for info in cluster.tasks]
 
     supervisor = psutil.Process(cluster.tasks[2].pid).parent()
     assert supervisor is not None
@@ -296,12 +296,12 @@ def test_a_real_cluster(start: Callable[..., Cluster], clusters: Clusters) -> No
     try:
         os.kill(cluster.tasks[2].pid, signal.SIGKILL)
         with closing(Clusters()) as later:  # which has never heard this supervisor
-            until(lambda: [one for one in later.look() if one["id"] == cluster.id and one["dead"]])
-            row = Tasks(FakeRuns(), later).look(cluster.id)[2]
+            until(lambda: [one for one in later.poll() if one["id"] == cluster.id and one["dead"]])
+            row = ClusterTasks(FakeRuns(), later).poll(cluster.id)[2]
         assert (row["state"], "the cluster process does not answer" in row["note"]) == ("dead", True)
     finally:
         supervisor.resume()
 
     cluster.stop()
-    assert [one for one in clusters.look() if one["id"] == cluster.id] == []
-    assert tasks.look(cluster.id) == []
+    assert [one for one in clusters.poll() if one["id"] == cluster.id] == []
+    assert tasks.poll(cluster.id) == []

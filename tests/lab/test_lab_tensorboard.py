@@ -25,7 +25,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.lab.tensorboard import manager
-from nbdist.lab.tensorboard.manager import Boards, answers, problem, sweep
+from nbdist.lab.tensorboard.manager import Boards, is_listening, problem, remove_stale_folders
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.run_folder import run_folder
 
@@ -94,7 +94,7 @@ def test_all_runs_can_be_compared(temporary: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_a_run_that_goes_on_is_kept_up_with(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(manager, "REFRESH_SECONDS", 0.5)
     run = make_run(own=False, steps=3, ended=False)
 
     async def look(boards: Boards) -> None:
@@ -352,7 +352,7 @@ def test_an_answer_that_is_too_large_is_refused(temporary: Path, monkeypatch: py
     async def look(boards: Boards) -> None:
         await boards.open(run)
         with pytest.raises(UnavailableError, match="1 MB"):
-            await boards.ask(run, HTTPRequest(f"http://board/base/nbdist/tensorboard/{run}/index.js"))
+            await boards.fetch(run, HTTPRequest(f"http://board/base/nbdist/tensorboard/{run}/index.js"))
         assert await ask_json(boards, run, "data/runs")  # the board itself goes on
 
     with_boards(look)
@@ -370,10 +370,10 @@ def test_what_a_killed_server_has_left_is_swept(temporary: Path) -> None:
         (used / "socket").unlink()
         door.bind(str(used / "socket"))
         door.listen()
-        assert answers(used / "socket")
+        assert is_listening(used / "socket")
         for folder in (old, used, other):
             os.utime(folder, (0, 0))
-        sweep()
+        remove_stale_folders()
         assert sorted(temporary.iterdir()) == sorted([other, new, used])
     for folder in (used, new, other):
         (folder / "socket").unlink()

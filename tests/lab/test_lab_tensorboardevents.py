@@ -47,11 +47,11 @@ def test_a_damaged_log_does_not_end_the_comparison(
 @pytest.mark.parametrize(
     "cluster", [{"members": [{}], "workers": [0]}, {"members": [1]}, {"members": {"a": 1}}, {"members": 3}]
 )
-def test_odd_tasks_in_run_json_leave_numbers_for_names(
+def test_replicas_are_named_by_numbers_if_run_json_is_invalid(
     cluster: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(own=False, steps=5)
     path = run_folder(run) / "run.json"
     path.write_text(json.dumps({"id": run, "cluster": cluster}))
     assert tasks_of(run) == {}
-    assert "have numbers for names" in capsys.readouterr().err
+    assert "are named by numbers" in capsys.readouterr().err

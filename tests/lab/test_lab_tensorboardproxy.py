@@ -184,7 +184,7 @@ def test_what_is_jupyters_stays_there(
         )
         return HTTPResponse(request, 200, headers=headers)
 
-    monkeypatch.setattr(Boards, "ask", ask)
+    monkeypatch.setattr(Boards, "fetch", ask)
     given = {
         "Authorization": f"token {TOKEN}", "Referer": f"http://x/?token={TOKEN}", "X-XSRFToken": "secret",
         "X-Forwarded-For": "1.2.3.4", "Accept": "text/html", "User-Agent": "secret", **cookie,
@@ -214,7 +214,7 @@ def test_scripts_are_kept_to_their_own_path(server: Server, page: str, cookie: d
 
 
 def test_what_is_too_long_is_refused(server: Server, page: str) -> None:
-    answer = server.ask("POST", f"{page}data/runs", raw=b"x" * (proxy.MOST_BYTES + 1))
+    answer = server.ask("POST", f"{page}data/runs", raw=b"x" * (proxy.MAX_BYTES + 1))
     assert answer.status == 413
 
 

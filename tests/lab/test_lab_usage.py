@@ -9,7 +9,7 @@ import pytest
 from fake_pynvml import FakeNvml, NVMLError, NVMLError_NotSupported
 
 from nbdist.lab.readers import tasks
-from nbdist.lab.readers.tasks import Gpus, nvml_problem
+from nbdist.lab.readers.tasks import GpuMonitor, nvml_problem
 
 MB = 1 << 20
 
@@ -32,8 +32,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 def test_without_pynvml_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml_problem() == 'pynvml is not installed: pip install "nbdist[gpu]"'
-    assert Gpus().look({7: "0"}) == ({}, nvml_problem())
-    assert Gpus().look({}) == ({}, None)  # nobody has a GPU: nothing is missing
+    assert GpuMonitor().poll({7: "0"}) == ({}, nvml_problem())
+    assert GpuMonitor().poll({}) == ({}, None)  # nobody has a GPU: nothing is missing
 
 
 def test_without_a_driver_it_is_said_why(nvml: FakeNvml) -> None:
@@ -46,7 +46,7 @@ def test_without_a_driver_it_is_said_why(nvml: FakeNvml) -> None:
 
 def test_each_process_has_its_device_and_its_own_memory(nvml: FakeNvml) -> None:
     nvml.processes = [{7: 500 * MB + 1, 9: 3 * MB}, {8: None}]
-    used, problem = Gpus().look({7: "0", 8: "GPU-1", 9: "0", 10: "1"})
+    used, problem = GpuMonitor().poll({7: "0", 8: "GPU-1", 9: "0", 10: "1"})
     assert problem is None
     assert used[7] == {"use": 10, "memory": 500 * MB, "total": 80 << 30}
     assert used[8] == {"use": 90, "memory": None, "total": 80 << 30}  # the driver does not say
@@ -57,23 +57,23 @@ def test_each_process_has_its_device_and_its_own_memory(nvml: FakeNvml) -> None:
 
 def test_where_a_process_is_seen_counts_more_than_the_number(nvml: FakeNvml) -> None:
     nvml.processes = [{8: 5 * MB}, {7: 6 * MB}]  # CUDA numbers the devices the other way round
-    used, _ = Gpus().look({7: "0", 8: "1"})
+    used, _ = GpuMonitor().poll({7: "0", 8: "1"})
     assert (used[7]["use"], used[7]["memory"]) == (90, 6 * MB)
     assert (used[8]["use"], used[8]["memory"]) == (10, 5 * MB)
 
 
 def test_figures_that_hardly_change_stay(nvml: FakeNvml) -> None:
-    gpus = Gpus()
+    gpus = GpuMonitor()
     nvml.processes[0] = {7: 500 * MB}
-    first, _ = gpus.look({7: "0"})
+    first, _ = gpus.poll({7: "0"})
     nvml.use[0], nvml.processes[0] = 11, {7: 501 * MB}
-    assert gpus.look({7: "0"})[0] == first
+    assert gpus.poll({7: "0"})[0] == first
     nvml.use[0] = 12
-    assert gpus.look({7: "0"})[0][7]["use"] == 12
+    assert gpus.poll({7: "0"})[0][7]["use"] == 12
 
 
 def test_a_device_that_is_not_there_is_named(nvml: FakeNvml) -> None:
-    used, problem = Gpus().look({7: "0", 8: "5", 9: "MIG-x"})
+    used, problem = GpuMonitor().poll({7: "0", 8: "5", 9: "MIG-x"})
     assert used.keys() == {7}
     assert problem == "NVML knows no GPU 5, MIG-x"
 
@@ -89,7 +89,7 @@ def test_a_device_that_is_not_there_is_named(nvml: FakeNvml) -> None:
 def test_a_figure_that_a_device_does_not_have(nvml: FakeNvml, name: str, missing: str) -> None:
     nvml.processes[0] = {7: 5 * MB}
     nvml.fails[name] = NVMLError_NotSupported("Not Supported")
-    used, problem = Gpus().look({7: "0"})
+    used, problem = GpuMonitor().poll({7: "0"})
     assert problem is None
     assert [key for key, value in used[7].items() if value is None] == [missing]
 
@@ -105,9 +105,9 @@ def test_a_figure_that_a_device_does_not_have(nvml: FakeNvml, name: str, missing
 )
 @pytest.mark.parametrize("error", [NVMLError("GPU is lost"), OSError("GPU is lost")])
 def test_a_failure_midway_is_told_and_may_pass(nvml: FakeNvml, name: str, error: Exception) -> None:
-    gpus = Gpus()
-    assert gpus.look({7: "0"})[1] is None
+    gpus = GpuMonitor()
+    assert gpus.poll({7: "0"})[1] is None
     nvml.fails[name] = error
-    assert gpus.look({7: "0"}) == ({}, "NVML failed: GPU is lost")
+    assert gpus.poll({7: "0"}) == ({}, "NVML failed: GPU is lost")
     nvml.fails.clear()
-    assert gpus.look({7: "0"})[0][7]["use"] == 10
+    assert gpus.poll({7: "0"})[0][7]["use"] == 10

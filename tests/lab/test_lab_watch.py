@@ -1,4 +1,4 @@
-"""Looks are made for pages that are seen, one at a time. A page is told what it does not know."""
+"""FakePoll are made for pages that are seen, one at a time. A page is told what it does not know."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from waiting import until_async
 
-from nbdist.lab import service as watching
-from nbdist.lab.service import Telling, Watch
-from nbdist.lab.state import Seen
+from nbdist.lab import service
+from nbdist.lab.service import ChangeSender, Poller
+from nbdist.lab.state import Snapshot
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SOON", "LATER", "LEAST", "APART"):
-        monkeypatch.setattr(watching, name, 0.001)
+    for name in ("ACTIVE_SECONDS", "IDLE_SECONDS", "MIN_SECONDS", "SEND_SECONDS"):
+        monkeypatch.setattr(service, name, 0.001)
 
 
 @dataclass
-class Visitor:
+class FakePage:
     cluster: str | None = None
     visible: bool = True
     states: list[dict[str, Any]] = field(default_factory=list)
@@ -30,8 +30,8 @@ class Visitor:
         self.states.append(state)
 
 
-class Looks:
-    """Answers looks with how many there were; ``open`` lets them pass."""
+class FakePoll:
+    """Answers each poll with its number; ``open`` lets polls finish."""
 
     def __init__(self) -> None:
         self.asked: list[frozenset[str]] = []
@@ -39,92 +39,92 @@ class Looks:
         self.open = asyncio.Event()
         self.open.set()
 
-    async def __call__(self, clusters: frozenset[str]) -> Seen:
+    async def __call__(self, clusters: frozenset[str]) -> Snapshot:
         self.asked.append(clusters)
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         await self.open.wait()
         self.at_once -= 1
         lists: dict[str, Any] = {"clusters": [], "runs": [], "sweeps": [], "problems": [str(len(self.asked))]}
-        return Seen(lists, {one: ([{"rank": 0}], []) for one in clusters})
+        return Snapshot(lists, {one: ([{"rank": 0}], []) for one in clusters})
 
 
 def test_nobody_there_nothing_read() -> None:
     async def main() -> None:
-        looks = Looks()
-        watch = Watch(looks)
-        hidden, page = Visitor(visible=False), Visitor()
-        watch.join(hidden)
-        assert not watch.looks
-        watch.join(page)
+        polls = FakePoll()
+        poller = Poller(polls)
+        hidden, page = FakePage(visible=False), FakePage()
+        poller.join(hidden)
+        assert not poller.running
+        poller.join(page)
         await until_async(lambda: len(page.states) > 2)
         page.visible = False
-        watch.wake()
-        await until_async(lambda: not watch.looks)
+        poller.wake()
+        await until_async(lambda: not poller.running)
         page.visible = True
-        watch.wake()
-        assert watch.looks
-        watch.leave(page)
-        await until_async(lambda: not watch.looks)
+        poller.wake()
+        assert poller.running
+        poller.leave(page)
+        await until_async(lambda: not poller.running)
         assert not hidden.states
-        await watch.close()
+        await poller.close()
 
     asyncio.run(main())
 
 
 def test_a_look_that_hangs_is_the_only_one() -> None:
     async def main() -> None:
-        looks = Looks()
-        looks.open.clear()
-        watch = Watch(looks)
-        pages = [Visitor() for _ in range(5)]
+        polls = FakePoll()
+        polls.open.clear()
+        poller = Poller(polls)
+        pages = [FakePage() for _ in range(5)]
         for page in pages:
-            watch.join(page)
-            watch.wake()
+            poller.join(page)
+            poller.wake()
             await asyncio.sleep(0.002)
-        assert len(looks.asked) == 1
-        looks.open.set()
+        assert len(polls.asked) == 1
+        polls.open.set()
         await until_async(lambda: all(page.states for page in pages))
-        assert looks.most == 1
-        await watch.close()
+        assert polls.most == 1
+        await poller.close()
 
     asyncio.run(main())
 
 
 def test_each_page_gets_the_tasks_of_its_own_cluster() -> None:
     async def main() -> None:
-        looks = Looks()
-        watch = Watch(looks)
-        one, two, three = Visitor("a"), Visitor("b"), Visitor()
+        polls = FakePoll()
+        poller = Poller(polls)
+        one, two, three = FakePage("a"), FakePage("b"), FakePage()
         for page in (one, two, three):
-            watch.join(page)
+            poller.join(page)
         await until_async(lambda: one.states and two.states and three.states)
-        assert frozenset("ab") in looks.asked
+        assert frozenset("ab") in polls.asked
         assert [page.states[-1]["cluster"] for page in (one, two, three)] == ["a", "b", None]
         assert [len(page.states[-1]["tasks"]) for page in (one, two, three)] == [1, 1, 0]
         two.cluster = "c"  # while a look goes on that does not know of it
-        watch.wake()
+        poller.wake()
         await until_async(lambda: two.states[-1]["cluster"] == "c")
         assert two.states[-1]["tasks"]
-        await watch.close()
+        await poller.close()
 
     asyncio.run(main())
 
 
 def test_a_look_that_fails_is_followed_by_others(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        looks = Looks()
+        polls = FakePoll()
 
-        async def fail(clusters: frozenset[str]) -> Seen:
-            if not looks.asked:
-                looks.asked.append(clusters)
+        async def fail(clusters: frozenset[str]) -> Snapshot:
+            if not polls.asked:
+                polls.asked.append(clusters)
                 raise ZeroDivisionError
-            return await looks(clusters)
+            return await polls(clusters)
 
-        watch, page = Watch(fail), Visitor()
-        watch.join(page)
+        poller, page = Poller(fail), FakePage()
+        poller.join(page)
         await until_async(lambda: page.states)
-        await watch.close()
+        await poller.close()
 
     asyncio.run(main())
     assert "ZeroDivisionError" in caplog.text
@@ -139,16 +139,16 @@ def test_a_slow_page_gets_what_changed_together() -> None:
             sent.append(message)
             await taken.wait()
 
-        telling = Telling(send)
-        telling.offer({"problems": ["0"]})
+        sender = ChangeSender(send)
+        sender.offer({"problems": ["0"]})
         await until_async(lambda: sent)
         for number in range(1, 1000):  # it reads nothing meanwhile
-            telling.offer({"problems": [str(number)]})
+            sender.offer({"problems": [str(number)]})
         await asyncio.sleep(0.01)
         assert len(sent) == 1
         taken.set()
         await until_async(lambda: len(sent) == 2)
-        telling.offer({"problems": ["999"]})
+        sender.offer({"problems": ["999"]})
         await asyncio.sleep(0.01)
         assert sent == [
             {"kind": "state", "problems": ["0"]},
@@ -159,7 +159,7 @@ def test_a_slow_page_gets_what_changed_together() -> None:
 
 
 def test_messages_keep_their_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "APART", 0.05)
+    monkeypatch.setattr(service, "SEND_SECONDS", 0.05)
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
@@ -168,11 +168,11 @@ def test_messages_keep_their_distance(monkeypatch: pytest.MonkeyPatch) -> None:
         async def send(message: dict[str, Any]) -> None:
             at.append(clock())
 
-        telling = Telling(send)
+        sender = ChangeSender(send)
         number = 0
         while len(at) < 3:
             number += 1
-            telling.offer({"problems": [str(number)]})
+            sender.offer({"problems": [str(number)]})
             await asyncio.sleep(0.001)
         assert min(at[1] - at[0], at[2] - at[1]) >= 0.05
 
@@ -186,9 +186,9 @@ def test_what_waits_for_a_page_that_is_hidden_is_dropped() -> None:
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
-        telling = Telling(send)
-        telling.offer({"problems": []})
-        telling.drop()
+        sender = ChangeSender(send)
+        sender.offer({"problems": []})
+        sender.drop()
         await asyncio.sleep(0.01)
         assert not sent
 

@@ -1,7 +1,15 @@
-"""What pages have begun: one action on an item at a time, each in a process of its own.
+"""Actions on clusters, runs and sweeps that a page has requested: one at a time per item.
 
-It is answered at once. How it goes is told by the item that it is about, and what went wrong stays there
-until the next action on it.
+A request is answered at once with 202. The state then shows the action's progress in its item (`status`), and
+after a failure the error, until the next action on the item.
+
+An action that may take long or fail hard (start a cluster, attach to a run) runs in a child process,
+`python -m nbdist.lab.actions`: the Jupyter server imports no launcher, and an error cannot affect it. A
+command to a sweep is one small file, so a thread of the server writes it (`Actions.begin_call`).
+
+Three events end a child process: its own result; a cancellation or timeout (SIGTERM, which it handles like an
+interrupt and undoes what it has begun, then SIGKILL to its process group after UNDO_SECONDS); and the end of
+the server, however it died, because the system then closes the child's stdin.
 """
 
 from __future__ import annotations
@@ -17,45 +25,57 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NbdistError
-from nbdist.lab.actions.status import Underway
+from nbdist.lab.actions.status import PendingAction
 
 SECONDS = {
     "start": 120.0, "stop": 45.0, "grow": 120.0, "shrink": 60.0, "restart": 120.0, "pause": 45.0,
     "resume": 45.0, "set": 45.0,
 }  # fmt: skip
-"""How long each may take; nothing of ours takes half of it."""
+"""The limit of each action: more than twice what it takes."""
 
 
-MOST_FAILED = 100  # that are remembered
-Perform = Callable[[Mapping[str, Any], Callable[[str], object], float, str | None], Awaitable[None]]
+MAX_FAILED = 100  # failed actions that are remembered
+
+
+class Perform(Protocol):
+    """Performs a request; `perform` does it in a child process."""
+
+    def __call__(
+        self,
+        request: Mapping[str, Any],
+        report: Callable[[str], object],
+        seconds: float,
+        folder: str | None = None,
+    ) -> Awaitable[None]:
+        """Perform a request."""
+
+
 Key = tuple[str, str]
 log = logging.getLogger(__name__)
 
-# Runs `nbdist.lab.actions` for one action: its words on the way, its end, and how it is ended itself.
+# One child process: its messages, its result, and its end.
 
-COMMAND = (
-    sys.executable,
-    "-P",
-    "-m",
-    "nbdist.lab.actions",
-)  # -P: no module of the folder that it runs in
-LONGEST_LINE = 64 << 10  # bytes
-MOST_LINES = 2_000
-TAIL = 4_000  # characters of what it prints beside
-WORD_SECONDS = 1.0  # for one that has closed its mouth to end
-UNDO_SECONDS = 8.0  # to undo what it has begun, when it is given up
+# -P: import no module of the working directory.
+COMMAND = (sys.executable, "-P", "-m", "nbdist.lab.actions")
+MAX_LINE = 64 << 10  # bytes
+MAX_LINES = 2_000
+TAIL = 4_000  # characters of its error output
+EXIT_SECONDS = 1.0  # for the exit of a process that has closed its output
+UNDO_SECONDS = 8.0  # for a cancelled action to undo what it has begun
 
 
 async def perform(
-    request: Mapping[str, Any], told: Callable[[str], object], seconds: float, folder: str | None = None
+    request: Mapping[str, Any], report: Callable[[str], object], seconds: float, folder: str | None = None
 ) -> None:
-    """Have one thing done; ``told`` hears how it goes. Raises `FailedPreconditionError` with what went wrong.
+    """Perform an action in a child process; ``report`` receives the lines of its progress.
 
-    It runs in ``folder``, with this process's environment. When this is cancelled, or the time is over, it
-    is ended after it has undone what it had begun.
+    It runs in ``folder``, with this process's environment. On cancellation or timeout it undoes what it has
+    begun, and ends.
+    Raises `FailedPreconditionError` with the action's error, `DeadlineExceededError` after ``seconds``.
     """
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
@@ -63,50 +83,52 @@ async def perform(
         stdout=PIPE,
         stderr=PIPE,
         cwd=folder,
-        limit=LONGEST_LINE,
-        start_new_session=True,  # an interrupt of the server's terminal is not meant for it
+        limit=MAX_LINE,
+        start_new_session=True,  # Ctrl+C in the server's terminal must not reach it
     )
     printed = asyncio.create_task(tail(process))
     error: str | None = ""
     try:
         async with asyncio.timeout(seconds):
-            error = await converse(process, request, told)
+            error = await exchange(process, request, report)
             if error is not None:
                 await process.wait()
     except TimeoutError:
-        raise DeadlineExceededError(f"it has taken more than {seconds:g} s, and was given up") from None
+        raise DeadlineExceededError(f"it took more than {seconds:g} s and was cancelled; try again") from None
     finally:
-        rest = await asyncio.shield(end(process, printed, WORD_SECONDS if error is None else 0.0))
+        rest = await asyncio.shield(end(process, printed, EXIT_SECONDS if error is None else 0.0))
     if error is None:
         last = rest.strip().splitlines()[-1:] or ["it printed nothing"]
-        error = f"the process that did it has ended (exit code {process.returncode}): {last[0]}"
+        error = f"its process ended (exit code {process.returncode}): {last[0]}"
     if error:
         raise FailedPreconditionError(error)
 
 
-async def converse(process: Process, request: Mapping[str, Any], told: Callable[[str], object]) -> str | None:
-    """Return what went wrong: "" if nothing did, None if it has ended without a word."""
+async def exchange(
+    process: Process, request: Mapping[str, Any], report: Callable[[str], object]
+) -> str | None:
+    """Return the action's error, "" after success, None if the process ended without a result."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(ConnectionError):  # it has failed already; how is told by its end
+    with suppress(ConnectionError):  # it has ended already: its output tells why
         process.stdin.write(json.dumps(request).encode() + b"\n")
         await process.stdin.drain()
-    for _ in range(MOST_LINES):
+    for _ in range(MAX_LINES):
         try:
-            word = json.loads(await process.stdout.readline() or "null")
-        except ValueError:  # no word of ours, or a line without an end
+            message = json.loads(await process.stdout.readline() or "null")
+        except ValueError:  # no JSON, or a line that is too long
             return None
-        if not isinstance(word, dict):
+        if not isinstance(message, dict):
             return None
-        if "line" in word:
-            told(str(word["line"]))
+        if "line" in message:
+            report(str(message["line"]))
         else:
-            return str(word.get("error", ""))
+            return str(message.get("error", ""))
     return None
 
 
 async def tail(process: Process) -> str:
-    """Return the end of what it prints beside its words; all of it is read, so that it never waits."""
+    """Return the end of its error output; all of it is read, so that the process never blocks on the pipe."""
     assert process.stderr is not None
     text = ""
     while part := await process.stderr.read(1 << 16):
@@ -115,12 +137,12 @@ async def tail(process: Process) -> str:
 
 
 async def end(process: Process, printed: asyncio.Task[str], patience: float) -> str:
-    """Have it undo what it has begun, unless it ends soon by itself; kill it if that takes too long.
+    """Terminate a process unless it ends within ``patience`` seconds; kill it if that takes too long.
 
-    Returns what it has printed beside its words.
+    Returns the end of its error output.
     """
     assert process.stdin is not None
-    rest = asyncio.gather(printed, drain(process))  # who waits to say something does not end
+    rest = asyncio.gather(printed, drain(process))  # a process that blocks on a full pipe does not end
     if not await has_ended(process, patience):
         with suppress(ProcessLookupError):
             process.terminate()
@@ -129,46 +151,46 @@ async def end(process: Process, printed: asyncio.Task[str], patience: float) -> 
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     process.stdin.close()
-    with suppress(TimeoutError):  # a process that it has left behind may have its pipes
-        return (await asyncio.wait_for(rest, WORD_SECONDS))[0]
+    with suppress(TimeoutError):  # a process that it started may hold its pipes
+        return (await asyncio.wait_for(rest, EXIT_SECONDS))[0]
     return ""
 
 
 async def drain(process: Process) -> None:
-    """Read what nobody listens to any more."""
+    """Read and discard the rest of its output."""
     assert process.stdout is not None
     while await process.stdout.read(1 << 16):
         pass
 
 
 async def has_ended(process: Process, patience: float) -> bool:
-    """Wait a while for its end; whether it has."""
+    """Wait for its end; return whether it has ended."""
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), patience)
     return process.returncode is not None
 
 
 class Actions:
-    """Begins actions and remembers how they went; all methods are called on the server's event loop.
+    """Begins actions and keeps their progress and errors; call all methods on the server's event loop.
 
-    ``changed`` is called when there is something new to be seen. What is done runs in ``folder``.
+    ``changed`` is called after each change of `pending`. Child processes run in ``folder``.
     """
 
     def __init__(
-        self, changed: Callable[[], object], folder: str | None = None, do: Perform = perform
+        self, changed: Callable[[], object], folder: str | None = None, perform: Perform = perform
     ) -> None:
-        self._changed, self._folder, self._do = changed, folder, do
-        self._underway: dict[Key, Underway] = {}
+        self._changed, self._folder, self._perform = changed, folder, perform
+        self._pending: dict[Key, PendingAction] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
 
     @property
-    def underway(self) -> tuple[Underway, ...]:
-        """What goes on, and what has failed. Any thread may ask."""
-        return tuple(self._underway.copy().values())
+    def pending(self) -> tuple[PendingAction, ...]:
+        """The running and the failed actions. May be read from any thread."""
+        return tuple(self._pending.copy().values())
 
-    def find(self, about: str, id: str) -> Underway | None:
-        """Return what is under way on an item, or has failed; None if nothing has."""
-        return self._underway.get((about, id))
+    def find(self, about: str, id: str) -> PendingAction | None:
+        """Return the running or failed action on an item; None if there is none."""
+        return self._pending.get((about, id))
 
     def begin(
         self,
@@ -178,60 +200,87 @@ class Actions:
         request: Mapping[str, Any],
         asked: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin an action on an item; raises FailedPreconditionError while another one goes on."""
-        key = about, id
-        now = self._underway.get(key)
+        """Begin an action in a child process; raises FailedPreconditionError while another one runs.
+
+        ``asked`` has the options of a cluster that starts, for its item.
+        """
+        perform = partial(self._perform, request, seconds=SECONDS[doing], folder=self._folder)
+        self._begin(
+            (about, id), doing, lambda key: perform(report=lambda line: self._report(key, line)), asked
+        )
+
+    def begin_call(self, about: str, id: str, doing: str, call: Callable[[], Awaitable[object]]) -> None:
+        """Begin an action that this process performs: ``call``; raises as `begin` does."""
+
+        async def work(key: Key) -> None:
+            seconds = SECONDS[doing]
+            try:
+                await asyncio.wait_for(call(), seconds)
+            except TimeoutError:
+                raise DeadlineExceededError(f"it took more than {seconds:g} s; try again") from None
+
+        self._begin((about, id), doing, work)
+
+    def _begin(
+        self,
+        key: Key,
+        doing: str,
+        work: Callable[[Key], Awaitable[object]],
+        asked: Mapping[str, Any] | None = None,
+    ) -> None:
+        about, id = key
+        now = self._pending.get(key)
         if now is not None and now.error is None:
             raise FailedPreconditionError(f"{id}: {now.why}; wait until that is done")
-        self._underway.pop(key, None)  # so that it is the newest
-        self._underway[key] = Underway(about, id, doing, time.time(), dict(asked or {}))
-        self._tasks[key] = asyncio.get_running_loop().create_task(self._act(key, request))
+        self._pending.pop(key, None)  # a dict keeps the order of insertion: the newest last
+        self._pending[key] = PendingAction(about, id, doing, time.time(), dict(asked or {}))
+        self._tasks[key] = asyncio.get_running_loop().create_task(self._act(key, work))
         self._changed()
 
-    def give_up(self, about: str, id: str) -> None:
-        """Begin to end what goes on on an item, which undoes what it has begun; forget what has failed."""
+    def cancel(self, about: str, id: str) -> None:
+        """Cancel the action on an item, which undoes what it has begun; forget one that has failed."""
         key = about, id
         if (task := self._tasks.get(key)) is None:
-            self._underway.pop(key, None)
+            self._pending.pop(key, None)
         else:
-            self._underway[key] = replace(self._underway[key], doing="stop")
+            self._pending[key] = replace(self._pending[key], doing="stop")
             task.cancel()
         self._changed()
 
     async def close(self) -> None:
-        """End everything that goes on."""
+        """Cancel all actions, and wait for their ends."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _act(self, key: Key, request: Mapping[str, Any]) -> None:
-        doing = self._underway[key].doing
+    async def _act(self, key: Key, work: Callable[[Key], Awaitable[object]]) -> None:
+        doing = self._pending[key].doing
         error: str | None = None
         try:
-            await self._do(request, lambda line: self._tell(key, line), SECONDS[doing], self._folder)
+            await work(key)
         except asyncio.CancelledError:
-            pass  # it was given up, and all of it is undone
+            pass  # all of it is undone
         except NbdistError as failed:
             error = str(failed)
         except Exception as failed:
-            log.exception("nbdist: %s %s of %s has failed", doing, *key[::-1])
+            log.exception("nbdist: the action %r on %s in %s failed", doing, key[1], key[0])
             error = f"{type(failed).__name__}: {failed}"
         finally:
             del self._tasks[key]
         if error is None:
-            del self._underway[key]
+            del self._pending[key]
         else:
-            self._underway[key] = self._underway[key].failed(error)
+            self._pending[key] = self._pending[key].failed(error)
             self._forget_oldest()
         self._changed()
 
-    def _tell(self, key: Key, line: str) -> None:
-        self._underway[key] = self._underway[key].told(line)
+    def _report(self, key: Key, line: str) -> None:
+        self._pending[key] = self._pending[key].with_line(line)
         self._changed()
 
     def _forget_oldest(self) -> None:
-        failed = [key for key, one in self._underway.items() if one.error is not None]
-        for key in failed[:-MOST_FAILED]:
-            del self._underway[key]
+        failed = [key for key, one in self._pending.items() if one.error is not None]
+        for key in failed[:-MAX_FAILED]:
+            del self._pending[key]

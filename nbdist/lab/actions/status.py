@@ -1,18 +1,21 @@
-"""What a page has begun and what came of it, as the items that it is about show it. Decides only.
+"""How items show pending and failed actions. Pure.
 
-A cluster that starts is an item at once, before there is a file of it. What went wrong stays with its item
-until the next action on it.
+A cluster that starts is an item at once, before it has a file. An error stays in its item until the next
+action on it.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nbdist.home import home_path
+
 Item = dict[str, Any]
 STATES = {"start": "starting", "stop": "stopping"}
-"""The state of a cluster while this is done to it."""
+"""The state of a cluster during these actions."""
 
 
 DOING = {
@@ -25,12 +28,12 @@ DOING = {
     "resume": "it is being resumed",
     "set": "its learning rate is being changed",
 }
-"""Why something else cannot be done meanwhile."""
+"""The reason why an item accepts no other command during an action."""
 
 
 @dataclass(frozen=True)
-class Underway:
-    """One action on one item: what is done, how far it is, and how it went wrong, if it did."""
+class PendingAction:
+    """A running or failed action on one item."""
 
     about: str
     """The list that the item is in: "clusters", "runs" or "sweeps"."""
@@ -38,56 +41,56 @@ class Underway:
     doing: str
     since: float
     asked: dict[str, Any] = field(default_factory=dict)
-    """Of a cluster that starts: what it is to be."""
+    """The options of a cluster that starts."""
     lines: tuple[str, ...] = ()
     error: str | None = None
-    """What went wrong; None while it goes on."""
+    """The error of a failed action; None while it runs."""
 
     @property
     def why(self) -> str:
-        """Why nothing else can be done to the item now."""
+        """The reason why the item accepts no other command."""
         return DOING[self.doing]
 
-    def told(self, line: str, most: int = 40) -> Underway:
-        """Return this with another line of its progress, the oldest ones left out."""
+    def with_line(self, line: str, most: int = 40) -> PendingAction:
+        """Return the action with another line of progress; the last ``most`` lines are kept."""
         return replace(self, lines=(*self.lines, line)[-most:])
 
-    def failed(self, error: str) -> Underway:
-        """Return this, ended by an error."""
+    def failed(self, error: str) -> PendingAction:
+        """Return the action with an error."""
         return replace(self, error=error)
 
 
-def merged(name: str, items: Iterable[Item], underway: Sequence[Underway]) -> list[Item]:
-    """Return a list's items with what is under way on them; clusters that start, or did not, join them."""
-    mine = {one.id: one for one in underway if one.about == name}
+def merge_pending(name: str, items: Iterable[Item], pending: Sequence[PendingAction]) -> list[Item]:
+    """Return items with their pending actions, and add clusters that start or failed to start."""
+    mine = {one.id: one for one in pending if one.about == name}
     result = [shown(item, mine.pop(item["id"])) if item["id"] in mine else item for item in items]
     return result + [starting(one) for one in mine.values() if one.asked]
 
 
-def shown(item: Item, one: Underway) -> Item:
-    """Return an item as it is while something is done to it, or after that has failed."""
+def shown(item: Item, one: PendingAction) -> Item:
+    """Return an item during an action, or after the action has failed."""
     if one.error is not None:
         line = {"error_line": None} if "error_line" in item else {}  # of a run's own end
         return {**item, "error": one.error, **line}
-    can = {wish: wish == "stop" and one.doing == "start" for wish in item["can"]}
-    changed = {**item, "can": can, "why": {wish: one.why for wish, may in can.items() if not may}}
+    can = {command: command == "stop" and one.doing == "start" for command in item["can"]}
+    changed = {**item, "can": can, "why": {command: one.why for command, may in can.items() if not may}}
     if one.about == "clusters":
         changed |= {"state": STATES.get(one.doing, item["state"]), "lines": list(one.lines)}
-        if (
-            one.doing == "start" and one.asked
-        ):  # its file is there before its tasks are in it: what it will have is what was asked for
+        if one.doing == "start" and one.asked:
+            # Its file may exist without tasks yet: show the requested numbers.
             changed |= counts(one)
     return changed
 
 
-def starting(one: Underway) -> Item:
-    """Return the item of a cluster of which there is no file yet, or none any more, for it did not start.
+def starting(one: PendingAction) -> Item:
+    """Return the item of a cluster without a file: it has not written one yet, or it failed to start.
 
-    >>> item = starting(Underway("clusters", "a", "start", 1.0, {"workers": 2, "ps": 1, "launcher": "local"}))
+    >>> asked = {"workers": 2, "ps": 1, "launcher": "local"}
+    >>> item = starting(PendingAction("clusters", "a", "start", 1.0, asked))
     >>> item["state"], item["engines"]
     ('starting', 3)
     """
-    why = one.why if one.error is None else "it did not start"
+    why = one.why if one.error is None else "it failed to start"
     return {
         "id": one.id,
         "kind": "nbdist",
@@ -101,7 +104,7 @@ def starting(one: Underway) -> Item:
         "dead": [],
         "runs": [],
         "attach": attach_code(one.id),
-        # A start can be given up, and one that failed dismissed: both by stopping it.
+        # "stop" cancels a start, and dismisses one that failed.
         "can": {"stop": one.doing == "start", "grow": False, "shrink": False, "restart": False},
         "why": {
             "grow": why,
@@ -125,7 +128,18 @@ def attach_code(cluster: str) -> str:
     return f"import nbdist as nb\n%load_ext nbdist\n%cluster attach {cluster}"
 
 
-def counts(one: Underway) -> Item:
-    """Return how many workers, parameter servers and engines a new cluster is to have."""
+def counts(one: PendingAction) -> Item:
+    """Return the requested numbers of workers, parameter servers and engines of a new cluster."""
     workers, ps = int(one.asked["workers"]), int(one.asked["ps"])
     return {"workers": workers, "ps": ps, "engines": workers + ps}
+
+
+def disk_error(error: OSError) -> str:
+    """Return the message for an error of a disk or folder: where, what, and what to do.
+
+    >>> disk_error(OSError(28, "No space left on device", "/home/ada/nbdist"))
+    '/home/ada/nbdist: No space left on device; make room there, or set NBDIST_HOME to another folder'
+    """
+    where = error.filename or home_path()
+    first = "make room there, or " if error.errno == errno.ENOSPC else ""
+    return f"{where}: {error.strerror or error}; {first}set NBDIST_HOME to another folder"

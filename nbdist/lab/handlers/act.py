@@ -1,10 +1,11 @@
-"""The routes that have something done: they check what is asked, begin it, and answer 202."""
+"""The routes that change something: they validate the request, begin the action, and answer 202."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 from tornado import web
@@ -13,133 +14,132 @@ from nbdist.cluster.folder import VALID_ID, new_id
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, LAUNCHERS
 from nbdist.cluster.resources import MOST_TASKS, check_counts, parse_memory
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.lab.handlers.base import Handler, checked_id
+from nbdist.lab.handlers.base import ApiHandler, checked_id
 from nbdist.lab.readers.run_record import number
 
 
-class NewCluster(Handler):
+class NewClusterHandler(ApiHandler):
     """``POST nbdist/api/v1/clusters``."""
 
     @web.authenticated
     async def post(self) -> None:
         """Begin to start a cluster, and answer with its id."""
         body = self.body()
-        wanted, name = wanted_cluster(body), wanted_name(body)
+        wanted, name = parse_cluster(body), parse_name(body)
         if name is not None:
-            known = {one["id"]: one["state"] for one in (await self.service.look(None))["clusters"]}
+            known = {one["id"]: one["state"] for one in (await self.service.poll(None))["clusters"]}
             if known.get(name, "failed") != "failed":
                 raise FailedPreconditionError(
-                    f"there is a cluster {name!r} already ({known[name]}); choose another name"
+                    f"there already is a cluster {name!r} ({known[name]}); choose another name"
                 )
         id = name or new_id()
         self.service.actions.begin("clusters", id, "start", {"do": "start", "id": id, **wanted}, wanted)
         self.accept({"id": id})
 
 
-class OneCluster(Handler):
+class ClusterHandler(ApiHandler):
     """``DELETE nbdist/api/v1/clusters/ID``."""
 
     @web.authenticated
     async def delete(self, cluster: str) -> None:
-        """Begin to stop a cluster; give up one that starts, and forget one that did not."""
-        nothing(self.body())
+        """Begin to stop a cluster; cancel one that starts, forget one that failed to start."""
+        check_empty(self.body())
         id = checked_id(cluster)
         now = self.service.actions.find("clusters", id)
         if now is not None and now.doing == "start":
-            self.service.actions.give_up("clusters", id)
+            self.service.actions.cancel("clusters", id)
         else:
             item = await self.service.check("clusters", id, "stop")
-            self.service.actions.begin("clusters", id, "stop", end_of(id, item["state"]))
+            self.service.actions.begin("clusters", id, "stop", stop_request(id, item["state"]))
         self.accept({})
 
 
-class ClusterWish(Handler):
+class ClusterCommandHandler(ApiHandler):
     """``POST nbdist/api/v1/clusters/ID/grow``, ``.../shrink`` and ``.../restart``."""
 
     @web.authenticated
-    async def post(self, cluster: str, wish: str) -> None:
-        """Begin to grow or shrink a cluster, or to restart tasks of it."""
+    async def post(self, cluster: str, command: str) -> None:
+        """Begin to grow or shrink a cluster, or to restart its dead tasks."""
         id, body = checked_id(cluster), self.body()
-        what = {"task": wanted_task(body)} if wish == "restart" else {"workers": wanted_growth(body)}
-        await self.service.check("clusters", id, wish)
-        self.service.actions.begin("clusters", id, wish, {"do": wish, "id": id, **what})
+        what = {"task": parse_task(body)} if command == "restart" else {"workers": parse_growth(body)}
+        await self.service.check("clusters", id, command)
+        self.service.actions.begin("clusters", id, command, {"do": command, "id": id, **what})
         self.accept({})
 
 
-class RunCommand(Handler):
+class RunCommandHandler(ApiHandler):
     """``POST nbdist/api/v1/runs/ID/stop``, ``.../pause``, ``.../resume`` and ``.../set``."""
 
     @web.authenticated
     async def post(self, run: str, command: str) -> None:
         """Begin to stop, pause or resume a run, or to change its learning rate."""
         id, body = checked_id(run), self.body()
-        settings = wanted_settings(body) if command == "set" else nothing(body)
+        settings = parse_settings(body) if command == "set" else check_empty(body)
         await self.service.check("runs", id, command)
         self.service.actions.begin("runs", id, command, {"do": f"{command}_run", "id": id, **settings})
         self.accept({})
 
 
-class RunLabels(Handler):
+class RunLabelsHandler(ApiHandler):
     """``POST nbdist/api/v1/runs/ID/labels``."""
 
     @web.authenticated
     async def post(self, run: str) -> None:
         """Change a run's name, tags or note."""
-        id, labels = checked_id(run), wanted_labels(self.body())
+        id, labels = checked_id(run), parse_labels(self.body())
         await self.service.read(lambda views: views.label(id, labels))
-        self.service.watch.wake()
+        self.service.poller.wake()
         self.finish("{}")
 
 
-class Cleaning(Handler):
+class CleanHandler(ApiHandler):
     """``POST nbdist/api/v1/clean``."""
 
     @web.authenticated
     async def post(self) -> None:
         """Delete old runs, or answer which ones would be deleted."""
-        wanted = wanted_cleaning(self.body())
+        wanted = parse_cleaning(self.body())
         await self.answer(lambda views: views.clean(*wanted))
-        self.service.watch.wake()
+        self.service.poller.wake()
 
 
-class RunBoard(Handler):
+class RunTensorBoardHandler(ApiHandler):
     """``POST nbdist/api/v1/runs/ID/tensorboard``."""
 
     @web.authenticated
     async def post(self, run: str) -> None:
-        """Answer with where TensorBoard shows a run, once it does."""
-        nothing(self.body())
+        """Answer with the URL of a run's TensorBoard, when it is ready."""
+        check_empty(self.body())
         self.finish(json.dumps({"url": await self.service.boards.open(checked_id(run))}))
 
 
-class SendSweepCommand(Handler):
+class SweepCommandHandler(ApiHandler):
     """``POST nbdist/api/v1/sweeps/ID/stop``, ``.../pause`` and ``.../resume``; see `commands.REMOTE`."""
 
     @web.authenticated
     async def post(self, sweep: str, command: str) -> None:
         """Begin to send a command to the process that drives a sweep."""
-        nothing(self.body())
+        check_empty(self.body())
         id = checked_id(sweep)
         await self.service.check("sweeps", id, command)
-        self.service.actions.begin(
-            "sweeps", id, command, {"do": "command_sweep", "id": id, "command": command}
-        )
+        send = partial(self.service.command, lambda views: views.command_sweep(id, command))
+        self.service.actions.begin_call("sweeps", id, command, send)
         self.accept({})
 
 
-def end_of(id: str, state: str = "running") -> dict[str, str]:
-    """Return what is to be done to end a cluster of ours, or of ipyparallel's own.
+def stop_request(id: str, state: str = "running") -> dict[str, str]:
+    """Return the request that stops a cluster started by nbdist or by ipyparallel.
 
-    Of one whose controller is gone the file alone is removed: its pids may be other processes' by now.
+    If an ipyparallel controller has ended, only the file is removed: its pids may have been reused.
 
-    >>> end_of("20261121_010203_abcdef")["do"], end_of("ipp:default:mine")
+    >>> stop_request("20261121_010203_abcdef")["do"], stop_request("ipp:default:mine")
     ('stop', {'do': 'stop_parallel', 'profile': 'default', 'id': 'mine'})
     """
     if not id.startswith("ipp:"):
         return {"do": "stop", "id": id}
     _, profile, *name = id.split(":", 2)
     if not name:
-        raise InvalidArgumentError(f"{id!r:.100} is no id of ipyparallel's: ipp:PROFILE:ID")
+        raise InvalidArgumentError(f"{id!r:.100} is not the id of an ipyparallel cluster: ipp:PROFILE:ID")
     do = "forget_parallel" if state == "stale" else "stop_parallel"
     return {"do": do, "profile": profile, "id": name[0]}
 
@@ -155,7 +155,7 @@ START: dict[str, Any] = {
     "memory": None,
     "gpu_memory": None,
 }
-"""What a cluster is started with where the page does not say."""
+"""The default options of a cluster."""
 
 
 TASK = re.compile(r"(?:/job:)?(worker|ps)(?:/task)?:(\d{1,4})")
@@ -164,10 +164,10 @@ SETTINGS = ("learning_rate",)
 Body = Mapping[str, Any]
 
 
-def wanted_cluster(body: Body) -> dict[str, Any]:
-    """Return what `start_cluster` is to be called with.
+def parse_cluster(body: Body) -> dict[str, Any]:
+    """Return the arguments of `start_cluster`.
 
-    >>> wanted_cluster({"workers": 3})["workers"], wanted_cluster({})["launcher"]
+    >>> parse_cluster({"workers": 3})["workers"], parse_cluster({})["launcher"]
     (3, 'local')
     """
     check_keys(body, ("name", *START))
@@ -185,10 +185,10 @@ def wanted_cluster(body: Body) -> dict[str, Any]:
     return wanted
 
 
-def wanted_growth(body: Body) -> int:
+def parse_growth(body: Body) -> int:
     """Return the number of workers to add to a cluster, or to remove.
 
-    >>> wanted_growth({"workers": 2}), wanted_growth({})
+    >>> parse_growth({"workers": 2}), parse_growth({})
     (2, 1)
     """
     check_keys(body, ("workers",))
@@ -198,10 +198,10 @@ def wanted_growth(body: Body) -> int:
     return workers
 
 
-def wanted_task(body: Body) -> str | None:
-    """Return the name of the task to restart; None for all that are dead.
+def parse_task(body: Body) -> str | None:
+    """Return the name of the task to restart; None for all dead tasks.
 
-    >>> wanted_task({"task": "/job:worker/task:1"}), wanted_task({})
+    >>> parse_task({"task": "/job:worker/task:1"}), parse_task({})
     ('worker:1', None)
     """
     check_keys(body, ("task",))
@@ -215,20 +215,20 @@ def wanted_task(body: Body) -> str | None:
     return f"{found[1]}:{int(found[2])}"
 
 
-def wanted_labels(body: Body) -> dict[str, Any]:
+def parse_labels(body: Body) -> dict[str, Any]:
     """Return a run's new name, tags or note; the function that writes them checks the values.
 
-    >>> wanted_labels({"name": "baseline"})
+    >>> parse_labels({"name": "baseline"})
     {'name': 'baseline'}
     """
     check_keys(body, LABELS)
     return dict(body)
 
 
-def wanted_cleaning(body: Body) -> tuple[str | None, int | None, bool]:
+def parse_cleaning(body: Body) -> tuple[str | None, int | None, bool]:
     """Return the age, the number of runs to keep, and whether this is a dry run.
 
-    >>> wanted_cleaning({"older_than": "30d", "dry_run": False})
+    >>> parse_cleaning({"older_than": "30d", "dry_run": False})
     ('30d', None, False)
     """
     check_keys(body, ("older_than", "keep", "dry_run"))
@@ -240,10 +240,10 @@ def wanted_cleaning(body: Body) -> tuple[str | None, int | None, bool]:
     return age, keep, flag(body, "dry_run") if "dry_run" in body else True
 
 
-def wanted_name(body: Body) -> str | None:
+def parse_name(body: Body) -> str | None:
     """Return the name of a new cluster, which is its id; None if nbdist chooses it.
 
-    >>> wanted_name({"name": "big"}), wanted_name({})
+    >>> parse_name({"name": "big"}), parse_name({})
     ('big', None)
     """
     if body.get("name") is None:
@@ -254,10 +254,10 @@ def wanted_name(body: Body) -> str | None:
     return name
 
 
-def wanted_settings(body: Body) -> dict[str, float]:
+def parse_settings(body: Body) -> dict[str, float]:
     """Return the learning rate that a run is to train with.
 
-    >>> wanted_settings({"learning_rate": 0.01})
+    >>> parse_settings({"learning_rate": 0.01})
     {'learning_rate': 0.01}
     """
     check_keys(body, SETTINGS)
@@ -269,38 +269,38 @@ def wanted_settings(body: Body) -> dict[str, float]:
     return {"learning_rate": rate}
 
 
-def nothing(body: Body) -> dict[str, Any]:
+def check_empty(body: Body) -> dict[str, Any]:
     """Raise an error if a body has any other key."""
     check_keys(body, ())
     return {}
 
 
 def check_keys(body: Body, valid: Collection[str]) -> None:
-    """Raise InvalidArgumentError for a key that means nothing here."""
+    """Raise InvalidArgumentError for an unknown key."""
     if unknown := sorted(body.keys() - set(valid)):
-        known = f"choose from {', '.join(valid)}" if valid else "there is none to be given"
+        known = f"choose from {', '.join(valid)}" if valid else "the body must be empty"
         raise InvalidArgumentError(f"no key {shown(unknown[0])}; {known}")
 
 
 def text(body: Body, key: str) -> str:
-    """Return a text."""
+    """Return the text under a key; raises InvalidArgumentError for another type."""
     if not isinstance(body[key], str):
         raise InvalidArgumentError(f"{key} is a text, not {shown(body[key])}")
     return str(body[key])
 
 
 def flag(body: Body, key: str) -> bool:
-    """Return a yes or no."""
+    """Return the boolean under a key; raises InvalidArgumentError for another type."""
     if not isinstance(body[key], bool):
         raise InvalidArgumentError(f"{key} is true or false, not {shown(body[key])}")
     return bool(body[key])
 
 
 def shown(value: object) -> str:
-    """Return a value as an error names it: not too much of it."""
+    """Return a value for an error message, at most 60 characters."""
     return f"{value!r:.60}"
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or a text; anything longer is shortened, for it will be refused with its name."""
+    """Return a number or a short text for `start_cluster`'s own checks, which refuse all else."""
     return value if value is None or isinstance(value, (int, float)) else str(value)[:60]

@@ -1,8 +1,9 @@
-"""What all our routes have in common: who may ask, how a view is answered, how errors are told.
+"""The base class of all routes: access control, answers from a thread, errors as JSON.
 
-Authentication and authorisation come before anything else, for every verb, offered or not. Jupyter's own
-`prepare` looks at the host, the user, the origin and the XSRF token; the decorators tell its own check of all
-routes that nothing was forgotten.
+Authentication and authorisation precede everything else, for every HTTP method, also for unsupported ones.
+Jupyter's own `prepare` checks the host, the user, the origin and the XSRF token. The decorators
+(`web.authenticated`, `allow_unauthenticated`) satisfy Jupyter's check that every route states its access
+rule.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from nbdist.lab.state import Views
 from nbdist.ui.formatting import jsonable
 
 RESOURCE = "nbdist"
-"""What an authoriser knows all this by; reading is "read", all else "write"."""
+"""The resource name for Jupyter's authorizer; GET is the action "read", all else "write"."""
 
 
 MOST_BYTES = 64 << 10  # of a request's body
 MOST_ID = 256  # characters
-UNEXPECTED = "something went wrong in the Jupyter server: its log says what"
+UNEXPECTED = "unexpected error in the Jupyter server; see its log"
 STATUS: tuple[tuple[type[NbdistError], int], ...] = (
     (NotFoundError, 404),
-    (NotAllowedError, 403),  # before what it is a kind of
+    (NotAllowedError, 403),  # before its base class
     (InvalidArgumentError, 400),
     (FailedPreconditionError, 409),
     (MissingExtra, 409),
@@ -52,63 +53,63 @@ STATUS: tuple[tuple[type[NbdistError], int], ...] = (
 )
 
 
-class TellsErrors(JupyterHandler):
-    """Turns our errors into HTTP's."""
+class ErrorResponses(JupyterHandler):
+    """Answers nbdist's errors with the matching HTTP status."""
 
     auth_resource = RESOURCE
 
     def log_exception(self, *raised: Any) -> None:
-        """Log what nobody expects, with its traceback; what the user is told of is no news for the log."""
+        """Log unexpected errors with their traceback; an error that the user sees is not logged."""
         if not isinstance(raised[1], NbdistError) or status_of(raised[1]) == 500:
             super().log_exception(*raised)
 
     def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        """Send an error with the status that it has."""
+        """Send an error with its HTTP status."""
         raised = kwargs.get("exc_info", (None, None))[1]
         super().send_error(status_of(raised) if isinstance(raised, NbdistError) else status_code, **kwargs)
 
 
-class Handler(TellsErrors, APIHandler):
-    """A route of ours: who may not use it gets no further than `prepare`."""
+class ApiHandler(ErrorResponses, APIHandler):
+    """The base of the API's routes; `prepare` refuses requests without permission."""
 
     @property
     def service(self) -> Service:
-        """What all routes share."""
+        """The service that all routes share."""
         service: Service = self.settings[SERVICE]
         return service
 
     @property
-    def _track_activity(self) -> bool:  # type: ignore[override]  # a plain value there
-        """A page that only looks must not keep an idle server from being culled."""
+    def _track_activity(self) -> bool:  # type: ignore[override]  # an attribute there
+        """Whether a request counts as activity: reading does not, so that an idle server can be culled."""
         return self.request.method != "GET"
 
     def set_default_headers(self) -> None:
-        """Have nothing kept: by the next question it is old, and it is the user's own."""
+        """Forbid caching: answers are private, and outdated by the next request."""
         super().set_default_headers()
         self.set_header("Cache-Control", "no-store")
 
     def compute_etag(self) -> str | None:
-        """Make none, for nothing is kept."""
+        """Return None: nothing is cached."""
         return None
 
     async def prepare(self) -> None:  # type: ignore[override]  # tornado allows it
-        """Let only those through who are known, and allowed to read or write here."""
+        """Check authentication and authorisation."""
         await super().prepare()
-        if self.request.method == "OPTIONS" and self._allows_elsewhere:
-            return  # a browser asks that without saying who its user is
+        if self.request.method == "OPTIONS" and self._allows_cors:
+            return  # a browser's preflight request has no credentials
         await check_user(self, HTTP_METHOD_TO_AUTH_ACTION.get(str(self.request.method), "write"))
 
     async def answer(self, view: Callable[[Views], dict[str, Any]]) -> None:
-        """Send what a view returns as JSON; both are done on a thread."""
+        """Send the result of a view as JSON; both are computed on a thread."""
         self.finish(await self.service.read(lambda views: encoded(view(views))))
 
     def accept(self, found: dict[str, Any]) -> None:
-        """Say that something was begun; how it ends is told by the item that it is about."""
+        """Answer 202: the action has begun, and its item will show the result."""
         self.set_status(202)
         self.finish(json.dumps(found))
 
     def body(self) -> dict[str, Any]:
-        """Return the request's body, a JSON object; nothing at all is an empty one."""
+        """Return the request's body, a JSON object; {} for an empty body."""
         if len(self.request.body) > MOST_BYTES:
             raise web.HTTPError(413, f"a request has at most {MOST_BYTES:,} bytes")
         if not self.request.body.strip():
@@ -116,15 +117,15 @@ class Handler(TellsErrors, APIHandler):
         try:
             found = json.loads(self.request.body, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
-            raise InvalidArgumentError(f"the request's body is no JSON: {error}") from None
+            raise InvalidArgumentError(f"the request's body is not valid JSON: {error}") from None
         if not isinstance(found, dict):
-            raise InvalidArgumentError("the request's body is a JSON object, such as {}")
+            raise InvalidArgumentError("the request's body must be a JSON object, such as {}")
         return found
 
     @allow_unauthenticated
     def options(self, *arguments: Any, **named: Any) -> None:
-        """Answer the question before a request from elsewhere, where the server's owner allows such."""
-        if not self._allows_elsewhere:
+        """Answer a CORS preflight request if the server allows other origins."""
+        if not self._allows_cors:
             raise web.HTTPError(405)
         super().options(*arguments, **named)
 
@@ -133,21 +134,21 @@ class Handler(TellsErrors, APIHandler):
         self.finish(error_body(status_code, kwargs))
 
     @property
-    def _allows_elsewhere(self) -> bool:
+    def _allows_cors(self) -> bool:
         return bool(self.allow_origin or self.allow_origin_pat)
 
 
-class NoSuchRoute(Handler):
-    """Answers everything else below our address, to those who may ask at all."""
+class NotFoundHandler(ApiHandler):
+    """Answers 404 for all other paths below the base URL, after the access check."""
 
     async def prepare(self) -> None:  # type: ignore[override]  # tornado allows it
-        """Say that there is nothing."""
+        """Raise NotFoundError."""
         await super().prepare()
         raise NotFoundError("no such route; docs/lab-api.md lists those of version 1")
 
 
 async def check_user(handler: Any, action: str) -> None:
-    """Raise 403 unless the request's user is known, and allowed this action on what is ours."""
+    """Raise 403 unless the request is authenticated and its user may perform this action."""
     user = handler.current_user
     if not user:
         raise web.HTTPError(403)
@@ -157,12 +158,12 @@ async def check_user(handler: Any, action: str) -> None:
 
 
 def error_body(status: int, kwargs: dict[str, Any]) -> str:
-    """Return what tornado's `write_error` is to send, as JSON."""
+    """Return the JSON body of an error, from the arguments of tornado's `write_error`."""
     return json.dumps({"message": error_text(status, kwargs), "reason": None})
 
 
 def error_text(status: int, kwargs: dict[str, Any]) -> str:
-    """Return what is wrong, given what `write_error` is; what nobody expects is told in the log alone."""
+    """Return the message of an error; the text of an unexpected error is only in the log."""
     raised = kwargs.get("exc_info", (None, None))[1]
     if status == 500:
         return UNEXPECTED
@@ -172,7 +173,7 @@ def error_text(status: int, kwargs: dict[str, Any]) -> str:
 
 
 def status_of(error: NbdistError) -> int:
-    """Return the HTTP status that tells of an error.
+    """Return the HTTP status of an error.
 
     >>> status_of(NotAllowedError("no")), status_of(InvalidArgumentError("no")), status_of(NbdistError("?"))
     (403, 400, 500)
@@ -181,7 +182,7 @@ def status_of(error: NbdistError) -> int:
 
 
 def encoded(value: Any) -> str:
-    """Return JSON that every browser reads: a number that is not finite becomes null.
+    """Return standard JSON: a number that is not finite becomes null.
 
     >>> encoded({"value": float("nan")})
     '{"value": null}'
@@ -193,7 +194,7 @@ def encoded(value: Any) -> str:
 
 
 def checked_id(text: str) -> str:
-    """Return what may name an item; anything that could be more than a name is not found.
+    """Return a valid id; raises NotFoundError for a text that cannot be one, such as a path.
 
     >>> checked_id("ipp:default:")
     'ipp:default:'
@@ -204,9 +205,9 @@ def checked_id(text: str) -> str:
         or text in (".", "..")
         or set(text) & set("/\\")
     ):
-        raise NotFoundError("there is nothing of that name")
+        raise NotFoundError("no item has this id")
     return text
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON's")
+    raise ValueError(f"{constant} is not a JSON number")

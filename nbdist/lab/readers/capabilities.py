@@ -1,4 +1,4 @@
-"""What this server can do, for the page's form: cores, GPUs, launchers, and why something is not there."""
+"""The features of this server, for the page's form: cores, GPUs, launchers, and why features are missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from nbdist.cluster.launchers.registry import LAUNCHERS
 from nbdist.cluster.resources import count_cores, list_gpus
 from nbdist.home import home_path
-from nbdist.lab.readers.files import look_home
+from nbdist.lab.readers.files import find_home
 from nbdist.lab.readers.tasks import nvml_problem
 from nbdist.lab.state import VERSION
 from nbdist.lab.tensorboard.manager import problem as tensorboard_problem
@@ -16,8 +16,8 @@ from nbdist.runtime.server import nbdist_version
 
 
 def about() -> dict[str, Any]:
-    """Return what ``GET nbdist/api/v1`` answers; reads the disk, and asks for GPUs the first time."""
-    folder, why = look_home()
+    """Return the answer to ``GET nbdist/api/v1``; reads the disk, and detects GPUs at the first call."""
+    folder, why = find_home()
     return {
         "version": VERSION,
         "nbdist": nbdist_version(),

@@ -1,4 +1,4 @@
-"""What a cluster.json says, to one who shows it and trusts no number in it. Decides only."""
+"""Parses a cluster.json without trusting it: invalid values are dropped, nothing is raised. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ LONGEST = 200  # characters of a name that is shown
 
 
 @dataclass(frozen=True)
-class TaskSeen:
-    """A task as its cluster's file has it."""
+class TaskEntry:
+    """A task in a cluster's file."""
 
     job: str
     index: int
@@ -36,7 +36,7 @@ class TaskSeen:
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that a cluster ends with, and its notebook."""
+    """The client process that owns a cluster (the cluster ends after it), and its notebook."""
 
     host: str
     pid: int
@@ -45,38 +45,38 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Description:
-    """What is shown of a cluster.json."""
+class ClusterDescription:
+    """The content of a cluster.json, as far as it is shown."""
 
     created: float | None
     workers: int
     ps: int
     launcher: str
-    tasks: tuple[TaskSeen, ...]
+    tasks: tuple[TaskEntry, ...]
     owner: Owner | None = None
     gpus: tuple[str, ...] = ()
-    """The GPUs that it shares out, as CUDA names them on its host: numbers or UUIDs."""
+    """The GPUs that it assigns, by their CUDA names on its host: numbers or UUIDs."""
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def gpu_of(self, task: TaskSeen) -> str | None:
-        """Return the GPU that a task has been given: workers get them in turn (see `cluster.resources`).
+    def gpu_of(self, task: TaskEntry) -> str | None:
+        """Return the GPU assigned to a task: round-robin over the workers (see `cluster.resources`).
 
-        >>> one = TaskSeen("worker", 2, 2, "here", 7, "GPU:0")
-        >>> Description(None, 3, 0, "local", (one,), gpus=("4", "6")).gpu_of(one)
+        >>> one = TaskEntry("worker", 2, 2, "here", 7, "GPU:0")
+        >>> ClusterDescription(None, 3, 0, "local", (one,), gpus=("4", "6")).gpu_of(one)
         '4'
         """
         if not self.gpus or task.job != "worker" or not (task.device or "").startswith("GPU"):
             return None
         return self.gpus[task.index % len(self.gpus)]
 
-    def now(self, tasks: tuple[TaskSeen, ...]) -> Description:
-        """Return this with other tasks: some have come, left or been replaced since."""
+    def now(self, tasks: tuple[TaskEntry, ...]) -> ClusterDescription:
+        """Return the description with the present tasks, after membership changes."""
         counts = {job: sum(task.job == job for task in tasks) for job in ("worker", "ps")}
         return replace(self, tasks=tasks, workers=counts["worker"], ps=counts["ps"])
 
 
-def parse_description(content: object) -> Description | None:
-    """Return what a cluster.json says, or None if it is none; whatever it holds, nothing is raised.
+def parse_description(content: object) -> ClusterDescription | None:
+    """Return the description in a cluster.json, None if it is invalid. Never raises.
 
     >>> parse_description({"tasks": [], "workers": 0}).launcher
     'local'
@@ -87,7 +87,7 @@ def parse_description(content: object) -> Description | None:
     if not isinstance(content, dict) or tasks is None:
         return None
     asked, gpus, versions = (content.get(name) for name in ("asked", "gpus", "versions"))
-    return Description(
+    return ClusterDescription(
         seconds(content.get("created")),
         whole(content.get("workers")) or 0,
         whole(content.get("ps")) or 0,
@@ -99,8 +99,8 @@ def parse_description(content: object) -> Description | None:
     )
 
 
-def parse_tasks(entries: object) -> tuple[TaskSeen, ...] | None:
-    """Return the tasks of a roster by rank, or None if it is none; whatever it holds, nothing is raised."""
+def parse_tasks(entries: object) -> tuple[TaskEntry, ...] | None:
+    """Return the tasks of a roster by rank, None if it is invalid. Never raises."""
     if not isinstance(entries, list) or len(entries) > MOST_TASKS:
         return None
     tasks = [task for task in map(_task, entries) if task is not None]
@@ -124,18 +124,18 @@ def seconds(value: object) -> float | None:
 
 
 def text(value: object) -> str:
-    """Return a text that is short enough to be shown; "" for anything else."""
+    """Return a text, shortened for display; "" for anything else."""
     return value[:LONGEST] if isinstance(value, str) else ""
 
 
-def _task(entries: object) -> TaskSeen | None:
+def _task(entries: object) -> TaskEntry | None:
     if not isinstance(entries, dict):
         return None
     index, rank, pid = (whole(entries.get(name)) for name in ("index", "rank", "pid"))
     job = text(entries.get("job"))
     if index is None or rank is None or not pid or not job:
         return None
-    return TaskSeen(job, index, rank, text(entries.get("host")), pid, text(entries.get("device")) or None)
+    return TaskEntry(job, index, rank, text(entries.get("host")), pid, text(entries.get("device")) or None)
 
 
 def _owner(entries: object) -> Owner | None:

@@ -1,7 +1,11 @@
-"""The clusters of this user as the sidebar lists them: ours, and those of ipyparallel's own.
+"""The clusters of this user in the sidebar: those of nbdist, and those that ipyparallel started.
 
-From files and processes only, and nothing is made or removed: somebody may start or stop a cluster at this
-moment. What has not changed since the last look is not read again.
+They are read from files, supervisors' sockets and the process table. A reader creates and removes nothing,
+because another process may start or stop a cluster at the same time. Unchanged files are not read again.
+
+A pid in a file proves nothing: the process may have ended and the pid may be in use again. A pid in the
+present status of its supervisor is certain (the supervisor has not reaped it). Without that, a process counts
+as the task's only if it started before the file was written (`processes`).
 """
 
 from __future__ import annotations
@@ -24,84 +28,84 @@ from nbdist.cluster.launchers.registry import LAUNCHERS
 from nbdist.cluster.supervisor.client import describe_exit
 from nbdist.errors import NbdistError
 from nbdist.lab.actions.status import attach_code
-from nbdist.lab.readers.cluster_file import Description, Owner, TaskSeen, parse_description
-from nbdist.lab.readers.files import look_home
-from nbdist.lab.readers.ipyparallel import Found, ParallelClusters, profile_of
+from nbdist.lab.readers.cluster_file import ClusterDescription, Owner, TaskEntry, parse_description
+from nbdist.lab.readers.files import find_home
+from nbdist.lab.readers.ipyparallel import FoundCluster, ParallelClusters, profile_of
 from nbdist.lab.readers.processes import Processes
 from nbdist.lab.readers.supervisor import SupervisorConnection, SupervisorStatus
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import read_private
 
-PATIENCE_SECONDS = 0.2  # for all supervisors together that do not answer at once
+PATIENCE_SECONDS = 0.2  # for the replies of all supervisors together
 Item = dict[str, Any]
 
 
 class Clusters:
-    """Lists clusters; made once and looked at again and again, by one thread at a time.
+    """Lists clusters; one thread at a time may poll.
 
-    ``runs_on`` tells of runs that go on on a cluster beside those that its tasks tell of themselves: those
-    that a notebook drives (in-graph).
+    ``runs_on`` returns the active runs on a cluster that its tasks do not know: in-graph runs, whose bodies
+    are in a notebook's process.
 
     clusters = Clusters()
-    [item["id"] for item in clusters.look()]
+    [item["id"] for item in clusters.poll()]
     """
 
     def __init__(self, runs_on: Callable[[str], Iterable[str]] = lambda cluster_id: ()) -> None:
         self._runs_on = runs_on
         self.problem: str | None = None
-        """Why nbdist's folder cannot be used, or written to; None if it can. Known after a look."""
-        self.seen: dict[str, Seen] = {}
-        """What the last look has shown of our clusters, by id."""
+        """Why NBDIST_HOME cannot be used or written to, as of the last poll; None if it can."""
+        self.seen: dict[str, ClusterStatus] = {}
+        """The status of nbdist's clusters by id, as of the last poll."""
         self._folder = Path()
-        self._found: dict[str, Found] = {}
+        self._found: dict[str, FoundCluster] = {}
         self._processes = Processes()
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, ClusterWatcher] = {}
         self._parallel = ParallelClusters(self._processes)
 
-    def look(self) -> list[Item]:
-        """Return the items as they are now, newest first, ready for JSON; a bad file never raises."""
-        folder = self._look_at_ours()
-        found = self._parallel.look()
+    def poll(self) -> list[Item]:
+        """Return the current items, newest first, ready for JSON; a bad file raises no error."""
+        folder = self._poll_nbdist()
+        found = self._parallel.poll()
         kept = {one.supervisor_folder for each in found for one in each.cluster.sets if one.supervisor_folder}
         ours = {
-            f"{folder}/{seen.id}": our_item(seen, self._versions, self._runs_on(seen.id))
+            f"{folder}/{seen.id}": nbdist_item(seen, self._versions, self._runs_on(seen.id))
             for seen in self.seen.values()
             if seen.state != "starting" or f"{folder}/{seen.id}" not in kept
         }
-        others = [each for each in found if not each.cluster.by_nbdist]  # those of another NBDIST_HOME too
+        others = [each for each in found if not each.cluster.by_nbdist]  # also those of another NBDIST_HOME
         self._found = {f"ipp:{profile_of(each.path)}:{each.cluster.id}": each for each in others}
         living = {f"{folder}/{seen.id}" for seen in self.seen.values() if seen.state != "stale"}
         items = [*ours.values(), *(self._parallel.item(each, living.__contains__) for each in others)]
         self._processes.forget_unused()
         return sorted(items, key=lambda item: (item["created"], item["id"]), reverse=True)
 
-    def one(self, cluster_id: str) -> Seen | None:
-        """Return what the last look has shown of one cluster, also of one of ipyparallel's own."""
+    def one(self, cluster_id: str) -> ClusterStatus | None:
+        """Return the status of one cluster, of nbdist or of ipyparallel, as of the last poll."""
         if cluster_id in self._found:
-            return seen_parallel(cluster_id, self._found[cluster_id])
+            return parallel_status(cluster_id, self._found[cluster_id])
         return self.seen.get(cluster_id)
 
     def close(self) -> None:
-        """Disconnect from all supervisors; a later look connects again."""
+        """Disconnect from all supervisors; a later poll connects again."""
         for watched in self._watched.values():
             watched.close()
         self._watched.clear()
 
-    def _look_at_ours(self) -> Path:
-        home, self.problem = look_home()
+    def _poll_nbdist(self) -> Path:
+        home, self.problem = find_home()
         folder = home / "clusters" if home is not None else Path("/nowhere")
         names, problem = cluster_folders(folder)
         self.problem = self.problem or problem
-        gone = self._watched.keys() if folder != self._folder else self._watched.keys() - set(names)
-        for name in list(gone):
+        removed = self._watched.keys() if folder != self._folder else self._watched.keys() - set(names)
+        for name in list(removed):
             self._watched.pop(name).close()
         self._folder = folder
         deadline = time.monotonic() + PATIENCE_SECONDS
         self.seen = {}
         for name in names:
             if name not in self._watched:
-                self._watched[name] = Watched(folder / name, self._processes)
-            seen = self._watched[name].look(max(0.0, min(PATIENCE_SECONDS / 4, deadline - time.monotonic())))
+                self._watched[name] = ClusterWatcher(folder / name, self._processes)
+            seen = self._watched[name].poll(max(0.0, min(PATIENCE_SECONDS / 4, deadline - time.monotonic())))
             if seen is not None:
                 self.seen[name] = seen
         return folder
@@ -112,54 +116,54 @@ class Clusters:
 
 
 def cluster_folders(folder: Path) -> tuple[list[str], str | None]:
-    """Return the names of what can be clusters' folders, and why none can be seen; links are not followed."""
+    """Return the names of cluster folders, and a problem if they cannot be listed; links are not followed."""
     try:
         if stat.S_ISLNK(os.lstat(folder).st_mode):
-            return [], f"{folder} is a link, which is not followed; remove it"
+            return [], f"{folder} is a link, and links are not followed; remove it"
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:  # there has never been a cluster
+    except FileNotFoundError:  # no cluster was ever started
         return [], None
     except OSError as error:
         return [], f"{folder} cannot be read: {error.strerror}"
     return [name for name in names if VALID_ID.fullmatch(name)], None
 
 
-def seen_parallel(cluster_id: str, found: Found) -> Seen:
-    """Return a cluster of ipyparallel's own as one of tasks: its engines are those."""
+def parallel_status(cluster_id: str, found: FoundCluster) -> ClusterStatus:
+    """Return an ipyparallel cluster as a status with its engines as tasks."""
     tasks = tuple(
-        TaskSeen("engine", number, number, host_identity(), pid, None)
+        TaskEntry("engine", number, number, host_identity(), pid, None)
         for number, pid in enumerate(found.cluster.pids)
     )
-    description = Description(None, len(tasks), 0, found.cluster.launcher, tasks)
-    return Seen(cluster_id, "running", found.written, description, written=found.written)
+    description = ClusterDescription(None, len(tasks), 0, found.cluster.launcher, tasks)
+    return ClusterStatus(cluster_id, "running", found.written, description, written=found.written)
 
 
 # One nbdist cluster, read from its folder, its supervisor and its processes.
 
-SETTLED_NS = 1_000_000_000  # a folder that changed more recently than this may change within the same tick
+SETTLED_NS = 1_000_000_000  # a more recent change may be followed by another in the same clock tick
 MOST_BYTES = 4 << 20  # of a cluster.json; the largest cluster has a twentieth
-REMARK = re.compile(r"\] (DEBUG|INFO|WARNING) \| ")  # a line that an engine logs also when all is well
+REMARK = re.compile(r"\] (DEBUG|INFO|WARNING) \| ")  # a log line without an error
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one look at a cluster has shown."""
+class ClusterStatus:
+    """The status of a cluster at one poll."""
 
     id: str
     state: str
     """starting, running, stopping, failed (its file cannot be read) or stale (its supervisor is dead)."""
     created: float
-    description: Description | None = None
+    description: ClusterDescription | None = None
     dead: Mapping[int, str] = field(default_factory=dict)
-    """By rank: how its task has ended."""
-    vouched: frozenset[int] = frozenset()
-    """The pids in the supervisor's present status: they are certainly those of the tasks."""
+    """By rank: how its task ended."""
+    confirmed: frozenset[int] = frozenset()
+    """The pids in the supervisor's present status, which are certainly the tasks'."""
     busy: Mapping[int, str] = field(default_factory=dict)
-    """By pid: the run that the task's process works on; no in-graph run, whose body is in a notebook."""
+    """By pid: the run of the task's process; without in-graph runs, whose bodies are in a notebook."""
     owner_alive: bool = False
     written: float = 0.0
-    """When the file was, which names the processes: one that is younger is another."""
+    """The time of the file that names the processes; a younger process has reused its pid."""
     error: str | None = None
 
     @property
@@ -168,8 +172,8 @@ class Seen:
         return list(dict.fromkeys(self.busy.values()))
 
 
-class Watched:
-    """Follows one folder; what has not changed is not read again."""
+class ClusterWatcher:
+    """Follows one cluster's folder; unchanged files are not read again."""
 
     def __init__(self, folder: Path, processes: Processes) -> None:
         self.folder = folder
@@ -177,13 +181,13 @@ class Watched:
         self._processes = processes
         self._supervisor = SupervisorConnection(folder)
         self._stamp: tuple[int, int, int] | None = None
-        self._read: Description | str = ""
+        self._read: ClusterDescription | str = ""
         self._busy: tuple[int, frozenset[int], dict[int, str]] | None = None
 
-    def look(self, patience: float) -> Seen | None:
-        """Return what there is now; None if there is nothing to show. ``patience`` is for its supervisor.
+    def poll(self, patience: float) -> ClusterStatus | None:
+        """Return the status; None if there is no cluster. ``patience``: seconds to wait for its supervisor.
 
-        Only reads: what a dead cluster has left is not removed here, where it could be a new one's already.
+        It removes nothing of a dead cluster: a new cluster may already use the folder.
         """
         reported = self._supervisor.read(patience)
         alive = self._supervisor.connected or is_alive(self.folder)
@@ -193,24 +197,30 @@ class Watched:
             return self._starting() if alive else None
         description = self._describe(status)
         if isinstance(description, str):
-            return Seen(self.folder.name, "failed", status.st_mtime, error=description) if alive else None
+            return (
+                ClusterStatus(self.folder.name, "failed", status.st_mtime, error=description)
+                if alive
+                else None
+            )
         created, written = description.created or status.st_mtime, status.st_mtime
         if not alive:
-            gone = "its cluster process and its tasks have ended: killed, or this computer was restarted"
-            return Seen(self.folder.name, "stale", created, description, written=written, error=gone)
+            error = "its cluster process and its tasks have ended: killed, or this computer was restarted"
+            return ClusterStatus(
+                self.folder.name, "stale", created, description, written=written, error=error
+            )
         if reported is not None and reported.tasks is not None:
             description = description.now(reported.tasks)
         dead = self._dead(description, reported, written)
         living = frozenset(task.pid for task in description.tasks if task.rank not in dead)
-        return Seen(
+        return ClusterStatus(
             self.folder.name,
             "stopping" if reported is not None and reported.stopping else "running",
             created,
             description,
             dead,
             frozenset(() if reported is None else reported.pids.values()),
-            self._works(living),
-            description.owner is not None and self._lives(description.owner),
+            self._busy_runs(living),
+            description.owner is not None and self._owner_lives(description.owner),
             written,
         )
 
@@ -218,13 +228,13 @@ class Watched:
         """Disconnect from the supervisor."""
         self._supervisor.close()
 
-    def _starting(self) -> Seen | None:
+    def _starting(self) -> ClusterStatus | None:
         try:
-            return Seen(self.folder.name, "starting", os.lstat(self.folder / "lock").st_mtime)
-        except OSError:  # it went at this moment
+            return ClusterStatus(self.folder.name, "starting", os.lstat(self.folder / "lock").st_mtime)
+        except OSError:  # it was just removed
             return None
 
-    def _describe(self, status: os.stat_result) -> Description | str:
+    def _describe(self, status: os.stat_result) -> ClusterDescription | str:
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp != self._stamp:
             self._read = read_description(self.folder, status.st_size)
@@ -232,24 +242,24 @@ class Watched:
         return self._read
 
     def _dead(
-        self, description: Description, reported: SupervisorStatus | None, written: float
+        self, description: ClusterDescription, reported: SupervisorStatus | None, written: float
     ) -> dict[int, str]:
-        """Return the dead tasks: by the supervisor's status, or by the processes if it does not answer."""
+        """Return how tasks ended, from the supervisor's status, or from the process table without a reply."""
         if reported is not None:
-            return deaths(description.tasks, reported)
+            return describe_deaths(description.tasks, reported)
         here = [task for task in description.tasks if task.host == host_identity()]
-        gone = [task for task in here if self._processes.find(task.pid, written) is None]
+        ended = [task for task in here if self._processes.find(task.pid, written) is None]
         return {
             task.rank: "its process has ended; the cause is unknown: the cluster process does not answer"
-            for task in gone
+            for task in ended
         }
 
-    def _lives(self, owner: Owner) -> bool:
-        """Return whether the owner may still be there; one of another host counts as alive."""
+    def _owner_lives(self, owner: Owner) -> bool:
+        """Return whether the owner may be alive; an owner on another host counts as alive."""
         return owner.host != host_identity() or self._processes.find(owner.pid, owner.started) is not None
 
-    def _works(self, living: frozenset[int]) -> dict[int, str]:
-        """Return which run each process works on; read anew when a file has come or gone."""
+    def _busy_runs(self, living: frozenset[int]) -> dict[int, str]:
+        """Return the run of each process; read again when a busy file was created or removed."""
         try:
             changed = os.stat(self._busy_folder).st_mtime_ns
         except OSError:
@@ -262,18 +272,18 @@ class Watched:
         return found
 
 
-def deaths(tasks: tuple[TaskSeen, ...], reported: SupervisorStatus) -> dict[int, str]:
-    """Return how each task has ended of which the supervisor has no process, by rank."""
-    gone = [task.rank for task in tasks if task.rank not in reported.pids]
-    return {rank: in_words(reported.exits.get(rank, {"by": "its process has ended"})) for rank in gone}
+def describe_deaths(tasks: tuple[TaskEntry, ...], reported: SupervisorStatus) -> dict[int, str]:
+    """Return how each task without a process ended, by rank."""
+    ended = [task.rank for task in tasks if task.rank not in reported.pids]
+    return {rank: describe_death(reported.exits.get(rank, {"by": "its process has ended"})) for rank in ended}
 
 
-def in_words(how: Mapping[str, Any]) -> str:
-    """Return how a process has ended, and the last line of its log that may be about it.
+def describe_death(how: Mapping[str, Any]) -> str:
+    """Return how a process ended, with the last line of its log that may be the cause.
 
-    >>> in_words({"code": 1, "signal": None, "log": "one\\nValueError: no\\n"})
+    >>> describe_death({"code": 1, "signal": None, "log": "one\\nValueError: no\\n"})
     'exited with code 1; its log ends with: ValueError: no'
-    >>> in_words({"code": None, "signal": 9, "log": "2026-11-21 01:29:40 [IPEngine.3] WARNING | no debugpy"})
+    >>> describe_death({"code": None, "signal": 9, "log": "[IPEngine.3] WARNING | no debugpy"})
     'killed by SIGKILL'
     """
     try:
@@ -287,8 +297,8 @@ def in_words(how: Mapping[str, Any]) -> str:
     return f"{words}; its log ends with: {last}" if last else words
 
 
-def read_description(folder: Path, size: int) -> Description | str:
-    """Return what a folder's cluster.json says, or why it cannot be shown."""
+def read_description(folder: Path, size: int) -> ClusterDescription | str:
+    """Return the description in a cluster.json, or why it cannot be read."""
     path = folder / "cluster.json"
     if size > MOST_BYTES:
         return f"{path} is too large ({size:,} bytes) to be a cluster's; stop the cluster and start a new one"
@@ -301,25 +311,25 @@ def read_description(folder: Path, size: int) -> Description | str:
             return f"{path} cannot be read: {error}"
         if description is not None:
             return description
-    return f"{path} is no description of a cluster; stop the cluster and start a new one"
+    return f"{path} does not describe a cluster; stop the cluster and start a new one"
 
 
 NOT_RUNNING = {
     "starting": "it is starting",
     "stopping": "it is being stopped",
-    "failed": "what it is cannot be read",
+    "failed": "its cluster.json cannot be read",
     "stale": "its processes have ended",
 }
 
 
-def our_item(seen: Seen, here: Mapping[str, str], runs: Iterable[str] = ()) -> Item:
-    """Return the item of a cluster of ours; ``here`` are the versions that can talk to it.
+def nbdist_item(seen: ClusterStatus, here: Mapping[str, str], runs: Iterable[str] = ()) -> Item:
+    """Return the item of an nbdist cluster; ``here`` are the versions in this environment.
 
-    ``runs`` go on on it beside those that its tasks tell of.
+    ``runs`` are active runs on it that its tasks do not know.
     """
-    description = seen.description or Description(None, 0, 0, "local", ())
+    description = seen.description or ClusterDescription(None, 0, 0, "local", ())
     owner = description.owner
-    can, why = possible(seen, here)
+    can, why = accepted_commands(seen, here)
     return {
         "id": seen.id,
         "kind": "nbdist",
@@ -344,8 +354,8 @@ def our_item(seen: Seen, here: Mapping[str, str], runs: Iterable[str] = ()) -> I
     }
 
 
-def possible(seen: Seen, here: Mapping[str, str]) -> tuple[dict[str, bool], dict[str, str]]:
-    """Return what can be done to a cluster, and why the rest cannot."""
+def accepted_commands(seen: ClusterStatus, here: Mapping[str, str]) -> tuple[dict[str, bool], dict[str, str]]:
+    """Return which commands a cluster accepts, and why it refuses the others."""
     reason = NOT_RUNNING.get(seen.state)
     theirs = seen.description.versions if seen.description is not None else {}
     if reason is None and theirs != here:
@@ -365,4 +375,4 @@ def possible(seen: Seen, here: Mapping[str, str]) -> tuple[dict[str, bool], dict
         why.setdefault("shrink", "its only worker, the chief, cannot be removed")
     if seen.state == "stopping":
         why["stop"] = NOT_RUNNING["stopping"]
-    return {wish: wish not in why for wish in ("stop", "grow", "shrink", "restart")}, why
+    return {command: command not in why for command in ("stop", "grow", "shrink", "restart")}, why

@@ -1,4 +1,8 @@
-"""Opens files that somebody else wrote, and may be writing: ordinary files only, no links, a bounded part."""
+"""Reads files that other processes write: regular files only, no links, in bounded pieces.
+
+The server must not hang on a pipe, follow a link out of the home, or load a file of unlimited size. So files
+are opened with O_NOFOLLOW and O_NONBLOCK, checked by fstat(2) on the descriptor, and read up to a limit.
+"""
 
 from __future__ import annotations
 
@@ -15,42 +19,43 @@ from nbdist.home import check_private, home_path
 from nbdist.metrics.framing import LogFormat
 from nbdist.metrics.log import LARGEST
 
-READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would block who opens it
+# O_NONBLOCK: open(2) of a pipe would block.
+READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Mark = tuple[int, int, int]
 
 
 def open_regular(path: str | Path, folder: int | None = None) -> tuple[int, os.stat_result]:
-    """Return (descriptor, status) of an ordinary file, in an open ``folder`` if that is given.
+    """Return (descriptor, status) of a regular file, in an open ``folder`` if that is given.
 
-    Raises OSError, for a link as well; NotAllowedError for a folder, a pipe, a device.
+    Raises OSError, also for a link; NotAllowedError for a folder, a pipe or a device.
     """
     descriptor = os.open(path, READING, dir_fd=folder)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise NotAllowedError(f"{os.fspath(path)} is no ordinary file")
+        raise NotAllowedError(f"{os.fspath(path)} is not a regular file")
     return descriptor, status
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Return a file's content, at most ``most + 1`` bytes; who gets more than ``most`` has a part of it."""
+    """Return a file's content, at most ``most + 1`` bytes: more than ``most`` means that it is cut off."""
     descriptor, _ = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         return file.read(most + 1)
 
 
 def mark_of(status: os.stat_result) -> Mark:
-    """Return what differs when a file was written or replaced."""
+    """Return a stamp that changes when a file is written or replaced."""
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-# nbdist's home as one sees it who only looks: nothing is made there.
+# NBDIST_HOME, opened for reading only: nothing is created.
 
 
-def look_home() -> tuple[Path | None, str | None]:
-    """Return the home if it is there and can be trusted, and why it cannot be used or written, if so.
+def find_home() -> tuple[Path | None, str | None]:
+    """Return (home, problem): the home if it exists and is private, and why it cannot be used or written to.
 
-    A home that is not there yet is no problem as long as it can be made.
+    A home that does not exist is not a problem if it can be created.
     """
     try:
         home = home_path()
@@ -58,59 +63,59 @@ def look_home() -> tuple[Path | None, str | None]:
     except NotAllowedError as error:
         return None, str(error)
     except FileNotFoundError:
-        return None, why_not_made(home)
-    except (OSError, RuntimeError) as error:  # RuntimeError: "~" of a user who has no home
-        return None, f"nbdist's folder cannot be used: {error}; set NBDIST_HOME to a folder of your own"
+        return None, why_not_creatable(home)
+    except (OSError, RuntimeError) as error:  # RuntimeError: "~" of a user without a home
+        return None, f"nbdist's folder cannot be used: {error}; set NBDIST_HOME to a folder that you own"
     if not os.access(home, os.W_OK | os.X_OK):
         return home, f"{home} cannot be written to; set NBDIST_HOME to a folder that you may write to"
     return home, None
 
 
-def why_not_made(home: Path) -> str | None:
-    """Return why a folder that is not there cannot be made; None if it can."""
+def why_not_creatable(home: Path) -> str | None:
+    """Return why a missing folder cannot be created; None if it can."""
     above = next((folder for folder in home.parents if folder.exists()), None)
     if above is not None and above.is_dir() and os.access(above, os.W_OK | os.X_OK):
         return None
-    return f"{home} cannot be made in {above}; set NBDIST_HOME to a folder that you may write to"
+    return f"{home} cannot be created in {above}; set NBDIST_HOME to a folder that you may write to"
 
 
-# The folders of all runs, or of all sweeps: their names, newest first, read only if they changed.
+# The names of all runs' or sweeps' folders, newest first, listed only after a change.
 
-RACY = 2_000_000_000  # nanoseconds within which a folder may change and keep its time
+RACY = 2_000_000_000  # nanoseconds within which a folder may change without a new mtime
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 
 
 class FolderList:
     """Names of the newest ``most`` folders in a folder; ``older`` is how many more there are.
 
-    Names are ids, which sort by time. Links and what has no id's name are left out.
+    Ids sort by time. Links and names that are not ids are omitted.
     """
 
     def __init__(self, most: int) -> None:
         self.older = 0
         self._most = most
         self._names: list[str] = []
-        self._seen: tuple[str, int, int] | None = None
+        self._listed: tuple[str, int, int] | None = None
 
-    def look(self, folder: Path) -> list[str]:
-        """Return the names, the newest first; none if there is no such folder. Raises OSError."""
+    def poll(self, folder: Path) -> list[str]:
+        """Return the names, the newest first; [] if the folder does not exist. Raises OSError."""
         try:
             status = os.stat(folder)
         except FileNotFoundError:
-            self._names, self._seen, self.older = [], None, 0
+            self._names, self._listed, self.older = [], None, 0
             return self._names
         seen = str(folder), status.st_mtime_ns, status.st_ino
-        if seen != self._seen:
+        if seen != self._listed:
             with os.scandir(folder) as entries:
                 found = [one.name for one in entries if is_id(one.name) and one.is_dir(follow_symlinks=False)]
             found.sort(reverse=True)
             self._names, self.older = found[: self._most], max(0, len(found) - self._most)
-            self._seen = None if racy(status) else seen
+            self._listed = None if racy(status) else seen
         return self._names
 
 
 def is_id(name: str) -> bool:
-    """Return whether a name can be that of a run or of a sweep.
+    """Return whether a name is a valid id of a run or a sweep.
 
     >>> is_id("261120-091512-mnist"), is_id("../x"), is_id(".draft"), is_id("a..b")
     (True, False, False, False)
@@ -119,73 +124,77 @@ def is_id(name: str) -> bool:
 
 
 def racy(status: os.stat_result) -> bool:
-    """Return whether something changed so lately that the next change may bear the same time."""
+    """Return whether the next change may have the same mtime, because the last one is too recent."""
     return abs(time.time_ns() - status.st_mtime_ns) < RACY
 
 
-# Follows a file of checked frames that grows: a metrics log, the log of a sweep; a bounded piece at a
-# time.
+# Follows a growing file of checksummed frames (a metrics log, a sweep's log) in bounded pieces.
 #
-# tail = Tail(path, FORMAT, parse)
-# while (part := tail.read()) is not None:     # until all that stands there now is read
-#     ...
+#     tail = Tail(path, FORMAT, parse)
+#     while (part := tail.read()) is not None:     # until the file's present end
+#         ...
+#
+# A piece may end within a frame, because of its size or because the writer has not finished. The parser
+# returns the offset after the last whole frame, and the next read starts there. If a frame is longer than a
+# piece, the piece grows fourfold, up to the largest possible frame; more bytes without a whole frame are
+# damage, and skipped.
 
 PIECE = 1 << 20
-MOST_TORN = LARGEST + PIECE  # what is longer, and no whole frame, is damage
+MAX_TORN = LARGEST + PIECE  # more bytes without a whole frame are damage
 
 
-class Part(Protocol):
-    """What a parser found in a piece: whole frames up to ``offset``."""
+class ParsedPiece(Protocol):
+    """The result of a parser: the whole frames of a piece up to ``offset``."""
 
     @property
     def offset(self) -> int:
-        """Where the first byte stands that was not understood yet."""
+        """The position after the last whole frame."""
 
     @property
     def damaged(self) -> int:
-        """How many bytes were stepped over."""
+        """The number of skipped bytes."""
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=ParsedPiece)
 
 
 class ReplacedError(Exception):
-    """Another file stands there now, or a shorter one: what was read of it is void."""
+    """The file was replaced or truncated: what was read of it is invalid."""
 
 
 class Tail(Generic[P]):
     """Reads one file from where the last read ended.
 
-    ``size`` is how many bytes it had then, ``offset`` how many of them are understood, ``damaged`` how many
-    were stepped over. What cannot be read as such a file at all is said in ``wrong``, and left alone.
+    ``size`` is its size at the last read, ``offset`` the end of the parsed frames, ``damaged`` the number of
+    skipped bytes. ``error`` tells why the file is not in this format; then it is not read again.
     """
 
     def __init__(self, path: Path, format: LogFormat, parse: Callable[[bytes, int], P]) -> None:
         self.path = path
         self.offset = self.size = self.damaged = 0
-        self.wrong = ""
+        self.error = ""
         self._format, self._parse = format, parse
-        self._seen = 0  # up to here it was looked at, understood or not
+        self._scanned = 0  # the end of the bytes given to the parser
         self._piece = PIECE
         self._inode: int | None = None
 
     def read(self) -> P | None:
-        """Return what the next piece says, about 1 MB or one frame; None if nothing is new.
+        """Return the frames of the next piece (about 1 MB, or one frame); None at the end of the file.
 
-        Raises `ReplacedError` if it is not the file any more that was read before, and OSError.
+        Raises `ReplacedError` if the file was replaced or truncated, and OSError.
         """
-        if self.wrong:
+        if self.error:
             return None
         try:
             descriptor, status = open_regular(self.path)
         except NotAllowedError as error:
-            self.wrong = str(error)
+            self.error = str(error)
             return None
         try:
             if self._inode not in (None, status.st_ino) or status.st_size < self.offset:
                 raise ReplacedError
             self._inode, self.size = status.st_ino, status.st_size
-            if self.size <= self._seen:
+            if self.size <= self._scanned:
                 return None
             data = os.pread(descriptor, self._piece, self.offset)
         finally:
@@ -194,13 +203,13 @@ class Tail(Generic[P]):
 
     @property
     def left(self) -> int:
-        """How many bytes stood there at the last read that were not looked at."""
-        return 0 if self.wrong else max(0, self.size - self._seen)
+        """The number of unread bytes as of the last read."""
+        return 0 if self.error else max(0, self.size - self._scanned)
 
     @property
     def torn(self) -> int:
-        """How many bytes at the end make no whole frame, as far as it was looked at."""
-        return 0 if self.wrong else self._seen - self.offset
+        """The number of bytes after the last whole frame."""
+        return 0 if self.error else self._scanned - self.offset
 
     def _take(self, data: bytes) -> P | None:
         start: int | None = 0
@@ -208,23 +217,23 @@ class Tail(Generic[P]):
             try:
                 start = self._format.start(data, self.path.name)
             except DataLossError as error:
-                self._seen, self.wrong = len(data), str(error)
+                self._scanned, self.error = len(data), str(error)
                 return None
             if start is None:  # its writer has just created it
-                self._seen = len(data)
+                self._scanned = len(data)
                 return None
         part = self._parse(data, start or 0)
-        self._seen = self.offset + len(data)
-        if part.offset == start and self._seen < self.size:  # the frame is longer than the piece
-            if len(data) < MOST_TORN:
-                self._seen, self._piece = self.offset, 4 * len(data)
+        self._scanned = self.offset + len(data)
+        if part.offset == start and self._scanned < self.size:  # the frame is longer than the piece
+            if len(data) < MAX_TORN:
+                self._scanned, self._piece = self.offset, 4 * len(data)
             else:
-                self.offset, self._piece = self._seen, PIECE
+                self.offset, self._piece = self._scanned, PIECE
                 self.damaged += len(data)
             return part
         self.offset += part.offset
         self.damaged += part.damaged
-        if self._seen < self.size:
-            self._seen = self.offset  # what is cut off here goes on in the next piece
+        if self._scanned < self.size:
+            self._scanned = self.offset  # the cut-off frame continues in the next piece
         self._piece = PIECE
         return part

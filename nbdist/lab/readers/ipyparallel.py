@@ -1,6 +1,6 @@
-"""The clusters that ipyparallel or its panel has started, from the files in the IPython profiles.
+"""The clusters that ipyparallel or its panel started, from the files in the IPython profiles.
 
-ipyparallel itself is not imported: it would start threads for every cluster, and rewrite their files.
+ipyparallel's own reader is not used: it starts threads for every cluster, and rewrites the files.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Item = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Found:
-    """A cluster file, what it says, and when it was written."""
+class FoundCluster:
+    """A cluster file, its content, and the time of its last change."""
 
     path: Path
     cluster: ParallelCluster
@@ -33,14 +33,14 @@ class Found:
 
 
 class ParallelClusters:
-    """Looks at the cluster files of every profile; a file that has not changed is not read again."""
+    """Lists the cluster files of all profiles; an unchanged file is not read again."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._read: dict[Path, tuple[tuple[int, int, int], ParallelCluster | None]] = {}
 
-    def look(self) -> list[Found]:
-        """Return what there is; a file that is torn, or somebody else's, is passed over."""
+    def poll(self) -> list[FoundCluster]:
+        """Return the clusters; incomplete files and files of other users are skipped."""
         before, self._read = self._read, {}
         found = []
         for path in cluster_files():
@@ -51,26 +51,29 @@ class ParallelClusters:
                 cluster = known[1] if known is not None and known[0] == stamp else read_parallel(path)
                 self._read[path] = (stamp, cluster)
                 if cluster is not None:
-                    found.append(Found(path, cluster, status.st_mtime))
+                    found.append(FoundCluster(path, cluster, status.st_mtime))
         return found
 
-    def item(self, found: Found, kept: Callable[[str], bool]) -> Item:
-        """Return the item of one; ``kept`` tells whether the supervisor of one of our folders lives."""
+    def item(self, found: FoundCluster, supervisor_alive: Callable[[str], bool]) -> Item:
+        """Return the item of a cluster; ``supervisor_alive`` tells it of a cluster folder of nbdist."""
         one = found.cluster
         pids = [pid for pid in (one.controller, *one.pids) if pid is not None]
-        living = frozenset(pid for pid in pids if self._processes.find(pid, found.written) is not None)
+        alive = frozenset(pid for pid in pids if self._processes.find(pid, found.written) is not None)
         engines = sum(
-            one.count * kept(one.supervisor_folder)
+            one.count * supervisor_alive(one.supervisor_folder)
             if one.supervisor_folder
-            else one.count - sum(pid not in living for pid in one.pids)
+            else one.count - sum(pid not in alive for pid in one.pids)
             for one in one.sets
         )
-        return parallel_item(found.path, one, living, engines, found.written)
+        return parallel_item(found.path, one, alive, engines, found.written)
 
 
 def cluster_files() -> Iterator[Path]:
     """Yield the cluster files of all IPython profiles of this user."""
-    with suppress(OSError, RuntimeError), os.scandir(default_profile().parent) as profiles:  # no HOME
+    with (
+        suppress(OSError, RuntimeError),
+        os.scandir(default_profile().parent) as profiles,
+    ):  # RuntimeError: HOME is not set
         for profile in profiles:
             if profile.name.startswith("profile_"):
                 with suppress(OSError), os.scandir(os.path.join(profile.path, "security")) as files:
@@ -80,7 +83,7 @@ def cluster_files() -> Iterator[Path]:
 
 
 def read_parallel(path: Path) -> ParallelCluster | None:
-    """Return what a cluster file says; None for one that is torn, too large, a link or another user's."""
+    """Return the content of a cluster file; None if it is incomplete, too large, a link or another user's."""
     with suppress(OSError, ValueError, RecursionError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
@@ -96,19 +99,19 @@ OURS = (
     "nbdist.cluster.local.LocalTaskLauncher",  # written by earlier versions
     "nbdist",
 )
-"""The class of our engine launcher, and its entry point: ipyparallel writes that when it updates a file."""
+"""nbdist's engine launcher: its class, and its entry point (written when ipyparallel updates a file)."""
 
 
 REMOTE = ("hostname", "location", "job_id")
-"""What a launcher knows whose process is not one of this host, or not a process at all."""
+"""Keys in the state of launchers without a local process."""
 
 
 BEGUN = re.compile(r"(\d{10})-\w+")  # the ids that ipyparallel makes begin with the time
 
 
 @dataclass(frozen=True)
-class Engines:
-    """One set of engines: how many, and those whose processes can be looked for here."""
+class EngineSet:
+    """One set of engines: their number, and the pids of local ones."""
 
     count: int
     pids: tuple[int, ...] = ()
@@ -117,27 +120,27 @@ class Engines:
 
 @dataclass(frozen=True)
 class ParallelCluster:
-    """What is shown of a cluster of ipyparallel's own."""
+    """The content of a cluster file, as far as it is shown."""
 
     id: str
     launcher: str
     controller: int | None
-    """The controller's pid; None if it is not a process of this host, or is not known."""
-    sets: tuple[Engines, ...] = ()
+    """The controller's pid; None if it is unknown or on another host."""
+    sets: tuple[EngineSet, ...] = ()
     by_nbdist: bool = False
-    """Whether nbdist started it, and wrote the file for ipyparallel: its profile is its own folder."""
+    """Whether nbdist started it and wrote the file for ipyparallel: its profile is the cluster's folder."""
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The engines whose processes are known."""
+        """The pids of local engines."""
         return tuple(pid for one in self.sets for pid in one.pids)
 
 
 def parse_parallel(content: object, cluster_id: str) -> ParallelCluster | None:
-    """Return what a cluster file says, or None if it is none; whatever it holds, nothing is raised.
+    """Return the cluster in a cluster file, None if it is invalid. Never raises.
 
     >>> parse_parallel({"cluster": {}, "engines": {"class": "mpi", "sets": {"a": {"n": 4}}}}, "x").sets
-    (Engines(count=4, pids=(), supervisor_folder=''),)
+    (EngineSet(count=4, pids=(), supervisor_folder=''),)
     """
     if not isinstance(content, dict) or not isinstance(content.get("cluster"), dict):
         return None
@@ -150,23 +153,23 @@ def parse_parallel(content: object, cluster_id: str) -> ParallelCluster | None:
 
 
 def parallel_item(
-    path: Path, one: ParallelCluster, living: frozenset[int], engines: int, created: float
+    path: Path, one: ParallelCluster, alive: frozenset[int], engines: int, created: float
 ) -> Item:
-    """Return the item of a cluster of ipyparallel's own; ``living`` are those of its pids that live."""
+    """Return the item of an ipyparallel cluster; ``alive`` are its living pids."""
     profile = profile_of(path)
-    gone = one.controller is not None and one.controller not in living
+    stale = one.controller is not None and one.controller not in alive
     if one.controller is None and one.pids and not engines:
-        gone = True
+        stale = True
     what = f"its controller (pid {one.controller})" if one.controller is not None else "all its engines"
-    error = f"{what} has ended without removing its file; stop it to have that done" if gone else None
-    why = "ipyparallel has no such thing; a cluster that %cluster start brings up does"
+    error = f"{what} ended without removing its file; stop the cluster to remove it" if stale else None
+    why = "ipyparallel cannot do this; start a cluster with %cluster start instead"
     begun = BEGUN.fullmatch(one.id)
-    quoted = json.dumps(str(path))  # which is a text in Python too
+    quoted = json.dumps(str(path))  # a JSON string is a Python literal too
     return {
         "id": f"ipp:{profile}:{one.id}",
         "kind": "ipyparallel",
         "title": f"{one.id or 'default'} ({profile})",
-        "state": "stale" if gone else "running",
+        "state": "stale" if stale else "running",
         "launcher": one.launcher,
         "workers": engines,
         "ps": 0,
@@ -174,7 +177,7 @@ def parallel_item(
         "created": float(begun[1]) if begun else created,
         "owner": None,
         "detached": False,
-        "dead": [f"engine:{number}" for number, pid in enumerate(one.pids) if pid not in living and not gone],
+        "dead": [f"engine:{number}" for number, pid in enumerate(one.pids) if pid not in alive and not stale],
         "runs": [],
         "attach": f"import ipyparallel as ipp\nrc = ipp.Cluster.from_file({quoted}).connect_client_sync()",
         "can": {"stop": True, "grow": False, "shrink": False, "restart": False},
@@ -185,7 +188,7 @@ def parallel_item(
 
 
 def profile_of(path: Path) -> str:
-    """Return the name of the profile that a cluster file is of.
+    """Return the IPython profile of a cluster file.
 
     >>> profile_of(Path("/home/me/.ipython/profile_mpi/security/cluster-a.json"))
     'mpi'
@@ -202,11 +205,11 @@ def id_of(path: Path) -> str:
     return path.name.removeprefix("cluster-").removesuffix(".json")
 
 
-def _set(state: Mapping[str, Any]) -> Engines:
+def _set(state: Mapping[str, Any]) -> EngineSet:
     each = list(_dicts(state.get("engines")))
     pids = tuple(pid for one in each if (pid := _pid(one)) is not None)
     count = len(each) if each else whole(state.get("n"), MOST_TASKS) or 0
-    return Engines(count, pids, text(state.get("supervisor_folder")) or text(state.get("keeper_folder")))
+    return EngineSet(count, pids, text(state.get("supervisor_folder")) or text(state.get("keeper_folder")))
 
 
 def _pid(state: Mapping[str, Any]) -> int | None:

@@ -1,4 +1,4 @@
-"""Processes of this host that are looked at again and again, told from later ones under the same number."""
+"""Processes of this host by pid and by the age of the file that names them, safe against reused pids."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from contextlib import suppress
 
 import psutil
 
-CLOCK_SECONDS = 3.0  # a process's start is known to a second or two only, where the clock is being set right
-CHECK_SECONDS = 5.0  # no system gives a number that is free to another process as soon as that
+CLOCK_SECONDS = 3.0  # start times are off by a second or two while the clock is being adjusted
+CHECK_SECONDS = 5.0  # a system does not reuse a pid within this time
 
 
 class Processes:
-    """Remembers processes between looks, so that a look costs a dozen microseconds each."""
+    """Keeps process handles between polls, so that a poll costs some 12 microseconds per process."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._known: dict[tuple[int, float], tuple[psutil.Process, float] | None] = {}
+        self._cache: dict[tuple[int, float], tuple[psutil.Process, float] | None] = {}
         self._used: set[tuple[int, float]] = set()
 
     def find(self, pid: int, written: float) -> psutil.Process | None:
-        """Return the process that a file of this age (seconds since 1970) names, if it lives still."""
+        """Return the living process that a file ``written`` then (seconds since 1970) names, else None."""
         key, now = (pid, written), self._now()
         self._used.add(key)
-        if key not in self._known:
+        if key not in self._cache:
             process = find_process(pid, written)
-            self._known[key] = None if process is None else (process, now)
-        known = self._known[key]
-        if known is None:
+            self._cache[key] = None if process is None else (process, now)
+        cached = self._cache[key]
+        if cached is None:
             return None
-        process, checked = known
+        process, checked = cached
         if now - checked > CHECK_SECONDS:
-            self._known[key] = (process, now) if process.is_running() else None
-        if self._known[key] is not None and not has_ended(process):
+            self._cache[key] = (process, now) if process.is_running() else None
+        if self._cache[key] is not None and not has_ended(process):
             return process
-        self._known[key] = None  # one that is gone does not come back
+        self._cache[key] = None  # final: a process does not restart
         return None
 
     def forget_unused(self) -> None:
-        """Forget those that were not asked for since the last call."""
-        self._known = {key: process for key, process in self._known.items() if key in self._used}
+        """Drop processes that were not requested since the last call."""
+        self._cache = {key: process for key, process in self._cache.items() if key in self._used}
         self._used.clear()
 
 
 def find_process(pid: int, written: float | None) -> psutil.Process | None:
-    """Return the process of that number, if it is one that a file written then can mean; None is any."""
+    """Return the process of a pid if it started before a file was ``written``; None accepts any start."""
     with suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
         if written is None or process.create_time() <= written + CLOCK_SECONDS:
@@ -54,7 +54,7 @@ def find_process(pid: int, written: float | None) -> psutil.Process | None:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Return whether a process is gone; one that is stopped is not, one that waits to be reaped is."""
+    """Return whether a process has ended; a zombie has, a stopped process has not."""
     with suppress(psutil.Error, OSError):
         return process.status() == psutil.STATUS_ZOMBIE
     return True

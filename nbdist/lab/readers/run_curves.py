@@ -1,6 +1,9 @@
-"""The small curve of a run: one metric, the mean over its replicas, from logs read a bounded piece at a time.
+"""The small curve of a run in the panel, and the store of all its curves for its page.
 
-What is kept of a log is bounded whatever its size: about sixty means of neighbouring points for each replica.
+`Curves`, polled, follows one metric and averages it over the replicas. It reads the logs in bounded pieces
+and keeps about sixty means of neighbouring points per replica, so its memory does not depend on the logs'
+size. `load_store`, for a page that opens a run, reads whole logs up to MAX_LOG_BYTES, and evenly spaced parts
+of longer ones.
 """
 
 from __future__ import annotations
@@ -23,71 +26,71 @@ from nbdist.metrics.store import RunStore
 from nbdist.ui.widgets.run_feed import NOT_CURVES
 
 METRIC = "loss"
-MOST = 60  # points of a curve
+MAX_POINTS = 60  # points of a curve
 DIGITS = 6
-LEAST = 4096  # bytes that a read counts as
+MIN_CHARGE = 4096  # bytes that a read costs at least
 
-# A run's logs in a store, to be drawn from: all of them, or of very long ones evenly spread parts.
-
-MOST_LOG_BYTES = 64 << 20  # bytes that are read of a run's logs together
-MOST_LOGS = 1024  # that are read of one run
+MAX_LOG_BYTES = 64 << 20  # of a run's logs together, in `load_store`
+MAX_LOGS = 1024  # of one run
 LOG = re.compile(r"metrics-(\d{1,9})(?:\.\d{1,9})?\.log")
 
 
 @dataclass
 class Budget:
-    """How many bytes of logs one look may still read, over all runs: the others wait for the next look."""
+    """The bytes of logs that a poll may still read, over all runs; the rest waits for the next poll."""
 
     left: int
 
 
 class Curves:
-    """The course of a run's metric: its loss, else the first series that it has logged.
+    """The curve of a run's metric: its loss, else the first series in its logs.
 
-    ``last_step`` is the last step of any point. Call `read` at each look, until ``left`` is 0.
+    ``last_step`` is the last step of any point. Call `read` at each poll until ``left`` is 0.
     """
 
     def __init__(self, folder: Path) -> None:
         self.last_step: int | None = None
         self.metric: str | None = None
         self.paths: list[str] = []
-        """The names of the logs there are."""
+        """The names of the logs."""
         self._folder = folder
-        self._logs: dict[str, _Log] = {}
+        self._logs: dict[str, _CurveLog] = {}
 
-    def found(self, names: Iterable[str]) -> None:
-        """Take note of the files in the run's folder."""
-        self.paths = sorted(name for name in names if LOG.fullmatch(name))[:MOST_LOGS]
+    def set_files(self, names: Iterable[str]) -> None:
+        """Set the names of the files in the run's folder."""
+        self.paths = sorted(name for name in names if LOG.fullmatch(name))[:MAX_LOGS]
 
     def read(self, budget: Budget) -> bool:
-        """Read what is new, as far as the budget goes; whether anything was.
+        """Read new points within the budget; return whether there were any.
 
-        Raises `ReplacedError` if a log is not what it was, and OSError.
+        Raises `ReplacedError` if a log was replaced, and OSError.
         """
-        news = False
+        changed = False
         for name in self.paths:
             if budget.left <= 0:
                 break
             if name not in self._logs:
-                self._logs[name] = _Log(Tail(self._folder / name, FORMAT, parse), int(name[8:].split(".")[0]))
+                self._logs[name] = _CurveLog(
+                    Tail(self._folder / name, FORMAT, parse), int(name[8:].split(".")[0])
+                )
             log = self._logs[name]
             while budget.left > 0:
                 before = log.tail.offset
                 part = log.tail.read()
                 if part is None:
                     break
-                budget.left -= max(LEAST, log.tail.offset - before)
-                news = self._take(log, part) or news
-        return news
+                budget.left -= max(MIN_CHARGE, log.tail.offset - before)
+                changed = self._take(log, part) or changed
+        return changed
 
     @property
     def left(self) -> int:
-        """How many bytes are still to be read, as far as that is known."""
+        """Bytes known to be unread."""
         return sum(log.tail.left for log in self._logs.values()) + (len(self._logs) < len(self.paths))
 
     @property
     def size(self) -> int:
-        """How many bytes all logs have that were looked at."""
+        """Bytes of all logs at the last read."""
         return sum(log.tail.size for log in self._logs.values())
 
     def curve(self) -> tuple[list[int], list[float]]:
@@ -95,29 +98,29 @@ class Curves:
         trends = [log.trends[self.metric].curve() for log in self._logs.values() if self.metric in log.trends]
         if not trends:
             return [], []
-        steps, values = mean_by_step(trends, most=MOST)
+        steps, values = mean_by_step(trends, most=MAX_POINTS)
         finite = np.isfinite(values)
         return steps[finite].tolist(), [rounded(value, DIGITS) for value in values[finite].tolist()]
 
-    def complaints(self) -> list[str]:
-        """Return what is wrong with the logs of a run that has ended."""
-        said = []
+    def problems(self) -> list[str]:
+        """Return the problems of the logs of an ended run."""
+        problems = []
         for name, log in sorted(self._logs.items()):
             tail = log.tail
-            if tail.wrong:
-                said.append(tail.wrong)
+            if tail.error:
+                problems.append(tail.error)
             elif not tail.left and tail.torn:
-                said.append(f"{tail.torn:,} bytes at the end of {name} are an incomplete record")
+                problems.append(f"{tail.torn:,} bytes at the end of {name} are an incomplete record")
             if tail.damaged:
-                said.append(f"{tail.damaged:,} damaged bytes in {name} were stepped over")
-        return said
+                problems.append(f"{tail.damaged:,} damaged bytes in {name} were skipped")
+        return problems
 
     def forget(self) -> None:
-        """Give up what is only needed to go on reading."""
+        """Free what only further reads need."""
         for log in self._logs.values():
             log.names.clear()
 
-    def _take(self, log: _Log, part: LogPart) -> bool:
+    def _take(self, log: _CurveLog, part: LogPart) -> bool:
         log.names.update(part.names)
         if not len(part.points):
             return False
@@ -129,7 +132,7 @@ class Curves:
         for series, name in log.names.items():
             if name == self.metric:
                 one = part.points[part.points["series"] == series]
-                trend = log.trends.setdefault(name, Trend(MOST // 2))
+                trend = log.trends.setdefault(name, Trend(MAX_POINTS // 2))
                 trend.extend(one["step"], one["value"])
         return True
 
@@ -141,7 +144,7 @@ class Curves:
 
 
 @dataclass
-class _Log:
+class _CurveLog:
     tail: Tail[LogPart]
     number: int
     names: dict[int, str] = field(default_factory=dict)
@@ -149,32 +152,32 @@ class _Log:
 
 
 PIECE = 1 << 20
-LEAST_PART = 1 << 18  # bytes of a part of a log: it begins and ends within a frame
+PART_BYTES = 1 << 18  # bytes of a part of a long log; it begins and ends within a frame
 
 
-def filled(folder: str | Path) -> tuple[RunStore, list[str]]:
-    """Return a store with the points of a run's logs, and what to say of those that are not in it."""
+def load_store(folder: str | Path) -> tuple[RunStore, list[str]]:
+    """Return a store with the points of a run's logs, and notes about points that are missing in it."""
     store, notes = RunStore(recent=1), []
-    logs, whole = [], 0
+    logs, total = [], 0
     for name in sorted(os.listdir(folder)):
         if LOG.fullmatch(name):
             with suppress(OSError, NbdistError):
                 descriptor, status = open_regular(Path(folder, name))
                 os.close(descriptor)
                 logs.append((name, status.st_size))
-                whole += status.st_size
-    for name, size in logs[:MOST_LOGS]:
-        most = size if whole <= MOST_LOG_BYTES else int(size * MOST_LOG_BYTES / whole)
+                total += status.st_size
+    for name, size in logs[:MAX_LOGS]:
+        most = size if total <= MAX_LOG_BYTES else int(size * MAX_LOG_BYTES / total)
         try:
             notes.extend(add_log(store, Path(folder, name), size, most))
         except DataLossError as error:
             notes.append(str(error))
         except (OSError, NbdistError):  # it was removed
             continue
-    if whole > MOST_LOG_BYTES:
+    if total > MAX_LOG_BYTES:
         notes.append(
-            f"its logs have {whole / 1e6:,.0f} MB: "
-            f"the curves are drawn from {MOST_LOG_BYTES / 1e6:,.0f} MB of them"
+            f"its logs have {total / 1e6:,.0f} MB: "
+            f"the curves are drawn from {MAX_LOG_BYTES / 1e6:,.0f} MB of them"
         )
     return store, notes
 
@@ -206,12 +209,12 @@ def add_log(store: RunStore, path: Path, size: int, most: int) -> list[str]:
                     store.extend(replica, names[series], steps, values, times)
     finally:
         os.close(descriptor)
-    said = damage(path.name, damaged) if size <= most else ""  # else pieces begin and end within frames
-    return [said] if said else []
+    problems = damage(path.name, damaged) if size <= most else ""  # else pieces begin and end within frames
+    return [problems] if problems else []
 
 
 def parts(start: int, size: int, most: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield (position, length, whether it follows the one before) of what is read of a log.
+    """Yield (position, length, contiguous with the part before) of the parts of a log to read.
 
     >>> list(parts(0, 3 << 20, 3 << 20))
     [(0, 1048576, False), (1048576, 1048576, True), (2097152, 1048576, True)]
@@ -222,6 +225,6 @@ def parts(start: int, size: int, most: int) -> Iterator[tuple[int, int, bool]]:
         for at in range(start, size, PIECE):
             yield at, min(PIECE, size - at), at > start
         return
-    count = max(2, most // LEAST_PART)
+    count = max(2, most // PART_BYTES)
     for index in range(count):
-        yield start + index * (size - start - LEAST_PART) // (count - 1), LEAST_PART, False
+        yield start + index * (size - start - PART_BYTES) // (count - 1), PART_BYTES, False

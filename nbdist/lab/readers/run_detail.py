@@ -1,4 +1,4 @@
-"""One run in full: what its run.json says, its files, and its curves as a page draws them."""
+"""One run in full: the content of its run.json, its files, and the bundle for the curves of its page."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbdist.errors import InvalidArgumentError, NotAllowedError, NotFoundError
-from nbdist.lab.readers.files import is_id, look_home, open_regular, read_bounded
-from nbdist.lab.readers.run_curves import filled
-from nbdist.lab.readers.run_record import GOING, LONGEST, Record, listed, record_of
+from nbdist.lab.readers.files import find_home, is_id, open_regular, read_bounded
+from nbdist.lab.readers.run_curves import load_store
+from nbdist.lab.readers.run_record import ACTIVE, LONGEST, RunRecord, listed, record_of
 from nbdist.lab.readers.runs import Item, Runs
 from nbdist.metrics.store import RunStore
 from nbdist.run.options import Options
@@ -28,9 +28,9 @@ from nbdist.ui.frozen.summary import Summary
 from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.run_feed import Chart, plan_charts
 
-LIMIT = 200_000  # bytes of a bundle: it is stored in no notebook
+LIMIT = 200_000  # bytes of a bundle; larger than in a notebook, because it is not saved
 LONGEST_CODE = 200_000
-LONGEST_OUTPUT = 20_000  # bytes of each task's output: its end
+LONGEST_OUTPUT = 20_000  # bytes at the end of each task's output
 MOST_OUTPUTS = 16  # tasks
 
 
@@ -54,16 +54,16 @@ def run_details(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
     }
 
 
-def first_line(record: Record) -> str:
-    """Return the line that starts this run as a cell; "" for the body of a function.
+def first_line(record: RunRecord) -> str:
+    """Return the first line of a cell that repeats this run; "" if its body is a function.
 
-    >>> first_line(Record("r", "finished", 0.0, code="x = 1", options={"strategy": "ps", "seed": 7}))
+    >>> first_line(RunRecord("r", "finished", 0.0, code="x = 1", options={"strategy": "ps", "seed": 7}))
     '%%distribute --strategy ps --seed 7'
     """
     if re.fullmatch(r"[\w.<>]+", record.code.strip()):  # the name of a function
         return ""
     defaults = {one.name: one.default for one in fields(Options)}
-    words = ["%%distribute"]
+    parts = ["%%distribute"]
     for name, flag in DISTRIBUTE_FLAGS.items():
         value = record.options.get(flag.option)
         if value is None or value == defaults.get(flag.option) or flag.option == "name":
@@ -71,17 +71,17 @@ def first_line(record: Record) -> str:
         if flag.option == "synchronous" and not record.options.get("strategy"):
             continue  # a plain cell
         if flag.read is None:
-            words += [name] if value == flag.value else []
+            parts += [name] if value == flag.value else []
         elif not isinstance(value, bool) and value not in ([], ()):
-            told = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-            words.append(f"{name} {told}")
-    return " ".join(words)
+            argument = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            parts.append(f"{name} {argument}")
+    return " ".join(parts)
 
 
-def outputs(folder: Path, record: Record) -> list[dict[str, str]]:
+def outputs(folder: Path, record: RunRecord) -> list[dict[str, str]]:
     """Return the "task" and the end of the "text" of each task's output, if it has any.
 
-    Carriage returns are applied; of terminal codes those of colours stay.
+    Carriage returns are applied; of terminal codes only colours are kept.
     """
     ranks = [0] if record.in_graph else list(record.workers)
     found = []
@@ -104,32 +104,34 @@ def outputs(folder: Path, record: Record) -> list[dict[str, str]]:
 def run_bundle(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
     """Return a run's curves and summary: the content of ``application/vnd.nbdist.run+json``.
 
-    As in a frozen output (`nbdist.ui.frozen.run`), with more points. It may be some seconds old where
-    the logs are long.
+    As in a frozen output (`nbdist.ui.frozen.run`), with more points. With long logs it may be some seconds
+    old.
     """
     item = (runs or Runs()).item(run_id)
     files = {
-        one["path"]: (one["bytes"], one["modified"]) for one in list_files(run_id) if is_told(one["path"])
+        one["path"]: (one["bytes"], one["modified"]) for one in list_files(run_id) if is_bundled(one["path"])
     }
-    home, _ = look_home()
-    mark = item["note"], sorted(files.items())
-    return _bundles.get(run_id, mark, (str(home), item["status"]), lambda: bundle_of(item, record_in(item)))
+    home, _ = find_home()
+    stamp = item["note"], sorted(files.items())
+    return _bundles.get(run_id, stamp, (str(home), item["status"]), lambda: bundle_of(item, record_in(item)))
 
 
-def bundle_of(item: Item, record: Record) -> dict[str, Any]:
+def bundle_of(item: Item, record: RunRecord) -> dict[str, Any]:
     """Return the bundle of a run, from its logs."""
     try:
-        store, left_out = filled(item["folder"])
+        store, left_out = load_store(item["folder"])
     except OSError as error:
-        raise NotFoundError(f"run {item['id']} has just gone: {error.strerror}") from None
+        raise NotFoundError(f"run {item['id']} was just deleted: {error.strerror}") from None
     wanted = [name for name in listed(record.options.get("live")) if isinstance(name, str)]
     charts = plan_charts(store.series, wanted or None) or plan_charts(store.series)
     return run_data(store, charts, summary_of(item, record, store, charts, left_out), LIMIT)
 
 
-def summary_of(item: Item, record: Record, store: RunStore, charts: list[Chart], more: list[str]) -> Summary:
-    """Return what a run has come to so far."""
-    end = time.time() if item["status"] in GOING else item["ended"]
+def summary_of(
+    item: Item, record: RunRecord, store: RunStore, charts: list[Chart], more: list[str]
+) -> Summary:
+    """Return the summary of a run, as of now."""
+    end = time.time() if item["status"] in ACTIVE else item["ended"]
     seconds = max(0.0, end - item["created"]) if end is not None else None
     rate = item["steps_per_second"]
     if rate is None and item["step"] and seconds:
@@ -151,86 +153,87 @@ def summary_of(item: Item, record: Record, store: RunStore, charts: list[Chart],
     )
 
 
-def record_in(item: Item) -> Record:
-    """Return what the run.json of a listed run says."""
-    home, _ = look_home()
-    assert home is not None  # else there was no item
+def record_in(item: Item) -> RunRecord:
+    """Return the record in the run.json of a listed run."""
+    home, _ = find_home()
+    assert home is not None  # the item was read from it
     content = b""
     if item["status"] != "damaged":
         try:
             content = read_bounded(home / "runs" / item["id"] / "run.json", LONGEST)
         except OSError as error:
-            raise NotFoundError(f"run {item['id']} has just gone: {error.strerror}") from None
+            raise NotFoundError(f"run {item['id']} was just deleted: {error.strerror}") from None
     return record_of(item["id"], content, item["created"])
 
 
-def is_told(path: str) -> bool:
-    """Return whether a bundle is made of what stands in a file."""
+def is_bundled(path: str) -> bool:
+    """Return whether a bundle depends on a file."""
     return "/" not in path and path.startswith(("metrics-", "progress-", "run.json"))
 
 
-# A memo of what is expensive to compute from logs, for pages that poll.
+# A cache of what is expensive to compute from logs, for pages that poll.
 
-SHARE = 0.05  # of a core that one of them may take while its logs grow
+SHARE = 0.05  # of a core that one bundle may take while its logs grow
 Bundle = dict[str, Any]
 
 
-class Bundles:
-    """The last few that were made, by name; may be used from any thread.
+class BundleCache:
+    """The last few bundles by name; may be used from any thread.
 
-    What has not changed is not made again. What changes all the time is made the more seldom the longer it
-    takes, unless it has come to another state.
+    An unchanged bundle is not computed again. One that changes all the time is computed at intervals of its
+    computing time divided by `SHARE`, but at once after a change of state.
 
-    >>> bundles = Bundles()
-    >>> bundles.get("r1", mark=1, state="running", make=lambda: {"step": 1})
+    >>> bundles = BundleCache()
+    >>> bundles.get("r1", stamp=1, state="running", make=lambda: {"step": 1})
     {'step': 1}
-    >>> bundles.get("r1", mark=1, state="running", make=lambda: {"step": 2})
+    >>> bundles.get("r1", stamp=1, state="running", make=lambda: {"step": 2})
     {'step': 1}
-    >>> bundles.get("r1", mark=2, state="finished", make=lambda: {"step": 3})
+    >>> bundles.get("r1", stamp=2, state="finished", make=lambda: {"step": 3})
     {'step': 3}
     """
 
     def __init__(self, most: int = 4, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = most, clock
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._entries: OrderedDict[str, _CachedBundle] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, name: str, mark: object, state: object, make: Callable[[], Bundle]) -> Bundle:
-        """Return what was made of ``name`` at this mark, or not long ago in this state; or make it."""
+    def get(self, name: str, stamp: object, state: object, make: Callable[[], Bundle]) -> Bundle:
+        """Return the cached bundle if its stamp matches, or if it is recent with this state; else make it."""
         with self._lock:
-            known = self._kept.get(name)
-            if known is not None and known.serves(mark, state, self._clock()):
-                self._kept.move_to_end(name)
-                return known.made
+            cached = self._entries.get(name)
+            if cached is not None and cached.is_valid(stamp, state, self._clock()):
+                self._entries.move_to_end(name)
+                return cached.bundle
         began = self._clock()
-        made = make()
+        bundle = make()
         ended = self._clock()
         with self._lock:
-            self._kept[name] = _Kept(mark, state, made, ended + (ended - began) / SHARE)
-            self._kept.move_to_end(name)
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)
-        return made
+            self._entries[name] = _CachedBundle(stamp, state, bundle, ended + (ended - began) / SHARE)
+            self._entries.move_to_end(name)
+            while len(self._entries) > self._most:
+                self._entries.popitem(last=False)
+        return bundle
 
 
 @dataclass(frozen=True)
-class _Kept:
-    mark: object
+class _CachedBundle:
+    stamp: object
     state: object
-    made: Bundle
+    bundle: Bundle
     due: float
 
-    def serves(self, mark: object, state: object, now: float) -> bool:
-        return self.state == state and (self.mark == mark or now < self.due)
+    def is_valid(self, stamp: object, state: object, now: float) -> bool:
+        return self.state == state and (self.stamp == stamp or now < self.due)
 
 
-_bundles = Bundles()
+_bundles = BundleCache()
 
-# The files of a run's folder, and nothing else: what a page may list and save.
+# The files of a run's folder, which a page may list and download.
 #
-# A path is walked one folder at a time from the run's own folder, each opened relative to the one before, and
-# no link is followed at any of them: so there is no moment at which somebody could put a link in its place. A
-# hard link is a file like any other: only who may read a file can make one.
+# A path from a request must not lead out of the folder. It is walked one folder at a time with openat(2) and
+# O_NOFOLLOW, each folder opened relative to the descriptor of the one before: between a check and an open
+# nobody can replace a part of the path by a link. Hard links are allowed, because the kernel
+# (protected_hardlinks) lets users create them only to files that they may access.
 
 MOST_LISTED = 2_000  # files
 DEEPEST = 8  # folders within folders
@@ -240,7 +243,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 def list_files(run_id: str) -> list[dict[str, Any]]:
     """Return the "path", "bytes" and "modified" (seconds since 1970) of a run's files, by path.
 
-    At most 2,000; links, pipes and hidden files are left out. Raises `NotFoundError`, `InvalidArgumentError`.
+    At most 2,000; links, pipes and hidden files are omitted. Raises `NotFoundError`, `InvalidArgumentError`.
     """
     found: list[dict[str, Any]] = []
     with run_descriptor(run_id) as folder:
@@ -251,7 +254,7 @@ def list_files(run_id: str) -> list[dict[str, Any]]:
             for name in sorted(names):
                 try:
                     status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                except OSError:  # it has just gone
+                except OSError:  # it was just deleted
                     continue
                 if not stat.S_ISREG(status.st_mode) or name.startswith(".") or not is_text(inside + name):
                     continue
@@ -265,29 +268,29 @@ def list_files(run_id: str) -> list[dict[str, Any]]:
 def open_file(run_id: str, path: str) -> tuple[BinaryIO, int]:
     """Return (file, size) of an ordinary file in a run's folder, by its path there ("checkpoints/1.npz").
 
-    Raises `NotAllowedError` for what could lead elsewhere, or is no ordinary file; `NotFoundError`.
+    Raises `NotAllowedError` for a path that could leave the folder and for special files; `NotFoundError`.
     """
     *folders, name = parts_of(path)
     with run_descriptor(run_id) as here:
-        held = os.dup(here)
+        current = os.dup(here)
         try:
             for folder in folders:
-                refuse_odd(held, folder, stat.S_ISDIR, path)
-                inner = opened(folder, FOLDER | os.O_NOFOLLOW, held, path)
-                os.close(held)
-                held = inner
-            refuse_odd(held, name, stat.S_ISREG, path)
+                check_kind(current, folder, stat.S_ISDIR, path)
+                inner = open_at(folder, FOLDER | os.O_NOFOLLOW, current, path)
+                os.close(current)
+                current = inner
+            check_kind(current, name, stat.S_ISREG, path)
             try:
-                descriptor, status = open_regular(name, held)
+                descriptor, status = open_regular(name, current)
             except OSError as error:
-                raise refused(error, path) from None
+                raise access_error(error, path) from None
         finally:
-            os.close(held)
+            os.close(current)
     return os.fdopen(descriptor, "rb"), status.st_size
 
 
 def parts_of(path: str) -> list[str]:
-    """Return the names in a path; raises `NotAllowedError` for one that could lead elsewhere.
+    """Return the names in a path; raises `NotAllowedError` for a path that could leave the folder.
 
     >>> parts_of("tensorboard/worker-0/events")
     ['tensorboard', 'worker-0', 'events']
@@ -295,28 +298,28 @@ def parts_of(path: str) -> list[str]:
     parts = path.split("/")
     if len(parts) > DEEPEST + 1 or not is_text(path) or any(part == "" or part[0] == "." for part in parts):
         raise NotAllowedError(
-            f"{path!r:.200} is no path of a file in a run's folder: names with / between them, none hidden"
+            f"{path!r:.200} is not a path of a file in a run's folder: names separated by /, none hidden"
         )
     return parts
 
 
 @contextmanager
 def run_descriptor(run_id: str) -> Iterator[int]:
-    """Give a descriptor of a run's own folder, inside a ``with``."""
+    """Open a run's folder and yield its descriptor."""
     if not is_id(run_id):
         raise InvalidArgumentError(
-            f"{run_id!r:.100} is no run id: letters, digits, '-', '_', '.', at most 80"
+            f"{run_id!r:.100} is not a run id (1 to 80 letters, digits, '-', '_' and '.')"
         )
-    home, why = look_home()
+    home, why = find_home()
     if home is None:
-        raise NotFoundError(why or f"no run {run_id!r}: nbdist has no folder yet")
+        raise NotFoundError(why or f"no run {run_id!r}: NBDIST_HOME does not exist yet")
     try:
         runs = os.open(home / "runs", FOLDER)
         try:
             found = os.open(run_id, FOLDER | os.O_NOFOLLOW, dir_fd=runs)
         finally:
             os.close(runs)
-    except OSError:  # a link as well
+    except OSError:  # also for a link
         raise NotFoundError(f"no run {run_id!r} in {home / 'runs'}") from None
     try:
         yield found
@@ -324,32 +327,36 @@ def run_descriptor(run_id: str) -> Iterator[int]:
         os.close(found)
 
 
-def refuse_odd(folder: int, name: str, right: Any, path: str) -> None:
-    """Raise unless a name in a folder is of the ``right`` kind: a device is not even opened."""
+def check_kind(folder: int, name: str, right: Any, path: str) -> None:
+    """Raise unless a name in a folder is of the ``right`` kind; checked before opening, for devices."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        raise refused(error, path) from None
+        raise access_error(error, path) from None
     if not right(status.st_mode):
-        what = "is a link, and none is followed" if stat.S_ISLNK(status.st_mode) else "is no ordinary file"
-        raise NotAllowedError(f"{path!r} cannot be had: {name!r} {what}")
+        what = (
+            "is a link, and links are not followed"
+            if stat.S_ISLNK(status.st_mode)
+            else "is not a regular file"
+        )
+        raise NotAllowedError(f"{path!r} cannot be read: {name!r} {what}")
 
 
-def opened(name: str, flags: int, folder: int, path: str) -> int:
-    """Return a descriptor of what stands in an open folder."""
+def open_at(name: str, flags: int, folder: int, path: str) -> int:
+    """Open a name in an open folder."""
     try:
         return os.open(name, flags, dir_fd=folder)
     except OSError as error:
-        raise refused(error, path) from None
+        raise access_error(error, path) from None
 
 
-def refused(error: OSError, path: str) -> Exception:
-    """Return what to raise for what the system says."""
+def access_error(error: OSError, path: str) -> Exception:
+    """Return the exception for an OSError."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return NotFoundError(f"there is no {path!r} in the run's folder")
-    return NotAllowedError(f"{path!r} cannot be had: {error.strerror}")
+    return NotAllowedError(f"{path!r} cannot be read: {error.strerror}")
 
 
 def is_text(name: str) -> bool:
-    """Return whether a name can be written in JSON and an address."""
+    """Return whether a name is valid in JSON and in a URL (no NUL, no lone surrogates)."""
     return "\0" not in name and all(not 0xD800 <= ord(letter) < 0xE000 for letter in name)

@@ -1,4 +1,7 @@
-"""A run as its run.json describes it, whoever wrote that: what does not fit is left out, never raised. Pure.
+"""What the files of a run say: its run.json, its replicas' progress files, and its item in the sidebar. Pure.
+
+Another version, another program or a crash may have written these files, so no content raises an error:
+invalid values are left out, and an unreadable run.json gives a record with the status "damaged".
 
 >>> record_of("r1", b'{"id": "r1", "name": "mnist", "status": "finished", "created": 1e9}', 0.0).status
 'finished'
@@ -22,14 +25,14 @@ from nbdist.run.history import Labels, error_line
 from nbdist.run.progress import BUSY, PAUSED, ProgressTracker, Standing
 
 LONGEST = run_folder.LONGEST
-GOING = ("preparing", "running", "paused")
+ACTIVE = ("preparing", "running", "paused")
 MOST_TASKS = 10_000
 LARGEST_PID = 1 << 31
 
 
 @dataclass(frozen=True)
-class Record:
-    """What is known of a run beside its numbers. Times are in seconds since 1970."""
+class RunRecord:
+    """The content of a run.json. Times are in seconds since 1970."""
 
     id: str
     status: str
@@ -45,51 +48,51 @@ class Record:
     options: Mapping[str, Any] = field(default_factory=dict)
     cluster: str | None = None
     tasks: tuple[str, ...] = ()
-    """Names of the tasks of its cluster."""
+    """Names of its cluster's tasks."""
     names: Mapping[int, str] = field(default_factory=dict)
-    """Of the same tasks, by rank."""
+    """The same names by rank."""
     workers: tuple[int, ...] = ()
-    """Ranks of those that are replicas, in order."""
+    """Ranks of its replicas, in order."""
     incarnations: frozenset[int] = frozenset()
     owner: Mapping[str, Any] = field(default_factory=dict)
     trained: bool | None = None
-    """Whether it trained or logged metrics; None where its run.json does not say."""
+    """Whether it trained or logged metrics; None if its run.json does not say."""
 
     @property
-    def goes_on(self) -> bool:
-        """Whether it has not ended, as far as its run.json knows."""
-        return self.status in GOING
+    def active(self) -> bool:
+        """Whether it has not ended according to its run.json."""
+        return self.status in ACTIVE
 
     @property
     def in_graph(self) -> bool:
-        """Whether the notebook's own process drives all towers."""
+        """Whether the notebook's process runs all towers."""
         return self.options.get("replication") == "in-graph"
 
     @property
     def synchronous(self) -> bool:
-        """Whether its replicas make every update together."""
+        """Whether its replicas update synchronously."""
         return self.options.get("synchronous") is True
 
     @property
     def strategy(self) -> str | None:
-        """How its replicas train together, None for a plain cell."""
+        """Its strategy, None for a plain cell."""
         return text(self.options.get("strategy")) or ("in-graph" if self.in_graph else None)
 
 
-def record_of(run_id: str, content: bytes, changed: float) -> Record:
-    """Return what a run.json says; one that cannot be read has the status "damaged", and says why.
+def record_of(run_id: str, content: bytes, changed: float) -> RunRecord:
+    """Return the record in a run.json; the status is "damaged", with an error, if it cannot be read.
 
-    ``changed`` is when it was written, in case it does not say so itself.
+    ``changed`` (seconds since 1970) is the file's modification time, used if it has no creation time.
     """
     try:
         found = json.loads(content) if len(content) <= LONGEST else f"has over {LONGEST:,} bytes"
     except (ValueError, RecursionError) as error:
         return damaged(run_id, str(error), changed)
     if not isinstance(found, dict) or found.get("id") != run_id:
-        told = found if isinstance(found, str) else f"does not describe run {run_id}"
-        return damaged(run_id, f"it {told}", changed)
+        problem = found if isinstance(found, str) else f"does not describe run {run_id}"
+        return damaged(run_id, f"it {problem}", changed)
     status = found.get("status")
-    if status == "done":  # the word of earlier versions
+    if status == "done":  # the name in earlier versions
         status = "finished"
     if status not in STATUSES:
         return damaged(run_id, f"its status is {status!r:.80}: a newer nbdist may have written it", changed)
@@ -98,7 +101,7 @@ def record_of(run_id: str, content: bytes, changed: float) -> Record:
     ranked = {rank: one for one in members if (rank := whole(one.get("rank"))) is not None}
     workers = [rank for one in listed(cluster.get("workers")) if (rank := whole(one)) is not None]
     created = number(found.get("created"))
-    return Record(
+    return RunRecord(
         id=run_id,
         status=status,
         created=changed if created is None else created,
@@ -120,13 +123,13 @@ def record_of(run_id: str, content: bytes, changed: float) -> Record:
     )
 
 
-def damaged(run_id: str, why: str, changed: float) -> Record:
-    """Return what is known of a run whose run.json cannot be read."""
-    return Record(run_id, "damaged", changed, error=f"run.json is damaged: {why}")
+def damaged(run_id: str, why: str, changed: float) -> RunRecord:
+    """Return the record of a run with an unreadable run.json."""
+    return RunRecord(run_id, "damaged", changed, error=f"run.json is damaged: {why}")
 
 
 def owner_of(value: object) -> Mapping[str, Any]:
-    """Return the process that started a run, {} if that is not said as it should be."""
+    """Return the process that started a run, {} if the value is invalid."""
     found = mapping(value)
     pid = whole(found.get("pid"))
     whole_process = pid is not None and 0 < pid < LARGEST_PID and number(found.get("started")) is not None
@@ -159,12 +162,12 @@ def whole(value: object) -> int | None:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return an object of JSON, an empty one for anything else."""
+    """Return a JSON object, {} for anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def listed(value: object) -> list[Any]:
-    """Return a list of JSON, as far as it can be meant; an empty one for anything else."""
+    """Return a JSON list, shortened to `MOST_TASKS`; [] for anything else."""
     return value[:MOST_TASKS] if isinstance(value, list) else []
 
 
@@ -176,25 +179,25 @@ COMMANDS = ("stop", "pause", "resume", "set", "delete")
 """The commands for a run; "set" changes its learning rate."""
 
 
-UNDER_WAY = "it is under way: stop it first"
+UNDER_WAY = "it is running: stop it first"
 OVER = "it has ended"
 IN_GRAPH = (
-    "the notebook's own process drives its towers (--replication in-graph): use the controls of its live "
-    "view there, or run.pause(), run.set(learning_rate=...) and run.stop()"
+    "the notebook's process runs its towers (--replication in-graph): use the controls of its live "
+    "view, or run.pause(), run.set(learning_rate=...) and run.stop()"
 )
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a look at a run has found beside its run.json."""
+class FolderStatus:
+    """What a poll found in a run's folder beside its run.json."""
 
     folder: str
     browse: str | None
     tensorboard: bool
     reachable: bool
-    """Whether what the run needs to go on is there: its cluster, or the process that drives it."""
+    """Whether the run can continue: its cluster lives, and so does the process of an in-graph run."""
     quiet: bool
-    """Whether nothing was written for a while."""
+    """Whether no progress was written for `QUIET_SECONDS`."""
     metric: str | None
     curve: tuple[list[int], list[float]]
     last_step: int | None
@@ -205,97 +208,99 @@ class Seen:
     """The bytes of its folder; None while they change."""
 
 
-def item_of(record: Record, pace: Pace, seen: Seen) -> dict[str, Any]:
+def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatus) -> dict[str, Any]:
     """Return the item of a run; see `status_of`."""
-    status, note = status_of(record, pace, seen)
-    standing = pace.standing()
-    going = status in GOING
-    step = seen.last_step if standing is None else standing.step
+    status, note = status_of(record, progress, folder_status)
+    standing = progress.standing()
+    active = status in ACTIVE
+    step = folder_status.last_step if standing is None else standing.step
     rate = None
-    if going and status != "paused" and standing is not None and pace.knows_rate:
+    if active and status != "paused" and standing is not None and progress.knows_rate:
         rate = rounded(max(0.0, standing.steps_per_second))
-    why = why_not(record, status, is_training(record, seen))
+    why = why_not(record, status, is_training(record, folder_status))
     return {
         "id": record.id,
-        # Without its name it can still be opened.
-        "name": seen.labels.name or record.name[:LONGEST_NAME] or record.id,
-        "tags": list(seen.labels.tags),
-        "remark": seen.labels.note or None,
-        "training": is_training(record, seen),
-        "bytes": seen.bytes,
+        # A damaged run has no name: its id can still be opened.
+        "name": folder_status.labels.name or record.name[:LONGEST_NAME] or record.id,
+        "tags": list(folder_status.labels.tags),
+        "remark": folder_status.labels.note or None,
+        "training": is_training(record, folder_status),
+        "bytes": folder_status.bytes,
         "status": status,
         "created": record.created,
-        "ended": None if going else record.ended,
-        "paused": round(pace.paused_seconds if record.goes_on else record.paused, 1),
+        "ended": None if active else record.ended,
+        "paused": round(progress.paused_seconds if record.active else record.paused, 1),
         "cluster": record.cluster,
         "strategy": record.strategy,
-        "replicas": seen.replicas,
+        "replicas": folder_status.replicas,
         "step": step,
         "total": None if standing is None else standing.total,
         "seconds_left": seconds_left(step, standing.total, rate) if standing is not None else None,
         "steps_per_second": rate,
         "learning_rate": None if standing is None else standing.learning_rate,
-        "metric": seen.metric,
-        "value": seen.curve[1][-1] if seen.curve[1] else None,
-        "curve": {"x": seen.curve[0], "y": seen.curve[1]},
+        "metric": folder_status.metric,
+        "value": folder_status.curve[1][-1] if folder_status.curve[1] else None,
+        "curve": {"x": folder_status.curve[0], "y": folder_status.curve[1]},
         "error": shortened(record.error) or None,
         "error_line": error_line(record.error) or None,
-        "note": "; ".join([*note, *seen.notes]) or None,
+        "note": "; ".join([*note, *folder_status.notes]) or None,
         "session": session_of(record),
-        "folder": seen.folder,
-        "browse": seen.browse,
-        "tensorboard": seen.tensorboard,
+        "folder": folder_status.folder,
+        "browse": folder_status.browse,
+        "tensorboard": folder_status.tensorboard,
         "attach": attach_code(record.id),
         "can": {command: command not in why for command in COMMANDS},
         "why": why,
     }
 
 
-def is_training(record: Record, seen: Seen) -> bool:
+def is_training(record: RunRecord, folder_status: FolderStatus) -> bool:
     """Return whether a run trains or logs metrics, as far as its files show; a plain cell does neither."""
     if record.trained is not None:
         return record.trained
-    return seen.metric is not None or bool(record.options.get("strategy") or record.options.get("epochs"))
+    return folder_status.metric is not None or bool(
+        record.options.get("strategy") or record.options.get("epochs")
+    )
 
 
-def status_of(record: Record, pace: Pace, seen: Seen) -> tuple[str, list[str]]:
-    """Return a run's status, and what to say of it.
+def status_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatus) -> tuple[str, list[str]]:
+    """Return a run's status and notes.
 
-    A run.json says that a run goes on until the client that drives it writes its end: where nobody can do
-    that any more, or nobody does, what the tasks have written tells more.
+    A run.json says "running" until the client that drives the run writes its end. If that client has died or
+    left, the status follows from the cluster's liveness and the tasks' progress files.
     """
-    if not record.goes_on:
+    if not record.active:
         return record.status, []
-    if pace.done and (seen.quiet or not seen.reachable):
-        return "finished", [f"all workers have finished; to fetch its results, run {again(record.id)}"]
-    if not seen.reachable:
+    if progress.done and (folder_status.quiet or not folder_status.reachable):
+        return "finished", [f"all workers have finished; to fetch its results, run {attach_call(record.id)}"]
+    if not folder_status.reachable:
         lost = "the notebook's process that drove it" if record.in_graph else f"its cluster {record.cluster}"
         return "lost", [f"{lost} has ended"]
-    return ("paused" if pace.paused else record.status), []
+    return ("paused" if progress.paused else record.status), []
 
 
-def why_not(record: Record, status: str, trains: bool) -> dict[str, str]:
-    """Return why the server cannot do some of the `COMMANDS` to a run now, by command.
+def why_not(record: RunRecord, status: str, trains: bool) -> dict[str, str]:
+    """Return the `COMMANDS` that a run does not accept now, with the reason.
 
-    >>> why_not(Record("r", "running", 0.0), "running", True)
-    {'resume': 'it is not paused', 'delete': 'it is under way: stop it first'}
+    >>> why_not(RunRecord("r", "running", 0.0), "running", True)
+    {'resume': 'it is not paused', 'delete': 'it is running: stop it first'}
     """
-    if status not in GOING:
+    if status not in ACTIVE:
         over = "its cluster has ended" if status == "lost" else OVER
         return {command: over for command in COMMANDS if command != "delete"}
     if record.in_graph:
         return {command: IN_GRAPH for command in COMMANDS if command != "delete"} | {"delete": UNDER_WAY}
     if trains and status == "paused":
-        stands = {"pause": "it is paused already", "set": "it is paused: resume it first"}
+        refused = {"pause": "it is paused already", "set": "it is paused: resume it first"}
     elif trains:
-        stands = {"resume": "it is not paused"}
+        refused = {"resume": "it is not paused"}
     else:
-        stands = dict.fromkeys(("pause", "resume", "set"), "it does not train")
-    return {**stands, "delete": UNDER_WAY}
+        refused = dict.fromkeys(("pause", "resume", "set"), "it does not train")
+    return {**refused, "delete": UNDER_WAY}
 
 
 def seconds_left(step: int | None, total: int | None, rate: float | None) -> float | None:
-    """Return the seconds until the last step, None where that is not known.
+    """Return the seconds until the last step, None if unknown.
 
     >>> seconds_left(40, 100, 30.0), seconds_left(40, 100, 0.0), seconds_left(40, None, 3.0)
     (2, None, None)
@@ -306,7 +311,7 @@ def seconds_left(step: int | None, total: int | None, rate: float | None) -> flo
 
 
 def browse_path(folder: Path, root: Path | None) -> str | None:
-    """Return a folder's path below the root of Jupyter's file browser; None if it does not show it.
+    """Return a folder's path below the root of Jupyter's file browser; None if the browser hides it.
 
     >>> browse_path(Path("/home/me/nbdist/run/r1"), Path("/home/me"))
     'nbdist/run/r1'
@@ -319,44 +324,49 @@ def browse_path(folder: Path, root: Path | None) -> str | None:
 
 
 def attach_code(name: str) -> str:
-    """Return what a cell needs to say to have the run, or the sweep, by its id."""
+    """Return the code of a cell that attaches to a run or a sweep."""
     return f"import nbdist as nb\n\nnb.attach({json.dumps(name)})"
 
 
-def again(name: str) -> str:
-    """Return how it is attached to, in a sentence."""
+def attach_call(name: str) -> str:
+    """Return the call that attaches to a run or a sweep, for a message."""
     return f"nb.attach({name!r})"
 
 
-def session_of(record: Record) -> str:
-    """Return the notebook that has started a run, "" if that is not known."""
+def session_of(record: RunRecord) -> str:
+    """Return the notebook that started a run, "" if unknown."""
     found = record.owner.get("session")
     return found if isinstance(found, str) else ""
 
 
 def shortened(error: str) -> str:
-    """Return an error with its middle left out if it is long."""
+    """Return an error; a long one without its middle."""
     if len(error) <= LONGEST_ERROR:
         return error
     half = LONGEST_ERROR // 2
     return f"{error[:half]}\n... {len(error) - 2 * half:,} characters left out ...\n{error[-half:]}"
 
 
-# Progress and speed of a run, from its replicas' progress files. Pure: the time is an argument.
+# Progress and rate of a run, from its replicas' progress files. Pure: the time is an argument.
 #
-# What a run's driver hears ten times a second stands here in files, so that this feeds the same sums: a
-# first word is heard as two (at the start of what it tells of, and now), and one that does not change is
-# heard again with the time that has passed, so that a rate falls to 0 when nothing goes on.
+# The run monitor in the client receives progress messages ten times a second and adds them up in a
+# `ProgressTracker`. Here a file about once a second replaces the messages, and feeds the same tracker:
+#
+# - The first report of a replica is added as two messages (at the beginning of the time that it covers, and
+#   now), so that it already gives a rate.
+# - A report that does not change for REPEAT_SECONDS is added again with a later time, so that the rate of a
+#   hanging replica falls to 0.
+# - If a replica's clock or step goes back (a corrected clock, a replaced process), the measurement restarts.
 
 SPENT = (*BUSY, "wait")
-LONGEST_PROGRESS = 1 << 16  # bytes of a progress file
-SILENT_SECONDS = 2.5  # without a new word, after which the old one is heard again
-NOTHING = RunStore(limit=1, recent=1)  # progress alone tells how far a run is
+MAX_PROGRESS_BYTES = 1 << 16  # bytes of a progress file
+REPEAT_SECONDS = 2.5  # then an unchanged report is added again
+NO_METRICS = RunStore(limit=1, recent=1)  # the tracker wants a store; progress files suffice
 
 
 @dataclass(frozen=True)
-class Word:
-    """What a replica's progress file says; times in seconds, ``time`` since 1970 on the replica's clock."""
+class ReplicaProgress:
+    """A replica's progress file; times in seconds, ``time`` since 1970 on the replica's clock."""
 
     state: str
     step: int
@@ -366,12 +376,12 @@ class Word:
     time: float
     global_step: int = 0
     learning_rate: float | None = None
-    """The current rate; None if the replicas have several."""
+    """The current learning rate; None if the replicas differ."""
     rested: float = 0.0
     """Seconds of the pauses that a step has followed."""
 
-    def heard(self, step: int | None = None) -> dict[str, Any]:
-        """Return it as replicas send it; with ``step`` 0, as it was when the replica began."""
+    def as_message(self, step: int | None = None) -> dict[str, Any]:
+        """Return the report as a progress message; with ``step`` 0, as at the start of the replica."""
         return {
             "step": self.step if step is None else step,
             "total": self.total,
@@ -384,22 +394,22 @@ class Word:
         }
 
 
-def word_of(content: bytes) -> Word | None:
-    """Return what a progress file says; None for what is none, whatever it is.
+def parse_progress(content: bytes) -> ReplicaProgress | None:
+    """Return the report in a progress file; None for invalid content.
 
-    >>> word_of(b'{"version": 1, "state": "running", "step": 3, "total": 9, "time": 1e9}').step
+    >>> parse_progress(b'{"version": 1, "state": "running", "step": 3, "total": 9, "time": 1e9}').step
     3
-    >>> word_of(b'["rubbish"]')
+    >>> parse_progress(b'["rubbish"]')
     """
     try:
-        found = mapping(json.loads(content)) if len(content) <= LONGEST_PROGRESS else {}
+        found = mapping(json.loads(content)) if len(content) <= MAX_PROGRESS_BYTES else {}
     except (ValueError, RecursionError):
         return None
     state, step, time = text(found.get("state")), whole(found.get("step")), number(found.get("time"))
     if not state or step is None or time is None:
         return None
     spent = mapping(found.get("spent"))
-    return Word(
+    return ReplicaProgress(
         state=state[:40],
         step=step,
         total=whole(found.get("total")),
@@ -412,98 +422,98 @@ def word_of(content: bytes) -> Word | None:
     )
 
 
-class Pace:
-    """Adds up the words of a run's replicas, by their index."""
+class RunProgress:
+    """Adds up the progress reports of a run's replicas, by their index."""
 
     def __init__(self, replicas: int, synchronous: bool) -> None:
-        self.words: dict[int, Word] = {}
-        """The last of each replica."""
+        self.latest: dict[int, ReplicaProgress] = {}
+        """The latest report of each replica."""
         self._replicas, self._synchronous = replicas, synchronous
-        self._tally = self._new()
-        self._heard: dict[int, float] = {}
-        self._told: set[int] = set()  # replicas of which two words are known, so that a rate is
+        self._tracker = self._new()
+        self._received: dict[int, float] = {}
+        self._rated: set[int] = set()  # replicas with two reports, which give a rate
         self._latest = 0.0  # seconds since 1970, on the replicas' clock
 
-    def hear(self, replica: int, word: Word, now: float) -> None:
-        """Take in a replica's new word; ``now`` is the reader's own clock, in seconds."""
+    def add(self, replica: int, report: ReplicaProgress, now: float) -> None:
+        """Add a replica's new report; ``now`` is the reader's own clock, in seconds."""
         if not 0 <= replica < self._replicas:
             return
-        before = self.words.get(replica)
-        if before is not None and (word.time < before.time or word.step < before.step):
-            # Its clock was put right, or another process goes on in its place: what was measured is void.
-            self._tally, self._told, self._latest = self._new(), set(), 0.0
-            words, self.words = {**self.words, replica: word}, {}
-            for other, last in words.items():
-                self.hear(other, last, self._heard.get(other, now))
-            self._heard[replica] = now
+        before = self.latest.get(replica)
+        if before is not None and (report.time < before.time or report.step < before.step):
+            # A corrected clock, or another process of the same rank: measure anew.
+            self._tracker, self._rated, self._latest = self._new(), set(), 0.0
+            latest, self.latest = {**self.latest, replica: report}, {}
+            for other, last in latest.items():
+                self.add(other, last, self._received.get(other, now))
+            self._received[replica] = now
             return
-        took = sum(word.spent.values())
+        took = sum(report.spent.values())
         if before is None and took > 0:
-            self._tally.update(replica, word.heard(step=0), word.time - took)
+            self._tracker.update(replica, report.as_message(step=0), report.time - took)
         if before is not None or took > 0:
-            self._told.add(replica)
-        self._tally.update(replica, word.heard(), word.time)
-        self.words[replica], self._heard[replica] = word, now
-        self._latest = max(self._latest, word.time)
+            self._rated.add(replica)
+        self._tracker.update(replica, report.as_message(), report.time)
+        self.latest[replica], self._received[replica] = report, now
+        self._latest = max(self._latest, report.time)
 
     def _new(self) -> ProgressTracker:
         return ProgressTracker(self._replicas, self._synchronous)
 
-    def pass_time(self, now: float) -> None:
-        """Let replicas that say nothing new be as far as they were, at this later time."""
-        for replica, word in self.words.items():
-            silent = now - self._heard[replica]
-            if silent > SILENT_SECONDS:
-                self._tally.update(replica, word.heard(), word.time + silent)
-                self._latest = max(self._latest, word.time + silent)
+    def advance(self, now: float) -> None:
+        """Add old reports again, with a later time, so that the rates of hanging replicas fall."""
+        for replica, report in self.latest.items():
+            age = now - self._received[replica]
+            if age > REPEAT_SECONDS:
+                self._tracker.update(replica, report.as_message(), report.time + age)
+                self._latest = max(self._latest, report.time + age)
 
     def standing(self) -> Standing | None:
-        """Return how far the run is; None before any replica has said so."""
-        return self._tally.standing(0.0, NOTHING) if self.words else None
+        """Return the step, total and rate of the run; None before the first report."""
+        return self._tracker.standing(0.0, NO_METRICS) if self.latest else None
 
     @property
     def knows_rate(self) -> bool:
-        """Whether rates are known, and not only 0 because nothing was measured yet."""
-        return bool(self._told)
+        """Whether a rate was measured."""
+        return bool(self._rated)
 
     @property
     def paused(self) -> bool:
-        """Whether all that have not ended rest."""
-        states = {word.state for word in self.words.values()} - {"finished"}
+        """Whether all replicas that have not finished are paused."""
+        states = {report.state for report in self.latest.values()} - {"finished"}
         return states == {PAUSED}
 
     @property
     def paused_seconds(self) -> float:
-        """Seconds of all pauses so far, also of the current one."""
-        return self._tally.paused(self._latest) if self.words else 0.0
+        """Seconds of all pauses, including the current one."""
+        return self._tracker.paused(self._latest) if self.latest else 0.0
 
     @property
     def done(self) -> bool:
-        """Whether every replica has said that its body is over."""
-        return len(self.words) == self._replicas and {word.state for word in self.words.values()} == {
+        """Whether all replicas have finished."""
+        return len(self.latest) == self._replicas and {report.state for report in self.latest.values()} == {
             "finished"
         }
 
     def by_replica(self) -> dict[int, dict[str, Any]]:
-        """Return the state, step, steps per second and slowness of each replica that has said something."""
+        """Return the state, step, steps per second and slowdown of each replica with a report."""
         standing = self.standing()
         if standing is None:
             return {}
         return {
             replica: {
-                "state": word.state,
-                "step": word.step,
+                "state": report.state,
+                "step": report.step,
                 "steps_per_second": rounded(max(0.0, standing.replicas[replica].steps_per_second))
-                if replica in self._told and word.state != PAUSED
+                if replica in self._rated and report.state != PAUSED
                 else None,
                 "straggler": standing.replicas[replica].slowness,
             }
-            for replica, word in sorted(self.words.items())
+            for replica, report in sorted(self.latest.items())
         }
 
 
 def rounded(value: float, digits: int = 3) -> float:
-    """Return a number with so many significant digits: what does not matter is no news.
+    """Return a number rounded to significant digits, so that noise causes no update.
 
     >>> rounded(1234.56), rounded(0.012345)
     (1230.0, 0.0123)

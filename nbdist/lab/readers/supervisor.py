@@ -1,6 +1,6 @@
-"""The status of a cluster's tasks from its supervisor: which processes live, which have ended, and how.
+"""The status of a cluster's tasks from its supervisor: living processes, ended ones, and how they ended.
 
-`SupervisorConnection.read` returns a `SupervisorStatus`. Only the supervisor knows how a process has ended,
+`SupervisorConnection.read` returns a `SupervisorStatus`. Only the supervisor knows how a process ended,
 and that a pid is still that of the task (it has not reaped it). The request is "watch", which does not keep a
 cluster alive. A supervisor that hangs is not waited for: a later `read` takes in its reply. Events are not
 interpreted: after any event the whole status is requested again.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.supervisor.process import short_path, socket_name
-from nbdist.lab.readers.cluster_file import TaskSeen, parse_tasks, whole
+from nbdist.lab.readers.cluster_file import TaskEntry, parse_tasks, whole
 
 PATIENCE_SECONDS = 0.05  # for a reply, once per request: a living supervisor needs a thousandth of it
 RETRY_SECONDS = 5.0  # between two attempts to connect
@@ -38,7 +38,7 @@ class SupervisorStatus:
     exits: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """How the others have ended, by rank."""
     stopping: bool = False
-    tasks: tuple[TaskSeen, ...] | None = None
+    tasks: tuple[TaskEntry, ...] | None = None
     """The roster after a membership change; it takes precedence over the cluster's file."""
 
 

@@ -1,7 +1,7 @@
-"""The sweeps of this user, from their folders alone: no kernel is asked for anything.
+"""The sweeps of this user, read from their folders; no kernel receives a request.
 
 sweeps = Sweeps()
-items = sweeps.look()       # call it again and again: what has not changed is not read again
+items = sweeps.poll()       # call it repeatedly; the caches are those of `runs`
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from nbdist.lab.readers.files import (
     Mark,
     ReplacedError,
     Tail,
+    find_home,
     is_id,
-    look_home,
     mark_of,
     read_bounded,
 )
 from nbdist.lab.readers.run_curves import Budget
 from nbdist.lab.readers.run_record import (
     LONGEST_NAME,
-    again,
+    attach_call,
     attach_code,
     mapping,
     number,
@@ -45,111 +45,112 @@ from nbdist.trials.store import ABOUT, LOG, MOST_ABOUT
 from nbdist.ui.formatting import jsonable
 from nbdist.ui.widgets.sweep_feed import ended_at
 
-MOST = 100  # sweeps that are looked at: the newest
-BYTES = 2 << 20  # of logs that one look reads
-WHOLE = 256 << 20  # bytes of one log, when all of it is asked for
+MAX_SWEEPS = 100  # the newest sweeps are listed
+LOG_BYTES = 2 << 20  # of all logs together, per poll
+MAX_LOG_BYTES = 256 << 20  # of one log, for `read_all`
 Item = dict[str, Any]
 
 
 class Sweeps:
-    """Lists sweeps; may be used from any thread. ``problems`` is what is to be said of the last look."""
+    """Lists sweeps; may be used from any thread. ``problems`` are the messages of the last poll."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
-        self._list = FolderList(MOST)
-        self._known: dict[str, KnownSweep] = {}
+        self._list = FolderList(MAX_SWEEPS)
+        self._cache: dict[str, SweepCache] = {}
         self._folder: Path | None = None
         self._lock = threading.Lock()
 
-    def look(self) -> list[Item]:
-        """Return the newest sweeps, newest first, as plain JSON; what has not changed is the same object.
+    def poll(self) -> list[Item]:
+        """Return the newest sweeps, newest first, as plain JSON; an unchanged item is the same object.
 
-        Never raises for what stands in the folders. One with a long log is there when that is read, in some
-        looks.
+        No content of a folder raises an error. A sweep with a long log appears after the polls that read it.
         """
         with self._lock:
             folder, self.problems = self._begin()
             if folder is None:
                 return []
             try:
-                names = self._list.look(folder)
+                names = self._list.poll(folder)
             except OSError as error:
                 self.problems = [f"the sweeps cannot be listed: {error}"]
                 return []
-            self._known = {name: self._sweep(folder, name) for name in names}
-            budget = Budget(BYTES)
-            for sweep in self._known.values():
-                sweep.look(budget)
+            self._cache = {name: self._sweep(folder, name) for name in names}
+            budget = Budget(LOG_BYTES)
+            for sweep in self._cache.values():
+                sweep.poll(budget)
             if self._list.older:
                 self.problems = [f"{self._list.older:,} older sweeps are not shown"]
-            items = [one.item for one in self._known.values() if one.item is not None and not one.gone]
+            items = [one.item for one in self._cache.values() if one.item is not None and not one.removed]
             return sorted(items, key=lambda item: (item["created"], item["id"]), reverse=True)
 
     def state_of(self, sweep_id: str) -> str | None:
-        """Return where a sweep stood at the last look, None if it was not seen then."""
+        """Return the state of a sweep at the last poll, None if it was not listed."""
         with self._lock:
-            sweep = self._known.get(sweep_id)
+            sweep = self._cache.get(sweep_id)
             return None if sweep is None or sweep.item is None else str(sweep.item["state"])
 
-    def whole(self, sweep_id: str) -> tuple[Item, Ledger]:
-        """Return one sweep's item, and all that its log says. The ledger is the caller's own.
+    def read_all(self, sweep_id: str) -> tuple[Item, Ledger]:
+        """Return one sweep's item and its full ledger, which belongs to the caller.
 
         Raises `NotFoundError`, `InvalidArgumentError`, and `DataLossError` if its log cannot be read.
         """
         with self._lock:
             if not is_id(sweep_id):
-                raise InvalidArgumentError(f"{sweep_id!r:.100} is no id of a sweep; nb.sweeps() lists them")
+                raise InvalidArgumentError(
+                    f"{sweep_id!r:.100} is not a sweep id (1 to 80 letters, digits, '-', '_' and '.')"
+                )
             folder, _ = self._begin()
         if folder is not None:
-            sweep = KnownSweep(folder / sweep_id)
-            sweep.look(Budget(WHOLE), keep=True)
-            if sweep.item is not None and not sweep.gone:
+            sweep = SweepCache(folder / sweep_id)
+            sweep.poll(Budget(MAX_LOG_BYTES), keep=True)
+            if sweep.item is not None and not sweep.removed:
                 if sweep.ledger is None:
                     raise DataLossError(f"sweep {sweep_id} cannot be read: {sweep.item['error']}")
                 return sweep.item, sweep.ledger
-        raise NotFoundError(f"no sweep {sweep_id!r} in {folder or 'the home, which is not there'}")
+        raise NotFoundError(f"no sweep {sweep_id!r} in {folder or 'NBDIST_HOME, which does not exist'}")
 
     def _begin(self) -> tuple[Path | None, list[str]]:
-        home, why = look_home()
+        home, why = find_home()
         folder = None if home is None else home / "sweeps"
         if folder != self._folder:
-            self._known, self._folder = {}, folder
+            self._cache, self._folder = {}, folder
         return folder, [why] if home is None and why else []
 
-    def _sweep(self, folder: Path, name: str) -> KnownSweep:
-        sweep = self._known.get(name)
-        return KnownSweep(folder / name) if sweep is None or sweep.gone else sweep
+    def _sweep(self, folder: Path, name: str) -> SweepCache:
+        sweep = self._cache.get(name)
+        return SweepCache(folder / name) if sweep is None or sweep.removed else sweep
 
 
 # The cache of one sweep's folder: a poll reads only new records of its log.
 #
-#     sweep.log         every event; the ledger is worked out from them, as the driver's own is
+#     sweep.log         every event; the ledger is computed from them, as in the driver
 #     sweep.log.lock    held by the process that drives the sweep
 #     sweep.json        its name, its cluster
 #
-# Of a sweep that is over only the item is kept: a look costs one `stat`, and who wants more has it read
+# Of a finished sweep only the item is kept: a poll costs one `stat`, and `Sweeps.read_all` reads the log
 # again.
 
 WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, NbdistError)
 
 
-class KnownSweep:
-    """One sweep: ``item`` is what the panel is told, None while there is nothing to tell.
+class SweepCache:
+    """The cache of one sweep: ``item`` is its item in the panel, None before its log is read.
 
-    A `look` raises nothing for what stands in the folder; ``gone`` says that there is no log any more.
+    `poll` raises no error for any content of the folder; ``removed`` is True if the log does not exist.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.gone = folder, False
+        self.folder, self.removed = folder, False
         self.item: dict[str, Any] | None = None
         self.ledger: Ledger | None = None
-        """Everything known of its trials; None before its log is read, and when it is over."""
+        """The state of its trials; None before its log is read, and after its end."""
         self._begin()
 
     def _begin(self) -> None:
         self.ledger = None
         self.reason = ""
-        """Why it was closed, if it was."""
+        """The reason why it was closed, if it was."""
         self.holder: int | None = None
         self._tail = Tail[LogPart](self.folder / LOG, FORMAT, parse)
         self._mark: Mark | None = None
@@ -158,31 +159,31 @@ class KnownSweep:
         self._about_mark: Mark | None = None
         self._unread = 0
 
-    def look(self, budget: Budget, keep: bool = False) -> None:
-        """Read what is new, as far as the budget goes; with ``keep`` the ledger stays also if it is over."""
+    def poll(self, budget: Budget, keep: bool = False) -> None:
+        """Read new events within the budget; with ``keep`` the ledger is kept also after the sweep's end."""
         try:
             mark = mark_of(os.stat(self.folder / LOG, follow_symlinks=False))
             if self._over:
                 if mark == self._mark and not (keep and self.ledger is None):
                     return
-                self._begin()  # trials were added, or all of it is asked for
+                self._begin()  # trials were added, or the caller needs the ledger
             self._mark = mark
             self._read(budget)
-            if self._tail.left:  # the numbers of half a log are no news
+            if self._tail.left:  # wait for the whole log: the numbers of a part are wrong
                 return
             self._read_about()
-            self._tell(keep)
+            self._update(keep)
         except (FileNotFoundError, NotADirectoryError):
-            self.gone = True
+            self.removed = True
         except ReplacedError:
             self._begin()
-        except OSError as error:  # it may be readable at the next look
+        except OSError as error:  # transient: read it again at the next poll
             self._break(f"{self.folder.name} cannot be read: {error.strerror or error}")
             self._mark = None
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its display name."""
         return text(self._about.get("name")) or self.folder.name
 
     def _read(self, budget: Budget) -> None:
@@ -196,13 +197,13 @@ class KnownSweep:
             try:
                 self._apply(part)
             except WRONG as error:
-                self._tail.wrong = f"its log cannot be understood: {type(error).__name__}: {error}"
+                self._tail.error = f"its log has an invalid event: {type(error).__name__}: {error}"
 
     def _apply(self, part: LogPart) -> None:
         for event in part.events:
             if self.ledger is None:
                 if not isinstance(event, Created):
-                    raise ValueError("its first record is lost, and nothing can be made of the others")
+                    raise ValueError("its first record is lost, and the others are useless without it")
                 self.ledger = Ledger(event)
                 continue
             self.ledger.apply(event)
@@ -218,30 +219,30 @@ class KnownSweep:
         except (OSError, ValueError, RecursionError, NbdistError):
             self._about = {}
 
-    def _tell(self, keep: bool) -> None:
-        if self._tail.wrong:
-            self._break(self._tail.wrong)
+    def _update(self, keep: bool) -> None:
+        if self._tail.error:
+            self._break(self._tail.error)
             return
-        if self.ledger is None:  # its maker has only just made the log, or died then
+        if self.ledger is None:  # the log was just created, or its creator died
             return
         self.holder = holder_of(self.folder / LOG)
         try:
             state = state_of(self.ledger, self.holder is not None, self.reason)
-            notes = [] if self.holder is not None else self._complaints()
+            notes = [] if self.holder is not None else self._problems()
             item = item_of(
                 self.folder.name, self.name, self.ledger, state, self.holder, self._about, self.reason, notes
             )
         except WRONG as error:
-            self._break(f"its log cannot be understood: {type(error).__name__}: {error}")
+            self._break(f"its log has an invalid event: {type(error).__name__}: {error}")
             return
         if item != self.item:
             self.item = item
-        if state in DONE:
+        if state in FINAL:
             self._over = True
             if not keep:
                 self.ledger = None
 
-    def _complaints(self) -> list[str]:
+    def _problems(self) -> list[str]:
         found = LogPart(torn=self._tail.torn, damaged=self._tail.damaged, unread=self._unread)
         return [found.complaint()] if found.complaint() else []
 
@@ -257,7 +258,7 @@ MOST_POINTS = 60  # points of a curve
 MOST_PARAMETERS = 50
 DIGITS = 6
 OVER = ("finished", "stopped", "failed")
-DONE = (*OVER, "damaged")
+FINAL = (*OVER, "damaged")
 
 
 def item_of(
@@ -285,7 +286,7 @@ def item_of(
         "created": number(created.time) or 0.0,
         "metric": text(created.metric),
         "direction": created.direction,
-        "wanted": ledger.wanted + len(ledger.trials) - ledger.sampled,  # clones are wanted as well
+        "wanted": ledger.wanted + len(ledger.trials) - ledger.sampled,  # clones count too
         "counts": dict(ledger.counts),
         "best": None if best is None else {
             "number": best.number,
@@ -304,7 +305,7 @@ def item_of(
 
 
 def broken_item(sweep: str, name: str, why: str, about: Mapping[str, Any], changed: float) -> dict[str, Any]:
-    """Return the item of a sweep whose log, last ``changed`` then, cannot be read."""
+    """Return the item of a sweep with an unreadable log, last modified at ``changed``."""
     return {
         "id": sweep,
         "name": name[:LONGEST_NAME],
@@ -339,7 +340,7 @@ def why_not(sweep: str, state: str, holder: int | None, closed: bool) -> dict[st
     if state in OVER:
         return dict.fromkeys(REMOTE, "it has ended")
     if holder is None:
-        return dict.fromkeys(REMOTE, f"no process drives it any more: {again(sweep)} takes it over")
+        return dict.fromkeys(REMOTE, f"no process drives it any more: {attach_call(sweep)} takes it over")
     if closed:
         return dict.fromkeys(REMOTE, "it is being stopped: its last trials end")
     now, why = ("paused", "it is paused") if state == "paused" else ("running", "it is not paused")

@@ -1,4 +1,4 @@
-"""The tasks of one cluster as the sidebar lists them: from files and processes, no task is asked anything."""
+"""The tasks of one cluster in the sidebar, from files and processes; no task receives a request."""
 
 from __future__ import annotations
 
@@ -13,77 +13,77 @@ from typing import Any, Protocol
 import psutil
 
 from nbdist.errors import NbdistError
-from nbdist.lab.readers.cluster_file import TaskSeen
-from nbdist.lab.readers.clusters import Clusters, Seen
+from nbdist.lab.readers.cluster_file import TaskEntry
+from nbdist.lab.readers.clusters import Clusters, ClusterStatus
 from nbdist.lab.readers.processes import find_process
 from nbdist.wire.hosts import host_identity
 
 ELSEWHERE = "it is on another host: its CPU and memory cannot be read from here"
 Item = dict[str, Any]
-Told = dict[int, dict[str, Any]]
+TaskProgress = dict[int, dict[str, Any]]
 
 
-class TellsOfTasks(Protocol):
-    """What knows how far the tasks of a run are, such as `Runs`."""
+class ProgressSource(Protocol):
+    """A source of the progress of a run's tasks, such as `Runs`."""
 
-    def tasks_of(self, run_id: str, /) -> Told:
+    def tasks_of(self, run_id: str, /) -> TaskProgress:
         """Return by rank: state, step, steps_per_second, straggler."""
 
     def on_cluster(self, cluster_id: str, /) -> list[str]:
-        """Return the runs that go on on a cluster."""
+        """Return the active runs on a cluster."""
 
 
-class Tasks:
-    """Lists tasks; made once and looked at again and again, by one thread at a time.
+class ClusterTasks:
+    """Lists the tasks of a cluster; one thread at a time may poll.
 
-    ``clusters`` are those that somebody looks at already, just before; without them it looks itself.
+    ``clusters`` is a reader that the caller polls just before; without it, `poll` polls one of its own.
     """
 
-    def __init__(self, runs: TellsOfTasks, clusters: Clusters | None = None) -> None:
+    def __init__(self, runs: ProgressSource, clusters: Clusters | None = None) -> None:
         self._runs = runs
         self._clusters = clusters or Clusters()
-        self._looks_itself = clusters is None
-        self._figures: dict[str, tuple[Loads, Gpus]] = {}
+        self._polls_clusters = clusters is None
+        self._monitors: dict[str, tuple[ProcessMonitor, GpuMonitor]] = {}
 
-    def look(self, cluster_id: str) -> list[Item]:
-        """Return the rows of a cluster's tasks by rank, ready for JSON; [] for one that is not there."""
-        if self._looks_itself:
-            self._clusters.look()
+    def poll(self, cluster_id: str) -> list[Item]:
+        """Return the rows of a cluster's tasks by rank, ready for JSON; [] for an unknown cluster."""
+        if self._polls_clusters:
+            self._clusters.poll()
         seen = self._clusters.one(cluster_id)
         if seen is None or seen.description is None:
             return []
-        if cluster_id not in self._figures:
-            still = {one: kept for one, kept in self._figures.items() if self._clusters.one(one) is not None}
-            self._figures = {**still, cluster_id: (Loads(), Gpus())}
-        loads, gpus = self._figures[cluster_id]
+        if cluster_id not in self._monitors:
+            still = {one: kept for one, kept in self._monitors.items() if self._clusters.one(one) is not None}
+            self._monitors = {**still, cluster_id: (ProcessMonitor(), GpuMonitor())}
+        loads, gpus = self._monitors[cluster_id]
         tasks = seen.description.tasks
-        taken = {task.rank: look_at(loads, task, seen) for task in tasks if is_here(task)}
+        taken = {task.rank: measure_task(loads, task, seen) for task in tasks if is_here(task)}
         loads.forget_others({task.pid for task in tasks})
-        used, problem = gpus.look(wanted_gpus(seen, taken))
-        told = {run: self._told(run) for run in [*seen.runs, *self._runs.on_cluster(cluster_id)]}
-        return [_row(cluster_id, task, seen, taken, told, used, problem) for task in tasks]
+        used, problem = gpus.poll(wanted_gpus(seen, taken))
+        progress = {run: self._progress(run) for run in [*seen.runs, *self._runs.on_cluster(cluster_id)]}
+        return [_row(cluster_id, task, seen, taken, progress, used, problem) for task in tasks]
 
-    def _told(self, run: str) -> Told:
+    def _progress(self, run: str) -> TaskProgress:
         try:
             return self._runs.tasks_of(run)
-        except NbdistError:  # a sweep, whose trials tell nothing of the kind; or a run that was just removed
+        except NbdistError:  # a sweep, whose trials have no steps; or a run that was just removed
             return {}
 
 
-def is_here(task: TaskSeen) -> bool:
-    """Return whether a task's process is one of this host."""
+def is_here(task: TaskEntry) -> bool:
+    """Return whether a task runs on this host."""
     return task.host == host_identity()
 
 
-def look_at(loads: Loads, task: TaskSeen, seen: Seen) -> Load | None:
-    """Return what a task takes; None if it has ended."""
+def measure_task(loads: ProcessMonitor, task: TaskEntry, seen: ClusterStatus) -> Load | None:
+    """Return the load of a task's process; None if it has ended."""
     if task.rank in seen.dead or seen.state == "stale":
         return None
-    return loads.look(task.pid, None if task.pid in seen.vouched else seen.written)
+    return loads.poll(task.pid, None if task.pid in seen.confirmed else seen.written)
 
 
-def wanted_gpus(seen: Seen, taken: Mapping[int, Load | None]) -> dict[int, str]:
-    """Return which GPU each living process of this host has been given, by pid."""
+def wanted_gpus(seen: ClusterStatus, taken: Mapping[int, Load | None]) -> dict[int, str]:
+    """Return the GPU assigned to each living process of this host, by pid."""
     wanted = {}
     for task in seen.description.tasks if seen.description is not None else ():
         gpu = seen.description.gpu_of(task) if seen.description is not None else None
@@ -92,21 +92,21 @@ def wanted_gpus(seen: Seen, taken: Mapping[int, Load | None]) -> dict[int, str]:
     return wanted
 
 
-def run_of(task: TaskSeen, seen: Seen, told: Mapping[str, Told]) -> str | None:
-    """Return the run that a task works on: its process says so, or an in-graph run that has it as a replica.
+def run_of(task: TaskEntry, seen: ClusterStatus, progress: Mapping[str, TaskProgress]) -> str | None:
+    """Return the run that a task works on: from its busy file, or an in-graph run with it as a replica.
 
-    The body of an in-graph run is in the notebook's process, so that the tasks themselves know of no run.
+    The body of an in-graph run is in the notebook's process, so its tasks have no busy file.
     """
-    driven = (run for run in told if run not in seen.runs and task.rank in told[run])
+    driven = (run for run in progress if run not in seen.runs and task.rank in progress[run])
     return seen.busy.get(task.pid) or next(driven, None)
 
 
 def _row(
     cluster: str,
-    task: TaskSeen,
-    seen: Seen,
+    task: TaskEntry,
+    seen: ClusterStatus,
     taken: Mapping[int, Load | None],
-    told: Mapping[str, Told],
+    progress: Mapping[str, TaskProgress],
     used: Mapping[int, Usage],
     problem: str | None,
 ) -> Item:
@@ -114,10 +114,10 @@ def _row(
     dead = seen.dead.get(task.rank)
     if dead is None and here and load is None:
         dead = seen.error or "its process has ended"
-    gpu, run = used.get(task.pid), run_of(task, seen, told)
+    gpu, run = used.get(task.pid), run_of(task, seen, progress)
     note = None if here else ELSEWHERE
     if here and problem is not None and gpu is None and (task.device or "").startswith("GPU"):
-        note = f"no figures of its GPU: {problem}"
+        note = f"its GPU cannot be measured: {problem}"
     return task_item(
         cluster,
         task,
@@ -125,7 +125,7 @@ def _row(
         load=load,
         dead=dead,
         run=run,
-        told=told.get(run, {}).get(task.rank) if run is not None else None,
+        progress=progress.get(run, {}).get(task.rank) if run is not None else None,
         gpu=gpu,
         note=note,
     )
@@ -133,12 +133,12 @@ def _row(
 
 MEGABYTE = 1 << 20
 BUSY_PERCENT = 50.0
-"""What a process without a run computes that is at work all the same, on a cell of ipyparallel's say."""
+"""CPU use from which a task without a run counts as busy, for example with an ipyparallel cell."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a process takes of its host; None is not known (yet)."""
+    """The load of a process: CPU in percent, memory in bytes; None if not measured yet."""
 
     cpu: int | None = None
     memory: int | None = None
@@ -147,18 +147,18 @@ class Load:
 
 def task_item(
     cluster: str,
-    task: TaskSeen,
+    task: TaskEntry,
     host: str,
     *,
     load: Load | None,
     dead: str | None = None,
     run: str | None = None,
-    told: Mapping[str, Any] | None = None,
+    progress: Mapping[str, Any] | None = None,
     gpu: Mapping[str, Any] | None = None,
     note: str | None = None,
 ) -> Item:
-    """Return a task's row; ``load`` is None for one that cannot be looked at from here."""
-    told = told or {}
+    """Return a task's row; ``load`` is None for a task on another host."""
+    progress = progress or {}
     alive = dead is None
     return {
         "cluster": cluster,
@@ -169,24 +169,24 @@ def task_item(
         "host": host,
         "pid": task.pid,
         "device": task.device,
-        "state": state_of(alive, load, run, told.get("state")),
+        "state": task_state(alive, load, run, progress.get("state")),
         "cpu": load.cpu if alive and load is not None else None,
         "memory": load.memory if alive and load is not None else None,
         "gpu": dict(gpu) if alive and gpu is not None else None,
         "run": run,
-        "step": told.get("step"),
-        "steps_per_second": told.get("steps_per_second"),
-        "straggler": told.get("straggler"),
+        "step": progress.get("step"),
+        "steps_per_second": progress.get("steps_per_second"),
+        "straggler": progress.get("straggler"),
         "note": note if alive else dead,
     }
 
 
-def state_of(alive: bool, load: Load | None, run: str | None, told: object) -> str:
-    """Return a task's state in one word.
+def task_state(alive: bool, load: Load | None, run: str | None, progress: object) -> str:
+    """Return a task's state.
 
-    >>> state_of(True, Load(cpu=3), None, None), state_of(True, Load(cpu=99), None, None)
+    >>> task_state(True, Load(cpu=3), None, None), task_state(True, Load(cpu=99), None, None)
     ('idle', 'busy')
-    >>> state_of(True, Load(), "a_run", "paused"), state_of(True, Load(frozen=True), "a_run", "paused")
+    >>> task_state(True, Load(), "a_run", "paused"), task_state(True, Load(frozen=True), "a_run", "paused")
     ('paused', 'frozen')
     """
     if not alive:
@@ -194,14 +194,14 @@ def state_of(alive: bool, load: Load | None, run: str | None, told: object) -> s
     if load is not None and load.frozen:
         return "frozen"
     if run is not None:
-        return told if isinstance(told, str) and told else "busy"
+        return progress if isinstance(progress, str) and progress else "busy"
     return "busy" if load is not None and (load.cpu or 0) >= BUSY_PERCENT else "idle"
 
 
 def steady(before: int | None, now: float, step: float = 1.0) -> int:
-    """Return a figure in whole steps that stays as it is while it changes by less than one and a half.
+    """Return a value rounded to whole steps, with hysteresis of one and a half steps.
 
-    What changes at every look would be sent at every look. Nothing is shown as nothing.
+    Without hysteresis, noise would change (and send) the value at every poll. Zero is always shown as 0.
 
     >>> [steady(40, now) for now in (38.6, 40.9, 41.4, 42.0)], steady(1, 0.3), steady(None, 2.5 * 8, 8)
     ([40, 40, 40, 42], 0, 16)
@@ -214,13 +214,13 @@ def steady(before: int | None, now: float, step: float = 1.0) -> int:
 
 # CPU and memory use of the tasks' processes, from the operating system.
 
-WINDOW_SECONDS = 1.5  # processor time is counted in hundredths of a second: over less, one of them shows
+WINDOW_SECONDS = 1.5  # CPU time has a resolution of 10 ms: a shorter window shows single ticks
 FROZEN = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What the system says of a process: its status, processor seconds since it began, bytes of memory."""
+class ProcessUsage:
+    """The operating system's figures of a process: status, CPU seconds since its start, bytes of memory."""
 
     status: str
     used: float
@@ -229,24 +229,24 @@ class Taken:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is shown of a process, and since when its processor time is counted."""
+    """The load of a process, and the start of the current CPU window."""
 
     load: Load
     used: float
     at: float
 
 
-class Loads:
-    """Remembers processes and what they used, so that a look costs some twenty microseconds each."""
+class ProcessMonitor:
+    """Measures processes; keeps their handles, so that a poll costs some 20 microseconds per process."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[psutil.Process, Measured]] = {}
 
-    def look(self, pid: int, written: float | None) -> Load | None:
-        """Return what a process takes; None if it has ended.
+    def poll(self, pid: int, written: float | None) -> Load | None:
+        """Return the load of a process; None if it has ended.
 
-        ``written`` is when the file was that names it: a process that is younger is another one. None says
-        that the number is known to be its own.
+        ``written`` is the time of the file that names the pid: a younger process has reused the pid. None if
+        the pid is certain.
         """
         process, before = self._known.pop(pid, (None, None))
         if process is None or (written is not None and not process.is_running()):
@@ -263,11 +263,11 @@ class Loads:
         self._known = {pid: known for pid, known in self._known.items() if pid in pids}
 
 
-def measure(before: Measured | None, taken: Taken, now: float) -> Measured:
-    """Return what to show of a process: its processor time is taken over a while, the rest at once.
+def measure(before: Measured | None, taken: ProcessUsage, now: float) -> Measured:
+    """Return a process's measurement: CPU over a window of `WINDOW_SECONDS`, all else immediately.
 
-    >>> first = measure(None, Taken("running", 7.0, 3 << 20), now=100.0)
-    >>> measure(first, Taken("running", 8.0, 3 << 20), now=102.0).load
+    >>> first = measure(None, ProcessUsage("running", 7.0, 3 << 20), now=100.0)
+    >>> measure(first, ProcessUsage("running", 8.0, 3 << 20), now=102.0).load
     Load(cpu=50, memory=3145728, frozen=False)
     """
     load = Load() if before is None else before.load
@@ -280,49 +280,46 @@ def measure(before: Measured | None, taken: Taken, now: float) -> Measured:
     return Measured(Load(cpu, memory, taken.status in FROZEN), used, at)
 
 
-def read_process(process: psutil.Process) -> Taken | None:
-    """Return what a process has taken; None if it has ended, also when nobody has reaped it yet."""
+def read_process(process: psutil.Process) -> ProcessUsage | None:
+    """Return the figures of a process; None if it has ended, also for a zombie."""
     with suppress(psutil.Error, OSError):
         with process.oneshot():  # one file is read for the first two
             status, times = process.status(), process.cpu_times()
             memory = process.memory_info().rss
         if status != psutil.STATUS_ZOMBIE:
-            return Taken(status, times.user + times.system, memory)
+            return ProcessUsage(status, times.user + times.system, memory)
     return None
 
 
 # GPU use of the tasks, from NVIDIA's library (NVML, `pip install nbdist[gpu]`).
 #
-# It is loaded once, when somebody asks for the first time. A host without it has no figures, and says why.
+# It is loaded at the first use. If it is missing, a message tells why.
 
 Usage = dict[str, int | None]
 
 
 def nvml_problem() -> str | None:
-    """Return why there are no figures of GPUs on this host; None if there are.
-
-    Asks the system the first time, and remembers what it said.
-    """
+    """Return why GPUs of this host cannot be measured; None if they can. The answer is cached."""
     return _nvml()[1]
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A device: how busy it is in percent, its memory in bytes, and what each process has of that."""
+    """A device: its use in percent, its memory in bytes, and the memory of each process."""
 
     use: int | None
     total: int | None
     by_pid: Mapping[int, int | None]
 
 
-class Gpus:
-    """Tells what tasks use; figures that hardly change stay as they are from look to look."""
+class GpuMonitor:
+    """Measures the GPU use of tasks, with the hysteresis of `steady`."""
 
     def __init__(self) -> None:
         self._before: dict[int, Usage] = {}
 
-    def look(self, wanted: Mapping[int, str]) -> tuple[dict[int, Usage], str | None]:
-        """Return the usage by pid, given the GPU that each has been given; and why there is none, if so."""
+    def poll(self, wanted: Mapping[int, str]) -> tuple[dict[int, Usage], str | None]:
+        """Return (usage by pid, problem) for pids with their assigned GPUs."""
         if not wanted:
             self._before = {}
             return {}, None
@@ -331,7 +328,7 @@ class Gpus:
             return {}, problem
         try:
             devices = read_devices(nvml, set(wanted.values()))
-        except Exception as error:  # NVML's own, and whatever else its wrapper raises when a driver goes
+        except Exception as error:  # NVML's errors, and others of its wrapper when a driver fails
             return {}, f"NVML failed: {error}"
         found = {}
         for pid, name in wanted.items():
@@ -352,9 +349,9 @@ class Gpus:
 
 
 def device_of(pid: int, name: str, devices: Mapping[str, Gpu]) -> Gpu | None:
-    """Return the device that a process uses: the one it is seen on, else the one it was given.
+    """Return the device of a process: the one where NVML lists it, else the assigned one.
 
-    CUDA may number devices otherwise than NVML (the fastest first), so that what is seen comes first.
+    CUDA may number devices in another order than NVML (fastest first), so the listing takes precedence.
 
     >>> one, other = Gpu(5, 100, {}), Gpu(90, 200, {7: 50})
     >>> device_of(7, "0", {"0": one, "1": other}) is other, device_of(8, "0", {"0": one}) is one
@@ -367,7 +364,7 @@ def device_of(pid: int, name: str, devices: Mapping[str, Gpu]) -> Gpu | None:
 
 
 def read_devices(nvml: Any, names: Iterable[str]) -> dict[str, Gpu]:
-    """Return those devices by CUDA's names (numbers or UUIDs) that NVML knows."""
+    """Return the devices that NVML knows, by their CUDA names (numbers or UUIDs)."""
     found = {}
     for name in sorted(names):
         try:
@@ -386,7 +383,7 @@ def read_devices(nvml: Any, names: Iterable[str]) -> dict[str, Gpu]:
 
 
 def _or_none(nvml: Any, ask: Any, handle: Any) -> Any:
-    """Return what NVML says; None if the device has no such figure, as a part of a GPU has no use."""
+    """Return a figure from NVML; None if the device does not support it (a MIG instance has no use)."""
     try:
         return ask(handle)
     except nvml.NVMLError_NotSupported:
@@ -401,6 +398,6 @@ def _nvml() -> tuple[Any, str | None]:
         return None, 'pynvml is not installed: pip install "nbdist[gpu]"'
     try:
         pynvml.nvmlInit()
-    except Exception as error:  # there is no driver, it does not fit, or it may not be used
+    except Exception as error:  # no driver, a wrong version, or no permission
         return None, f"NVML cannot be used here: {error}"
     return pynvml, None

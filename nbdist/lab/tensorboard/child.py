@@ -1,10 +1,10 @@
-"""The process that is TensorBoard: it serves one run, or all, on a Unix socket that only its user can reach.
+"""The TensorBoard process: it serves one run, or all runs, on a Unix socket that only its user can open.
 
     python -P -m nbdist.lab.tensorboard.child        (started by `tensorboard.Boards`)
 
-TensorBoard itself asks nobody who they are, so it gets no port: neither for its page, nor for the data
-server that it would start. The first line of the input is the plan, as JSON; the input's end is the end of
-this process and of its folder: whoever started it wants no more of it, or is gone.
+TensorBoard has no authentication, so it gets no port: neither for its page nor for its data server. Stdin has
+the configuration in one line of JSON. At the end of stdin (the Jupyter server closed it or died) this process
+removes its folder and ends.
 """
 
 from __future__ import annotations
@@ -32,46 +32,48 @@ from nbdist.metrics.log import Points, logs_in, read_log, replica_of
 from nbdist.metrics.run_folder import read_run
 from nbdist.metrics.tensorboard import FOLDER, EventFiles, events_folder, make_private
 
-LOADING_SECONDS = 10.0  # for which the first answer waits for the points; they go on loading after it
+LOADING_SECONDS = 10.0  # the first answer waits so long for the points; loading continues after it
 
 
 def main() -> None:
     """Serve until the input ends."""
-    with open(0, "rb", buffering=0, closefd=False) as given:  # unbuffered: nothing of it is read ahead
+    with open(0, "rb", buffering=0, closefd=False) as given:  # unbuffered: read nothing beyond the line
         plan = json.loads(given.readline())
     threading.Thread(target=end_with_input, args=(Path(plan["folder"]),), daemon=True).start()
     serve(plan)
 
 
 def serve(plan: dict[str, Any]) -> None:
-    """Start TensorBoard on the socket that was handed over, and keep its event files up with the logs."""
+    """Run TensorBoard on an inherited socket, and keep its event files up to date with the logs."""
     run = Path(plan["run"])
-    made: EventsOfLogs | EventsOfRuns | None = None
+    events_of_logs: EventsOfLogs | EventsOfRuns | None = None
     events = None if plan["all"] else own_events(run)
     if events is None:
         events = Path(plan["folder"]) / "events"
         make_private(events)
-        made = EventsOfRuns(run, events) if plan["all"] else EventsOfLogs(run, events)
-        made.refresh()
-    # TensorBoard's own sign for "without TensorFlow", which takes seconds to import and is not needed here.
+        events_of_logs = EventsOfRuns(run, events) if plan["all"] else EventsOfLogs(run, events)
+        events_of_logs.refresh()
+    # TensorBoard's own flag for "without TensorFlow", which takes seconds to import and is not needed.
     sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
     board = import_module("tensorboard.program").TensorBoard(
-        server_class=lambda wsgi_app, flags: Door(wsgi_app, plan["door"], flags.path_prefix, events)
+        server_class=lambda wsgi_app, flags: SocketServer(
+            wsgi_app, plan["descriptor"], flags.path_prefix, events
+        )
     )
     board.configure(
         logdir=str(events), path_prefix=plan["prefix"], window_title=plan["title"],
-        load_fast="false",  # the data server listens on a port, for whoever asks
+        load_fast="false",  # the data server would listen on a port
         reload_interval=plan["look"],
     )  # fmt: skip
     board.launch()
     while True:
         time.sleep(plan["look"])
-        if made is not None:
-            made.refresh()
+        if events_of_logs is not None:
+            events_of_logs.refresh()
 
 
 def end_with_input(folder: Path) -> None:
-    """Wait for the end of the input, then remove the folder and end this process."""
+    """Wait for the end of stdin, then remove the folder and end this process."""
     while os.read(0, 4096):
         pass
     shutil.rmtree(folder, ignore_errors=True)
@@ -79,14 +81,14 @@ def end_with_input(folder: Path) -> None:
 
 
 class QuietHandler(WSGIRequestHandler):
-    """Answers requests and writes none of them down: the log is for what goes wrong."""
+    """Answers requests without logging them: the log is for errors."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
-class Door(ThreadedWSGIServer):
-    """TensorBoard's server on a socket that listens already: who connects early waits."""
+class SocketServer(ThreadedWSGIServer):
+    """TensorBoard's server on a listening socket; early connections wait in its queue."""
 
     daemon_threads = True
 
@@ -95,11 +97,11 @@ class Door(ThreadedWSGIServer):
         self._prefix, self._events = prefix, events
 
     def get_url(self) -> str:
-        """Return where the page is, for what TensorBoard logs."""
+        """Return the address for TensorBoard's log."""
         return f"unix:{self.server_address}"
 
     def serve_forever(self, poll_interval: float = 0.5) -> None:
-        """Serve, once the run's points are there to be shown: the page does not look again by itself."""
+        """Serve when the run's points are loaded: the page does not reload by itself."""
         deadline = time.monotonic() + LOADING_SECONDS
         wanted = len({path.parent for path in self._events.rglob("events.out.tfevents.*")})
         asking = Client(self.app)
@@ -116,46 +118,47 @@ class Door(ThreadedWSGIServer):
 #     run folder/metrics-0000.log   ──►   folder/worker-0/events.out.tfevents....
 #                                                worker-0/validation/events.out.tfevents....
 #
-# They are what a run started with ``--tensorboard`` writes itself, but thinned: TensorBoard shows a thousand
-# points of a curve, chosen at random, and would take a quarter of a minute to read a few hundred thousand.
+# A run with ``--tensorboard`` writes the same files in full. These are downsampled: TensorBoard shows a
+# thousand random points of a curve, and needs 15 s to read a few hundred thousand.
 
-MOST_POINTS = 1000  # of a series at one look, its first and its last among them
-MOST_RUNS, POINTS_OF_MANY = 50, 200  # where runs are compared: the newest, and of each series so many points
-ODD = (NbdistError, OSError, TypeError, ValueError, LookupError, AttributeError)  # of a run.json
-AT_ONCE = 100_000  # points: what waits to be written is bounded, and more of it at once would be given up
+MAX_POINTS = 1000  # of a series per refresh, including the first and the last
+MAX_RUNS, POINTS_OF_MANY = 50, 200  # in the comparison of all runs
+# Errors of an invalid run.json:
+INVALID_RECORD = (NbdistError, OSError, TypeError, ValueError, LookupError, AttributeError)
+BATCH_POINTS = 100_000  # the writer's queue is bounded: more points at once would be dropped
 
 
 def own_events(run_folder: Path) -> Path | None:
-    """Return the folder with a run's own event files; None if it has none (yet)."""
+    """Return the folder with a run's own event files; None if it has none."""
     folder = run_folder / FOLDER
     return folder if next(folder.rglob("events.out.tfevents.*"), None) is not None else None
 
 
 class EventsOfLogs:
-    """Event files in ``folder`` that say what a run's metrics logs say; `refresh` adds what has come since.
+    """Event files in ``folder`` with the points of a run's metrics logs; `refresh` adds new points.
 
-    A refresh looks at the length of each log, and reads what is new. A log that cannot be read is left out,
-    and said once on the standard error output.
+    A refresh compares each log's size, and reads appended bytes. A log that cannot be read is skipped, and
+    reported once on stderr.
     """
 
-    def __init__(self, run_folder: Path, folder: Path, most: int = MOST_POINTS) -> None:
+    def __init__(self, run_folder: Path, folder: Path, most: int = MAX_POINTS) -> None:
         self._run, self._folder, self._most = run_folder, folder, most
         self._tasks: dict[int, str] | None = None  # until there is a point
-        self._logs: dict[Path, _Log] = {}
+        self._logs: dict[Path, _EventLog] = {}
         self._files: dict[int, EventFiles] = {}
 
     def refresh(self) -> None:
-        """Write what the logs have got since the last time."""
+        """Write the points that were logged since the last refresh."""
         for path in logs_in(self._run):
-            log = self._logs.setdefault(path, _Log(replica_of(path)))
+            log = self._logs.setdefault(path, _EventLog(replica_of(path)))
             try:
-                self._read_on(path, log)
+                self._read_new(path, log)
             except (OSError, DataLossError) as error:
-                if not log.said:
-                    log.said = True
-                    _say(f"{path.name} is left out: {error}")
+                if not log.reported:
+                    log.reported = True
+                    _log(f"{path.name} is skipped: {error}")
 
-    def _read_on(self, path: Path, log: _Log) -> None:
+    def _read_new(self, path: Path, log: _EventLog) -> None:
         size = path.stat().st_size
         if size == log.size:
             return
@@ -164,33 +167,33 @@ class EventsOfLogs:
         log.names.update(part.names)
         log.replica = part.replica if part.replica is not None else log.replica
         if len(part.points):
-            points = thinned(part.points, self._most)
+            points = downsampled(part.points, self._most)
             names = [log.names.get(one, f"series {one}") for one in range(1 + int(points["series"].max()))]
             files = self._files_of(log.replica)
-            for start in range(0, len(points), AT_ONCE):
-                files.append(names, points[start : start + AT_ONCE])
+            for start in range(0, len(points), BATCH_POINTS):
+                files.append(names, points[start : start + BATCH_POINTS])
 
     def _files_of(self, replica: int) -> EventFiles:
         if self._tasks is None:
             self._tasks = tasks_of(self._run.name)
         if replica not in self._files:
             name = events_folder(self._run, self._tasks.get(replica, f"replica-{replica}")).name
-            # By this clock a second has passed at each look: what is appended is written at once.
-            self._files[replica] = EventFiles(self._folder / name, _say, clock=count().__next__)
+            # With this clock every call is a second later, so that appended points are written at once.
+            self._files[replica] = EventFiles(self._folder / name, _log, clock=count().__next__)
         return self._files[replica]
 
 
 class EventsOfRuns:
-    """The same for the newest runs in a folder of run folders, each in a folder of its id, to be compared."""
+    """Event files of the newest runs, each in a folder named by its id, for comparison."""
 
     def __init__(self, runs_folder: Path, folder: Path) -> None:
         self._runs_folder, self._folder = runs_folder, folder
         self._runs: dict[str, EventsOfLogs] = {}
 
     def refresh(self) -> None:
-        """Write what their logs have got since the last time, those of runs that are new among them."""
+        """Write new points of these runs, and add new runs."""
         ids = sorted((folder.name for folder in self._runs_folder.iterdir() if folder.is_dir()), reverse=True)
-        for id in ids[:MOST_RUNS]:  # they begin with the time
+        for id in ids[:MAX_RUNS]:  # ids begin with the time
             if id not in self._runs:
                 folder = self._runs_folder / id, self._folder / id
                 self._runs[id] = EventsOfLogs(*folder, most=POINTS_OF_MANY)
@@ -198,20 +201,20 @@ class EventsOfRuns:
 
 
 @dataclass
-class _Log:
+class _EventLog:
     replica: int
     offset: int = 0
     size: int = -1
     names: dict[int, str] = field(default_factory=dict)
-    said: bool = False
+    reported: bool = False
 
 
-def thinned(points: Points, most: int) -> Points:
-    """Return points with at most so many of each series, evenly chosen, in their order.
+def downsampled(points: Points, most: int) -> Points:
+    """Return at most ``most`` points of each series, evenly spaced, in their order.
 
-    Extremes are not preferred, as they are in our own charts: TensorBoard smooths what it has got.
+    Unlike nbdist's charts, it does not prefer extremes: TensorBoard smooths the curve.
 
-    >>> len(thinned(np.zeros(5000, [("series", "u2"), ("value", "f8")]), 1000))
+    >>> len(downsampled(np.zeros(5000, [("series", "u2"), ("value", "f8")]), 1000))
     1000
     """
     if len(points) <= most:
@@ -224,16 +227,16 @@ def thinned(points: Points, most: int) -> Points:
 
 
 def tasks_of(run_id: str) -> dict[int, str]:
-    """Return the name of each replica's task, of those that the run's file names."""
+    """Return the task names of a run's replicas, as far as its run.json has them."""
     try:
         return tasks_by_replica(read_run(run_id).cluster)
-    except ODD as error:  # its points can be shown without the settings
-        _say(f"the replicas of run {run_id} have numbers for names: {error}")
+    except INVALID_RECORD as error:  # points can be shown without names
+        _log(f"the replicas of run {run_id} are named by numbers: {error}")
         return {}
 
 
 def tasks_by_replica(cluster: Mapping[str, Any]) -> dict[int, str]:
-    """Return the name of each replica's task from what ``run.json`` says of the cluster.
+    """Return the name of each replica's task from the cluster in ``run.json``.
 
     >>> tasks_by_replica({"workers": [2], "members": [{"rank": 2, "job": "worker", "index": 0}]})
     {0: '/job:worker/task:0'}
@@ -243,7 +246,7 @@ def tasks_by_replica(cluster: Mapping[str, Any]) -> dict[int, str]:
     return {replica: names[rank] for replica, rank in enumerate(workers) if rank in names}
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

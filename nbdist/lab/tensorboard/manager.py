@@ -1,6 +1,12 @@
-"""TensorBoard for a run, started when somebody asks for it and ended when nobody does.
+"""TensorBoard processes for runs, started at the first request and ended after an idle time.
 
-page ──► Jupyter server (who is logged in) ──► tensorboardproxy ──► Boards ──► Board ═ socket ═► its process
+    page ──► Jupyter server (authentication) ──► proxy ──► Boards ──► Board ═ Unix socket ═► child process
+
+TensorBoard has no authentication, and any local user can connect to a port. So the child listens on a Unix
+socket in a folder with mode 0700, which the server creates, binds and passes on: requests sent before the
+child has imported TensorBoard wait in the socket's queue, and nobody polls for readiness. The child's stdin
+is a pipe from the server: whatever way the server ends, the child sees the end of file, removes its folder
+and ends.
 """
 
 from __future__ import annotations
@@ -38,84 +44,85 @@ from nbdist.metrics.log import logs_in
 from nbdist.metrics.run_folder import run_folder, runs_folder
 
 PATH = "nbdist/tensorboard"
-ALL = "all"  # in the place of a run's id: all runs, to be compared
-MOST = 4  # boards at a time: each is a process of about 100 MB
+ALL = "all"  # instead of a run's id: a comparison of all runs
+MAX_BOARDS = 4  # each is a process of about 100 MB
 IDLE_SECONDS = 600.0
 START_SECONDS = 60.0
 
 
 def problem() -> str | None:
-    """Return why no run can be opened in TensorBoard here, or None."""
+    """Return why TensorBoard is not available here, or None."""
     if sys.platform == "win32" or not hasattr(socket, "AF_UNIX"):
-        return "TensorBoard is reached through a Unix socket, and this system has none"
+        return "TensorBoard needs a Unix socket, which this system does not support"
     if find_spec("tensorboard") is None:
         return 'TensorBoard is not installed: pip install "nbdist[tensorboard]"'
     return None
 
 
 class Boards:
-    """The boards of one Jupyter server; all methods are called on its event loop.
+    """The TensorBoard processes of one Jupyter server; call all methods on its event loop.
 
-    ``base_url`` is the server's. At most ``most`` boards are there at a time: the one unused longest makes
-    room. One that nobody has asked for ``idle_seconds`` ends; who asks again starts it again.
+    ``base_url`` is the server's. Of more than ``most`` boards, the least recently used ends. A board ends
+    after ``idle_seconds`` without a request, and starts again at the next one.
     """
 
     def __init__(
         self,
         base_url: str = "/",
         *,
-        most: int = MOST,
+        most: int = MAX_BOARDS,
         idle_seconds: float = IDLE_SECONDS,
         start_seconds: float = START_SECONDS,
     ) -> None:
         self._base = "/" + "".join(f"{part}/" for part in base_url.split("/") if part)
         self._most, self._idle, self._start = most, idle_seconds, start_seconds
         self._boards: dict[str, Board] = {}
-        self._there: set[Board] = set()  # also those that are ending
+        self._all: set[Board] = set()  # including those that are ending
         self._worker = Worker("nbdist-tensorboard")
-        self._swept = False
+        self._cleaned = False
 
     async def open(self, run_id: str) -> str:
-        """Return where a run's page is, as a path below the server's ``base_url``, once it answers.
+        """Return the path of a run's page below the server's ``base_url``, when it answers.
 
         The page of "all" compares the newest runs.
-        Raises `InvalidArgumentError` or `NotFoundError` for what is no run, `FailedPreconditionError` with
-        what `problem` says, and `UnavailableError` with the end of its output if TensorBoard does not start.
+        Raises `InvalidArgumentError` or `NotFoundError` for an unknown run, `FailedPreconditionError` with
+        the `problem`, and `UnavailableError` with the end of its output if TensorBoard does not start.
         """
         await self._board(run_id)
         return f"{PATH}/{run_id}/"
 
-    async def ask(self, run_id: str, request: HTTPRequest) -> HTTPResponse:
-        """Return what a run's board answers; it is started if it is not there.
+    async def fetch(self, run_id: str, request: HTTPRequest) -> HTTPResponse:
+        """Return the answer of a run's board, which is started if necessary.
 
-        Raises what `open` does, and `UnavailableError` if there is no whole answer.
+        Raises what `open` does, and `UnavailableError` if the answer is incomplete.
         """
         board = await self._board(run_id)
         try:
-            return await board.ask(request)
+            return await board.fetch(request)
         except UnavailableError:
             await asyncio.wait([board.life], timeout=1.0)
             if board.lives:
                 raise
-        return await (await self._board(run_id)).ask(request)  # it had died, and nobody had noticed
+        board = await self._board(run_id)  # its process had died: retry once with a new one
+        return await board.fetch(request)
 
     async def close(self) -> None:
-        """End all boards; nothing of them is left."""
-        for board in self._there:
+        """End all boards, and remove their folders."""
+        for board in self._all:
             board.end()
-        await asyncio.gather(*(board.life for board in self._there), return_exceptions=True)
+        await asyncio.gather(*(board.life for board in self._all), return_exceptions=True)
         self._worker.close()
 
     async def _board(self, run_id: str) -> Board:
         board = self._boards.get(run_id)
         if board is None or not board.lives:
-            run = await self._worker.run(existing, run_id)
+            run = await self._worker.run(find_folder, run_id)
             if (found := problem()) is not None:
                 raise FailedPreconditionError(found)
-            if not self._swept:
-                self._swept = True
-                await self._worker.run(sweep)
-            board = self._boards.get(run_id)  # somebody else may have asked for it meanwhile
+            if not self._cleaned:
+                self._cleaned = True
+                await self._worker.run(remove_stale_folders)
+            board = self._boards.get(run_id)  # another request may have started it
         if board is None or not board.lives:
             board = self._boards[run_id] = Board(
                 run,
@@ -125,7 +132,7 @@ class Boards:
                 idle=self._idle,
                 start=self._start,
             )
-            self._there.add(board)
+            self._all.add(board)
             board.life.add_done_callback(lambda _: self._forget(run_id, board))
             self._make_room()
         await asyncio.shield(board.ready)
@@ -137,13 +144,13 @@ class Boards:
             board.end()
 
     def _forget(self, run_id: str, board: Board) -> None:
-        self._there.discard(board)
+        self._all.discard(board)
         if self._boards.get(run_id) is board:
             del self._boards[run_id]
 
 
-def existing(run_id: str) -> Path:
-    """Return the folder of a run that is there, or of all; raises InvalidArgumentError or NotFoundError."""
+def find_folder(run_id: str) -> Path:
+    """Return the folder of a run, or of all runs; raises InvalidArgumentError or NotFoundError."""
     if run_id == ALL:
         return runs_folder()
     folder = run_folder(run_id)
@@ -154,29 +161,28 @@ def existing(run_id: str) -> Path:
 
 # One TensorBoard process, from its start to the removal of its folder.
 #
-# The folder stands where temporary files do, with mode 0700: the process's socket, its log and, for a run
-# that has none, its event files. It is not in nbdist's home, which other hosts may share and whose path may
-# be longer than a socket's can be.
+# Its folder is a temporary one with mode 0700: the socket, the log and, for a run without event files, those.
+# It is not in NBDIST_HOME, which hosts may share, and which may be too long for a socket's path (108 bytes).
 
-NAME = "nbdist-board-"  # what the folders' names begin with
+NAME = "nbdist-board-"  # the prefix of folders
 SOCKET, LOG = "socket", "log"
-LOOK_SECONDS = 5.0  # between two looks at the logs, and of TensorBoard at its files
-END_SECONDS = 5.0  # in which a process is to end by itself
+REFRESH_SECONDS = 5.0  # between two refreshes, of the event files and of TensorBoard
+END_SECONDS = 5.0  # then the process is killed
 REQUEST_SECONDS = 60.0
 LARGEST_ANSWER = 64 << 20  # bytes
-SETTLED_SECONDS = 60.0  # from when on a folder without a process is one that was left behind
-TAIL = 1500  # characters of the log that tell why it did not start
-SECRETS = ("JUPYTER_TOKEN", "JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")  # that it has no use for
+SETTLED_SECONDS = 60.0  # an older folder without a process is stale
+TAIL = 1500  # characters of the log in the error about a failed start
+# Environment variables that are not passed on:
+SECRETS = ("JUPYTER_TOKEN", "JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
 log = logging.getLogger(__name__)
 
 
 class Board:
     """TensorBoard for a run's folder, or a folder of runs, at the path ``prefix`` of the server.
 
-    It is made on an event loop.
-
-    ``ready`` is done when it answers, or raises why it does not. It ends when nobody has asked for ``idle``
-    seconds, or when told to; process and folder are gone then.
+    Construct it on an event loop. ``ready`` is done when it answers, or has the exception of a failed start.
+    It ends after ``idle`` seconds without a request, or by `end`; ``life`` is done when its process has ended
+    and its folder is removed.
     """
 
     def __init__(
@@ -188,40 +194,40 @@ class Board:
             "all": all,
             "prefix": unquote(prefix),
             "title": "nbdist" if all else run.name,
-            "look": LOOK_SECONDS,
+            "look": REFRESH_SECONDS,
         }
         self._idle, self._start = idle, start
         self._client: SimpleAsyncHTTPClient | None = None
-        self._asking = 0
+        self._requests = 0
         self.used = time.monotonic()
-        self.lives = True  # it answers, or will when it is ready
+        self.lives = True  # starting or running
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.life = asyncio.create_task(self._live())  # done when nothing of it is left
-        self.life.add_done_callback(self._tell)
+        self.life = asyncio.create_task(self._live())  # done after the clean-up
+        self.life.add_done_callback(self._resolve)
 
-    async def ask(self, request: HTTPRequest) -> HTTPResponse:
-        """Return the answer, whatever its status, to a request for any host.
+    async def fetch(self, request: HTTPRequest) -> HTTPResponse:
+        """Return the answer, whatever its status; the host in the request does not matter.
 
-        Raises `UnavailableError` if the process hangs up or the answer is too large, and
-        `DeadlineExceededError` if none comes in time.
+        Raises `UnavailableError` if the connection breaks or the answer is too large, and
+        `DeadlineExceededError` after `REQUEST_SECONDS`.
         """
         if self._client is None:
             raise UnavailableError("TensorBoard has ended")
-        self._asking += 1
+        self._requests += 1
         try:
             return await self._client.fetch(request, raise_error=False)
         except HTTPTimeoutError:
             raise DeadlineExceededError(f"TensorBoard has not answered for {REQUEST_SECONDS:g} s") from None
         except (HTTPClientError, OSError) as error:
             raise UnavailableError(
-                f"TensorBoard gave no whole answer of at most {LARGEST_ANSWER >> 20} MB: {error}"
+                f"TensorBoard's answer is incomplete, or larger than {LARGEST_ANSWER >> 20} MB: {error}"
             ) from error
         finally:
-            self._asking -= 1
+            self._requests -= 1
             self.used = time.monotonic()
 
     def end(self) -> None:
-        """Have it end; `life` says when it has."""
+        """Begin to end it; `life` is done when it has ended."""
         if self.lives:
             self.lives = False
             self.life.cancel()
@@ -236,32 +242,33 @@ class Board:
                 self.lives, self._client = False, None
 
     async def _wait_for_answer(self, folder: Path, process: Process) -> None:
-        """Wait for the page; the socket listens from the beginning, so one request is enough."""
+        """Wait for the page with one request: the socket already listens."""
         page = HTTPRequest(f"http://board{self._prefix}/", "HEAD", request_timeout=self._start)
-        asked = asyncio.create_task(self.ask(page))
+        answered = asyncio.create_task(self.fetch(page))
         ended = asyncio.create_task(process.wait())
         try:
-            await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
-            if asked.done() and asked.exception() is None and asked.result().code == 200:
+            await asyncio.wait([answered, ended], return_when=asyncio.FIRST_COMPLETED)
+            if answered.done() and answered.exception() is None and answered.result().code == 200:
                 return
-            await asyncio.wait([ended], timeout=1.0)  # it hung up, and may have ended: that tells more
+            # The connection broke: if the process ends, its exit code tells more.
+            await asyncio.wait([ended], timeout=1.0)
         finally:
-            for task in (asked, ended):
+            for task in (answered, ended):
                 task.cancel()
-            await asyncio.gather(asked, ended, return_exceptions=True)
+            await asyncio.gather(answered, ended, return_exceptions=True)
         code = process.returncode
         how = f"does not answer after {self._start:g} s" if code is None else f"has ended with code {code}"
-        said = await self._worker.run(tail, folder / LOG)
-        raise UnavailableError(f"TensorBoard {how}: {said or 'it said nothing'}")
+        output = await self._worker.run(tail, folder / LOG)
+        raise UnavailableError(f"TensorBoard {how}: {output or 'it printed nothing'}")
 
     async def _wait_until_unused(self, process: Process) -> None:
-        while (left := self.used + self._idle - time.monotonic()) > 0 or self._asking:
+        while (left := self.used + self._idle - time.monotonic()) > 0 or self._requests:
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), max(left, 1.0))
                 return
 
-    def _tell(self, life: asyncio.Task[None]) -> None:
-        """Tell those who wait for it why it will not be ready."""
+    def _resolve(self, life: asyncio.Task[None]) -> None:
+        """Give those that await `ready` the reason why it will not be."""
         self.lives = False
         error = None if life.cancelled() else life.exception()
         if not self.ready.done():
@@ -270,7 +277,7 @@ class Board:
             elif not isinstance(error, NbdistError):
                 error = UnavailableError(f"TensorBoard cannot be started: {error}")
             self.ready.set_exception(error)
-            self.ready.exception()  # nobody may wait any more
+            self.ready.exception()  # mark it as retrieved: possibly no request awaits it
         elif error is not None:
             log.error("nbdist: TensorBoard of %s", self._run.name, exc_info=error)
 
@@ -279,12 +286,12 @@ class Board:
 async def running(
     plan: dict[str, Any], worker: Worker
 ) -> AsyncIterator[tuple[Path, Process, SimpleAsyncHTTPClient]]:
-    """Start a process that does the plan; gives its folder, it, and what asks it. All are gone afterwards."""
-    folder, door = await worker.run(make_folder)
+    """Start a process; yield (folder, process, HTTP client), and remove all three afterwards."""
+    folder, listener = await worker.run(make_folder)
     try:
-        with door:  # the process has its own: when it ends, nothing listens any more
-            process = await start(plan | {"folder": str(folder)}, door, folder / LOG)
-        resolver = AtSocket(path=str(folder / SOCKET))
+        with listener:  # the child has its own copy: when it ends, connections are refused
+            process = await start(plan | {"folder": str(folder)}, listener, folder / LOG)
+        resolver = UnixSocketResolver(path=str(folder / SOCKET))
         client = SimpleAsyncHTTPClient(True, resolver=resolver, max_body_size=LARGEST_ANSWER)
         try:
             yield folder, process, client
@@ -295,23 +302,23 @@ async def running(
         await worker.run(shutil.rmtree, folder, True)
 
 
-async def start(plan: dict[str, Any], door: socket.socket, log: Path) -> Process:
-    """Start the process on a socket that listens, and tell it what to serve."""
+async def start(plan: dict[str, Any], listener: socket.socket, log: Path) -> Process:
+    """Start the process on a listening socket, and send it its configuration."""
     environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
-    with open(log, "wb", opener=lambda path, flags: os.open(path, flags | os.O_EXCL, 0o600)) as said:
+    with open(log, "wb", opener=lambda path, flags: os.open(path, flags | os.O_EXCL, 0o600)) as output:
         process = await asyncio.create_subprocess_exec(
-            # -P: a file in the server's folder that is called tensorboard.py is not what is meant.
+            # -P: do not import a tensorboard.py from the server's working directory.
             sys.executable, "-P", "-m", "nbdist.lab.tensorboard.child",
-            stdin=PIPE, stdout=said, stderr=STDOUT, pass_fds=[door.fileno()], start_new_session=True,
+            stdin=PIPE, stdout=output, stderr=STDOUT, pass_fds=[listener.fileno()], start_new_session=True,
             env=environment | {"OPENBLAS_NUM_THREADS": "1"},
         )  # fmt: skip
     assert process.stdin is not None
-    process.stdin.write(json.dumps(plan | {"door": door.fileno()}).encode() + b"\n")
+    process.stdin.write(json.dumps(plan | {"descriptor": listener.fileno()}).encode() + b"\n")
     return process
 
 
 async def end(process: Process) -> None:
-    """Have a process end by the end of its input, and kill it if it takes too long."""
+    """End a process by closing its stdin; kill it if that takes too long."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -322,30 +329,30 @@ async def end(process: Process) -> None:
 
 
 def make_folder() -> tuple[Path, socket.socket]:
-    """Make a folder that only this user can enter, and a socket in it that listens."""
-    folder, door = Path(mkdtemp(prefix=NAME)), socket.socket(socket.AF_UNIX)
+    """Create a private folder, and a listening socket in it."""
+    folder, listener = Path(mkdtemp(prefix=NAME)), socket.socket(socket.AF_UNIX)
     try:
-        door.bind(str(folder / SOCKET))
-        door.listen()
+        listener.bind(str(folder / SOCKET))
+        listener.listen()
     except OSError:
-        door.close()
+        listener.close()
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return folder, door
+    return folder, listener
 
 
-def sweep() -> None:
-    """Remove the folders of boards that were killed together with their server."""
+def remove_stale_folders() -> None:
+    """Remove the folders of processes that were killed together with their server."""
     for folder in Path(gettempdir()).glob(f"{NAME}*"):
         with suppress(OSError):
             status = folder.lstat()
             settled = time.time() - status.st_mtime > SETTLED_SECONDS
-            if status.st_uid == os.geteuid() and settled and not answers(folder / SOCKET):
+            if status.st_uid == os.geteuid() and settled and not is_listening(folder / SOCKET):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def answers(path: Path) -> bool:
-    """Return whether somebody listens on a Unix socket."""
+def is_listening(path: Path) -> bool:
+    """Return whether a process listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX) as asking:
         try:
             asking.connect(str(path))
@@ -355,12 +362,12 @@ def answers(path: Path) -> bool:
 
 
 def tail(path: Path) -> str:
-    """Return the end of what a process has said."""
+    """Return the end of a process's log."""
     return path.read_text(errors="replace").strip()[-TAIL:]
 
 
-class AtSocket(Resolver):
-    """Finds every host at one Unix socket."""
+class UnixSocketResolver(Resolver):
+    """Resolves every host to one Unix socket."""
 
     def initialize(self, path: str) -> None:
         """Take the socket's path."""
