@@ -113,7 +113,7 @@ def look_drawn(lab: Lab, name: str) -> None:
         expect(output).to_contain_text("<b>output</b> of 0")
         expect(output).to_contain_text("worker 1")
     expect(lab.output(3)).to_contain_text("lost <i>it</i>")
-    assert page.locator(".nbd-told i, .nbd-told b").count() == 0
+    assert page.locator(".nbd-details i, .nbd-details b").count() == 0
     lab.screenshot("frozen-drawn")
 
 

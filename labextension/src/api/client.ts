@@ -100,8 +100,8 @@ export class Client {
     return this.request('GET', `sweeps/${encodeURIComponent(id)}/data`);
   }
 
-  controlSweep(id: string, wish: 'stop' | 'pause' | 'resume'): Promise<void> {
-    return this.request('POST', `sweeps/${encodeURIComponent(id)}/${wish}`, {});
+  controlSweep(id: string, command: 'stop' | 'pause' | 'resume'): Promise<void> {
+    return this.request('POST', `sweeps/${encodeURIComponent(id)}/${command}`, {});
   }
 
   /** Where a file of a run's folder is downloaded from. */

@@ -141,13 +141,13 @@ function pickTask(cluster: Cluster, tasks: readonly Task[], { nbdist: { trans } 
   return pickItem(tasks, task => `${shortTaskName(task.name)} (${task.state})`, texts, trans);
 }
 
-function pickCluster(clusters: readonly Cluster[], wish: string, { nbdist: { trans } }: CommandContext): Promise<Cluster | null> {
-  const able = clusters.filter(cluster => cluster.can[wish]);
+function pickCluster(clusters: readonly Cluster[], command: string, { nbdist: { trans } }: CommandContext): Promise<Cluster | null> {
+  const able = clusters.filter(cluster => cluster.can[command]);
   const nameOf = (cluster: Cluster): string =>
     cluster.engines === null
       ? cluster.title
       : trans._n('%2, %1 engine', '%2, %1 engines', cluster.engines, cluster.title);
-  const why = clusters.find(cluster => cluster.why[wish])?.why[wish];
+  const why = clusters.find(cluster => cluster.why[command])?.why[command];
   const none = why ? trans.__('No cluster can do this now: %1.', why) : trans.__('There is no cluster.');
   return pickItem(able, nameOf, { title: trans.__('Choose a cluster'), label: trans.__('Cluster'), none }, trans);
 }

@@ -41,8 +41,8 @@ export const commands: JupyterFrontEndPlugin<void> = {
     for (const command of RUN_CONTROLS) {
       palette?.addItem({ command: 'nbdist:control-run', category: 'nbdist', args: { command } });
     }
-    for (const wish of SWEEP_CONTROLS) {
-      palette?.addItem({ command: 'nbdist:sweep-wish', category: 'nbdist', args: { wish } });
+    for (const command of SWEEP_CONTROLS) {
+      palette?.addItem({ command: 'nbdist:sweep-command', category: 'nbdist', args: { command } });
     }
   }
 };

@@ -23,7 +23,7 @@ export class CollapsibleSection {
     this.body.replaceChildren(...(empty ? [] : parts(matter)));
   }
 
-  private readonly body = make('div', { class: 'nbd-told' });
+  private readonly body = make('div', { class: 'nbd-details' });
   private key = '\0'; // no JSON is that
 }
 

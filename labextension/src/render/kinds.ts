@@ -15,7 +15,7 @@ export const RUN: BundleKind<RunBundle> = {
   attaches: trans => trans.__('opens the run in a kernel.'),
   below: (texts, { leftOut }, trans) => {
     const parts = leftOut ? [make('p', {}, curvesLeftOut(leftOut, trans)), ...texts] : texts;
-    return parts.length ? [make('div', { class: 'nbd-told' }, ...parts)] : [];
+    return parts.length ? [make('div', { class: 'nbd-details' }, ...parts)] : [];
   }
 };
 
@@ -39,7 +39,7 @@ export const SWEEP: BundleKind<SweepBundle> = {
       folded.open = snapshot.status.state === 'failed';
       parts.push(folded);
     }
-    return parts.length ? [make('div', { class: 'nbd-told' }, ...parts)] : [];
+    return parts.length ? [make('div', { class: 'nbd-details' }, ...parts)] : [];
   }
 };
 

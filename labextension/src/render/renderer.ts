@@ -190,7 +190,7 @@ function copy(element: Element, room: { left: number }): HTMLElement[] {
 /** A table may be wider than a narrow notebook. */
 function scrolled(table: HTMLTableElement): HTMLElement {
   const around = document.createElement('div');
-  around.className = 'nbd-told-table';
+  around.className = 'nbd-details-table';
   around.append(table);
   return around;
 }

@@ -93,9 +93,9 @@ function curveOf(value: unknown, names: Map<string, number>): CurveSegment[] {
 function pointsOf(curve: Json): { steps: number[]; values: number[] } {
   const steps: number[] = [];
   const values: number[] = [];
-  const told = tokens(curve['values']);
+  const parts = tokens(curve['values']);
   tokens(curve['steps']).forEach((one, i) => {
-    const [step, value] = [Number(one), told[i]];
+    const [step, value] = [Number(one), parts[i]];
     if (value !== undefined && Number.isFinite(step) && step > (steps.at(-1) ?? -Infinity)) {
       steps.push(step);
       values.push(parseNumber(value));

@@ -94,14 +94,14 @@ function curveOf(number: number, value: unknown, known: Set<number>): [string, [
     return [];
   }
   const [first, second] = typeof value === 'string' ? unpacked(value) : list(value, 2);
-  const told = list(second, MOST_POINTS);
+  const listed = list(second, MOST_POINTS);
   const steps: number[] = [];
   const values: unknown[] = [];
   list(first, MOST_POINTS).forEach((one, i) => {
     const step = finite(one);
-    if (step !== null && i < told.length && step > (steps.at(-1) ?? -Infinity)) {
+    if (step !== null && i < listed.length && step > (steps.at(-1) ?? -Infinity)) {
       steps.push(step);
-      values.push(told[i]);
+      values.push(listed[i]);
     }
   });
   return steps.length ? [[String(number), [steps, values]]] : [];
@@ -202,8 +202,8 @@ export function parseTrials(value: unknown): Trials {
     }
   });
   const column = <Item>(name: string, read: (value: unknown) => Item): Item[] => {
-    const told = list(trials[name], MOST_TRIALS);
-    return rows.map(row => read(told[row]));
+    const column = list(trials[name], MOST_TRIALS);
+    return rows.map(row => read(column[row]));
   };
   return {
     number: [...known],

@@ -83,16 +83,16 @@ export function runControls(run: Run, trans: TranslationBundle): Action[] {
 /** What can be done with a sweep; what its cluster has no part in is left out. */
 export function sweepActions(sweep: Sweep, trans: TranslationBundle): Action[] {
   const id = sweep.id;
-  const wish = (name: 'pause' | 'resume' | 'stop', label: string): Action =>
-    action(name, name, label, 'nbdist:sweep-wish', { id, wish: name }, reason(sweep, name, trans));
+  const sweepAction = (name: 'pause' | 'resume' | 'stop', label: string): Action =>
+    action(name, name, label, 'nbdist:sweep-command', { id, command: name }, reason(sweep, name, trans));
   const actions = [];
   if (sweep.state === 'paused') {
-    actions.push(wish('resume', trans.__('Resume the sweep')));
+    actions.push(sweepAction('resume', trans.__('Resume the sweep')));
   } else if (sweep.state === 'running') {
-    actions.push(wish('pause', trans.__('Pause the sweep')));
+    actions.push(sweepAction('pause', trans.__('Pause the sweep')));
   }
   if (sweep.state === 'paused' || sweep.state === 'running') {
-    actions.push(wish('stop', trans.__('Stop the sweep')));
+    actions.push(sweepAction('stop', trans.__('Stop the sweep')));
   }
   return [...actions, attach(sweep.attach, trans)];
 }

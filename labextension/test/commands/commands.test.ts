@@ -44,7 +44,7 @@ class FakeClient {
   stopRun = (...args: unknown[]): Promise<void> => this.note('stop run', ...args);
   controlRun = (...args: unknown[]): Promise<void> => this.note('control', ...args);
   setLearningRate = (...args: unknown[]): Promise<void> => this.note('rate', ...args);
-  controlSweep = (...args: unknown[]): Promise<void> => this.note('wish', ...args);
+  controlSweep = (...args: unknown[]): Promise<void> => this.note('command', ...args);
   openTensorBoard = (...args: unknown[]): Promise<string> => this.note('board', ...args).then(() => '/board/');
 
   private note(...what: unknown[]): Promise<void> {
@@ -172,8 +172,8 @@ describe('runs and sweeps', () => {
     await quietly('nbdist:stop-run', { id: 'r1' });
     expect(client.asked).toEqual([]); // a stopped run cannot continue
     await quietly('nbdist:stop-run', { id: 'r1' });
-    await quietly('nbdist:sweep-wish', { id: 's1', wish: 'resume' });
-    expect(client.asked).toEqual([['stop run', 'r1'], ['wish', 's1', 'resume']]);
+    await quietly('nbdist:sweep-command', { id: 's1', command: 'resume' });
+    expect(client.asked).toEqual([['stop run', 'r1'], ['command', 's1', 'resume']]);
   });
 
   it('pause, resume and get another learning rate', async () => {
@@ -196,16 +196,16 @@ describe('runs and sweeps', () => {
     expect(user.shown[0]!.items).toEqual(['r2 (running)']);
     expect(client.asked).toEqual([['stop run', 'r2']]);
     begin({ sweeps: [sweep('s1', { resume: true }), sweep('s2', {})] });
-    await quietly('nbdist:sweep-wish', { wish: 'resume' });
-    expect(client.asked).toEqual([['wish', 's1', 'resume']]);
+    await quietly('nbdist:sweep-command', { command: 'resume' });
+    expect(client.asked).toEqual([['command', 's1', 'resume']]);
   });
 
   it('of a sweep asks before it stops it', async () => {
     begin({ sweeps: [sweep('s1', { stop: true })] });
     user.answers = ['Cancel', 'Stop'];
-    await quietly('nbdist:sweep-wish', { id: 's1', wish: 'stop' });
-    await quietly('nbdist:sweep-wish', { id: 's1', wish: 'stop' });
-    expect(client.asked).toEqual([['wish', 's1', 'stop']]);
+    await quietly('nbdist:sweep-command', { id: 's1', command: 'stop' });
+    await quietly('nbdist:sweep-command', { id: 's1', command: 'stop' });
+    expect(client.asked).toEqual([['command', 's1', 'stop']]);
   });
 
   it('name a run, tag it and delete it once that is confirmed', async () => {
@@ -240,11 +240,11 @@ describe('runs and sweeps', () => {
   });
 
   it('knows three commands', () => {
-    expect(commands.isEnabled('nbdist:sweep-wish', { wish: 'pause' })).toBe(true);
-    expect(commands.isEnabled('nbdist:sweep-wish', { wish: 'explode' })).toBe(false);
-    expect(commands.isVisible('nbdist:sweep-wish', { wish: 'pause' })).toBe(false);
+    expect(commands.isEnabled('nbdist:sweep-command', { command: 'pause' })).toBe(true);
+    expect(commands.isEnabled('nbdist:sweep-command', { command: 'explode' })).toBe(false);
+    expect(commands.isVisible('nbdist:sweep-command', { command: 'pause' })).toBe(false);
     begin({ sweeps: [sweep('s1', { pause: true })] });
-    expect(commands.isVisible('nbdist:sweep-wish', { wish: 'pause' })).toBe(true);
+    expect(commands.isVisible('nbdist:sweep-command', { command: 'pause' })).toBe(true);
   });
 
   it('shows a folder where Jupyter has it, else the run', async () => {

@@ -89,13 +89,13 @@ describe('the grid', () => {
     }
   });
 
-  it('has nothing to wish, where nobody hears wishes', async () => {
+  it('has no buttons for commands without a driving process', async () => {
     const { element, redraw, close } = await SWEEP.draw(readSweep(data));
     document.body.replaceChildren(element);
     redraw();
     const buttons = [...element.querySelectorAll('button')].map(button => button.textContent);
-    for (const wish of ['Pause', 'Stop sweep', 'Add trials', 'Edit the space', 'Stop', 'Retry', 'Clone…', 'Insert parameters as cell', 'Refresh']) {
-      expect(buttons).not.toContain(wish);
+    for (const button of ['Pause', 'Stop sweep', 'Add trials', 'Edit the space', 'Stop', 'Retry', 'Clone…', 'Insert parameters as cell', 'Refresh']) {
+      expect(buttons).not.toContain(button);
     }
     expect(buttons).toContain('Next');
     close();
