@@ -17,7 +17,7 @@ from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.sharing import one_order
 from nbdist.errors import DataLossError, TaskDiedError, UnavailableError
 from nbdist.optim import Optimizer
-from nbdist.runtime.groups import World, called
+from nbdist.runtime.groups import World, described
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.runtime.tables import RowGradient, Tables, no_rows
 from nbdist.train.context import current
@@ -70,7 +70,7 @@ class AllReduceStrategy(Strategy):
         if self.replica_index == 0 and lost:
             current().progress.lost += [info.rank for info in lost]
             left = "1 replica" if self.world.size == 1 else f"{self.world.size} replicas"
-            print(f"{called(lost)} lost: training continues on {left} with larger shares")
+            print(f"{described(lost)} lost: training continues on {left} with larger shares")
 
 
 class AllReduceReplica(Replica):

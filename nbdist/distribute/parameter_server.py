@@ -24,7 +24,7 @@ from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import Link, ShardRequest, Stopped, open_link
 from nbdist.runtime.ps.mailbox import SLOTS
-from nbdist.runtime.ps.shard import Tally
+from nbdist.runtime.ps.shard import GradientStatistics
 from nbdist.runtime.ps.sync import APPLIED, DROPPED, Rules
 from nbdist.runtime.ps.trace import gradient_of, parameters_for
 from nbdist.runtime.tables import RowGradient
@@ -195,7 +195,7 @@ class ServedReplica(Replica):
         self._pending: dict[int, list[Link]] = {}
         self.dropped = 0
         """How many of this replica's gradients were dropped so far, by one server at least."""
-        self.tallies: list[Tally] = []
+        self.statistics: list[GradientStatistics] = []
         """What each server did with the gradients of all replicas; available after ``finish``."""
         for link in links:  # a failure before the first step must not leave zeros in the model
             link.pull()
@@ -315,17 +315,17 @@ class ServedReplica(Replica):
             self._links
         ):  # to all before the first leave(): another replica may wait for this one at any of them
             link.say_farewell()
-        self.tallies = [Tally.from_wire(link.leave()["tally"]) for link in self._links]
+        self.statistics = [GradientStatistics.from_wire(link.leave()["statistics"]) for link in self._links]
         # Gradients collected for a step that was never completed count as dropped only now.
-        self.dropped = max(self.dropped, *(tally.dropped[self._number] for tally in self.tallies))
+        self.dropped = max(self.dropped, *(one.dropped[self._number] for one in self.statistics))
         self.global_step = self._links[0].global_step
 
     @property
     def outcome(self) -> str:
         """How many gradients were applied and dropped, in words; empty before ``finish``."""
-        if len(self.tallies) == 1:
-            return str(self.tallies[0])
-        return "; ".join(f"on server {i}: {tally}" for i, tally in enumerate(self.tallies))
+        if len(self.statistics) == 1:
+            return str(self.statistics[0])
+        return "; ".join(f"on server {i}: {one}" for i, one in enumerate(self.statistics))
 
     def close(self) -> None:
         """Close the links."""

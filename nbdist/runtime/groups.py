@@ -5,7 +5,7 @@
     group.all_reduce(x, "sum", out=x)
     lost = world.reform(least=2)                         # after a death: the remaining ranks form the world
 
-Ranks exchange their endpoints through the Server of the first rank (see `Gathering` below).
+Ranks exchange their endpoints through the Server of the first rank (see `GroupCoordinator` below).
 """
 
 from __future__ import annotations
@@ -121,16 +121,16 @@ class World:
             self._common = None
 
     def end(self) -> None:
-        """Say that this replica comes to no more groups; who waits for it is told."""
+        """Announce that this replica joins no more groups; replicas that wait for it get an error."""
         self.close()
         if self.task is not None and self.size > 1:
-            with suppress(ConnectionError):  # the first rank is gone, and with it all who wait there
+            with suppress(ConnectionError):  # the first rank has ended, and the groups with it
                 self.task.peer(self.ranks[0]).send("group.ended", {"run": self.run, "rank": self.task.rank})
 
     def group(self, purpose: str, kind: str = "auto") -> Collective:
         """Form a group of all replicas; every one calls it, for the same purposes in the same order.
 
-        Raises what ``check`` raises, TaskDiedError or UnavailableError when a rank is gone.
+        Raises what ``check`` raises, and TaskDiedError or UnavailableError if a rank is lost.
         """
         if self.task is None or self.size == 1:
             check_alone(kind)
@@ -146,31 +146,34 @@ class World:
             bind=_host_of(task.info.address),
             check=self.check,
         )
-        with self._gathering() as peer:
+        with self._coordinator() as peer:
             return form(member, self._exchange(peer, name), kind)
 
     def reform(self) -> list[TaskInfo]:
-        """Go on with the replicas that are left, all of which call it; return the tasks that are gone.
+        """Continue with the remaining replicas, all of which call it; return the lost tasks.
 
         Raises TaskDiedError if fewer than ``least`` are left.
         """
         self.close()
         if self.task is None:
             return []
-        name = self._name("roll")
+        name = self._name("reform")
         others = [info for info in self.infos if info.rank != self.task.rank]
-        with self._gathering() as peer, Survivors(self.task, others if self.index == 0 else []) as survivors:
-            peer.send("group.roll", self._meta(name))
-            present = self._heard(peer, "group.present", name, survivors).meta["ranks"]
+        with (
+            self._coordinator() as peer,
+            PeerMonitor(self.task, others if self.index == 0 else []) as monitor,
+        ):
+            peer.send("group.reform", self._meta(name))
+            present = self._receive(peer, "group.members", name, monitor).meta["ranks"]
         lost = [info for info in self.infos if info.rank not in present]
         self.ranks = tuple(rank for rank in self.ranks if rank in present)
         if self.size < self.least:
             raise TaskDiedError(
-                f"{called(lost)} lost: {self.size} workers are left, and --min-workers is {self.least}"
+                f"{described(lost)} lost: {self.size} workers are left, and --min-workers is {self.least}"
             )
         return lost
 
-    def _gathering(self) -> Peer:
+    def _coordinator(self) -> Peer:
         assert self.task is not None
         first = self.infos[0]
         return Peer(first.address, self.task.keys, name=first.name)
@@ -186,36 +189,36 @@ class World:
     def _exchange(self, peer: Peer, name: str) -> Exchange:
         rounds = 0
 
-        def exchange(card: dict[str, Any]) -> Sequence[dict[str, Any]]:
+        def exchange(endpoint: dict[str, Any]) -> Sequence[dict[str, Any]]:
             nonlocal rounds
             rounds += 1
-            peer.send("group.card", self._meta(f"{name}/{rounds}"), (_packed(card),))
-            frame = self._heard(peer, "group.cards", name)
+            peer.send("group.endpoint", self._meta(f"{name}/{rounds}"), (_packed(endpoint),))
+            frame = self._receive(peer, "group.endpoints", name)
             return [_unpacked(array) for array in frame.arrays]
 
         return exchange
 
-    def _heard(self, peer: Peer, kind: str, name: str, survivors: Survivors | None = None) -> Frame:
-        """Return the answer that all ranks get together; say meanwhile which of them are gone."""
+    def _receive(self, peer: Peer, kind: str, name: str, monitor: PeerMonitor | None = None) -> Frame:
+        """Return the answer that all ranks receive together; report lost ranks while waiting."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             frame = peer.receive(LOOK_SECONDS)
             if frame is None:
                 self.check()
-                if survivors is not None and (gone := survivors.gone()):
-                    peer.send("group.gone", {"run": self.run, "gone": gone})
+                if monitor is not None and (lost := monitor.lost()):
+                    peer.send("group.lost", {"run": self.run, "ranks": lost})
             elif frame.kind == "error":
                 raise error_from(frame)
             elif frame.kind == kind:
                 return frame
         raise DeadlineExceededError(
-            f"not all {self.size} replicas came to {name!r} within {PATIENCE_SECONDS:.0f} s: every worker "
+            f"not all {self.size} replicas joined {name!r} within {PATIENCE_SECONDS:.0f} s: every worker "
             "has to make the same collective calls and fits, in the same order"
         )
 
 
-def called(infos: Sequence[TaskInfo]) -> str:
-    """Return tasks as the beginning of a sentence: who they are, and "is" or "are"."""
+def described(infos: Sequence[TaskInfo]) -> str:
+    """Return tasks as the beginning of a sentence: their names, and "is" or "are"."""
     names = ", ".join(f"{info.name} (pid {info.pid})" for info in infos)
     return f"{names} {'is' if len(infos) == 1 else 'are'}"
 
@@ -226,15 +229,15 @@ def check_alone(kind: str) -> None:
         raise InvalidArgumentError(f"collective {kind!r} is for several replicas, this is one alone")
 
 
-def _packed(card: dict[str, Any]) -> np.ndarray[Any, Any]:
-    return np.frombuffer(json.dumps(card).encode(), np.uint8)
+def _packed(endpoint: dict[str, Any]) -> np.ndarray[Any, Any]:
+    return np.frombuffer(json.dumps(endpoint).encode(), np.uint8)
 
 
 def _unpacked(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    card = json.loads(array.tobytes())
-    if not isinstance(card, dict):
-        raise InvalidArgumentError(f"a card is a table of plain values, not {card!r}")
-    return card
+    endpoint = json.loads(array.tobytes())
+    if not isinstance(endpoint, dict):
+        raise InvalidArgumentError(f"an endpoint is a table of plain values, not {endpoint!r}")
+    return endpoint
 
 
 def _host_of(address: str) -> str:
@@ -244,110 +247,110 @@ def _host_of(address: str) -> str:
 
 # Rendezvous of a run's tasks: a service on the Server of the first task.
 #
-#     replica                                    service
-#     group.card   run, group, card ──────────► group.cards (pushed to all), once all ranks have come
-#     group.roll   run, group ────────────────► group.present (pushed to all): the ranks that are left
-#     group.gone   run, ranks ────────────────► those tasks are gone, as one of the others has seen
-#     group.ended  run ───────────────────────► who waits for this rank is refused: it comes to nothing more
+#     replica                                     service
+#     group.endpoint  run, group, endpoint ─────► group.endpoints (pushed to all), once all ranks have joined
+#     group.reform    run, group ───────────────► group.members (pushed to all): the ranks that are left
+#     group.lost      run, ranks ───────────────► these tasks are lost, as another rank has found
+#     group.ended     run, rank ────────────────► this rank joins no more groups: ranks that wait get an error
 #
 # Ranks are those of tasks.
 
 Array = np.ndarray[Any, Any]
-KEPT_RUNS = 64  # whose end is remembered
+KEPT_RUNS = 64  # that have ended and are remembered
 
 
-class Gathering:
-    """Brings the ranks of a group together; all calls come from the Server's thread."""
+class GroupCoordinator:
+    """Lets the ranks of a group find each other; all calls come from the Server's thread."""
 
     def __init__(self, server: Server) -> None:
         self._runs: dict[str, _Run] = {}
         self._past: deque[str] = deque(maxlen=KEPT_RUNS)
         self._name = server.name
         for kind, handler in (
-            ("group.card", self._card),
-            ("group.roll", self._roll),
-            ("group.gone", self._gone),
+            ("group.endpoint", self._endpoint),
+            ("group.reform", self._reform),
+            ("group.lost", self._mark_lost),
             ("group.ended", self._ended),
         ):
-            server.on(kind, partial(self._heed, handler))
+            server.on(kind, partial(self._dispatch, handler))
 
     def lose(self, run: str, ranks: list[int]) -> None:
-        """Note that tasks of a run are gone: roll calls do without them, groups with them are refused."""
+        """Record lost tasks of a run: it re-forms without them, and groups with them are refused."""
         here = self._of(run)
         here.lost.update(ranks)
-        for name in list(here.rolls):
-            self._see_roll(here, name)
+        for name in list(here.reforms):
+            self._check_reform(here, name)
         for name in list(here.groups):
-            self._see_group(here, name)
+            self._check_group(here, name)
 
     def lost(self, run: str) -> list[int]:
-        """Return the ranks of a run that are gone, as far as it is known here."""
+        """Return the lost ranks of a run, as far as known here."""
         return sorted(self._runs[run].lost) if run in self._runs else []
 
     def drop_run(self, run: str) -> None:
-        """Forget a run, with groups of it that were never complete; who comes now is told that it is over."""
+        """Drop a run, with its incomplete groups; a rank that joins later gets an error."""
         self._runs.pop(run, None)
         self._past.append(run)
 
-    def _heed(self, handler: Callable[[Frame, Caller], None], frame: Frame, sender: Caller) -> None:
+    def _dispatch(self, handler: Callable[[Frame, Caller], None], frame: Frame, sender: Caller) -> None:
         run = str(frame.meta["run"])
         if run not in self._past:
             handler(frame, sender)
-        elif frame.kind in ("group.card", "group.roll"):
+        elif frame.kind in ("group.endpoint", "group.reform"):
             _push(sender, self._failure(AbortedError(f"run {run} has ended without this replica")))
 
-    def _card(self, frame: Frame, sender: Caller) -> None:
+    def _endpoint(self, frame: Frame, sender: Caller) -> None:
         here, name = self._of(frame.meta["run"]), str(frame.meta["group"])
         rank, ranks = int(frame.meta["rank"]), tuple(frame.meta["ranks"])
         if rank not in ranks or len(frame.arrays) != 1:
-            what = f"rank {rank} of {list(ranks)} brought {len(frame.arrays)} cards to {name}"
+            what = f"rank {rank} of {list(ranks)} sent {len(frame.arrays)} endpoints for {name}"
             _push(sender, error_frame(InvalidArgumentError(what), self._name))
             return
         group = here.groups.setdefault(name, _Group(ranks))
-        group.came[rank] = (sender, np.array(frame.arrays[0]))
-        self._see_group(here, name)
+        group.arrived[rank] = (sender, np.array(frame.arrays[0]))
+        self._check_group(here, name)
 
-    def _see_group(self, here: _Run, name: str) -> None:
+    def _check_group(self, here: _Run, name: str) -> None:
         group = here.groups[name]
-        missing = set(group.ranks) - group.came.keys()
+        missing = set(group.ranks) - group.arrived.keys()
         if not missing:
-            cards = tuple(group.came[rank][1] for rank in group.ranks)
-            self._answer(here.groups.pop(name), Frame("group.cards", {}, cards))
-        elif gone := sorted(missing & here.lost):
-            error = TaskDiedError(f"the task of rank {gone[0]} has died")
+            endpoints = tuple(group.arrived[rank][1] for rank in group.ranks)
+            self._answer(here.groups.pop(name), Frame("group.endpoints", {}, endpoints))
+        elif lost := sorted(missing & here.lost):
+            error = TaskDiedError(f"the task of rank {lost[0]} has died")
             self._answer(here.groups.pop(name), self._failure(error))
         elif over := sorted(missing & here.over):
             self._answer(here.groups.pop(name), self._failure(_over(over[0])))
 
-    def _roll(self, frame: Frame, sender: Caller) -> None:
+    def _reform(self, frame: Frame, sender: Caller) -> None:
         here, name = self._of(frame.meta["run"]), str(frame.meta["group"])
         rank, ranks = int(frame.meta["rank"]), tuple(frame.meta["ranks"])
         if rank in here.lost:
             error = UnavailableError(f"the others have continued without rank {rank}, which did not answer")
             _push(sender, self._failure(error))
             return
-        here.rolls.setdefault(name, _Group(ranks)).came[rank] = (sender, np.empty(0, np.uint8))
-        self._see_roll(here, name)
+        here.reforms.setdefault(name, _Group(ranks)).arrived[rank] = (sender, np.empty(0, np.uint8))
+        self._check_reform(here, name)
 
-    def _see_roll(self, here: _Run, name: str) -> None:
-        roll = here.rolls[name]
-        missing = set(roll.ranks) - roll.came.keys() - here.lost
+    def _check_reform(self, here: _Run, name: str) -> None:
+        reform = here.reforms[name]
+        missing = set(reform.ranks) - reform.arrived.keys() - here.lost
         if over := sorted(missing & here.over):
-            self._answer(here.rolls.pop(name), self._failure(_over(over[0])))
+            self._answer(here.reforms.pop(name), self._failure(_over(over[0])))
         elif not missing:
-            present = [rank for rank in roll.ranks if rank in roll.came]
-            self._answer(here.rolls.pop(name), Frame("group.present", {"ranks": present}))
+            present = [rank for rank in reform.ranks if rank in reform.arrived]
+            self._answer(here.reforms.pop(name), Frame("group.members", {"ranks": present}))
 
-    def _gone(self, frame: Frame, sender: Caller) -> None:
-        self.lose(str(frame.meta["run"]), [int(rank) for rank in frame.meta["gone"]])
+    def _mark_lost(self, frame: Frame, sender: Caller) -> None:
+        self.lose(str(frame.meta["run"]), [int(rank) for rank in frame.meta["ranks"]])
 
     def _ended(self, frame: Frame, sender: Caller) -> None:
         here = self._of(frame.meta["run"])
         here.over.add(int(frame.meta["rank"]))
         for name in list(here.groups):
-            self._see_group(here, name)
-        for name in list(here.rolls):
-            self._see_roll(here, name)
+            self._check_group(here, name)
+        for name in list(here.reforms):
+            self._check_reform(here, name)
 
     def _of(self, run: str) -> _Run:
         return self._runs.setdefault(str(run), _Run())
@@ -357,20 +360,20 @@ class Gathering:
 
     @staticmethod
     def _answer(group: _Group, frame: Frame) -> None:
-        for sender, _ in group.came.values():
+        for sender, _ in group.arrived.values():
             _push(sender, frame)
 
 
 @dataclass
 class _Group:
     ranks: tuple[int, ...]
-    came: dict[int, tuple[Caller, Array]] = field(default_factory=dict)
+    arrived: dict[int, tuple[Caller, Array]] = field(default_factory=dict)
 
 
 @dataclass
 class _Run:
     groups: dict[str, _Group] = field(default_factory=dict)
-    rolls: dict[str, _Group] = field(default_factory=dict)
+    reforms: dict[str, _Group] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     over: set[int] = field(default_factory=set)
     """Ranks whose part of the run has ended."""
@@ -384,18 +387,18 @@ def _over(rank: int) -> UnavailableError:
 
 
 def _push(sender: Caller, frame: Frame) -> None:
-    with suppress(ConnectionError):  # it has died; the others learn of it in the group
+    with suppress(ConnectionError):  # it has died; the other ranks find that out in the group
         sender.push(frame)
 
 
 # Failure detection of peers: by process on this host, by connection on other hosts.
 
-FROZEN_SECONDS = 1.0  # for a process of this host to be stopped; those who wait have watched it for longer
+FROZEN_SECONDS = 1.0  # for a process of this host to be stopped; ranks that wait have watched it for longer
 SILENT_SECONDS = 8.0  # for one of another host to be out of reach; being busy does not count
 
 
-class Survivors:
-    """Looks after the tasks ``others`` for as long as it is open."""
+class PeerMonitor:
+    """Detects failures of the tasks ``others`` as long as it is open."""
 
     def __init__(self, task: Task, others: Sequence[TaskInfo]) -> None:
         here = [info for info in others if info.host == task.info.host]
@@ -404,12 +407,12 @@ class Survivors:
             info.rank: Peer(info.address, task.keys, name=info.name) for info in others if info not in here
         }
 
-    def gone(self) -> list[int]:
+    def lost(self) -> list[int]:
         """Return the ranks that have ended, are frozen or cannot be reached."""
         return sorted({*self._watch.dead(), *self._watch.frozen(FROZEN_SECONDS), *self._unreachable()})
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._watch.close()
         for peer in self._peers.values():
             peer.close()
@@ -423,7 +426,7 @@ class Survivors:
                 found.append(rank)
         return found
 
-    def __enter__(self) -> Survivors:
+    def __enter__(self) -> PeerMonitor:
         return self
 
     def __exit__(self, *details: object) -> None:

@@ -199,7 +199,7 @@ class FakeLink(Link):
 
     def leave(self) -> dict[str, Any]:
         self.worker.pause(until=lambda: self.server.over or any(isinstance(c, Broken) for c in self.coming))
-        return {"tally": self.server.shard.tally.to_wire()}
+        return {"statistics": self.server.shard.statistics.to_wire()}
 
 
 class Server:
@@ -234,7 +234,7 @@ class Server:
     def slowest(self) -> int:
         """Return how many gradients of the slowest replica that still trains have been applied."""
         gone = self.left | self.lost
-        made = self.shard.tally.made
+        made = self.shard.statistics.made
         return min((made[i] for i in range(self.rules.replicas) if i not in gone), default=0)
 
     def leave(self, worker: Worker) -> None:

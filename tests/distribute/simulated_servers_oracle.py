@@ -190,7 +190,7 @@ class VirtualLink(Link):
     def leave(self) -> dict[str, Any]:
         """Leave; the others are not waited for."""
         self.say_farewell()
-        return {"tally": self._actor.serving.servers[self._server].shard.tally.to_wire()}
+        return {"statistics": self._actor.serving.servers[self._server].shard.statistics.to_wire()}
 
     def close(self) -> None:
         """Hold nothing."""

@@ -165,9 +165,9 @@ def test_with_one_backup_the_fastest_train_on_their_shares(
     # It may have offered another one before the others had left.
     assert [replicas[i].dropped for i in range(3)] in ([0, 0, 1], [0, 0, 2])
     assert [one.progress.dropped for one in place.contexts] == [replicas[i].dropped for i in range(3)]
-    for tally in replicas[0].tallies:
-        assert (tally.made, tally.dropped[:2]) == ([15, 15, 0], [0, 0])
-        assert 1 <= tally.dropped[2] <= replicas[2].dropped
+    for statistics in replicas[0].statistics:
+        assert (statistics.made, statistics.dropped[:2]) == ([15, 15, 0], [0, 0])
+        assert 1 <= statistics.dropped[2] <= replicas[2].dropped
     assert "30 gradients applied; " in replicas[1].outcome
     assert "dropped (replica 2: " in replicas[1].outcome
     spans = place.services[0].logs.spans("r", "/job:ps/task:0")
@@ -195,12 +195,12 @@ def test_with_backups_everyone_ends_with_the_same_values(
     )
     for weights, _ in results[1:]:
         same(weights, results[0][0])
-    for tally in replicas[0].tallies:
-        assert sum(tally.made) % aggregate == 0
-        assert sum(tally.made) + sum(tally.dropped) <= 150
+    for statistics in replicas[0].statistics:
+        assert sum(statistics.made) % aggregate == 0
+        assert sum(statistics.made) + sum(statistics.dropped) <= 150
     if ps == 1:
-        assert results[0][1].global_step == sum(replicas[0].tallies[0].made) // aggregate
-        assert [replicas[i].dropped for i in range(3)] == replicas[0].tallies[0].dropped
+        assert results[0][1].global_step == sum(replicas[0].statistics[0].made) // aggregate
+        assert [replicas[i].dropped for i in range(3)] == replicas[0].statistics[0].dropped
 
 
 @pytest.mark.parametrize("ps", [1, 2])
@@ -236,8 +236,8 @@ def test_several_batches_a_step_lose_none(
     )
     same(results[0][0], results[1][0])
     assert [history.global_step for _, history in results] == [40 // aggregate] * 2
-    for tally in replicas[0].tallies:
-        assert (sum(tally.made), sum(tally.dropped)) == (40 - 40 % aggregate, 40 % aggregate)
+    for statistics in replicas[0].statistics:
+        assert (sum(statistics.made), sum(statistics.dropped)) == (40 - 40 % aggregate, 40 % aggregate)
 
 
 @pytest.mark.parametrize("transport", ["auto", "socket"])
@@ -256,8 +256,8 @@ def test_nobody_is_further_ahead_of_the_slowest_than_the_bound(
 
     def held_back() -> bool:
         """Return whether the others cannot continue: a shard holds one back, or is not open yet."""
-        holdings = [one for service in place.services for one in service._holdings.values()]
-        shards = [one.shard for one in holdings if one.shard is not None]
+        hosted = [one for service in place.services for one in service._hosted.values()]
+        shards = [one.shard for one in hosted if one.shard is not None]
         return len(shards) < ps or any(shard.waited_for for shard in shards)
 
     def body(i: int) -> tuple[list[Array], History]:
@@ -276,11 +276,11 @@ def test_nobody_is_further_ahead_of_the_slowest_than_the_bound(
     # A step that is done counts once its gradient is sent; the server has had at most as many of the slowest.
     # With a bound of 0 the others count theirs at the same moment as the slowest.
     assert min(bound, 1) <= max(ahead) <= bound + 1
-    for tally in replicas[0].tallies:
-        assert tally.made == [12, 12, 12]
+    for statistics in replicas[0].statistics:
+        assert statistics.made == [12, 12, 12]
         most = Rules(3, staleness=bound).most_stale()
         assert most is not None
-        assert tally.staleness[1] <= most
+        assert statistics.staleness[1] <= most
 
 
 @pytest.mark.parametrize("transport", ["auto", "socket"])

@@ -19,9 +19,9 @@ def check_accounts(town: Town) -> None:
     """Every gradient that arrived is either part of an update or dropped, and the values say so too."""
     for server in town.servers:
         shard, rules = server.shard, town.rules
-        assert sum(shard.tally.made) + sum(shard.tally.dropped) == server.offered
+        assert sum(shard.statistics.made) + sum(shard.statistics.dropped) == server.offered
         each = rules.needed if rules.synchronous else 1
-        assert sum(shard.tally.made) == each * shard.updates
+        assert sum(shard.statistics.made) == each * shard.updates
         assert float(LAYOUT.views(shard.memory)[0][0]) == pytest.approx(server.expected, rel=1e-12)
         assert not shard.waited_for
 
@@ -44,7 +44,7 @@ def test_synchronous_with_any_number_of_gradients_a_step(
     if servers == 1:
         dropped = [worker.replica.dropped for worker in town.workers if worker.replica]
         if not rules.several:  # what was kept before is not known to be dropped by its replica
-            assert dropped == town.servers[0].shard.tally.dropped
+            assert dropped == town.servers[0].shard.statistics.dropped
 
 
 @EXAMPLES
@@ -83,7 +83,7 @@ def test_asynchronous_replicas_keep_the_bound_on_staleness(
     assert bound is None or max(ahead, default=0) <= bound
     most = rules.most_stale()
     for server in town.servers:
-        assert most is None or server.shard.tally.staleness[1] <= most
+        assert most is None or server.shard.statistics.staleness[1] <= most
 
 
 @EXAMPLES
@@ -97,7 +97,7 @@ def test_the_death_of_replicas_leaves_nobody_waiting(
     deaths = data.draw(st.dictionaries(st.integers(0, len(batches) - 1), st.integers(1, 30), max_size=2))
     town = trained(rules, batches, seed, deaths)
     for server in town.servers:
-        assert sum(server.shard.tally.made) + sum(server.shard.tally.dropped) == server.offered
+        assert sum(server.shard.statistics.made) + sum(server.shard.statistics.dropped) == server.offered
         assert not server.shard.waited_for
     killed = sum(worker.dead and not worker.broken for worker in town.workers)
     living = [worker for worker in town.workers if not worker.dead]
@@ -110,5 +110,5 @@ def test_the_death_of_replicas_leaves_nobody_waiting(
 def test_the_bound_is_reached() -> None:
     """It is no looser than it need be: some order of events comes to it."""
     rules = Rules(2, staleness=1)
-    most = max(trained(rules, [8, 8], seed).servers[0].shard.tally.staleness[1] for seed in range(400))
+    most = max(trained(rules, [8, 8], seed).servers[0].shard.statistics.staleness[1] for seed in range(400))
     assert most == rules.most_stale() == 4

@@ -108,8 +108,8 @@ def strategy_of(name: str, context: Context, options: dict[str, Any]) -> Strateg
 
 def served(run: str) -> list[int]:
     """Return, by training of a run that is held here, how many updates it has had."""
-    holdings = agent().parameters._holdings
-    return [h.shard.updates for name, h in holdings.items() if name.startswith(f"{run}/") and h.shard]
+    hosted = agent().parameters._hosted
+    return [h.shard.updates for name, h in hosted.items() if name.startswith(f"{run}/") and h.shard]
 
 
 def release(run: str) -> None:

@@ -24,7 +24,7 @@ from nbdist.runtime.ps import service as holding_module
 from nbdist.runtime.ps.client import Link, ShardRequest, Stopped, open_link
 from nbdist.runtime.ps.mailbox import SLOTS
 from nbdist.runtime.ps.service import ParameterService
-from nbdist.runtime.ps.shard import ParameterShard, Tally
+from nbdist.runtime.ps.shard import GradientStatistics, ParameterShard
 from nbdist.runtime.ps.sync import APPLIED, KEPT, Rules
 from nbdist.runtime.server import Server
 from nbdist.wire.rpc.client import Peer
@@ -49,7 +49,7 @@ class Farm:
 
     def shard(self, name: str) -> ParameterShard:
         """Return a shard that is open here."""
-        shard = self.service._holdings[name].shard
+        shard = self.service._hosted[name].shard
         assert shard is not None
         return shard
 
@@ -186,9 +186,9 @@ class LinkContract:
             np.testing.assert_array_equal(view(link), np.full(3, 5.0 - step))
             assert (link.version, link.global_step) == (step, step)
         counts = link.leave()
-        tally = counts.pop("tally")
+        statistics = counts.pop("statistics")
         assert counts == {"updates": 3, "global_step": 3, "dropped": 0}
-        assert Tally.from_wire(tally).made == [3]
+        assert GradientStatistics.from_wire(statistics).made == [3]
         link.close()
 
     def test_two_gradients_may_be_under_way_and_are_late_by_one(self, farm: Farm) -> None:
@@ -233,9 +233,9 @@ class LinkContract:
             return counts, final, link.global_step
 
         for counts, final, global_step in unfailing(together(3, work)):
-            tally = Tally.from_wire(counts.pop("tally"))
+            statistics = GradientStatistics.from_wire(counts.pop("statistics"))
             assert counts == {"updates": 180, "global_step": 180, "dropped": 0}
-            assert tally.made == [60] * 3
+            assert statistics.made == [60] * 3
             assert global_step == 180
             np.testing.assert_array_equal(final, np.full(3, -180.0))
 
@@ -338,7 +338,7 @@ class LinkContract:
             return counts, view(link).copy()
 
         for counts, final in unfailing(together(2, work)):
-            assert Tally.from_wire(counts.pop("tally")).dropped == [0, 1]
+            assert GradientStatistics.from_wire(counts.pop("statistics")).dropped == [0, 1]
             assert counts == {"updates": 0, "global_step": 0, "dropped": 1}
             np.testing.assert_array_equal(final, np.zeros(3))
 
@@ -382,7 +382,9 @@ class LinkContract:
         push(links[0], 1.0)
         assert [links[i].wait(0) for i in (0, 2)] == [0, 0]
         for counts in unfailing(together(3, lambda i: links[i].leave())):
-            assert Tally.from_wire(counts["tally"]) == Tally([2, 1, 1], [0, 0, 1], [0] * 3, [0] * 3)
+            assert GradientStatistics.from_wire(counts["statistics"]) == GradientStatistics(
+                [2, 1, 1], [0, 0, 1], [0] * 3, [0] * 3
+            )
             assert (counts["updates"], counts["global_step"], counts["dropped"]) == (2, 2, 1)
         for link in links:
             np.testing.assert_array_equal(view(link), np.full(3, -6.0))
@@ -457,7 +459,7 @@ class LinkContract:
 
         for counts in unfailing(together(2, work)):
             assert counts["updates"] == 12
-            assert Tally.from_wire(counts["tally"]).staleness[1] <= 4
+            assert GradientStatistics.from_wire(counts["statistics"]).staleness[1] <= 4
 
     def test_a_bound_of_none_at_all_is_a_step_of_all(self, farm: Farm) -> None:
         def work(replica: int) -> dict[str, Any]:
@@ -473,7 +475,7 @@ class LinkContract:
 
         for counts in unfailing(together(3, work)):
             assert counts["updates"] == 60
-            assert Tally.from_wire(counts["tally"]).staleness[1] <= 2
+            assert GradientStatistics.from_wire(counts["statistics"]).staleness[1] <= 2
 
     def test_a_pull_waits_for_the_whole_of_an_update(
         self, farm: Farm, monkeypatch: pytest.MonkeyPatch
@@ -564,7 +566,7 @@ class LinkContract:
             assert answer.kind == "error"
             assert re.search(match, answer.meta["message"])
             assert farm.files() == []
-            assert farm.service._holdings == {}
+            assert farm.service._hosted == {}
             assert opened(peer, {}).kind == "ps.opened"
 
     def test_what_fails_after_the_memory_is_there_gives_it_back(
@@ -583,7 +585,7 @@ class LinkContract:
             assert all("no room for slots" in answer.meta["message"] for answer in answers if answer)
             assert None not in answers
             assert farm.files() == []
-            assert farm.service._holdings == {}
+            assert farm.service._hosted == {}
             monkeypatch.undo()
             assert opened(chief, rules).kind == "ps.opened"
 
@@ -673,7 +675,7 @@ class LinkContract:
         def work(replica: int) -> None:
             if replica == 0:
                 assert waiting.wait(PATIENCE)
-                while not farm.service._holdings:
+                while not farm.service._hosted:
                     farm.aborted.wait(0.001)
                 try:
                     farm.open(0, 2, initial=[np.zeros(5)])

@@ -229,8 +229,8 @@ def test_one_that_is_back_while_the_others_train_is_refused(server: Server) -> N
         refused = r"have continued without it: /job:(local|ps)/task:0 refuses its gradients"
         assert re.search(refused, said(process))
         left = link.leave()
-    assert left["tally"]["made"][0] == updates
-    assert left["tally"]["made"][1] <= 1  # the one of before
+    assert left["statistics"]["made"][0] == updates
+    assert left["statistics"]["made"][1] <= 1  # the one of before
     link.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.runtime.ps.mailbox import SLOTS
-from nbdist.runtime.ps.shard import Tally
+from nbdist.runtime.ps.shard import GradientStatistics
 from nbdist.runtime.ps.sync import Rules
 
 
@@ -67,13 +67,13 @@ def test_rules_travel() -> None:
 
 
 def test_a_tally_in_words() -> None:
-    tally = Tally.of(3)
+    statistics = GradientStatistics.of(3)
     for replica, staleness in ((0, 0), (0, 2), (2, 1)):
-        tally.applied(replica, staleness)
-    assert str(tally) == "3 gradients applied, staleness 1.0 on average and 2 at most"
-    tally.drop(1)
-    tally.drop(1)
-    assert str(tally).endswith("; 2 dropped (replica 1: 2)")
-    assert tally.staleness == (1.0, 2)
-    assert Tally.from_wire(tally.to_wire()) == tally
-    assert str(Tally.of(2)) == "0 gradients applied"
+        statistics.applied(replica, staleness)
+    assert str(statistics) == "3 gradients applied, staleness 1.0 on average and 2 at most"
+    statistics.drop(1)
+    statistics.drop(1)
+    assert str(statistics).endswith("; 2 dropped (replica 1: 2)")
+    assert statistics.staleness == (1.0, 2)
+    assert GradientStatistics.from_wire(statistics.to_wire()) == statistics
+    assert str(GradientStatistics.of(2)) == "0 gradients applied"

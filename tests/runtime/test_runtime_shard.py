@@ -115,7 +115,7 @@ def test_who_leaves_breaks_up_the_step_and_frees_those_who_wait() -> None:
     assert one.leave(0) == []
     assert value(one) == 0
     assert one.counters[:2].tolist() == [0, 0]
-    assert one.tally.dropped == [1, 1, 0]
+    assert one.statistics.dropped == [1, 1, 0]
 
 
 def test_who_comes_after_another_has_left_is_told_at_once() -> None:
@@ -124,7 +124,7 @@ def test_who_comes_after_another_has_left_is_told_at_once() -> None:
     one.leave(0)
     assert one.offer(1, 3, gradient(one, 1), 0) == Offered("dropped", [Answer(1, 3, 0, STOPPED)])
     assert value(one) == 0
-    assert one.tally.dropped == [0, 1]
+    assert one.statistics.dropped == [0, 1]
 
 
 def test_asynchronous_replicas_leave_without_trouble() -> None:
@@ -174,7 +174,7 @@ def test_the_fastest_make_the_mean_and_the_late_one_is_dropped() -> None:
     assert one.offer(0, 5, gradient(one, 1), 1).became == "collected"
     assert one.offer(1, 5, gradient(one, 1), 1).became == "applied"
     assert value(one) == -12
-    assert (one.tally.made, one.tally.dropped) == ([1, 2, 1], [1, 0, 0])
+    assert (one.statistics.made, one.statistics.dropped) == ([1, 2, 1], [1, 0, 0])
     assert one.counters[:2].tolist() == [2, 2]
 
 
@@ -188,7 +188,7 @@ def test_several_batches_of_one_replica_may_be_written_to_one_place() -> None:
     assert one.offer(0, 0, place, 0) == Offered("collected", [])
     assert one.offer(1, 0, gradient(one, 6), 0).became == "applied"
     assert value(one) == -6  # twelve, of four shares where a batch has two
-    assert one.tally.made == [3, 1]
+    assert one.statistics.made == [3, 1]
 
 
 def test_the_last_step_that_is_not_complete_is_dropped() -> None:
@@ -197,7 +197,7 @@ def test_the_last_step_that_is_not_complete_is_dropped() -> None:
     one.offer(1, 0, gradient(one, 1), 0)
     assert one.leave(0) == [Answer(1, 0, 0, KEPT)]
     assert one.leave(1) == []
-    assert one.tally.dropped == [1, 1]
+    assert one.statistics.dropped == [1, 1]
     assert not one.waited_for
 
 

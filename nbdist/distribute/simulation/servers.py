@@ -115,7 +115,7 @@ class Serving:
     @property
     def staleness(self) -> float:
         """How many updates gradients were late, on average."""
-        return self.servers[0].shard.tally.staleness[0]
+        return self.servers[0].shard.statistics.staleness[0]
 
     # What a server does.
 

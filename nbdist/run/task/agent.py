@@ -40,7 +40,7 @@ from nbdist.run.delivery import Receiver
 from nbdist.run.outcome import Buffer, encode, page, write_outcome
 from nbdist.run.task.reporting import ActiveRun
 from nbdist.runtime import task as tasks
-from nbdist.runtime.groups import Gathering
+from nbdist.runtime.groups import GroupCoordinator
 from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.server import Handler
 from nbdist.runtime.task import Task
@@ -63,7 +63,7 @@ class Agent:
         self.task = task
         self.prefix = shared_prefix(task)
         self.parameters = ParameterService(task.server, self.prefix)
-        self.groups = Gathering(task.server)
+        self.groups = GroupCoordinator(task.server)
         self._reserved: tuple[str, float] | None = None
         self._holder: str | None = None
         self._needs: tuple[str, list[int] | None] = ("", None)  # a run, and the ranks of all its tasks

@@ -184,7 +184,7 @@ class Link(ABC):
     def leave(self) -> dict[str, Any]:
         """Say that this replica is done, and wait until all are; then the parameters here are the final ones.
 
-        Returns the shard's counts: updates, global_step, dropped, and the tally of all replicas.
+        Returns the shard's counts: updates, global_step, dropped, and the statistics of all replicas.
         """
         self.say_farewell()
         peer, shard, replica = self._peer_of_shard

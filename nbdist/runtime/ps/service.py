@@ -71,8 +71,8 @@ class ParameterService:
     def __init__(self, server: Server, prefix: str) -> None:
         self._server, self._prefix = server, prefix
         self.logs = ServiceLogs()
-        self._holdings: dict[str, Holding] = {}
-        self._numbers: dict[int, Holding] = {}
+        self._hosted: dict[str, HostedShard] = {}
+        self._numbers: dict[int, HostedShard] = {}
         self._free_numbers = itertools.cycle(range(1 << 16))
         self._bell: BellThread | None = None
         self._stop_looking: Callable[[], None] | None = None
@@ -97,8 +97,8 @@ class ParameterService:
         if self._bell is not None:
             self._bell.close()
             self._bell = None
-        for holding in list(self._holdings.values()):
-            self._remove(holding)
+        for hosted in list(self._hosted.values()):
+            self._remove(hosted)
 
     # Opening. Runs on the server's thread, as all handlers do.
 
@@ -124,46 +124,46 @@ class ParameterService:
             require_plain(meta["bell"])
         who = f"replica {replica}"
         tables = tables_from(meta.get("tables", ()))
-        holding = self._holdings.get(meta["shard"])
-        if holding is None:
+        hosted = self._hosted.get(meta["shard"])
+        if hosted is None:
             # Never reuse a number: a late ring for a removed shard must not reach another.
             number = next(n for n in self._free_numbers if n not in self._numbers)
             log = self.logs.of(_run_of(meta["shard"]), rules.replicas)
             name, post = self._server.name, self._server.post
-            holding = Holding(meta["shard"], number, rules, layout, who, name, log, post, tables)
+            hosted = HostedShard(meta["shard"], number, rules, layout, who, name, log, post, tables)
             pids = {replica: int(pid) for replica, pid in enumerate(meta.get("pids", ())) if pid}
-            holding.processes = ProcessMonitor(pids)
+            hosted.processes = ProcessMonitor(pids)
             self._look_around()
-            self._holdings[holding.name] = self._numbers[number] = holding
-        holding.require(layout, tables, rules, who)
-        holding.opening[replica] = (sender, meta)
+            self._hosted[hosted.name] = self._numbers[number] = hosted
+        hosted.require(layout, tables, rules, who)
+        hosted.opening[replica] = (sender, meta)
         if meta["chief"]:
             try:
-                nbytes, what = holding.bytes_for(meta), f"the variables of {holding.name} and their gradients"
-                self._server.sessions.store.take(("ps", holding.number), nbytes, what)
-                holding.make(meta, frame.arrays, self._prefix)
+                nbytes, what = hosted.bytes_for(meta), f"the variables of {hosted.name} and their gradients"
+                self._server.sessions.store.take(("ps", hosted.number), nbytes, what)
+                hosted.make(meta, frame.arrays, self._prefix)
             except Exception as error:
-                self._give_up(holding, error_frame(error, self._server.name), but=replica)
+                self._give_up(hosted, error_frame(error, self._server.name), but=replica)
                 raise
-        self._admit(holding)
+        self._admit(hosted)
 
-    def _give_up(self, holding: Holding, error: Frame, but: int) -> None:
+    def _give_up(self, hosted: HostedShard, error: Frame, but: int) -> None:
         """Drop a shard that could not be made, and send the error to the replicas that wait for it."""
-        if holding.shard is None:
-            holding.opening.pop(but, None)
-            self._remove(holding, error)
+        if hosted.shard is None:
+            hosted.opening.pop(but, None)
+            self._remove(hosted, error)
 
-    def _admit(self, holding: Holding) -> None:
-        if holding.ready:
-            for replica in list(holding.opening):
-                holding.admit(replica, self._listen)
+    def _admit(self, hosted: HostedShard) -> None:
+        if hosted.ready:
+            for replica in list(hosted.opening):
+                hosted.admit(replica, self._listen)
 
     def _fill(self, frame: Frame, sender: Caller) -> Frame:
         """Store a part of the chief's initial values of a table; the last part admits all replicas."""
-        holding, shard = self._find(frame)
+        hosted, shard = self._find(frame)
         with shard.lock:
-            holding.fill(int(frame.meta["table"]), int(frame.meta["first"]), frame.arrays[0])
-        self._admit(holding)
+            hosted.fill(int(frame.meta["table"]), int(frame.meta["first"]), frame.arrays[0])
+        self._admit(hosted)
         return Frame("ps.filled")
 
     def _table(self, frame: Frame, sender: Caller) -> Frame:
@@ -175,10 +175,10 @@ class ParameterService:
 
     def _done(self, frame: Frame, sender: Caller) -> Frame:
         """Release a replica that has read the final tables."""
-        holding, _ = self._find(frame)
-        holding.reading.discard(int(frame.meta["replica"]))
-        if not holding.reading:
-            self._remove(holding)
+        hosted, _ = self._find(frame)
+        hosted.reading.discard(int(frame.meta["replica"]))
+        if not hosted.reading:
+            self._remove(hosted)
         return Frame("ps.bye")
 
     def _listen(self) -> str:
@@ -189,26 +189,26 @@ class ParameterService:
 
     def _heed(self, number: int, replica: int, slot: int) -> None:
         """Do what a replica rang for."""
-        holding = self._numbers.get(number)
-        if holding is None or holding.shard is None or holding.mailbox is None:
+        hosted = self._numbers.get(number)
+        if hosted is None or hosted.shard is None or hosted.mailbox is None:
             return
         try:
-            if slot == COUNT and replica in holding.shard.evicted:
-                holding.refuse(replica)
+            if slot == COUNT and replica in hosted.shard.evicted:
+                hosted.refuse(replica)
                 return
             if slot == COUNT:
-                holding.shard.count()
-                holding.ring(replica, COUNTED, 0)
+                hosted.shard.count()
+                hosted.ring(replica, COUNTED, 0)
                 return
-            gradient: Gradient = [*holding.gradient(holding.mailbox, replica, slot)]
-            version = int(holding.mailbox.headers[replica][slot][0])
-            self._take(holding, holding.shard, "mailbox", replica, slot, gradient, version)
+            gradient: Gradient = [*hosted.gradient(hosted.mailbox, replica, slot)]
+            version = int(hosted.mailbox.headers[replica][slot][0])
+            self._take(hosted, hosted.shard, "mailbox", replica, slot, gradient, version)
         except Exception as error:  # no memory, say; this thread serves the others too
-            holding.tell(replica, error_frame(error, self._server.name))
+            hosted.tell(replica, error_frame(error, self._server.name))
 
     def _take(
         self,
-        holding: Holding,
+        hosted: HostedShard,
         shard: ParameterShard,
         lane: str,
         replica: int,
@@ -219,35 +219,35 @@ class ParameterService:
         """Offer a gradient to its shard, and answer all replicas that wait for the completed update."""
         begun = clock()
         became, answers = shard.offer(replica, token, gradient, version)
-        holding.log.gradient(lane, replica, begun, clock(), became)
+        hosted.log.gradient(lane, replica, begun, clock(), became)
         for answer in answers:
-            holding.answer(answer)
+            hosted.answer(answer)
 
     # The same through sockets. Runs on the server's thread.
 
     def _pull(self, frame: Frame, sender: Caller) -> Frame:
-        holding, shard = self._find(frame)
+        hosted, shard = self._find(frame)
         begun = clock()
         with shard.lock:
             meta = {"version": shard.version, "global_step": int(shard.counters[GLOBAL_STEP])}
             copy = shard.memory.copy()
             rows = [row_of(table, ids) for table, ids in zip(shard.tables.arrays, frame.arrays)]
-        holding.log.parameters("socket", int(frame.meta["replica"]), begun, clock())
+        hosted.log.parameters("socket", int(frame.meta["replica"]), begun, clock())
         return Frame("ps.parameters", meta, (copy, *rows))
 
     def _push(self, frame: Frame, sender: Caller) -> None:
-        holding, shard = self._find(frame)
+        hosted, shard = self._find(frame)
         replica, token = int(frame.meta["replica"]), int(frame.meta["token"])
-        holding.senders[replica] = sender
+        hosted.senders[replica] = sender
         gradient, *parts = frame.arrays
-        if gradient.nbytes != holding.layout.size or gradient.dtype != np.uint8:
+        if gradient.nbytes != hosted.layout.size or gradient.dtype != np.uint8:
             raise InvalidArgumentError(
-                f"a gradient of {gradient.nbytes} bytes for a shard of {holding.layout.size}"
+                f"a gradient of {gradient.nbytes} bytes for a shard of {hosted.layout.size}"
             )
-        flats = holding.layout.flats(np.array(gradient))  # a copy of our own: it is written over
+        flats = hosted.layout.flats(np.array(gradient))  # a copy of our own: it is written over
         rows = [RowGradient(np.array(i), np.array(v)) for i, v in zip(parts[::2], parts[1::2], strict=True)]
         whole: Gradient = [*flats, *shard.tables.checked(rows)]
-        self._take(holding, shard, "socket", replica, token, whole, int(frame.meta["version"]))
+        self._take(hosted, shard, "socket", replica, token, whole, int(frame.meta["version"]))
 
     def _count(self, frame: Frame, sender: Caller) -> Frame:
         _, shard = self._find(frame)
@@ -261,32 +261,32 @@ class ParameterService:
 
     def _leave(self, frame: Frame, sender: Caller) -> None:
         """Release a replica; all that leave are answered together, when the parameters are final."""
-        holding, shard = self._find(frame)
+        hosted, shard = self._find(frame)
         replica = int(frame.meta["replica"])
         if replica in shard.evicted:
             raise refused(replica, self._server.name)
         for answer in shard.leave(replica):
-            holding.answer(answer)
-        holding.leaving[replica] = sender
-        if holding.all_left():
-            self._end(holding, shard)
+            hosted.answer(answer)
+        hosted.leaving[replica] = sender
+        if hosted.all_left():
+            self._end(hosted, shard)
 
-    def _end(self, holding: Holding, shard: ParameterShard) -> None:
+    def _end(self, hosted: HostedShard, shard: ParameterShard) -> None:
         """Send the final parameters to all replicas that have left, and release them."""
         meta = {
             "updates": shard.updates,
             "global_step": int(shard.counters[GLOBAL_STEP]),
-            "dropped": sum(shard.tally.dropped),
-            "tally": shard.tally.to_wire(),
+            "dropped": sum(shard.statistics.dropped),
+            "statistics": shard.statistics.to_wire(),
         }
-        for number, who in holding.leaving.items():
-            arrays = () if number in holding.ringers else (shard.memory,)
+        for number, who in hosted.leaving.items():
+            arrays = () if number in hosted.ringers else (shard.memory,)
             # Posted like all messages to replicas, so that earlier ones, such as a loss, arrive first.
             self._server.post(partial(push, who, Frame("ps.left", meta, arrays)))
-        if holding.tables:
-            holding.reading = set(holding.leaving)
+        if hosted.tables:
+            hosted.reading = set(hosted.leaving)
         else:
-            self._remove(holding)
+            self._remove(hosted)
 
     # The dead and the frozen. Runs on the server's thread.
 
@@ -296,40 +296,40 @@ class ParameterService:
             self._stop_looking = self._server.every(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        if not self._holdings and self._stop_looking is not None:
+        if not self._hosted and self._stop_looking is not None:
             self._stop_looking()
             self._stop_looking = None
-        for holding in list(self._holdings.values()):
-            if holding.reading:
-                holding.reading -= {replica for replica in holding.reading if holding.is_gone(replica)}
-                if not holding.reading:
-                    self._remove(holding)
+        for hosted in list(self._hosted.values()):
+            if hosted.reading:
+                hosted.reading -= {replica for replica in hosted.reading if hosted.is_gone(replica)}
+                if not hosted.reading:
+                    self._remove(hosted)
                 continue
-            holding.look(FROZEN_SECONDS)
-            if holding.shard is not None and holding.leaving and holding.all_left():
-                self._end(holding, holding.shard)
+            hosted.look(FROZEN_SECONDS)
+            if hosted.shard is not None and hosted.leaving and hosted.all_left():
+                self._end(hosted, hosted.shard)
 
     def drop_run(self, run: str) -> int:
         """Drop all shards of a run, also those in use; returns their number. On the server's thread."""
-        names = [name for name in self._holdings if name.startswith(f"{run}/")]
+        names = [name for name in self._hosted if name.startswith(f"{run}/")]
         for name in names:
-            self._remove(self._holdings[name])
+            self._remove(self._hosted[name])
         return len(names)
 
-    def _remove(self, holding: Holding, ended: Frame | None = None) -> None:
-        self._holdings.pop(holding.name, None)
-        self._numbers.pop(holding.number, None)
-        self._server.sessions.store.give_back(("ps", holding.number))
-        ended = ended or error_frame(AbortedError(f"the run of {holding.name} has ended"))
-        for sender, _ in holding.opening.values():
+    def _remove(self, hosted: HostedShard, ended: Frame | None = None) -> None:
+        self._hosted.pop(hosted.name, None)
+        self._numbers.pop(hosted.number, None)
+        self._server.sessions.store.give_back(("ps", hosted.number))
+        ended = ended or error_frame(AbortedError(f"the run of {hosted.name} has ended"))
+        for sender, _ in hosted.opening.values():
             self._server.post(partial(push, sender, ended))
-        holding.close()
+        hosted.close()
 
-    def _find(self, frame: Frame) -> tuple[Holding, ParameterShard]:
-        holding = self._holdings.get(frame.meta["shard"])
-        if holding is None or holding.shard is None:
+    def _find(self, frame: Frame) -> tuple[HostedShard, ParameterShard]:
+        hosted = self._hosted.get(frame.meta["shard"])
+        if hosted is None or hosted.shard is None:
             raise AbortedError(f"the parameters of {frame.meta['shard']!r} are not here (any more)")
-        return holding, holding.shard
+        return hosted, hosted.shard
 
 
 def checked_rate(rate: object) -> float:
@@ -365,7 +365,7 @@ Post = Callable[[Callable[[], object]], None]
 
 
 @dataclass
-class Holding:
+class HostedShard:
     """A shard, its replicas, and an answer channel for each; ``post`` calls on the server's thread."""
 
     name: str

@@ -17,7 +17,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.mailbox import CHANGES, COUNTERS, VERSION, fence
-from nbdist.runtime.ps.sync import KEPT, REFUSED, Answer, Bound, Quorum, Rules
+from nbdist.runtime.ps.sync import KEPT, REFUSED, Answer, Quorum, Rules, StalenessBound
 from nbdist.runtime.tables import RowGradient, Tables
 
 Array = np.ndarray[Any, Any]
@@ -62,9 +62,9 @@ class ParameterShard:
         self.flats = layout.flats(memory)
         self.slots = [optimizer.new_slots(flat) for flat in self.flats]
         self.accumulator = Accumulator()
-        self.tally = Tally.of(rules.replicas)
+        self.statistics = GradientStatistics.of(rules.replicas)
         self.quorum = Quorum(rules, first=first) if rules.synchronous else None
-        self.bound = Bound(rules) if rules.staleness is not None else None
+        self.bound = StalenessBound(rules) if rules.staleness is not None else None
         self.evicted: set[int] = set()
         """Replicas that are dead or frozen: the others continue, and their gradients are refused."""
         self.lock = threading.Lock()
@@ -81,13 +81,13 @@ class ParameterShard:
         """
         with self.lock:
             if replica in self.evicted:
-                self.tally.drop(replica)
+                self.statistics.drop(replica)
                 return Offered("dropped", [Answer(replica, token, 0, REFUSED)])
             if self.quorum is not None:
                 return self._collect(self.quorum, replica, token, gradient, version)
             staleness = self.updates - version
             self._apply(gradient)
-            self.tally.applied(replica, staleness)
+            self.statistics.applied(replica, staleness)
             mine = Answer(replica, token, staleness)
             return Offered("applied", [mine] if self.bound is None else self.bound.applied(mine))
 
@@ -130,12 +130,12 @@ class ParameterShard:
             fresh = self.accumulator.offer(replica, gradient, version)
         answers = quorum.offer(replica, token, fresh)
         if not fresh:
-            self.tally.drop(replica)
+            self.statistics.drop(replica)
             return Offered("dropped", answers)
         if quorum.steps == steps:
             return Offered("collected", self._heeded(answers))
         for one in self.accumulator.replicas:
-            self.tally.applied(one, 0)
+            self.statistics.applied(one, 0)
         self._apply(self.accumulator.take(self.rules.needed, scale=self.rules.scale))
         return Offered("applied", answers)
 
@@ -146,7 +146,7 @@ class ParameterShard:
                 self.accumulator.keep(answer.replica)
         if self.broken_up:
             for replica in self.accumulator.replicas:
-                self.tally.drop(replica)
+                self.statistics.drop(replica)
             self.accumulator.forget()
         return answers
 
@@ -292,12 +292,12 @@ def _kept(target: Array | RowGradient, part: Array | RowGradient) -> Array | Row
 
 
 @dataclass
-class Tally:
+class GradientStatistics:
     """Counts by replica: gradients applied and dropped, and the sum and the most of their staleness.
 
-    >>> tally = Tally.of(2)
-    >>> tally.applied(0, staleness=3); tally.applied(1, staleness=0); tally.drop(1)
-    >>> print(tally)
+    >>> statistics = GradientStatistics.of(2)
+    >>> statistics.applied(0, staleness=3); statistics.applied(1, staleness=0); statistics.drop(1)
+    >>> print(statistics)
     2 gradients applied, staleness 1.5 on average and 3 at most; 1 dropped (replica 1: 1)
     """
 
@@ -307,7 +307,7 @@ class Tally:
     latest: list[int]
 
     @classmethod
-    def of(cls, replicas: int) -> Tally:
+    def of(cls, replicas: int) -> GradientStatistics:
         """Return the counts of a training that begins."""
         return cls(*([0] * replicas for _ in range(4)))
 
@@ -332,7 +332,7 @@ class Tally:
         return {"made": self.made, "dropped": self.dropped, "late": self.late, "latest": self.latest}
 
     @classmethod
-    def from_wire(cls, values: dict[str, Sequence[int]]) -> Tally:
+    def from_wire(cls, values: dict[str, Sequence[int]]) -> GradientStatistics:
         """Return what ``to_wire`` described."""
         return cls(**{name: [int(count) for count in counts] for name, counts in values.items()})
 

@@ -268,10 +268,10 @@ class Quorum:
 # stale synchronous parallel parameter server.)
 
 
-class Bound:
+class StalenessBound:
     """How many steps each replica has done, and which answers are held back.
 
-    >>> bound = Bound(Rules(replicas=2, staleness=0))
+    >>> bound = StalenessBound(Rules(replicas=2, staleness=0))
     >>> bound.applied(Answer(0, token=0))
     []
     >>> [answer.replica for answer in bound.applied(Answer(1, token=0))]

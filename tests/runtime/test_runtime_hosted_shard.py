@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.service import Holding
+from nbdist.runtime.ps.service import HostedShard
 from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.ps.trace import ServiceLog
 from nbdist.wire.collective.shm.sync import ProcessMonitor
@@ -53,11 +53,11 @@ class FakeWatch:
         return []
 
 
-def holding(rules: Rules, joined: dict[int, FakeSender], seen: set[int], unseen: set[int]) -> Holding:
+def hosted(rules: Rules, joined: dict[int, FakeSender], seen: set[int], unseen: set[int]) -> HostedShard:
     def now(call: Callable[[], object]) -> None:
         call()
 
-    one = Holding("v", 1, rules, LAYOUT, "replica 0", "ps:0", ServiceLog(rules.replicas), now)
+    one = HostedShard("v", 1, rules, LAYOUT, "replica 0", "ps:0", ServiceLog(rules.replicas), now)
     one.processes = cast(ProcessMonitor, FakeWatch(seen, unseen))
     meta = {
         "optimizer": {"name": "sgd", "learning_rate": 1.0},
@@ -70,7 +70,7 @@ def holding(rules: Rules, joined: dict[int, FakeSender], seen: set[int], unseen:
     return one
 
 
-def send_gradient(one: Holding, replica: int) -> list[Any]:
+def send_gradient(one: HostedShard, replica: int) -> list[Any]:
     assert one.shard is not None
     buffer = LAYOUT.buffer()
     LAYOUT.views(buffer)[0][:] = 1
@@ -83,7 +83,7 @@ def send_gradient(one: Holding, replica: int) -> list[Any]:
 def test_a_replica_that_died_before_it_joined_holds_nobody_up() -> None:
     """It has no process to watch; those that joined are seen, so it would be as well if it were alive."""
     first, second = FakeSender(), FakeSender()
-    one = holding(Rules(3, synchronous=True, aggregate=2), {0: first, 1: second}, {0, 1}, {2})
+    one = hosted(Rules(3, synchronous=True, aggregate=2), {0: first, 1: second}, {0, 1}, {2})
     assert send_gradient(one, 0) == []
     one.look(8.0)
     assert one.lost == {2}
@@ -95,7 +95,7 @@ def test_a_replica_that_died_before_it_joined_holds_nobody_up() -> None:
 
 def test_a_step_that_needs_it_ends_with_an_error_that_names_it() -> None:
     first = FakeSender()
-    one = holding(Rules(2, synchronous=True), {0: first}, {0}, {1})
+    one = hosted(Rules(2, synchronous=True), {0: first}, {0}, {1})
     send_gradient(one, 0)
     one.look(8.0)
     assert one.lost == {1}
@@ -105,7 +105,7 @@ def test_a_step_that_needs_it_ends_with_an_error_that_names_it() -> None:
 
 
 def test_nothing_is_looked_for_while_no_replica_waits() -> None:
-    one = holding(Rules(2, synchronous=True), {0: FakeSender()}, {0}, {1})
+    one = hosted(Rules(2, synchronous=True), {0: FakeSender()}, {0}, {1})
     one.look(8.0)
     assert one.lost == set()
 
@@ -123,7 +123,7 @@ def test_nothing_is_looked_for_while_no_replica_waits() -> None:
 def test_a_replica_that_may_be_alive_is_waited_for(
     joined: set[int], seen: set[int], unseen: set[int]
 ) -> None:
-    one = holding(Rules(2, synchronous=True), {n: FakeSender() for n in joined}, seen, unseen)
+    one = hosted(Rules(2, synchronous=True), {n: FakeSender() for n in joined}, seen, unseen)
     send_gradient(one, 0)
     one.look(8.0)
     assert one.lost == set()

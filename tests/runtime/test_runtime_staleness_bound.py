@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from nbdist.runtime.ps.sync import Answer, Bound, Rules
+from nbdist.runtime.ps.sync import Answer, Rules, StalenessBound
 
 
-def applied(bound: Bound, replica: int) -> list[int]:
+def applied(bound: StalenessBound, replica: int) -> list[int]:
     """Return who may go on when a replica's gradient has been applied."""
     return [answer.replica for answer in bound.applied(Answer(replica, 0))]
 
 
 def test_with_a_bound_of_none_at_all_they_step_together() -> None:
-    bound = Bound(Rules(3, staleness=0))
+    bound = StalenessBound(Rules(3, staleness=0))
     for _ in range(3):
         assert applied(bound, 1) == applied(bound, 0) == []
         assert bound.waits
@@ -21,7 +21,7 @@ def test_with_a_bound_of_none_at_all_they_step_together() -> None:
 
 def test_who_is_ahead_waits_for_the_slowest() -> None:
     """One of its gradients is on its way while it computes, and counts as done for the bound."""
-    bound = Bound(Rules(2, staleness=3))
+    bound = StalenessBound(Rules(2, staleness=3))
     assert [applied(bound, 0) for _ in range(4)] == [[0], [0], [], []]
     assert applied(bound, 1) == [0, 1]
     assert applied(bound, 1) == [0, 1]
@@ -29,7 +29,7 @@ def test_who_is_ahead_waits_for_the_slowest() -> None:
 
 
 def test_only_the_slowest_counts() -> None:
-    bound = Bound(Rules(3, staleness=1))
+    bound = StalenessBound(Rules(3, staleness=1))
     assert applied(bound, 0) == applied(bound, 1) == []
     assert applied(bound, 0) == []
     assert applied(bound, 2) == [0, 1, 2]
@@ -37,7 +37,7 @@ def test_only_the_slowest_counts() -> None:
 
 
 def test_who_leaves_holds_nobody_back() -> None:
-    bound = Bound(Rules(3, staleness=0))
+    bound = StalenessBound(Rules(3, staleness=0))
     applied(bound, 0)
     applied(bound, 1)
     assert [answer.replica for answer in bound.leave(2)] == [0, 1]
@@ -47,14 +47,14 @@ def test_who_leaves_holds_nobody_back() -> None:
 
 
 def test_a_late_gradient_does_not_bring_back_who_has_left() -> None:
-    bound = Bound(Rules(2, staleness=0))
+    bound = StalenessBound(Rules(2, staleness=0))
     bound.leave(0)
     assert applied(bound, 0) == []  # held, for it is ahead of the other; nobody asks for it any more
     assert applied(bound, 1) == [0, 1]
 
 
 def test_one_taken_for_dead_counts_again_when_it_is_heard_of() -> None:
-    bound = Bound(Rules(2, staleness=0))
+    bound = StalenessBound(Rules(2, staleness=0))
     applied(bound, 0)
     assert [answer.replica for answer in bound.lose(1)] == [0]
     assert applied(bound, 0) == [0]
@@ -63,7 +63,7 @@ def test_one_taken_for_dead_counts_again_when_it_is_heard_of() -> None:
 
 
 def test_when_all_have_left_nothing_is_held() -> None:
-    bound = Bound(Rules(2, staleness=0))
+    bound = StalenessBound(Rules(2, staleness=0))
     applied(bound, 0)
     bound.lose(1)
     assert bound.leave(0) == []
