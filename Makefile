@@ -22,8 +22,8 @@ demo: .venv/demo.stamp
 
 test: EXAMPLES := 1
 test: check chromium
-	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m "(engines or netns or processes) and not browser" --durations=5
-	$(BIN)/python -m pytest tests -n 2 --dist loadfile -m browser --durations=5
+	$(BIN)/python -m pytest tests -m "(engines or netns or processes) and not browser" --durations=5
+	$(BIN)/python -m pytest tests -m browser --durations=5
 
 check: .venv/test.stamp widget/node_modules/.package-lock.json labextension/node_modules/.package-lock.json
 	$(BIN)/ruff format --check nbdist tests bench scripts
