@@ -156,7 +156,9 @@ def test_what_goes_wrong_is_shown_and_html_stays_text(lab: Lab) -> None:
     editor.get_by_role("button", name="Start").click()
     expect(editor.get_by_role("alert")).to_contain_text("ZeroDivisionError: division by zero")
     parameter(editor, "opt").get_by_label("Name").fill("<b>x</b>")
-    expect(editor.get_by_role("status").filter(has_text="cannot name a parameter")).to_contain_text("'<b>x</b>'")
+    expect(editor.get_by_role("status").filter(has_text="cannot name a parameter")).to_contain_text(
+        "'<b>x</b>'"
+    )
 
 
 SHOWING = """import asyncio, threading
